@@ -1,0 +1,41 @@
+# `make demo` and `make test` do all their own set-up in .venv; a second call starts at once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint format clean
+
+demo: $(VENV)/.ready-demo
+	$(BIN)/gnnscale train recipe=demo
+
+test: $(VENV)/.ready-test
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.ready-test
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+format: $(VENV)/.ready-test
+	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+$(VENV)/.ready-torch: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; say make PYTHON=/path/to/python3.11")'
+	@echo "set-up 1/3: virtual environment and torch"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) torch setuptools wheel
+	@touch $@
+
+$(VENV)/.ready-demo: $(VENV)/.ready-torch pyproject.toml
+	@echo "set-up 2/3: the package and what it needs"
+	@$(PIP) -e .
+	@touch $@
+
+# torch-scatter has no wheels: it is built against the torch that stands here, about 4 minutes the first time.
+$(VENV)/.ready-test: $(VENV)/.ready-demo
+	@echo "set-up 3/3: extras for the tests (torch-scatter is compiled: about 4 minutes the first time)"
+	@$(PIP) --no-build-isolation -e ".[scatter,metis,dev]"
+	@touch $@

@@ -1,0 +1,1 @@
+"""Edges from disk or memory, in bounded chunks."""

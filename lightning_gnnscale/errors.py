@@ -1,0 +1,21 @@
+"""The errors of this package. Bad arguments raise `ValueError`; everything else is a `GNNScaleError`."""
+
+
+class GNNScaleError(Exception):
+    """Base of every error that this package raises on its own account."""
+
+
+class EdgeStreamError(GNNScaleError):
+    """An edge source cannot be read as edges; the message names the path and the position."""
+
+
+class PartitionStoreError(GNNScaleError):
+    """A partition store is missing, incomplete, damaged or in use; the message says how to go on."""
+
+
+class PlacementError(GNNScaleError):
+    """A feature placement does not fit the store or the devices."""
+
+
+class StrategyError(GNNScaleError):
+    """The Trainer, the strategy and the DataModule do not fit together; the message names the remedy."""

@@ -1,0 +1,82 @@
+"""Event records: what every stage says of itself. Stages write them, `report/` reads them.
+
+An event is one JSON line in a file that all processes of a run append to. Without a file the events of this
+process stay in memory alone, so library use leaves nothing on disk.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .memory import MemoryPeak
+
+ENV_FILE = "GNNSCALE_EVENTS"  # started processes find the run's file by it
+
+_recent: list[dict] = []
+_MOST_RECENT = 10_000
+
+
+def open_log(path: str | os.PathLike | None) -> None:
+    """Send the events of this process, and of processes that it starts, to a JSON-lines file (None: memory alone)."""
+    if path is None:
+        os.environ.pop(ENV_FILE, None)
+        return
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    os.environ[ENV_FILE] = str(Path(path).resolve())
+
+
+def record(name: str, **fields) -> dict:
+    """Append one event.
+
+    Args:
+        name: what happened, for example "stage" or "average".
+        fields: plain JSON values; units stand in the names (`seconds`, `peak_bytes`).
+    """
+    event = {"event": name, "time": time.time(), "pid": os.getpid(), **fields}
+    _recent.append(event)
+    del _recent[:-_MOST_RECENT]
+    path = os.environ.get(ENV_FILE)
+    if path:
+        # One write of one line on a file opened for appending: lines of several processes do not mix.
+        with open(path, "a") as file:
+            file.write(json.dumps(event, default=str) + "\n")
+    return event
+
+
+def recent() -> list[dict]:
+    """Return the latest events of this process, oldest first."""
+    return list(_recent)
+
+
+def read_log(path: str | os.PathLike) -> list[dict]:
+    """Return the events of a file, oldest first; a line cut short by a kill is left out."""
+    events = []
+    for line in Path(path).read_text().splitlines():
+        try:
+            events.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return events
+
+
+@contextmanager
+def stage(name: str, **fields) -> Iterator[dict]:
+    """Measure a stage: wall-clock seconds and the peak of this process tree's memory.
+
+    Yields:
+        A dict to which the stage may add fields; it becomes the event `stage` with `stage=name`, `seconds`,
+        `peak_bytes` (anonymous + shared resident, all processes of the tree) and `failed`.
+    """
+    extra = dict(fields)
+    start = time.perf_counter()
+    failed = True
+    with MemoryPeak() as peak:
+        try:
+            yield extra
+            failed = False
+        finally:
+            seconds = time.perf_counter() - start
+            record("stage", stage=name, seconds=seconds, peak_bytes=peak.update(), failed=failed, **extra)

@@ -1,0 +1,1 @@
+"""How to iterate: seed order, walk over parts, batches prepared ahead."""

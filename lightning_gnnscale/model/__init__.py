@@ -1,0 +1,1 @@
+"""Backbones, Lightning modules and layer-wise inference."""

@@ -1,0 +1,1 @@
+"""A partitioned graph on disk: written once, memory-mapped by every process."""

@@ -1,0 +1,1 @@
+"""Assign nodes to parts from a stream of edges."""

@@ -1,0 +1,1 @@
+"""How many parts, what fits where, and why."""

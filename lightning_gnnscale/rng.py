@@ -1,0 +1,85 @@
+"""The counter-based generator: every random choice is a hash of what it decides, never of what came before.
+
+`mix64` is the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). A key is folded left to right,
+`combine(key, value) = mix64(key ^ mix64(value + GOLDEN))`, in the order seed, epoch, part, batch, then hop, node, draw.
+The numpy form below works on whole arrays; the compiled form is for kernels. Both give the same bits.
+"""
+
+import numba
+import numpy as np
+
+RNG_VERSION = 1  # raise it with any change here: it names the folder of compiled kernels
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLY_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MULTIPLY_2 = np.uint64(0x94D049BB133111EB)
+_27, _30, _31, _32, _11 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32), np.uint64(11)
+_LOW_32 = np.uint64(0xFFFFFFFF)
+_TO_UNIT = 1.0 / 9007199254740992.0  # 2**-53
+
+
+@numba.njit(nogil=True, inline="always")
+def mix64(value):
+    """Mix one uint64 into one uint64, bijectively (compiled form)."""
+    value = np.uint64(value)
+    value = (value ^ (value >> _30)) * _MULTIPLY_1
+    value = (value ^ (value >> _27)) * _MULTIPLY_2
+    return value ^ (value >> _31)
+
+
+@numba.njit(nogil=True, inline="always")
+def combine(key, value):
+    """Fold one integer into a uint64 key (compiled form)."""
+    return mix64(np.uint64(key) ^ mix64(np.uint64(value) + GOLDEN))
+
+
+@numba.njit(nogil=True, inline="always")
+def below(random, bound):
+    """Map a uint64 to an int64 in [0, bound) by its upper 32 bits; bound <= 2**31, bias below bound / 2**32."""
+    return np.int64(((random >> _32) * np.uint64(bound)) >> _32)
+
+
+@numba.njit(nogil=True, inline="always")
+def unit(random):
+    """Map a uint64 to a float64 in [0, 1) by its upper 53 bits."""
+    return np.float64(random >> _11) * _TO_UNIT
+
+
+def mix64_array(values: np.ndarray) -> np.ndarray:
+    """Mix an array of integers into uint64, elementwise: the numpy form of `mix64`."""
+    values = np.asarray(values).astype(np.uint64)
+    with np.errstate(over="ignore"):
+        values = (values ^ (values >> _30)) * _MULTIPLY_1
+        values = (values ^ (values >> _27)) * _MULTIPLY_2
+    return values ^ (values >> _31)
+
+
+def combine_array(key: int | np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Fold integers into a key, elementwise: the numpy form of `combine`; key and values broadcast."""
+    with np.errstate(over="ignore"):
+        shifted = np.asarray(values).astype(np.uint64) + GOLDEN
+    return mix64_array(np.asarray(key).astype(np.uint64) ^ mix64_array(shifted))
+
+
+def fold(*values: int) -> int:
+    """Fold integers of any size, left to right, into one uint64 key (a Python int), starting from 0."""
+    key = np.uint64(0)
+    for value in values:
+        key = combine_array(key, np.uint64(int(value) & 0xFFFFFFFFFFFFFFFF))
+    return int(key)
+
+
+def batch_key(seed: int, epoch: int, part: int, batch: int) -> int:
+    """Return the uint64 key that decides everything random about one batch (Invariant 3)."""
+    return fold(seed, epoch, part, batch)
+
+
+def permutation(num_items: int, key: int) -> np.ndarray:
+    """Return a permutation of [0, num_items) that is a function of the key alone.
+
+    Returns:
+        (num_items,) int64: positions sorted by their hash; equal hashes keep their order.
+
+    Cost: O(num_items log num_items) time, 16 bytes an item.
+    """
+    return np.argsort(combine_array(key, np.arange(num_items)), kind="stable")

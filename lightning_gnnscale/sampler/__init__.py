@@ -1,0 +1,1 @@
+"""What to draw: samplers and the mini-batch they make."""

@@ -1,0 +1,1 @@
+"""Exchange policies: one file each."""

@@ -1,0 +1,1 @@
+"""Weight policies: one file each."""
