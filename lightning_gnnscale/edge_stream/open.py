@@ -1,0 +1,124 @@
+"""One door for every edge source."""
+
+import difflib
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import EdgeStreamError
+from .array import open_array, open_bin, open_npy
+from .options import CHUNK_EDGES, StreamOptions
+from .pyg import is_pyg_data, open_pyg
+from .stream import EdgeStream
+from .synthetic import SyntheticGraph
+
+_ALLOWED = ".npy, .bin, .csv, .tsv, .txt (these three also with .gz), .parquet, a folder or glob of .parquet"
+
+
+def open_edge_stream(
+    source,
+    num_nodes: int | None = None,
+    chunk_edges: int = CHUNK_EDGES,
+    layout: str = "auto",
+    to_undirected: bool = False,
+    remove_self_loops: bool = False,
+    relabel: bool = False,
+    **reader_options,
+) -> EdgeStream:
+    """Open a source of edges as a stream.
+
+    Args:
+        source: a path (.npy of shape (2, num_edges) or (num_edges, 2); raw .bin; .csv, .tsv, .txt, also with .gz;
+            .parquet, a folder or a glob of them); a PyG `Data`; a (2, num_edges) or (num_edges, 2) array or tensor,
+            or a pair of (num_edges,) ones; a `SyntheticGraph`.
+        num_nodes: ids must be below it; None: counted by the first whole pass (`stream.count()`).
+        chunk_edges: edges a chunk, >= 1.
+        layout: "once", "both_ways", "directed", or "auto" (consumers find out).
+        to_undirected, remove_self_loops: what consumers are to do; the stream yields the source's edges as they are.
+        relabel: ids are arbitrary 64-bit integers or strings; they are numbered by first appearance, and
+            `stream.node_ids` keeps them.
+        reader_options: of one kind of source. .bin: dtype="int32", bin_layout="pairs" | "columns". Text: separator,
+            comment, header, src, dst, id_type. Parquet: src, dst.
+
+    Returns:
+        The stream; the source is opened and its shape checked, its edges are checked while they are read.
+
+    Raises:
+        EdgeStreamError: the source is missing, empty, damaged or not one of edges.
+        ValueError: an option or the kind of source is not among the allowed.
+    """
+    options = StreamOptions(num_nodes, chunk_edges, layout, to_undirected, remove_self_loops, relabel)
+    kind, reader, opened = _reader_of(source)
+    _check_reader_options(kind, reader, reader_options)
+    return reader(opened, options, **reader_options)
+
+
+def _reader_of(source) -> tuple[str, Callable, object]:
+    """Return (kind for messages, function that opens it, what to give to that function)."""
+    if isinstance(source, SyntheticGraph):
+        return "a synthetic graph", _open_synthetic, source
+    if isinstance(source, str | os.PathLike):
+        return _reader_of_path(Path(source))
+    if is_pyg_data(source):
+        return "PyG data", open_pyg, source
+    pair = isinstance(source, tuple | list) and len(source) == 2 and all(hasattr(end, "shape") for end in source)
+    if pair or hasattr(source, "shape"):
+        return "an array", open_array, source
+    raise ValueError(
+        f"edge_stream: source must be a path ({_ALLOWED}), PyG Data, an array or tensor of shape (2, num_edges), a "
+        f"pair of arrays or a SyntheticGraph, got {type(source).__name__}"
+    )
+
+
+def _reader_of_path(path: Path) -> tuple[str, Callable, Path]:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    suffix = suffixes[-1] if suffixes else ""
+    is_text = suffix in (".csv", ".tsv", ".txt")
+    if suffix == ".gz":
+        is_text = len(suffixes) < 2 or suffixes[-2] in (".csv", ".tsv", ".txt")
+    is_glob = any(mark in str(path) for mark in "*?[") and not path.exists()
+    if not is_glob and not path.exists():
+        raise EdgeStreamError(f"{path}: no such file or folder{_near_names(path)}")
+    if is_glob or path.is_dir() or suffix == ".parquet":
+        from .parquet import open_parquet
+
+        return ".parquet", open_parquet, path
+    if is_text:
+        from .text import open_text
+
+        return "text", open_text, path
+    if suffix == ".npy":
+        return ".npy", open_npy, path
+    if suffix == ".bin":
+        return ".bin", open_bin, path
+    raise ValueError(f"edge_stream: {path}: a path must be {_ALLOWED}, got {''.join(path.suffixes) or 'no suffix'!r}")
+
+
+def _near_names(path: Path) -> str:
+    folder = path.parent
+    if not folder.is_dir():
+        return f" (nor the folder {folder})"
+    names = sorted(entry.name for entry in folder.iterdir())
+    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
+    return f"; {folder} has {', '.join(near)}" if near else f"; nothing in {folder} has a name like it"
+
+
+def _check_reader_options(kind: str, reader: Callable, given: dict) -> None:
+    allowed = list(inspect.signature(reader).parameters)[2:]
+    for name in given:
+        if name not in allowed:
+            says = f"allowed: {', '.join(allowed)}" if allowed else "it has none of its own"
+            raise ValueError(f"edge_stream: unknown option {name!r} for {kind}; {says}")
+
+
+def _open_synthetic(graph: SyntheticGraph, options: StreamOptions) -> EdgeStream:
+    layout = "once" if options.layout == "auto" else options.layout
+    return graph.stream(
+        options.chunk_edges,
+        layout,
+        num_nodes=options.num_nodes,
+        to_undirected=options.to_undirected,
+        remove_self_loops=options.remove_self_loops,
+        relabel=options.relabel,
+    )

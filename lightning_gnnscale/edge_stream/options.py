@@ -1,0 +1,65 @@
+"""The options that every edge stream has."""
+
+import operator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..graph import id_dtype
+
+LAYOUTS = ("auto", "once", "both_ways", "directed")
+CHUNK_EDGES = 1 << 22
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """The options that every stream has, checked.
+
+    Args:
+        num_nodes: ids must be below it; None: one more than the largest id, known after a whole pass.
+        chunk_edges: edges a chunk, >= 1; the last chunk may be shorter.
+        layout: "once" (undirected, each edge once), "both_ways" (undirected, both directions listed), "directed",
+            or "auto" (the consumer finds out).
+        to_undirected: consumers add the reverse of every edge.
+        remove_self_loops: consumers leave out edges from a node to itself.
+        relabel: ids are arbitrary 64-bit integers or strings, numbered in order of first appearance.
+
+    Raises:
+        ValueError: an option is outside of what is allowed.
+    """
+
+    num_nodes: int | None = None
+    chunk_edges: int = CHUNK_EDGES
+    layout: str = "auto"
+    to_undirected: bool = False
+    remove_self_loops: bool = False
+    relabel: bool = False
+
+    def __post_init__(self):
+        if self.num_nodes is not None:
+            object.__setattr__(self, "num_nodes", checked_integer("edge_stream.num_nodes", self.num_nodes, 0))
+        object.__setattr__(self, "chunk_edges", checked_integer("edge_stream.chunk_edges", self.chunk_edges, 1))
+        if self.layout not in LAYOUTS:
+            raise ValueError(f"edge_stream.layout must be one of {', '.join(LAYOUTS)}, got {self.layout!r}")
+        for name in ("to_undirected", "remove_self_loops", "relabel"):
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise ValueError(f"edge_stream.{name} must be True or False, got {getattr(self, name)!r}")
+
+    def out_dtype(self, source_dtype: np.dtype) -> np.dtype:
+        """Return int32 or int64: the dtype of chunks that are copied from a source of this integer dtype."""
+        if self.relabel or self.num_nodes is not None:
+            return id_dtype(self.num_nodes or 0)
+        narrow = np.can_cast(source_dtype, np.int32)
+        return np.dtype(np.int32 if narrow else np.int64)
+
+
+def checked_integer(name: str, value, low: int, high: int | None = None) -> int:
+    """Return a whole number in [low, high], or raise one line that names it."""
+    allowed = f">= {low}" if high is None else f"in [{low}, {high}]"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number {allowed}, got {value!r}") from None
+    if isinstance(value, bool) or number < low or (high is not None and number > high):
+        raise ValueError(f"{name} must be a whole number {allowed}, got {value!r}")
+    return number

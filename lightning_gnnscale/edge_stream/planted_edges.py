@@ -1,0 +1,145 @@
+"""Edges of a degree-corrected planted partition, each drawn by its own number in O(1) from alias tables."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..jit import kernel
+from ..rng import below, combine, unit
+
+DRAW_VERSION = 1  # raise it with any change that draws other edges: it is part of the fingerprint
+_WEIGHT_ONE = 65536.0  # weights are whole multiples of 2**-16, so that a last bit of pow() changes nothing
+_MAX_TRIES = 64
+_LOW_32 = np.uint64(0xFFFFFFFF)
+
+
+class DrawTables(NamedTuple):
+    """What an edge is drawn from.
+
+    Attributes:
+        offsets: (num_communities + 1,) int64, where each community's nodes begin in `nodes`.
+        nodes: (num_nodes, 3) uint32 alias slots: threshold, own node, other node.
+        inside: (num_communities, 3) uint32 alias slots over the communities of two nodes or more.
+        anywhere: (num_communities, 3) uint32 alias slots over all communities that have nodes.
+        homophily: share of the edges inside; 1 where only one community has nodes.
+    """
+
+    offsets: np.ndarray
+    nodes: np.ndarray
+    inside: np.ndarray
+    anywhere: np.ndarray
+    homophily: float
+
+
+def build_tables(community: np.ndarray, num_communities: int, weight: np.ndarray, homophily: float) -> DrawTables:
+    """Return the tables for nodes with these communities and expected degrees (up to a factor).
+
+    Args:
+        community: (num_nodes,) int32 in [0, num_communities).
+        num_communities: at most num_nodes / 2.
+        weight: (num_nodes,) float64, >= 1; rounded in place to multiples of 2**-16.
+        homophily: in [0, 1].
+    """
+    np.rint(weight * _WEIGHT_ONE, out=weight)
+    offsets, order = _group(community, num_communities)
+    nodes = np.empty((len(community), 3), np.uint32)
+    sums, sizes = np.zeros(num_communities), np.diff(offsets)
+    for c in range(num_communities):
+        members = order[offsets[c] : offsets[c + 1]]
+        sums[c] = weight[members].sum()
+        _alias(members, weight[members], nodes[offsets[c] : offsets[c + 1]])
+    everyone = np.arange(num_communities, dtype=np.int32)
+    inside, anywhere = (np.empty((num_communities, 3), np.uint32) for _ in range(2))
+    _alias(everyone, np.where(sizes >= 2, sums, 0.0), inside)
+    _alias(everyone, sums, anywhere)
+    return DrawTables(offsets, nodes, inside, anywhere, 1.0 if (sizes > 0).sum() == 1 else float(homophily))
+
+
+@kernel
+def draw_edges(key, first_edge, offsets, nodes, inside, anywhere, homophily, out_src, out_dst):
+    """Draw the edges first_edge, first_edge + 1, ... into two int32 arrays of one length."""
+    num_communities = len(offsets) - 1
+    for i in range(len(out_src)):
+        edge = combine(key, first_edge + i)
+        within = unit(combine(edge, 0)) < homophily
+        c = _draw(inside if within else anywhere, 0, num_communities, combine(edge, 1))
+        src = _draw(nodes, offsets[c], offsets[c + 1] - offsets[c], combine(edge, 2))
+        other = c
+        if not within:
+            attempt = 0
+            while other == c and attempt < _MAX_TRIES:
+                other = _draw(anywhere, 0, num_communities, combine(edge, 3 + attempt))
+                attempt += 1
+            while other == c or offsets[other] == offsets[other + 1]:
+                other = (other + 1) % num_communities
+        first, size = offsets[other], offsets[other + 1] - offsets[other]
+        dst = _draw(nodes, first, size, combine(edge, 3 + _MAX_TRIES))
+        attempt = 1
+        while dst == src and attempt < _MAX_TRIES:
+            dst = _draw(nodes, first, size, combine(edge, 3 + _MAX_TRIES + attempt))
+            attempt += 1
+        if dst == src:
+            dst = np.int64(nodes[first, 1])
+            if dst == src:
+                dst = np.int64(nodes[first + 1, 1])
+        out_src[i] = src
+        out_dst[i] = dst
+
+
+@kernel
+def _draw(slots, first, size, random):
+    """Draw from one alias table: the upper bits choose the slot, the lower ones its own or its other item."""
+    slot = first + below(random, size)
+    own_or_other = 1 + np.int64((random & _LOW_32) >= np.uint64(slots[slot, 0]))
+    return np.int64(slots[slot, own_or_other])
+
+
+@kernel
+def _alias(items, weight, slots):
+    """Fill the alias table of some items (Vose's two worklists, kept at the two ends of one array)."""
+    size = len(items)
+    if size == 0:
+        return
+    total = 0.0
+    for i in range(size):
+        total += weight[i]
+    mean = total / size
+    left = weight.copy()
+    work = np.empty(size, np.int64)
+    small, large = 0, size
+    for i in range(size):
+        slots[i, 0] = np.uint32(0xFFFFFFFF)
+        slots[i, 1] = np.uint32(items[i])
+        slots[i, 2] = np.uint32(items[i])
+        if left[i] < mean:
+            work[small] = i
+            small += 1
+        else:
+            large -= 1
+            work[large] = i
+    while small > 0 and large < size:
+        small -= 1
+        i, j = work[small], work[large]
+        slots[i, 0] = np.uint32(left[i] / mean * 4294967295.0)
+        slots[i, 2] = np.uint32(items[j])
+        left[j] -= mean - left[i]
+        if left[j] < mean:
+            large += 1
+            work[small] = j
+            small += 1
+
+
+@kernel
+def _group(community, num_communities):
+    """Return (num_communities + 1,) offsets and the nodes by community, ascending within one."""
+    offsets = np.zeros(num_communities + 1, np.int64)
+    for v in range(len(community)):
+        offsets[community[v] + 1] += 1
+    for c in range(num_communities):
+        offsets[c + 1] += offsets[c]
+    cursor = offsets[:-1].copy()
+    order = np.empty(len(community), np.int32)
+    for v in range(len(community)):
+        order[cursor[community[v]]] = v
+        cursor[community[v]] += 1
+    return offsets, order
