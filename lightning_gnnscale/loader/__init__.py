@@ -1,1 +1,17 @@
-"""How to iterate: seed order, walk over parts, batches prepared ahead."""
+"""How to iterate: target order, the walk over parts, preparation ahead of training."""
+
+from .buffer_pool import BufferPool
+from .part_loader import PartLoader
+from .part_walk import PartWalk, WholeGraph, parts_of_rank
+from .seed_order import core_targets, longest_rank, split_targets
+
+__all__ = [
+    "BufferPool",
+    "PartLoader",
+    "PartWalk",
+    "WholeGraph",
+    "core_targets",
+    "longest_rank",
+    "parts_of_rank",
+    "split_targets",
+]

@@ -1,0 +1,161 @@
+"""From a drawn subgraph to a `MiniBatch`: ids, features, labels, masks, weights, in pooled memory."""
+
+from queue import Empty, SimpleQueue
+
+import numpy as np
+import torch
+
+from ..graph import MASK_NAMES
+from ..jit import kernel
+from ..sampler.minibatch import MiniBatch, sparse_rows_to_torch
+from ..sampler.subgraph import BatchSampler, Subgraph
+from ..triton_kernels.gather_rows import gather_rows
+from ..triton_kernels.sample_neighbors import Workspace
+from .buffer_pool import BufferPool
+from .part_walk import WholeGraph
+from .staged_part import StagedPart
+
+
+class BatchBuilder:
+    """Draw one batch and fill it; may be called from several threads at once.
+
+    Args:
+        sampler: what to draw.
+        features: a `FeatureTable` by store id, or None.
+        pool: memory of the batches.
+        mask_names: masks that batches carry.
+        edge_weight: (num_arcs,) stored weights in the store's arc order, or None.
+        return_e_id: give each batch the positions of its arcs in the store's arc arrays.
+    """
+
+    def __init__(
+        self,
+        sampler: BatchSampler,
+        features,
+        pool: BufferPool,
+        mask_names: tuple[str, ...] = MASK_NAMES,
+        edge_weight: np.ndarray | None = None,
+        return_e_id: bool = False,
+    ):
+        self.sampler, self.features, self.pool = sampler, features, pool
+        self.mask_names, self.edge_weight, self.return_e_id = mask_names, edge_weight, return_e_id
+        self._spaces: SimpleQueue[Workspace] = SimpleQueue()
+
+    def build(self, staged: StagedPart, items: np.ndarray, key: int) -> MiniBatch:
+        """Return the batch that (part, items, key) decide.
+
+        Args:
+            staged: the part.
+            items: what the batch starts from, for example its seeds.
+            key: uint64, see `rng.batch_key`.
+        """
+        with_arcs = self.return_e_id or self.edge_weight is not None
+        space = self._workspace(staged.graph)
+        try:
+            drawn = self.sampler.draw(staged.state, items, key, space, self.pool.take, with_arcs)
+        finally:
+            self._spaces.put(space)
+        n_id = self._store_ids(staged.graph, drawn.n_id)
+        e_id = _arc_ids(staged.graph, drawn) if with_arcs else None
+        weight = drawn.edge_weight if e_id is None else self._edge_weight(drawn, e_id)
+        return MiniBatch(
+            n_id=torch.from_numpy(n_id),
+            edge_index=torch.from_numpy(drawn.edge_index),
+            indptr=torch.from_numpy(drawn.indptr),
+            batch_size=drawn.num_seeds,
+            part=staged.graph.part,
+            key=key,
+            num_sampled_nodes=drawn.num_sampled_nodes,
+            num_sampled_edges=drawn.num_sampled_edges,
+            edge_weight=_tensor(weight),
+            loss_weight=_tensor(drawn.loss_weight),
+            e_id=_tensor(e_id) if self.return_e_id else None,
+            **self._node_data(staged, drawn.n_id),
+            **self._features(n_id),
+        )
+
+    def _workspace(self, graph) -> Workspace:
+        """Return a workspace that fits, one that another batch is done with where there is one."""
+        try:
+            space = self._spaces.get_nowait()
+        except Empty:
+            space = None
+        if space is None or not space.fits(graph.num_local, graph.csc.indices.dtype):
+            space = Workspace(graph.num_local, graph.csc.indices.dtype)
+        return space
+
+    def _store_ids(self, graph, local: np.ndarray) -> np.ndarray:
+        if isinstance(graph, WholeGraph):
+            return local
+        out = self.pool.take(local.shape, np.int64)
+        _to_store_ids(local, graph.core_start, graph.num_core, graph.halo_nodes, out)
+        return out
+
+    def _node_data(self, staged: StagedPart, local: np.ndarray) -> dict[str, torch.Tensor]:
+        """Gather degree, labels and masks."""
+        degree = self.pool.take(local.shape, np.int64)
+        masks = [self.pool.take(local.shape, np.bool_) for _ in MASK_NAMES]
+        _gather_node_data(local, staged.graph.degree, staged.masks, degree, *masks)
+        data = {"degree": torch.from_numpy(degree)}
+        for name, mask in zip(MASK_NAMES, masks, strict=True):
+            if name in self.mask_names:
+                data[f"{name}_mask"] = torch.from_numpy(mask)
+        if staged.labels is not None:
+            out = self.pool.take((len(local), *staged.labels.shape[1:]), staged.labels.dtype)
+            data["y"] = torch.from_numpy(gather_rows(staged.labels, local, out))
+        return data
+
+    def _features(self, n_id: np.ndarray) -> dict:
+        if self.features is None:
+            return {}
+        if self.features.is_sparse:
+            return {"x_csr": sparse_rows_to_torch(self.features.gather(n_id))}
+        out = self.pool.take((len(n_id), self.features.dim), self.features.dtype)
+        return {"x_dense": torch.from_numpy(self.features.gather(n_id, out=out))}
+
+    def _edge_weight(self, drawn: Subgraph, e_id: np.ndarray) -> np.ndarray | None:
+        """Return stored weights over the probability that the arc was drawn; the sampler's own where it has some."""
+        if self.edge_weight is None or drawn.edge_weight is not None:
+            return drawn.edge_weight
+        weight = np.asarray(self.edge_weight[e_id], np.float32)
+        if drawn.row_scale is not None:
+            weight *= np.repeat(drawn.row_scale, np.diff(drawn.indptr))
+        return weight
+
+
+def _arc_ids(graph, drawn: Subgraph) -> np.ndarray:
+    """Return positions in the store's arc arrays.
+
+    Raises:
+        ValueError: the part does not know them.
+    """
+    if isinstance(graph, WholeGraph):
+        return drawn.e_id
+    if graph.arc_id is None:
+        raise ValueError(
+            f"part {graph.part} has no arc positions: its store has neither edge weights nor edge features"
+        )
+    return graph.arc_id[drawn.e_id]
+
+
+def _tensor(array: np.ndarray | None) -> torch.Tensor | None:
+    return None if array is None else torch.from_numpy(array)
+
+
+@kernel
+def _to_store_ids(local, core_start, num_core, halo_nodes, out):
+    for i in range(len(local)):
+        node = local[i]
+        out[i] = core_start + node if node < num_core else halo_nodes[node - num_core]
+
+
+@kernel
+def _gather_node_data(local, degree, masks, out_degree, train, val, test):
+    """Look up per-node values; `masks` has one bit for each of the three masks."""
+    for i in range(len(local)):
+        node = local[i]
+        out_degree[i] = degree[node]
+        packed = masks[node]
+        train[i] = packed & 1
+        val[i] = (packed >> 1) & 1
+        test[i] = (packed >> 2) & 1

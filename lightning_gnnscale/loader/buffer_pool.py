@@ -1,0 +1,87 @@
+"""Memory that batches are made in, handed out again when the last tensor that views it is gone."""
+
+import threading
+import weakref
+from collections import deque
+
+import numpy as np
+
+LINE_BYTES = 64
+_SMALLEST = 4096
+
+
+class BufferPool:
+    """A pool of 64-byte aligned buffers behind numpy arrays and the tensors made of them.
+
+    Fresh pages cost several times what filling them does, so buffers come back: an array that `take` returned owns
+    its buffer until the array, and every view and tensor derived from it, is gone. A user may keep batches for as
+    long as they like: what exceeds `max_bytes` is fresh memory, and is freed instead of coming back.
+
+    Args:
+        max_bytes: most bytes that the pool keeps, handed out or waiting, >= 0.
+    """
+
+    def __init__(self, max_bytes: int = 4 << 30):
+        if max_bytes < 0:
+            raise ValueError(f"max_bytes must be >= 0, got {max_bytes}")
+        self.max_bytes = max_bytes
+        self.held_bytes = 0
+        self._waiting: dict[int, list[np.ndarray]] = {}
+        # A finaliser may run at any allocation, also while this thread holds the lock: it only appends.
+        self._returned: deque[np.ndarray] = deque()
+        self._lock = threading.Lock()
+
+    def take(self, shape: tuple[int, ...] | int, dtype: np.dtype | type) -> np.ndarray:
+        """Return an array with undefined contents, 64-byte aligned; usable as `allocate` of the operations.
+
+        Args:
+            shape: of the array.
+            dtype: any without Python objects.
+        """
+        dtype = np.dtype(dtype)
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        capacity = _capacity(num_bytes)
+        buffer, pooled = self._find(capacity)
+        # The base of this array is a memoryview, not an array: numpy then makes the array itself, not the buffer,
+        # the base of views of it, so that any view keeps it alive.
+        array = np.frombuffer(memoryview(buffer), dtype=np.uint8, count=num_bytes)
+        if pooled:
+            weakref.finalize(array, self._returned.append, buffer).atexit = False
+        return array.view(dtype).reshape(shape)
+
+    def _find(self, capacity: int) -> tuple[np.ndarray, bool]:
+        with self._lock:
+            self._sort_returned()
+            if waiting := self._waiting.get(capacity):
+                return waiting.pop(), True
+            self._make_room(capacity)
+            pooled = self.held_bytes + capacity <= self.max_bytes
+            if pooled:
+                self.held_bytes += capacity
+        return _aligned(capacity), pooled
+
+    def _sort_returned(self) -> None:
+        while self._returned:
+            buffer = self._returned.popleft()
+            self._waiting.setdefault(len(buffer), []).append(buffer)
+
+    def _make_room(self, capacity: int) -> None:
+        """Free waiting buffers of other sizes, largest first, where a new one would exceed the cap."""
+        for size in sorted(self._waiting, reverse=True):
+            while self._waiting[size] and self.held_bytes + capacity > self.max_bytes:
+                self._waiting[size].pop()
+                self.held_bytes -= size
+
+
+def _capacity(num_bytes: int) -> int:
+    """Round up to one of eight sizes an octave, so that batches of about one size share buffers."""
+    size = max(num_bytes, _SMALLEST)
+    step = 1 << max(size.bit_length() - 4, 6)
+    return -(-size // step) * step
+
+
+def _aligned(capacity: int) -> np.ndarray:
+    raw = np.empty(capacity + LINE_BYTES, np.uint8)
+    offset = -raw.ctypes.data % LINE_BYTES
+    return raw[offset : offset + capacity]

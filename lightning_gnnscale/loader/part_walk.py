@@ -1,0 +1,110 @@
+"""The walk of one rank over its parts: which batch comes at which position of an epoch."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..graph import CSC
+
+
+class Position(NamedTuple):
+    """One batch of the walk.
+
+    Attributes:
+        visit: number of the visit in the epoch; a pass over a part is a visit of its own here.
+        part: part id.
+        epoch: the key's epoch: Lightning's epoch times passes, plus the pass.
+        batch: number of the batch in the visit.
+    """
+
+    visit: int
+    part: int
+    epoch: int
+    batch: int
+
+
+@dataclass(frozen=True)
+class PartWalk:
+    """All batches of a rank's epoch, part after part, `passes` times each.
+
+    Args:
+        parts: the rank's parts in the order of their visits; parts without batches are passed over.
+        num_batches: batches of one pass over each part.
+        passes: passes over a part before the next one, >= 1.
+    """
+
+    parts: Sequence[int]
+    num_batches: Mapping[int, int]
+    passes: int = 1
+
+    def __len__(self) -> int:
+        return self.passes * sum(self.num_batches[part] for part in self.parts)
+
+    def positions(self, epoch: int, start: int = 0) -> Iterator[Position]:
+        """Yield the batches of an epoch from position `start` on, without touching those before it."""
+        visit = 0
+        for part in self.parts:
+            for number in range(self.passes):
+                size = self.num_batches[part]
+                for batch in range(min(start, size), size):
+                    yield Position(visit, part, epoch * self.passes + number, batch)
+                start = max(start - size, 0)
+                visit += size > 0
+
+    def after(self, part: int) -> int | None:
+        """Return the part that the walk visits next, or None at the end."""
+        coming = [p for p in self.parts if self.num_batches[p]]
+        place = coming.index(part) + 1
+        return coming[place] if place < len(coming) else None
+
+
+def parts_of_rank(num_parts: int, rank: int, world_size: int) -> list[int]:
+    """Return the parts of a rank: rank, rank + world_size, ..."""
+    return list(range(rank, num_parts, world_size))
+
+
+@dataclass(frozen=True)
+class WholeGraph:
+    """The full graph in the form of a part: what sampling across parts reads.
+
+    Attributes:
+        part: number that stands for a part in keys; the rank.
+        csc: the store's; positions in it are arc positions already.
+        degree: (num_nodes,) in-degree.
+        symmetric: whether every arc stands in both directions.
+    """
+
+    part: int
+    csc: CSC
+    degree: np.ndarray
+    core_start: int = 0
+    symmetric: bool = False
+
+    @classmethod
+    def of(cls, csc: CSC, part: int, symmetric: bool = False) -> "WholeGraph":
+        """Return the view of a CSC for one rank; reads `indptr` once for the degrees."""
+        return cls(part, csc, np.diff(csc.indptr).astype(np.int32), symmetric=symmetric)
+
+    @property
+    def num_core(self) -> int:
+        return self.csc.num_rows
+
+    @property
+    def num_local(self) -> int:
+        return self.csc.num_rows
+
+    @property
+    def halo_nodes(self) -> np.ndarray:
+        return np.empty(0, np.int64)
+
+    def symmetrised(self) -> "WholeGraph":
+        """Return the graph where it has both directions already.
+
+        Raises:
+            ValueError: it has not; both directions of a whole graph belong into its store.
+        """
+        if self.symmetric:
+            return self
+        raise ValueError('direction="both" needs scope="part", or a store written with to_undirected=True')

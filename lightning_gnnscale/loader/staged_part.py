@@ -1,0 +1,135 @@
+"""A part made ready to draw batches from, and the loading of the next one while this one trains."""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from ..graph import MASK_NAMES
+from ..sampler.subgraph import BatchSampler
+from .seed_order import order_key
+
+
+@dataclass
+class StagedPart:
+    """A part in memory: its graph, its labels and masks by local id, and what its sampler learned of it.
+
+    Attributes:
+        graph: a `PartGraph` or `WholeGraph`.
+        state: of the sampler.
+        labels: (num_local,) int64 or (num_local, num_labels), or None.
+        masks: (num_local,) uint8, bit i for the mask MASK_NAMES[i].
+    """
+
+    graph: Any
+    state: Any
+    labels: np.ndarray | None
+    masks: np.ndarray
+    _items: dict = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    def items(self, sampler: BatchSampler, batch_size: int, drop_last: bool, seed: int, epoch: int, shuffle: bool):
+        """Return what each batch of a pass starts from; made once a pass."""
+        with self._lock:
+            if epoch not in self._items:
+                key = order_key(seed, epoch, self.graph.part) if shuffle else None
+                while len(self._items) > 1:  # batches of two passes may be under way
+                    del self._items[next(iter(self._items))]
+                self._items[epoch] = sampler.items(self.state, batch_size, drop_last, key)
+            return self._items[epoch]
+
+
+@dataclass(frozen=True)
+class PartStager:
+    """Load one part: its graph, then its own range and its halo of labels and masks; nothing else is read.
+
+    Args:
+        load_part: part id to `PartGraph` or `WholeGraph`.
+        targets: part id to (num_targets,) store ids in its core, ascending.
+        sampler: prepared for each part.
+        labels: (num_nodes,) integers or (num_nodes, num_labels) in store order, or None.
+        masks: name to (num_nodes,) bool in store order.
+        seed: of the run.
+    """
+
+    load_part: Callable[[int], Any]
+    targets: Mapping[int, np.ndarray]
+    sampler: BatchSampler
+    labels: np.ndarray | None
+    masks: Mapping[str, np.ndarray]
+    seed: int
+
+    def __call__(self, part: int) -> StagedPart:
+        """Return the part, ready.
+
+        Raises:
+            ValueError: a target lies outside the core of the part.
+        """
+        graph = self.load_part(part)
+        if self.sampler.direction == "both":
+            graph = graph.symmetrised()
+        targets = np.asarray(self.targets[part]) - graph.core_start
+        if len(targets) and not (targets.min() >= 0 and targets.max() < graph.num_core):
+            raise ValueError(
+                f"targets of part {part} must be core nodes, store ids in [{graph.core_start}, "
+                f"{graph.core_start + graph.num_core}), got {self.targets[part].min()} to {self.targets[part].max()}"
+            )
+        state = self.sampler.prepare(graph, targets, self.seed)
+        return StagedPart(graph, state, self._local_labels(graph), self._local_masks(graph))
+
+    def _local_labels(self, graph) -> np.ndarray | None:
+        if self.labels is None:
+            return None
+        labels = _local_rows(self.labels, graph)
+        return labels.astype(np.int64, copy=False) if labels.ndim == 1 else np.ascontiguousarray(labels)
+
+    def _local_masks(self, graph) -> np.ndarray:
+        packed = np.zeros(graph.num_local, np.uint8)
+        for bit, name in enumerate(MASK_NAMES):
+            if name in self.masks:
+                packed |= _local_rows(self.masks[name], graph).astype(np.uint8) << bit
+        return packed
+
+
+def _local_rows(values: np.ndarray, graph) -> np.ndarray:
+    """Return the rows of a per-node array by local id; a slice of it where there is no halo."""
+    core = values[graph.core_start : graph.core_start + graph.num_core]
+    return np.concatenate([core, values[graph.halo_nodes]]) if len(graph.halo_nodes) else np.asarray(core)
+
+
+class PartShelf:
+    """The parts that are in memory: the one that trains and the next one. Parts stay until their place is needed.
+
+    Args:
+        stage: part id to `StagedPart`.
+        capacity: most parts kept, >= 1.
+    """
+
+    def __init__(self, stage: Callable[[int], StagedPart], capacity: int = 2):
+        self.stage, self.capacity = stage, capacity
+        self._parts: dict[int, Future] = {}
+
+    def request(self, part: int, executor: Executor | None) -> Future:
+        """Return the future of a part; loaded by the executor, or at once without one.
+
+        A part that could not be loaded is tried again at the next request.
+        """
+        future = self._parts.pop(part, None)
+        if future is None or future.cancelled() or (future.done() and future.exception() is not None):
+            while len(self._parts) >= self.capacity:
+                del self._parts[next(iter(self._parts))]
+            future = executor.submit(self.stage, part) if executor else _done(self.stage, part)
+        self._parts[part] = future  # last: the least recently requested part goes first
+        return future
+
+
+def _done(function: Callable, argument: int) -> Future:
+    future: Future = Future()
+    try:
+        future.set_result(function(argument))
+    except Exception as error:
+        future.set_exception(error)
+    return future

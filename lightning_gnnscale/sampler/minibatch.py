@@ -1,0 +1,148 @@
+"""The batch that samplers and loaders hand to models: PyG's names, plus what the strategies need."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class SparseFeatures(NamedTuple):
+    """Feature rows in compressed form, as tensors.
+
+    Attributes:
+        indptr: (num_rows + 1,) int64, row i is indices[indptr[i]:indptr[i + 1]].
+        indices: (num_values,) int32 or int64 columns, distinct within a row.
+        data: (num_values,) values.
+        dim: number of columns.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    data: Tensor
+    dim: int
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.indptr) - 1
+
+    def dense(self) -> Tensor:
+        """Return (num_rows, dim) on the device of the rows, with the dtype of `data`."""
+        rows = torch.repeat_interleave(torch.arange(self.num_rows, device=self.indptr.device), self.indptr.diff())
+        out = torch.zeros(self.num_rows, self.dim, dtype=self.data.dtype, device=self.data.device)
+        out[rows, self.indices.long()] = self.data
+        return out
+
+    def apply(self, function: Callable[[Tensor], Tensor]) -> "SparseFeatures":
+        """Return the rows with the function applied to each tensor."""
+        return SparseFeatures(function(self.indptr), function(self.indices), function(self.data), self.dim)
+
+
+def sparse_rows_to_torch(rows) -> SparseFeatures:
+    """Return sparse rows of a feature table as tensors that share its memory.
+
+    Args:
+        rows: has numpy arrays `indptr`, `indices`, `data`, and `dim`.
+    """
+    indptr, indices, data = (torch.from_numpy(np.ascontiguousarray(a)) for a in (rows.indptr, rows.indices, rows.data))
+    return SparseFeatures(indptr, indices, data, int(rows.dim))
+
+
+@dataclass
+class MiniBatch:
+    """One batch: a small graph with features and labels, its target nodes first.
+
+    The batch is a function of its key alone (Invariant 3). It has PyG's attributes, so a PyG model takes it unchanged.
+
+    Attributes:
+        n_id: (num_nodes,) int64 store ids; the first `batch_size` are the seeds.
+        edge_index: (2, num_arcs) int64, source and target as positions in n_id, grouped by target in ascending order.
+        indptr: (num_targets + 1,) int64, the arcs of each target. Targets are the first `num_targets` nodes: those of
+            all hops but the last in a batch sampled hop by hop, all nodes in one that is not.
+        batch_size: number of seeds; 0 in a batch of clusters or a random subgraph without target nodes.
+        part: the part that the batch was drawn from.
+        key: uint64 as a Python int; everything random about the batch, dropout included, follows from it.
+        degree: (num_nodes,) int64 in-degree in the full graph.
+        num_sampled_nodes: seeds, then new nodes of each hop; None where the batch was not sampled hop by hop.
+        num_sampled_edges: arcs of each hop; None likewise.
+        x_dense: (num_nodes, dim) features of the stored dtype, or None.
+        x_csr: features in compressed form, or None.
+        y: (num_nodes,) int64, or (num_nodes, num_labels), or None.
+        train_mask, val_mask, test_mask: (num_nodes,) bool, or None where the store has no such mask.
+        edge_weight: (num_arcs,) float32 by which a plain sum multiplies messages, or None.
+        loss_weight: (batch_size,) float32 by which the sum of the seeds' losses is weighted, or None for their mean.
+        e_id: (num_arcs,) int64 positions of the arcs in the store's arc arrays, or None.
+    """
+
+    n_id: Tensor
+    edge_index: Tensor
+    indptr: Tensor
+    batch_size: int
+    part: int
+    key: int
+    degree: Tensor | None = None
+    num_sampled_nodes: list[int] | None = None
+    num_sampled_edges: list[int] | None = None
+    x_dense: Tensor | None = None
+    x_csr: SparseFeatures | None = None
+    y: Tensor | None = None
+    train_mask: Tensor | None = None
+    val_mask: Tensor | None = None
+    test_mask: Tensor | None = None
+    edge_weight: Tensor | None = None
+    loss_weight: Tensor | None = None
+    e_id: Tensor | None = None
+
+    @property
+    def x(self) -> Tensor | None:
+        """(num_nodes, dim) features; compressed ones are made dense on their device at the first access, and kept."""
+        if self.x_dense is None and self.x_csr is not None:
+            self.x_dense = self.x_csr.dense()
+        return self.x_dense
+
+    @x.setter
+    def x(self, value: Tensor | None) -> None:
+        self.x_dense = value
+
+    @property
+    def indices(self) -> Tensor:
+        """(num_arcs,) int64, the source of each arc: with `indptr` the CSC of the batch."""
+        return self.edge_index[0]
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.n_id)
+
+    @property
+    def num_edges(self) -> int:
+        return self.edge_index.shape[1]
+
+    @property
+    def num_targets(self) -> int:
+        return len(self.indptr) - 1
+
+    def apply(self, function: Callable[[Tensor], Tensor]) -> "MiniBatch":
+        """Return a batch with the function applied to each tensor, compressed features included."""
+        changed = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                changed[field.name] = function(value)
+            elif isinstance(value, SparseFeatures):
+                changed[field.name] = value.apply(function)
+        return replace(self, **changed)
+
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "MiniBatch":
+        """Return the batch on a device; tensors that are there already are shared.
+
+        Args:
+            device: where to.
+            non_blocking: do not wait for copies from pinned memory.
+        """
+        return self.apply(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "MiniBatch":
+        """Return a copy in page-locked memory, from which copies to a CUDA device do not block."""
+        return self.apply(lambda tensor: tensor.pin_memory())

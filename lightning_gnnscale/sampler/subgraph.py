@@ -1,0 +1,129 @@
+"""What a sampler draws, before features and labels: a small graph over the local ids of its part."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ..graph import CSC
+from ..jit import kernel
+from ..triton_kernels.sample_neighbors import Workspace
+
+Allocate = Callable[[tuple[int, ...], type], np.ndarray]
+
+
+class Subgraph(NamedTuple):
+    """A drawn graph; see `MiniBatch` for the attributes they share.
+
+    Attributes:
+        n_id: (num_nodes,) int64 local ids of the part, seeds first.
+        edge_index: (2, num_arcs) int64, grouped by target.
+        indptr: (num_targets + 1,) int64.
+        num_seeds: number of target nodes of the loss, at the head of n_id.
+        e_id: (num_arcs,) int64 positions in the part's CSC, or None where they were not asked for.
+        num_sampled_nodes, num_sampled_edges: per hop, or None.
+        edge_weight: (num_arcs,) float32 or None.
+        loss_weight: (num_seeds,) float32 or None.
+        row_scale: (num_targets,) float32, 1 / (probability that an arc of the row was drawn); None where it is 1.
+    """
+
+    n_id: np.ndarray
+    edge_index: np.ndarray
+    indptr: np.ndarray
+    num_seeds: int
+    e_id: np.ndarray | None = None
+    num_sampled_nodes: list[int] | None = None
+    num_sampled_edges: list[int] | None = None
+    edge_weight: np.ndarray | None = None
+    loss_weight: np.ndarray | None = None
+    row_scale: np.ndarray | None = None
+
+
+class BatchSampler(Protocol):
+    """What the loader asks of a sampler. A sampler is a plain value: what it learns of a part is a state of its own."""
+
+    @property
+    def direction(self) -> str:
+        """ "in", or "both" where the part's arcs are also to be followed backwards."""
+
+    def num_batches(self, num_targets: int, batch_size: int, drop_last: bool) -> int:
+        """Return the batches of one pass over a part with this many target nodes."""
+
+    def prepare(self, part: Any, targets: np.ndarray, seed: int) -> Any:
+        """Return what drawing from a part needs.
+
+        Args:
+            part: a `PartGraph`.
+            targets: (num_targets,) local ids of its target nodes, ascending.
+            seed: of the run.
+        """
+
+    def items(self, state: Any, batch_size: int, drop_last: bool, order_key: int | None) -> Sequence[np.ndarray]:
+        """Return what each batch of a pass starts from; `order_key` None keeps the natural order."""
+
+    def draw(
+        self, state: Any, items: np.ndarray, key: int, workspace: Workspace, allocate: Allocate, return_e_id: bool
+    ) -> Subgraph:
+        """Draw one batch: a function of state, items and key."""
+
+
+def slices(values: np.ndarray, size: int, drop_last: bool) -> list[np.ndarray]:
+    """Cut values into consecutive pieces of `size`, the last one shorter or left out."""
+    stop = len(values) - len(values) % size if drop_last else len(values)
+    return [values[start : min(start + size, stop)] for start in range(0, stop, size)]
+
+
+def num_slices(num_values: int, size: int, drop_last: bool) -> int:
+    """Return the length of `slices`."""
+    return num_values // size if drop_last else -(-num_values // size)
+
+
+def induced_subgraph(
+    csc: CSC, nodes: np.ndarray, num_seeds: int, workspace: Workspace, allocate: Allocate, return_e_id: bool
+) -> Subgraph:
+    """Return all arcs between the given nodes; every node is a target.
+
+    Args:
+        csc: the part's.
+        nodes: (num_nodes,) distinct local ids, seeds first; kept in this order.
+        num_seeds: how many of them are seeds.
+        workspace: one thread's reusable memory.
+        allocate: gives memory for the results.
+        return_e_id: also return the positions of the arcs.
+
+    Cost: O(sum of the nodes' degrees).
+    """
+    count = workspace.place(nodes)
+    indptr = allocate((len(nodes) + 1,), np.int64)
+    _count_inside(csc.indptr, csc.indices, nodes, workspace.label, workspace.base, indptr)
+    edge_index = allocate((2, int(indptr[-1])), np.int64)
+    e_id = allocate((int(indptr[-1]),), np.int64) if return_e_id else np.empty(0, np.int64)
+    _emit_inside(csc.indptr, csc.indices, nodes, workspace.label, workspace.base, edge_index, e_id)
+    workspace.finish(count)
+    n_id = allocate((len(nodes),), np.int64)
+    n_id[:] = nodes
+    return Subgraph(n_id, edge_index, indptr, num_seeds, e_id if return_e_id else None)
+
+
+@kernel
+def _count_inside(indptr, indices, nodes, label, base, out_indptr):
+    out_indptr[0] = 0
+    for i in range(len(nodes)):
+        inside = 0
+        for arc in range(indptr[nodes[i]], indptr[nodes[i] + 1]):
+            inside += label[indices[arc]] >= base
+        out_indptr[i + 1] = out_indptr[i] + inside
+
+
+@kernel
+def _emit_inside(indptr, indices, nodes, label, base, edge_index, e_id):
+    count = 0
+    for i in range(len(nodes)):
+        for arc in range(indptr[nodes[i]], indptr[nodes[i] + 1]):
+            known = label[indices[arc]]
+            if known >= base:
+                edge_index[0, count] = known - base
+                edge_index[1, count] = i
+                if len(e_id):
+                    e_id[count] = arc
+                count += 1

@@ -1,0 +1,68 @@
+"""Parts cut from a small graph in plain Python: what a partition store hands to samplers and loaders."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightning_gnnscale.graph import CSC, build_csc
+from lightning_gnnscale.partition_store.features import DenseFeatures
+from lightning_gnnscale.partition_store.part_graph import PartGraph
+
+
+@dataclass
+class SmallWorld:
+    """A graph in store order with everything that a loader takes."""
+
+    csc: CSC
+    part_offsets: np.ndarray
+    features: DenseFeatures
+    labels: np.ndarray
+    masks: dict[str, np.ndarray]
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.part_offsets) - 1
+
+    def load_part(self, part: int) -> PartGraph:
+        """Core rows complete; halo rows hold their neighbours in the core."""
+        start, end = (int(offset) for offset in self.part_offsets[part : part + 2])
+        rows = [list(self.csc.indices[self.csc.indptr[v] : self.csc.indptr[v + 1]]) for v in range(start, end)]
+        halo = sorted({int(u) for row in rows for u in row if not start <= u < end})
+        for h in halo:
+            row = self.csc.indices[self.csc.indptr[h] : self.csc.indptr[h + 1]]
+            rows.append([u for u in row if start <= u < end])
+        local = {v: i for i, v in enumerate([*range(start, end), *halo])}
+        arcs = []
+        for v in [*range(start, end), *halo]:
+            inside = range(int(self.csc.indptr[v]), int(self.csc.indptr[v + 1]))
+            arcs += [a for a in inside if start <= v < end or start <= self.csc.indices[a] < end]
+        indptr = np.cumsum([0] + [len(row) for row in rows])
+        indices = np.array([local[int(u)] for row in rows for u in row], np.int32)
+        nodes = np.array([*range(start, end), *halo])
+        degree = np.diff(self.csc.indptr)[nodes]
+        csc = CSC(indptr, indices)
+        return PartGraph(part, start, end - start, np.array(halo, np.int64), csc, degree, np.array(arcs, np.int64))
+
+    def targets(self, part: int) -> np.ndarray:
+        start, end = self.part_offsets[part : part + 2]
+        return start + np.flatnonzero(self.masks["train"][start:end])
+
+
+def small_world(num_nodes=300, num_arcs=2400, num_parts=3, dim=16, seed=0, both_ways=True) -> SmallWorld:
+    """Return a random graph with a few hubs, cut into ranges of uneven size."""
+    rng = np.random.default_rng(seed)
+    src = (rng.random(num_arcs) ** 3 * num_nodes).astype(np.int64)
+    dst = rng.integers(0, num_nodes, num_arcs)
+    if both_ways:
+        src, dst = np.concatenate([src, dst]), np.concatenate([dst, src])
+    pairs = np.unique(np.stack([dst, src]), axis=1)
+    csc = build_csc(pairs[1], pairs[0], num_nodes)
+    cuts = np.sort(rng.choice(np.arange(1, num_nodes), num_parts - 1, replace=False))
+    roles = rng.choice(["train", "val", "test"], num_nodes, p=[0.6, 0.2, 0.2])
+    return SmallWorld(
+        csc,
+        np.array([0, *cuts, num_nodes]),
+        DenseFeatures(rng.random((num_nodes, dim), np.float32)),
+        rng.integers(0, 5, num_nodes),
+        {name: roles == name for name in ("train", "val", "test")},
+    )

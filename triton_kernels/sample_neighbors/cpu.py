@@ -1,0 +1,226 @@
+"""Fan-out sampling on the CPU: one hop at a time, each stage a plain loop over flat arrays with software prefetch."""
+
+import numpy as np
+
+from ...jit import kernel
+from ...rng import GOLDEN, mix64
+from ..intrinsics import prefetch, trailing_zeros
+
+AHEAD = 24  # items between a prefetch and its use
+MASK_DEGREE = 64  # rows up to this degree are drawn in one register
+
+_LOW_32 = np.uint64(0xFFFFFFFF)
+_32 = np.uint64(32)
+_ONE = np.uint64(1)
+_ZERO = np.uint64(0)
+_ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
+
+
+class Workspace:
+    """What one thread needs to sample from graphs of up to `num_nodes` nodes; reused from batch to batch.
+
+    Args:
+        num_nodes: nodes of the graph, >= 0.
+        id_dtype: int32 or int64, the dtype of the graph's `indices`.
+
+    Cost: 4 bytes a node for relabelling, plus arrays as large as the largest batch so far.
+    """
+
+    def __init__(self, num_nodes: int, id_dtype: np.dtype):
+        self.num_nodes = num_nodes
+        self.id_dtype = np.dtype(id_dtype)
+        self.label = np.full(num_nodes, -1, np.int32)
+        self.base = 0
+        self.node = np.empty(0, self.id_dtype)
+        self.neighbor = np.empty(0, self.id_dtype)
+        self.local = np.empty(0, np.int32)
+        self.arc = np.empty(0, np.int64)
+        self.row_start = np.empty(0, np.int64)
+        self.row_degree = np.empty(0, np.int64)
+        self.indptr = np.empty(0, np.int64)
+        self.taken = np.zeros(0, np.uint64)
+
+    def fits(self, num_nodes: int, id_dtype: np.dtype) -> bool:
+        """Return whether graphs of this size and index dtype can be sampled with it."""
+        return num_nodes <= self.num_nodes and self.id_dtype == id_dtype
+
+    def place(self, nodes: np.ndarray) -> int:
+        """Begin a batch with these nodes, labelled 0, 1, ... in `label` above `base`; return how many were distinct.
+
+        The labels of the last batch need no clearing: `finish` moved `base` past them.
+        """
+        if self.base + self.num_nodes > np.iinfo(np.int32).max:
+            self.label.fill(-1)
+            self.base = 0
+        return place_nodes(nodes, self.base, self.label, self.reserve("node", len(nodes) + 1))
+
+    def finish(self, num_labels: int) -> None:
+        """End a batch that used this many labels."""
+        self.base += num_labels
+
+    def reserve(self, name: str, size: int, keep: int = 0) -> np.ndarray:
+        """Return the named array with room for `size` items, its first `keep` items kept."""
+        array = getattr(self, name)
+        if len(array) < size:
+            grown = np.empty(size + size // 4 + 64, array.dtype)
+            grown[:keep] = array[:keep]
+            setattr(self, name, grown)
+            array = grown
+        return array
+
+
+@kernel
+def place_nodes(nodes, base, label, node):
+    """Give the nodes the labels base, base + 1, ...; return how many were distinct."""
+    count = 0
+    for i in range(len(nodes)):
+        name = nodes[i]
+        node[count] = name
+        if label[name] < base:
+            label[name] = base + count
+            count += 1
+    return count
+
+
+@kernel
+def count_hop(indptr, node, begin, end, fanout, replace, row_start, row_degree, block_indptr):
+    """Look up the rows of the targets node[begin:end] and lay out their draws.
+
+    Args:
+        fanout: draws a row, -1 for all neighbours.
+        row_start, row_degree: (end - begin,) int64, filled.
+        block_indptr: filled from begin + 1 to end; block_indptr[begin] is given.
+
+    Returns:
+        The largest degree that is drawn from.
+    """
+    largest = 0
+    total = block_indptr[begin]
+    for i in range(begin, end):
+        if i + AHEAD < end:
+            prefetch(indptr, np.int64(node[i + AHEAD]))
+        start = indptr[node[i]]
+        degree = indptr[node[i] + 1] - start
+        row_start[i - begin] = start
+        row_degree[i - begin] = degree
+        take = degree
+        if fanout >= 0 and (degree > fanout or (replace and degree > 0)):
+            take = fanout
+            largest = max(largest, degree)
+        total += take
+        block_indptr[i + 1] = total
+    return largest
+
+
+@kernel(inline="always")
+def _draw_32(row_key, draw, word):
+    """Return (32 random bits as uint64, the word they come from): two draws a word, the upper half first."""
+    if draw & 1 == 0:
+        word = mix64(row_key + np.uint64((draw >> 1) + 1) * GOLDEN)
+        return word >> _32, word
+    return word & _LOW_32, word
+
+
+@kernel(inline="always")
+def _pick_in_register(row_key, start, degree, take, arc, at):
+    """Floyd's method in a 64-bit mask, on the smaller of the set and its complement; ascending positions."""
+    few = min(take, degree - take)
+    mask = _ZERO
+    word = _ZERO
+    for draw in range(few):
+        bits, word = _draw_32(row_key, draw, word)
+        last = np.uint64(degree - few + draw)
+        bit = _ONE << ((bits * (last + _ONE)) >> _32)
+        mask |= (_ONE << last) if mask & bit else bit
+    if few != take:
+        mask = ~mask & (_ALL >> np.uint64(MASK_DEGREE - degree))
+    for i in range(take):
+        arc[at + i] = start + np.int64(trailing_zeros(mask))
+        mask &= mask - _ONE
+
+
+@kernel(inline="always")
+def _pick_with_filter(row_key, start, degree, take, taken, arc, at):
+    """Floyd's method with one bit a position; positions in the order of the draws. `taken` is zero again after it."""
+    word = _ZERO
+    for draw in range(take):
+        bits, word = _draw_32(row_key, draw, word)
+        last = degree - take + draw
+        position = np.int64((bits * np.uint64(last + 1)) >> _32)
+        if taken[position >> 6] & (_ONE << np.uint64(position & 63)):
+            position = last
+        taken[position >> 6] |= _ONE << np.uint64(position & 63)
+        arc[at + draw] = start + position
+    for i in range(take):
+        taken[(arc[at + i] - start) >> 6] = _ZERO
+
+
+@kernel
+def pick_hop(hop_key, node, begin, end, fanout, replace, row_start, row_degree, block_indptr, taken, arc):
+    """Draw positions in the CSC for the targets node[begin:end]: arc[block_indptr[i]:block_indptr[i + 1]] for target i.
+
+    Args:
+        hop_key: uint64, combine(key, hop).
+        taken: zeros, one bit for each position of the largest row drawn from.
+    """
+    for i in range(begin, end):
+        start = row_start[i - begin]
+        degree = row_degree[i - begin]
+        at = block_indptr[i]
+        take = block_indptr[i + 1] - at
+        if take == degree and not (replace and fanout >= 0):
+            for j in range(take):
+                arc[at + j] = start + j
+            continue
+        row_key = mix64(hop_key + np.uint64(node[i]) * GOLDEN)
+        if replace:
+            word = _ZERO
+            for draw in range(take):
+                bits, word = _draw_32(row_key, draw, word)
+                arc[at + draw] = start + np.int64((bits * np.uint64(degree)) >> _32)
+        elif degree <= MASK_DEGREE:
+            _pick_in_register(row_key, start, degree, take, arc, at)
+        else:
+            _pick_with_filter(row_key, start, degree, take, taken, arc, at)
+
+
+@kernel
+def read_hop(indices, arc, first, last, neighbor):
+    """Read the neighbours at the drawn positions first..last-1 into neighbor[0:last - first]."""
+    for i in range(first, last):
+        if i + AHEAD < last:
+            prefetch(indices, arc[i + AHEAD])
+        neighbor[i - first] = indices[arc[i]]
+
+
+@kernel
+def relabel_hop(neighbor, first, last, base, label, node, count, local):
+    """Label the neighbours, new ones with count, count + 1, ...; return the number of labels.
+
+    Args:
+        label: labels of this batch are at least `base`, all others are older; updated.
+        node: (at least the final count + 1,) node of each label; extended.
+        local: labels of positions first..last-1; filled.
+    """
+    num = last - first
+    for i in range(num):
+        if i + AHEAD < num:
+            prefetch(label, np.int64(neighbor[i + AHEAD]))
+        name = neighbor[i]
+        known = label[name]
+        fresh = known < base
+        mine = np.int32(base + count) if fresh else known
+        node[count] = name
+        label[name] = mine
+        local[first + i] = mine - base
+        count += fresh
+    return count
+
+
+@kernel
+def emit_edges(local, indptr, edge_index):
+    """Write (2, num_arcs) int64: sources from `local`, targets 0, 1, ... repeated by their rows."""
+    for target in range(len(indptr) - 1):
+        for i in range(indptr[target], indptr[target + 1]):
+            edge_index[0, i] = local[i]
+            edge_index[1, i] = target

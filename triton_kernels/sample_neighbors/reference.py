@@ -1,0 +1,89 @@
+"""Fan-out sampling in plain Python: slow, obvious, and equal to the compiled form bit for bit."""
+
+import numpy as np
+
+from ...rng import GOLDEN, combine_array, mix64_array
+from .op import SampledNeighbors, check_fanouts
+
+_WORD = 1 << 64
+
+
+def sample_neighbors_reference(csc, seeds, fanouts, key, *, replace=False) -> SampledNeighbors:
+    """Sample as `sample_neighbors` does, with dictionaries and lists; arguments and result are its own.
+
+    Source: the loop of PyG's neighbour sampler, with Floyd's method (Bentley and Floyd, CACM 1987) over keyed draws.
+    """
+    fanouts = check_fanouts(fanouts)
+    n_id = [int(seed) for seed in seeds]
+    label = {node: i for i, node in enumerate(n_id)}
+    sources, targets, e_id, indptr = [], [], [], [0]
+    nodes, arcs = [len(n_id)], []
+    begin = 0
+    for hop, fanout in enumerate(fanouts):
+        hop_key = int(combine_array(np.uint64(key), np.uint64(hop)))
+        end, first = len(n_id), len(sources)
+        for target in range(begin, end):
+            node = n_id[target]
+            start, degree = int(csc.indptr[node]), int(csc.indptr[node + 1] - csc.indptr[node])
+            row_key = _mix((hop_key + node * int(GOLDEN)) % _WORD)
+            for position in pick_positions(row_key, degree, fanout, replace):
+                neighbor = int(csc.indices[start + position])
+                if neighbor not in label:
+                    label[neighbor] = len(n_id)
+                    n_id.append(neighbor)
+                sources.append(label[neighbor])
+                targets.append(target)
+                e_id.append(start + position)
+            indptr.append(len(sources))
+        nodes.append(len(n_id) - end)
+        arcs.append(len(sources) - first)
+        begin = end
+    edge_index = np.array([sources, targets], np.int64).reshape(2, -1)
+    return SampledNeighbors(
+        np.array(n_id, np.int64), edge_index, np.array(indptr, np.int64), np.array(e_id, np.int64), nodes, arcs
+    )
+
+
+def pick_positions(row_key: int, degree: int, fanout: int, replace: bool) -> list[int]:
+    """Return the positions drawn from one row.
+
+    Args:
+        row_key: mix64(hop key + node * GOLDEN).
+        degree: length of the row.
+        fanout: draws, or -1 for the whole row.
+        replace: draw with replacement.
+
+    Returns:
+        All positions in order where the row is taken whole; ascending up to degree 64; else in the order of the draws.
+    """
+    if fanout < 0 or (degree <= fanout and not replace) or degree == 0:
+        return list(range(degree))
+    if replace:
+        return [_draw(row_key, draw, degree) for draw in range(fanout)]
+    if degree > 64:
+        return _floyd(row_key, degree, fanout)
+    few = min(fanout, degree - fanout)
+    chosen = set(_floyd(row_key, degree, few))
+    if few != fanout:
+        chosen = set(range(degree)) - chosen
+    return sorted(chosen)
+
+
+def _floyd(row_key, degree, count):
+    chosen = []
+    for draw in range(count):
+        last = degree - count + draw
+        position = _draw(row_key, draw, last + 1)
+        chosen.append(last if position in chosen else position)
+    return chosen
+
+
+def _draw(row_key, draw, bound):
+    """Map draw number `draw` of a row to [0, bound): two 32-bit draws a word, the upper half first."""
+    word = _mix((row_key + (draw // 2 + 1) * int(GOLDEN)) % _WORD)
+    bits = word >> 32 if draw % 2 == 0 else word & 0xFFFFFFFF
+    return (bits * bound) >> 32
+
+
+def _mix(value: int) -> int:
+    return int(mix64_array(np.uint64(value)))
