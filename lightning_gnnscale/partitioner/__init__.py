@@ -1,1 +1,16 @@
 """Assign nodes to parts from a stream of edges."""
+
+from . import metis, random, spring  # noqa: F401 (imported to be registered)
+from .partition import partition
+from .partitioning import Partitioning
+from .quality import PartitionQuality, evaluate_partitioning
+from .registry import available_partitioners, register_partitioner
+
+__all__ = [
+    "PartitionQuality",
+    "Partitioning",
+    "available_partitioners",
+    "evaluate_partitioning",
+    "partition",
+    "register_partitioner",
+]

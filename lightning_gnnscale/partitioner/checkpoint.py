@@ -1,0 +1,63 @@
+"""The state of a pass on disk, so that a killed partitioning goes on where it was saved."""
+
+import hashlib
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+
+class Checkpoint:
+    """One file that holds the latest state of one run; without a path every call does nothing.
+
+    Args:
+        path: the file; it is replaced in one step, so it is never half there.
+        stream: the EdgeStream that is read; another source, or another chunk size, does not match the file.
+        settings: plain values that must be the same for the state to be of use.
+        every: chunks between two saves, >= 1.
+    """
+
+    def __init__(self, path: str | os.PathLike | None, stream, settings: dict, every: int):
+        self.path = None if path is None else Path(path)
+        self.every = every
+        self._chunks = 0
+        self._key = ""
+        if self.path is not None:
+            facts = [stream.fingerprint(), stream.chunk_edges, settings]
+            self._key = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+    def load(self) -> tuple[str, dict[str, np.ndarray]] | None:
+        """Return the phase and the arrays of the saved state, or None where there is none for this run."""
+        if self.path is None or not self.path.exists():
+            return None
+        try:
+            with np.load(self.path, allow_pickle=False) as saved:
+                arrays = {name: saved[name] for name in saved.files}
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+            return None  # not one of ours, or damaged: the work starts again and replaces it
+        phase, key = str(arrays.pop("phase", "")), str(arrays.pop("key", ""))
+        return (phase, arrays) if key == self._key else None
+
+    def after_chunk(self, phase: str, arrays: dict[str, np.ndarray]) -> None:
+        """Count one chunk, and save the arrays when `every` chunks have gone by."""
+        if self.path is None:
+            return
+        self._chunks += 1
+        if self._chunks % self.every == 0:
+            self.save(phase, arrays)
+
+    def save(self, phase: str, arrays: dict[str, np.ndarray]) -> None:
+        """Write the arrays under a temporary name, flush them to disk, and rename."""
+        temporary = self.path.with_name(self.path.name + f".{os.getpid()}.tmp")
+        with open(temporary, "wb") as file:
+            np.savez(file, phase=phase, key=self._key, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.path)
+
+    def remove(self) -> None:
+        """Delete the file: the run is over."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)

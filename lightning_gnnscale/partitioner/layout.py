@@ -1,0 +1,195 @@
+"""How an edge source lists an undirected graph: once, both ways or as arcs; found in one pass and O(1) memory.
+
+Two sums of a 64-bit hash, of (u, v) and of (v, u), are equal exactly (but for collisions) when every arc is listed
+with its reverse. Which of the other sources list a pair more than once is estimated from a sample: the pairs whose
+hash lies below a threshold that falls as the sample fills, so that a pair is sampled with all its copies or not at all.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import EdgeStreamError
+from ..graph import id_dtype
+from ..jit import kernel
+from ..rng import mix64
+
+LAYOUTS = ("auto", "once", "both_ways", "directed")
+SAMPLE_COPIES = 1 << 13  # copies of pairs that the sample holds at most
+MIN_REPEATED_SHARE = 0.01  # from here on a source counts as having repeats
+
+# Positions in ScanState.counts.
+_LISTED, _SELF_LOOPS, _FORWARD, _BACKWARD, _THRESHOLD, _SAMPLED, NEXT_CHUNK = range(7)
+_SRC_FACTOR, _DST_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
+_ONE = np.uint64(1)
+_MAX_COPIES = 3  # of one pair in the sample: more than the two that `both_ways` allows is all that matters
+_BLOCK = 256
+
+
+class ScanState(NamedTuple):
+    """The first pass as a value: saved after any chunk and given back, the pass goes on from there.
+
+    Attributes:
+        degree: (num_nodes,) `id_dtype(num_nodes)`, listed edges that end in a node, self-loops left out.
+        counts: (7,) uint64: edges listed, self-loops, the two hash sums, the sample's threshold and size, next chunk.
+        sample: (SAMPLE_COPIES,) uint64, hashes of listed pairs below the threshold; the lowest bit is the direction.
+    """
+
+    degree: np.ndarray
+    counts: np.ndarray
+    sample: np.ndarray
+
+    @classmethod
+    def empty(cls, num_nodes: int) -> "ScanState":
+        counts = np.zeros(7, np.uint64)
+        counts[_THRESHOLD] = np.iinfo(np.uint64).max
+        return cls(np.zeros(num_nodes, id_dtype(num_nodes)), counts, np.zeros(SAMPLE_COPIES, np.uint64))
+
+
+class LayoutReport(NamedTuple):
+    """What the first pass found.
+
+    Attributes:
+        layout: "once", "both_ways" or "directed".
+        detected: False where the stream's own setting was taken.
+        num_listed, num_self_loops: edges of the source, and those among them that are self-loops.
+        repeated_share: share of the pairs listed more often than the layout says, in [0, 1]; an estimate from at
+            least SAMPLE_COPIES / 6 pairs, exact where the source has no more.
+        checksum: uint64 sum of the edges' hashes, compared in every later pass.
+    """
+
+    layout: str
+    detected: bool
+    num_listed: int
+    num_self_loops: int
+    repeated_share: float
+    checksum: int
+
+    @property
+    def has_repeats(self) -> bool:
+        return self.repeated_share >= MIN_REPEATED_SHARE
+
+
+def scan(stream, state: ScanState | None = None, progress=None, after_chunk=None) -> tuple[LayoutReport, np.ndarray]:
+    """Read the stream once: degrees, layout, counts and checksum.
+
+    Args:
+        stream: an EdgeStream whose num_nodes is known.
+        state: where an earlier pass stopped; None starts one. Changed in place.
+        progress: called as progress("degrees", edges done, edges in all or None) once a chunk.
+        after_chunk: called with the state once a chunk, so that it can be saved.
+
+    Returns:
+        The report, and (num_nodes,) degrees as listed: a source that lists both ways counts every edge twice.
+
+    Raises:
+        ValueError: the stream's layout is contradicted by its edges.
+
+    Cost: O(num_nodes + num_listed) time; one id a node and 64 KiB.
+    """
+    state = ScanState.empty(stream.num_nodes) if state is None else state
+    counts = state.counts
+    for chunk in stream.chunks(int(counts[NEXT_CHUNK])):
+        _scan_edges(chunk.src, chunk.dst, state.degree, counts, state.sample)
+        counts[NEXT_CHUNK] += _ONE
+        if after_chunk is not None:
+            after_chunk(state)
+        if progress is not None:
+            progress("degrees", int(counts[_LISTED]), stream.num_edges)
+    if len(state.degree) and state.degree.min() < 0:
+        raise EdgeStreamError(f"{stream}: a node is listed in more than {np.iinfo(state.degree.dtype).max} edges")
+    return _report(state, getattr(stream, "layout", "auto")), state.degree
+
+
+def _report(state: ScanState, given: str) -> LayoutReport:
+    if given not in LAYOUTS:
+        raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {given!r}")
+    listed, self_loops = int(state.counts[_LISTED]), int(state.counts[_SELF_LOOPS])
+    symmetric = state.counts[_FORWARD] == state.counts[_BACKWARD] and listed > self_loops
+    repeated, reversed_too = _sampled_shares(state, 2 if symmetric else 1)
+    if given == "once" and symmetric:
+        raise ValueError("layout is 'once', but every edge is listed in both directions: give 'both_ways' or 'auto'")
+    if given == "both_ways" and not symmetric and listed > self_loops:
+        raise ValueError("layout is 'both_ways', but some edges have no reverse: give 'once', 'directed' or 'auto'")
+    layout = given
+    if given == "auto":
+        layout = "both_ways" if symmetric else "directed" if reversed_too >= MIN_REPEATED_SHARE else "once"
+    return LayoutReport(layout, given == "auto", listed, self_loops, repeated, int(state.counts[_FORWARD]))
+
+
+def _sampled_shares(state: ScanState, copies: int) -> tuple[float, float]:
+    """Return the shares of sampled pairs with more copies than `copies`, and of those listed in both directions."""
+    directed, direction_copies = np.unique(state.sample[: int(state.counts[_SAMPLED])], return_counts=True)
+    pairs, first = np.unique(directed >> _ONE, return_index=True)
+    if not len(pairs):
+        return 0.0, 0.0
+    pair_copies = np.add.reduceat(direction_copies, first)
+    directions = np.diff(np.append(first, len(directed)))
+    return float((pair_copies > copies).mean()), float((directions > 1).mean())
+
+
+@kernel
+def _edge_hash(u, v):
+    return mix64(np.uint64(u) * _SRC_FACTOR + np.uint64(v) * _DST_FACTOR)
+
+
+@kernel
+def _scan_edges(src, dst, degree, counts, sample):
+    """Count one chunk, add to the hash sums, and sample its pairs."""
+    forward, backward = counts[_FORWARD], counts[_BACKWARD]
+    for start in range(0, len(src), _BLOCK):
+        # Slices and loops from zero: the compiler then knows that no index is negative, and makes vector code.
+        block_src, block_dst = src[start : start + _BLOCK], dst[start : start + _BLOCK]
+        threshold = counts[_THRESHOLD]
+        sampled = 0
+        for i in range(len(block_src)):
+            there, back = _edge_hash(block_src[i], block_dst[i]), _edge_hash(block_dst[i], block_src[i])
+            forward += there
+            backward += back
+            sampled += (there ^ back) <= threshold
+        self_loops = 0
+        for i in range(len(block_src)):
+            u, v = block_src[i], block_dst[i]
+            if u == v:
+                self_loops += 1
+            else:
+                degree[u] += 1
+                degree[v] += 1
+        counts[_SELF_LOOPS] += np.uint64(self_loops)
+        if sampled:
+            _sample_pairs(block_src, block_dst, counts, sample)
+    counts[_FORWARD], counts[_BACKWARD] = forward, backward
+    counts[_LISTED] += np.uint64(len(src))
+
+
+@kernel
+def _sample_pairs(src, dst, counts, sample):
+    for i in range(len(src)):
+        u, v = src[i], dst[i]
+        if u == v:
+            continue
+        # The lowest bit gives way to the direction: two pairs become one only if 63 bits agree.
+        pair = (_edge_hash(u, v) ^ _edge_hash(v, u)) & ~_ONE
+        if pair < counts[_THRESHOLD]:
+            if counts[_SAMPLED] == np.uint64(len(sample)):
+                _shrink_sample(counts, sample)
+                if pair >= counts[_THRESHOLD]:
+                    continue
+            sample[counts[_SAMPLED]] = pair | np.uint64(u < v)
+            counts[_SAMPLED] += _ONE
+
+
+@kernel
+def _shrink_sample(counts, sample):
+    """Make room: at most _MAX_COPIES copies of one pair and direction, then halve the threshold until half is free."""
+    sample.sort()
+    kept = 0
+    for i in range(len(sample)):
+        if kept < _MAX_COPIES or sample[kept - _MAX_COPIES] != sample[i]:
+            sample[kept] = sample[i]
+            kept += 1
+    while kept > len(sample) // 2:
+        counts[_THRESHOLD] = counts[_THRESHOLD] >> _ONE
+        while kept > 0 and (sample[kept - 1] & ~_ONE) >= counts[_THRESHOLD]:
+            kept -= 1
+    counts[_SAMPLED] = np.uint64(kept)

@@ -1,0 +1,100 @@
+"""The result of partitioning, and its file."""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import GNNScaleError
+from .quality import PartitionQuality
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Partitioning:
+    """Which part owns each node, and how that came about.
+
+    Attributes:
+        part_id: (num_nodes,) int32 in [0, num_parts), in the node order of the stream.
+        num_parts: number of parts; some may own no node.
+        method: name of the partitioner.
+        options: its options, defaults filled in.
+        seed: decides every random choice.
+        quality: cut, replication and balances; None if it was not evaluated.
+        seconds: wall-clock seconds by phase, and `total`.
+        peak_bytes: largest anonymous + shared resident memory of the process tree above what stood at the start.
+        notes: facts that the method found: the layout, repeats, oversized clusters, warnings.
+    """
+
+    part_id: np.ndarray
+    num_parts: int
+    method: str
+    options: dict
+    seed: int
+    quality: PartitionQuality | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    peak_bytes: int = 0
+    notes: dict = field(default_factory=dict)
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.part_id)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write a folder with `part_id.npy` and, last, `partitioning.json`; each is there whole or not at all.
+
+        Args:
+            path: the folder; made where missing.
+        """
+        folder = Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("part_id", "quality")}
+        facts["quality"] = None if self.quality is None else asdict(self.quality)
+        facts["format_version"] = FORMAT_VERSION
+        facts["num_nodes"] = self.num_nodes
+        text = json.dumps(facts, indent=1, default=_plain)
+        # An old description beside new ids would be a lie, so the description goes first and comes back last.
+        (folder / "partitioning.json").unlink(missing_ok=True)
+        _write(folder / "part_id.npy", lambda file: np.save(file, self.part_id))
+        _write(folder / "partitioning.json", lambda file: file.write(text.encode()))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "Partitioning":
+        """Read what `save` wrote.
+
+        Raises:
+            GNNScaleError: the folder holds no whole partitioning; the message says what is wrong.
+        """
+        folder = Path(path)
+        try:
+            facts = json.loads((folder / "partitioning.json").read_text())
+            part_id = np.load(folder / "part_id.npy", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise GNNScaleError(f"{folder}: no partitioning can be read there ({error}); partition again") from error
+        version, num_nodes = facts.pop("format_version", None), facts.pop("num_nodes", None)
+        if version != FORMAT_VERSION:
+            raise GNNScaleError(f"{folder}: format version {version}, this package reads {FORMAT_VERSION}")
+        if part_id.shape != (num_nodes,):
+            raise GNNScaleError(f"{folder}: {num_nodes} nodes announced, part_id.npy has shape {part_id.shape}")
+        quality = facts.pop("quality")
+        return cls(part_id=part_id, quality=None if quality is None else PartitionQuality(**quality), **facts)
+
+
+def _write(path: Path, write) -> None:
+    temporary = path.with_name(path.name + f".{os.getpid()}.tmp")
+    with open(temporary, "wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _plain(value):
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return str(value)

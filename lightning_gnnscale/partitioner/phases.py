@@ -1,0 +1,73 @@
+"""What a partitioner says of a run beside its result: seconds per phase, facts found, warnings.
+
+`partition` opens a record; the methods write to whichever record is open, or to none when they are called directly.
+"""
+
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+
+@dataclass
+class PhaseRecord:
+    """One run of a partitioner.
+
+    Attributes:
+        seconds: wall-clock seconds by phase.
+        notes: plain JSON facts, for example the layout that was found.
+        graph: the SimpleGraph that the method read, so that evaluation need not look for the layout again.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    notes: dict = field(default_factory=dict)
+    graph: object | None = None
+
+
+_open: ContextVar[PhaseRecord | None] = ContextVar("gnnscale_phases", default=None)
+
+
+@contextmanager
+def recording() -> Iterator[PhaseRecord]:
+    """Open a record for the block; records nest."""
+    token = _open.set(PhaseRecord())
+    try:
+        yield _open.get()
+    finally:
+        _open.reset(token)
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Add the block's wall-clock seconds to the open record under `name`."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        record = _open.get()
+        if record is not None:
+            record.seconds[name] = record.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def note(**facts) -> None:
+    """Put facts into the open record."""
+    record = _open.get()
+    if record is not None:
+        record.notes.update(facts)
+
+
+def warn(message: str) -> None:
+    """Warn the user, and keep the message in the open record under `warnings`."""
+    warnings.warn(message, UserWarning, stacklevel=3)
+    record = _open.get()
+    if record is not None:
+        record.notes.setdefault("warnings", []).append(message)
+
+
+def keep_graph(graph) -> None:
+    """Hand the graph that a method read to the open record."""
+    record = _open.get()
+    if record is not None:
+        record.graph = graph

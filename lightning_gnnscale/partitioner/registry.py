@@ -1,0 +1,80 @@
+"""Names of partitioners, and the checks that all of them share."""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+_PARTITIONERS: dict[str, Callable] = {}
+_SHARED = ("seed", "masks", "balance", "progress")
+
+
+def register_partitioner(name: str) -> Callable[[Callable], Callable]:
+    """Register a partitioner under a name, for `partition(method=name)` and the Hydra group `partitioner`.
+
+    Args:
+        name: a name that no other partitioner has.
+
+    Returns:
+        A decorator for `fn(stream, num_parts, *, seed=0, masks=None, balance=None, progress=None, **options)`, which
+        returns (num_nodes,) integer part ids in [0, num_parts). Its further keyword arguments are its options.
+
+    Raises:
+        ValueError: the name is taken by another function.
+    """
+
+    def decorate(function: Callable) -> Callable:
+        known = _PARTITIONERS.get(name)
+        if known is not None and (known.__module__, known.__qualname__) != (function.__module__, function.__qualname__):
+            raise ValueError(f"partitioner {name!r} is registered already, by {known.__module__}.{known.__qualname__}")
+        _PARTITIONERS[name] = function
+        return function
+
+    return decorate
+
+
+def available_partitioners() -> list[str]:
+    """Return the registered names, sorted."""
+    return sorted(_PARTITIONERS)
+
+
+def get_partitioner(name: str) -> Callable:
+    """Return the function registered under a name.
+
+    Raises:
+        ValueError: there is none; the message lists the names that exist.
+    """
+    if name not in _PARTITIONERS:
+        raise ValueError(f"partitioner {name!r} is unknown; available: {', '.join(available_partitioners())}")
+    return _PARTITIONERS[name]
+
+
+def complete_options(name: str, options: Mapping) -> dict:
+    """Return the options of a partitioner with its defaults filled in.
+
+    Raises:
+        ValueError: an option that it does not have; the message lists those that it has.
+    """
+    parameters = list(inspect.signature(get_partitioner(name)).parameters.values())
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    own = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _SHARED}
+    unknown = sorted(set(options) - set(own))
+    if unknown and not takes_any:
+        allowed = ", ".join(own) if own else "none"
+        raise ValueError(f"partitioner {name!r} has no option {', '.join(unknown)}; allowed: {allowed}")
+    defaults = {key: value for key, value in own.items() if value is not inspect.Parameter.empty}
+    return {**defaults, **options}
+
+
+def check_number(name: str, value, at_least: float) -> None:
+    """Raise ValueError unless the value is a finite number of at least `at_least`."""
+    is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < at_least:
+        raise ValueError(f"{name} must be a finite number >= {at_least}, got {value!r}")
+
+
+def refuse_balance(method: str, balance) -> None:
+    """Raise ValueError where constraints are asked of a method that has none."""
+    if balance:
+        raise ValueError(f"partitioner {method!r} takes no balance constraints, got balance={dict(balance)}")
