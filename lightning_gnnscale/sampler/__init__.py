@@ -1,8 +1,19 @@
 """What to draw: samplers as plain values, and the batch they fill."""
 
+from .cluster import ClusterSampler
 from .full_batch import FullBatchSampler
 from .minibatch import MiniBatch, SparseFeatures
 from .neighbor import NeighborSampler
+from .saint import SaintSampler
 from .subgraph import BatchSampler, Subgraph
 
-__all__ = ["BatchSampler", "FullBatchSampler", "MiniBatch", "NeighborSampler", "SparseFeatures", "Subgraph"]
+__all__ = [
+    "BatchSampler",
+    "ClusterSampler",
+    "FullBatchSampler",
+    "MiniBatch",
+    "NeighborSampler",
+    "SaintSampler",
+    "SparseFeatures",
+    "Subgraph",
+]
