@@ -1,1 +1,5 @@
-"""The `gnnscale` command."""
+"""The `gnnscale` command: every subcommand is a Hydra application."""
+
+from .main import main
+
+__all__ = ["main"]

@@ -1,1 +1,10 @@
 """A graph with its features, labels and masks, in the order of its stream."""
+
+from .files import load_files
+from .generated import generate
+from .graph_dataset import CSRFeatures, GraphDataset
+from .npz import load_npz
+from .pyg import load_pyg
+from .split import random_split
+
+__all__ = ["CSRFeatures", "GraphDataset", "generate", "load_files", "load_npz", "load_pyg", "random_split"]

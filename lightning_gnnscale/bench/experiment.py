@@ -1,0 +1,79 @@
+"""Whole training runs as the rows of a benchmark; a killed benchmark goes on at the first row that is missing."""
+
+import csv
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+
+from ..cli.compose import compose_config
+from ..cli.train import train
+from ..events import read_log
+from ..rng import fold
+
+
+def run_rows(
+    output_dir: str | os.PathLike, cases: Iterable[tuple[dict, list[str]]], log: str = "rows.csv"
+) -> list[dict]:
+    """Train each case once and return its row.
+
+    Args:
+        output_dir: folder of the benchmark; `log` in it is read first, so that finished cases are not run again.
+        cases: (what the row says of the case, overrides of `train`).
+        log: name of the CSV that rows are appended to.
+
+    Returns:
+        One dict a case: the case's own fields, `test_acc`, `best_val_acc`, `epochs`, `train_s`, `average_s`.
+    """
+    path = Path(output_dir) / log
+    done = _read(path)
+    rows = []
+    for case, overrides in cases:
+        key = {name: str(value) for name, value in case.items()}
+        row = next((old for old in done if all(old.get(name) == value for name, value in key.items())), None)
+        if row is None:
+            row = _train_case(Path(output_dir), case, overrides)
+            _append(path, row)
+            Console().print("  ".join(f"{name}={value}" for name, value in row.items()))
+        rows.append(row)
+    return rows
+
+
+def _train_case(output_dir: Path, case: dict, overrides: list[str]) -> dict:
+    folder = output_dir / "runs" / f"{fold(*repr(case).encode()) >> 32:08x}"
+    start = time.perf_counter()
+    config = compose_config("train", [*overrides, "++trainer.enable_progress_bar=false"])
+    summary = train(config, folder)
+    events = read_log(folder / "events.jsonl")
+    averages = [event for event in events if event["event"] == "average"]
+    ranks = {event["pid"] for event in averages}
+    stages = {row["stage"]: row["seconds"] for row in summary["stages"]}
+    facts = summary["facts"]
+    return {
+        **case,
+        "test_acc": facts.get("test_acc"),
+        "best_val_acc": facts.get("best val_acc"),
+        "epochs": facts.get("epochs"),
+        "train_s": round(stages.get("train", 0.0), 2),
+        "average_s": round(sum(event["seconds"] for event in averages) / max(len(ranks), 1), 4),
+        "averages": len(averages) // max(len(ranks), 1),
+        "total_s": round(time.perf_counter() - start, 2),
+    }
+
+
+def _read(path: Path) -> list[dict]:
+    if not path.is_file():
+        return []
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _append(path: Path, row: dict) -> None:
+    new = not path.is_file()
+    with open(path, "a", newline="") as file:
+        writer = csv.DictWriter(file, row)
+        if new:
+            writer.writeheader()
+        writer.writerow(row)

@@ -1,0 +1,5 @@
+"""`python -m lightning_gnnscale.cli` is `gnnscale`."""
+
+from .main import main
+
+main()

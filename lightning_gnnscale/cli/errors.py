@@ -1,0 +1,50 @@
+"""An error as one line that says what was given, what is allowed, and what to do."""
+
+import os
+import re
+
+
+class UsageError(ValueError):
+    """The words of the command line are off."""
+
+
+def wants_traceback() -> bool:
+    """Whether the user asked for tracebacks (`GNNSCALE_TRACEBACK=1`)."""
+    return os.environ.get("GNNSCALE_TRACEBACK", "0") not in ("", "0")
+
+
+def one_line(error: BaseException) -> str:
+    """Return the message that a user can act on: the cause below Hydra's and torch's wrappers, on one line."""
+    kind = type(error).__name__
+    if kind == "InstantiationException" and error.__cause__ is not None:
+        key = re.search(r"full_key: (\S+)", str(error))
+        return (f"{key[1]}: " if key else "") + one_line(error.__cause__)
+    if kind in ("ProcessRaisedException", "ChildFailedError"):
+        return _last_line(str(error))
+    if kind == "MissingConfigException" or "Could not find" in str(error):
+        return _missing_choice(str(error))
+    if kind == "ConfigCompositionException" and error.__cause__ is not None and "struct" in str(error.__cause__):
+        key = re.search(r"Could not override '([^']+)'", str(error))
+        return f"{key[1] if key else 'key'} is not a setting here; --help lists those that are"
+    text = " ".join(str(error).split())
+    named = isinstance(error, (ValueError, OSError)) or type(error).__module__.startswith("lightning_gnnscale")
+    return text if named and text else f"{kind}: {text}"
+
+
+def _missing_choice(text: str) -> str:
+    """'Could not find 'model/gnc'. Available options in 'model': ...' as one line."""
+    found = re.search(r"Could not find '([^']+)'", text)
+    options = re.search(r"Available options in '[^']*':\s*(.*?)(?:Config search path|$)", text, re.S)
+    if not found:
+        return " ".join(text.split())
+    group, _, name = found[1].rpartition("/")
+    choices = ", ".join(options[1].split()) if options else "none"
+    return f"{group or 'config'}={name}: no such choice; there are {choices}"
+
+
+def _last_line(text: str) -> str:
+    """The error itself at the end of a worker's traceback, without the name of its class."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    start = max((i for i, line in enumerate(lines) if line.startswith("  ")), default=-1) + 1
+    message = " ".join(lines[start:] or lines[-1:])
+    return re.sub(r"^[\w.]+(Error|Exception): ", "", message)

@@ -1,0 +1,129 @@
+"""From the shell's words to one Hydra application, and from its errors to one line."""
+
+import importlib
+import os
+import re
+import sys
+
+from .errors import UsageError, one_line, wants_traceback
+
+COMMANDS = {
+    "train": "partition, store, train and evaluate on the full graph, from a recipe or overrides",
+    "partition": "stream a graph, partition it and write the partition store",
+    "plan": "say how many parts a graph needs and what fits where",
+    "bench": "run one benchmark, side by side with its peer",
+}
+
+BENCHES = {
+    "spring": "SPRING's speed, memory and cut",
+    "loader": "seeds per CPU-second of the sampler and loader",
+    "averaging": "accuracy and synchronisation time against the averaging interval, accuracy against halo hops",
+    "accuracy": "test accuracy of parts with model averaging beside central training",
+}
+
+USAGE = """gnnscale: train graph neural networks on graphs that fit neither the GPU nor the host
+
+usage: gnnscale COMMAND [recipe=NAME | recipe=path/to/file.yaml] [key=value ...] [--multirun] [--help]
+
+commands:
+{commands}
+
+benchmarks (gnnscale bench NAME):
+{benches}
+
+recipes (gnnscale train recipe=NAME):
+  {recipes}
+
+`gnnscale COMMAND --help` lists the settings. GNNSCALE_TRACEBACK=1 shows the traceback of an error."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run one subcommand.
+
+    Args:
+        argv: the words after `gnnscale`; None takes the shell's.
+
+    Exits with 0, or with 2 and one line on stderr where the user's input is wrong.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        command, config_name, words = _pick(words)
+        _run(command, config_name, words)
+    except KeyboardInterrupt:
+        print("gnnscale: interrupted; the same command goes on where it stopped", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        if wants_traceback():
+            raise
+        print(f"gnnscale: {one_line(error)}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _pick(words: list[str]) -> tuple[str, str, list[str]]:
+    """Return the command, its primary config, and the words left for Hydra."""
+    if words[:1] == ["--version"]:
+        from importlib.metadata import version
+
+        print(version("lightning-gnnscale"))
+        sys.exit(0)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_usage())
+        sys.exit(0)
+    command, *rest = words
+    if command not in COMMANDS:
+        raise UsageError(f"no command {command!r}; there are {', '.join(COMMANDS)}")
+    if command != "bench":
+        return command, command, rest
+    if not rest or rest[0] in ("-h", "--help"):
+        print(_usage())
+        sys.exit(0)
+    if rest[0] not in BENCHES:
+        raise UsageError(f"no benchmark {rest[0]!r}; there are {', '.join(BENCHES)}")
+    return command, f"bench/{rest[0]}", rest[1:]
+
+
+def _usage() -> str:
+    from .recipe import available_recipes
+
+    return USAGE.format(
+        commands="\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items()),
+        benches="\n".join(f"  {name:<10} {text}" for name, text in BENCHES.items()),
+        recipes=", ".join(available_recipes()),
+    )
+
+
+def _run(command: str, config_name: str, words: list[str]) -> None:
+    import hydra
+    from hydra.errors import ConfigCompositionException
+
+    from .overrides import allowed_at_top, check_config, prepare_overrides
+    from .recipe import take_recipe
+
+    config_dir, config_name, words = take_recipe(config_name, words)
+    # Hydra prints its own report of an error and exits; asked for the full error, it hands it on to `one_line`.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    failures: list[Exception] = []
+
+    def task(config):
+        try:
+            check_config(config, config_name, config_dir)
+            return importlib.import_module(f".{command}", __package__).run(config)
+        except Exception as error:  # a sweep goes on; the first failure is told at its end
+            if wants_traceback():
+                raise
+            failures.append(error)
+
+    location = [f"--config-dir={config_dir}"] if config_dir else []
+    before = sys.argv
+    sys.argv = [f"gnnscale {command}", *location, *prepare_overrides(words)]
+    try:
+        hydra.main(version_base="1.3", config_path="pkg://lightning_gnnscale.conf", config_name=config_name)(task)()
+    except ConfigCompositionException as error:
+        key = re.match(r"Could not override '(\w+)'", str(error))
+        if key is None:
+            raise
+        raise UsageError(f"{key[1]} is not a setting; there are {allowed_at_top(config_name, config_dir)}") from None
+    finally:
+        sys.argv = before
+    if failures:
+        raise failures[0]

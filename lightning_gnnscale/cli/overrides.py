@@ -1,0 +1,99 @@
+"""Overrides checked against what the settings' targets take, before any work starts."""
+
+import inspect
+import re
+import types
+import typing
+
+from hydra.utils import get_object
+from omegaconf import DictConfig, OmegaConf
+
+from .compose import compose_config
+from .errors import UsageError
+
+_PLAIN = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+
+
+def prepare_overrides(words: list[str]) -> list[str]:
+    """Let `a.b=c` set a key whether or not a YAML file lists it; `check_config` then says which keys exist.
+
+    Hydra wants `+` for a key that no file lists. Whether a class takes an argument is a better test.
+    """
+    return [f"++{word}" if re.match(r"^[A-Za-z_]\w*(\.\w+)+=", word) and not _hydra(word) else word for word in words]
+
+
+def _hydra(word: str) -> bool:
+    return word.startswith("hydra.")
+
+
+def check_config(config: DictConfig, config_name: str, config_dir: str | None) -> None:
+    """Refuse unknown keys and values of the wrong type.
+
+    Raises:
+        UsageError: one line that names the key, the value and what is allowed.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    choices = [o for o in HydraConfig.get().overrides.task if not re.match(r"^\+\+[\w.]+=", o)]
+    base = _compose_base(config_name, config_dir, choices)
+    _check_node(config, base, "")
+
+
+def allowed_at_top(config_name: str, config_dir: str | None) -> str:
+    """Return the top level's keys, for an error."""
+    return ", ".join(str(key) for key in _compose_base(config_name, config_dir, []))
+
+
+def _compose_base(config_name: str, config_dir: str | None, choices: list[str]) -> DictConfig:
+    """Compose the same config without the user's values: its keys are those that untargeted nodes allow."""
+    search = [f"hydra.searchpath=[file://{config_dir}]"] if config_dir else []
+    return compose_config(config_name, [*search, *choices])
+
+
+def _check_node(node: DictConfig, base, path: str) -> None:
+    target = OmegaConf.to_container(node, resolve=False).get("_target_")
+    parameters, takes_more = _parameters(target, path) if target else ({}, False)
+    for key in node:
+        here = f"{path}.{key}" if path else str(key)
+        if target and not str(key).startswith("_"):
+            if key not in parameters and not takes_more:
+                raise UsageError(f"{here} is not a setting; {path} takes {', '.join(parameters)}")
+            if key in parameters and not OmegaConf.is_missing(node, key):
+                _check_type(node[key], parameters[key], here)
+        elif not target and base is not None and key not in base:
+            allowed = ", ".join(str(name) for name in base)
+            raise UsageError(f"{here} is not a setting; {path or 'the top level'} takes {allowed}")
+        if OmegaConf.is_missing(node, key) or OmegaConf.is_interpolation(node, key):
+            continue
+        child = node._get_node(key)
+        if isinstance(child, DictConfig) and not child._is_none():
+            known = base._get_node(key) if isinstance(base, DictConfig) and key in base else None
+            _check_node(child, known if isinstance(known, DictConfig) and not known._is_none() else None, here)
+
+
+def _parameters(target: str, path: str) -> tuple[dict[str, inspect.Parameter], bool]:
+    """Return the arguments a target takes, and whether it takes others as well."""
+    try:
+        found = inspect.signature(get_object(target)).parameters
+    except Exception as error:
+        raise UsageError(f"{path}._target_: {target!r} cannot be imported ({error})") from None
+    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    named = {name: parameter for name, parameter in found.items() if parameter.kind not in variable}
+    return named, any(parameter.kind is parameter.VAR_KEYWORD for parameter in found.values())
+
+
+def _check_type(value, parameter: inspect.Parameter, path: str) -> None:
+    """Compare a plain value with a plain annotation; what is not plain is left to the class itself."""
+    annotation = parameter.annotation
+    options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
+    if value is None or not options or any(option not in (*_PLAIN, type(None)) for option in options):
+        return
+    kinds = tuple(option for option in options if option is not type(None))
+    accepted = kinds + ((int,) if float in kinds else ())
+    is_bool_for_number = isinstance(value, bool) and bool not in kinds
+    if not isinstance(value, accepted) or is_bool_for_number:
+        raise UsageError(f"{path} must be {' or '.join(_PLAIN[kind] for kind in kinds)}, got {value!r}")
+
+
+def _is_union(annotation) -> bool:
+    return isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union

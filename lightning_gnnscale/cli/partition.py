@@ -1,0 +1,69 @@
+"""`gnnscale partition`: a graph on disk becomes a partition store."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+
+from .. import events
+from ..datamodule import PartitionDataModule
+from ..report.progress import ProgressBars
+from ..report.summary import print_summary, stage_rows
+from .store_root import store_root
+
+
+def run(config: DictConfig) -> dict:
+    """Partition, store, and print what it cost and what came of it."""
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    events.open_log(folder / "events.jsonl")
+    with ProgressBars() as progress:
+        with events.stage("load"):
+            dataset = instantiate(config.dataset)
+        datamodule = PartitionDataModule(
+            root=config.output or store_root(config, dataset),
+            dataset=dataset,
+            partitioner=instantiate(config.partitioner),
+            planner=instantiate(config.planner),
+            num_parts=config.num_parts,
+            seed=config.seed,
+            overwrite=config.overwrite,
+            progress=progress,
+        )
+        plan = datamodule.make_plan(num_devices=config.num_devices)
+        datamodule.num_parts = plan.num_parts
+        datamodule.prepare_data()
+    facts = datamodule.partitioning_facts
+    quality = facts.get("quality") or {}
+    plan = plan.with_halo(max(quality["halo_per_part"], default=0)) if quality.get("halo_per_part") else plan
+    if not plan.fits:
+        Console(stderr=True).print(f"gnnscale: with the halo the plan does not fit: {dict(plan.terms())['fits']}")
+    summary = {
+        "title": f"partition of {dataset.name}",
+        "stages": stage_rows(events.read_log(folder / "events.jsonl"), dict(plan.host_peak_bytes)),
+        "facts": {
+            "method": facts.get("method"),
+            "nodes": f"{datamodule.store.num_nodes:,}",
+            "arcs stored": f"{datamodule.store.num_arcs:,}",
+            "store": str(datamodule.root),
+        },
+    }
+    print_summary(summary)
+    _print_quality(quality)
+    temporary = folder / "run.json.tmp"
+    temporary.write_text(json.dumps({"partitioning": facts, "plan": dataclasses.asdict(plan), **summary}, indent=2))
+    os.replace(temporary, folder / "run.json")
+    return summary
+
+
+def _print_quality(quality: dict) -> None:
+    table = Table(title="quality", title_justify="left", show_header=False)
+    for name, value in quality.items():
+        if isinstance(value, (int, float)):
+            table.add_row(name.replace("_", " "), f"{value:.4f}" if isinstance(value, float) else f"{value:,}")
+    Console().print(table)

@@ -1,0 +1,112 @@
+"""A partition store as the source of exact layer-wise inference: each rank's rows, in bounded blocks."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ..model.layer_source import RowBlock
+from ..partition_store import PartitionStore
+from ..sampler.minibatch import sparse_rows_to_torch
+
+
+class StoreLayerSource:
+    """The rows of some parts, and every node's features: implements the model's `LayerSource`.
+
+    Args:
+        store: the partition store.
+        parts: parts whose rows this rank computes; over all ranks each part stands once.
+        scratch: folder on a disk that all ranks reach; tables of hidden layers lie there while they are needed.
+        block_arcs: arcs a block, at least one row's.
+    """
+
+    def __init__(self, store: PartitionStore, parts: list[int], scratch: str | os.PathLike, block_arcs: int = 1 << 20):
+        if block_arcs < 1:
+            raise ValueError(f"block_arcs must be at least 1, got {block_arcs}")
+        self.store, self.parts, self.scratch, self.block_arcs = store, list(parts), Path(scratch), block_arcs
+        self.num_nodes = store.num_nodes
+
+    def blocks(self) -> Iterator[RowBlock]:
+        """Yield this rank's rows as CSC blocks of at most `block_arcs` arcs (one row may be longer)."""
+        csc, weight = self.store.csc, self.store.edge_weight
+        for part in self.parts:
+            start, end = int(self.store.part_offsets[part]), int(self.store.part_offsets[part + 1])
+            while start < end:
+                limit = csc.indptr[start] + self.block_arcs
+                stop = int(np.searchsorted(csc.indptr[start + 1 : end + 1], limit, side="right")) + start
+                stop = min(max(stop, start + 1), end)
+                first, last = int(csc.indptr[start]), int(csc.indptr[stop])
+                yield RowBlock(
+                    rows=np.arange(start, stop),
+                    indptr=np.asarray(csc.indptr[start : stop + 1]) - first,
+                    indices=np.asarray(csc.indices[first:last]),
+                    edge_weight=None if weight is None else np.asarray(weight[first:last]),
+                )
+                start = stop
+
+    def gather(self, nodes: np.ndarray):
+        """Return the features of some nodes: a (num, dim) tensor, or sparse rows as the batch's `x_csr`."""
+        rows = self.store.features.gather(nodes)
+        return sparse_rows_to_torch(rows) if self.store.features.is_sparse else torch.from_numpy(rows)
+
+    def degree(self, nodes: np.ndarray) -> np.ndarray:
+        """Return the in-degree of some nodes, (num,) int64."""
+        indptr = self.store.csc.indptr
+        return np.asarray(indptr[np.asarray(nodes) + 1] - indptr[nodes])
+
+    def table(self, name: str, dim: int) -> np.ndarray:
+        """Return a (num_nodes, dim) float32 array on disk that all ranks share; every rank must ask for it."""
+        path = self.scratch / f"{name}.npy"
+        if _rank() == 0:
+            self.scratch.mkdir(parents=True, exist_ok=True)
+            np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(self.num_nodes, dim))
+        self.barrier()
+        return np.load(path, mmap_mode="r+")
+
+    def barrier(self) -> None:
+        """Wait for the other ranks."""
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            dist.barrier()
+
+    def close(self) -> None:
+        """Remove the tables; every rank must call it."""
+        self.barrier()
+        if _rank() == 0:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+@dataclass
+class EvaluationPass:
+    """One exact pass over this rank's rows: the single batch of the validation, test and predict loaders.
+
+    Attributes:
+        source: where layer-wise inference reads.
+        split: "val", "test", or None to predict every node.
+        labels: (num_nodes,) or (num_nodes, num_labels) in store ids, None without labels.
+        masks: {"train" | "val" | "test": bool (num_nodes,)} in store ids.
+    """
+
+    source: StoreLayerSource
+    split: str | None
+    labels: np.ndarray | None
+    masks: dict[str, np.ndarray]
+
+    @property
+    def rows(self) -> np.ndarray:
+        """(num_rows,) int64 store ids that this rank computes, ascending within a part."""
+        offsets = self.source.store.part_offsets
+        ranges = [np.arange(offsets[part], offsets[part + 1]) for part in self.source.parts]
+        return np.concatenate(ranges) if ranges else np.empty(0, np.int64)
+
+    def to(self, device, non_blocking: bool = False) -> "EvaluationPass":
+        """Return itself: blocks move to the device one by one."""
+        return self
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0

@@ -1,0 +1,52 @@
+"""Predictions on disk, keyed by the user's own node ids."""
+
+import os
+from pathlib import Path
+
+import lightning as L
+import pyarrow as pa
+import pyarrow.parquet as pq
+from lightning.pytorch.callbacks import BasePredictionWriter
+
+
+class PredictionWriter(BasePredictionWriter):
+    """Write one Parquet file with a row a node: `node` (the user's id) and `prediction`.
+
+    Args:
+        path: of the file; each rank writes `path.rank` first, rank 0 joins them and the file appears whole.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        super().__init__("epoch")
+        self.path = Path(path)
+
+    def write_on_epoch_end(self, trainer: L.Trainer, pl_module, predictions, batch_indices) -> None:
+        """Write this rank's rows and, on rank 0, the whole table in ascending order of the original ids."""
+        store = trainer.datamodule.store
+        own = Path(f"{self.path}.{trainer.global_rank}")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        tables = [self._table(store, result) for result in predictions]
+        pq.write_table(pa.concat_tables(tables), own)
+        trainer.strategy.barrier("gnnscale-predictions")
+        if trainer.global_rank == 0:
+            parts = [Path(f"{self.path}.{rank}") for rank in range(trainer.world_size)]
+            joined = pa.concat_tables([pq.read_table(part) for part in parts]).sort_by("original_nid")
+            temporary = Path(f"{self.path}.tmp")
+            pq.write_table(joined.drop_columns(["original_nid"]), temporary)
+            os.replace(temporary, self.path)
+            for part in parts:
+                part.unlink()
+        trainer.strategy.barrier("gnnscale-predictions-joined")
+
+    @staticmethod
+    def _table(store, result: dict) -> pa.Table:
+        nodes = result["nodes"]
+        values = result["prediction"].cpu().numpy()
+        column = pa.array(values) if values.ndim == 1 else pa.array(list(values))
+        return pa.table(
+            {
+                "original_nid": pa.array(store.original_nid[nodes]),
+                "node": pa.array(store.user_ids(nodes)),
+                "prediction": column,
+            }
+        )

@@ -1,0 +1,127 @@
+"""A user's own graph: an edge file, and arrays for what belongs to the nodes."""
+
+from pathlib import Path
+
+import numpy as np
+
+from ..edge_stream import open_edge_stream
+from .graph_dataset import GraphDataset
+from .split import random_split
+
+
+def load_files(
+    edges: str,
+    features: str | None = None,
+    labels: str | None = None,
+    train_mask: str | None = None,
+    val_mask: str | None = None,
+    test_mask: str | None = None,
+    edge_weight: str | None = None,
+    edge_features: str | None = None,
+    num_nodes: int | None = None,
+    num_classes: int | None = None,
+    name: str | None = None,
+    fractions: tuple[float, float, float] = (0.7, 0.15, 0.15),
+    split_seed: int = 0,
+    to_undirected: bool = True,
+    remove_self_loops: bool = False,
+    layout: str = "auto",
+    chunk_edges: int = 1 << 22,
+    relabel: bool = False,
+    reader: dict | None = None,
+) -> GraphDataset:
+    """Open a graph from files; nothing but labels and masks is read into memory.
+
+    Args:
+        edges: .npy, .bin, .csv, .tsv, .txt (also .gz), .parquet, a folder of parquet, or a glob.
+        features: .npy of (num_nodes, dim), memory-mapped.
+        labels: .npy of (num_nodes,) integers, -1 = unknown, or (num_nodes, num_labels).
+        train_mask, val_mask, test_mask: .npy of (num_nodes,) bool, or of node ids. With none of them the labelled
+            nodes are split at random by `fractions` and `split_seed`.
+        edge_weight, edge_features: .npy of (num_edges,) and (num_edges, dim), by position of the edge.
+        num_nodes: nodes; None takes the rows of the features or labels, else counts them.
+        num_classes: None counts them in the labels.
+        name: None takes the edge file's.
+        reader: options of the edge reader, for example {"dtype": "int32"} for .bin.
+
+    Raises:
+        FileNotFoundError, ValueError: one line that names the key and the file.
+    """
+    arrays = {
+        key: _load(key, path)
+        for key, path in {
+            "features": features,
+            "labels": labels,
+            "train_mask": train_mask,
+            "val_mask": val_mask,
+            "test_mask": test_mask,
+            "edge_weight": edge_weight,
+            "edge_features": edge_features,
+        }.items()
+        if path is not None
+    }
+    for key in ("features", "labels"):
+        if num_nodes is None and key in arrays:
+            num_nodes = len(arrays[key])
+    stream = open_edge_stream(
+        edges,
+        num_nodes=num_nodes,
+        chunk_edges=chunk_edges,
+        layout=layout,
+        to_undirected=to_undirected,
+        remove_self_loops=remove_self_loops,
+        relabel=relabel,
+        **(reader or {}),
+    )
+    if num_nodes is None:
+        num_nodes, _ = stream.count()
+    for key in ("features", "labels"):
+        if key in arrays and len(arrays[key]) != num_nodes:
+            raise ValueError(f"dataset.{key}: {len(arrays[key])} rows, but the graph has {num_nodes} nodes")
+    label_array = None if "labels" not in arrays else np.array(arrays["labels"])
+    masks = {
+        split: _as_mask(f"{split}_mask", arrays[f"{split}_mask"], num_nodes)
+        for split in ("train", "val", "test")
+        if f"{split}_mask" in arrays
+    }
+    if not masks and label_array is not None:
+        masks = random_split(label_array, fractions, split_seed)
+    return GraphDataset(
+        name=name or Path(edges).name.split(".")[0].replace("*", "") or "graph",
+        stream=stream,
+        features=arrays.get("features"),
+        labels=label_array,
+        masks=masks,
+        num_classes=num_classes,
+        edge_weight=arrays.get("edge_weight"),
+        edge_features=arrays.get("edge_features"),
+        source={key: _stamp(path) for key, path in (("features", features), ("labels", labels)) if path},
+    )
+
+
+def _load(key: str, path: str) -> np.ndarray:
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"dataset.{key}: no file {path}")
+    try:
+        return np.load(path, mmap_mode="r")
+    except ValueError as error:
+        raise ValueError(f"dataset.{key}: {path} is not a .npy file that numpy can map ({error})") from None
+
+
+def _as_mask(key: str, array: np.ndarray, num_nodes: int) -> np.ndarray:
+    if array.dtype == bool:
+        if len(array) != num_nodes:
+            raise ValueError(f"dataset.{key}: {len(array)} entries, but the graph has {num_nodes} nodes")
+        return np.array(array)
+    if not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(f"dataset.{key} must hold bool or node ids, got {array.dtype}")
+    if len(array) and not (0 <= array.min() and array.max() < num_nodes):
+        raise ValueError(f"dataset.{key}: node ids must be in [0, {num_nodes}), got {array.min()} to {array.max()}")
+    mask = np.zeros(num_nodes, bool)
+    mask[array] = True
+    return mask
+
+
+def _stamp(path: str) -> list:
+    stat = Path(path).stat()
+    return [str(Path(path).resolve()), stat.st_size, stat.st_mtime_ns]

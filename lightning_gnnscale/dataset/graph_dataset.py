@@ -1,0 +1,82 @@
+"""A graph with its features, labels and masks: what a run starts from."""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..edge_stream import EdgeStream
+from ..graph import MASK_NAMES
+
+
+class CSRFeatures(NamedTuple):
+    """Sparse node features, one row a node.
+
+    Attributes:
+        indptr: (num_nodes + 1,) int64.
+        indices: (num_nonzeros,) int32, columns.
+        data: (num_nonzeros,) values, any real dtype.
+        shape: (num_nodes, dim).
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    data: np.ndarray
+    shape: tuple[int, int]
+
+
+@dataclass
+class GraphDataset:
+    """Edges as a stream, and per-node data in the order of the stream's ids.
+
+    Attributes:
+        name: short, used in the names of folders.
+        stream: the edges.
+        features: (num_nodes, dim) array, memmap or .npy path, `CSRFeatures`, or None.
+        labels: (num_nodes,) integers with -1 = unknown, (num_nodes, num_labels) for several labels a node, or None.
+        masks: {"train": bool (num_nodes,), "val": ..., "test": ...}.
+        num_classes: classes, or labels a node where there are several.
+        edge_weight, edge_features: by edge id of the stream, or None.
+        source: what identifies it beyond the stream, for fingerprints: plain values.
+    """
+
+    name: str
+    stream: EdgeStream
+    features: Any = None
+    labels: Any = None
+    masks: dict[str, np.ndarray] = field(default_factory=dict)
+    num_classes: int | None = None
+    edge_weight: Any = None
+    edge_features: Any = None
+    source: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        unknown = sorted(set(self.masks) - set(MASK_NAMES))
+        if unknown:
+            raise ValueError(f"masks must be named {', '.join(MASK_NAMES)}; got {', '.join(unknown)}")
+        if self.num_classes is None and self.labels is not None:
+            labels = np.asarray(self.labels)
+            self.num_classes = labels.shape[1] if labels.ndim == 2 else int(labels.max(initial=-1)) + 1
+
+    @property
+    def multilabel(self) -> bool:
+        return self.labels is not None and np.ndim(self.labels) == 2
+
+    @property
+    def feature_dim(self) -> int:
+        return int(self._feature_rows().shape[1]) if self.features is not None else 0
+
+    @property
+    def feature_bytes(self) -> int:
+        """Bytes of the features on disk."""
+        if self.features is None:
+            return 0
+        if hasattr(self.features, "indptr"):
+            return sum(np.asarray(part).nbytes for part in (self.features.indptr, *self.features[1:3]))
+        rows = self._feature_rows()
+        return int(np.prod(rows.shape)) * rows.dtype.itemsize
+
+    def _feature_rows(self):
+        if isinstance(self.features, str) or hasattr(self.features, "__fspath__"):
+            return np.load(self.features, mmap_mode="r")
+        return self.features

@@ -1,0 +1,104 @@
+"""Public graphs in one neutral form: a folder with `graph.npz`."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from ..edge_stream import open_edge_stream
+from .graph_dataset import CSRFeatures, GraphDataset
+from .split import random_split
+
+ENV_ROOT = "GNNSCALE_DATA"
+
+
+def data_root() -> Path | None:
+    """Return the folder of public graphs: `GNNSCALE_DATA`, else the nearest `shared/data` above; None without one."""
+    given = os.environ.get(ENV_ROOT)
+    if given:
+        return Path(given)
+    here = Path.cwd().resolve()
+    for parent in (here, *here.parents):
+        if (parent / "shared" / "data").is_dir():
+            return parent / "shared" / "data"
+    return None
+
+
+def load_npz(
+    name: str,
+    root: str | None = None,
+    split: str = "auto",
+    fractions: tuple[float, float, float] = (0.7, 0.15, 0.15),
+    split_seed: int = 0,
+    to_undirected: bool = True,
+    remove_self_loops: bool = True,
+    chunk_edges: int = 1 << 22,
+) -> GraphDataset:
+    """Open one folder of public graphs.
+
+    Args:
+        name: the folder's name, for example "cora"; or a path to a folder or an .npz file.
+        root: parent of the folders; None looks at `GNNSCALE_DATA`, then for `shared/data` above this folder.
+        split: "public" (the published masks), "random", or "auto": public where there is one.
+        fractions, split_seed: of a random split, see `random_split`.
+        to_undirected, remove_self_loops, chunk_edges: see `open_edge_stream`.
+
+    The file holds `edge_index` (2, num_edges); `x` (num_nodes, dim) or `x_data`, `x_indices`, `x_indptr`, `x_shape`;
+    `y` (num_nodes,), -1 = unknown; `train_mask`, `val_mask`, `test_mask`. Everything but the edges is optional.
+
+    Raises:
+        FileNotFoundError: no such folder; the message lists those that are there.
+        ValueError: an unknown split, or "public" where there is none.
+    """
+    if split not in ("auto", "public", "random"):
+        raise ValueError(f"dataset.split must be auto, public or random, got {split!r}")
+    path = _find(name, root)
+    arrays = dict(np.load(path))
+    if "edge_index" not in arrays:
+        raise ValueError(f"{path}: holds no edge_index, so there is no graph to train on")
+    features = _features(arrays)
+    labels = arrays["y"].astype(np.int64) if "y" in arrays else None
+    rows = [len(value) for value in (labels, arrays.get("train_mask")) if value is not None]
+    if features is not None:
+        rows.append(features.shape[0])
+    num_nodes = max([int(arrays["edge_index"].max(initial=-1)) + 1, *rows])
+    masks = {key: arrays[f"{key}_mask"] for key in ("train", "val", "test") if f"{key}_mask" in arrays}
+    if split == "public" and not masks:
+        raise ValueError(f"{path}: has no public split; say dataset.split=random")
+    if labels is not None and (split == "random" or not masks):
+        masks = random_split(labels, fractions, split_seed)
+    stream = open_edge_stream(
+        arrays["edge_index"],
+        num_nodes=num_nodes,
+        chunk_edges=chunk_edges,
+        to_undirected=to_undirected,
+        remove_self_loops=remove_self_loops,
+    )
+    return GraphDataset(name=path.parent.name, stream=stream, features=features, labels=labels, masks=masks)
+
+
+def _find(name: str, root: str | None) -> Path:
+    given = Path(name).expanduser()
+    if given.suffix == ".npz" and given.is_file():
+        return given
+    if (given / "graph.npz").is_file():
+        return given / "graph.npz"
+    folder = Path(root) if root else data_root()
+    if folder is None:
+        raise FileNotFoundError(
+            f"dataset.name: no folder {name!r}, and no folder of public graphs is known; set {ENV_ROOT} or dataset.root"
+        )
+    if (folder / name / "graph.npz").is_file():
+        return folder / name / "graph.npz"
+    there = sorted(path.parent.name for path in folder.glob("*/graph.npz"))
+    raise FileNotFoundError(f"dataset.name: no graph {name!r} in {folder}; there are {', '.join(there) or 'none'}")
+
+
+def _features(arrays: dict):
+    if "x" in arrays:
+        return arrays["x"]
+    if "x_indptr" not in arrays:
+        return None
+    indptr, indices, shape = arrays["x_indptr"], arrays["x_indices"], arrays["x_shape"]
+    rows, dim = (int(size) for size in shape)
+    return CSRFeatures(indptr.astype(np.int64), indices.astype(np.int32), arrays["x_data"], (rows, dim))

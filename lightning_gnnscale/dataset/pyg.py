@@ -1,0 +1,65 @@
+"""PyG graphs: a `Data` object, or one of PyG's data sets by class name."""
+
+import numpy as np
+
+from ..edge_stream import open_edge_stream
+from .graph_dataset import GraphDataset
+from .split import random_split
+
+
+def load_pyg(
+    data=None,
+    dataset: str | None = None,
+    name: str | None = None,
+    fractions: tuple[float, float, float] = (0.7, 0.15, 0.15),
+    split_seed: int = 0,
+    to_undirected: bool = True,
+    remove_self_loops: bool = False,
+    chunk_edges: int = 1 << 22,
+    **dataset_options,
+) -> GraphDataset:
+    """Take a graph from PyG.
+
+    Args:
+        data: a `torch_geometric.data.Data` with `edge_index`, and `x`, `y`, `train_mask`, ... where it has them.
+        dataset: instead of `data`, a class of `torch_geometric.datasets`, for example "Planetoid"; its first graph.
+        name: of the data set, passed on to the class where it takes one.
+        dataset_options: further arguments of the class, for example `root`.
+
+    Raises:
+        ValueError: neither or both of `data` and `dataset`, or no such class.
+    """
+    if (data is None) == (dataset is None):
+        raise ValueError("dataset.data and dataset.dataset: give exactly one of them")
+    if data is None:
+        import torch_geometric.datasets as classes
+
+        if not hasattr(classes, dataset):
+            raise ValueError(f"dataset.dataset: torch_geometric.datasets has no class {dataset!r}")
+        named = {"name": name} if name else {}
+        data = getattr(classes, dataset)(**dataset_options, **named)[0]
+    masks = {}
+    for split in ("train", "val", "test"):
+        mask = getattr(data, f"{split}_mask", None)
+        if mask is not None:
+            masks[split] = mask.numpy() if mask.dim() == 1 else mask[:, 0].numpy()
+    labels = getattr(data, "y", None)
+    if labels is not None:
+        labels = labels.squeeze(-1).numpy() if labels.dim() == 2 and labels.shape[1] == 1 else labels.numpy()
+    if not masks and labels is not None:
+        masks = random_split(labels, fractions, split_seed)
+    stream = open_edge_stream(
+        np.ascontiguousarray(data.edge_index.numpy()),
+        num_nodes=int(data.num_nodes),
+        chunk_edges=chunk_edges,
+        to_undirected=to_undirected,
+        remove_self_loops=remove_self_loops,
+    )
+    features = getattr(data, "x", None)
+    return GraphDataset(
+        name=(name or dataset or "pyg").lower(),
+        stream=stream,
+        features=None if features is None else features.numpy(),
+        labels=labels,
+        masks=masks,
+    )

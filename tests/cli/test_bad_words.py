@@ -1,0 +1,86 @@
+"""What the command line says of wrong words: one line, the key, and what is allowed; nothing is started."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from lightning_gnnscale.cli.main import main
+from lightning_gnnscale.cli.overrides import prepare_overrides
+
+
+def refused(capsys, *words: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    assert stop.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert "Traceback" not in lines[0]
+    return lines[0]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["frobnicate"], ["no command 'frobnicate'", "train, partition, plan, bench"]),
+        (["bench", "speed"], ["no benchmark 'speed'", "spring, loader"]),
+        (["train", "recipe=nothing"], ["recipe=nothing", "no such recipe", "demo"]),
+        (["train", "recipe=./none.yaml"], ["recipe=./none.yaml", "no such file"]),
+        (["train", "recipe=demo", "recipe=cora"], ["recipe= stands 2 times"]),
+        (["train", "sead=1"], ["sead is not a setting", "seed"]),
+        (["train", "model=gnc"], ["model=gnc", "gat", "gcn", "graphsage"]),
+        (["train", "datamodule.batchsize=4"], ["datamodule.batchsize is not a setting", "batch_size"]),
+        (["train", "datamodule.batch_size=many"], ["datamodule.batch_size must be an integer", "'many'"]),
+        (["train", "trainer.max_epoch=4"], ["trainer.max_epoch is not a setting", "max_epochs"]),
+        (["train", "paths.run=x"], ["paths.run is not a setting", "runs, stores"]),
+        (["train", "model.backbone.width=4"], ["model.backbone.width is not a setting", "hidden_channels"]),
+        (["train", "dataset=npz", "dataset.name=corra"], ["corra"]),
+        (["train", "dataset=files", "dataset.edges=none.npy"], ["none.npy"]),
+        (["plan", "planner.num_devices=0"], ["num_devices must be at least 1, got 0"]),
+        (["plan", "planner.device_memory_bytes=10zz"], ["device_memory_bytes", "24GiB"]),
+    ],
+)
+def test_one_line(capsys, words, parts):
+    line = refused(capsys, *words)
+    for part in parts:
+        assert part in line
+
+
+def test_plan_prints_every_term(capsys):
+    main(["plan", "planner.num_devices=4", "planner.device_memory_bytes=1GiB"])
+    out = capsys.readouterr().out
+    assert "S = CSC + features" in out
+    assert "p, parts" in out
+    assert not os.listdir()
+
+
+def test_help_names_commands_and_recipes(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    for word in ("train", "partition", "plan", "bench", "recipe=NAME", "demo"):
+        assert word in out
+
+
+def test_values_need_no_plus_and_hydra_keeps_its_own():
+    words = ["a.b=1", "model=gcn", "hydra.run.dir=x", "+new.key=2", "seed=3", "--multirun", "~callbacks.checkpoint"]
+    assert prepare_overrides(words) == ["++a.b=1", *words[1:]]
+
+
+def test_traceback_when_asked(tmp_path):
+    result = subprocess.run(
+        [sys.executable, "-m", "lightning_gnnscale.cli", "plan", "planner.num_devices=0"],
+        env=os.environ | {"GNNSCALE_TRACEBACK": "1"},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert result.returncode != 0
+    assert "Traceback" in result.stderr

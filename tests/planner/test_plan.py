@@ -1,0 +1,85 @@
+"""The seeds' rule by hand, sizes as people write them, and errors that name the remedy."""
+
+import pytest
+
+from lightning_gnnscale.planner import csc_bytes, plan
+from lightning_gnnscale.units import format_bytes, format_seconds, parse_bytes
+
+GIB = 1 << 30
+
+
+def make(total_bytes: int, **options):
+    """A plan for a graph whose CSC and features add up to total_bytes."""
+    features = total_bytes - csc_bytes(1000, 0)
+    return plan(num_nodes=1000, num_edges=0, feature_bytes=features, **options)
+
+
+@pytest.mark.parametrize(
+    ("total", "devices", "memory", "compute", "parts"),
+    [
+        (8 * GIB, 4, 6 * GIB, 4 * GIB, 4),  # S = q (M - T): one part a device
+        (8 * GIB + 1, 4, 6 * GIB, 4 * GIB, 5),  # one byte more: ceil(S / (M - T))
+        (1 * GIB, 4, 6 * GIB, None, 4),  # T is two thirds of M by default
+        (20 * GIB, 2, 6 * GIB, None, 10),
+        (100 * GIB, 2, None, None, 2),  # no device memory known: one part a device
+    ],
+)
+def test_rule(total, devices, memory, compute, parts):
+    result = make(total, num_devices=devices, device_memory_bytes=memory, compute_bytes=compute)
+    assert result.num_parts == parts
+
+
+def test_part_of_the_user_is_kept_and_checked():
+    result = make(8 * GIB, num_devices=2, device_memory_bytes=6 * GIB, num_parts=2)
+    assert (result.num_parts, result.chosen_by, result.fits) == (2, "user", False)
+    assert "num_parts=" in dict(result.terms())["fits"]
+
+
+def test_halo_is_checked_again():
+    before = make(4 * GIB, num_devices=2, device_memory_bytes=6 * GIB)
+    assert before.fits
+    after = before.with_halo(900)
+    assert after.part_bytes > before.part_bytes
+    assert not after.fits
+
+
+def test_every_term_is_explained():
+    text = make(20 * GIB, num_devices=2, device_memory_bytes="6GiB", host_memory_bytes="24GiB").explain()
+    for term in (
+        "S = CSC + features",
+        "q, devices",
+        "M, memory of a device",
+        "T, set aside",
+        "M - T",
+        "p, parts",
+        "fits",
+    ):
+        assert term in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_devices": 0}, "num_devices must be at least 1, got 0"),
+        ({"num_parts": 0}, "num_parts must be at least 1, got 0"),
+        ({"num_parts": 5000}, r"num_parts must be in \[1, 1000\], got 5000"),
+        ({"device_memory_bytes": "1GiB", "compute_bytes": "2GiB"}, "compute_bytes must be below device_memory_bytes"),
+        ({"device_memory_bytes": "many"}, "device_memory_bytes must be bytes or a size like 24GiB"),
+    ],
+)
+def test_bad_input(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(GIB, **options)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("24GiB", 24 * GIB), ("500 MB", 500 * 10**6), ("8g", 8 * GIB), (17, 17), ("1.5k", 1536), (None, None)],
+)
+def test_sizes_as_people_write_them(text, size):
+    assert parse_bytes(text) == size
+
+
+def test_units_for_people():
+    assert [format_bytes(size) for size in (0, 1023, 1536, 5 * GIB)] == ["0 B", "1023 B", "1.50 KiB", "5.00 GiB"]
+    assert [format_seconds(s) for s in (0.123, 12.34, 245)] == ["0.12 s", "12.3 s", "4 min 05 s"]

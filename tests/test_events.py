@@ -1,0 +1,49 @@
+"""Events: one line an event, stages measured, a cut line left out."""
+
+import time
+
+import numpy as np
+
+from lightning_gnnscale import events
+from lightning_gnnscale.memory import MemoryPeak, resident_bytes
+
+
+def test_events_reach_the_file_and_a_cut_line_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setenv(events.ENV_FILE, "")
+    path = tmp_path / "run" / "events.jsonl"
+    events.open_log(path)
+    events.record("average", epoch=1, seconds=0.5)
+    with path.open("a") as file:
+        file.write('{"event": "half')
+    read = events.read_log(path)
+    assert [event["event"] for event in read] == ["average"]
+    assert read[0]["epoch"] == 1
+
+
+def test_stage_measures_time_and_memory():
+    with events.stage("grow", note="x"):
+        block = np.ones(8 << 20)
+        time.sleep(0.1)
+        assert block[0] == 1
+    event = events.recent()[-1]
+    assert (event["stage"], event["failed"], event["note"]) == ("grow", False, "x")
+    assert event["seconds"] >= 0.1
+    assert event["peak_bytes"] >= 64 << 20
+
+
+def test_failed_stage_says_so():
+    try:
+        with events.stage("break"):
+            raise ValueError("x")
+    except ValueError:
+        pass
+    assert events.recent()[-1]["failed"] is True
+
+
+def test_peak_counts_memory_that_is_gone_again():
+    with MemoryPeak(interval_s=0.01) as peak:
+        block = np.ones(16 << 20)
+        time.sleep(0.1)
+        del block
+    assert peak.peak_bytes - peak.start_bytes >= 100 << 20
+    assert resident_bytes() < peak.peak_bytes

@@ -1,0 +1,66 @@
+"""Imports run one way (DESIGN): a stage knows what stands to its left, and nothing to its right."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SHARED = {"graph", "errors", "rng", "events", "memory", "jit", "units"}
+KERNELS = {"triton_kernels"}
+FLOW = ["edge_stream", "partitioner", "partition_store", "planner", "dataset", "sampler", "loader"]
+ALLOWED = {stage: SHARED | KERNELS | set(FLOW[: i + 1]) for i, stage in enumerate(FLOW)}
+ALLOWED |= {
+    "model": SHARED | KERNELS | {"model"},
+    "strategy": SHARED | {"strategy", "model"},
+    "datamodule": SHARED | KERNELS | {*FLOW, "datamodule", "model"},
+    "report": SHARED | {"report"},
+    "triton_kernels": {"graph", "rng", "errors", "jit", "triton_kernels"},
+}
+# The public face, the commands and the benchmarks stand outside of the flow: they put the stages together.
+
+
+def imported(path: Path, package: list[str]) -> set[str]:
+    """The parts of this package that a file imports, by the first name below lightning_gnnscale."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            full = [*base, *(node.module or "").split(".")] if node.module else base
+            targets = [full] if len(full) > 1 else [[*full, alias.name] for alias in node.names]
+        elif isinstance(node, ast.Import):
+            targets = [alias.name.split(".") for alias in node.names]
+        else:
+            continue
+        names |= {target[1] for target in targets if target[0] == "lightning_gnnscale" and len(target) > 1}
+    return names
+
+
+@pytest.mark.parametrize("stage", sorted(ALLOWED))
+def test_imports_run_one_way(stage):
+    folder = ROOT / stage if stage == "triton_kernels" else ROOT / "lightning_gnnscale" / stage
+    files = sorted(folder.rglob("*.py"))
+    assert files
+    for path in files:
+        package = ["lightning_gnnscale", stage, *path.relative_to(folder).parts[:-1]]
+        beyond = imported(path, package) - ALLOWED[stage]
+        assert not beyond, f"{path.relative_to(ROOT)} imports {', '.join(sorted(beyond))}"
+
+
+def test_the_reader_of_imports_sees_relative_and_absolute_ones(tmp_path):
+    path = tmp_path / "x.py"
+    path.write_text(
+        "from ..rng import fold\nfrom .. import events\nfrom .own import y\nimport lightning_gnnscale.model.gcn\n"
+    )
+    assert imported(path, ["lightning_gnnscale", "loader"]) == {"rng", "events", "loader", "model"}
+
+
+def test_every_package_is_listed_for_the_build():
+    import tomllib
+
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    found = {".".join(p.parent.relative_to(ROOT).parts) for p in (ROOT / "lightning_gnnscale").rglob("__init__.py")}
+    for mapped in ("triton_kernels", "conf", "recipes"):
+        for p in (ROOT / mapped).rglob("__init__.py"):
+            found.add(".".join(["lightning_gnnscale", *p.parent.relative_to(ROOT).parts]))
+    assert found == listed
