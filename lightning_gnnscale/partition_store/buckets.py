@@ -1,0 +1,227 @@
+"""Edges onto disk, bucketed by destination: the first half of an external sort by row."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..graph import id_dtype
+from ..jit import kernel
+from .array_file import map_rows
+from .budget import WriteBudget
+from .inputs import StoreInputs
+from .journal import Journal, file_states
+from .node_tables import Progress
+
+_MOST_BUCKETS = 4096
+STEP = "edges"
+INDEX_FILE = "run_index.npy"
+
+
+@dataclass(frozen=True)
+class BucketLayout:
+    """How rows fall into buckets: bucket b holds the rows [b << shift, (b + 1) << shift).
+
+    Buckets are ranges of rows whatever the parts are, so that one bucket fits the sort buffer for few large parts
+    and for many small ones.
+    """
+
+    shift: int
+    num_buckets: int
+
+    @classmethod
+    def plan(cls, num_nodes: int, num_arcs: int, sort_arcs: int) -> "BucketLayout":
+        """Choose buckets that hold half a sort buffer of arcs on average."""
+        wanted = min(_MOST_BUCKETS, max(1, -(-2 * num_arcs // sort_arcs)))
+        rows = max(1, -(-num_nodes // wanted))
+        shift = (rows - 1).bit_length()
+        return cls(shift, max(1, (num_nodes + (1 << shift) - 1) >> shift))
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The bucketed arcs on disk: columns in which each spill is sorted by bucket.
+
+    Attributes:
+        index: (num_spills, num_buckets + 1) int64, where each bucket of each spill begins in the columns.
+        row, src, edge: the columns: row within the bucket, source (store id), edge id (or None).
+    """
+
+    index: np.ndarray
+    row: np.ndarray
+    src: np.ndarray
+    edge: np.ndarray | None
+
+    def segments(self, bucket: int):
+        """Yield the (begin, end) of a bucket in the columns, spill by spill."""
+        for begin, end in self.index[:, bucket : bucket + 2].tolist():
+            if end > begin:
+                yield begin, end
+
+
+class _Spill:
+    """A buffer of relabelled edges, and the columns that it is written to."""
+
+    def __init__(self, journal: Journal, inputs: StoreInputs, layout: BucketLayout, budget: WriteBudget):
+        ids = id_dtype(inputs.num_nodes)
+        names = [("run_row.npy", np.dtype(np.int32)), ("run_src.npy", ids)]
+        if inputs.carries_edge_ids:
+            names.append(("run_edge.npy", np.dtype(np.int64)))
+        self.journal, self.layout = journal, layout
+        self.columns = [journal.open_file(STEP, name, dtype) for name, dtype in names]
+        self.index = journal.open_file(STEP, INDEX_FILE, np.int64, (layout.num_buckets + 1,))
+        self.both = bool(inputs.stream.to_undirected)
+        self.drop_loops = bool(inputs.stream.remove_self_loops)
+        self.src, self.dst = (np.empty(budget.spill_edges, ids) for _ in range(2))
+        capacity = budget.spill_edges * (2 if self.both else 1)
+        self.out = [np.empty(capacity if file else 0, dtype) for file, (_, dtype) in zip(self.columns, names)]  # noqa: B905
+        if not inputs.carries_edge_ids:
+            self.out.append(np.empty(0, np.int64))
+        self.num_edges = 0
+        self.first_edge = journal.state(STEP).get("edges", 0)
+
+    def add(self, src: np.ndarray, dst: np.ndarray, store_nid: np.ndarray) -> None:
+        """Take edges in source order; write out whenever the buffer is full."""
+        taken = 0
+        while taken < len(src):
+            count = min(len(src) - taken, len(self.src) - self.num_edges)
+            target = slice(self.num_edges, self.num_edges + count)
+            _translate(src[taken : taken + count], store_nid, self.src[target])
+            _translate(dst[taken : taken + count], store_nid, self.dst[target])
+            self.num_edges += count
+            taken += count
+            if self.num_edges == len(self.src):
+                self.flush()
+
+    def flush(self) -> None:
+        """Write the buffered edges, sorted by bucket, and say so in the journal when a line is due."""
+        if self.num_edges == 0:
+            return
+        src, dst, layout = self.src[: self.num_edges], self.dst[: self.num_edges], self.layout
+        offsets = _count(src, dst, layout.shift, layout.num_buckets, self.both, self.drop_loops)
+        _place(src, dst, layout.shift, self.both, self.drop_loops, self.first_edge, offsets.copy(), *self.out)
+        base, num_arcs = self.columns[0].num_rows, int(offsets[-1])
+        for file, column in zip(self.columns, self.out, strict=False):
+            file.append(column[:num_arcs])
+        self.index.append((offsets + base)[None, :])
+        self.first_edge += self.num_edges
+        self.num_edges = 0
+        if self.journal.due(sum(num_arcs * file.row_bytes for file in self.columns)):
+            self.note()
+
+    def note(self, done: bool = False) -> None:
+        """Write a journal line."""
+        files = file_states(*self.columns, self.index)
+        self.journal.write(STEP, edges=self.first_edge, files=files, done=done)
+
+    def release(self) -> None:
+        """Close the files."""
+        for file in [*self.columns, self.index]:
+            file.release()
+
+
+def bucket_edges(
+    journal: Journal, inputs: StoreInputs, store_nid: np.ndarray, budget: WriteBudget, progress: Progress
+) -> None:
+    """Stream the edges once, relabel them, and write them bucketed by destination row.
+
+    With `stream.to_undirected` each edge is followed by its reverse; a self-loop stays one arc. With
+    `stream.remove_self_loops` self-loops go. Arcs carry their edge id only where weights or features need it.
+
+    Cost: one pass; `budget.spill_edges` edges in memory; 8 to 24 bytes of scratch disk an arc.
+    """
+    if journal.is_done(STEP):
+        return
+    stream = inputs.stream
+    spill = _Spill(journal, inputs, bucket_layout(inputs, budget), budget)
+    try:
+        for src, dst in _edges_from(stream, spill.first_edge):
+            spill.add(src, dst, store_nid)
+            progress("bucketing edges", spill.first_edge + spill.num_edges, stream.num_edges)
+        spill.flush()
+        spill.note(done=True)
+    finally:
+        spill.release()
+
+
+def bucket_layout(inputs: StoreInputs, budget: WriteBudget) -> BucketLayout:
+    """Return the buckets of these inputs."""
+    num_arcs = inputs.stream.num_edges * (2 if inputs.stream.to_undirected else 1)
+    return BucketLayout.plan(inputs.num_nodes, num_arcs, budget.sort_arcs)
+
+
+def open_runs(journal: Journal, inputs: StoreInputs, layout: BucketLayout) -> Runs:
+    """Map the bucketed arcs."""
+    files = journal.state(STEP)["files"]
+
+    def column(name, dtype, row_shape=()):
+        return map_rows(journal.folder / name, dtype, (files[name][0], *row_shape))
+
+    return Runs(
+        index=np.array(column(INDEX_FILE, np.int64, (layout.num_buckets + 1,))),
+        row=column("run_row.npy", np.int32),
+        src=column("run_src.npy", id_dtype(inputs.num_nodes)),
+        edge=column("run_edge.npy", np.int64) if inputs.carries_edge_ids else None,
+    )
+
+
+def drop_runs(journal: Journal) -> None:
+    """Delete the bucketed arcs; the journal forgets them first."""
+    journal.write(STEP, done=True)
+    for path in journal.folder.glob("run_*.npy"):
+        path.unlink()
+
+
+def _edges_from(stream, first_edge: int):
+    """Yield (src, dst) from an edge position on; whole chunks before it are left out."""
+    for chunk in stream.chunks(first_edge // stream.chunk_edges):
+        skip = max(0, first_edge - chunk.first_edge)
+        if skip < len(chunk.src):
+            yield chunk.src[skip:], chunk.dst[skip:]
+
+
+@kernel
+def _translate(nodes, store_nid, out):
+    for i in range(len(nodes)):
+        out[i] = store_nid[nodes[i]]
+
+
+@kernel
+def _count(src, dst, shift, num_buckets, both, drop_loops):
+    """Return the (num_buckets + 1,) offsets of the arcs by bucket."""
+    offsets = np.zeros(num_buckets + 1, np.int64)
+    for i in range(len(src)):
+        loop = src[i] == dst[i]
+        if loop and drop_loops:
+            continue
+        offsets[(dst[i] >> shift) + 1] += 1
+        if both and not loop:
+            offsets[(src[i] >> shift) + 1] += 1
+    for bucket in range(num_buckets):
+        offsets[bucket + 1] += offsets[bucket]
+    return offsets
+
+
+@kernel
+def _place(src, dst, shift, both, drop_loops, first_edge, cursor, out_row, out_src, out_edge):
+    """Write each arc, and its reverse behind it, to the next free place of its bucket."""
+    mask = (1 << shift) - 1
+    with_edge = len(out_edge) > 0
+    for i in range(len(src)):
+        loop = src[i] == dst[i]
+        if loop and drop_loops:
+            continue
+        bucket = dst[i] >> shift
+        place = cursor[bucket]
+        cursor[bucket] += 1
+        out_row[place] = dst[i] & mask
+        out_src[place] = src[i]
+        if with_edge:
+            out_edge[place] = first_edge + i
+        if both and not loop:
+            bucket = src[i] >> shift
+            place = cursor[bucket]
+            cursor[bucket] += 1
+            out_row[place] = src[i] & mask
+            out_src[place] = dst[i]
+            if with_edge:
+                out_edge[place] = first_edge + i

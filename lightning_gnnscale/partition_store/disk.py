@@ -1,0 +1,50 @@
+"""How much disk the writer needs, said before it begins."""
+
+import shutil
+from pathlib import Path
+
+from ..errors import PartitionStoreError
+from ..events import record
+from ..graph import id_dtype
+from .inputs import SparseSource, StoreInputs
+from .journal import Journal
+
+
+def check_disk(root: Path, inputs: StoreInputs, p, journal: Journal) -> None:
+    """Say how much disk the work needs at most, and refuse if it is not there."""
+    needed = disk_bytes(inputs, getattr(getattr(p, "quality", None), "edge_cut_ratio", 1.0))
+    there = sum(path.stat().st_size for path in journal.folder.iterdir())
+    free = shutil.disk_usage(root.parent).free
+    record("store_disk", root=str(root), needed_bytes=needed, written_bytes=there, free_bytes=free)
+    if needed - there > free:
+        raise PartitionStoreError(
+            f"{root}: writing needs about {(needed - there) / 2**30:.1f} GiB at its peak,"
+            f" {free / 2**30:.1f} GiB are free; free space or choose another root"
+        )
+
+
+def disk_bytes(inputs: StoreInputs, edge_cut_ratio: float = 1.0) -> int:
+    """Return an upper bound of the disk that the writer takes at its peak, scratch included, bytes.
+
+    Args:
+        edge_cut_ratio: share of edges between parts, 1 if it is not known.
+    """
+    ids = id_dtype(inputs.num_nodes).itemsize
+    edge_id = 8 if inputs.carries_edge_ids else 0
+    num_arcs = inputs.stream.num_edges * (2 if inputs.stream.to_undirected else 1)
+    arc_arrays = [array for array in (inputs.edge_weight, inputs.edge_features) if array is not None]
+    per_arc = sum(array.nbytes // max(1, len(array)) for array in arc_arrays)
+    runs = num_arcs * (4 + ids + edge_id)
+    cross = int(num_arcs * edge_cut_ratio) * (4 + ids + edge_id)
+    halo = int(num_arcs * edge_cut_ratio) * (4 + edge_id) + min(
+        int(num_arcs * edge_cut_ratio), inputs.num_nodes * max(0, inputs.num_parts - 1)
+    ) * (ids + 12)
+    rows = num_arcs * (ids + per_arc) + 8 * inputs.num_nodes
+    tables = inputs.num_nodes * (2 * ids + 8 + len(inputs.masks)) + _nbytes(inputs.features) + _nbytes(inputs.labels)
+    return tables + rows + cross + max(runs, halo)
+
+
+def _nbytes(array) -> int:
+    if isinstance(array, SparseSource):
+        return len(array.indices) * (4 + array.data.dtype.itemsize) + len(array.indptr) * 8
+    return 0 if array is None else array.nbytes

@@ -1,0 +1,161 @@
+"""Feature tables: dense rows or sparse rows (CSR), gathered by node id with the stored bits unchanged."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ..jit import kernel
+
+
+class FeatureTable(Protocol):
+    """What a store offers of its features; rows are store ids."""
+
+    num_rows: int
+    dim: int
+    dtype: np.dtype
+    is_sparse: bool
+
+    def gather(self, nodes: np.ndarray): ...
+
+
+@dataclass(frozen=True)
+class DenseFeatures:
+    """Dense rows over a memory map.
+
+    Attributes:
+        array: (num_rows, dim), any dtype that numpy stores.
+    """
+
+    array: np.ndarray
+    is_sparse = False
+
+    @property
+    def num_rows(self) -> int:
+        return self.array.shape[0]
+
+    @property
+    def dim(self) -> int:
+        return self.array.shape[1]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.array.dtype
+
+    def gather(self, nodes: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Copy rows.
+
+        Args:
+            nodes: (num,) integers in [0, num_rows).
+            out: (num, dim) of the stored dtype, filled in place where given.
+
+        Returns:
+            (num, dim) of the stored dtype, bit for bit what is stored.
+        """
+        nodes = checked_rows(nodes, self.num_rows)
+        if len(nodes) == 0:
+            return np.empty((0, self.dim), self.dtype) if out is None else out
+        return np.take(self.array, nodes, axis=0, out=out, mode="clip")  # checked above; "raise" would copy twice
+
+
+@dataclass(frozen=True)
+class SparseRows:
+    """A block of sparse rows.
+
+    Attributes:
+        indptr: (num_rows + 1,) int64.
+        indices: (num_values,) int32 columns, each at most once in a row.
+        data: (num_values,) the stored dtype.
+        dim: number of columns.
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    data: np.ndarray
+    dim: int
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.indptr) - 1
+
+    def dense(self, out: np.ndarray | None = None) -> np.ndarray:
+        """Return (num_rows, dim) of the stored dtype, zero where nothing is stored; `out` is overwritten."""
+        if out is None:
+            out = np.zeros((self.num_rows, self.dim), self.data.dtype)
+        else:
+            out[...] = 0
+        rows = np.repeat(np.arange(self.num_rows), np.diff(self.indptr))
+        out[rows, self.indices] = self.data
+        return out
+
+
+@dataclass(frozen=True)
+class CSRFeatures:
+    """Sparse rows over memory maps.
+
+    Attributes:
+        indptr: (num_rows + 1,) int64.
+        indices: (num_values,) int32.
+        data: (num_values,) any dtype of 1, 2, 4 or 8 bytes.
+        dim: number of columns.
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    data: np.ndarray
+    dim: int
+    is_sparse = True
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.indptr) - 1
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.data.dtype
+
+    def gather(self, nodes: np.ndarray) -> SparseRows:
+        """Copy rows; nodes: (num,) integers in [0, num_rows). The values come as stored, bit for bit."""
+        nodes = checked_rows(nodes, self.num_rows)
+        indptr = np.zeros(len(nodes) + 1, np.int64)
+        row_lengths(self.indptr, nodes, indptr)
+        indices = np.empty(indptr[-1], np.int32)
+        data = np.empty(indptr[-1], self.data.dtype)
+        copy_sparse_rows(self.indptr, self.indices, as_bits(self.data), nodes, indptr, indices, as_bits(data))
+        return SparseRows(indptr, indices, data, self.dim)
+
+
+def checked_rows(nodes: np.ndarray, num_rows: int) -> np.ndarray:
+    """Return ids as an integer array, all inside [0, num_rows), or raise ValueError."""
+    nodes = np.asarray(nodes)
+    if nodes.dtype.kind not in "iu" and len(nodes):
+        raise ValueError(f"node ids must be integers, got {nodes.dtype}")
+    if len(nodes) and (nodes.min() < 0 or nodes.max() >= num_rows):
+        raise ValueError(f"node ids must be in [0, {num_rows}), got {nodes.min()} to {nodes.max()}")
+    return nodes.astype(np.int64, copy=False)
+
+
+def as_bits(values: np.ndarray) -> np.ndarray:
+    """View values as unsigned integers of their size: compiled loops then copy any dtype, NaN patterns too."""
+    if values.dtype.itemsize not in (1, 2, 4, 8):
+        raise ValueError(f"sparse values must have 1, 2, 4 or 8 bytes each, got {values.dtype}")
+    return values.view(np.dtype(f"u{values.dtype.itemsize}"))
+
+
+@kernel
+def row_lengths(indptr, rows, out):
+    """Running lengths of the chosen rows into out (len(rows) + 1,)."""
+    out[0] = 0
+    for i in range(len(rows)):
+        out[i + 1] = out[i] + indptr[rows[i] + 1] - indptr[rows[i]]
+
+
+@kernel
+def copy_sparse_rows(indptr, indices, bits, rows, out_indptr, out_indices, out_bits):
+    """Copy the chosen rows, one behind the other."""
+    for i in range(len(rows)):
+        target = out_indptr[i]
+        for source in range(indptr[rows[i]], indptr[rows[i] + 1]):
+            out_indices[target] = indices[source]
+            out_bits[target] = bits[source]
+            target += 1

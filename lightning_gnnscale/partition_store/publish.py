@@ -1,0 +1,73 @@
+"""How a finished store appears at its root: whole, at once, and never before an older one may go."""
+
+import shutil
+from pathlib import Path
+
+from ..errors import PartitionStoreError
+from .journal import journal_head, partial_folder
+from .manifest import MANIFEST, SOURCE, read_source, sync_folder
+
+
+def stands(root: Path, source: dict, overwrite: bool) -> bool:
+    """Return whether the finished store at root is the wanted one; raise if another may not be replaced."""
+    if not root.exists() or (root.is_dir() and not any(root.iterdir())):
+        return False
+    if not _has_store(root):
+        raise PartitionStoreError(f"{root}: exists and is no partition store; choose another root")
+    if overwrite:
+        return False
+    if read_source(root) == source:
+        return True
+    raise PartitionStoreError(
+        f"{root}: a store of another input or of other options stands here;"
+        " replace it with overwrite=True or choose another root"
+    )
+
+
+def check_partial(partial: Path, source: dict, overwrite: bool) -> None:
+    """Raise if an unfinished store of another input would be lost."""
+    head = journal_head(partial) or read_source(partial)
+    if not head or overwrite or all(head.get(name) == value for name, value in source.items()):
+        return
+    raise PartitionStoreError(
+        f"{partial}: an unfinished store of another input or of other options stands here;"
+        " discard it with overwrite=True, or choose another root"
+    )
+
+
+def finish_publishing(root: Path, source: dict, overwrite: bool) -> bool:
+    """Go on where a kill fell between the last byte of a store and its appearing at root; return whether it did."""
+    partial, old = partial_folder(root), _old_folder(root)
+    if (partial / MANIFEST).is_file() and read_source(partial) == source and (overwrite or not _has_store(root)):
+        publish(partial, root)
+        return True
+    if old.exists() and not root.exists():
+        old.rename(root)
+    elif old.exists():
+        shutil.rmtree(old)
+    return False
+
+
+def publish(partial: Path, root: Path) -> None:
+    """Let the finished store appear at root; one that stands there goes once the new one has its name."""
+    for path in partial.iterdir():
+        if path.name not in (MANIFEST, SOURCE) and path.suffix != ".npy":
+            path.unlink()
+    sync_folder(partial)
+    old = _old_folder(root)
+    if _has_store(root):
+        if old.exists():
+            shutil.rmtree(old)
+        root.rename(old)
+    partial.rename(root)
+    sync_folder(root.parent)
+    if old.exists():
+        shutil.rmtree(old)
+
+
+def _has_store(root: Path) -> bool:
+    return (root / MANIFEST).is_file()
+
+
+def _old_folder(root: Path) -> Path:
+    return root.with_name(root.name + ".old")

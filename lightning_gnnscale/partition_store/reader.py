@@ -1,0 +1,241 @@
+"""The finished store: memory-mapped arrays, halo lists, and parts as training processes load them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from ..graph import CSC
+from .array_file import map_rows
+from .expand import assigned_arcs, distances, keep_arcs, localise, rows_within
+from .features import CSRFeatures, DenseFeatures, SparseRows
+from .manifest import read_manifest, read_source
+from .part_graph import PartGraph
+
+
+class PartitionStore:
+    """A partitioned graph on disk; open it with `PartitionStore.open`.
+
+    Everything is a read-only memory map that all processes of a host share; pickling sends the path alone.
+    All ids are store ids unless said otherwise.
+
+    Attributes:
+        root: the folder.
+        manifest: what the store says of itself.
+        part_offsets: (num_parts + 1,) int64, part p owns [part_offsets[p], part_offsets[p + 1]).
+        csc: in-neighbours of every node; indices are store ids, ascending within a row.
+        original_nid: (num_nodes,) original id of each store id.
+        store_nid: (num_nodes,) store id of each original id.
+        features: table of (num_nodes, dim), or None.
+        labels: (num_nodes,) int64, -1 unknown; (num_nodes, num_labels) float32 for several labels; or None.
+        masks: name to (num_nodes,) bool.
+        edge_weight: (num_arcs,) float32 or None. edge_features: (num_arcs, dim) or None.
+        symmetric: whether every arc stands in both directions.
+    """
+
+    def __init__(self, root: Path, manifest: dict):
+        self.root, self.manifest = Path(root), manifest
+        self.part_offsets = np.array(self._map("part_offsets"))
+        self.csc = CSC(self._map("csc_indptr"), self._map("csc_indices"))
+        self.original_nid, self.store_nid = self._map("original_nid"), self._map("store_nid")
+        self.features = self._features("features")
+        self.labels = self._map("labels")
+        self.masks = {name: self._map(f"mask_{name}") for name in manifest["masks"]}
+        self.edge_weight, self.edge_features = self._map("edge_weight"), self._map("edge_features")
+        self._user_ids = self._map("user_ids")
+        self._halo_offsets = np.array(self._map("halo_offsets"))
+        self._halo_nodes, self._halo_degree = self._map("halo_nodes"), self._map("halo_degree")
+        self._halo_csc = CSC(self._map("halo_indptr"), self._map("halo_indices"))
+        self._halo_arc = self._map("halo_arc")
+        self._halo_features = self._features("halo_features")
+
+    @classmethod
+    def open(cls, root) -> "PartitionStore":
+        """Open a finished store.
+
+        Args:
+            root: its folder.
+
+        Raises:
+            PartitionStoreError: it is missing, unfinished, of another version, or a file has another size than the
+                manifest says. Contents are compared by `verify`.
+        """
+        root = Path(root).absolute()
+        return cls(root, read_manifest(root))
+
+    def __reduce__(self):
+        return PartitionStore.open, (str(self.root),)
+
+    def __repr__(self) -> str:
+        return (
+            f"PartitionStore({str(self.root)!r}, num_nodes={self.num_nodes}, num_arcs={self.num_arcs},"
+            f" num_parts={self.num_parts})"
+        )
+
+    @property
+    def num_nodes(self) -> int:
+        return self.manifest["num_nodes"]
+
+    @property
+    def num_arcs(self) -> int:
+        return self.manifest["num_arcs"]
+
+    @property
+    def num_parts(self) -> int:
+        return self.manifest["num_parts"]
+
+    @property
+    def symmetric(self) -> bool:
+        return self.manifest["symmetric"]
+
+    @property
+    def fingerprint(self) -> str:
+        """What identifies the input that the store was made from; compare with `input_fingerprint`."""
+        return read_source(self.root).get("fingerprint", "")
+
+    def part_of(self, nodes: np.ndarray) -> np.ndarray:
+        """Return the (num,) int64 part of each store id."""
+        return np.searchsorted(self.part_offsets, nodes, side="right") - 1
+
+    def user_ids(self, store_nodes: np.ndarray) -> np.ndarray:
+        """Return the user's own ids of store ids: those of `relabel=True`, otherwise the original ids."""
+        return (self.original_nid if self._user_ids is None else self._user_ids)[store_nodes]
+
+    def halo(self, part: int, hops: int = 1) -> np.ndarray:
+        """Return the (num_halo,) store ids, ascending, that a part reads beyond its core; see `load_part`."""
+        begin, end = self._core(part)
+        if hops == 1:
+            return self._halo_nodes[self._halo_slice(part)]
+        if hops == 0:
+            return self.load_part(part, 0).halo_nodes
+        distance = distances(self.csc, begin, end, _checked_hops(hops))
+        return np.flatnonzero((distance > 0) & (distance <= hops)).astype(self.original_nid.dtype)
+
+    def load_part(self, part: int, hops: int = 1) -> PartGraph:
+        """Load a part's graph into memory.
+
+        Args:
+            part: in [0, num_parts).
+            hops: how far the halo reaches. 1: core rows complete, halo rows cut to neighbours in the core. 2 and
+                more: rows nearer than `hops` complete, those at `hops` cut to nearer neighbours. 0: each cross edge
+                is given to one of its two parts, by a hash of its ends and the store's seed, and only that part
+                sees it.
+
+        Returns:
+            PartGraph with arrays of its own.
+
+        Cost: hops 0 and 1: sequential reads of what the part owns and lists; 8 bytes an arc (16 with arc ids).
+            More hops: 5 bytes a node of the whole graph, and reads of the rows of other parts.
+        """
+        begin, end = self._core(part)
+        if _checked_hops(hops) >= 2:
+            return self._load_far(part, begin, end, hops)
+        near = self._load_near(part, begin, end)
+        return near if hops == 1 else self._without_halo(near)
+
+    def load_features(self, graph: PartGraph) -> np.ndarray | SparseRows | None:
+        """Return the feature rows of a loaded part in local order, in the stored dtype; packed halo rows are used."""
+        if self.features is None:
+            return None
+        if self._halo_features is None or graph.hops != 1:
+            return self.features.gather(graph.nodes)
+        halo = self._halo_slice(graph.part)
+        core_nodes = np.arange(graph.core_start, graph.core_start + graph.num_core)
+        core, packed = self.features.gather(core_nodes), self._halo_features.gather(np.arange(halo.start, halo.stop))
+        if not self.features.is_sparse:
+            return np.concatenate([core, packed])
+        return SparseRows(
+            np.concatenate([core.indptr, packed.indptr[1:] + core.indptr[-1]]),
+            np.concatenate([core.indices, packed.indices]),
+            np.concatenate([core.data, packed.data]),
+            core.dim,
+        )
+
+    def verify(self) -> None:
+        """Read everything and compare checksums, id maps, order of rows, and halo lists.
+
+        Raises:
+            PartitionStoreError: names the first file that is damaged, and how to go on.
+
+        Cost: two reads of the store.
+        """
+        from .verify import verify_store
+
+        verify_store(self)
+
+    def _load_near(self, part: int, begin: int, end: int) -> PartGraph:
+        halo = self._halo_slice(part)
+        halo_nodes = np.array(self._halo_nodes[halo])
+        first, last = int(self.csc.indptr[begin]), int(self.csc.indptr[end])
+        core_indptr = self.csc.indptr[begin : end + 1] - first
+        arcs = self._halo_arc is not None
+        core, position = localise(
+            core_indptr, self.csc.indices[first:last], begin, end, halo_nodes, self.num_nodes, positions=arcs
+        )
+        halo_first, halo_last = (int(self._halo_csc.indptr[i]) for i in (halo.start, halo.stop))
+        halo_indptr = self._halo_csc.indptr[halo.start + 1 : halo.stop + 1] - halo_first + (last - first)
+        return PartGraph(
+            part=part,
+            core_start=begin,
+            num_core=end - begin,
+            halo_nodes=halo_nodes,
+            csc=CSC(
+                np.concatenate([core_indptr, halo_indptr]),
+                np.concatenate([core, self._halo_csc.indices[halo_first:halo_last]]),
+            ),
+            degree=np.concatenate([np.diff(core_indptr).astype(self._halo_degree.dtype), self._halo_degree[halo]]),
+            arc_id=np.concatenate([position + first, self._halo_arc[halo_first:halo_last]]) if arcs else None,
+            hops=1,
+            symmetric=self.symmetric,
+        )
+
+    def _load_far(self, part: int, begin: int, end: int, hops: int) -> PartGraph:
+        distance = distances(self.csc, begin, end, hops)
+        halo_nodes = np.flatnonzero((distance > 0) & (distance <= hops)).astype(self.original_nid.dtype)
+        nodes = np.concatenate([np.arange(begin, end, dtype=halo_nodes.dtype), halo_nodes])
+        csc, arc_id = rows_within(self.csc, nodes, end - begin, distance, hops)
+        degree = (self.csc.indptr[nodes + 1] - self.csc.indptr[nodes]).astype(self._halo_degree.dtype)
+        arc_id = arc_id if self._halo_arc is not None else None
+        return PartGraph(part, begin, end - begin, halo_nodes, csc, degree, arc_id, hops, self.symmetric)
+
+    def _without_halo(self, near: PartGraph) -> PartGraph:
+        original = self.original_nid[near.nodes].astype(np.int64)
+        keep = assigned_arcs(near.csc, near.num_core, original, self.manifest["seed"])
+        stays, csc, positions = keep_arcs(near.csc, near.num_core, keep)
+        return replace(
+            near,
+            halo_nodes=near.halo_nodes[stays],
+            csc=csc,
+            degree=np.concatenate([near.degree[: near.num_core], near.degree[near.num_core :][stays]]),
+            arc_id=None if near.arc_id is None else near.arc_id[positions],
+            hops=0,
+        )
+
+    def _core(self, part: int) -> tuple[int, int]:
+        if not 0 <= part < self.num_parts:
+            raise ValueError(f"part must be in [0, {self.num_parts}), got {part}")
+        return int(self.part_offsets[part]), int(self.part_offsets[part + 1])
+
+    def _halo_slice(self, part: int) -> slice:
+        return slice(int(self._halo_offsets[part]), int(self._halo_offsets[part + 1]))
+
+    def _map(self, name: str) -> np.ndarray | None:
+        entry = self.manifest["files"].get(name)
+        if entry is None:
+            return None
+        return map_rows(self.root / f"{name}.npy", np.dtype(entry["dtype"]), tuple(entry["shape"]))
+
+    def _features(self, name: str) -> DenseFeatures | CSRFeatures | None:
+        if name in self.manifest["files"]:
+            return DenseFeatures(self._map(name))
+        indptr = self._map(f"{name}_indptr")
+        if indptr is None:
+            return None
+        columns, values = self._map(f"{name}_indices"), self._map(f"{name}_data")
+        return CSRFeatures(indptr, columns, values, self.manifest["feature_dim"])
+
+
+def _checked_hops(hops: int) -> int:
+    if not 0 <= hops < 255:
+        raise ValueError(f"hops must be in [0, 254], got {hops}")
+    return hops

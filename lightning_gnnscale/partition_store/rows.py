@@ -1,0 +1,218 @@
+"""Buckets of arcs to CSC rows: the second half of the external sort, and the list of arcs that leave their part."""
+
+import numpy as np
+
+from ..graph import id_dtype
+from ..jit import kernel
+from .array_file import ArrayFile, map_rows
+from .buckets import BucketLayout, Runs
+from .budget import WriteBudget
+from .inputs import StoreInputs
+from .journal import Journal, file_states
+from .node_tables import Progress
+from .relabel import StoreIds
+from .sort_arcs import SortBuffer, count_rows, direction_sums, drop_repeats, select_rows
+
+STEP = "rows"
+_ARC_BLOCK_BYTES = 1 << 25
+
+
+class RowWriter:
+    """Writes the CSC, the arc arrays and the cross arcs, a range of rows at a time.
+
+    Cross arcs, u -> v with u and v in different parts, are kept by the part of u, as (v, local id of u, position):
+    they come out sorted by (v, u), which is the order of that part's halo rows.
+    """
+
+    def __init__(self, journal: Journal, inputs: StoreInputs, ids: StoreIds):
+        self.journal, self.inputs = journal, inputs
+        nodes = id_dtype(inputs.num_nodes)
+        state = journal.state(STEP)
+        self.bucket = state.get("bucket", 0)
+        self.sums = [np.uint64(value) for value in state.get("sums", (0, 0))]
+        self.indptr = journal.open_file(STEP, "csc_indptr.npy", np.int64)
+        self.indices = journal.open_file(STEP, "csc_indices.npy", nodes)
+        self.arc_files: list[tuple[ArrayFile, np.ndarray]] = []
+        for name, source in (("edge_weight", inputs.edge_weight), ("edge_features", inputs.edge_features)):
+            if source is not None:
+                dtype = np.float32 if name == "edge_weight" else source.dtype
+                self.arc_files.append((journal.open_file(STEP, f"{name}.npy", dtype, source.shape[1:]), source))
+        columns = [("cross_node.npy", nodes), ("cross_core.npy", np.dtype(np.int32))]
+        if inputs.carries_edge_ids:
+            columns.append(("cross_arc.npy", np.dtype(np.int64)))
+        self.cross = [journal.open_file(STEP, name, dtype) for name, dtype in columns]
+        self.cross_index = journal.open_file(STEP, "cross_index.npy", np.int64, (inputs.num_parts + 1,))
+        if self.indptr.num_rows == 0:
+            self.indptr.append(np.zeros(1, np.int64))
+        sizes = np.diff(ids.part_offsets)
+        self.node_part = np.repeat(np.arange(inputs.num_parts, dtype=np.int32), sizes)
+        self.part_offsets = ids.part_offsets
+
+    def write(self, first_row: int, offsets: np.ndarray, src: np.ndarray, edge: np.ndarray) -> int:
+        """Append sorted rows; offsets: (num_rows + 1,) from 0, changed in place. Return the bytes written."""
+        if self.inputs.stream.to_undirected:
+            num_arcs = drop_repeats(offsets, src, edge)
+            src, edge = src[:num_arcs], edge[:num_arcs]
+        else:
+            for i, value in enumerate(direction_sums(first_row, offsets, src)):
+                self.sums[i] = np.uint64((int(self.sums[i]) + int(value)) & 0xFFFFFFFFFFFFFFFF)
+        base = self.indices.num_rows
+        self._write_cross(first_row, offsets, src, base)
+        self.indptr.append(offsets[1:] + base)
+        self.indices.append(src)
+        for file, source in self.arc_files:
+            step = max(1, _ARC_BLOCK_BYTES // max(1, file.row_bytes))
+            for begin in range(0, len(edge), step):
+                file.append(np.take(source, edge[begin : begin + step], axis=0))
+        return src.nbytes + sum(len(src) * file.row_bytes for file, _ in self.arc_files)
+
+    def _write_cross(self, first_row: int, offsets: np.ndarray, src: np.ndarray, base: int) -> None:
+        place = _count_cross(first_row, offsets, src, self.node_part, self.inputs.num_parts)
+        out = [np.empty(place[-1], file.dtype) for file in self.cross]
+        if len(out) == 2:
+            out.append(np.empty(0, np.int64))
+        _place_cross(first_row, offsets, src, base, self.node_part, self.part_offsets, place.copy(), *out)
+        self.cross_index.append((place + self.cross[0].num_rows)[None, :])
+        for file, column in zip(self.cross, out, strict=False):
+            file.append(column)
+
+    @property
+    def files(self) -> list[ArrayFile]:
+        """What stays in the store."""
+        return [self.indptr, self.indices, *(file for file, _ in self.arc_files)]
+
+    def note(self, next_bucket: int) -> None:
+        """Write a journal line."""
+        states = file_states(*self.files, *self.cross, self.cross_index)
+        self.journal.write(STEP, bucket=next_bucket, sums=[int(value) for value in self.sums], files=states)
+
+    def finish(self) -> None:
+        """Close everything; only the cross arcs are still named with a checksum, the rest is on the disk."""
+        undirected = bool(self.inputs.stream.to_undirected)
+        symmetric = undirected or self.sums[0] == self.sums[1]
+        for file in self.files:
+            file.close()
+        self.journal.write(
+            STEP,
+            done=True,
+            num_arcs=self.indices.num_rows,
+            symmetric=bool(symmetric),
+            files=file_states(*self.cross, self.cross_index),
+        )
+        self.release()
+
+    def release(self) -> None:
+        """Close the files as they are."""
+        for file in [*self.files, *self.cross, self.cross_index]:
+            file.release()
+
+
+def write_rows(
+    journal: Journal,
+    inputs: StoreInputs,
+    ids: StoreIds,
+    layout: BucketLayout,
+    runs: Runs,
+    budget: WriteBudget,
+    progress: Progress,
+) -> None:
+    """Sort bucket after bucket into CSC rows; repeats go where the stream is made undirected.
+
+    Cost: one read of the bucketed arcs (of a bucket above `budget.sort_arcs`, one for each share of its rows).
+    """
+    if journal.is_done(STEP):
+        return
+    writer = RowWriter(journal, inputs, ids)
+    buffer = SortBuffer(budget.sort_arcs, id_dtype(inputs.num_nodes), runs.edge is not None)
+    try:
+        for bucket in range(writer.bucket, layout.num_buckets):
+            written = 0
+            begin = bucket << layout.shift
+            num_rows = min(1 << layout.shift, inputs.num_nodes - begin)
+            for first, last, num_arcs in _row_ranges(runs, bucket, num_rows, budget.sort_arcs):
+                _read_range(runs, bucket, first, last, buffer.columns(num_arcs))
+                sorted_rows = buffer.sort(num_arcs, last - first, inputs.num_nodes)
+                written += writer.write(begin + first, *sorted_rows)
+            if journal.due(written):
+                writer.note(bucket + 1)
+            progress("sorting rows", begin + num_rows, inputs.num_nodes)
+        writer.finish()
+    finally:
+        writer.release()
+
+
+def map_cross(journal: Journal, inputs: StoreInputs) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the index and the columns of the cross arcs, as RowWriter left them."""
+    files = journal.state(STEP)["files"]
+    names = [("cross_node.npy", id_dtype(inputs.num_nodes)), ("cross_core.npy", np.int32)]
+    if inputs.carries_edge_ids:
+        names.append(("cross_arc.npy", np.int64))
+    shape = (files["cross_index.npy"][0], inputs.num_parts + 1)
+    index = np.array(map_rows(journal.folder / "cross_index.npy", np.int64, shape))
+    return index, [map_rows(journal.folder / name, dtype, (files[name][0],)) for name, dtype in names]
+
+
+def drop_cross(journal: Journal) -> None:
+    """Delete the cross arcs; the journal forgets them first."""
+    state = journal.state(STEP)
+    journal.write(STEP, **{**state, "files": {}})
+    for path in journal.folder.glob("cross_*.npy"):
+        path.unlink()
+
+
+def _row_ranges(runs: Runs, bucket: int, num_rows: int, sort_arcs: int):
+    """Cut a bucket into ranges of rows with at most sort_arcs arcs each (a longer row stands alone)."""
+    if num_rows <= 0:
+        return []
+    total = sum(end - begin for begin, end in runs.segments(bucket))
+    if total <= sort_arcs:
+        return [(0, num_rows, total)]
+    counts = np.zeros(num_rows, np.int64)
+    for begin, end in runs.segments(bucket):
+        count_rows(runs.row[begin:end], counts)
+    sums = np.concatenate([[0], np.cumsum(counts)])
+    ranges, first = [], 0
+    while first < num_rows:
+        last = int(np.searchsorted(sums, sums[first] + sort_arcs, side="right")) - 1
+        last = min(max(last, first + 1), num_rows)
+        ranges.append((first, last, int(sums[last] - sums[first])))
+        first = last
+    return ranges
+
+
+def _read_range(runs: Runs, bucket: int, first: int, last: int, out: tuple) -> None:
+    position = 0
+    no_edge = np.empty(0, np.int64)
+    for begin, end in runs.segments(bucket):
+        edge = no_edge if runs.edge is None else runs.edge[begin:end]
+        position = select_rows(runs.row[begin:end], runs.src[begin:end], edge, first, last, *out, position)
+
+
+@kernel
+def _count_cross(first_row, offsets, src, node_part, num_parts):
+    place = np.zeros(num_parts + 1, np.int64)
+    for row in range(len(offsets) - 1):
+        part = node_part[first_row + row]
+        for i in range(offsets[row], offsets[row + 1]):
+            source_part = node_part[src[i]]
+            if source_part != part:
+                place[source_part + 1] += 1
+    for part in range(num_parts):
+        place[part + 1] += place[part]
+    return place
+
+
+@kernel
+def _place_cross(first_row, offsets, src, base, node_part, part_offsets, cursor, out_node, out_core, out_arc):
+    with_arc = len(out_arc) > 0
+    for row in range(len(offsets) - 1):
+        part = node_part[first_row + row]
+        for i in range(offsets[row], offsets[row + 1]):
+            source_part = node_part[src[i]]
+            if source_part != part:
+                place = cursor[source_part]
+                cursor[source_part] += 1
+                out_node[place] = first_row + row
+                out_core[place] = src[i] - part_offsets[source_part]
+                if with_arc:
+                    out_arc[place] = base + i

@@ -1,0 +1,211 @@
+"""Write a partition store in bounded memory: resumable after a kill, atomic, locked against a second writer."""
+
+import errno
+import zlib
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import PartitionStoreError
+from ..events import stage
+from ..graph import CSC, id_dtype
+from .array_file import ArrayFile, map_rows
+from .buckets import bucket_edges, bucket_layout, drop_runs, open_runs
+from .budget import WriteBudget
+from .disk import check_disk
+from .features import CSRFeatures, DenseFeatures
+from .halo import map_halo_nodes, pack_halo_features, write_halo
+from .inputs import SparseSource, StoreInputs, check_inputs
+from .journal import Journal, partial_folder, writer_lock
+from .manifest import FORMAT_VERSION, MANIFEST, SOURCE, describe_files, write_json
+from .node_tables import Progress, write_sparse_table, write_table
+from .publish import check_partial, finish_publishing, publish, stands
+from .reader import PartitionStore
+from .relabel import StoreIds, relabel
+from .rows import drop_cross, write_rows
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def write_partition_store(
+    root,
+    stream,
+    p,
+    features=None,
+    labels=None,
+    masks=None,
+    edge_weight=None,
+    edge_features=None,
+    progress: Progress | None = None,
+    overwrite: bool = False,
+    pack_halo: bool = False,
+    budget: WriteBudget | None = None,
+    lock_timeout_s: float = 0,
+) -> PartitionStore:
+    """Write the store of a partitioned graph, or go on with one that was interrupted, or open the one that stands.
+
+    The store appears at `root` at once and complete; until then everything is in `<root>.partial`. After a kill the
+    same call goes on with what is done and ends in the same bytes. A finished store of the same input is opened.
+
+    Args:
+        root: folder of the store.
+        stream: EdgeStream; its `to_undirected` adds reverses and drops repeats (the first edge's weight stays),
+            its `remove_self_loops` drops self-loops, its `node_ids` are kept as the user's ids.
+        p: Partitioning, or anything with `part_id` (num_nodes,) and `num_parts`.
+        features: (num_nodes, dim) array, memmap or .npy path of any number dtype; a scipy CSR matrix; or
+            (indptr, indices, data, shape). All per-node arrays are in original order.
+        labels: (num_nodes,) classes, -1 (or NaN) unknown; or (num_nodes, num_labels).
+        masks: name to (num_nodes,) bool.
+        edge_weight: (num_edges,) by source edge id. edge_features: (num_edges, dim) by source edge id.
+        progress: called with (what, done, total) about once a block.
+        overwrite: write anew even if a store stands at root, and discard an unfinished one of other input; the old
+            store stays until the new one is complete.
+        pack_halo: also store the feature rows of each halo beside it, so that a part loads with sequential reads.
+        budget: buffer sizes.
+        lock_timeout_s: how long to wait for another writer of the same root.
+
+    Returns:
+        PartitionStore, opened.
+
+    Raises:
+        ValueError: an argument does not fit the graph.
+        PartitionStoreError: another store, an unfinished one of other input, or another writer is at `root`; or the
+            disk is too small. The message says how to go on.
+
+    Cost: one pass over the edges (one more if the stream is not counted yet), and per part one sequential pass over
+        what it owns; memory O(num_nodes) plus the buffers of `budget`; scratch disk of about two times the arcs.
+    """
+    root = Path(root).absolute()
+    budget = budget or WriteBudget()
+    inputs = check_inputs(stream, p, features, labels, masks, edge_weight, edge_features, pack_halo)
+    source = {"fingerprint": inputs.fingerprint(), "part_id_crc32": zlib.crc32(inputs.part_id)}
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with writer_lock(root, lock_timeout_s), stage("partition_store", root=str(root)):
+        if not finish_publishing(root, source, overwrite) and not stands(root, source, overwrite):
+            partial = partial_folder(root)
+            check_partial(partial, source, overwrite)
+            head = {"format_version": FORMAT_VERSION, **source, "budget": asdict(budget)}
+            journal = Journal(partial, head, budget.checkpoint_bytes)
+            try:
+                check_disk(root, inputs, p, journal)
+                _write_files(journal, inputs, budget, progress or _silent)
+                _write_manifest(journal, inputs, source)
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                message = f"{partial}: the disk is full; free space and run the same command: it goes on from there"
+                raise PartitionStoreError(message) from error
+            finally:
+                journal.close()
+            publish(partial, root)
+    return PartitionStore.open(root)
+
+
+def _write_files(journal: Journal, inputs: StoreInputs, budget: WriteBudget, progress: Progress) -> None:
+    ids = relabel(inputs.part_id, inputs.num_parts)
+    _write_ids(journal, inputs, ids)
+    _write_node_arrays(journal, inputs, ids, budget, progress)
+    if not journal.is_done("rows"):
+        layout = bucket_layout(inputs, budget)
+        bucket_edges(journal, inputs, ids.store_nid, budget, progress)
+        write_rows(journal, inputs, ids, layout, open_runs(journal, inputs, layout), budget, progress)
+    drop_runs(journal)
+    if not journal.is_done("halo"):
+        write_halo(journal, inputs, _map_csc(journal, inputs), ids.part_offsets, budget, progress)
+    drop_cross(journal)
+    if inputs.pack_halo:
+        features = _map_features(journal, inputs)
+        pack_halo_features(journal, features, map_halo_nodes(journal, inputs), budget.block_bytes, progress)
+
+
+def _write_ids(journal: Journal, inputs: StoreInputs, ids: StoreIds) -> None:
+    if journal.is_done("ids"):
+        return
+    arrays = ids._asdict()
+    if getattr(inputs.stream, "node_ids", None) is not None:
+        arrays["user_ids"] = _plain_ids(inputs.stream.node_ids, inputs.num_nodes)[ids.original_nid]
+    for name, array in arrays.items():
+        file = ArrayFile(journal.folder / f"{name}.npy", array.dtype)
+        file.append(array)
+        file.close()
+    journal.write("ids", done=True)
+
+
+def _plain_ids(node_ids, num_nodes: int) -> np.ndarray:
+    node_ids = np.asarray(node_ids)
+    if len(node_ids) != num_nodes:
+        raise ValueError(f"node_ids must name all {num_nodes} nodes, got {len(node_ids)}; leave num_nodes out")
+    return node_ids.astype(str) if node_ids.dtype.kind in "OT" else node_ids
+
+
+def _write_node_arrays(journal, inputs: StoreInputs, ids: StoreIds, budget: WriteBudget, progress: Progress) -> None:
+    common = (inputs.part_id, ids, budget.block_bytes, progress)
+    if inputs.labels is not None:
+        write_table(journal, "labels", "labels.npy", inputs.labels, *common, convert=_stored_labels)
+    for name, mask in inputs.masks.items():
+        write_table(journal, f"mask {name}", f"mask_{name}.npy", mask, *common)
+    if isinstance(inputs.features, SparseSource):
+        write_sparse_table(journal, inputs.features, *common)
+    elif inputs.features is not None:
+        write_table(journal, "features", "features.npy", inputs.features, *common)
+
+
+def _stored_labels(labels: np.ndarray) -> np.ndarray:
+    """Classes as int64, NaN as -1; several labels as float32."""
+    if labels.ndim == 2:
+        return labels.astype(np.float32)
+    if labels.dtype.kind != "f":
+        return labels.astype(np.int64)
+    known = np.where(np.isnan(labels), -1, labels)
+    if (known != np.round(known)).any():
+        raise ValueError("labels must be whole numbers (or NaN for unknown), got fractions")
+    return known.astype(np.int64)
+
+
+def _map_csc(journal: Journal, inputs: StoreInputs) -> CSC:
+    num_arcs = journal.state("rows")["num_arcs"]
+    indptr = map_rows(journal.folder / "csc_indptr.npy", np.int64, (inputs.num_nodes + 1,))
+    return CSC(indptr, map_rows(journal.folder / "csc_indices.npy", id_dtype(inputs.num_nodes), (num_arcs,)))
+
+
+def _map_features(journal: Journal, inputs: StoreInputs) -> DenseFeatures | CSRFeatures:
+    folder, features = journal.folder, inputs.features
+    if not isinstance(features, SparseSource):
+        return DenseFeatures(map_rows(folder / "features.npy", features.dtype.newbyteorder("<"), features.shape))
+    num_values = len(features.indices)
+    return CSRFeatures(
+        map_rows(folder / "features_indptr.npy", np.int64, (inputs.num_nodes + 1,)),
+        map_rows(folder / "features_indices.npy", np.int32, (num_values,)),
+        map_rows(folder / "features_data.npy", features.data.dtype.newbyteorder("<"), (num_values,)),
+        features.shape[1],
+    )
+
+
+def _write_manifest(journal: Journal, inputs: StoreInputs, source: dict) -> None:
+    rows = journal.state("rows")
+    write_json(journal.folder / SOURCE, source)
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "num_nodes": inputs.num_nodes,
+        "num_arcs": rows["num_arcs"],
+        "num_parts": inputs.num_parts,
+        "symmetric": rows["symmetric"],
+        "to_undirected": bool(inputs.stream.to_undirected),
+        "remove_self_loops": bool(inputs.stream.remove_self_loops),
+        "method": inputs.method,
+        "seed": inputs.seed,
+        "masks": sorted(inputs.masks),
+        "feature_dim": None if inputs.features is None else _dim(inputs.features),
+        "pack_halo": inputs.pack_halo,
+        "files": describe_files(journal.folder),
+    }
+    write_json(journal.folder / MANIFEST, manifest)
+
+
+def _dim(features) -> int:
+    return int(features.shape[1])
+
+
+def _silent(what: str, done: int, total: int | None) -> None:
+    pass
