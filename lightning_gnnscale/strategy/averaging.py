@@ -1,0 +1,185 @@
+"""Averaging over processes: weighted sums of module states, one all-reduce each, no knowledge of training.
+
+Sums are taken in float64: w_1 n_1 + w_2 n_2 + ... then differs between one, two and four processes by 1e-16 at most, so
+that rounding to float32 gives the same weights whatever the number of processes.
+"""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..errors import StrategyError
+
+State = dict[str, Tensor]
+
+
+def world_size() -> int:
+    """Return the number of processes of the run, 1 where no process group stands."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Return the rank of this process, 0 where no process group stands."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def all_reduce(tensor: Tensor, op: str, what: str) -> None:
+    """Reduce a tensor over all processes in place; a lost process becomes a one-line error.
+
+    Args:
+        tensor: any shape, the same on every rank; changed in place.
+        op: "sum" or "max".
+        what: what is being done, for the error.
+
+    Raises:
+        StrategyError: another process died, or did not answer within the process group's timeout.
+    """
+    if world_size() == 1:
+        return
+    try:
+        dist.all_reduce(tensor, dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX)
+    except RuntimeError as error:
+        raise lost_process(what, error) from error
+
+
+def lost_process(what: str, error: Exception) -> StrategyError:
+    """Return the error of a run in which another process does not answer any more."""
+    cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return StrategyError(
+        f"rank {rank()}: {what}: another process of this run was lost or does not answer ({cause}); "
+        "look for its own error above, then start again from the last checkpoint"
+    )
+
+
+def module_state(module: nn.Module) -> State:
+    """Return a module's parameters and buffers by name, each tensor once, without copying."""
+    state = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    state.update((name, buffer.detach()) for name, buffer in module.named_buffers())
+    return state
+
+
+def copy_state(state: State) -> State:
+    """Return a copy of a state that shares nothing with it."""
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
+@torch.no_grad()
+def load_state(target: State, source: State) -> None:
+    """Copy the values of one state into the tensors of another, in place; names that `source` lacks stay."""
+    for name, tensor in source.items():
+        target[name].copy_(tensor)
+
+
+@torch.no_grad()
+def broadcast_state(state: State) -> None:
+    """Overwrite a state on every rank by rank 0's, in place."""
+    if world_size() == 1:
+        return
+    for name, tensor in state.items():
+        # A buffer may be an expanded view, which the process group refuses.
+        contiguous = tensor.contiguous()
+        try:
+            dist.broadcast(contiguous, src=0)
+        except RuntimeError as error:
+            raise lost_process(f"sending the initial value of {name}", error) from error
+        if contiguous is not tensor:
+            tensor.copy_(contiguous)
+
+
+@torch.no_grad()
+def weighted_sum(weighted_states: Iterable[tuple[float, State]], like: State) -> Tensor:
+    """Sum the weights, and weight times value of every floating tensor.
+
+    Args:
+        weighted_states: (weight, state) pairs; weight >= 0, and a state of weight 0 is not read.
+        like: gives names, shapes and the device; its values do not matter.
+
+    Returns:
+        (1 + num_values,) float64: the sum of weights, then the sums in the order of `like`; a complex value is two.
+    """
+    names = _floating_names(like)
+    num_values = sum(_real(like[name]).numel() for name in names)
+    total = torch.zeros(1 + num_values, dtype=torch.float64, device=_device(like))
+    for weight, state in weighted_states:
+        if weight == 0:
+            continue
+        total[0] += weight
+        start = 1
+        for name in names:
+            values = _real(state[name]).reshape(-1)
+            total[start : start + len(values)].add_(values, alpha=weight)
+            start += len(values)
+    return total
+
+
+@torch.no_grad()
+def weighted_average(weighted_states: list[tuple[float, State]], like: State) -> tuple[State, int]:
+    """Average states over all processes, each with its weight.
+
+    Floating and complex tensors become sum(weight * value) / sum(weight); integer and boolean ones, such as the
+    counter of BatchNorm, the maximum over all states of positive weight and `like`.
+
+    Args:
+        weighted_states: this rank's (weight, state) pairs, none allowed; weight >= 0.
+        like: the state to return where all weights are 0; the same on every rank.
+
+    Returns:
+        The average, as new tensors of the dtypes of `like`, and the bytes that this rank handed to the process group.
+
+    Raises:
+        StrategyError: another process was lost.
+
+    Cost: 8 bytes a value on the wire and in a buffer; one all-reduce, two where there are integer tensors.
+    """
+    total = weighted_sum(weighted_states, like)
+    largest = _integer_maximum([state for weight, state in weighted_states if weight > 0], like)
+    all_reduce(total, "sum", "averaging weights")
+    num_bytes = total.numel() * total.element_size()
+    if len(largest):
+        all_reduce(largest, "max", "averaging weights")
+        num_bytes += largest.numel() * largest.element_size()
+    sent = num_bytes if world_size() > 1 else 0
+    if total[0] == 0:
+        return copy_state(like), sent
+    return _unpack(total[1:] / total[0], largest, like), sent
+
+
+def _unpack(values: Tensor, largest: Tensor, like: State) -> State:
+    average, start, start_integer = {}, 0, 0
+    for name, tensor in like.items():
+        if _is_floating(tensor):
+            real = _real(tensor)
+            part = values[start : start + real.numel()].to(real.dtype).reshape(real.shape)
+            average[name] = torch.view_as_complex(part.contiguous()) if tensor.is_complex() else part
+            start += real.numel()
+        else:
+            part = largest[start_integer : start_integer + tensor.numel()]
+            average[name] = part.to(tensor.dtype).reshape(tensor.shape)
+            start_integer += tensor.numel()
+    return average
+
+
+def _integer_maximum(states: list[State], like: State) -> Tensor:
+    names = [name for name, tensor in like.items() if not _is_floating(tensor)]
+    if not names:
+        return torch.empty(0, dtype=torch.int64)
+    flat = [torch.cat([state[name].reshape(-1).to(torch.int64) for name in names]) for state in [like, *states]]
+    return torch.stack(flat).amax(0)
+
+
+def _floating_names(state: State) -> list[str]:
+    return [name for name, tensor in state.items() if _is_floating(tensor)]
+
+
+def _is_floating(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _device(state: State) -> torch.device:
+    return next(iter(state.values())).device if state else torch.device("cpu")

@@ -1,0 +1,173 @@
+"""The Lightning strategy: processes as in DDP, but replicas are joined by a weight policy instead of DDP's reducer."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch.optim import Optimizer
+
+from ..errors import StrategyError
+from . import averaging
+from .exchange import EXCHANGE_POLICIES, ExchangePolicy, NoExchange
+from .round_callback import RoundCallback
+from .trainer_check import check_module, check_optimizers
+from .weights import WEIGHT_POLICIES, ModelAveraging, WeightPolicy
+
+CHECKPOINT_KEY = "gnnscale"
+
+
+class GNNScaleStrategy(DDPStrategy):
+    """Train on several processes, each with its own parts of the graph.
+
+    Processes are started and joined as by Lightning's DDP, and start from rank 0's weights; there is no DDP wrapper.
+    Before every batch torch's generators are seeded by `batch.key`, so that dropout does not depend on which process
+    draws it.
+
+    Args:
+        accelerator: as for DDPStrategy; the Trainer sets it.
+        weights: how replicas become one, a policy or its name; ModelAveraging() by default.
+        exchange: how layers read rows of other processes, a policy or its name; NoExchange() by default.
+        start_method: "popen", "fork", "spawn" or "forkserver".
+        process_group_backend: "gloo", "nccl", ...; by the device where None.
+        timeout: longest wait for another process, seconds or a timedelta.
+        parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as for DDPStrategy.
+
+    Raises:
+        ValueError: an unknown policy; the message lists those that exist.
+        StrategyError: an option of DDP's wrapper was given.
+    """
+
+    strategy_name = "gnnscale"
+
+    def __init__(
+        self,
+        accelerator: pl.accelerators.Accelerator | None = None,
+        weights: WeightPolicy | str | None = None,
+        exchange: ExchangePolicy | str | None = None,
+        start_method: Literal["popen", "fork", "spawn", "forkserver"] = "popen",
+        process_group_backend: str | None = None,
+        timeout: float | timedelta | None = 1800.0,
+        parallel_devices: list[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+        **ddp_options: Any,
+    ) -> None:
+        if ddp_options:
+            raise StrategyError(
+                f"GNNScaleStrategy takes no {', '.join(sorted(ddp_options))}: it has no DDP wrapper; leave it out"
+            )
+        super().__init__(
+            accelerator=accelerator,
+            parallel_devices=parallel_devices,
+            cluster_environment=cluster_environment,
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+            process_group_backend=process_group_backend,
+            timeout=timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout,
+            start_method=start_method,
+        )
+        self.weights: WeightPolicy = _policy(weights or ModelAveraging(), WeightPolicy, WEIGHT_POLICIES, "weights")
+        self.exchange: ExchangePolicy = _policy(exchange or NoExchange(), ExchangePolicy, EXCHANGE_POLICIES, "exchange")
+
+    @property
+    def handles_gradient_accumulation(self) -> bool:
+        return self.weights.handles_gradient_accumulation
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        fitting = trainer.state.fn == TrainerFn.FITTING
+        if fitting:
+            check_module(self.lightning_module)
+            self.weights.check(trainer, self.exchange)
+        super().setup(trainer)
+        if fitting:
+            check_optimizers(trainer)
+            self.weights.setup(trainer)
+            self.exchange.setup(trainer)
+            # None is how a rank without further batches stays in step: nothing to warn of.
+            warnings.filterwarnings("ignore", message=".*train_dataloader yielded None.*")
+            if not any(isinstance(callback, RoundCallback) for callback in trainer.callbacks):
+                trainer.callbacks.insert(0, RoundCallback(self.weights))
+
+    def configure_ddp(self) -> None:
+        averaging.broadcast_state(averaging.module_state(self.lightning_module))
+
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        # The one hook that sees every training batch, None included, before anything is done with it.
+        if self.lightning_module is not None and self.lightning_module.trainer.training:
+            self.weights.begin_batch(batch)
+            key = getattr(batch, "key", None)
+            if key is not None:
+                torch.manual_seed(int(key))
+        return super().batch_to_device(batch, device, dataloader_idx)
+
+    def optimizer_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any], model: torch.nn.Module | None = None, **kwargs: Any
+    ) -> Any:
+        def step(optimizer: Optimizer, closure: Callable[[], Any]) -> Any:
+            return super(GNNScaleStrategy, self).optimizer_step(optimizer, closure, model, **kwargs)
+
+        return self.weights.optimizer_step(optimizer, closure, step)
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        self.weights.publish()
+        return super().lightning_module_state_dict()
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        if self.weights.keeps_state and "optimizer_states" in checkpoint:
+            merged = self.weights.merge(_gather_to_rank_zero(self.weights.state_dict()))
+            if merged:
+                checkpoint[CHECKPOINT_KEY] = merged
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        super().load_optimizer_state_dict(checkpoint)
+        state = checkpoint.get(CHECKPOINT_KEY)
+        if self.weights.keeps_state and state is None:
+            rank_zero_warn("the checkpoint has no state by part: every part goes on from its one optimizer state")
+        self.weights.load_state_dict(state)
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.weights.teardown()
+
+
+def _policy(given: Any, base: type, known: dict[str, type], argument: str) -> Any:
+    if isinstance(given, base):
+        return given
+    if isinstance(given, str) and given in known:
+        return known[given]()
+    names = ", ".join(sorted(known))
+    raise ValueError(f"strategy.{argument} must be a {base.__name__} or one of {names}, got {given!r}")
+
+
+def _gather_to_rank_zero(value: Any) -> list[Any]:
+    if averaging.world_size() == 1:
+        return [value]
+    gathered = [None] * averaging.world_size() if averaging.rank() == 0 else None
+    try:
+        dist.gather_object(value, gathered, dst=0)
+    except RuntimeError as error:
+        raise averaging.lost_process("gathering a checkpoint", error) from error
+    return gathered or []
+
+
+def register() -> None:
+    """Make the strategy known to `Trainer(strategy=...)` as gnnscale, gnnscale_fork and gnnscale_spawn."""
+    for name, start_method in (("gnnscale", "popen"), ("gnnscale_fork", "fork"), ("gnnscale_spawn", "spawn")):
+        if name not in StrategyRegistry:
+            StrategyRegistry.register(
+                name,
+                GNNScaleStrategy,
+                description=f"Partitioned training with model averaging, `start_method` '{start_method}'",
+                start_method=start_method,
+            )

@@ -1,0 +1,40 @@
+"""The one callback of the strategy: Lightning's strategies have no hooks at the end of a batch."""
+
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.trainer.states import TrainerFn
+
+from .weights import WeightPolicy
+
+
+class RoundCallback(Callback):
+    """Tells the weight policy of the moments that only callbacks see.
+
+    It stands first in `trainer.callbacks`, so that loggers, checkpoints and early stopping find the averaged weights.
+
+    Args:
+        weights: the policy of the strategy that inserted this callback.
+    """
+
+    def __init__(self, weights: WeightPolicy) -> None:
+        self._weights = weights
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._weights.on_train_start()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        # Validation runs before on_train_epoch_end: this is the last moment before it.
+        if trainer.is_last_batch:
+            for name, value in self._weights.end_epoch().items():
+                pl_module.log(name, value, on_step=False, on_epoch=True, batch_size=1, rank_zero_only=True)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._weights.publish()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._weights.publish()

@@ -1,0 +1,69 @@
+"""What a weight policy is: how the replicas of a model become one."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+from torch.optim import Optimizer
+
+if TYPE_CHECKING:
+    from ..exchange import ExchangePolicy
+
+Step = Callable[[Optimizer, Callable[[], Any]], Any]
+
+
+class WeightPolicy:
+    """Base of the weight policies; the strategy calls these in the order in which they stand here.
+
+    Attributes:
+        equal_batches: every rank must have the same number of batches, none of them None. The DataModule reads it.
+        handles_gradient_accumulation: the policy decides when accumulated gradients become an optimizer step.
+        passes_per_epoch: passes over a part in one Lightning epoch. The DataModule reads it.
+        keeps_state: what `state_dict` returns differs between ranks and is gathered into checkpoints.
+    """
+
+    equal_batches = False
+    handles_gradient_accumulation = False
+    passes_per_epoch = 1
+    keeps_state = False
+
+    def check(self, trainer: "pl.Trainer", exchange: "ExchangePolicy") -> None:
+        """Refuse what does not fit, before anything is set up.
+
+        Raises:
+            StrategyError: trainer, DataModule or exchange do not fit this policy; the message names the remedy.
+        """
+
+    def setup(self, trainer: "pl.Trainer") -> None:
+        """Begin a run: the model is on its device, equal on every rank, and the optimizers are new."""
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Go on from a checkpoint's gathered state (None: the checkpoint has none), after `setup`."""
+
+    def on_train_start(self) -> None:
+        """Begin training: the loaders stand."""
+
+    def begin_batch(self, batch: Any) -> None:
+        """Note the next training batch, None included, before it is moved to the device."""
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], step: Step) -> Any:
+        """Run a batch's closure, which computes gradients, and `step`, which clips them and changes the weights."""
+        return step(optimizer, closure)
+
+    def end_epoch(self) -> dict[str, float]:
+        """End an epoch after its last batch on every rank, before validation; return metrics to log."""
+        return {}
+
+    def publish(self) -> None:
+        """Put into the model, on every rank alike, the weights that evaluation, checkpoints and users see."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank must keep to go on exactly, as plain containers and CPU tensors."""
+        return {}
+
+    def merge(self, states: list[dict[str, Any]]) -> dict[str, Any]:
+        """Join the `state_dict`s of all ranks, in rank order, into one that any number of ranks can load."""
+        return {}
+
+    def teardown(self) -> None:
+        """End a run: leave the devices."""
