@@ -10,6 +10,8 @@ from ..rng import below, combine, unit
 DRAW_VERSION = 1  # raise it with any change that draws other edges: it is part of the fingerprint
 _WEIGHT_ONE = 65536.0  # weights are whole multiples of 2**-16, so that a last bit of pow() changes nothing
 _MAX_TRIES = 64
+_STAGE_EDGES = 512
+_WITHIN_DRAW, _COMMUNITY_DRAW, _SRC_DRAW, _OTHER_DRAW, _DST_DRAW = 0, 1, 2, 100, 200  # one number a draw
 _LOW_32 = np.uint64(0xFFFFFFFF)
 
 
@@ -57,39 +59,68 @@ def build_tables(community: np.ndarray, num_communities: int, weight: np.ndarray
 
 @kernel
 def draw_edges(key, first_edge, offsets, nodes, inside, anywhere, homophily, out_src, out_dst):
-    """Draw the edges first_edge, first_edge + 1, ... into two int32 arrays of one length."""
-    num_communities = len(offsets) - 1
-    for i in range(len(out_src)):
-        edge = combine(key, first_edge + i)
-        within = unit(combine(edge, 0)) < homophily
-        c = _draw(inside if within else anywhere, 0, num_communities, combine(edge, 1))
-        src = _draw(nodes, offsets[c], offsets[c + 1] - offsets[c], combine(edge, 2))
-        other = c
-        if not within:
-            attempt = 0
-            while other == c and attempt < _MAX_TRIES:
-                other = _draw(anywhere, 0, num_communities, combine(edge, 3 + attempt))
-                attempt += 1
-            while other == c or offsets[other] == offsets[other + 1]:
-                other = (other + 1) % num_communities
-        first, size = offsets[other], offsets[other + 1] - offsets[other]
-        dst = _draw(nodes, first, size, combine(edge, 3 + _MAX_TRIES))
-        attempt = 1
-        while dst == src and attempt < _MAX_TRIES:
-            dst = _draw(nodes, first, size, combine(edge, 3 + _MAX_TRIES + attempt))
-            attempt += 1
-        if dst == src:
-            dst = np.int64(nodes[first, 1])
-            if dst == src:
-                dst = np.int64(nodes[first + 1, 1])
-        out_src[i] = src
-        out_dst[i] = dst
+    """Draw the edges first_edge, first_edge + 1, ... into two int32 arrays of one length.
+
+    In stages, so that the reads of one stage do not wait for each other: where to look, looking, redrawing of
+    self-loops.
+    """
+    slots = np.empty((2, _STAGE_EDGES), np.int64)
+    randoms = np.empty((2, _STAGE_EDGES), np.uint64)
+    for start in range(0, len(out_src), _STAGE_EDGES):
+        stop = min(start + _STAGE_EDGES, len(out_src))
+        for i in range(start, stop):
+            edge = combine(key, first_edge + i)
+            c, other = _communities(edge, offsets, inside, anywhere, homophily)
+            randoms[0, i - start] = combine(edge, _SRC_DRAW)
+            randoms[1, i - start] = combine(edge, _DST_DRAW)
+            slots[0, i - start] = offsets[c] + below(randoms[0, i - start], offsets[c + 1] - offsets[c])
+            slots[1, i - start] = offsets[other] + below(randoms[1, i - start], offsets[other + 1] - offsets[other])
+        for i in range(start, stop):
+            out_src[i] = _item(nodes, slots[0, i - start], randoms[0, i - start])
+            out_dst[i] = _item(nodes, slots[1, i - start], randoms[1, i - start])
+        for i in range(start, stop):
+            if out_src[i] == out_dst[i]:
+                edge = combine(key, first_edge + i)
+                other = _communities(edge, offsets, inside, anywhere, homophily)[1]
+                out_dst[i] = _other_than(np.int64(out_src[i]), edge, offsets[other], offsets[other + 1], nodes)
 
 
 @kernel
-def _draw(slots, first, size, random):
-    """Draw from one alias table: the upper bits choose the slot, the lower ones its own or its other item."""
-    slot = first + below(random, size)
+def _communities(edge, offsets, inside, anywhere, homophily):
+    """Return the communities of an edge's two ends."""
+    num_communities = len(offsets) - 1
+    if unit(combine(edge, _WITHIN_DRAW)) < homophily:
+        random = combine(edge, _COMMUNITY_DRAW)
+        c = _item(inside, below(random, num_communities), random)
+        return c, c
+    random = combine(edge, _COMMUNITY_DRAW)
+    c = _item(anywhere, below(random, num_communities), random)
+    other = c
+    attempt = 0
+    while other == c and attempt < _MAX_TRIES:
+        random = combine(edge, _OTHER_DRAW + attempt)
+        other = _item(anywhere, below(random, num_communities), random)
+        attempt += 1
+    while other == c or offsets[other] == offsets[other + 1]:
+        other = (other + 1) % num_communities
+    return c, other
+
+
+@kernel
+def _other_than(src, edge, first, last, nodes):
+    """Draw the second end again until it is not the first; its community has two nodes or more."""
+    for attempt in range(1, _MAX_TRIES):
+        random = combine(edge, _DST_DRAW + attempt)
+        dst = _item(nodes, first + below(random, last - first), random)
+        if dst != src:
+            return dst
+    dst = np.int64(nodes[first, 1])
+    return dst if dst != src else np.int64(nodes[first + 1, 1])
+
+
+@kernel
+def _item(slots, slot, random):
+    """Return the own or the other item of a slot, as the lower bits of its random number say."""
     own_or_other = 1 + np.int64((random & _LOW_32) >= np.uint64(slots[slot, 0]))
     return np.int64(slots[slot, own_or_other])
 

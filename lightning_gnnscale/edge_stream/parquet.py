@@ -1,0 +1,140 @@
+"""Edges in Parquet: a file, a folder or a glob of files, in the order of their paths."""
+
+import glob
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..errors import EdgeStreamError
+from .array import native_ids
+from .columns import pick_columns
+from .options import StreamOptions
+from .stream import EdgeStream, file_identity
+
+_BATCH_ROWS = 1 << 17
+_BUFFER_BYTES = 1 << 20
+
+
+class ParquetStream(EdgeStream):
+    """Edges of some Parquet files, one after the other.
+
+    Args:
+        name: the path as given.
+        files: in the order in which they are read; rows without the two columns are refused.
+        src, dst: names or positions of the columns.
+        options: what all streams have.
+    """
+
+    seekable = True
+
+    def __init__(self, name: str, files: list[Path], src, dst, options: StreamOptions):
+        self._files, self._rows = files, []
+        dtypes = []
+        for path in files:
+            with _open(path) as file:
+                names = file.schema_arrow.names
+                places = pick_columns(str(path), names, src, dst)
+                dtypes += [_id_dtype(path, file.schema_arrow.field(place), options.relabel) for place in places]
+                self._rows.append(file.metadata.num_rows)
+        if sum(self._rows) == 0:
+            raise EdgeStreamError(f"{name}: the {'file holds' if len(files) == 1 else 'files hold'} no edges")
+        widest = max(dtypes, key=lambda dtype: dtype.itemsize)
+        super().__init__(name, options.out_dtype(widest), options, sum(self._rows))
+        self._src, self._dst = src, dst
+
+    def _identity(self) -> dict:
+        return {"parquet": [file_identity(path) for path in self._files], "src": self._src, "dst": self._dst}
+
+    def _blocks(self, first_edge: int) -> Iterator[tuple]:
+        edge = 0
+        for path, num_rows in zip(self._files, self._rows, strict=True):
+            if edge + num_rows > first_edge:
+                yield from self._file_blocks(path, max(0, first_edge - edge), edge)
+            edge += num_rows
+
+    def _file_blocks(self, path: Path, skip_rows: int, first_edge: int) -> Iterator[tuple]:
+        """Yield one file's batches from a row on; row groups before it are not read."""
+        with _open(path) as file:
+            names = file.schema_arrow.names
+            columns = [names[place] for place in pick_columns(str(path), names, self._src, self._dst)]
+            group_rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+            first_group = 0
+            while skip_rows and skip_rows >= group_rows[first_group]:
+                skip_rows -= group_rows[first_group]
+                first_edge += group_rows[first_group]
+                first_group += 1
+            groups = list(range(first_group, len(group_rows)))
+            try:
+                for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=columns, use_threads=False):
+                    skipped = min(skip_rows, batch.num_rows)
+                    skip_rows -= skipped
+                    first_edge += skipped
+                    batch = batch.slice(skipped)
+                    if batch.num_rows:
+                        yield tuple(self._ids(path, batch.column(name), first_edge) for name in columns)
+                    first_edge += batch.num_rows
+            except (pa.ArrowException, OSError) as error:
+                detail = " ".join(str(error).split())
+                raise EdgeStreamError(f"{path}: edge {first_edge}: damaged or cut short: {detail}") from error
+
+    def _ids(self, path: Path, column: pa.Array, first_edge: int):
+        if column.null_count:
+            row = column.is_null().to_numpy(zero_copy_only=False).argmax()
+            raise EdgeStreamError(f"{path}: edge {first_edge + int(row)}: the id is missing (null)")
+        if _is_text(column.type):
+            return column.cast(pa.string())
+        return native_ids(f"{path}: edge {first_edge} or later", column.to_numpy(), self.node_ids is not None)
+
+
+def open_parquet(path: Path, options: StreamOptions, src=None, dst=None) -> ParquetStream:
+    """Stream Parquet files.
+
+    Args:
+        path: a file, a folder (all .parquet files in it, at any depth) or a glob.
+        options: what all streams have.
+        src, dst: the columns' names or positions; None: "src" and "dst" or another customary pair, else the only two.
+    """
+    if path.is_file():
+        return ParquetStream(str(path), [path], src, dst, options)
+    if path.is_dir():
+        files = [file for file in path.rglob("*.parquet") if not file.name.startswith((".", "_"))]
+    else:
+        files = [Path(file) for file in glob.glob(str(path), recursive=True)]
+        others = [file.name for file in files if file.suffix.lower() != ".parquet"]
+        if others:
+            raise ValueError(f"edge_stream: {path}: a glob may match .parquet files only, got {others[0]}")
+    if not files:
+        raise EdgeStreamError(f"{path}: no .parquet files there")
+    return ParquetStream(str(path), sorted(files), src, dst, options)
+
+
+def _open(path: Path) -> pq.ParquetFile:
+    if path.stat().st_size == 0:
+        raise EdgeStreamError(f"{path}: the file is empty")
+    try:
+        return pq.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+    except (pa.ArrowException, OSError) as error:
+        detail = " ".join(str(error).split())
+        raise EdgeStreamError(f"{path}: damaged, cut short or not a Parquet file: {detail}") from error
+
+
+def _is_text(arrow_type: pa.DataType) -> bool:
+    if pa.types.is_dictionary(arrow_type):
+        arrow_type = arrow_type.value_type
+    return pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type)
+
+
+def _id_dtype(path: Path, field: pa.Field, relabel: bool) -> np.dtype:
+    """Return the integer dtype of a column, int64 for strings that are to be numbered."""
+    if pa.types.is_integer(field.type):
+        return np.dtype(field.type.to_pandas_dtype())
+    if _is_text(field.type):
+        if relabel:
+            return np.dtype(np.int64)
+        raise EdgeStreamError(f"{path}: column {field.name!r} holds strings; pass relabel=True to number arbitrary ids")
+    raise EdgeStreamError(
+        f"{path}: column {field.name!r} must hold integers, or strings with relabel=True, got {field.type}"
+    )
