@@ -1,0 +1,107 @@
+"""A store's bytes are a function of input and options alone; odd graphs have stores like any other."""
+
+import numpy as np
+import pytest
+
+from lightning_gnnscale.partition_store import WriteBudget, write_partition_store
+
+from tests.partition_store.small_graphs import TINY, Given, SmallGraph, all_bytes, random_graph
+
+ODD = {
+    "no nodes": SmallGraph(0, [], [], 2),
+    "one node": SmallGraph(1, [], [0], 1),
+    "one node with a self-loop": SmallGraph(1, [(0, 0), (0, 0)], [0], 1, to_undirected=True),
+    "isolated nodes": SmallGraph(6, [(0, 5)], [0, 1, 2, 0, 1, 2], 3),
+    "a part without nodes": SmallGraph(4, [(0, 1), (1, 2), (3, 0)], [0, 0, 3, 3], 4),
+    "self-loops removed": SmallGraph(3, [(0, 0), (1, 1), (0, 1)], [0, 1, 1], 2, remove_self_loops=True),
+    "duplicates": SmallGraph(3, [(0, 1), (0, 1), (1, 0), (1, 2), (1, 2)], [0, 1, 1], 2, to_undirected=True),
+    "duplicates as given": SmallGraph(3, [(0, 1), (0, 1), (1, 2), (1, 2)], [0, 1, 1], 2),
+    "a hub": SmallGraph(40, [(i, 7) for i in range(40)], [i % 3 for i in range(40)], 3, to_undirected=True),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_graphs(no_disk_wait, tmp_path, name):
+    graph = ODD[name]
+    features = np.ones((graph.num_nodes, 2), np.float32)
+    for budget, folder in ((TINY, "tiny"), (WriteBudget(), "large")):
+        store = write_partition_store(
+            tmp_path / folder, graph.stream(), graph.given, features=features, pack_halo=True, budget=budget
+        )
+        store.verify()
+        for part in range(graph.num_parts):
+            for hops in range(3):
+                loaded = store.load_part(part, hops)
+                assert store.load_features(loaded).shape == (loaded.num_local, 2)
+                assert loaded.symmetrised().csc.num_rows == loaded.num_local
+    assert all_bytes(tmp_path / "tiny") == all_bytes(tmp_path / "large")
+
+
+@pytest.mark.parametrize("to_undirected", [False, True])
+def test_buffers_and_chunks_do_not_change_bytes(no_disk_wait, tmp_path, to_undirected):
+    graph = random_graph(500, 3000, 7, to_undirected=to_undirected)
+    rng = np.random.default_rng(0)
+    arrays = {
+        "features": rng.random((500, 5)),
+        "labels": rng.integers(0, 3, 500),
+        "edge_features": rng.random((3000, 2)),
+        "pack_halo": True,
+    }
+    budgets = [
+        WriteBudget(),
+        WriteBudget(spill_edges=100, sort_arcs=50, block_bytes=1000, checkpoint_bytes=5000),
+        WriteBudget(spill_edges=777, sort_arcs=1 << 20, block_bytes=100),
+    ]
+    for i, (budget, chunk_edges) in enumerate(zip(budgets, (1 << 20, 64, 1000), strict=True)):
+        write_partition_store(tmp_path / str(i), graph.stream(chunk_edges), graph.given, budget=budget, **arrays)
+    assert all_bytes(tmp_path / "0") == all_bytes(tmp_path / "1") == all_bytes(tmp_path / "2")
+
+
+def test_bytes_carry_neither_place_nor_time(no_disk_wait, tmp_path):
+    graph = random_graph(20, 50, 2)
+    roots = [tmp_path / "a", tmp_path / "deeper" / "b"]
+    for root in roots:
+        write_partition_store(root, graph.stream(), graph.given)
+    assert all_bytes(roots[0]) == all_bytes(roots[1])
+    assert str(tmp_path).encode() not in b"".join(all_bytes(roots[0]).values())
+
+
+def test_many_parts_and_long_rows(no_disk_wait, tmp_path):
+    rng = np.random.default_rng(3)
+    num_nodes, num_edges = 3000, 20_000
+    edges = np.stack([rng.integers(0, num_nodes, num_edges), rng.zipf(1.5, num_edges) % num_nodes], axis=1)
+    part_id = rng.integers(0, 1024, num_nodes)
+    graph = SmallGraph(num_nodes, [tuple(edge) for edge in edges.tolist()], part_id.tolist(), 1024, to_undirected=True)
+    store = write_partition_store(
+        tmp_path / "store", graph.stream(), graph.given, budget=WriteBudget(spill_edges=4000, sort_arcs=1000)
+    )
+    store.verify()
+    arcs = {(u, v) for u, v in graph.edges} | {(v, u) for u, v in graph.edges}
+    assert store.num_arcs == len(arcs)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"p": Given(np.zeros(5, np.int32), 2)}, r"part_id must have one entry per node, \(20,\), got \(5,\)"),
+        ({"p": Given(np.full(20, 2), 2)}, r"part_id must be in \[0, 2\), got 2 to 2"),
+        ({"p": Given(np.zeros(20), 0)}, "num_parts must be at least 1, got 0"),
+        ({"features": np.ones(20)}, r"features must have shape \(20, columns\), got \(20,\)"),
+        ({"features": np.ones((19, 3))}, r"features must have shape \(20, columns\), got \(19, 3\)"),
+        ({"features": "/no/such/features.npy"}, "features: no such file: /no/such/features.npy"),
+        ({"features": np.full((20, 2), "x")}, "features must be numbers or booleans"),
+        ({"labels": np.ones(3)}, "labels must have shape"),
+        ({"labels": np.full(20, 0.5)}, "labels must be whole numbers"),
+        ({"masks": {"train": np.arange(5)}}, r"masks\['train'\] must be bool of shape \(20,\), got int64"),
+        ({"masks": {"../x": np.ones(20, bool)}}, "a name must be a plain word"),
+        ({"edge_weight": np.ones(3)}, r"edge_weight must have shape \(50\), got \(3,\)"),
+        ({"features": (np.arange(21), np.full(20, 9), np.ones(20), (20, 4))}, r"row 0 must name columns in \[0, 4\)"),
+        ({"features": (np.arange(21) * 2, np.full(40, 1), np.ones(40), (20, 4))}, "row 0 .* each at most once"),
+        ({"features": (np.arange(21), np.zeros(5), np.ones(5), (20, 4))}, "CSR indptr must rise"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(no_disk_wait, tmp_path, change, message):
+    graph = random_graph(20, 50, 2)
+    arguments = {"p": graph.given, **change}
+    with pytest.raises(ValueError, match=message):
+        write_partition_store(tmp_path / "store", graph.stream(), **arguments)

@@ -1,0 +1,271 @@
+"""Whatever stands on disk, the store opens and verifies, or says in one line what is wrong and how to go on."""
+
+import json
+import os
+import shutil
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from lightning_gnnscale.errors import PartitionStoreError
+from lightning_gnnscale.partition_store import PartitionStore, WriteBudget, input_fingerprint, write_partition_store
+
+from tests.partition_store.small_graphs import Given, all_bytes, random_graph
+
+GRAPH = random_graph(60, 200, 3, to_undirected=True)
+FEATURES = np.random.default_rng(0).random((60, 4)).astype(np.float32)
+
+
+def write(root, features=FEATURES, p=GRAPH.given, **options):
+    return write_partition_store(root, GRAPH.stream(), p, features=features, **options)
+
+
+@pytest.fixture
+def store(no_disk_wait, tmp_path):
+    return write(tmp_path / "store", labels=np.arange(60), masks={"train": np.ones(60, bool)})
+
+
+def one_line(error) -> str:
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_missing_store(tmp_path):
+    with pytest.raises(PartitionStoreError, match="no such partition store; make one") as error:
+        PartitionStore.open(tmp_path / "nothing")
+    assert str(tmp_path / "nothing") in one_line(error)
+    with pytest.raises(PartitionStoreError, match=r"no manifest\.json in this folder"):
+        PartitionStore.open(tmp_path)
+
+
+def test_wrong_version(store):
+    manifest = json.loads((store.root / "manifest.json").read_text())
+    (store.root / "manifest.json").write_text(json.dumps(manifest | {"format_version": 99}))
+    with pytest.raises(PartitionStoreError, match="format 99, this version reads 1") as error:
+        PartitionStore.open(store.root)
+    one_line(error)
+    (store.root / "manifest.json").write_text("{")
+    with pytest.raises(PartitionStoreError, match="damaged"):
+        PartitionStore.open(store.root)
+
+
+def every_file(store):
+    return sorted(path.name for path in store.root.glob("*.npy"))
+
+
+def test_truncated_or_missing_files_do_not_open(store, tmp_path):
+    for name in every_file(store):
+        copy = tmp_path / "copy"
+        shutil.copytree(store.root, copy)
+        with open(copy / name, "r+b") as file:
+            file.truncate((copy / name).stat().st_size - 1)
+        with pytest.raises(PartitionStoreError, match=f"{name}: has .* bytes instead of") as error:
+            PartitionStore.open(copy)
+        one_line(error)
+        (copy / name).unlink()
+        with pytest.raises(PartitionStoreError, match=f"{name}: is missing"):
+            PartitionStore.open(copy)
+        shutil.rmtree(copy)
+
+
+def test_verify_names_the_file_with_a_flipped_bit(store, tmp_path):
+    rng = np.random.default_rng(0)
+    for name in every_file(store):
+        copy = tmp_path / "copy"
+        shutil.copytree(store.root, copy)
+        size = (copy / name).stat().st_size
+        for position in (int(rng.integers(0, 128)), int(rng.integers(128, size))):
+            content = bytearray((store.root / name).read_bytes())
+            content[position] ^= 1 << int(rng.integers(8))
+            (copy / name).write_bytes(content)
+            with pytest.raises(PartitionStoreError, match=f"{name}: its .* damaged") as error:
+                PartitionStore.open(copy).verify()
+            one_line(error)
+        shutil.rmtree(copy)
+
+
+def rewrite(store, name, change):
+    """Change an array so that its checksum fits again: only the structure can give it away."""
+    from lightning_gnnscale.partition_store.array_file import checksum
+
+    array = np.load(store.root / f"{name}.npy")
+    change(array)
+    with open(store.root / f"{name}.npy", "r+b") as file:
+        file.seek(128)
+        file.write(array.tobytes())
+    manifest = json.loads((store.root / "manifest.json").read_text())
+    manifest["files"][name]["crc32"] = checksum(store.root / f"{name}.npy")
+    (store.root / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("part_offsets", lambda a: a.__setitem__(1, 61), "part_offsets.npy: does not rise"),
+        ("original_nid", lambda a: a.__setitem__(0, a[1]), "original_nid.npy: is not the inverse"),
+        ("original_nid", lambda a: a.__setitem__(0, 60), "original_nid.npy: is not the inverse"),
+        ("csc_indptr", lambda a: a.__setitem__(-1, 7), "csc_indptr.npy: does not rise"),
+        ("csc_indices", lambda a: a.__setitem__(0, 60), "csc_indices.npy: a row is out of order"),
+        ("csc_indices", lambda a: a.sort(), "csc_indices.npy|halo_nodes.npy"),
+        ("halo_nodes", lambda a: a.__setitem__(0, a[0] + 1), "halo_nodes.npy: part 0 reads other nodes"),
+        ("halo_degree", lambda a: a.__setitem__(0, a[0] + 1), "halo_degree.npy: part 0 has other degrees"),
+        ("halo_indices", lambda a: a.__setitem__(0, a[0] ^ 1), "halo_indices.npy: part 0: halo rows"),
+    ],
+)
+def test_verify_sees_a_broken_structure(store, name, change, message):
+    rewrite(store, name, change)
+    with pytest.raises(PartitionStoreError, match=message) as error:
+        PartitionStore.open(store.root).verify()
+    one_line(error)
+
+
+def test_the_store_of_the_same_input_is_opened(store):
+    before = {path.name: path.stat().st_mtime_ns for path in store.root.iterdir()}
+    again = write(store.root, labels=np.arange(60), masks={"train": np.ones(60, bool)})
+    assert {path.name: path.stat().st_mtime_ns for path in again.root.iterdir()} == before
+    assert again.fingerprint == store.fingerprint
+
+
+def test_the_fingerprint_is_known_before_the_partitioning(store):
+    arguments = {"method": "given", "num_parts": 3, "seed": 0, "options": {}}
+    labels, masks = np.arange(60), {"train": np.ones(60, bool)}
+    known = input_fingerprint(GRAPH.stream(), **arguments, features=FEATURES, labels=labels, masks=masks)
+    assert known == store.fingerprint
+    for change in ({"num_parts": 4}, {"seed": 1}, {"options": {"beta": 2}}, {"method": "spring"}):
+        changed = input_fingerprint(
+            GRAPH.stream(), **(arguments | change), features=FEATURES, labels=labels, masks=masks
+        )
+        assert changed != known
+    assert input_fingerprint(GRAPH.stream(), **arguments, features=FEATURES + 1, labels=labels, masks=masks) != known
+
+
+def test_files_are_known_by_path_and_change(no_disk_wait, tmp_path):
+    path = tmp_path / "features.npy"
+    np.save(path, FEATURES)
+    prints = [
+        input_fingerprint(GRAPH.stream(), "given", 3, 0, {}, features=given)
+        for given in (path, str(path), np.load(path, mmap_mode="r"), np.load(path, mmap_mode="r")[1:])
+    ]
+    assert prints[0] == prints[1] == prints[2] != prints[3]
+    np.save(path, FEATURES + 1)
+    assert input_fingerprint(GRAPH.stream(), "given", 3, 0, {}, features=path) != prints[0]
+
+
+def test_another_store_is_never_replaced_in_silence(store):
+    before = all_bytes(store.root)
+    with pytest.raises(PartitionStoreError, match="another input.*overwrite=True") as error:
+        write(store.root, FEATURES + 1)
+    one_line(error)
+    other = Given(np.roll(GRAPH.given.part_id, 1), 3)
+    with pytest.raises(PartitionStoreError, match="another input"):
+        write(store.root, p=other, labels=np.arange(60), masks={"train": np.ones(60, bool)})
+    assert all_bytes(store.root) == before
+    new = write(store.root, FEATURES + 1, overwrite=True)
+    assert np.array_equal(new.features.gather(new.store_nid), FEATURES + 1)
+    assert [path.name for path in store.root.parent.glob("store*")] == ["store"] or not list(
+        store.root.parent.glob("store.old")
+    )
+
+
+def test_the_old_store_stays_until_the_new_one_is_complete(store):
+    before = all_bytes(store.root)
+
+    def stop(what, done, total):
+        if what == "listing halos":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write(store.root, FEATURES + 1, overwrite=True, progress=stop)
+    assert all_bytes(store.root) == before
+    PartitionStore.open(store.root).verify()
+
+
+def test_a_folder_that_is_no_store_is_left_alone(no_disk_wait, tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    for overwrite in (False, True):
+        with pytest.raises(PartitionStoreError, match="exists and is no partition store; choose another root"):
+            write(tmp_path, overwrite=overwrite)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+    (tmp_path / "empty").mkdir()
+    write(tmp_path / "empty").verify()
+
+
+def interrupted(root, **options):
+    def stop(what, done, total):
+        if what == "sorting rows":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write(root, progress=stop, budget=WriteBudget(spill_edges=20, sort_arcs=50, checkpoint_bytes=1), **options)
+
+
+def test_a_half_written_store_says_how_to_go_on(no_disk_wait, tmp_path):
+    interrupted(tmp_path / "store")
+    with pytest.raises(PartitionStoreError, match="not finished .*run the command that writes it again") as error:
+        PartitionStore.open(tmp_path / "store")
+    one_line(error)
+    with pytest.raises(PartitionStoreError, match="unfinished store of another input.*overwrite=True") as error:
+        write(tmp_path / "store", FEATURES + 1)
+    one_line(error)
+    write(tmp_path / "store", FEATURES + 1, overwrite=True).verify()
+
+
+def test_finished_steps_are_not_done_again(no_disk_wait, tmp_path):
+    budget = WriteBudget(spill_edges=20, sort_arcs=50, checkpoint_bytes=1)
+    interrupted(tmp_path / "store")
+    seen = []
+    write(tmp_path / "store", budget=budget, progress=lambda what, done, total: seen.append(what))
+    assert "bucketing edges" not in seen and "storing features" not in seen and "sorting rows" in seen
+
+
+def test_damage_in_what_an_interrupted_writer_left_is_noticed(no_disk_wait, tmp_path):
+    whole = write(tmp_path / "whole")
+    interrupted(tmp_path / "store")
+    path = tmp_path / "store.partial" / "run_src.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    again = write(tmp_path / "store", budget=WriteBudget(spill_edges=20, sort_arcs=50, checkpoint_bytes=1))
+    assert all_bytes(again.root) == all_bytes(whole.root)
+
+
+def test_a_kill_between_completion_and_renaming_is_mended(no_disk_wait, tmp_path):
+    store = write(tmp_path / "store")
+    expected = all_bytes(store.root)
+    store.root.rename(tmp_path / "store.partial")
+    assert all_bytes(write(store.root).root) == expected
+    # The old store has stepped aside and the new one is not there yet.
+    store.root.rename(tmp_path / "store.old")
+    assert all_bytes(write(store.root).root) == expected
+    assert not (tmp_path / "store.old").exists()
+
+
+def test_a_full_disk_is_told_before_work(no_disk_wait, tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(PartitionStoreError, match="needs about .* GiB at its peak, 0.0 GiB are free") as error:
+        write(tmp_path / "store")
+    one_line(error)
+
+
+def test_a_second_writer_is_told_who_is_at_work(no_disk_wait, tmp_path):
+    at_work, go_on = threading.Event(), threading.Event()
+
+    def wait(what, done, total):
+        at_work.set()
+        assert go_on.wait(30)
+
+    first = threading.Thread(target=write, args=(tmp_path / "store",), kwargs={"progress": wait})
+    first.start()
+    try:
+        assert at_work.wait(30)
+        who = f"process {os.getpid()} on {socket.gethostname()} is writing this store"
+        with pytest.raises(PartitionStoreError, match=who) as error:
+            write(tmp_path / "store")
+        one_line(error)
+    finally:
+        go_on.set()
+    write(tmp_path / "store", lock_timeout_s=30).verify()
+    first.join()
