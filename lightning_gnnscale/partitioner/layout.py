@@ -97,8 +97,8 @@ def scan(stream, state: ScanState | None = None, progress=None, after_chunk=None
         if progress is not None:
             progress("degrees", int(counts[_LISTED]), stream.num_edges)
     if len(state.degree) and state.degree.min() < 0:
-        raise EdgeStreamError(f"{stream}: a node is listed in more than {np.iinfo(state.degree.dtype).max} edges")
-    return _report(state, getattr(stream, "layout", "auto")), state.degree
+        raise EdgeStreamError(f"{stream.name}: a node is listed in more than {np.iinfo(state.degree.dtype).max} edges")
+    return _report(state, stream.layout), state.degree
 
 
 def _report(state: ScanState, given: str) -> LayoutReport:

@@ -54,7 +54,11 @@ def metis(
         return (np.arange(graph.num_nodes) % num_parts).astype(np.int32)
     with phases.phase("metis"):
         options = pymetis.Options(seed=int(seed), ufactor=max(1, round((slack - 1) * 1000)))
-        found = pymetis.part_graph(num_parts, xadj=adjacency.indptr, adjncy=adjacency.indices, options=options)
+        if hasattr(pymetis, "CSRAdjacency"):
+            lists = pymetis.CSRAdjacency(adjacency.indptr, adjacency.indices)
+            found = pymetis.part_graph(num_parts, lists, options=options)
+        else:  # before 2025
+            found = pymetis.part_graph(num_parts, xadj=adjacency.indptr, adjncy=adjacency.indices, options=options)
     return np.asarray(found[1], np.int32)
 
 

@@ -70,7 +70,7 @@ class SimpleGraph:
         """Raise EdgeStreamError if a whole pass saw other edges than the first one did."""
         if (int(seen[0]), int(seen[1])) != (self.report.num_listed, self.report.checksum):
             raise EdgeStreamError(
-                f"{self.stream}: the edges changed while they were partitioned: {self.report.num_listed} edges with "
+                f"{self.stream.name}: the edges changed while they were partitioned: {self.report.num_listed} edges with "
                 f"checksum {self.report.checksum:016x} in the first pass, {int(seen[0])} with {int(seen[1]):016x} now"
             )
 
@@ -186,7 +186,7 @@ def _tell(graph: SimpleGraph) -> None:
     )
     if report.repeated_share and graph.first_copies is None:
         phases.warn(
-            f"{graph.stream}: about {report.repeated_share:.1%} of the edges are listed more often than layout "
+            f"{graph.stream.name}: about {report.repeated_share:.1%} of the edges are listed more often than layout "
             f"{report.layout!r} says, and count again each time; deduplicate=True drops them"
         )
 

@@ -6,11 +6,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ..jit import kernel
+from ..triton_kernels.intrinsics import prefetch
 from . import phases
 from .checkpoint import Checkpoint
 from .layout import ScanState
 from .merging import merge_and_assign
-from .prefetch import prefetch_row
 from .registry import check_number, refuse_balance, register_partitioner
 from .simple_graph import SimpleGraph, graph_facts, open_simple_graph, reopen_simple_graph
 
@@ -172,13 +172,13 @@ def _found_clusters(degree, nodes):
 @kernel
 def _cluster_block(src, dst, nodes, volume, max_volume):
     """Let the ends of each edge move together, and remember each end's richest neighbour."""
-    length = len(src)
+    length, rows = len(src), nodes.reshape(-1)
     for i in range(length):
         if i + _ROWS_AHEAD < length:
-            prefetch_row(nodes, src[i + _ROWS_AHEAD])
-            prefetch_row(nodes, dst[i + _ROWS_AHEAD])
-            prefetch_row(volume, nodes[src[i + _VOLUMES_AHEAD], CLUSTER])
-            prefetch_row(volume, nodes[dst[i + _VOLUMES_AHEAD], CLUSTER])
+            prefetch(rows, 4 * np.int64(src[i + _ROWS_AHEAD]))
+            prefetch(rows, 4 * np.int64(dst[i + _ROWS_AHEAD]))
+            prefetch(volume, nodes[src[i + _VOLUMES_AHEAD], CLUSTER])
+            prefetch(volume, nodes[dst[i + _VOLUMES_AHEAD], CLUSTER])
         u, v = src[i], dst[i]
         cluster_u, cluster_v = nodes[u, CLUSTER], nodes[v, CLUSTER]
         degree_u, degree_v = nodes[u, DEGREE], nodes[v, DEGREE]

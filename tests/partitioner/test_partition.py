@@ -1,0 +1,182 @@
+import builtins
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_gnnscale.errors import GNNScaleError
+from lightning_gnnscale.partitioner import (
+    Partitioning,
+    available_partitioners,
+    partition,
+    register_partitioner,
+    registry,
+)
+from tests.partitioner.graphs import ODD, stream_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+GRID = [(10 * r + c, 10 * r + c + 1) for r in range(10) for c in range(9)] + [(v, v + 10) for v in range(90)]
+
+
+def test_the_result_tells_how_it_came_about():
+    told = []
+    p = partition(
+        stream_of(GRID, 100, chunk_edges=50),
+        num_parts=4,
+        masks={"train": np.arange(100) < 50},
+        progress=lambda *step: told.append(step),
+    )
+    assert (p.method, p.num_parts, p.num_nodes, p.seed) == ("spring", 4, 100, 0)
+    assert p.options["beta"] == 1.05
+    assert {"degrees", "clustering", "merging", "assignment", "evaluate", "total"} == set(p.seconds)
+    assert p.seconds["total"] >= p.seconds["clustering"]
+    assert p.notes["layout"] == "once"
+    assert sum(p.quality.train_per_part) == 50
+    assert p.quality.num_edges == len(GRID)
+    for what in ("degrees", "clustering", "quality"):
+        assert [(done, total) for name, done, total in told if name == what] == [
+            (50, 180),
+            (100, 180),
+            (150, 180),
+            (180, 180),
+        ]
+
+
+@settings(max_examples=50, deadline=None)
+@given(num_nodes=st.integers(1, 300), data=st.data())
+def test_random_parts_differ_by_one_node_at_most(num_nodes, data):
+    num_parts = data.draw(st.integers(1, num_nodes))
+    seed = data.draw(st.integers(0, 2**40))
+    stream = stream_of([], num_nodes)
+    p = partition(stream, "random", num_parts, seed=seed, evaluate=False)
+    sizes = np.bincount(p.part_id, minlength=num_parts)
+    assert sizes.max() - sizes.min() <= 1
+    again = partition(stream, "random", num_parts, seed=seed, evaluate=False)
+    assert np.array_equal(p.part_id, again.part_id)
+    if num_nodes > 60 and num_parts > 1:
+        other = partition(stream, "random", num_parts, seed=seed + 1, evaluate=False)
+        assert not np.array_equal(p.part_id, other.part_id)
+
+
+def test_metis_cuts_a_grid_better_than_random():
+    pytest.importorskip("pymetis", reason="needs the extra [metis]")
+    stream = stream_of(GRID, 100)
+    metis = partition(stream, "metis", 4)
+    assert metis.quality.edge_cut_ratio < 0.25 * partition(stream, "random", 4).quality.edge_cut_ratio
+    assert metis.quality.node_balance <= 1.04  # 1.03, and the whole node that it rounds to
+    loose = partition(stream, "metis", 4, balance={"nodes": 1.2})
+    assert loose.quality.node_balance <= 1.2
+    both_ways = stream_of(GRID + [(v, u) for u, v in GRID], 100)
+    assert partition(both_ways, "metis", 4).quality.num_edges == len(GRID)
+    with pytest.raises(ValueError, match=r"'nodes' alone, got \['train'\]"):
+        partition(stream, "metis", 4, balance={"train": 1.1})
+    with pytest.raises(ValueError, match=r"partitioner.balance.nodes must be a finite number >= 1, got 0.5"):
+        partition(stream, "metis", 4, balance={"nodes": 0.5})
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_metis_takes_odd_graphs(name):
+    pytest.importorskip("pymetis", reason="needs the extra [metis]")
+    num_nodes, edges = ODD[name]
+    for num_parts in {1, min(3, num_nodes)}:
+        p = partition(stream_of(edges, num_nodes), "metis", num_parts)
+        assert sum(p.quality.nodes_per_part) == num_nodes
+
+
+def test_metis_that_is_not_installed_names_the_extra(monkeypatch):
+    original = builtins.__import__
+
+    def without_pymetis(name, *args, **kwargs):
+        if name == "pymetis":
+            raise ImportError(name)
+        return original(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_pymetis)
+    with pytest.raises(GNNScaleError, match=r"pip install 'lightning-gnnscale\[metis\]'"):
+        partition(stream_of(GRID, 100), "metis", 4)
+
+
+@pytest.fixture
+def own_partitioner():
+    @register_partitioner("stripes")
+    def stripes(stream, num_parts, *, seed=0, masks=None, balance=None, progress=None, width=1, shift=0):
+        return np.arange(stream.num_nodes) // width % num_parts + shift
+
+    yield
+    registry._PARTITIONERS.pop("stripes")
+
+
+def test_a_users_own_partitioner(own_partitioner):
+    assert available_partitioners() == ["metis", "random", "spring", "stripes"]
+    p = partition(stream_of(GRID, 100), "stripes", 2, width=10)
+    assert p.part_id.dtype == np.int32
+    assert p.options == {"width": 10, "shift": 0}
+    assert p.quality.cut_edges == 90
+    with pytest.raises(ValueError, match="partitioner 'stripes' has no option height; allowed: width, shift"):
+        partition(stream_of(GRID, 100), "stripes", 2, height=10)
+    with pytest.raises(ValueError, match=r"partitioner 'stripes' returned part ids 1 to 2"):
+        partition(stream_of(GRID, 100), "stripes", 2, shift=1)
+    with pytest.raises(ValueError, match=r"partitioner 'stripes' returned \(100,\) float64, not \(100,\) integers"):
+        partition(stream_of(GRID, 100), "stripes", 2, shift=0.5)
+
+
+def test_a_name_is_given_once():
+    with pytest.raises(ValueError, match="'spring' is registered already, by lightning_gnnscale"):
+        register_partitioner("spring")(lambda stream, num_parts: None)
+
+
+def test_an_unknown_name_lists_those_that_exist():
+    with pytest.raises(ValueError, match="partitioner 'sprong' is unknown; available: metis, random, spring"):
+        partition(stream_of(GRID, 100), "sprong", 2)
+
+
+@pytest.mark.parametrize("num_parts", [0, -1, 101, 2.5, None, True])
+def test_num_parts_outside_its_range(num_parts):
+    with pytest.raises(ValueError, match=r"partitioner.num_parts must be in \[1, 100\], got"):
+        partition(stream_of(GRID, 100), num_parts=num_parts)
+
+
+def test_saved_and_loaded(tmp_path):
+    p = partition(stream_of(GRID, 100), num_parts=4)
+    p.save(tmp_path / "p")
+    q = Partitioning.load(tmp_path / "p")
+    assert np.array_equal(p.part_id, q.part_id)
+    assert q.part_id.dtype == np.int32
+    for name in ("num_parts", "method", "options", "seed", "quality", "seconds", "peak_bytes", "notes"):
+        assert getattr(p, name) == getattr(q, name)
+    assert sorted(f.name for f in (tmp_path / "p").iterdir()) == ["part_id.npy", "partitioning.json"]
+
+
+@pytest.mark.parametrize("moment", ["part_id.npy", "partitioning.json"])
+def test_a_save_that_is_cut_short_leaves_nothing_that_loads(tmp_path, monkeypatch, moment):
+    from lightning_gnnscale.partitioner import partitioning
+
+    partition(stream_of(GRID, 100), num_parts=4).save(tmp_path)
+    original = partitioning.os.replace
+
+    def killed(source, target):
+        if str(target).endswith(moment):
+            raise KeyboardInterrupt
+        original(source, target)
+
+    monkeypatch.setattr(partitioning.os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        partition(stream_of(GRID, 100), num_parts=3).save(tmp_path)
+    with pytest.raises(GNNScaleError, match="no partitioning can be read there"):
+        Partitioning.load(tmp_path)
+
+
+def test_damaged_folders_are_named(tmp_path):
+    with pytest.raises(GNNScaleError, match="no partitioning can be read there"):
+        Partitioning.load(tmp_path / "nothing")
+    partition(stream_of(GRID, 100), num_parts=4).save(tmp_path)
+    np.save(tmp_path / "part_id.npy", np.zeros(7, np.int32))
+    with pytest.raises(GNNScaleError, match=r"100 nodes announced, part_id.npy has shape \(7,\)"):
+        Partitioning.load(tmp_path)
+    facts = json.loads((tmp_path / "partitioning.json").read_text())
+    (tmp_path / "partitioning.json").write_text(json.dumps({**facts, "format_version": 99}))
+    with pytest.raises(GNNScaleError, match="format version 99, this package reads 1"):
+        Partitioning.load(tmp_path)

@@ -1,0 +1,96 @@
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_gnnscale.partitioner import evaluate_partitioning
+from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def expected_quality(num_nodes, edges, part_id, num_parts, hops):
+    """The same figures from networkx and plain sums."""
+    graph = nx.Graph(e for e in edges if e[0] != e[1])
+    graph.add_nodes_from(range(num_nodes))
+    core = [{v for v in range(num_nodes) if part_id[v] == p} for p in range(num_parts)]
+    needed = []
+    for nodes in core:
+        reached = set()
+        for v in nodes:
+            reached |= set(nx.single_source_shortest_path_length(graph, v, cutoff=hops))
+        needed.append(reached)
+    held = [sum(u in nodes or v in nodes for u, v in graph.edges) for nodes in core]
+    volume = [sum(graph.degree(v) for v in nodes) for nodes in core]
+    cut = sum(part_id[u] != part_id[v] for u, v in graph.edges)
+    return graph.number_of_edges(), cut, [len(c) for c in core], [len(n) for n in needed], held, volume
+
+
+def check(num_nodes, edges, arcs, part_id, num_parts, hops, **options):
+    q = evaluate_partitioning(stream_of(arcs, num_nodes, **options), part_id, num_parts, hops)
+    num_edges, cut, core, needed, held, volume = expected_quality(num_nodes, edges, part_id, num_parts, hops)
+    assert (q.num_edges, q.cut_edges) == (num_edges, cut)
+    assert q.edge_cut_ratio == (cut / num_edges if num_edges else 0.0)
+    assert q.nodes_per_part == core
+    assert q.halo_per_part == [n - c for n, c in zip(needed, core, strict=True)]
+    assert q.replication_factor == sum(needed) / num_nodes
+    assert q.edges_per_part == held
+    assert q.volume_per_part == volume
+    assert q.node_balance == max(core) * num_parts / num_nodes
+    for found, loads in ((q.edge_balance, held), (q.volume_balance, volume)):
+        assert found == (max(loads) * num_parts / sum(loads) if sum(loads) else 1.0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    graph=simple_graphs(),
+    layout=st.sampled_from(["once", "both_ways", "directed"]),
+    num_parts=st.sampled_from([1, 2, 3, 8, 9, 17]),
+    hops=st.integers(0, 3),
+    chunk=st.integers(1, 40),
+    seed=st.integers(0, 100),
+)
+def test_equals_networkx_in_every_layout(graph, layout, num_parts, hops, chunk, seed):
+    num_nodes, edges = graph
+    part_id = np.random.default_rng(seed).integers(0, num_parts, num_nodes).astype(np.int32)
+    arcs = listed(edges, layout)
+    check(num_nodes, edges, arcs, part_id, num_parts, hops, layout=layout, chunk_edges=chunk)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_graphs_equal_networkx(name):
+    num_nodes, edges = ODD[name]
+    part_id = np.arange(num_nodes, dtype=np.int32) % 3
+    check(num_nodes, edges, edges, part_id, 3, 1)
+
+
+def test_train_balance():
+    stream = stream_of([(0, 1), (2, 3)], 4)
+    part_id = np.array([0, 0, 0, 1], np.int32)
+    q = evaluate_partitioning(stream, part_id, 2, masks={"train": np.array([True, True, False, True])})
+    assert (q.train_per_part, q.train_balance) == ([2, 1], 4 / 3)
+    assert evaluate_partitioning(stream, part_id, 2).train_balance is None
+    none = evaluate_partitioning(stream, part_id, 2, masks={"train": np.zeros(4, bool)})
+    assert (none.train_balance, none.train_per_part) == (None, [0, 0])
+
+
+@pytest.mark.parametrize(
+    ("part_id", "num_parts", "hops", "message"),
+    [
+        (np.zeros(3, np.int32), 2, 1, r"part_id must be \(4,\) integers, got \(3,\)"),
+        (np.zeros(4), 2, 1, "part_id must be"),
+        (np.array([0, 1, 2, 0]), 2, 1, r"part_id must lie in \[0, 2\), got 0 to 2"),
+        (np.array([0, -1, 0, 0]), 2, 1, r"got -1 to 0"),
+        (np.zeros(4, np.int32), 0, 1, "num_parts must be >= 1"),
+        (np.zeros(4, np.int32), 1, -1, "halo_hops must be >= 0"),
+    ],
+)
+def test_values_that_do_not_fit_are_errors(part_id, num_parts, hops, message):
+    with pytest.raises(ValueError, match=message):
+        evaluate_partitioning(stream_of([(0, 1), (2, 3)], 4), part_id, num_parts, hops)
+
+
+def test_a_mask_that_does_not_fit_is_an_error():
+    with pytest.raises(ValueError, match=r"masks\['train'\] must be \(4,\) bool"):
+        evaluate_partitioning(stream_of([(0, 1)], 4), np.zeros(4, np.int32), 1, masks={"train": np.ones(3, bool)})
