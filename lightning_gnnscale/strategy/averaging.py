@@ -4,7 +4,8 @@ Sums are taken in float64: w_1 n_1 + w_2 n_2 + ... then differs between one, two
 that rounding to float32 gives the same weights whatever the number of processes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -25,8 +26,28 @@ def rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
+@contextmanager
+def clear_error(what: str) -> Iterator[None]:
+    """Turn the failure of a collective into one line.
+
+    Args:
+        what: what is being done, for the error.
+
+    Raises:
+        StrategyError: another process died, or did not answer within the process group's timeout.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise StrategyError(
+            f"rank {rank()}: {what}: another process of this run was lost or does not answer ({cause}); "
+            "look for its own error above, then start again from the last checkpoint"
+        ) from error
+
+
 def all_reduce(tensor: Tensor, op: str, what: str) -> None:
-    """Reduce a tensor over all processes in place; a lost process becomes a one-line error.
+    """Reduce a tensor over all processes, in place.
 
     Args:
         tensor: any shape, the same on every rank; changed in place.
@@ -34,23 +55,11 @@ def all_reduce(tensor: Tensor, op: str, what: str) -> None:
         what: what is being done, for the error.
 
     Raises:
-        StrategyError: another process died, or did not answer within the process group's timeout.
+        StrategyError: another process was lost.
     """
-    if world_size() == 1:
-        return
-    try:
-        dist.all_reduce(tensor, dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX)
-    except RuntimeError as error:
-        raise lost_process(what, error) from error
-
-
-def lost_process(what: str, error: Exception) -> StrategyError:
-    """Return the error of a run in which another process does not answer any more."""
-    cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return StrategyError(
-        f"rank {rank()}: {what}: another process of this run was lost or does not answer ({cause}); "
-        "look for its own error above, then start again from the last checkpoint"
-    )
+    if world_size() > 1:
+        with clear_error(what):
+            dist.all_reduce(tensor, dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX)
 
 
 def module_state(module: nn.Module) -> State:
@@ -80,10 +89,8 @@ def broadcast_state(state: State) -> None:
     for name, tensor in state.items():
         # A buffer may be an expanded view, which the process group refuses.
         contiguous = tensor.contiguous()
-        try:
+        with clear_error(f"sending the initial value of {name}"):
             dist.broadcast(contiguous, src=0)
-        except RuntimeError as error:
-            raise lost_process(f"sending the initial value of {name}", error) from error
         if contiguous is not tensor:
             tensor.copy_(contiguous)
 

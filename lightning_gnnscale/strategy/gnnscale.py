@@ -19,7 +19,7 @@ from ..errors import StrategyError
 from . import averaging
 from .exchange import EXCHANGE_POLICIES, ExchangePolicy, NoExchange
 from .round_callback import RoundCallback
-from .trainer_check import check_module, check_optimizers
+from .trainer_check import check_module
 from .weights import WEIGHT_POLICIES, ModelAveraging, WeightPolicy
 
 CHECKPOINT_KEY = "gnnscale"
@@ -90,13 +90,24 @@ class GNNScaleStrategy(DDPStrategy):
             self.weights.check(trainer, self.exchange)
         super().setup(trainer)
         if fitting:
-            check_optimizers(trainer)
             self.weights.setup(trainer)
             self.exchange.setup(trainer)
             # None is how a rank without further batches stays in step: nothing to warn of.
             warnings.filterwarnings("ignore", message=".*train_dataloader yielded None.*")
             if not any(isinstance(callback, RoundCallback) for callback in trainer.callbacks):
                 trainer.callbacks.insert(0, RoundCallback(self.weights))
+
+    def setup_optimizers(self, trainer: pl.Trainer) -> None:
+        try:
+            super().setup_optimizers(trainer)
+        except RuntimeError as error:
+            # Lightning's remedy, optimizing by hand, is none here.
+            if "multiple optimizers" not in str(error):
+                raise
+            raise StrategyError(
+                "configure_optimizers returned several optimizers, one is supported: "
+                "put their parameters into groups of one optimizer"
+            ) from error
 
     def configure_ddp(self) -> None:
         averaging.broadcast_state(averaging.module_state(self.lightning_module))
@@ -136,6 +147,18 @@ class GNNScaleStrategy(DDPStrategy):
             rank_zero_warn("the checkpoint has no state by part: every part goes on from its one optimizer state")
         self.weights.load_state_dict(state)
 
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        with averaging.clear_error("waiting for the other processes"):
+            super().barrier(*args, **kwargs)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        with averaging.clear_error(f"receiving from rank {src}"):
+            return super().broadcast(obj, src)
+
+    def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
+        with averaging.clear_error("reducing a metric"):
+            return super().reduce(tensor, group, reduce_op)
+
     def teardown(self) -> None:
         super().teardown()
         self.weights.teardown()
@@ -154,10 +177,8 @@ def _gather_to_rank_zero(value: Any) -> list[Any]:
     if averaging.world_size() == 1:
         return [value]
     gathered = [None] * averaging.world_size() if averaging.rank() == 0 else None
-    try:
+    with averaging.clear_error("gathering a checkpoint"):
         dist.gather_object(value, gathered, dst=0)
-    except RuntimeError as error:
-        raise averaging.lost_process("gathering a checkpoint", error) from error
     return gathered or []
 
 

@@ -30,7 +30,7 @@ class RoundCallback(Callback):
         # Validation runs before on_train_epoch_end: this is the last moment before it.
         if trainer.is_last_batch:
             for name, value in self._weights.end_epoch().items():
-                pl_module.log(name, value, on_step=False, on_epoch=True, batch_size=1, rank_zero_only=True)
+                pl_module.log(name, value, on_step=False, on_epoch=True, batch_size=1, sync_dist=True, reduce_fx="max")
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.state.fn == TrainerFn.FITTING:

@@ -25,19 +25,6 @@ def check_module(module: pl.LightningModule) -> None:
         raise StrategyError(f"parameter {lazy[0]} has no shape yet: give the layer its in_channels, or run it once")
 
 
-def check_optimizers(trainer: pl.Trainer) -> None:
-    """Refuse several optimizers.
-
-    Raises:
-        StrategyError: configure_optimizers returned more than one.
-    """
-    if len(trainer.optimizers) > 1:
-        raise StrategyError(
-            f"configure_optimizers returned {len(trainer.optimizers)} optimizers, one is supported: "
-            "put their parameters into groups of one optimizer"
-        )
-
-
 def check_model_averaging(trainer: pl.Trainer) -> None:
     """Refuse what would cut rounds short, or leave a rank without work.
 
@@ -55,10 +42,10 @@ def _check_limits(trainer: pl.Trainer) -> None:
             f"Trainer(max_steps={trainer.max_steps}) stops inside a round, and steps differ between ranks: "
             "use max_epochs"
         )
-    interval = trainer.val_check_interval
-    by_time = getattr(trainer, "_val_check_time_interval", None) is not None
+    # Lightning leaves the attribute out where the interval is a time.
+    interval = getattr(trainer, "val_check_interval", "a time")
     whole_epoch = isinstance(interval, float) and interval == 1.0
-    if not trainer.fast_dev_run and (by_time or not whole_epoch):
+    if not trainer.fast_dev_run and not whole_epoch:
         raise StrategyError(
             f"Trainer(val_check_interval={interval!r}) validates inside a round: "
             "leave it at 1.0 and use check_val_every_n_epoch"

@@ -143,11 +143,9 @@ def average_gradients(parameters: list[Tensor], weight: float, bucket_bytes: int
     for bucket in buckets:
         flat = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
         messages.append(torch.cat([gradient.reshape(-1).to(dtype) for gradient in flat]).mul_(weight))
-    try:
+    with averaging.clear_error("averaging gradients"):
         for work in [dist.all_reduce(message, async_op=True) for message in messages]:
             work.wait()
-    except RuntimeError as error:
-        raise averaging.lost_process("averaging gradients", error) from error
     present = iter(header[1:].tolist())
     for bucket, message in zip(buckets, messages[1:], strict=True):
         mean = message.div_(header[0])

@@ -1,0 +1,155 @@
+"""Everything that a run refuses, on one process: one line that names the remedy."""
+
+from datetime import timedelta
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from partition_stand_ins import Classifier, PartsData, make_trainer, train
+from processes import launch
+
+from lightning_gnnscale.errors import StrategyError
+from lightning_gnnscale.strategy import (
+    ExchangePolicy,
+    GNNScaleStrategy,
+    GradientAveraging,
+    ModelAveraging,
+    NoExchange,
+)
+
+
+class Live(ExchangePolicy):
+    live = True
+
+
+class TwoOptimizers(Classifier):
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.2)]
+
+
+class ByHand(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class Lazy(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.lazy = torch.nn.LazyLinear(3)
+
+
+class MixedSchedulers(Classifier):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedulers = [torch.optim.lr_scheduler.StepLR(optimizer, 1) for _ in range(2)]
+        return [optimizer], [
+            {"scheduler": s, "interval": i} for s, i in zip(schedulers, ("step", "epoch"), strict=True)
+        ]
+
+
+class StepPlateau(Classifier):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return [optimizer], [{"scheduler": plateau, "interval": "step", "monitor": "train_loss"}]
+
+
+class NoParts(L.LightningDataModule):
+    def train_dataloader(self):
+        return PartsData.train_dataloader(self)
+
+
+class BatchesWithoutPart(PartsData):
+    def train_dataloader(self):
+        loader = super().train_dataloader()
+        return [tuple(batch.x for batch in loader)]
+
+
+def steps(interval):
+    return ModelCheckpoint(**interval)
+
+
+REFUSED = {
+    "max_steps": ({"max_steps": 5}, "use max_epochs"),
+    "val_check_interval": ({"val_check_interval": 2}, "check_val_every_n_epoch"),
+    "half an epoch": ({"val_check_interval": 0.5}, "check_val_every_n_epoch"),
+    "by time": ({"val_check_interval": timedelta(seconds=5)}, "check_val_every_n_epoch"),
+    "by batches": ({"check_val_every_n_epoch": None}, "give a number of epochs"),
+    "train steps": ({"callbacks": [steps({"every_n_train_steps": 3})]}, "use every_n_epochs"),
+    "train time": ({"callbacks": [steps({"train_time_interval": timedelta(1)})]}, "use every_n_epochs"),
+    "sync_batchnorm": ({"sync_batchnorm": True}, "leave it False"),
+    "no parts": ({"data": NoParts()}, "weights=GradientAveraging()"),
+    "no training nodes": ({"data": PartsData(sizes=(0, 0))}, "check the train mask"),
+    "batches of no part": ({"data": BatchesWithoutPart()}, "train with PartitionDataModule"),
+    "two optimizers": ({"model": TwoOptimizers()}, "groups of one optimizer"),
+    "by hand": ({"model": ByHand()}, "leave automatic_optimization at True"),
+    "lazy": ({"model": Lazy()}, "in_channels"),
+    "mixed schedulers": ({"model": MixedSchedulers()}, "the same interval"),
+    "plateau by steps": ({"model": StepPlateau()}, 'use interval="epoch"'),
+    "live exchange": ({"strategy": GNNScaleStrategy(exchange=Live())}, "weights=GradientAveraging()"),
+}
+
+
+def run_refused(folder):
+    messages = {}
+    for name, (options, _) in REFUSED.items():
+        try:
+            train(folder, **options)
+        except StrategyError as error:
+            messages[name] = str(error)
+    return messages
+
+
+@pytest.fixture(scope="module")
+def messages(tmp_path_factory):
+    return launch(1, run_refused, tmp_path_factory.mktemp("refused"))[0]
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_refused_with_the_remedy(messages, name):
+    assert REFUSED[name][1] in messages[name]
+    assert "\n" not in messages[name]
+
+
+def run_more_ranks_than_parts(folder):
+    with pytest.raises(StrategyError) as caught:
+        train(folder, data=PartsData(sizes=(8,)))
+    return str(caught.value)
+
+
+def test_more_ranks_than_parts_is_refused_on_every_rank(tmp_path):
+    for message in launch(2, run_more_ranks_than_parts, tmp_path):
+        assert "rank 1 has none" in message and "more parts" in message
+
+
+def run_allowed(folder):
+    """What gradient averaging or a dry run may do although model averaging may not."""
+    data = PartsData(sizes=(8, 8))
+    train(folder, GradientAveraging(), data=data, max_steps=3, val_check_interval=0.5)
+    model = Classifier()
+    trainer = make_trainer(folder, fast_dev_run=True)
+    trainer.fit(model, datamodule=PartsData())
+    limited = train(folder, ModelAveraging(every_n_epochs=2), limit_train_batches=3)
+    return trainer.global_step, bool(torch.isfinite(limited["net.0.weight"]).all())
+
+
+def test_allowed(tmp_path):
+    assert launch(1, run_allowed, tmp_path)[0] == (1, True)
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match=r"every_n_epochs must be an integer >= 1, got 0"):
+        ModelAveraging(every_n_epochs=0)
+    with pytest.raises(ValueError, match=r"per_part.*got 'mine'"):
+        ModelAveraging(optimizer_state="mine")
+    with pytest.raises(ValueError, match=r"bucket_bytes"):
+        GradientAveraging(bucket_bytes=0)
+    with pytest.raises(ValueError, match=r"gradient_averaging, model_averaging, got 'sgd'"):
+        GNNScaleStrategy(weights="sgd")
+    with pytest.raises(ValueError, match=r"no_exchange, got 'broadcast'"):
+        GNNScaleStrategy(exchange="broadcast")
+    with pytest.raises(StrategyError, match=r"find_unused_parameters: it has no DDP wrapper"):
+        GNNScaleStrategy(find_unused_parameters=True)
+    assert isinstance(GNNScaleStrategy(exchange="no_exchange", timeout=5).exchange, NoExchange)
