@@ -4,6 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,7 @@ class PartLoader:
         if pad_to is not None and pad_to < len(self.walk):
             raise ValueError(f"pad_to must be >= {len(self.walk)}, this rank's batches, got {pad_to}")
         self.length = len(self.walk) if pad_to is None else pad_to
-        self.sampler, self.batch_size, self.seed = sampler, batch_size, seed
+        self._sampler, self.batch_size, self.seed = sampler, batch_size, seed
         self.shuffle, self.drop_last = shuffle, drop_last
         self.num_threads, self.prefetch_batches = num_threads, prefetch_batches
         masks = {} if masks is None else masks
@@ -102,6 +103,14 @@ class PartLoader:
     def __len__(self) -> int:
         """Return the batches of an epoch, padding included."""
         return self.length
+
+    @property
+    def batch_sampler(self) -> SimpleNamespace:
+        """Where Lightning looks for `set_epoch`: it calls `loader.batch_sampler.sampler.set_epoch`, not the loader's.
+
+        (It would also look at `loader.sampler`, but replaces that under `overfit_batches`.)
+        """
+        return SimpleNamespace(sampler=self)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration yields; Lightning calls it."""
@@ -188,7 +197,7 @@ class PartLoader:
     def _build(self, position: Position, staged: Future) -> MiniBatch:
         try:
             part = staged.result()
-            items = part.items(self.sampler, self.batch_size, self.drop_last, self.seed, position.epoch, self.shuffle)
+            items = part.items(self._sampler, self.batch_size, self.drop_last, self.seed, position.epoch, self.shuffle)
             key = batch_key(self.seed, position.epoch, position.part, position.batch)
             return self._builder.build(part, items[position.batch], key)
         except Exception as error:

@@ -6,7 +6,7 @@ from ...jit import kernel
 from ...rng import GOLDEN, mix64
 from ..intrinsics import prefetch, trailing_zeros
 
-AHEAD = 24  # items between a prefetch and its use
+AHEAD = 32  # items between a prefetch and its use
 MASK_DEGREE = 64  # rows up to this degree are drawn in one register
 
 _LOW_32 = np.uint64(0xFFFFFFFF)
@@ -92,10 +92,11 @@ def count_hop(indptr, node, begin, end, fanout, replace, row_start, row_degree, 
         block_indptr: filled from begin + 1 to end; block_indptr[begin] is given.
 
     Returns:
-        The largest degree that is drawn from.
+        The largest degree.
     """
     largest = 0
     total = block_indptr[begin]
+    most = np.int64(fanout) if fanout >= 0 else np.int64(np.iinfo(np.int64).max)
     for i in range(begin, end):
         if i + AHEAD < end:
             prefetch(indptr, np.int64(node[i + AHEAD]))
@@ -103,11 +104,10 @@ def count_hop(indptr, node, begin, end, fanout, replace, row_start, row_degree, 
         degree = indptr[node[i] + 1] - start
         row_start[i - begin] = start
         row_degree[i - begin] = degree
-        take = degree
-        if fanout >= 0 and (degree > fanout or (replace and degree > 0)):
-            take = fanout
-            largest = max(largest, degree)
-        total += take
+        largest = max(largest, degree)
+        if replace and fanout >= 0:
+            degree *= fanout  # any row that is not empty gives exactly `fanout`
+        total += min(degree, most)
         block_indptr[i + 1] = total
     return largest
 

@@ -1,0 +1,85 @@
+"""Seed order, the split of targets, and the walk over parts."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_gnnscale.loader import PartWalk, WholeGraph, core_targets, longest_rank, parts_of_rank, split_targets
+from lightning_gnnscale.loader.seed_order import order_key
+
+
+@given(num_targets=st.integers(1, 200), world_size=st.integers(1, 9))
+def test_every_rank_gets_the_same_number_of_targets(num_targets, world_size):
+    if world_size > num_targets:
+        world_size = num_targets
+    targets = np.arange(num_targets) * 3 + 1
+    shares = split_targets(targets, world_size)
+    assert len({len(share) for share in shares}) == 1
+    assert set(np.concatenate(shares)) == set(targets)
+    assert sum(map(len, shares)) - num_targets < world_size
+    for share, coming in pairwise(shares):
+        assert (np.diff(share) == 3).all()
+        assert len(np.intersect1d(share, coming)) <= 1
+
+
+@pytest.mark.parametrize("world_size", [0, 4])
+def test_more_ranks_than_targets_are_refused(world_size):
+    with pytest.raises(ValueError, match=r"world_size must be in \[1, 3\], the number of targets, got"):
+        split_targets(np.arange(3), world_size)
+
+
+def test_core_targets_reads_the_parts_own_range():
+    mask = np.array([1, 0, 1, 1, 0, 1], bool)
+    offsets = np.array([0, 3, 3, 6])
+    assert [core_targets(mask, offsets, part).tolist() for part in range(3)] == [[0, 2], [], [3, 5]]
+
+
+def test_parts_go_to_ranks_cyclically():
+    assert [parts_of_rank(7, rank, 3) for rank in range(3)] == [[0, 3, 6], [1, 4], [2, 5]]
+    assert longest_rank([1, 5, 2, 1, 5, 2, 1], 3) == 10
+
+
+def test_orders_differ_by_epoch_and_part():
+    keys = {order_key(seed, epoch, part) for seed in range(3) for epoch in range(5) for part in range(5)}
+    assert len(keys) == 75
+
+
+@given(
+    sizes=st.lists(st.integers(0, 4), min_size=0, max_size=5),
+    passes=st.integers(1, 3),
+    epoch=st.integers(0, 5),
+    data=st.data(),
+)
+def test_the_walk_from_any_position_is_the_rest_of_the_walk(sizes, passes, epoch, data):
+    walk = PartWalk([10 + i for i in range(len(sizes))], {10 + i: size for i, size in enumerate(sizes)}, passes)
+    everything = list(walk.positions(epoch))
+    expected = [
+        (10 + i, epoch * passes + number, batch)
+        for i, size in enumerate(sizes)
+        for number in range(passes)
+        for batch in range(size)
+    ]
+    assert [(p.part, p.epoch, p.batch) for p in everything] == expected
+    assert len(walk) == len(expected)
+    visits = [p.visit for p in everything]
+    assert visits == sorted(visits) and set(visits) == set(range(len(set(visits))))
+    start = data.draw(st.integers(0, len(expected)))
+    rest = list(walk.positions(epoch, start))
+    assert rest == everything[start:]
+
+
+def test_the_part_after_passes_over_empty_ones():
+    walk = PartWalk([4, 2, 9], {4: 1, 2: 0, 9: 3})
+    assert (walk.after(4), walk.after(9)) == (9, None)
+
+
+def test_the_whole_graph_has_no_other_direction_to_add():
+    from lightning_gnnscale.graph import build_csc
+
+    csc = build_csc(np.array([0]), np.array([1]), 2)
+    assert WholeGraph.of(csc, 0, symmetric=True).symmetrised().num_local == 2
+    with pytest.raises(ValueError, match="to_undirected=True"):
+        WholeGraph.of(csc, 0).symmetrised()

@@ -1,0 +1,250 @@
+"""What each sampler draws from a part, against plain Python."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
+from oracles.parts import small_world
+
+from lightning_gnnscale.rng import batch_key
+from lightning_gnnscale.sampler import ClusterSampler, FullBatchSampler, NeighborSampler, SaintSampler
+from lightning_gnnscale.sampler.cluster import breadth_first_clusters
+
+WORLD = small_world()
+PART = WORLD.load_part(1)
+TARGETS = WORLD.targets(1) - PART.core_start
+
+
+def draw_all(sampler, part=PART, targets=TARGETS, batch_size=16, order=7, drop_last=False, e_id=True):
+    """Draw one pass, with one workspace that all batches share."""
+    if sampler.direction == "both":
+        part = part.symmetrised()
+    state = sampler.prepare(part, targets, seed=3)
+    items = sampler.items(state, batch_size, drop_last, order)
+    assert len(items) == sampler.num_batches(len(targets), batch_size, drop_last)
+    space = Workspace(part.num_local, part.csc.indices.dtype)
+    return [sampler.draw(state, item, batch_key(3, 0, 1, i), space, np.empty, e_id) for i, item in enumerate(items)]
+
+
+def arcs_of(csc) -> set[tuple[int, int]]:
+    return set(zip(csc.indices.tolist(), np.repeat(np.arange(csc.num_rows), csc.in_degree).tolist(), strict=True))
+
+
+def assert_well_formed(drawn, csc):
+    """Arcs exist, stand by target, and e_id says where."""
+    assert len(np.unique(drawn.n_id)) == len(drawn.n_id)
+    source, target = drawn.edge_index
+    np.testing.assert_array_equal(target, np.repeat(np.arange(len(drawn.indptr) - 1), np.diff(drawn.indptr)))
+    np.testing.assert_array_equal(csc.indices[drawn.e_id], drawn.n_id[source])
+    pairs = set(zip(drawn.n_id[source].tolist(), drawn.n_id[target].tolist(), strict=True))
+    assert pairs <= arcs_of(csc)
+
+
+def assert_induced(drawn, csc):
+    """Exactly the arcs between the drawn nodes, and every node is a target."""
+    inside = set(drawn.n_id.tolist())
+    expected = sorted((u, v) for u, v in arcs_of(csc) if u in inside and v in inside)
+    source, target = drawn.edge_index
+    assert sorted(zip(drawn.n_id[source].tolist(), drawn.n_id[target].tolist(), strict=True)) == expected
+    assert len(drawn.indptr) == len(drawn.n_id) + 1
+
+
+class TestNeighborSampler:
+    def test_every_target_once_and_only_core_nodes(self):
+        drawn = draw_all(NeighborSampler([4, 3]))
+        seeds = np.concatenate([batch.n_id[: batch.num_seeds] for batch in drawn])
+        assert sorted(seeds.tolist()) == TARGETS.tolist()
+        assert seeds.tolist() != TARGETS.tolist()
+        for batch in drawn:
+            assert_well_formed(batch, PART.csc)
+            assert batch.num_sampled_nodes[0] == batch.num_seeds
+
+    def test_natural_order_and_dropping_the_short_batch(self):
+        drawn = draw_all(NeighborSampler([2]), order=None, drop_last=True)
+        seeds = np.concatenate([batch.n_id[: batch.num_seeds] for batch in drawn])
+        np.testing.assert_array_equal(seeds, TARGETS[: len(TARGETS) // 16 * 16])
+
+    def test_full_fan_outs_reach_every_neighbour_of_the_core(self):
+        for batch in draw_all(NeighborSampler([-1])):
+            for i in range(batch.num_seeds):
+                row = batch.n_id[batch.edge_index[0, batch.indptr[i] : batch.indptr[i + 1]]]
+                start, end = PART.csc.indptr[batch.n_id[i] : batch.n_id[i] + 2]
+                np.testing.assert_array_equal(row, PART.csc.indices[start:end])
+
+    def test_both_directions(self):
+        world = small_world(both_ways=False, seed=4)
+        part = world.load_part(0)
+        targets = world.targets(0)
+        one = draw_all(NeighborSampler([-1]), part, targets)
+        both = draw_all(NeighborSampler([-1], direction="both"), part, targets)
+        assert sum(b.edge_index.shape[1] for b in both) > sum(b.edge_index.shape[1] for b in one)
+        for batch in both:
+            assert_well_formed(batch, part.symmetrised().csc)
+
+    def test_row_scale_is_one_over_the_probability(self):
+        for batch in draw_all(NeighborSampler([4, 3])):
+            targets = batch.n_id[: len(batch.indptr) - 1]
+            degree, taken = PART.csc.in_degree[targets], np.diff(batch.indptr)
+            np.testing.assert_allclose(
+                batch.row_scale, np.where(taken > 0, degree / np.maximum(taken, 1), 1), rtol=1e-6
+            )
+        assert all(batch.row_scale is None for batch in draw_all(NeighborSampler([4]), e_id=False))
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"fanouts": [0]}, r"fanouts\[0\]"),
+            ({"fanouts": [5, -2]}, r"fanouts\[1\] .* got -2"),
+            ({"fanouts": []}, "at least one hop"),
+            ({"fanouts": [5], "direction": "out"}, "direction must be one of in, both, got 'out'"),
+        ],
+    )
+    def test_bad_arguments(self, arguments, message):
+        with pytest.raises(ValueError, match=message):
+            NeighborSampler(**arguments)
+
+    def test_it_is_a_plain_value(self):
+        assert NeighborSampler([5, 3]) == NeighborSampler((5, 3))
+        assert hash(NeighborSampler([5])) == hash(NeighborSampler([5]))
+
+
+class TestFullBatchSampler:
+    def test_the_part_as_it_is(self):
+        (batch,) = draw_all(FullBatchSampler())
+        np.testing.assert_array_equal(batch.n_id, np.arange(PART.num_local))
+        assert batch.num_seeds == PART.num_core
+        assert batch.num_sampled_nodes is None
+        assert_well_formed(batch, PART.csc)
+        assert batch.edge_index.shape[1] == PART.csc.num_arcs
+
+    def test_a_part_without_targets_has_no_batch(self):
+        assert FullBatchSampler().num_batches(0, 16, False) == 0
+
+
+class TestClusterSampler:
+    def test_each_core_node_in_one_batch_with_the_arcs_between(self):
+        drawn = draw_all(ClusterSampler(num_clusters=10, clusters_per_batch=3))
+        nodes = np.concatenate([batch.n_id for batch in drawn])
+        assert sorted(nodes.tolist()) == list(range(PART.num_core))
+        for batch in drawn:
+            assert_induced(batch, PART.csc)
+            assert_well_formed(batch, PART.csc)
+            is_target = np.isin(batch.n_id, TARGETS)
+            assert is_target[: batch.num_seeds].all() and not is_target[batch.num_seeds :].any()
+
+    def test_batches_without_targets_are_avoided(self):
+        """Targets in 3 of 12 clusters and 3 batches: dealt out one each, whatever the order."""
+        targets = np.array([0, PART.num_core // 2, PART.num_core - 1])
+
+        def by_range(part, num_clusters, seed):
+            return np.arange(part.num_core, dtype=np.int32) * num_clusters // part.num_core
+
+        wide = np.concatenate([targets, np.flatnonzero(by_range(PART, 12, 0) == 0)[:10]])
+        sampler = ClusterSampler(12, clusters_per_batch=4, cluster=by_range)
+        for order in range(10):
+            drawn = draw_all(sampler, targets=np.unique(wide), order=order)
+            assert len(drawn) == 3
+            assert all(batch.num_seeds > 0 for batch in drawn)
+
+    def test_the_callable_decides_the_clusters(self):
+        asked = []
+
+        def cluster(part, num_clusters, seed):
+            asked.append((part.part, num_clusters, seed))
+            return (np.arange(part.num_core) % num_clusters).astype(np.int32)
+
+        drawn = draw_all(ClusterSampler(5, cluster=cluster))
+        assert asked == [(1, 5, 3)]
+        for batch in drawn:
+            assert len(set((batch.n_id % 5).tolist())) == 1
+
+    @pytest.mark.parametrize(
+        ("cluster_id", "message"),
+        [
+            (np.zeros(3, np.int32), "shape"),
+            (np.full(PART.num_core, 5), "below 5"),
+            (np.full(PART.num_core, -1), ">= 0"),
+        ],
+    )
+    def test_a_wrong_clustering_is_named(self, cluster_id, message):
+        with pytest.raises(ValueError, match=message):
+            draw_all(ClusterSampler(5, cluster=lambda *_: cluster_id))
+
+    def test_the_default_clusters_are_equal_and_local(self):
+        cluster_id = breadth_first_clusters(PART, 7, seed=0)
+        sizes = np.bincount(cluster_id, minlength=7)
+        assert sizes.max() - sizes.min() <= 1
+        ring = np.arange(600)
+        csc = PART.csc._replace(
+            indptr=np.arange(0, 1201, 2), indices=np.stack([ring - 1, ring + 1], 1).ravel().astype(np.int32) % 600
+        )
+        part = replace(PART, csc=csc, num_core=600, halo_nodes=np.zeros(0, np.int64))
+        cluster_id = breadth_first_clusters(part, 6, seed=0)
+        assert (cluster_id[ring - 1] != cluster_id).sum() <= 24  # a random cut would part 500 of 600 pairs
+
+    @pytest.mark.parametrize(("num_clusters", "clusters_per_batch"), [(0, 1), (4, 0)])
+    def test_bad_arguments(self, num_clusters, clusters_per_batch):
+        with pytest.raises(ValueError, match="must be >= 1, got 0"):
+            ClusterSampler(num_clusters, clusters_per_batch)
+
+
+class TestSaintSampler:
+    @pytest.mark.parametrize("kind", ["node", "edge", "walk"])
+    def test_subgraphs_are_induced_and_depend_on_the_key_alone(self, kind):
+        sampler = SaintSampler(kind, budget=60, num_roots=25, num_norm_samples=3, batches_per_pass=4)
+        first, second = draw_all(sampler), draw_all(sampler, order=99)
+        for a, b in zip(first, second, strict=True):
+            np.testing.assert_array_equal(a.n_id, b.n_id)
+            np.testing.assert_array_equal(a.edge_weight, b.edge_weight)
+            assert_induced(a, PART.csc)
+            assert_well_formed(a, PART.csc)
+            is_target = np.isin(a.n_id, TARGETS)
+            assert is_target[: a.num_seeds].all() and not is_target[a.num_seeds :].any()
+            assert a.loss_weight.shape == (a.num_seeds,)
+            assert a.loss_weight.dtype == a.edge_weight.dtype == np.float32
+        assert len({batch.n_id.tobytes() for batch in first}) == 4
+
+    def test_walks_start_at_targets(self):
+        for batch in draw_all(SaintSampler("walk", num_roots=5, walk_length=1, num_norm_samples=1)):
+            assert 0 < batch.num_seeds
+            assert len(batch.n_id) <= 10
+
+    @pytest.mark.parametrize("kind", ["node", "edge", "walk"])
+    def test_weights_undo_the_sampling(self, kind):
+        """The weighted loss has the mean over targets as its expectation, the weighted sum the neighbours' mean.
+
+        Weights come from 2,000 subgraphs and are judged on 2,000 others. A core node that is judged was drawn over 200
+        times, each of its ten or so arcs over 40 times in either half: an arc's weight is off by sqrt(2 / 40) = 0.22 of
+        itself, their mean by about 0.22 / sqrt(10) = 0.07 for values of deviation 1, and 0.25 is 3.6 deviations.
+        """
+        sampler = SaintSampler(kind, budget=150, num_roots=60, num_norm_samples=2000, batches_per_pass=2000)
+        value = np.random.default_rng(0).normal(size=PART.num_local)
+        losses, sums, drawn_count = [], np.zeros(PART.num_local), np.zeros(PART.num_local)
+        for batch in draw_all(sampler):
+            losses.append((batch.loss_weight * value[batch.n_id[: batch.num_seeds]]).sum())
+            messages = batch.edge_weight * value[batch.n_id[batch.edge_index[0]]]
+            sums[batch.n_id] += np.bincount(batch.edge_index[1], messages, len(batch.n_id))
+            drawn_count[batch.n_id] += 1
+        spread = np.std(losses) / np.sqrt(len(losses))
+        assert abs(np.mean(losses) - value[TARGETS].mean()) < 6 * spread
+        core = np.arange(PART.num_core)
+        full = np.array(
+            [value[PART.csc.indices[PART.csc.indptr[v] : PART.csc.indptr[v + 1]]].sum() for v in core]
+        ) / np.maximum(PART.degree[core], 1)
+        often = drawn_count[core] > 200
+        assert often.sum() > 20
+        np.testing.assert_allclose((sums[core] / np.maximum(drawn_count[core], 1))[often], full[often], atol=0.25)
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"kind": "tree"}, "kind must be one of node, edge, walk, got 'tree'"),
+            ({"budget": 0}, "budget must be >= 1, got 0"),
+            ({"num_norm_samples": 0}, "num_norm_samples must be >= 1"),
+            ({"walk_length": -1}, "walk_length must be >= 1, got -1"),
+        ],
+    )
+    def test_bad_arguments(self, arguments, message):
+        with pytest.raises(ValueError, match=message):
+            SaintSampler(**arguments)
