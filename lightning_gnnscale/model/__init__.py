@@ -1,1 +1,26 @@
-"""Backbones, Lightning modules and layer-wise inference."""
+"""Models over CSC mini-batches, their Lightning module, and exact layer-wise inference."""
+
+from .backbone import Backbone
+from .gat import GAT
+from .gcn import GCN
+from .graphsage import GraphSAGE
+from .inference import LayerwiseOutput, layerwise_inference
+from .layer_source import EvaluationPass, LayerSource, RowBlock
+from .ngnn import NGNN
+from .node_classifier import NodeClassifier
+from .sgc import SGC
+
+__all__ = [
+    "GAT",
+    "GCN",
+    "NGNN",
+    "SGC",
+    "Backbone",
+    "EvaluationPass",
+    "GraphSAGE",
+    "LayerSource",
+    "LayerwiseOutput",
+    "NodeClassifier",
+    "RowBlock",
+    "layerwise_inference",
+]

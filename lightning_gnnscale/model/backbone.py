@@ -1,0 +1,178 @@
+"""What all backbones share: the loop over layers, trimming, and the layer-wise form."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .block import Block, make_block, target_counts
+from .sparse_linear import SparseInput, as_input, drop, is_sparse, num_rows
+
+ACTIVATIONS = {"relu": F.relu, "elu": F.elu}
+NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
+
+
+class Backbone(nn.Module):
+    """Base of the models that ship here: layers from PyG, run over CSC rows.
+
+    After each layer but the last come the norm, the activation and dropout. A subclass gives `make_layer`, whose
+    layers have `forward(x, block)`, `transform(x)`, `combine(projected, block)` and `projected_channels`; and
+    `prepare(block)`, what is done to arcs once for all layers (self-loops, normalisation).
+
+    Args:
+        in_channels, hidden_channels, out_channels: widths, >= 1.
+        num_layers: number of layers, >= 1.
+        dropout: probability, in [0, 1), after each hidden layer.
+        input_dropout: probability, in [0, 1), on the features (of sparse features the nonzeros are dropped).
+        norm: None, "batch" or "layer", after each hidden layer.
+        activation: "relu" or "elu".
+
+    Raises:
+        ValueError: an argument outside what is listed here.
+    """
+
+    accepts_sparse = True
+    needs_degree = False
+    averages = False  # whether a neighbourhood is averaged, so that weights 1 / degree are the plain ones
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 2,
+        dropout: float = 0.5,
+        input_dropout: float = 0.0,
+        norm: str | None = None,
+        activation: str = "relu",
+    ):
+        super().__init__()
+        widths = {"in_channels": in_channels, "hidden_channels": hidden_channels, "out_channels": out_channels}
+        for name, value in {**widths, "num_layers": num_layers}.items():
+            if value < 1:
+                raise ValueError(f"model.{name} must be at least 1, got {value}")
+        for name, value in {"dropout": dropout, "input_dropout": input_dropout}.items():
+            if not 0 <= value < 1:
+                raise ValueError(f"model.{name} must be in [0, 1), got {value}")
+        if norm is not None and norm not in NORMS:
+            raise ValueError(f"model.norm must be None or one of {sorted(NORMS)}, got {norm!r}")
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"model.activation must be one of {sorted(ACTIVATIONS)}, got {activation!r}")
+        self.in_channels, self.hidden_channels, self.out_channels = in_channels, hidden_channels, out_channels
+        self.num_layers, self.dropout, self.input_dropout = num_layers, dropout, input_dropout
+        self.activation = activation
+        self.convs = nn.ModuleList(self.make_layer(index) for index in range(num_layers))
+        self.norms = nn.ModuleList(
+            NORMS[norm](hidden_channels) if norm else nn.Identity() for _ in range(num_layers - 1)
+        )
+
+    def make_layer(self, index: int) -> nn.Module:
+        """Return layer `index`, from `layer_channels(index)` to `layer_channels(index + 1)`."""
+        raise NotImplementedError
+
+    def prepare(self, block: Block) -> Block:
+        """Return the arcs as the layers read them."""
+        return block
+
+    def layer_channels(self, index: int) -> int:
+        """Return the width of what layer `index` reads; with `num_layers`, of what the last one gives."""
+        if index == 0:
+            return self.in_channels
+        return self.out_channels if index == self.num_layers else self.hidden_channels
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew."""
+        for module in [*self.convs, *self.norms]:
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+
+    def forward(
+        self,
+        x: Any,
+        edge_index: Tensor,
+        edge_weight: Tensor | None = None,
+        degree: Tensor | None = None,
+        indptr: Tensor | None = None,
+        num_sampled_nodes: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Run all layers over a batch.
+
+        Args:
+            x: (num_nodes, in_channels) of any number type, or sparse rows; cast to the dtype of the parameters.
+            edge_index: (2, num_arcs) int64, source and target, grouped by target where indptr is given.
+            edge_weight: (num_arcs,) or None.
+            degree: (num_nodes,) in-degrees in the full graph, or None: the arcs given are the whole graph.
+            indptr: (num_targets + 1,) int64 over the first nodes, or None: the arcs are sorted first.
+            num_sampled_nodes: nodes per hop, seeds first; each layer then computes only what later ones read.
+
+        Returns:
+            (num_sampled_nodes[0], out_channels), or (num_nodes, out_channels) where that is None.
+        """
+        x = drop(as_input(x, self.reference), self.input_dropout, self.training)
+        num_nodes = num_rows(x)
+        counts = target_counts(num_sampled_nodes, self.num_layers, num_nodes)
+        block = make_block(edge_index, num_nodes, edge_weight, degree, indptr)
+        block = self.prepare(block.head(counts[0]))
+        for index, count in enumerate(counts):
+            x = self.apply_layer(index, x, block.head(count))
+        return x
+
+    def apply_layer(self, index: int, x: Tensor | SparseInput, block: Block) -> Tensor:
+        """Run one layer, with norm, activation and dropout, over a block that `prepare` has seen."""
+        return self.finish_layer(index, self.convs[index](x, block))
+
+    def finish_layer(self, index: int, x: Tensor) -> Tensor:
+        """Norm, activation and dropout after layer `index`; nothing after the last."""
+        if index == self.num_layers - 1:
+            return x
+        x = ACTIVATIONS[self.activation](self.norms[index](x))
+        return F.dropout(x, self.dropout, self.training)
+
+    def layer(self, index: int, x: Any, block: Block) -> Tensor:
+        """Compute layer `index` for the targets of one block, for layer-wise inference.
+
+        Args:
+            x: (num_sources, layer_channels(index)), or sparse rows for layer 0.
+            block: complete rows; `degree` is needed where `needs_degree`.
+
+        Returns:
+            (num_targets, layer_channels(index + 1)).
+        """
+        return self.apply_layer(index, as_input(x, self.reference), self.prepare(block))
+
+    def projected_channels(self, index: int, sparse: bool) -> int | None:
+        """Return the width of `project(index, x)` where it pays to map each node once, before arcs are read.
+
+        Args:
+            sparse: the rows of layer 0 are sparse.
+
+        Returns:
+            The width, or None: read the layer's input as it is.
+        """
+        width = self.convs[index].projected_channels
+        return width if (sparse and index == 0) or width < self.layer_channels(index) else None
+
+    def project(self, index: int, x: Any) -> Tensor:
+        """Return the (num_rows, projected_channels) part of layer `index` that needs no arcs."""
+        return self.convs[index].transform(as_input(x, self.reference))
+
+    def layer_projected(self, index: int, projected: Tensor, block: Block) -> Tensor:
+        """Compute the rest of layer `index` from `project`: equals `layer` of what was projected."""
+        projected = as_input(projected, self.reference)
+        return self.finish_layer(index, self.convs[index].combine(projected, self.prepare(block)))
+
+    @property
+    def reference(self) -> Tensor:
+        """A parameter: its device and dtype are the model's."""
+        return next(self.parameters())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.reference.dtype
+
+
+def maps_first(x: Tensor | SparseInput, block: Block, in_channels: int, out_channels: int) -> bool:
+    """Whether a layer should apply its linear map before it sums over arcs: always for sparse x, else by cost."""
+    return is_sparse(x) or block.transform_first(in_channels, out_channels)

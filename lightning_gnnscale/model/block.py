@@ -1,0 +1,165 @@
+"""The arcs that one layer reads: CSC rows over local node ids, with what a layer needs to weigh them."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+# Reading one value along an arc costs about as much as this many multiply-adds of a matrix product
+# (measured on an AMD EPYC core: 0.45 ns against 0.028 ns, 1,000,000 arcs, 128 channels, float32).
+MULTIPLY_ADDS_PER_READ = 16
+
+
+@dataclass(frozen=True)
+class Block:
+    """In-arcs of the first `num_targets` of `num_sources` nodes: targets are a prefix of the sources.
+
+    Attributes:
+        indptr: (num_targets + 1,) int64.
+        indices: (num_arcs,) int32 or int64 in [0, num_sources).
+        num_sources: nodes whose values the layer is given.
+        edge_weight: (num_arcs,) floating or None.
+        degree: (num_sources,) in-degrees in the full graph, or None: the arcs given are all there are.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    num_sources: int
+    edge_weight: Tensor | None = None
+    degree: Tensor | None = None
+
+    @property
+    def num_targets(self) -> int:
+        return len(self.indptr) - 1
+
+    def head(self, num_targets: int) -> "Block":
+        """Return the block of the first num_targets nodes; rows that are missing have no arcs."""
+        missing = num_targets - self.num_targets
+        if missing == 0:
+            return self
+        if missing > 0:
+            return replace(self, indptr=torch.cat([self.indptr, self.indptr[-1:].expand(missing)]))
+        indptr = self.indptr[: num_targets + 1]
+        num_arcs = int(indptr[-1])
+        weight = None if self.edge_weight is None else self.edge_weight[:num_arcs]
+        return replace(self, indptr=indptr, indices=self.indices[:num_arcs], edge_weight=weight)
+
+    def transform_first(self, in_channels: int, out_channels: int) -> bool:
+        """Whether a linear map costs less before the sum over arcs than after it; a function of shapes alone."""
+        map_cost, num_arcs = in_channels * out_channels, len(self.indices)
+        before = self.num_sources * map_cost + MULTIPLY_ADDS_PER_READ * num_arcs * out_channels
+        after = self.num_targets * map_cost + MULTIPLY_ADDS_PER_READ * num_arcs * in_channels
+        return before < after
+
+
+def make_block(
+    edge_index: Tensor, num_nodes: int, edge_weight: Tensor | None, degree: Tensor | None, indptr: Tensor | None
+) -> Block:
+    """Build the block of a batch from PyG's arguments.
+
+    Args:
+        edge_index: (2, num_arcs) int64, source and target; grouped by target where indptr is given.
+        num_nodes: nodes of the batch.
+        edge_weight: (num_arcs,) or None.
+        degree: (num_nodes,) or None.
+        indptr: (num_targets + 1,) int64 or None: the arcs are sorted by target first.
+
+    Raises:
+        ValueError: a target is not below num_nodes, or indptr has more rows than there are nodes.
+    """
+    if indptr is not None:
+        if len(indptr) - 1 > num_nodes:
+            raise ValueError(f"indptr has {len(indptr) - 1} rows, more than the {num_nodes} rows of x")
+        return Block(indptr, edge_index[0], num_nodes, edge_weight, degree)
+    target, order = torch.sort(edge_index[1], stable=True)
+    counts = torch.bincount(target, minlength=num_nodes)
+    if len(counts) > num_nodes:
+        raise ValueError(f"edge_index has targets up to {len(counts) - 1}, x has {num_nodes} rows")
+    indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    weight = None if edge_weight is None else edge_weight[order]
+    return Block(indptr, edge_index[0][order], num_nodes, weight, degree)
+
+
+def target_counts(num_sampled_nodes: list[int] | None, num_layers: int, num_nodes: int) -> list[int]:
+    """Return how many nodes each layer must compute, so that the last one has its seeds.
+
+    Args:
+        num_sampled_nodes: nodes per hop, seeds first, or None: every layer computes all nodes. Nodes beyond the
+            hops that are listed count as one hop more.
+        num_layers, num_nodes: layers of the model, nodes of the batch.
+
+    Raises:
+        ValueError: the hops hold more than num_nodes.
+    """
+    if num_sampled_nodes is None:
+        return [num_nodes] * num_layers
+    hops = [int(count) for count in num_sampled_nodes]
+    rest = num_nodes - sum(hops)
+    if rest < 0:
+        raise ValueError(f"num_sampled_nodes {hops} add up to more than the {num_nodes} rows of x")
+    hops.append(rest)
+    return [sum(hops[: num_layers - index]) for index in range(num_layers)]
+
+
+def normalized(block: Block, dtype: torch.dtype) -> Block:
+    """Add a self-loop to each target and weigh arcs symmetrically, as GCN does.
+
+    The weight of an arc u -> v is w / sqrt((d_u + 1)(d_v + 1)) with d the full graph's in-degrees (without them: the
+    sums of the weights of the arcs given). Where a row holds fewer arcs than its degree (it was sampled) and arcs
+    carry no weight of their own, its arcs are scaled up by degree / arcs, so that the sum is unbiased; the
+    self-loop is not. Differs from PyG: a self-loop that the graph has already stays an arc like any other.
+
+    Returns:
+        A block with num_targets more arcs, the self-loop first in each row, and `edge_weight` of the dtype.
+    """
+    row, counts = _rows_and_counts(block)
+    weight = None if block.edge_weight is None else block.edge_weight.to(dtype)
+    if block.degree is not None:
+        degree = block.degree.to(dtype)
+    else:
+        degree = block.indptr.new_zeros(block.num_sources, dtype=dtype)
+        degree.index_add_(0, row, torch.ones_like(row, dtype=dtype) if weight is None else weight)
+    inverse_root = (degree + 1).rsqrt()
+    own = inverse_root[: block.num_targets]
+    into = own
+    if block.degree is not None and weight is None:
+        into = own * (degree[: block.num_targets] / counts.clamp(min=1)).clamp(min=1)
+    factors = into[row] * inverse_root[block.indices]
+    return _insert_loops(block, row, factors if weight is None else factors * weight, own * own)
+
+
+def with_self_loops(block: Block) -> Block:
+    """Replace the self-loops of each target by exactly one, as PyG's GATConv does; an added loop has weight 1."""
+    row, _ = _rows_and_counts(block)
+    kept = block.indices != row
+    if not bool(kept.all()):
+        passed = torch.cat([block.indptr.new_zeros(1), kept.cumsum(0)])
+        weight = None if block.edge_weight is None else block.edge_weight[kept]
+        block = replace(block, indptr=passed[block.indptr], indices=block.indices[kept], edge_weight=weight)
+        row = row[kept]
+    weight = block.edge_weight
+    loops = None if weight is None else weight.new_ones(block.num_targets)
+    return _insert_loops(block, row, weight, loops)
+
+
+def _rows_and_counts(block: Block) -> tuple[Tensor, Tensor]:
+    counts = block.indptr.diff()
+    rows = torch.arange(block.num_targets, device=counts.device)
+    return torch.repeat_interleave(rows, counts, output_size=len(block.indices)), counts
+
+
+def _insert_loops(block: Block, row: Tensor, weight: Tensor | None, loop_weight: Tensor | None) -> Block:
+    """Put an arc v -> v at the head of each row v; row: (num_arcs,) the row of each arc."""
+    target = torch.arange(block.num_targets, device=row.device)
+    place = torch.arange(1, len(row) + 1, device=row.device) + row
+    loop_place = block.indptr[:-1] + target
+    indptr = block.indptr + torch.arange(block.num_targets + 1, device=row.device)
+    indices = block.indices.new_empty(len(row) + block.num_targets)
+    indices[place] = block.indices
+    indices[loop_place] = target.to(indices.dtype)
+    if weight is None:
+        return replace(block, indptr=indptr, indices=indices)
+    merged = weight.new_empty(len(indices))
+    merged[place] = weight
+    merged[loop_place] = loop_weight
+    return replace(block, indptr=indptr, indices=indices, edge_weight=merged)

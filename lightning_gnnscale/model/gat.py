@@ -1,0 +1,88 @@
+"""GAT over CSC rows."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.nn import GATConv
+
+from ..triton_kernels.aggregate import aggregate, edge_add, edge_softmax
+from .backbone import Backbone
+from .block import Block, with_self_loops
+from .sparse_linear import SparseInput, linear
+
+
+class GATLayer(GATConv):
+    """PyG's `GATConv` (same parameters and names) over a block that has its self-loops."""
+
+    @property
+    def projected_channels(self) -> int:
+        return self.heads * self.out_channels
+
+    def transform(self, x: Tensor | SparseInput) -> Tensor:
+        return linear(x, self.lin.weight)
+
+    def combine(self, projected: Tensor, block: Block) -> Tensor:
+        # A block-diagonal map sums each head's channels in one matrix product.
+        src_score = F.linear(projected, torch.block_diag(*self.att_src[0]))
+        dst_score = F.linear(projected[: block.num_targets], torch.block_diag(*self.att_dst[0]))
+        scores = edge_add(src_score, dst_score, block.indptr, block.indices)
+        scores = F.leaky_relu(scores, self.negative_slope)
+        if block.edge_weight is not None:
+            scores = scores + block.edge_weight.to(scores.dtype).log().unsqueeze(-1)
+        share = F.dropout(edge_softmax(scores, block.indptr), self.dropout, self.training)
+        values = projected.view(-1, self.heads, self.out_channels)
+        out = aggregate(values, block.indptr, block.indices, share)
+        return (out.flatten(1) if self.concat else out.mean(dim=1)) + self.bias
+
+    def forward(self, x: Tensor | SparseInput, block: Block) -> Tensor:
+        return self.combine(self.transform(x), block)
+
+
+class GAT(Backbone):
+    """Graph attention network: hidden heads side by side, the heads of the last layer averaged, as PyG's GAT.
+
+    Args:
+        in_channels, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation: see
+            `Backbone`; hidden_channels is the width of all heads together.
+        heads: attention heads of each layer, >= 1; divides hidden_channels.
+        attention_dropout: probability in [0, 1) on attention; None = dropout.
+
+    An `edge_weight` w multiplies an arc's share before the softmax divides (log w is added to its score); the
+    self-loop has w = 1.
+
+    Raises:
+        ValueError: hidden_channels is no multiple of heads.
+
+    Source: Velickovic et al., Graph attention networks, ICLR 2018.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 2,
+        dropout: float = 0.5,
+        input_dropout: float = 0.0,
+        norm: str | None = None,
+        activation: str = "elu",
+        heads: int = 4,
+        attention_dropout: float | None = None,
+    ):
+        if heads < 1 or hidden_channels % heads:
+            raise ValueError(f"model.hidden_channels must be a multiple of heads ({heads}), got {hidden_channels}")
+        self.heads = heads
+        self.attention_dropout = dropout if attention_dropout is None else attention_dropout
+        super().__init__(
+            in_channels, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation
+        )
+
+    def make_layer(self, index: int) -> GATLayer:
+        last = index == self.num_layers - 1
+        width = self.out_channels if last else self.hidden_channels // self.heads
+        return GATLayer(
+            self.layer_channels(index), width, heads=self.heads, concat=not last, dropout=self.attention_dropout
+        )
+
+    def prepare(self, block: Block) -> Block:
+        return with_self_loops(block)

@@ -1,0 +1,48 @@
+"""GCN over CSC rows."""
+
+from torch import Tensor
+from torch_geometric.nn import GCNConv
+
+from ..triton_kernels.aggregate import aggregate
+from .backbone import Backbone, maps_first
+from .block import Block, normalized
+from .sparse_linear import SparseInput, linear
+
+
+class GCNLayer(GCNConv):
+    """PyG's `GCNConv` (same parameters and names) over a block whose `edge_weight` is the normalisation."""
+
+    @property
+    def projected_channels(self) -> int:
+        return self.out_channels
+
+    def transform(self, x: Tensor | SparseInput) -> Tensor:
+        return linear(x, self.lin.weight)
+
+    def combine(self, projected: Tensor, block: Block) -> Tensor:
+        return aggregate(projected, block.indptr, block.indices, block.edge_weight) + self.bias
+
+    def forward(self, x: Tensor | SparseInput, block: Block) -> Tensor:
+        if maps_first(x, block, self.in_channels, self.out_channels):
+            return self.combine(self.transform(x), block)
+        return linear(aggregate(x, block.indptr, block.indices, block.edge_weight), self.lin.weight, self.bias)
+
+
+class GCN(Backbone):
+    """Graph convolutional network: symmetric normalisation with self-loops, by the full graph's in-degrees.
+
+    Args:
+        in_channels, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation: see
+            `Backbone`.
+
+    Source: Kipf and Welling, Semi-supervised classification with graph convolutional networks, ICLR 2017.
+    Differs: rows that were sampled are scaled up to their degree, so that their sum is unbiased.
+    """
+
+    needs_degree = True
+
+    def make_layer(self, index: int) -> GCNLayer:
+        return GCNLayer(self.layer_channels(index), self.layer_channels(index + 1))
+
+    def prepare(self, block: Block) -> Block:
+        return normalized(block, self.dtype)

@@ -1,0 +1,52 @@
+"""GraphSAGE over CSC rows."""
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import SAGEConv
+
+from ..triton_kernels.aggregate import aggregate
+from .backbone import Backbone, maps_first
+from .block import Block
+from .sparse_linear import SparseInput, head_rows, linear
+
+
+class SAGELayer(SAGEConv):
+    """PyG's `SAGEConv` (same parameters and names): mean over in-arcs; a weighted sum where arcs have weights."""
+
+    @property
+    def projected_channels(self) -> int:
+        return 2 * self.out_channels
+
+    def transform(self, x: Tensor | SparseInput) -> Tensor:
+        return torch.cat([linear(x, self.lin_l.weight), linear(x, self.lin_r.weight)], dim=-1)
+
+    def combine(self, projected: Tensor, block: Block) -> Tensor:
+        neighbors, root = projected.split(self.out_channels, dim=-1)
+        return self._sum(neighbors, block) + self.lin_l.bias + root[: block.num_targets]
+
+    def forward(self, x: Tensor | SparseInput, block: Block) -> Tensor:
+        root = linear(head_rows(x, block.num_targets), self.lin_r.weight, self.lin_l.bias)
+        if maps_first(x, block, self.in_channels, self.out_channels):
+            return self._sum(linear(x, self.lin_l.weight), block) + root
+        return linear(self._sum(x, block), self.lin_l.weight) + root
+
+    @staticmethod
+    def _sum(x: Tensor, block: Block) -> Tensor:
+        reduce = "mean" if block.edge_weight is None else "sum"
+        return aggregate(x, block.indptr, block.indices, block.edge_weight, reduce)
+
+
+class GraphSAGE(Backbone):
+    """GraphSAGE with mean aggregation: a linear map of the node plus one of the mean over its in-neighbours.
+
+    Args:
+        in_channels, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation: see
+            `Backbone`. An `edge_weight` turns the mean into a weighted sum (weights 1 / degree give the mean back).
+
+    Source: Hamilton, Ying and Leskovec, Inductive representation learning on large graphs, NeurIPS 2017.
+    """
+
+    averages = True
+
+    def make_layer(self, index: int) -> SAGELayer:
+        return SAGELayer(self.layer_channels(index), self.layer_channels(index + 1))

@@ -1,0 +1,222 @@
+"""The Lightning module: trains any backbone on mini-batches, evaluates exactly, predicts."""
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import lightning as L
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchmetrics import MeanMetric, Metric
+from torchmetrics.classification import MulticlassAccuracy, MultilabelF1Score
+
+from ..errors import StrategyError
+from .inference import LayerwiseOutput, layerwise_inference
+
+LOSSES = ("ce",)
+BATCH_ARGUMENTS = ("edge_weight", "degree", "indptr", "num_sampled_nodes")
+MAKE_OPTIMIZER = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+UNKNOWN = -1  # label of a node that has none
+
+
+class NodeClassifier(L.LightningModule):
+    """Classify nodes: cross-entropy over one class a node, or over several labels a node.
+
+    A training batch is a `MiniBatch`: the loss goes over its seeds that are in the train mask and have a label.
+    An evaluation batch is an `EvaluationPass` (exact, layer by layer over the full graph, each node once over all
+    ranks) or a `MiniBatch` (its seeds, by what was sampled). Logged: `train_loss`, `val_loss`, `val_acc`,
+    `test_loss`, `test_acc`. With several labels `acc` is the micro-averaged F1 score; the name stays, so that
+    callbacks need not change.
+
+    Args:
+        backbone: a model of this package, or any module called as (x, edge_index); it is also given those of
+            `edge_weight`, `degree`, `indptr` and `num_sampled_nodes` that its `forward` names.
+        lr, weight_decay: of Adam, where no optimizer is given.
+        multilabel: labels are (num_nodes, num_labels) of 0 and 1, -1 = unknown.
+        num_classes: classes, or labels a node; None: the backbone's `out_channels`.
+        optimizer: callable parameters -> optimizer (a partial), or None: Adam.
+        scheduler: callable optimizer -> learning-rate scheduler, stepped each epoch, or None.
+        loss: "ce" (binary for several labels), or a callable (outputs, labels) -> (num_rows,) losses.
+        predict_logits: predict the outputs, not the class (or the 0/1 labels).
+
+    Raises:
+        ValueError: num_classes is neither given nor the backbone's; an unknown loss.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        lr: float = 0.01,
+        weight_decay: float = 0.0,
+        multilabel: bool = False,
+        num_classes: int | None = None,
+        optimizer: MAKE_OPTIMIZER | None = None,
+        scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
+        loss: str | Callable[[Tensor, Tensor], Tensor] = "ce",
+        predict_logits: bool = False,
+    ):
+        super().__init__()
+        num_classes = num_classes or getattr(backbone, "out_channels", None)
+        if num_classes is None:
+            raise ValueError("num_classes must be given: the backbone has no out_channels to take it from")
+        if not callable(loss) and loss not in LOSSES:
+            raise ValueError(f"loss must be a callable or one of {list(LOSSES)}, got {loss!r}")
+        self.save_hyperparameters(ignore=["backbone", "optimizer", "scheduler", "loss"])
+        self.backbone, self.multilabel, self.num_classes = backbone, multilabel, int(num_classes)
+        self.make_optimizer, self.make_scheduler, self.loss = optimizer, scheduler, loss
+        self.scores = nn.ModuleDict({split: self._score() for split in ("val", "test")})
+        self.losses = nn.ModuleDict({split: MeanMetric() for split in ("val", "test")})
+        self._accepted = _accepted_arguments(backbone)
+
+    def forward(self, batch: Any) -> Tensor:
+        """Return the outputs for a mini-batch, (num_rows, num_classes) with the seeds first."""
+        sparse = getattr(batch, "x_csr", None) if getattr(self.backbone, "accepts_sparse", False) else None
+        x = batch.x if sparse is None else sparse
+        if isinstance(x, Tensor):
+            x = x.to(next(self.backbone.parameters()).dtype)
+        arguments = {name: getattr(batch, name, None) for name in self._accepted}
+        if "edge_weight" in arguments:
+            arguments["edge_weight"] = self._edge_weight(batch)
+        elif getattr(batch, "edge_weight", None) is not None:
+            raise StrategyError(
+                f"{type(self.backbone).__name__}.forward takes no edge_weight, but the batches carry one: "
+                "use another sampler, or let forward take edge_weight"
+            )
+        if "num_sampled_nodes" in arguments and arguments["num_sampled_nodes"] is None:
+            arguments["num_sampled_nodes"] = [batch.batch_size]
+        return self.backbone(x, batch.edge_index, **{k: v for k, v in arguments.items() if v is not None})
+
+    def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
+        """Return the loss over the batch's training seeds; 0, with zero gradients, where there are none."""
+        outputs, labels, _ = self._seeds(batch, "train")
+        losses, counts = self._row_losses(outputs, labels)
+        weight = getattr(batch, "loss_weight", None)
+        loss = (losses * weight).sum() if weight is not None else losses.sum() / counts.sum().clamp(min=1)
+        self.log("train_loss", loss.detach(), on_step=False, on_epoch=True, prog_bar=True, sync_dist=False,
+                 batch_size=max(1, batch.batch_size))  # fmt: skip
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int = 0) -> None:
+        """Score the validation nodes of an `EvaluationPass` or a `MiniBatch`."""
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: Any, batch_idx: int = 0) -> None:
+        """Score the test nodes of an `EvaluationPass` or a `MiniBatch`."""
+        self._evaluate(batch, "test")
+
+    def predict_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Any]:
+        """Predict this rank's nodes (`EvaluationPass`) or the seeds (`MiniBatch`).
+
+        Returns:
+            "nodes": (num_rows,) int64 array of store ids; "prediction": (num_rows,) int64 classes on the CPU, or
+            (num_rows, num_labels) of 0 and 1, or (num_rows, num_classes) outputs with `predict_logits`.
+        """
+        if not _is_pass(batch):
+            nodes = batch.n_id[: batch.batch_size].cpu().numpy()
+            return {"nodes": nodes, "prediction": self._decide(self(batch)[: batch.batch_size]).cpu()}
+        result = self._infer(batch)
+        pieces = [self._decide(torch.from_numpy(outputs)) for _, outputs in result.chunks()]
+        batch.source.barrier()
+        nothing = self._decide(torch.zeros(0, self.num_classes))
+        return {"nodes": result.rows, "prediction": torch.cat([nothing, *pieces])}
+
+    def configure_optimizers(self) -> Any:
+        """Return the optimizer, with the scheduler where one is given."""
+        if self.make_optimizer is not None:
+            optimizer = self.make_optimizer(self.parameters())
+        else:
+            optimizer = torch.optim.Adam(
+                self.parameters(), lr=self.hparams["lr"], weight_decay=self.hparams["weight_decay"]
+            )
+        if self.make_scheduler is None:
+            return optimizer
+        scheduler = {"scheduler": self.make_scheduler(optimizer), "monitor": "val_loss"}
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def _evaluate(self, batch: Any, split: str) -> None:
+        score, loss = self.scores[split], self.losses[split]
+        if _is_pass(batch):
+            result = self._infer(batch)
+            for nodes, outputs in result.chunks():
+                chosen = batch.masks[split][nodes]
+                labels = torch.as_tensor(batch.labels[nodes[chosen]]).long()
+                self._update(score, loss, torch.from_numpy(outputs[chosen]), labels)
+            batch.source.barrier()
+            size = max(1, len(result.rows))
+        else:
+            outputs, labels, size = self._seeds(batch, split)
+            self._update(score, loss, outputs, labels)
+        # Metric objects, not numbers: they add up counts over ranks, so no node weighs more on one of them.
+        self.log(f"{split}_acc", score, on_step=False, on_epoch=True, prog_bar=True, batch_size=size)
+        self.log(f"{split}_loss", loss, on_step=False, on_epoch=True, batch_size=size)
+
+    def _update(self, score: Metric, loss: MeanMetric, outputs: Tensor, labels: Tensor) -> None:
+        outputs, labels = outputs.detach().to(self.device).float(), labels.to(self.device)
+        if len(labels) == 0:  # a metric wants a row, and a rank without an update would be warned about
+            outputs, labels = outputs.new_zeros(1, self.num_classes), labels.new_full((1, *labels.shape[1:]), UNKNOWN)
+        losses, counts = self._row_losses(outputs, labels)
+        total = counts.sum()
+        loss.update(losses.sum() / total.clamp(min=1), weight=total)
+        score.update(outputs.sigmoid() if self.multilabel else outputs.argmax(dim=-1), labels)
+
+    def _seeds(self, batch: Any, split: str) -> tuple[Tensor, Tensor, int]:
+        """Return outputs and labels of a batch's seeds, UNKNOWN outside the split's mask, and their number."""
+        size = batch.batch_size
+        labels, mask = batch.y[:size].long(), getattr(batch, f"{split}_mask", None)
+        if mask is not None:
+            mask = mask[:size] if labels.dim() == 1 else mask[:size].unsqueeze(-1)
+            labels = torch.where(mask, labels, torch.full_like(labels, UNKNOWN))
+        return self(batch)[:size], labels, max(1, size)
+
+    def _row_losses(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (num_rows,) losses, 0 where the label is unknown, and (num_rows,) how many labels each sums over."""
+        known = labels != UNKNOWN
+        if callable(self.loss):
+            rows = known if known.dim() == 1 else known.any(dim=-1)
+            losses = self.loss(outputs, torch.where(known, labels, torch.zeros_like(labels)))
+            return torch.where(rows, losses, torch.zeros_like(losses)), rows
+        if self.multilabel:
+            losses = F.binary_cross_entropy_with_logits(outputs, labels.to(outputs.dtype), reduction="none")
+            return torch.where(known, losses, torch.zeros_like(losses)).sum(dim=-1), known.sum(dim=-1)
+        return F.cross_entropy(outputs, labels, ignore_index=UNKNOWN, reduction="none"), known
+
+    def _infer(self, batch: Any) -> LayerwiseOutput:
+        if not hasattr(self.backbone, "layer"):
+            raise StrategyError(
+                f"{type(self.backbone).__name__} has no layer(index, x, block), so it cannot be evaluated layer by "
+                'layer: give the DataModule evaluation="sampled"'
+            )
+        return layerwise_inference(self.backbone, batch.source, device=self.device)
+
+    def _edge_weight(self, batch: Any) -> Tensor | None:
+        """Return the batch's arc weights, as the backbone sums them.
+
+        A sampler that weighs losses (GraphSAINT) gives arcs the weights of a mean, with 1 / degree in them; a
+        backbone that does not average has that factor taken out again.
+        """
+        weight = getattr(batch, "edge_weight", None)
+        if weight is None or getattr(batch, "loss_weight", None) is None or getattr(self.backbone, "averages", True):
+            return weight
+        return weight * batch.degree[batch.edge_index[1]]
+
+    def _decide(self, outputs: Tensor) -> Tensor:
+        if self.hparams["predict_logits"]:
+            return outputs
+        return (outputs > 0).long() if self.multilabel else outputs.argmax(dim=-1)
+
+    def _score(self) -> Metric:
+        kind = MultilabelF1Score if self.multilabel else MulticlassAccuracy
+        return kind(self.num_classes, average="micro", ignore_index=UNKNOWN, validate_args=False)
+
+
+def _is_pass(batch: Any) -> bool:
+    return hasattr(batch, "source")
+
+
+def _accepted_arguments(backbone: nn.Module) -> tuple[str, ...]:
+    """Return which of a batch's further arguments a backbone's forward names (all, if it takes any keyword)."""
+    parameters = inspect.signature(backbone.forward).parameters
+    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return BATCH_ARGUMENTS
+    return tuple(name for name in BATCH_ARGUMENTS if name in parameters)

@@ -1,0 +1,312 @@
+"""The Lightning module: what it counts, what it logs, under the Trainer."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as pyg
+from model.graphs import MemorySource, make_graph, sampled, to_sparse
+from torch import nn
+
+from lightning_gnnscale.errors import StrategyError
+from lightning_gnnscale.model import (
+    GAT,
+    GCN,
+    NGNN,
+    SGC,
+    GraphSAGE,
+    NodeClassifier,
+    layerwise_inference,
+    node_classifier,
+)
+from lightning_gnnscale.model import LayerwiseOutput as Output
+
+
+class Pass:
+    """An evaluation pass of one rank, as the DataModule gives it."""
+
+    def __init__(self, graph, split, **options):
+        self.source, self.split = MemorySource(graph, **options), split
+        self.labels = graph.y.numpy()
+        self.masks = {name: mask.numpy() for name, mask in graph.masks.items()}
+
+    def to(self, device, non_blocking=False):
+        return self
+
+
+class Batch(SimpleNamespace):
+    """A mini-batch with the attributes of the sampler's, and no more."""
+
+    def to(self, device, non_blocking=False):
+        return self
+
+
+def make_batch(graph, seeds, num_hops=2, sparse=False):
+    n_id, edge_index, indptr, counts = sampled(graph, seeds, num_hops)
+    x = graph.x[n_id]
+    return Batch(
+        x=x, x_csr=to_sparse(x) if sparse else None, edge_index=edge_index, indptr=indptr, y=graph.y[n_id],
+        batch_size=len(seeds), n_id=n_id, degree=graph.degree[n_id], num_sampled_nodes=counts,
+        edge_weight=None, loss_weight=None, **{f"{name}_mask": mask[n_id] for name, mask in graph.masks.items()},
+    )  # fmt: skip
+
+
+class Batches:
+    """A plain iterable with a length: what this package's loaders are."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+    def __len__(self):
+        return len(self.batches)
+
+
+@pytest.fixture
+def graph():
+    """Labels stand out in the first four features: learnable."""
+    torch.manual_seed(0)
+    graph = make_graph(num_nodes=120, num_arcs=300)
+    graph.x = torch.randn(graph.num_nodes, 12)
+    graph.x[torch.arange(120), graph.y] += 4
+    split = torch.arange(graph.num_nodes) % 4
+    graph.masks = {"train": split < 2, "val": split == 2, "test": split == 3}
+    graph.y[::10] = -1
+    return graph
+
+
+def batches_of(graph, size=16, **options):
+    seeds = graph.masks["train"].nonzero().flatten().tolist()
+    return Batches([make_batch(graph, seeds[i : i + size], **options) for i in range(0, len(seeds), size)])
+
+
+def trainer(**options):
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    return L.Trainer(accelerator="cpu", devices=1, enable_model_summary=False, **quiet, **options)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*num_workers.*")
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "64-true"])
+def test_fit_validate_test_and_predict_under_the_trainer(graph, precision):
+    torch.manual_seed(0)
+    model = NodeClassifier(GraphSAGE(12, 32, 4, num_layers=2, dropout=0.2), lr=0.02)
+    run = trainer(max_epochs=25, precision=precision)
+    run.fit(model, batches_of(graph), Batches([Pass(graph, "val", chunk=50)]))
+    assert {"train_loss", "val_loss", "val_acc"} <= set(run.callback_metrics)
+    assert run.callback_metrics["train_loss"] < 0.7  # 1.39 for a guess
+    logged = run.test(model, Batches([Pass(graph, "test")]), verbose=False)[0]
+    assert logged["test_acc"] > 0.6  # 0.25 for a guess
+    (result,) = run.predict(model, Batches([Pass(graph, None)]))
+    known = graph.masks["test"] & (graph.y >= 0)
+    accuracy = (result["prediction"][known] == graph.y[known]).float().mean()
+    assert list(result["nodes"]) == list(range(120))
+    assert logged["test_acc"] == pytest.approx(float(accuracy))
+
+
+@pytest.mark.parametrize("kind", [GCN, GAT, SGC, NGNN])
+def test_the_other_backbones_learn(graph, kind):
+    torch.manual_seed(0)
+    model = NodeClassifier(kind(in_channels=12, hidden_channels=32, out_channels=4, num_layers=2, dropout=0.0), lr=0.02)
+    graph.masks["val"] = graph.masks["train"]
+    batches = batches_of(graph, sparse=True)
+    before = trainer().validate(model, batches, verbose=False)[0]["val_loss"]
+    trainer(max_epochs=8).fit(model, batches)
+    assert trainer().validate(model, batches, verbose=False)[0]["val_loss"] < 0.9 * before
+
+
+@pytest.fixture
+def unlogged(monkeypatch):
+    """Steps outside of a Trainer have nowhere to log to."""
+    monkeypatch.setattr(NodeClassifier, "log", lambda *args, **options: None)
+
+
+@pytest.mark.usefixtures("unlogged")
+def test_the_training_loss_is_the_mean_over_known_training_seeds(graph):
+    model = NodeClassifier(GCN(12, 8, 4, dropout=0.0))
+    batch = make_batch(graph, list(range(30)))
+    out = model(batch)
+    chosen = (graph.masks["train"][:30] & (graph.y[:30] >= 0)).nonzero().flatten()
+    assert 0 < len(chosen) < 30
+    expected = F.cross_entropy(out[chosen], graph.y[chosen])
+    torch.testing.assert_close(model.training_step(batch), expected)
+
+
+@pytest.mark.usefixtures("unlogged")
+def test_loss_weights_weigh_a_sum(graph):
+    model = NodeClassifier(GraphSAGE(12, 8, 4, dropout=0.0))
+    batch = make_batch(graph, list(range(30)))
+    batch.loss_weight = torch.rand(30)
+    known = graph.masks["train"][:30] & (graph.y[:30] >= 0)
+    losses = F.cross_entropy(model(batch), graph.y[:30].clamp(min=0), reduction="none")
+    torch.testing.assert_close(model.training_step(batch), (losses * batch.loss_weight)[known].sum())
+
+
+@pytest.mark.usefixtures("unlogged")
+@pytest.mark.parametrize("seeds", [[], [0, 10, 20]])
+def test_no_valid_target_gives_zero_loss_and_zero_gradients(graph, seeds):
+    for kind in (GCN, GAT, GraphSAGE, SGC, NGNN):
+        model = NodeClassifier(kind(in_channels=12, hidden_channels=8, out_channels=4, num_layers=2))
+        batch = make_batch(graph, seeds or [1])
+        if not seeds:
+            batch.batch_size, batch.num_sampled_nodes = 0, None
+            batch.indptr = torch.cat([batch.indptr, batch.indptr[-1:].expand(len(batch.n_id) + 1 - len(batch.indptr))])
+        loss = model.training_step(batch)
+        loss.backward()
+        assert float(loss.detach()) == 0
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None and not parameter.grad.any(), name
+
+
+@pytest.mark.usefixtures("unlogged")
+def test_evaluation_counts_each_node_of_the_split_once(graph, monkeypatch):
+    model = NodeClassifier(GCN(12, 8, 4)).eval()
+    outputs = torch.from_numpy(layerwise_inference(model.backbone, MemorySource(graph)).table)
+    for split, step in (("val", model.validation_step), ("test", model.test_step)):
+        for rank in range(2):  # two ranks' rows, one after the other, into the same counts
+            rows = np.arange(graph.num_nodes)[rank::2]
+            monkeypatch.setattr(node_classifier, "layerwise_inference", lambda *a, **o: Output(rows, outputs.numpy()))  # noqa: B023
+            step(Pass(graph, split))
+        known = graph.masks[split] & (graph.y >= 0)
+        accuracy = (outputs.argmax(1) == graph.y)[known].float().mean()
+        torch.testing.assert_close(model.scores[split].compute(), accuracy)
+        loss = F.cross_entropy(outputs[known], graph.y[known])
+        torch.testing.assert_close(model.losses[split].compute(), loss)
+
+
+@pytest.mark.usefixtures("unlogged")
+def test_a_rank_without_nodes_of_the_split_adds_nothing(graph):
+    model = NodeClassifier(GCN(12, 8, 4)).eval()
+    model.validation_step(Pass(graph, "val"))
+    before = float(model.scores["val"].compute()), float(model.losses["val"].compute())
+    nothing = Pass(graph, "val")
+    nothing.masks["val"][:] = False
+    model.validation_step(nothing)
+    nothing.source.world_size, nothing.source.rank, nothing.source.chunk = 1, 1, 1000  # no rows at all
+    nothing.source.blocks = lambda: iter(())
+    model.validation_step(nothing)
+    assert (float(model.scores["val"].compute()), float(model.losses["val"].compute())) == before
+
+
+@pytest.mark.usefixtures("unlogged")
+def test_sampled_evaluation_of_a_mini_batch(graph):
+    model = NodeClassifier(GCN(12, 8, 4)).eval()
+    exact, sampled_ = NodeClassifier(model.backbone).eval(), model
+    exact.validation_step(Pass(graph, "val"))
+    for start in range(0, 120, 40):
+        sampled_.validation_step(make_batch(graph, list(range(start, start + 40))))
+    torch.testing.assert_close(sampled_.scores["val"].compute(), exact.scores["val"].compute())
+    torch.testing.assert_close(sampled_.losses["val"].compute(), exact.losses["val"].compute())
+    predicted = model.predict_step(make_batch(graph, [5, 3]))
+    whole = model.predict_step(Pass(graph, None))
+    assert list(predicted["nodes"]) == [5, 3]
+    assert torch.equal(predicted["prediction"], whole["prediction"][[5, 3]])
+
+
+@pytest.mark.usefixtures("unlogged")
+def test_several_labels_a_node(graph):
+    graph.y = torch.stack([graph.x[:, 0] > 0, graph.x[:, 1] > 0, graph.x[:, 2] > 0], dim=1).long()
+    graph.y[3, 1] = graph.y[4] = -1
+    model = NodeClassifier(GraphSAGE(12, 8, 3, dropout=0.0), multilabel=True, predict_logits=True)
+    batch = make_batch(graph, list(range(20)))
+    known = (graph.y[:20] >= 0) & graph.masks["train"][:20, None]
+    expected = F.binary_cross_entropy_with_logits(model(batch)[known], graph.y[:20][known].float())
+    torch.testing.assert_close(model.training_step(batch), expected)
+    model.eval()
+    model.validation_step(Pass(graph, "val"))
+    outputs = model.predict_step(Pass(graph, None))["prediction"]
+    known = (graph.y >= 0) & graph.masks["val"][:, None]
+    said, true = (outputs > 0) & known, (graph.y == 1) & known
+    f1 = 2 * (said & true).sum() / (said.sum() + true.sum())
+    torch.testing.assert_close(model.scores["val"].compute(), f1)
+    decided = NodeClassifier(model.backbone, multilabel=True).predict_step(Pass(graph, None))["prediction"]
+    assert torch.equal(decided, (outputs > 0).long())
+
+
+class Own(nn.Module):
+    """A user's model: two PyG layers, with the further arguments that it names."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = pyg.SAGEConv(12, 8), pyg.SAGEConv(8, 4)
+
+    def forward(self, x, edge_index):
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+@pytest.mark.usefixtures("unlogged")
+def test_a_users_own_module(graph):
+    batch = make_batch(graph, list(range(16)))
+    batch.x = batch.x.half()
+    model = NodeClassifier(Own(), num_classes=4)
+    model.training_step(batch).backward()
+    assert all(parameter.grad.any() for parameter in model.parameters())
+    with pytest.raises(StrategyError, match='Own has no layer.*evaluation="sampled"'):
+        model.validation_step(Pass(graph, "val"))
+    batch.edge_weight = torch.ones(batch.edge_index.shape[1])
+    with pytest.raises(StrategyError, match=r"Own\.forward takes no edge_weight"):
+        model.training_step(batch)
+
+
+def test_a_users_module_gets_what_it_names(graph):
+    class Named(Own):
+        def forward(self, x, edge_index, degree=None, num_sampled_nodes=None):
+            self.seen = (degree, num_sampled_nodes)
+            return super().forward(x, edge_index)
+
+    batch = make_batch(graph, list(range(16)))
+    model = NodeClassifier(Named(), num_classes=4)
+    model(batch)
+    assert model.backbone.seen == (batch.degree, batch.num_sampled_nodes)
+
+
+def test_weights_of_a_mean_are_turned_into_weights_of_a_sum(graph):
+    """Weights 1 / degree beside loss weights (GraphSAINT): every backbone gives its full-neighbour value."""
+    batch = make_batch(graph, list(range(16)))
+    for kind in (GCN, SGC, GAT, GraphSAGE):
+        model = NodeClassifier(kind(in_channels=12, hidden_channels=8, out_channels=4)).eval()
+        batch.edge_weight = batch.loss_weight = None
+        full = model(batch)
+        batch.edge_weight = 1 / batch.degree[batch.edge_index[1]].float()
+        batch.loss_weight = torch.ones(16)
+        torch.testing.assert_close(model(batch), full)
+
+
+def test_optimizer_and_scheduler_from_partials(graph):
+    model = NodeClassifier(
+        GCN(12, 8, 4),
+        optimizer=partial(torch.optim.SGD, lr=0.5),
+        scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1),
+    )
+    made = model.configure_optimizers()
+    assert isinstance(made["optimizer"], torch.optim.SGD)
+    assert isinstance(made["lr_scheduler"]["scheduler"], torch.optim.lr_scheduler.StepLR)
+    plain = NodeClassifier(GCN(12, 8, 4), lr=0.3, weight_decay=0.1).configure_optimizers()
+    assert isinstance(plain, torch.optim.Adam)
+    assert (plain.defaults["lr"], plain.defaults["weight_decay"]) == (0.3, 0.1)
+
+
+@pytest.mark.usefixtures("unlogged")
+def test_a_loss_of_ones_own(graph):
+    own = NodeClassifier(GCN(12, 8, 4, dropout=0.0), loss=partial(F.cross_entropy, reduction="none"))
+    batch = make_batch(graph, list(range(30)))
+    torch.testing.assert_close(own.training_step(batch), NodeClassifier(own.backbone).training_step(batch))
+
+
+def test_hyperparameters_hold_plain_values_alone():
+    model = NodeClassifier(GCN(12, 8, 4), lr=0.3)
+    assert dict(model.hparams) == {
+        "lr": 0.3, "weight_decay": 0.0, "multilabel": False, "num_classes": 4, "predict_logits": False,
+    }  # fmt: skip
+
+
+def test_refuses():
+    with pytest.raises(ValueError, match="num_classes must be given"):
+        NodeClassifier(Own())
+    with pytest.raises(ValueError, match=r"one of \['ce'\], got 'mse'"):
+        NodeClassifier(GCN(12, 8, 4), loss="mse")

@@ -1,0 +1,203 @@
+"""Checked, differentiable entry points; the device of `x` decides which form runs."""
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from . import cpu, reference
+
+
+def aggregate(x: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None = None, reduce: str = "sum") -> Tensor:
+    """Sum or average weighted source values over the in-arcs of each node; differentiable in x and weight.
+
+    out[v, h, :] = sum over arcs e of row v of weight[e, h] * x[indices[e], h, :], divided by the number of arcs of
+    the row for "mean". A row without arcs gives 0.
+
+    Args:
+        x: (num_src, heads, channels) or (num_src, channels), floating; float16 and bfloat16 are summed in float32.
+        indptr: (num_dst + 1,) int64, from 0 to num_arcs.
+        indices: (num_arcs,) int32 or int64 in [0, num_src).
+        weight: (num_arcs, heads) or (num_arcs,) for all heads alike, floating; None = 1.
+        reduce: "sum" or "mean".
+
+    Returns:
+        (num_dst, heads, channels) or (num_dst, channels), the dtype of x.
+
+    Raises:
+        ValueError: shapes, dtypes or ids that do not fit (ids are looked at on the CPU only).
+
+    Cost: reads num_arcs * heads * channels values. The gradient of x regroups the arcs by source (one int and one
+    weight an arc) and reads as much again, without races and in a fixed order; on the CPU the number of threads
+    changes no bit of any result.
+    """
+    _check_rows(indptr, indices, x.shape[0])
+    if reduce not in ("sum", "mean"):
+        raise ValueError(f"reduce must be 'sum' or 'mean', got {reduce!r}")
+    if x.dim() not in (2, 3) or not x.is_floating_point():
+        raise ValueError(f"x must be floating, 2-D or 3-D, got {tuple(x.shape)} {x.dtype}")
+    values = x if x.dim() == 3 else x.unsqueeze(1)
+    if weight is not None:
+        if weight.shape[0] != len(indices) or (weight.dim() == 2 and weight.shape[1] != values.shape[1]):
+            expected = (len(indices), values.shape[1])
+            raise ValueError(f"weight must be {expected} or {expected[:1]}, got {tuple(weight.shape)}")
+        weight = weight if weight.dim() == 2 else weight.unsqueeze(1).expand(-1, values.shape[1])
+    dtype = _working_dtype(x)
+    values, weight = values.to(dtype), None if weight is None else weight.to(dtype)
+    if x.device.type == "cpu":
+        out = _Aggregate.apply(values, weight, indptr, indices, reduce == "mean")
+    else:
+        out = reference.aggregate(values, indptr, indices, weight, reduce == "mean")
+    return out.to(x.dtype).view(len(indptr) - 1, *x.shape[1:])
+
+
+def edge_softmax(logits: Tensor, indptr: Tensor) -> Tensor:
+    """Softmax over the in-arcs of each node, head by head; differentiable.
+
+    Args:
+        logits: (num_arcs, heads) or (num_arcs,) floating, grouped by row; -inf gives an arc the share 0.
+        indptr: (num_dst + 1,) int64.
+
+    Returns:
+        The shape and dtype of logits; each row that has a finite logit sums to 1.
+
+    Raises:
+        ValueError: indptr does not end at num_arcs.
+    """
+    _check_rows(indptr, logits, None)
+    values = (logits if logits.dim() == 2 else logits.unsqueeze(1)).to(_working_dtype(logits))
+    on_cpu = logits.device.type == "cpu"
+    out = _EdgeSoftmax.apply(values, indptr) if on_cpu else reference.edge_softmax(values, indptr)
+    return out.to(logits.dtype).view(logits.shape)
+
+
+def edge_add(src_value: Tensor, dst_value: Tensor, indptr: Tensor, indices: Tensor) -> Tensor:
+    """Return src_value[indices[e]] + dst_value[v] for each arc e of each row v; differentiable in both.
+
+    Args:
+        src_value: (num_src, heads) floating.
+        dst_value: (num_dst, heads) floating, the same dtype.
+        indptr, indices: CSC rows, as in `aggregate`.
+
+    Returns:
+        (num_arcs, heads).
+
+    Raises:
+        ValueError: shapes or ids that do not fit.
+    """
+    _check_rows(indptr, indices, src_value.shape[0])
+    if src_value.shape[1:] != dst_value.shape[1:] or dst_value.shape[0] != len(indptr) - 1:
+        expected = (len(indptr) - 1, *src_value.shape[1:])
+        raise ValueError(f"dst_value must be {expected}, got {tuple(dst_value.shape)}")
+    if src_value.device.type != "cpu":
+        return reference.edge_add(src_value, dst_value, indptr, indices)
+    dtype = _working_dtype(src_value)
+    return _EdgeAdd.apply(src_value.to(dtype), dst_value.to(dtype), indptr, indices).to(src_value.dtype)
+
+
+class _Aggregate(Function):
+    @staticmethod
+    def forward(ctx, x, weight, indptr, indices, mean):
+        x = x.contiguous()
+        weight = None if weight is None else weight.contiguous()
+        needs_weight_grad = weight is not None and ctx.needs_input_grad[1]
+        ctx.save_for_backward(x if needs_weight_grad else None, weight, indptr, indices)
+        ctx.mean, ctx.num_src = mean, x.shape[0]
+        out = x.new_empty((len(indptr) - 1, *x.shape[1:]))
+        rows, arc_weight = indptr.numpy(), _numpy_weight(weight, x)
+        cpu.run_rows(
+            cpu.gather_sum, rows, out[:1].numel(),
+            x.detach().numpy(), rows, indices.numpy(), arc_weight, weight is not None, mean, out.numpy(),
+        )  # fmt: skip
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        x, weight, indptr, indices = ctx.saved_tensors
+        grad = grad.contiguous()
+        rows, sources = indptr.numpy(), indices.numpy()
+        x_grad = weight_grad = None
+        if ctx.needs_input_grad[0]:
+            offsets, targets, factors = cpu.transpose(
+                rows, sources, _numpy_weight(weight, grad), weight is not None, ctx.mean, ctx.num_src
+            )
+            x_grad = grad.new_empty((ctx.num_src, *grad.shape[1:]))
+            cpu.run_rows(
+                cpu.gather_sum, offsets, x_grad[:1].numel(),
+                grad.numpy(), offsets, targets, factors, len(factors) > 0, False, x_grad.numpy(),
+            )  # fmt: skip
+        if ctx.needs_input_grad[1]:
+            weight_grad = torch.empty_like(weight)
+            cpu.run_rows(
+                cpu.arc_dot, rows, grad[:1].numel(),
+                grad.numpy(), x.numpy(), rows, sources, ctx.mean, weight_grad.numpy(),
+            )  # fmt: skip
+        return x_grad, weight_grad, None, None, None
+
+
+class _EdgeSoftmax(Function):
+    @staticmethod
+    def forward(ctx, logits, indptr):
+        logits = logits.contiguous()
+        out, rows, heads = torch.empty_like(logits), indptr.numpy(), logits.shape[1]
+        cpu.run_rows(cpu.subtract_row_max, rows, heads, logits.detach().numpy(), rows, out.numpy())
+        out.exp_()
+        cpu.run_rows(cpu.divide_by_row_sum, rows, heads, out.numpy(), rows)
+        ctx.save_for_backward(out, indptr)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        probability, indptr = ctx.saved_tensors
+        grad, out, rows = grad.contiguous(), torch.empty_like(probability), indptr.numpy()
+        cpu.run_rows(cpu.softmax_gradient, rows, grad.shape[1], grad.numpy(), probability.numpy(), rows, out.numpy())
+        return out, None
+
+
+class _EdgeAdd(Function):
+    @staticmethod
+    def forward(ctx, src_value, dst_value, indptr, indices):
+        ctx.save_for_backward(indptr, indices)
+        ctx.num_src, rows = src_value.shape[0], indptr.numpy()
+        out = src_value.new_empty((len(indices), src_value.shape[1]))
+        src, dst = src_value.detach().contiguous().numpy(), dst_value.detach().contiguous().numpy()
+        cpu.run_rows(cpu.add_ends, rows, out.shape[1], src, dst, rows, indices.numpy(), out.numpy())
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        indptr, indices = ctx.saved_tensors
+        src_grad = grad.new_zeros((ctx.num_src, grad.shape[1]))
+        dst_grad = grad.new_zeros((len(indptr) - 1, grad.shape[1]))
+        cpu.sum_to_ends(grad.contiguous().numpy(), indptr.numpy(), indices.numpy(), src_grad.numpy(), dst_grad.numpy())
+        return src_grad, dst_grad, None, None
+
+
+def _working_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _numpy_weight(weight: Tensor | None, like: Tensor):
+    """Return the weights as an array, or an empty one of the right type where there are none."""
+    return (like.new_empty((0, like.shape[1])) if weight is None else weight.detach()).numpy()
+
+
+def _check_rows(indptr: Tensor, arcs: Tensor, num_src: int | None) -> None:
+    """Refuse pointers or ids that would read outside their arrays; on the CPU only, elsewhere it would wait."""
+    if indptr.dim() != 1 or len(indptr) == 0 or indptr.dtype != torch.int64:
+        raise ValueError(f"indptr must be 1-D int64 with at least one entry, got {tuple(indptr.shape)} {indptr.dtype}")
+    if indptr.device.type != "cpu":
+        return
+    num_arcs = arcs.shape[0]
+    if int(indptr[0]) != 0 or int(indptr[-1]) != num_arcs or bool((indptr.diff() < 0).any()):
+        raise ValueError(f"indptr must rise from 0 to num_arcs {num_arcs}, got {int(indptr[0])} to {int(indptr[-1])}")
+    if num_src is None or num_arcs == 0:
+        return
+    if arcs.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"indices must be int32 or int64, got {arcs.dtype}")
+    least, most = (int(value) for value in torch.aminmax(arcs))
+    if least < 0 or most >= num_src:
+        raise ValueError(f"indices must be in [0, {num_src}), got {least} to {most}")

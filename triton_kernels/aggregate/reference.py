@@ -1,0 +1,49 @@
+"""The operations in plain torch: the oracle of the compiled forms, and the path of devices that have none yet."""
+
+import torch
+from torch import Tensor
+
+
+def row_of_arc(indptr: Tensor, num_arcs: int) -> Tensor:
+    """Return (num_arcs,) int64: the row that each arc belongs to."""
+    rows = torch.arange(len(indptr) - 1, device=indptr.device)
+    return torch.repeat_interleave(rows, indptr.diff(), output_size=num_arcs)
+
+
+def aggregate(x: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None, mean: bool) -> Tensor:
+    """Sum or average weight * x[source] over each row.
+
+    Args:
+        x: (num_src, heads, channels) floating.
+        indptr, indices: CSC rows, (num_dst + 1,) int64 and (num_arcs,) integer.
+        weight: (num_arcs, heads) or None.
+        mean: divide each row by its number of arcs.
+
+    Returns:
+        (num_dst, heads, channels), the dtype of x.
+    """
+    messages = x.index_select(0, indices)
+    if weight is not None:
+        messages = messages * weight.unsqueeze(-1)
+    out = x.new_zeros((len(indptr) - 1, *x.shape[1:]))
+    out = out.index_add(0, row_of_arc(indptr, len(indices)), messages)
+    if mean:
+        out = out / indptr.diff().clamp(min=1).to(x.dtype).view(-1, 1, 1)
+    return out
+
+
+def edge_softmax(logits: Tensor, indptr: Tensor) -> Tensor:
+    """Softmax of (num_arcs, heads) logits over the arcs of each row."""
+    num_rows, row = len(indptr) - 1, row_of_arc(indptr, len(logits))
+    index = row.unsqueeze(-1).expand_as(logits)
+    top = logits.detach().new_full((num_rows, logits.shape[1]), -torch.inf)
+    top = top.scatter_reduce(0, index, logits.detach(), "amax", include_self=False)
+    top = torch.where(top.isinf(), torch.zeros_like(top), top)
+    powers = (logits - top.index_select(0, row)).exp()
+    total = logits.new_zeros((num_rows, logits.shape[1])).index_add(0, row, powers)
+    return powers / torch.where(total > 0, total, torch.ones_like(total)).index_select(0, row)
+
+
+def edge_add(src_value: Tensor, dst_value: Tensor, indptr: Tensor, indices: Tensor) -> Tensor:
+    """Return src_value[source] + dst_value[row] for each arc, (num_arcs, heads)."""
+    return src_value.index_select(0, indices) + dst_value.index_select(0, row_of_arc(indptr, len(indices)))
