@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import EdgeStreamError
+from .id_tables import Strings
 from .options import StreamOptions
 from .stream import EdgeStream, file_identity
 from .text_format import TextFormat, detect_format
@@ -85,18 +86,28 @@ class TextStream(EdgeStream):
             )
         return out
 
-    def _strings(self, data: np.ndarray, starts: np.ndarray, ends: np.ndarray, line: int):
+    def _strings(self, data: np.ndarray, starts: np.ndarray, ends: np.ndarray, line: int) -> Strings:
         import pyarrow as pa
 
         offsets = np.empty(len(starts) + 1, np.int32)
         packed = np.empty(int((ends - starts).sum()), np.uint8)
         pack_strings(data, starts, ends, packed, offsets)
-        strings = pa.StringArray.from_buffers(len(starts), pa.py_buffer(offsets), pa.py_buffer(packed))
+        array = pa.StringArray.from_buffers(len(starts), pa.py_buffer(offsets), pa.py_buffer(packed))
         try:
-            strings.validate(full=True)
+            array.validate(full=True)
         except pa.ArrowInvalid as error:
-            raise EdgeStreamError(f"{self.name}: after line {line - 1}: ids are not UTF-8 text") from error
-        return strings
+            where = line + self._first_unreadable(data, starts, ends)
+            raise EdgeStreamError(f"{self.name}: line {where}: an id is not UTF-8 text") from error
+        return Strings.read_only(packed, offsets)
+
+    def _first_unreadable(self, data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> int:
+        """Return how many lines lie before the first id that is not UTF-8."""
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            try:
+                data[start:end].tobytes().decode()
+            except UnicodeDecodeError:
+                return data[:start].tobytes().count(NEWLINE)
+        return 0
 
     def _position(self, edge: int) -> str:
         """Return the line of an edge, reading the file up to it."""
