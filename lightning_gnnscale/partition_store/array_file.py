@@ -34,7 +34,8 @@ class ArrayFile:
         path: the file, created if it is missing.
         dtype: of the elements; stored little-endian.
         row_shape: shape of one row; () for a vector.
-        num_rows, crc: what stands in the file already; anything behind it is cut off.
+        num_rows, crc: what stands in the file already, or its whole length where rows are written by position;
+            anything behind it is cut off.
     """
 
     def __init__(self, path: Path, dtype: np.dtype, row_shape: tuple[int, ...] = (), num_rows: int = 0, crc: int = 0):
@@ -53,13 +54,8 @@ class ArrayFile:
         self.crc = zlib.crc32(data, self.crc)
         self.num_rows += len(rows)
 
-    def allocate(self, num_rows: int) -> None:
-        """Give the file its full length, so that rows may be written in any order."""
-        os.ftruncate(self._fd, HEADER_BYTES + num_rows * self.row_bytes)
-        self.num_rows = num_rows
-
     def write_at(self, row: int, rows: np.ndarray) -> None:
-        """Write rows from position `row` on; the crc is then taken by `checksum` at the end."""
+        """Write rows from position `row` on; `crc` takes no notice of them."""
         _write_all(self._fd, self._bytes(rows), HEADER_BYTES + row * self.row_bytes)
 
     def sync(self) -> None:

@@ -39,8 +39,7 @@ def write_table(
         return
     num_nodes = len(part_id)
     like = convert(source[:0])
-    file = ArrayFile(journal.folder / name, like.dtype, like.shape[1:])
-    file.allocate(num_nodes)
+    file = ArrayFile(journal.folder / name, like.dtype, like.shape[1:], num_nodes)
     start = journal.state(step).get("rows", 0)
     block_rows = max(1, min(block_bytes // max(1, file.row_bytes), _MOST_ROWS))
     cursor = _cursor(ids.part_offsets, part_id[:start])
@@ -83,11 +82,9 @@ def write_sparse_table(
     pointers = ArrayFile(journal.folder / "features_indptr.npy", np.int64)
     pointers.append(indptr)
     files = [
-        ArrayFile(journal.folder / "features_indices.npy", np.int32),
-        ArrayFile(journal.folder / "features_data.npy", source.data.dtype),
+        ArrayFile(journal.folder / "features_indices.npy", np.int32, num_rows=int(indptr[-1])),
+        ArrayFile(journal.folder / "features_data.npy", source.data.dtype, num_rows=int(indptr[-1])),
     ]
-    for file in files:
-        file.allocate(int(indptr[-1]))
     start = journal.state("features").get("rows", 0)
     cursor = _cursor(ids.part_offsets, part_id[:start])
     most_values = max(1, block_bytes // (4 + source.data.dtype.itemsize))

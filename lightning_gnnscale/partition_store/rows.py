@@ -15,6 +15,7 @@ from .sort_arcs import SortBuffer, count_rows, direction_sums, drop_repeats, sel
 
 STEP = "rows"
 _ARC_BLOCK_BYTES = 1 << 25
+_SLOT_BITS = 12
 
 
 class RowWriter:
@@ -44,9 +45,7 @@ class RowWriter:
         self.cross_index = journal.open_file(STEP, "cross_index.npy", np.int64, (inputs.num_parts + 1,))
         if self.indptr.num_rows == 0:
             self.indptr.append(np.zeros(1, np.int64))
-        sizes = np.diff(ids.part_offsets)
-        self.node_part = np.repeat(np.arange(inputs.num_parts, dtype=np.int32), sizes)
-        self.part_offsets = ids.part_offsets
+        self.parts = part_slots(ids.part_offsets)
 
     def write(self, first_row: int, offsets: np.ndarray, src: np.ndarray, edge: np.ndarray) -> int:
         """Append sorted rows; offsets: (num_rows + 1,) from 0, changed in place. Return the bytes written."""
@@ -67,11 +66,11 @@ class RowWriter:
         return src.nbytes + sum(len(src) * file.row_bytes for file, _ in self.arc_files)
 
     def _write_cross(self, first_row: int, offsets: np.ndarray, src: np.ndarray, base: int) -> None:
-        place = _count_cross(first_row, offsets, src, self.node_part, self.inputs.num_parts)
+        place = _count_cross(first_row, offsets, src, *self.parts)
         out = [np.empty(place[-1], file.dtype) for file in self.cross]
         if len(out) == 2:
             out.append(np.empty(0, np.int64))
-        _place_cross(first_row, offsets, src, base, self.node_part, self.part_offsets, place.copy(), *out)
+        _place_cross(first_row, offsets, src, base, *self.parts, place.copy(), *out)
         self.cross_index.append((place + self.cross[0].num_rows)[None, :])
         for file, column in zip(self.cross, out, strict=False):
             file.append(column)
@@ -188,28 +187,45 @@ def _read_range(runs: Runs, bucket: int, first: int, last: int, out: tuple) -> N
         position = select_rows(runs.row[begin:end], runs.src[begin:end], edge, first, last, *out, position)
 
 
+def part_slots(part_offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return the offsets, the part of every (1 << shift)-th node, and shift: a table that fits the first cache."""
+    num_nodes = int(part_offsets[-1])
+    shift = max(0, num_nodes.bit_length() - _SLOT_BITS)
+    slots = np.searchsorted(part_offsets, np.arange(0, num_nodes + 1, 1 << shift), side="right") - 1
+    return part_offsets, slots, shift
+
+
 @kernel
-def _count_cross(first_row, offsets, src, node_part, num_parts):
-    place = np.zeros(num_parts + 1, np.int64)
+def _part_of(node, part_offsets, slots, shift):
+    part = slots[node >> shift]
+    while part_offsets[part + 1] <= node:
+        part += 1
+    return part
+
+
+@kernel
+def _count_cross(first_row, offsets, src, part_offsets, slots, shift):
+    place = np.zeros(len(part_offsets), np.int64)
     for row in range(len(offsets) - 1):
-        part = node_part[first_row + row]
+        own = _part_of(first_row + row, part_offsets, slots, shift)
+        begin, end = part_offsets[own], part_offsets[own + 1]
         for i in range(offsets[row], offsets[row + 1]):
-            source_part = node_part[src[i]]
-            if source_part != part:
-                place[source_part + 1] += 1
-    for part in range(num_parts):
+            if src[i] < begin or src[i] >= end:
+                place[_part_of(src[i], part_offsets, slots, shift) + 1] += 1
+    for part in range(len(part_offsets) - 1):
         place[part + 1] += place[part]
     return place
 
 
 @kernel
-def _place_cross(first_row, offsets, src, base, node_part, part_offsets, cursor, out_node, out_core, out_arc):
+def _place_cross(first_row, offsets, src, base, part_offsets, slots, shift, cursor, out_node, out_core, out_arc):
     with_arc = len(out_arc) > 0
     for row in range(len(offsets) - 1):
-        part = node_part[first_row + row]
+        own = _part_of(first_row + row, part_offsets, slots, shift)
+        begin, end = part_offsets[own], part_offsets[own + 1]
         for i in range(offsets[row], offsets[row + 1]):
-            source_part = node_part[src[i]]
-            if source_part != part:
+            if src[i] < begin or src[i] >= end:
+                source_part = _part_of(src[i], part_offsets, slots, shift)
                 place = cursor[source_part]
                 cursor[source_part] += 1
                 out_node[place] = first_row + row

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from lightning_gnnscale.partition_store import WriteBudget, write_partition_store
-
 from tests.partition_store.small_graphs import TINY, Given, SmallGraph, all_bytes, random_graph
 
 ODD = {

@@ -11,7 +11,6 @@ import pytest
 
 from lightning_gnnscale.errors import PartitionStoreError
 from lightning_gnnscale.partition_store import PartitionStore, WriteBudget, input_fingerprint, write_partition_store
-
 from tests.partition_store.small_graphs import Given, all_bytes, random_graph
 
 GRAPH = random_graph(60, 200, 3, to_undirected=True)
@@ -19,7 +18,7 @@ FEATURES = np.random.default_rng(0).random((60, 4)).astype(np.float32)
 
 
 def write(root, features=FEATURES, p=GRAPH.given, **options):
-    return write_partition_store(root, GRAPH.stream(), p, features=features, **options)
+    return write_partition_store(root, GRAPH.stream(40), p, features=features, **options)
 
 
 @pytest.fixture
@@ -218,6 +217,35 @@ def test_finished_steps_are_not_done_again(no_disk_wait, tmp_path):
     seen = []
     write(tmp_path / "store", budget=budget, progress=lambda what, done, total: seen.append(what))
     assert "bucketing edges" not in seen and "storing features" not in seen and "sorting rows" in seen
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_an_interruption_at_any_block_leaves_no_trace(no_disk_wait, tmp_path, sparse):
+    rows = (np.arange(0, 121, 2), np.arange(120) % 9, np.arange(120, dtype=np.float16), (60, 9))
+    arrays = {"labels": np.arange(60), "masks": {"val": np.arange(60) % 3 == 0}, "edge_weight": np.arange(200) / 7}
+    arrays |= {"features": rows if sparse else FEATURES, "pack_halo": True}
+    budget = WriteBudget(spill_edges=60, sort_arcs=150, block_bytes=400 if sparse else 330, checkpoint_bytes=1)
+    calls = []
+    whole = all_bytes(
+        write(tmp_path / "whole", budget=budget, progress=lambda *call: calls.append(call), **arrays).root
+    )
+    assert len({what for what, _, _ in calls}) == 7 and len(calls) > 20
+    for last in range(len(calls)):
+        left = [*calls[: last + 1]]
+
+        def stop(*call, left=left):
+            assert left.pop(0) == call
+            if not left:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            write(tmp_path / str(last), budget=budget, progress=stop, **arrays)
+        after = []
+        again = write(
+            tmp_path / str(last), budget=budget, progress=lambda *call, after=after: after.append(call), **arrays
+        )
+        assert all_bytes(again.root) == whole
+        assert len(after) <= len(calls) - last + 1  # at most two chunks, which make one spill, are read again
 
 
 def test_damage_in_what_an_interrupted_writer_left_is_noticed(no_disk_wait, tmp_path):

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from lightning_gnnscale.partition_store import PartitionStore, WriteBudget, write_partition_store
 from tests.oracles.partition_store import StoreOracle
-
 from tests.partition_store.small_graphs import TINY, SmallGraph, random_graph, small_graphs
 
 FAST = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
