@@ -133,12 +133,17 @@ class Classifier(L.LightningModule):
 
 
 def make_trainer(folder, weights=None, max_epochs=3, strategy=None, **options):
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
+    quiet = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+    }
     quiet["enable_checkpointing"] = any("Checkpoint" in type(c).__name__ for c in options.get("callbacks", ()))
     strategy = strategy or GNNScaleStrategy(weights=weights or ModelAveraging())
     devices = options.pop("devices", None) or torch.distributed.get_world_size()
     return L.Trainer(
-        accelerator="cpu",
         devices=devices,
         strategy=strategy,
         max_epochs=max_epochs,

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
 from partition_stand_ins import Classifier, PartsData, part_data, train
 from processes import launch
 
@@ -23,11 +24,16 @@ SCENARIOS = {
     },
     "a part without training nodes": {"data": {"sizes": (8, 0, 11, 3)}},
     "bf16": {"options": {"precision": "bf16-mixed"}},
+    "gradient scaler": {"half": True, "options": {"accumulate_grad_batches": 2}},
     "shared": {"weights": {"optimizer_state": "shared"}},
 }
 
 
 def run_scenario(folder, scenario):
+    if scenario.get("half"):
+        # A scale that overflows at first, so that every part skips steps until its own scale has come down.
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=3)
+        scenario = {"options": {**scenario["options"], "plugins": [MixedPrecision("16-mixed", "cpu", scaler)]}}
     return train(
         folder,
         ModelAveraging(**scenario.get("weights", {})),
@@ -67,7 +73,7 @@ def test_scenarios_differ(by_world_size):
     results = by_world_size[1][0]
     start = Classifier().state_dict()
     assert largest_difference(results["interval 1"], start) > 1e-2
-    for name in ("interval 3", "reset", "shared", "accumulation", "step scheduler", "bf16"):
+    for name in ("interval 3", "reset", "shared", "accumulation", "step scheduler", "bf16", "gradient scaler"):
         assert largest_difference(results[name], results["interval 1"]) > 1e-4, name
 
 
