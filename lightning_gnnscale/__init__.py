@@ -1,1 +1,62 @@
-"""Train graph neural networks on graphs that fit neither the GPU nor the host, through the Lightning Trainer."""
+"""Train graph neural networks on graphs that fit neither the GPU nor the host, through the Lightning Trainer.
+
+Importing this package registers `Trainer(strategy="gnnscale")`. Everything else is loaded on first use.
+"""
+
+from importlib import import_module
+
+from .strategy import register as _register
+
+# Where each public name lives. Submodules (`gs.model`, `gs.events`) are reached as attributes too.
+_HOME = {
+    "open_edge_stream": "edge_stream",
+    "EdgeStream": "edge_stream",
+    "SyntheticGraph": "edge_stream",
+    "write_edges": "edge_stream",
+    "partition": "partitioner",
+    "Partitioning": "partitioner",
+    "PartitionQuality": "partitioner",
+    "evaluate_partitioning": "partitioner",
+    "available_partitioners": "partitioner",
+    "register_partitioner": "partitioner",
+    "write_partition_store": "partition_store",
+    "PartitionStore": "partition_store",
+    "plan": "planner",
+    "Plan": "planner",
+    "GraphDataset": "dataset",
+    "NeighborSampler": "sampler",
+    "ClusterSampler": "sampler",
+    "SaintSampler": "sampler",
+    "MiniBatch": "sampler",
+    "PartitionDataModule": "datamodule",
+    "PredictionWriter": "datamodule",
+    "NodeClassifier": "model",
+    "GNNScaleStrategy": "strategy",
+    "ModelAveraging": "strategy",
+    "GradientAveraging": "strategy",
+    "NoExchange": "strategy",
+    "GNNScaleError": "errors",
+    "EdgeStreamError": "errors",
+    "PartitionStoreError": "errors",
+    "PlacementError": "errors",
+    "StrategyError": "errors",
+}
+_SUBMODULES = ("dataset", "events", "loader", "model", "partition_store", "partitioner", "planner", "sampler", "strategy")
+
+__all__ = sorted(_HOME)
+
+_register()
+
+
+def __getattr__(name: str):
+    if name in _HOME:
+        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+        globals()[name] = value
+        return value
+    if name in _SUBMODULES:
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME, *_SUBMODULES})

@@ -46,8 +46,7 @@ def allowed_at_top(config_name: str, config_dir: str | None) -> str:
 
 def _compose_base(config_name: str, config_dir: str | None, choices: list[str]) -> DictConfig:
     """Compose the same config without the user's values: its keys are those that untargeted nodes allow."""
-    search = [f"hydra.searchpath=[file://{config_dir}]"] if config_dir else []
-    return compose_config(config_name, [*search, *choices])
+    return compose_config(config_name, choices, config_dir)
 
 
 def _check_node(node: DictConfig, base, path: str) -> None:

@@ -1,6 +1,9 @@
 """`gnnscale train`: from a config to a trained model, a summary and a run folder."""
 
+import csv
+import logging
 import os
+import warnings
 from pathlib import Path
 
 import torch
@@ -35,6 +38,7 @@ def train(config: DictConfig, folder: Path) -> dict:
         The summary that is also written to `summary.json`.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    _quiet()
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True))
     events.open_log(folder / "events.jsonl")
     # The parent starts no thread of OpenMP: forked processes would wait for it for ever.
@@ -53,7 +57,9 @@ def train(config: DictConfig, folder: Path) -> dict:
     model = make_model(config, datamodule)
     with events.stage("train", note=f"{datamodule.store.num_parts} parts on {trainer.world_size} processes"):
         trainer.fit(model, datamodule, ckpt_path=config.resume)
-    facts = _fit_facts(trainer)
+    facts = fit_facts(folder, trainer.checkpoint_callback)
+    # Further passes must not replace the metrics of training.
+    trainer.loggers = []
     best = trainer.checkpoint_callback.best_model_path if trainer.checkpoint_callback else None
     if config.test:
         with events.stage("evaluate", note="exact, full graph"):
@@ -66,6 +72,15 @@ def train(config: DictConfig, folder: Path) -> dict:
     summary = _summary(config, folder, datamodule, plan, facts)
     write_summary(folder, summary)
     return summary
+
+
+def _quiet() -> None:
+    """Leave out what Lightning says of itself at every start; its warnings stay, but for three that do not apply."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # inside Lightning
+    warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist.*")  # ranks differ in batches
+    warnings.filterwarnings("ignore", message=".*torch.jit.script.*")  # inside torch_geometric
 
 
 def make_trainer(config: DictConfig, folder: Path):
@@ -82,29 +97,23 @@ def make_trainer(config: DictConfig, folder: Path):
     strategy_config = config.strategy.copy()
     if strategy_config.start_method is None:
         strategy_config.start_method = _start_method(config.trainer)
-    given = {} if config.trainer.get("logger") is not None else {"logger": CSVLogger(folder, name="", version="")}
-    trainer = instantiate(
-        config.trainer,
-        callbacks=callbacks,
-        strategy=instantiate(strategy_config),
-        default_root_dir=str(folder),
-        **given,
-    )
-    return trainer
+    objects = {"callbacks": callbacks, "strategy": instantiate(strategy_config), "default_root_dir": str(folder)}
+    if config.trainer.get("logger") is None:
+        objects["logger"] = CSVLogger(folder, name="metrics", version="")
+    return instantiate(config.trainer, **objects)
 
 
 def make_datamodule(config: DictConfig, dataset, progress=None):
     """Return the DataModule with its sampler and partitioner; the store's folder is named by what it is made from."""
-    options = {"progress": progress} if progress else {}
-    return instantiate(
-        config.datamodule,
+    # Hydra would read a data set or a sampler, which are dataclasses, as configs: they are passed by hand.
+    return instantiate(config.datamodule, _partial_=True)(
         root=store_root(config, dataset),
         dataset=dataset,
         partitioner=instantiate(config.partitioner),
         planner=instantiate(config.planner),
         num_parts=config.num_parts,
         sampler=instantiate(config.sampler),
-        **options,
+        progress=progress,
     )
 
 
@@ -149,14 +158,19 @@ def _progress_argument(node: DictConfig, progress) -> dict:
     return {"progress": progress} if node._target_.endswith(".generate") else {}
 
 
-def _fit_facts(trainer) -> dict:
-    facts = {"epochs": trainer.current_epoch}
-    metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
-    checkpoint = trainer.checkpoint_callback
-    if checkpoint is not None and checkpoint.best_model_score is not None:
-        facts[f"best {checkpoint.monitor}"] = f"{float(checkpoint.best_model_score):.4f}"
-    elif "val_acc" in metrics:
-        facts["val_acc"] = f"{metrics['val_acc']:.4f}"
+def fit_facts(folder: Path, checkpoint) -> dict:
+    """Return what training came to, from its metrics file: started processes keep their state to themselves."""
+    path = folder / "metrics" / "metrics.csv"
+    if not path.is_file():
+        return {}
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    facts = {"epochs": 1 + max((int(row["epoch"]) for row in rows if row.get("epoch")), default=-1)}
+    monitor = getattr(checkpoint, "monitor", None) or "val_acc"
+    values = [float(row[monitor]) for row in rows if row.get(monitor)]
+    if values:
+        best = min if getattr(checkpoint, "mode", "max") == "min" else max
+        facts[f"best {monitor}"] = f"{best(values):.4f}"
     return facts
 
 

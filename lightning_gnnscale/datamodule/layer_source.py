@@ -61,17 +61,28 @@ class StoreLayerSource:
 
     def table(self, name: str, dim: int) -> np.ndarray:
         """Return a (num_nodes, dim) float32 array on disk that all ranks share; every rank must ask for it."""
-        path = self.scratch / f"{name}.npy"
+        path = self._path(name)
         if _rank() == 0:
             self.scratch.mkdir(parents=True, exist_ok=True)
-            np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(self.num_nodes, dim))
+            # A new file takes the place of an old one: another rank may still have that mapped.
+            fresh = path.with_suffix(".new")
+            np.lib.format.open_memmap(fresh, mode="w+", dtype=np.float32, shape=(self.num_nodes, dim))
+            os.replace(fresh, path)
         self.barrier()
         return np.load(path, mmap_mode="r+")
+
+    def release(self, name: str) -> None:
+        """Give up a table; its space is freed once no rank has it mapped."""
+        if _rank() == 0:
+            self._path(name).unlink(missing_ok=True)
 
     def barrier(self) -> None:
         """Wait for the other ranks."""
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             dist.barrier()
+
+    def _path(self, name: str) -> Path:
+        return self.scratch / f"{name}.npy"
 
     def close(self) -> None:
         """Remove the tables; every rank must call it."""
@@ -106,6 +117,19 @@ class EvaluationPass:
     def to(self, device, non_blocking: bool = False) -> "EvaluationPass":
         """Return itself: blocks move to the device one by one."""
         return self
+
+
+@dataclass(frozen=True)
+class EvaluationLoader:
+    """The validation, test or predict loader of a rank: one pass. (Lightning reads a list as several loaders.)"""
+
+    evaluation: EvaluationPass
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[EvaluationPass]:
+        yield self.evaluation
 
 
 def _rank() -> int:

@@ -10,15 +10,15 @@ import numpy as np
 
 from ..dataset import GraphDataset
 from ..errors import PartitionStoreError, StrategyError
-from ..loader import parts_of_rank
+from ..loader import PartLoader, parts_of_rank
 from ..partition_store import PartitionStore
 from ..partitioner import Partitioning, partition
 from ..planner import Plan, plan
 from ..sampler import FullBatchSampler, NeighborSampler
-from .layer_source import EvaluationPass, StoreLayerSource
+from .layer_source import EvaluationLoader, EvaluationPass, StoreLayerSource
 from .preparation import partitioning_facts, preparation_fingerprint, prepare_store
 from .scratch import open_scratch
-from .train_loader import LoaderOptions, make_graph_loader, make_part_loader, part_targets
+from .train_loader import LoaderOptions, make_evaluation_loader, make_graph_loader, make_part_loader, part_targets
 
 MODES = ("mini_batch", "full_batch")
 SCOPES = ("auto", "part", "graph")
@@ -45,8 +45,8 @@ class PartitionDataModule(L.LightningDataModule):
         halo_hops: hops of halo that a part sees, 0 to 3; 0 gives each cross edge to one of its two parts.
         scope: "part": batches stay inside core and halo; "graph": they cross parts and ranks get equal shares of the
             seeds; "auto": "graph" under gradient averaging, else "part".
-        evaluation: "layerwise": exact, a layer at a time over the whole graph; "sampled": full-neighbour batches,
-            for a backbone without layers.
+        evaluation: "layerwise": exact, a layer at a time over the whole graph; "sampled": batches with all neighbours
+            of as many hops as the sampler has fan-outs (2 without), exact too, for any backbone, and dearer.
         seed: of partitioning, seed order and sampling.
         num_threads, prefetch_batches: threads that prepare batches on each rank, and how many stand ready.
         shuffle: new seed order every epoch.
@@ -104,7 +104,7 @@ class PartitionDataModule(L.LightningDataModule):
             raise ValueError("give either store, or dataset (or stream) together with root")
         if dataset is not None and root is None:
             raise ValueError("root must name the folder that the partition store is written to")
-        self.dataset, self.root = dataset, Path(root if store is None else getattr(store, "root", store))
+        self.dataset, self.root = dataset, _folder(root if store is None else store)
         self.partitioner, self.num_parts, self.planner = partitioner, num_parts, planner or plan
         self.mode, self.scope, self.evaluation = mode, scope, evaluation
         self.sampler = FullBatchSampler() if mode == "full_batch" else sampler or NeighborSampler([25, 10])
@@ -228,10 +228,13 @@ class PartitionDataModule(L.LightningDataModule):
             StoreLayerSource(self.store, [], self._scratch).close()
             self._scratch = None
 
-    def _evaluation(self, split: str | None) -> list[EvaluationPass]:
+    def _evaluation(self, split: str | None) -> EvaluationLoader | PartLoader:
         rank, world_size = self._rank_and_world()
+        if self.evaluation == "sampled":
+            hops = len(getattr(self.sampler, "fanouts", ())) or 2
+            return make_evaluation_loader(self.store, hops, split, self.loader_options, rank, world_size)
         source = StoreLayerSource(self.store, self.parts_of_rank(rank, world_size), self._scratch, self.block_arcs)
-        return [EvaluationPass(source, split, self.store.labels, self.store.masks)]
+        return EvaluationLoader(EvaluationPass(source, split, self.store.labels, self.store.masks))
 
     def _rank_and_world(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
@@ -248,6 +251,10 @@ def _describe(partitioner: Callable) -> str:
     keywords = getattr(partitioner, "keywords", {})
     function = getattr(partitioner, "func", partitioner)
     return f"{function.__module__}.{function.__qualname__}({sorted(keywords.items())})"
+
+
+def _folder(store: str | os.PathLike | PartitionStore) -> Path:
+    return store.root if isinstance(store, PartitionStore) else Path(store)
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -86,20 +86,19 @@ def prepare_store(
             )
         parts = Path(f"{root}.parts-{fingerprint[:12]}")
         partitioning = _partition_once(parts, partition)
-        with stage("store"):
-            store = write_partition_store(
-                root,
-                dataset.stream,
-                partitioning,
-                features=dataset.features,
-                labels=dataset.labels,
-                masks=dataset.masks,
-                edge_weight=dataset.edge_weight,
-                edge_features=dataset.edge_features,
-                overwrite=overwrite,
-                progress=progress,
-                **writer_options,
-            )
+        store = write_partition_store(
+            root,
+            dataset.stream,
+            partitioning,
+            features=dataset.features,
+            labels=dataset.labels,
+            masks=dataset.masks,
+            edge_weight=dataset.edge_weight,
+            edge_features=dataset.edge_features,
+            overwrite=overwrite,
+            progress=progress,
+            **writer_options,
+        )
         _write_source(source, fingerprint, partitioning)
         shutil.rmtree(parts)
         return store

@@ -1,4 +1,4 @@
-"""The training loader of one rank: over its parts, or over its share of the whole graph's targets."""
+"""The mini-batch loaders of one rank: over its parts, or over its share of the whole graph's targets."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,7 @@ import numpy as np
 from ..errors import StrategyError
 from ..loader import PartLoader, WholeGraph, core_targets, longest_rank, parts_of_rank, split_targets
 from ..partition_store import PartitionStore
+from ..sampler import NeighborSampler
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,23 @@ def make_graph_loader(store: PartitionStore, sampler, options: LoaderOptions, ra
     whole = WholeGraph.of(store.csc, rank, store.symmetric)
     mine = split_targets(targets, world_size)[rank]
     return PartLoader([rank], lambda part: whole, targets={rank: mine}, **_shared(store, sampler, options))
+
+
+def make_evaluation_loader(
+    store: PartitionStore, num_hops: int, split: str | None, options: LoaderOptions, rank: int, world_size: int
+) -> PartLoader:
+    """Return a loader over the nodes of a split that a rank owns, with all neighbours of `num_hops` hops.
+
+    Args:
+        split: a mask of the store; None takes every node.
+    """
+    nodes = []
+    for part in parts_of_rank(store.num_parts, rank, world_size):
+        start, stop = store.part_offsets[part], store.part_offsets[part + 1]
+        nodes.append(core_targets(store.masks[split], store.part_offsets, part) if split else np.arange(start, stop))
+    whole = WholeGraph.of(store.csc, rank, store.symmetric)
+    shared = _shared(store, NeighborSampler([-1] * num_hops), options) | {"shuffle": False}
+    return PartLoader([rank], lambda part: whole, targets={rank: np.sort(np.concatenate(nodes))}, **shared)
 
 
 def _shared(store: PartitionStore, sampler, options: LoaderOptions) -> dict:

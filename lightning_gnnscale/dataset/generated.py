@@ -20,6 +20,7 @@ def generate(
     homophily: float = 0.8,
     exponent: float = 2.5,
     label_noise: float = 0.0,
+    num_classes: int | None = None,
     feature_dim: int = 64,
     feature_noise: float = 1.0,
     feature_dtype: str = "float32",
@@ -36,6 +37,7 @@ def generate(
 
     Args:
         num_nodes, num_edges, num_communities, homophily, exponent, label_noise, seed: see `SyntheticGraph`.
+        num_classes: labels are communities modulo this many classes; None: one class a community.
         folder: edges and features go to a sub-folder named by the parameters.
         feature_dim, feature_noise, feature_dtype: columns, standard deviation of their noise, float32 or float16.
         train, val: shares of the nodes; the rest is for testing.
@@ -49,6 +51,9 @@ def generate(
         num_nodes, num_edges, num_communities, homophily, exponent, label_noise=label_noise, seed=seed
     )
     features = {"dim": feature_dim, "noise": feature_noise, "dtype": feature_dtype}
+    classes = num_communities if num_classes is None else num_classes
+    if not 1 <= classes <= num_communities:
+        raise ValueError(f"dataset.num_classes must be in [1, {num_communities}], the communities, got {classes}")
     parameters = json.dumps({**asdict(graph), **features}, sort_keys=True)
     target = Path(folder) / f"{name}-{fold(*parameters.encode()) >> 32:08x}"
     target.mkdir(parents=True, exist_ok=True)
@@ -71,8 +76,8 @@ def generate(
         name=name,
         stream=stream,
         features=str(rows),
-        labels=graph.labels(),
+        labels=graph.labels() % classes,
         masks=graph.masks(train, val),
-        num_classes=num_communities,
-        source={"generated": parameters},
+        num_classes=classes,
+        source={"generated": parameters, "num_classes": classes},
     )

@@ -42,7 +42,7 @@ def predict_host_peak(
         interpreter_bytes: what one process holds before any work.
 
     Returns:
-        {"partition": bytes, "store": bytes, "train": bytes}.
+        {"partition": bytes, "partition_store": bytes, "train": bytes}.
     """
     chunk_bytes = CHUNKS_HELD * chunk_edges * 16
     part_nodes = math.ceil(num_nodes / num_parts)
@@ -69,6 +69,6 @@ def predict_host_peak(
     store_part = min(STORE_BUFFER_BYTES * 2, 48 * part_arcs)
     return {
         "partition": int(interpreter_bytes + SPRING_BYTES_A_NODE * num_nodes + chunk_bytes),
-        "store": int(interpreter_bytes + STORE_BYTES_A_NODE * num_nodes + 3 * chunk_bytes + store_part),
-        "train": int(num_processes * (interpreter_bytes + training)),
+        "partition_store": int(interpreter_bytes + STORE_BYTES_A_NODE * num_nodes + 3 * chunk_bytes + store_part),
+        "train": int((num_processes + 1) * interpreter_bytes + num_processes * training),
     }

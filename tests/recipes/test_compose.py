@@ -22,7 +22,7 @@ PACKAGES = {"trainer": "lightning", "callbacks": None, "paths": None}
 @pytest.mark.parametrize("name", available_recipes())
 def test_recipe_composes_and_every_key_is_taken(name):
     config_dir, config_name, _ = take_recipe("train", [f"recipe={name}"])
-    config = compose_config(config_name, [f"hydra.searchpath=[file://{config_dir}]"])
+    config = compose_config(config_name, [], config_dir)
     _check_node(config, config, "")
     assert config.strategy._target_.endswith("GNNScaleStrategy")
     for group in ("sampler", "callbacks", "strategy"):

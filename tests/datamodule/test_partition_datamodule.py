@@ -1,0 +1,181 @@
+"""The DataModule: partitions once, says in one line what is wrong, evaluates exactly."""
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from conftest import small_dataset
+
+import lightning_gnnscale as gs
+from lightning_gnnscale.datamodule import StoreLayerSource
+from lightning_gnnscale.errors import PartitionStoreError, StrategyError
+from lightning_gnnscale.model.inference import layerwise_inference
+
+
+def trainer(**options) -> L.Trainer:
+    options = {"max_epochs": 2, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False, **options}
+    options = {"num_sanity_val_steps": 0, "enable_model_summary": False, **options}
+    return L.Trainer(accelerator="cpu", devices=1, strategy="gnnscale", **options)
+
+
+def classifier(dm, backbone=None, **options) -> gs.NodeClassifier:
+    torch.manual_seed(0)
+    backbone = backbone or gs.model.GraphSAGE(dm.num_features, 16, dm.num_classes, num_layers=2, dropout=0.2)
+    return gs.NodeClassifier(backbone, lr=0.02, **options)
+
+
+def test_partitions_once_and_is_skipped_after(tmp_path, dataset):
+    calls = []
+
+    def counted(stream, num_parts, **options):
+        calls.append(num_parts)
+        return gs.partition(stream, method="random", num_parts=num_parts, **{k: options[k] for k in ("seed", "masks")})
+
+    for _ in range(2):
+        dm = gs.PartitionDataModule(root=tmp_path / "s", dataset=dataset, partitioner=counted, num_parts=3)
+        dm.prepare_data()
+    assert calls == [3]
+    assert dm.store.num_parts == 3
+    assert dm.partitioning_facts["quality"]["node_balance"] >= 1
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["s"]
+
+
+def test_a_store_of_other_input_is_refused_and_kept(tmp_path, dataset):
+    options = {"root": tmp_path / "s", "partitioner": "random", "num_parts": 2}
+    gs.PartitionDataModule(dataset=dataset, **options).prepare_data()
+    before = gs.PartitionStore.open(tmp_path / "s").fingerprint
+    other = small_dataset(seed=5)
+    with pytest.raises(PartitionStoreError, match="made from other input.*overwrite=True"):
+        gs.PartitionDataModule(dataset=other, **options).prepare_data()
+    assert gs.PartitionStore.open(tmp_path / "s").fingerprint == before
+    gs.PartitionDataModule(dataset=other, overwrite=True, **options).prepare_data()
+    assert gs.PartitionStore.open(tmp_path / "s").fingerprint != before
+
+
+def test_auto_parts_ask_the_planner(tmp_path, dataset):
+    seen = {}
+
+    def planner(**options):
+        seen.update(options)
+        return gs.plan(**{**options, "num_parts": 5})
+
+    dm = gs.PartitionDataModule(root=tmp_path / "s", dataset=dataset, partitioner="random", planner=planner)
+    dm.prepare_data()
+    assert dm.store.num_parts == 5
+    assert (seen["num_nodes"], seen["num_edges"]) == (400, 4800)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "batch"}, "mode must be one of mini_batch, full_batch, got 'batch'"),
+        ({"scope": "all"}, "scope must be one of auto, part, graph"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
+        ({"halo_hops": 4}, "halo_hops must be 0, 1, 2 or 3, got 4"),
+        ({"num_parts": "many"}, "num_parts must be an integer of at least 1, got 'many'"),
+        ({"root": None}, "root must name the folder"),
+    ],
+)
+def test_bad_arguments(tmp_path, dataset, options, message):
+    with pytest.raises(ValueError, match=message):
+        gs.PartitionDataModule(**{"root": tmp_path / "s", "dataset": dataset, **options})
+
+
+def test_neither_store_nor_data(tmp_path):
+    with pytest.raises(ValueError, match="give either store, or dataset"):
+        gs.PartitionDataModule(root=tmp_path)
+
+
+def test_missing_store_says_so(tmp_path):
+    with pytest.raises(PartitionStoreError, match="none"):
+        gs.PartitionDataModule(store=tmp_path / "none").prepare_data()
+
+
+def test_store_without_features_or_masks(tmp_path, dataset):
+    parts = gs.partition(dataset.stream, "random", num_parts=2)
+    gs.write_partition_store(tmp_path / "bare", dataset.stream, parts)
+    with pytest.raises(PartitionStoreError, match="no features"):
+        gs.PartitionDataModule(store=tmp_path / "bare").setup("fit")
+    gs.write_partition_store(tmp_path / "x", dataset.stream, parts, features=dataset.features)
+    dm = gs.PartitionDataModule(store=tmp_path / "x")
+    dm.setup("fit")
+    with pytest.raises(StrategyError, match="needs labels and a train mask"):
+        dm.train_dataloader()
+
+
+def test_evaluation_equals_the_full_graph(store_root):
+    dm = gs.PartitionDataModule(store=store_root)
+    dm.setup()
+    model = classifier(dm).backbone.eval()
+    store = dm.store
+    target = np.repeat(np.arange(store.num_nodes), np.diff(store.csc.indptr))
+    edge_index = torch.from_numpy(np.stack([store.csc.indices, target]).astype(np.int64))
+    with torch.no_grad():
+        expected = model(torch.from_numpy(np.array(store.features.array)), edge_index).numpy()
+    tables = []
+    for parts in ([0, 2], [1, 3]):
+        source = StoreLayerSource(store, parts, dm._scratch, block_arcs=100)
+        rows = np.concatenate([block.rows for block in source.blocks()])
+        assert max(len(block.indices) for block in source.blocks()) <= max(100, int(np.diff(store.csc.indptr).max()))
+        tables.append(rows)
+    assert np.array_equal(np.sort(np.concatenate(tables)), np.arange(store.num_nodes))
+    output = layerwise_inference(model, next(iter(dm.val_dataloader())).source)
+    assert np.allclose(output.table[output.rows], expected[output.rows], atol=1e-5)
+    dm.teardown("fit")
+    assert not list(store_root.parent.glob(".small.scratch/*"))
+
+
+@pytest.mark.parametrize("mode", ["mini_batch", "full_batch"])
+def test_fit_and_test_learn(store_root, mode):
+    dm = gs.PartitionDataModule(store=store_root, mode=mode, sampler=None, batch_size=32)
+    dm.prepare_data()
+    model = classifier(dm)
+    run = trainer(max_epochs=15 if mode == "mini_batch" else 60)
+    run.fit(model, dm)
+    assert run.callback_metrics["val_acc"] > 0.8
+    assert run.test(model, dm, verbose=False)[0]["test_acc"] > 0.8
+
+
+def test_predictions_come_by_original_ids(store_root, tmp_path):
+    import pyarrow.parquet as pq
+
+    dm = gs.PartitionDataModule(store=store_root)
+    model = classifier(dm)
+    path = tmp_path / "out" / "predictions.parquet"
+    run = trainer()
+    run.callbacks.append(gs.PredictionWriter(path))
+    run.predict(model, dm, return_predictions=False)
+    table = pq.read_table(path)
+    assert table["node"].to_pylist() == list(range(400))
+    dm.setup("predict")
+    output = layerwise_inference(model.backbone.eval(), next(iter(dm.predict_dataloader())).source)
+    expected = output.table.argmax(1)[dm.store.store_nid]
+    assert table["prediction"].to_pylist() == expected.tolist()
+    assert list(path.parent.iterdir()) == [path]
+    dm.teardown("predict")
+
+
+def test_gradient_averaging_samples_across_parts(store_root):
+    dm = gs.PartitionDataModule(store=store_root, batch_size=64)
+    strategy = gs.GNNScaleStrategy(weights=gs.GradientAveraging())
+    options = {"max_epochs": 15, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    run = L.Trainer(accelerator="cpu", devices=1, strategy=strategy, **options)
+    model = classifier(dm)
+    run.fit(model, dm)
+    assert run.test(model, dm, verbose=False)[0]["test_acc"] > 0.8
+
+
+def test_a_model_of_pyg_trains_and_is_evaluated_by_full_neighbour_batches(store_root):
+    from torch_geometric.nn.models import GraphSAGE
+
+    dm = gs.PartitionDataModule(store=store_root, batch_size=64, evaluation="sampled")
+    dm.prepare_data()
+    model = classifier(dm, GraphSAGE(dm.num_features, 16, 2, dm.num_classes), num_classes=dm.num_classes)
+    run = trainer(max_epochs=10)
+    run.fit(model, dm)
+    assert run.test(model, dm, verbose=False)[0]["test_acc"] > 0.8
+    rows = run.predict(model, dm)
+    assert sum(len(result["nodes"]) for result in rows) == dm.store.num_nodes
+    layerwise = gs.PartitionDataModule(store=store_root)
+    with pytest.raises(StrategyError, match='evaluation="sampled"'):
+        trainer().test(model, layerwise, verbose=False)
