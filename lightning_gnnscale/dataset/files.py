@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..edge_stream import open_edge_stream
+from ..edge_stream import EdgeStream, NodeIds, open_edge_stream
 from .graph_dataset import GraphDataset
 from .split import random_split
 
@@ -28,6 +28,7 @@ def load_files(
     layout: str = "auto",
     chunk_edges: int = 1 << 22,
     relabel: bool = False,
+    nodes: str | None = None,
     reader: dict | None = None,
 ) -> GraphDataset:
     """Open a graph from files; nothing but labels and masks is read into memory.
@@ -42,6 +43,9 @@ def load_files(
         num_nodes: nodes; None takes the rows of the features or labels, else counts them.
         num_classes: None counts them in the labels.
         name: None takes the edge file's.
+        relabel: ids in the edge file are any 64-bit integers or strings.
+        nodes: with relabel, .npy of (num_nodes,) ids: which node each row of the other files is about. Without it,
+            rows go by the first appearance of an id in the edges.
         reader: options of the edge reader, for example {"dtype": "int32"} for .bin.
 
     Raises:
@@ -73,6 +77,8 @@ def load_files(
         relabel=relabel,
         **(reader or {}),
     )
+    if nodes is not None:
+        _number_by_rows(stream, nodes)
     if num_nodes is None:
         num_nodes, _ = stream.count()
     for key in ("features", "labels"):
@@ -97,6 +103,20 @@ def load_files(
         edge_features=arrays.get("edge_features"),
         source={key: _stamp(path) for key, path in (("features", features), ("labels", labels)) if path},
     )
+
+
+def _number_by_rows(stream: EdgeStream, nodes: str) -> None:
+    """Let the stream number the listed ids by their rows, and refuse edges of other nodes."""
+    if stream.node_ids is None:
+        raise ValueError("dataset.nodes goes with dataset.relabel=true: without it ids are row numbers already")
+    stream.node_ids = NodeIds.load(nodes)
+    num_listed, stream.node_ids.complete = len(stream.node_ids), False
+    stream.count()
+    if len(stream.node_ids) > num_listed:
+        stranger = np.asarray(stream.node_ids)[num_listed]
+        raise ValueError(
+            f"dataset.nodes: lists {num_listed} ids, but the edges also name {stranger!r}; list every node"
+        )
 
 
 def _load(key: str, path: str) -> np.ndarray:

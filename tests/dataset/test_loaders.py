@@ -1,0 +1,153 @@
+"""Where graphs come from: public folders, a user's own files, PyG, the generator; and what each says of bad input."""
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_gnnscale.dataset import CSRFeatures, GraphDataset, generate, load_files, load_npz, load_pyg
+from lightning_gnnscale.edge_stream import open_edge_stream
+
+
+def edges_of(dataset: GraphDataset) -> np.ndarray:
+    chunks = [np.stack([chunk.src.copy(), chunk.dst.copy()]) for chunk in dataset.stream.chunks()]
+    return np.concatenate(chunks, axis=1)
+
+
+@pytest.fixture
+def npz(tmp_path):
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    arrays = {
+        "edge_index": np.array([[0, 1, 2], [1, 2, 0]], np.int32),
+        "x_data": np.array([1, 1, 2], np.uint8),
+        "x_indices": np.array([0, 3, 1], np.int32),
+        "x_indptr": np.array([0, 1, 2, 3, 3], np.int32),
+        "x_shape": np.array([4, 5]),
+        "y": np.array([0, 1, 1, -1], np.int16),
+    }
+    np.savez(folder / "graph.npz", **arrays)
+    return folder
+
+
+def test_npz_has_sparse_features_and_a_split_of_the_labelled(npz, monkeypatch):
+    monkeypatch.setenv("GNNSCALE_DATA", str(npz.parent))
+    for name in ("tiny", str(npz), str(npz / "graph.npz")):
+        dataset = load_npz(name)
+        assert (dataset.stream.num_nodes, dataset.num_classes, dataset.feature_dim) == (4, 2, 5)
+        assert isinstance(dataset.features, CSRFeatures)
+        assert sum(mask.sum() for mask in dataset.masks.values()) == 3
+        assert np.array_equal(edges_of(dataset), [[0, 1, 2], [1, 2, 0]])
+        assert dataset.stream.to_undirected
+
+
+def test_npz_that_is_not_there_lists_those_that_are(npz, monkeypatch):
+    monkeypatch.setenv("GNNSCALE_DATA", str(npz.parent))
+    with pytest.raises(FileNotFoundError, match="no graph 'tony'.*there are tiny"):
+        load_npz("tony")
+    with pytest.raises(ValueError, match="has no public split; say dataset.split=random"):
+        load_npz("tiny", split="public")
+    with pytest.raises(ValueError, match="dataset.split must be auto, public or random, got 'own'"):
+        load_npz("tiny", split="own")
+
+
+@pytest.mark.real_data
+def test_public_graphs_are_what_their_table_says(public_graphs):
+    cora = load_npz("cora", root=str(public_graphs))
+    assert (cora.stream.num_nodes, cora.feature_dim, cora.num_classes) == (2708, 1433, 7)
+    assert [int(cora.masks[name].sum()) for name in ("train", "val", "test")] == [140, 500, 1000]
+
+
+@pytest.fixture
+def files(tmp_path):
+    np.save(tmp_path / "edges.npy", np.array([[0, 1, 2, 3], [1, 2, 3, 0]]))
+    np.save(tmp_path / "x.npy", np.eye(4, dtype=np.float32))
+    np.save(tmp_path / "y.npy", np.array([0, 1, 0, 1]))
+    np.save(tmp_path / "train.npy", np.array([0, 3]))
+    np.save(tmp_path / "test.npy", np.array([False, True, False, False]))
+    return {
+        "edges": str(tmp_path / "edges.npy"),
+        "features": str(tmp_path / "x.npy"),
+        "labels": str(tmp_path / "y.npy"),
+    }
+
+
+def test_files_take_masks_as_bool_or_as_ids(files, tmp_path):
+    dataset = load_files(**files, train_mask=str(tmp_path / "train.npy"), test_mask=str(tmp_path / "test.npy"))
+    assert dataset.masks["train"].tolist() == [True, False, False, True]
+    assert dataset.masks["test"].tolist() == [False, True, False, False]
+    assert (dataset.name, dataset.num_classes, dataset.stream.num_nodes) == ("edges", 2, 4)
+    assert isinstance(dataset.features, np.memmap)
+
+
+@pytest.mark.parametrize(
+    ("key", "array", "message"),
+    [
+        ("train_mask", np.array([4]), r"dataset.train_mask: node ids must be in \[0, 4\), got 4 to 4"),
+        ("val_mask", np.ones(3, bool), "dataset.val_mask: 3 entries, but the graph has 4 nodes"),
+        ("test_mask", np.ones(4), "dataset.test_mask must hold bool or node ids, got float64"),
+        ("labels", np.zeros(5, int), "dataset.labels: 5 rows, but the graph has 4 nodes"),
+    ],
+)
+def test_files_that_do_not_fit(files, tmp_path, key, array, message):
+    np.save(tmp_path / "bad.npy", array)
+    with pytest.raises(ValueError, match=message):
+        load_files(**{**files, key: str(tmp_path / "bad.npy")})
+
+
+def test_files_that_are_missing_or_no_arrays(files, tmp_path):
+    with pytest.raises(FileNotFoundError, match="dataset.features: no file"):
+        load_files(**{**files, "features": str(tmp_path / "none.npy")})
+    (tmp_path / "text.npy").write_text("hello")
+    with pytest.raises(ValueError, match="dataset.labels: .*is not a .npy file"):
+        load_files(**{**files, "labels": str(tmp_path / "text.npy")})
+
+
+def test_pyg_data_gives_everything_it_has():
+    from torch_geometric.data import Data
+
+    data = Data(x=torch.eye(3), y=torch.tensor([[0], [1], [1]]), edge_index=torch.tensor([[0, 1], [1, 2]]))
+    data.train_mask = torch.tensor([True, False, False])
+    dataset = load_pyg(data)
+    assert dataset.masks["train"].tolist() == [True, False, False]
+    assert dataset.labels.tolist() == [0, 1, 1]
+    assert np.array_equal(edges_of(dataset), data.edge_index.numpy())
+    with pytest.raises(ValueError, match="give exactly one of them"):
+        load_pyg()
+    with pytest.raises(ValueError, match="has no class 'Planetoide'"):
+        load_pyg(dataset="Planetoide")
+
+
+def test_generated_once_and_read_again(tmp_path):
+    calls = []
+    options = {"num_nodes": 300, "num_edges": 900, "num_communities": 6, "num_classes": 3, "feature_dim": 8}
+    first = generate(**options, folder=str(tmp_path), progress=lambda *report: calls.append(report))
+    assert calls
+    calls.clear()
+    again = generate(**options, folder=str(tmp_path), progress=lambda *report: calls.append(report))
+    assert not calls
+    assert again.stream.fingerprint() == first.stream.fingerprint()
+    assert (again.num_classes, set(again.labels)) == (3, {0, 1, 2})
+    assert np.load(again.features).shape == (300, 8)
+    with pytest.raises(ValueError, match=r"dataset.num_classes must be in \[1, 6\]"):
+        generate(**{**options, "num_classes": 7}, folder=str(tmp_path))
+
+
+def test_masks_of_unknown_names():
+    stream = open_edge_stream(np.zeros((2, 1), int))
+    with pytest.raises(ValueError, match="masks must be named train, val, test; got valid"):
+        GraphDataset("x", stream, masks={"valid": np.zeros(1, bool)})
+
+
+def test_ids_of_any_kind_go_by_the_rows_that_name_them(tmp_path):
+    (tmp_path / "edges.csv").write_text("src,dst\ncarol,alice\nalice,bob\n")
+    np.save(tmp_path / "nodes.npy", np.array(["alice", "bob", "carol", "dave"]))
+    np.save(tmp_path / "x.npy", np.eye(4, dtype=np.float32))
+    options = {"edges": str(tmp_path / "edges.csv"), "features": str(tmp_path / "x.npy"), "relabel": True}
+    dataset = load_files(**options, nodes=str(tmp_path / "nodes.npy"))
+    assert np.array_equal(edges_of(dataset), [[2, 0], [0, 1]])
+    assert np.asarray(dataset.stream.node_ids).tolist() == ["alice", "bob", "carol", "dave"]
+    np.save(tmp_path / "few.npy", np.array(["alice", "bob"]))
+    with pytest.raises(ValueError, match="dataset.nodes: lists 2 ids, but the edges also name .*carol"):
+        load_files(**options, nodes=str(tmp_path / "few.npy"))
+    with pytest.raises(ValueError, match="dataset.nodes goes with dataset.relabel=true"):
+        load_files(**{**options, "relabel": False}, nodes=str(tmp_path / "nodes.npy"))
