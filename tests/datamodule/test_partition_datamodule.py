@@ -4,7 +4,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from conftest import small_dataset
+from community_graph import small_dataset
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.datamodule import StoreLayerSource

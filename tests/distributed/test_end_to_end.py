@@ -1,0 +1,80 @@
+"""Store, DataModule, strategy and model together, on 1, 2 and 4 processes (Invariants 2 and 7)."""
+
+import numpy as np
+import pytest
+import torch
+from processes import launch
+
+from lightning_gnnscale.edge_stream import SyntheticGraph
+from lightning_gnnscale.partition_store import write_partition_store
+from lightning_gnnscale.partitioner import partition
+
+NUM_PARTS = 5  # does not divide by 2 or 4: some ranks have one part more and the others are padded
+
+
+def train_and_test(folder, root, options):
+    import lightning as L
+
+    import lightning_gnnscale as gs
+
+    torch.manual_seed(0)
+    weights = getattr(gs, options.get("weights", "ModelAveraging"))(**options.get("weight_options", {}))
+    dm = gs.PartitionDataModule(store=root, batch_size=16, sampler=gs.NeighborSampler([3, 2]), seed=7)
+    backbone = gs.model.GraphSAGE(8, 12, 6, num_layers=2, dropout=0.3)
+    model = gs.NodeClassifier(backbone, lr=0.01)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=torch.distributed.get_world_size(),
+        strategy=gs.GNNScaleStrategy(weights=weights),
+        max_epochs=3,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    trainer.fit(model, dm)
+    weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    test = trainer.test(model, dm, verbose=False)[0]
+    rows = np.concatenate([result["nodes"] for result in trainer.predict(model, dm)])
+    return {"weights": weights, "test_acc": test["test_acc"], "rows": rows}
+
+
+@pytest.fixture(scope="module")
+def store_root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("store") / "graph"
+    graph = SyntheticGraph(300, 1500, num_communities=6, homophily=0.9)
+    stream = graph.stream(to_undirected=True)
+    parts = partition(stream, "random", num_parts=NUM_PARTS)
+    write_partition_store(
+        root, stream, parts, features=graph.features(8, noise=0.3), labels=graph.labels(), masks=graph.masks()
+    )
+    return root
+
+
+@pytest.fixture(scope="module")
+def runs(store_root, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return {size: launch(size, train_and_test, folder / str(size), store_root, {}) for size in (1, 2, 4)}
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_number_of_processes_does_not_change_the_weights(runs, size):
+    alone = runs[1][0]["weights"]
+    for result in runs[size]:
+        # float32: sums over parts are added in another order on another number of ranks.
+        assert torch.allclose(result["weights"], alone, atol=1e-5, rtol=0)
+        assert torch.equal(result["weights"], runs[size][0]["weights"])
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_evaluation_sees_each_node_once(runs, size):
+    assert len({result["test_acc"] for result in runs[size]}) == 1
+    assert runs[size][0]["test_acc"] == pytest.approx(runs[1][0]["test_acc"], abs=0.02)
+    rows = np.concatenate([result["rows"] for result in runs[size]])
+    assert np.array_equal(np.sort(rows), np.arange(300))
+
+
+def test_gradient_averaging_keeps_replicas_equal(store_root, tmp_path):
+    results = launch(2, train_and_test, tmp_path, store_root, {"weights": "GradientAveraging"})
+    assert torch.equal(results[0]["weights"], results[1]["weights"])
+    assert results[0]["test_acc"] > 0.5
