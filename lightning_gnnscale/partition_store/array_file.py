@@ -60,7 +60,7 @@ class ArrayFile:
 
     def sync(self) -> None:
         """Wait until what was written is on the disk itself."""
-        os.fdatasync(self._fd)
+        sync_data(self._fd)
 
     def close(self) -> None:
         """Write the header, wait for the disk, close."""
@@ -106,6 +106,11 @@ def checksum(path: Path, num_bytes: int | None = None) -> int:
             crc = zlib.crc32(buffer[:count], crc)
             left -= count
     return crc
+
+
+def sync_data(fd: int) -> None:
+    """Wait until a file's data are on the disk."""
+    (os.fdatasync if hasattr(os, "fdatasync") else os.fsync)(fd)  # macOS has the latter alone
 
 
 def _write_all(fd: int, data: memoryview, offset: int) -> None:

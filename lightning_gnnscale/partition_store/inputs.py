@@ -81,7 +81,7 @@ def check_inputs(
         method=str(getattr(p, "method", "given")),
         options=dict(getattr(p, "options", None) or {}),
         features=load_features(features, num_nodes),
-        labels=_load_labels(labels, num_nodes),
+        labels=_one_column(_load_rows("labels", labels, num_nodes, (1, 2))),
         masks={str(name): _load_mask(name, mask, num_nodes) for name, mask in sorted((masks or {}).items())},
         edge_weight=_load_rows("edge_weight", edge_weight, num_edges, (1,)),
         edge_features=_load_rows("edge_features", edge_features, num_edges, (2,)),
@@ -122,12 +122,12 @@ def _sparse_source(indptr, indices, data, shape, num_nodes: int) -> SparseSource
 def _load_rows(name: str, array, num_rows: int, ndims: tuple[int, ...]) -> np.ndarray | None:
     if array is None:
         return None
-    if isinstance(array, str | os.PathLike):
-        path = Path(array)
-        if not path.is_file():
-            raise ValueError(f"{name}: no such file: {path}")
-        array = np.load(path, mmap_mode="r")
-    array = np.asarray(array)
+    if isinstance(array, str | os.PathLike) and not Path(array).is_file():
+        raise ValueError(f"{name}: no such file: {array}")
+    try:
+        array = np.asarray(_opened(array))
+    except TypeError as error:
+        raise ValueError(f"{name}: numpy cannot hold it: {error}") from None
     if array.ndim not in ndims or array.shape[0] != num_rows:
         wanted = " or ".join(f"({num_rows}{', columns' * (ndim - 1)})" for ndim in ndims)
         raise ValueError(f"{name} must have shape {wanted}, got {array.shape}")
@@ -136,11 +136,9 @@ def _load_rows(name: str, array, num_rows: int, ndims: tuple[int, ...]) -> np.nd
     return array
 
 
-def _load_labels(labels, num_nodes: int) -> np.ndarray | None:
-    labels = _load_rows("labels", labels, num_nodes, (1, 2))
-    if labels is not None and labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
-    return labels
+def _one_column(labels):
+    """Labels of shape (num_nodes, 1) are single labels."""
+    return labels[:, 0] if np.ndim(labels) == 2 and np.shape(labels)[1] == 1 else labels
 
 
 def _load_mask(name: str, mask, num_nodes: int) -> np.ndarray:
@@ -181,7 +179,7 @@ def input_fingerprint(
         "remove_self_loops": bool(stream.remove_self_loops),
         "partitioner": [str(method), int(num_parts), int(seed), _plain(options)],
         "features": [identity(part) for part in features] if isinstance(features, tuple) else identity(features),
-        "labels": identity(labels),
+        "labels": identity(_one_column(_opened(labels))),
         "masks": {str(name): identity(mask) for name, mask in (masks or {}).items()},
         "edges": [identity(edge_weight), identity(edge_features)],
         "pack_halo": bool(pack_halo) and features is not None,
@@ -195,16 +193,26 @@ def identity(array) -> Any:
         return None
     if isinstance(array, tuple):
         return list(array)
-    if isinstance(array, str | os.PathLike):
-        array = np.load(array, mmap_mode="r")
-    array = np.asanyarray(array)
+    array = np.asanyarray(_opened(array))
     form = [list(array.shape), little_endian(array.dtype).str]
     memmap = _backing_memmap(array)
     if memmap is not None and memmap.filename is not None:
         facts = os.stat(memmap.filename)
         place = array.ctypes.data - np.frombuffer(memmap._mmap, np.uint8).ctypes.data
-        return [*form, str(memmap.filename), facts.st_size, facts.st_mtime_ns, place, list(array.strides)]
+        return [
+            *form,
+            str(Path(memmap.filename).resolve()),
+            facts.st_size,
+            facts.st_mtime_ns,
+            place,
+            list(array.strides),
+        ]
     return [*form, _content_hash(array)]
+
+
+def _opened(array):
+    """Map a .npy file where a path is given."""
+    return np.load(array, mmap_mode="r") if isinstance(array, str | os.PathLike) else array
 
 
 def _backing_memmap(array: np.ndarray) -> np.memmap | None:
@@ -229,9 +237,7 @@ def _content_hash(array: np.ndarray) -> str:
 def _num_rows(features) -> int:
     if isinstance(features, tuple):
         return int(features[3][0])
-    if isinstance(features, str | os.PathLike):
-        return np.load(features, mmap_mode="r").shape[0]
-    return features.shape[0]
+    return _opened(features).shape[0]
 
 
 def _plain(value: Any) -> Any:

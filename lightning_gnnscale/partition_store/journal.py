@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,7 +10,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ..errors import PartitionStoreError
-from .array_file import HEADER_BYTES, ArrayFile, checksum
+from .array_file import HEADER_BYTES, ArrayFile, checksum, sync_data
 
 JOURNAL = "journal.jsonl"
 WRITER_NOTE = "writer.txt"  # who is at work, for the message to a second writer
@@ -85,7 +84,7 @@ class Journal:
         """Add a line; it replaces what was said of the step before."""
         state = json.loads(json.dumps(state))
         os.write(self._fd, (json.dumps({"step": step, **state}) + "\n").encode())
-        os.fdatasync(self._fd)
+        sync_data(self._fd)
         self._states[step] = state
         self._since_bytes = 0
 
@@ -141,10 +140,13 @@ def journal_head(folder: Path) -> dict:
 
 
 def clear_folder(folder: Path) -> None:
-    """Remove what stands in a folder, the journal first, so that a kill in between leaves nothing to continue."""
+    """Remove what a writer left in a folder.
+
+    The journal goes first, so that a kill in between leaves nothing to continue; the note that tells the folder for a
+    writer's goes last.
+    """
     (folder / JOURNAL).unlink(missing_ok=True)
     for entry in folder.iterdir():
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        else:
+        if entry.name != WRITER_NOTE:
             entry.unlink()
+    (folder / WRITER_NOTE).unlink(missing_ok=True)

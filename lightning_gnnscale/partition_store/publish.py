@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from ..errors import PartitionStoreError
-from .journal import journal_head, partial_folder
+from .journal import JOURNAL, WRITER_NOTE, journal_head, partial_folder
 from .manifest import MANIFEST, SOURCE, read_source, sync_folder
 
 
@@ -25,7 +25,9 @@ def stands(root: Path, source: dict, overwrite: bool) -> bool:
 
 
 def check_partial(partial: Path, source: dict, overwrite: bool) -> None:
-    """Raise if an unfinished store of another input would be lost."""
+    """Raise if an unfinished store of another input, or files of somebody else, would be lost."""
+    if partial.is_dir() and any(partial.iterdir()) and not _is_writers(partial):
+        raise PartitionStoreError(f"{partial}: holds files that no writer left; move them, or choose another root")
     head = journal_head(partial) or read_source(partial)
     if not head or overwrite or all(head.get(name) == value for name, value in source.items()):
         return
@@ -63,6 +65,10 @@ def publish(partial: Path, root: Path) -> None:
     sync_folder(root.parent)
     if old.exists():
         shutil.rmtree(old)
+
+
+def _is_writers(partial: Path) -> bool:
+    return any((partial / name).is_file() for name in (JOURNAL, WRITER_NOTE, MANIFEST))
 
 
 def _has_store(root: Path) -> bool:

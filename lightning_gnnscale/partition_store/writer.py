@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import PartitionStoreError
+from ..errors import EdgeStreamError, PartitionStoreError
 from ..events import stage
 from ..graph import CSC, id_dtype
 from .array_file import ArrayFile, map_rows
@@ -17,7 +17,7 @@ from .disk import check_disk
 from .features import CSRFeatures, DenseFeatures
 from .halo import map_halo_nodes, pack_halo_features, write_halo
 from .inputs import SparseSource, StoreInputs, check_inputs
-from .journal import Journal, partial_folder, writer_lock
+from .journal import Journal, clear_folder, partial_folder, writer_lock
 from .manifest import FORMAT_VERSION, MANIFEST, SOURCE, describe_files, write_json
 from .node_tables import Progress, write_sparse_table, write_table
 from .publish import check_partial, finish_publishing, publish, stands
@@ -91,6 +91,10 @@ def write_partition_store(
                 check_disk(root, inputs, p, journal)
                 _write_files(journal, inputs, budget, progress or _silent)
                 _write_manifest(journal, inputs, source)
+            except (ValueError, EdgeStreamError):
+                clear_folder(partial)  # the input has to change, and what was made of it is worth nothing
+                partial.rmdir()
+                raise
             except OSError as error:
                 if error.errno not in _FULL:
                     raise

@@ -140,6 +140,26 @@ def test_the_fingerprint_is_known_before_the_partitioning(store):
     assert input_fingerprint(GRAPH.stream(), **arguments, features=FEATURES + 1, labels=labels, masks=masks) != known
 
 
+def test_labels_in_one_column_have_the_same_fingerprint(no_disk_wait, tmp_path):
+    store = write(tmp_path / "store", labels=np.arange(60)[:, None])
+    for labels in (np.arange(60)[:, None], np.arange(60)):
+        assert input_fingerprint(GRAPH.stream(), "given", 3, 0, {}, FEATURES, labels) == store.fingerprint
+
+
+def test_input_that_must_change_leaves_nothing_behind(no_disk_wait, tmp_path):
+    with pytest.raises(ValueError, match="labels must be whole numbers"):
+        write(tmp_path / "store", labels=np.full(60, 0.5))
+    write(tmp_path / "store", labels=np.full(60, 1.0)).verify()
+
+
+def test_files_of_somebody_else_are_not_cleared(no_disk_wait, tmp_path):
+    (tmp_path / "store.partial").mkdir()
+    (tmp_path / "store.partial" / "notes").write_text("mine")
+    with pytest.raises(PartitionStoreError, match="holds files that no writer left"):
+        write(tmp_path / "store", overwrite=True)
+    assert (tmp_path / "store.partial" / "notes").read_text() == "mine"
+
+
 def test_files_are_known_by_path_and_change(no_disk_wait, tmp_path):
     path = tmp_path / "features.npy"
     np.save(path, FEATURES)

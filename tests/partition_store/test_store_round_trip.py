@@ -220,3 +220,55 @@ def test_ids_outside_the_store_are_refused(no_disk_wait, tmp_path):
         store.load_part(2)
     with pytest.raises(ValueError, match="hops must be"):
         store.load_part(0, -1)
+
+
+def owned_rows(store, part, pack_halo):
+    """{file: rows} of what a part owns or lists as halo; files of any other row may be lost."""
+    begin, end = store.part_offsets[part : part + 2]
+    arcs = range(store.csc.indptr[begin], store.csc.indptr[end])
+    offsets = np.load(store.root / "halo_offsets.npy")
+    halo = range(offsets[part], offsets[part + 1])
+    halo_indptr = np.load(store.root / "halo_indptr.npy")
+    halo_arcs = range(halo_indptr[halo.start], halo_indptr[halo.stop])
+    core = list(range(begin, end))
+    with_halo = core + store.halo(part).tolist()
+    owned = {
+        "csc_indptr": [*core, end],
+        "csc_indices": arcs,
+        "halo_nodes": halo,
+        "halo_degree": halo,
+        "halo_indptr": [*halo, halo.stop],
+        "halo_indices": halo_arcs,
+        "features": core if pack_halo else with_halo,
+        "original_nid": with_halo,
+    }
+    return owned | ({"halo_features": halo} if pack_halo else {})
+
+
+@pytest.mark.parametrize("pack_halo", [False, True])
+def test_a_part_loads_from_what_it_owns_or_lists(no_disk_wait, tmp_path, pack_halo):
+    graph = random_graph(120, 400, 4, to_undirected=True)
+    features = np.random.default_rng(0).random((120, 3)) + 1
+    store = write(graph, tmp_path, features=features, pack_halo=pack_halo)
+    for part in range(store.num_parts):
+        root = tmp_path / f"only_{part}"
+        root.mkdir()
+        owned = owned_rows(store, part, pack_halo)
+        for path in store.root.iterdir():
+            content = path.read_bytes()
+            if path.suffix == ".npy" and not path.stem.endswith("_offsets"):
+                array = np.load(path)
+                rows = list(owned.get(path.stem, []))
+                kept = np.zeros_like(array)
+                kept[rows] = array[rows]
+                content = content[:128] + kept.tobytes()
+            (root / path.name).write_bytes(content)
+        alone = PartitionStore.open(root)
+        for hops in (1, 0):
+            expected, found = store.load_part(part, hops), alone.load_part(part, hops)
+            assert np.array_equal(found.nodes, expected.nodes)
+            assert np.array_equal(found.csc.indptr, expected.csc.indptr)
+            assert np.array_equal(found.csc.indices, expected.csc.indices)
+            assert np.array_equal(found.degree, expected.degree)
+        near = store.load_part(part)
+        assert np.array_equal(alone.load_features(near), store.load_features(near))
