@@ -10,10 +10,13 @@ from ..jit import kernel
 from ..sampler.minibatch import MiniBatch, sparse_rows_to_torch
 from ..sampler.subgraph import BatchSampler, Subgraph
 from ..triton_kernels.gather_rows import gather_rows
+from ..triton_kernels.intrinsics import prefetch
 from ..triton_kernels.sample_neighbors import Workspace
 from .buffer_pool import BufferPool
 from .part_walk import WholeGraph
 from .staged_part import StagedPart
+
+_AHEAD = 32  # nodes between a prefetch and its use
 
 
 class BatchBuilder:
@@ -111,7 +114,9 @@ class BatchBuilder:
         if self.features.is_sparse:
             return {"x_csr": sparse_rows_to_torch(self.features.gather(n_id))}
         out = self.pool.take((len(n_id), self.features.dim), self.features.dtype)
-        return {"x_dense": torch.from_numpy(self.features.gather(n_id, out=out))}
+        table = getattr(self.features, "array", None)  # a plain table is read in place by the row-gather operation
+        x = self.features.gather(n_id, out=out) if table is None else gather_rows(table, n_id, out)
+        return {"x_dense": torch.from_numpy(x)}
 
     def _edge_weight(self, drawn: Subgraph, e_id: np.ndarray) -> np.ndarray | None:
         """Return stored weights over the probability that the arc was drawn; the sampler's own where it has some."""
@@ -152,7 +157,11 @@ def _to_store_ids(local, core_start, num_core, halo_nodes, out):
 @kernel
 def _gather_node_data(local, degree, masks, out_degree, train, val, test):
     """Look up per-node values; `masks` has one bit for each of the three masks."""
-    for i in range(len(local)):
+    num = len(local)
+    for i in range(num):
+        if i + _AHEAD < num:
+            prefetch(degree, local[i + _AHEAD])
+            prefetch(masks, local[i + _AHEAD])
         node = local[i]
         out_degree[i] = degree[node]
         packed = masks[node]
