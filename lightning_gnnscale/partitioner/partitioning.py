@@ -25,7 +25,8 @@ class Partitioning:
         seed: decides every random choice.
         quality: cut, replication and balances; None if it was not evaluated.
         seconds: wall-clock seconds by phase, and `total`.
-        peak_bytes: largest anonymous + shared resident memory of the process tree above what stood at the start.
+        peak_bytes: largest anonymous + shared resident memory of the process tree above what stood at the start,
+            sampled by a thread; METIS holds the interpreter while it works, so its own peak goes unseen.
         notes: facts that the method found: the layout, repeats, oversized clusters, warnings.
     """
 
