@@ -12,7 +12,6 @@ from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
 from ..errors import StrategyError
@@ -142,10 +141,7 @@ class GNNScaleStrategy(DDPStrategy):
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         super().load_optimizer_state_dict(checkpoint)
-        state = checkpoint.get(CHECKPOINT_KEY)
-        if self.weights.keeps_state and state is None:
-            rank_zero_warn("the checkpoint has no state by part: every part goes on from its one optimizer state")
-        self.weights.load_state_dict(state)
+        self.weights.load_state_dict(checkpoint.get(CHECKPOINT_KEY))
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         with averaging.clear_error("waiting for the other processes"):

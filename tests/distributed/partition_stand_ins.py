@@ -34,20 +34,28 @@ def part_data(part, num_nodes):
 
 
 class Loader:
-    """Batches of some parts, one part after the other, padded with None up to a length."""
+    """Batches of some parts, one part after the other, padded with None up to a length.
 
-    def __init__(self, parts, epoch):
-        self.parts, self.epoch, self.length = parts, epoch, sum(len(batches) for _, batches in parts)
+    Args:
+        parts: (part, batches) pairs in the order of their visits.
+        epoch: returns the epoch.
+        passes: passes over a part in one visit.
+    """
+
+    def __init__(self, parts, epoch, passes=1):
+        self.parts, self.epoch, self.passes = parts, epoch, passes
+        self.length = passes * sum(len(batches) for _, batches in parts)
 
     def __len__(self):
         return self.length
 
     def __iter__(self):
-        epoch, num_yielded = self.epoch(), 0
+        first_pass, num_yielded = self.epoch() * self.passes, 0
         for part, batches in self.parts:
-            for i, (x, y) in enumerate(batches):
-                yield Batch(x, y, part, batch_key(0, epoch, part, i))
-                num_yielded += 1
+            for number in range(self.passes):
+                for i, (x, y) in enumerate(batches):
+                    yield Batch(x, y, part, batch_key(0, first_pass + number, part, i))
+                    num_yielded += 1
         for _ in range(self.length - num_yielded):
             yield None
 
@@ -75,7 +83,7 @@ class PartsData(L.LightningDataModule):
             x, y = part_data(part, self.sizes[part])
             batches = list(zip(x.split(self.batch_size), y.split(self.batch_size), strict=True)) if len(x) else []
             parts.append((part, batches))
-        return Loader(parts, lambda: self.trainer.current_epoch)
+        return Loader(parts, lambda: self.trainer.current_epoch, self.trainer.strategy.weights.passes_per_epoch)
 
     def train_dataloader(self):
         world_size = self.trainer.world_size

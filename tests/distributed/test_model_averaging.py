@@ -15,6 +15,7 @@ SCENARIOS = {
     "interval 1": {},
     "interval 3": {"weights": {"every_n_epochs": 3}},
     "interval 2, three epochs": {"weights": {"every_n_epochs": 2}},
+    "part-major, interval 3": {"weights": {"every_n_epochs": 3, "part_major": True}, "options": {"max_epochs": 1}},
     "reset": {"weights": {"optimizer_state": "reset"}},
     "accumulation": {"options": {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}},
     "step scheduler": {"model": {"scheduler": "step"}},
@@ -81,6 +82,12 @@ def test_shared_optimizer_state_depends_on_the_processes(by_world_size):
     assert largest_difference(by_world_size[1][0]["shared"], by_world_size[4][0]["shared"]) > 1e-4
     # One part a rank: shared and per part are the same thing.
     assert largest_difference(by_world_size[4][0]["shared"], by_world_size[4][0]["interval 1"]) == 0.0
+
+
+def test_part_major_equals_the_interval(by_world_size):
+    for world_size in (1, 2):
+        results = by_world_size[world_size][0]
+        assert largest_difference(results["part-major, interval 3"], results["interval 3"]) == 0.0
 
 
 def test_integer_buffers_take_the_maximum(by_world_size):

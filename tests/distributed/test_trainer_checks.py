@@ -1,5 +1,6 @@
 """Everything that a run refuses, on one process: one line that names the remedy."""
 
+import pickle
 from datetime import timedelta
 
 import lightning as L
@@ -124,19 +125,49 @@ def test_more_ranks_than_parts_is_refused_on_every_rank(tmp_path):
         assert "rank 1 has none" in message and "more parts" in message
 
 
+class NothingToLearn(Classifier):
+    def configure_optimizers(self):
+        return None
+
+    def training_step(self, batch, batch_idx):
+        self.net(batch.x)
+
+
 def run_allowed(folder):
-    """What gradient averaging or a dry run may do although model averaging may not."""
+    """What gradient averaging or a dry run may do although model averaging may not, and changes of policy."""
     data = PartsData(sizes=(8, 8))
     train(folder, GradientAveraging(), data=data, max_steps=3, val_check_interval=0.5)
-    model = Classifier()
-    trainer = make_trainer(folder, fast_dev_run=True)
-    trainer.fit(model, datamodule=PartsData())
+    dry = make_trainer(folder, fast_dev_run=True)
+    dry.fit(Classifier(), datamodule=PartsData())
     limited = train(folder, ModelAveraging(every_n_epochs=2), limit_train_batches=3)
-    return trainer.global_step, bool(torch.isfinite(limited["net.0.weight"]).all())
+    start = NothingToLearn().state_dict()
+    unlearned = train(folder, model=NothingToLearn())
+
+    kept = ModelCheckpoint(dirpath=folder, filename="gradients")
+    train(folder, GradientAveraging(), data=data, callbacks=[kept], max_epochs=1)
+    with pytest.warns(UserWarning, match="no optimizer state for ModelAveraging"):
+        resumed = train(folder, data=data, ckpt_path=kept.best_model_path)
+    kept = ModelCheckpoint(dirpath=folder, filename="models")
+    train(folder, data=data, callbacks=[kept], max_epochs=1)
+    train(folder, GradientAveraging(), data=data, ckpt_path=kept.best_model_path)
+    return {
+        "steps of a dry run": dry.global_step,
+        "limited": bool(torch.isfinite(limited["net.0.weight"]).all()),
+        "statistics alone": torch.equal(unlearned["net.0.weight"], start["net.0.weight"])
+        and not torch.equal(unlearned["net.1.running_mean"], start["net.1.running_mean"]),
+        "resumed": bool(torch.isfinite(resumed["net.0.weight"]).all()),
+        "pickles": pickle.loads(pickle.dumps(GNNScaleStrategy(weights=ModelAveraging(3)))).weights.every_n_epochs,
+    }
 
 
 def test_allowed(tmp_path):
-    assert launch(1, run_allowed, tmp_path)[0] == (1, True)
+    assert launch(1, run_allowed, tmp_path)[0] == {
+        "steps of a dry run": 1,
+        "limited": True,
+        "statistics alone": True,
+        "resumed": True,
+        "pickles": 3,
+    }
 
 
 def test_bad_arguments():

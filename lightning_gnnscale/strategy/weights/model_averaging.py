@@ -7,6 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.trainer import call
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
 from ...errors import StrategyError
@@ -176,22 +177,26 @@ class ModelAveraging(WeightPolicy):
         return merged
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        if self._optimizers is None:
-            return
-        if not state or state["policy"] != type(self).__name__ or state["optimizer_state"] != self.optimizer_state:
-            self._begin_from_checkpoint_optimizer = True
-        else:
-            mine = self._trainer.datamodule.parts_of_rank(averaging.rank(), averaging.world_size())
-            self._own = {part: self._like_live(state["own"][part]) for part in map(int, mine) if part in state["own"]}
+        mine = [int(part) for part in self._trainer.datamodule.parts_of_rank(averaging.rank(), averaging.world_size())]
+        same_policy = bool(state) and state["policy"] == type(self).__name__
+        if same_policy:
+            self._own = {part: self._like_live(state["own"][part]) for part in mine if part in state["own"]}
             if state["start"] is not None:
                 self._start = self._like_live(state["start"])
                 self._model_holds_start = False
-            saved = state["optimizers"]
-            if self.optimizer_state == "shared" and saved:
-                saved = {_SHARED_KEY: saved[averaging.rank() % len(saved)]}
-            else:
-                saved = {int(part): saved[part] for part in mine if part in saved}
-            self._optimizers.load_state_dict(saved)
+        if self._optimizers is None:
+            return
+        if not same_policy or state["optimizer_state"] != self.optimizer_state:
+            rank_zero_warn(
+                f'the checkpoint has no optimizer state for ModelAveraging(optimizer_state="{self.optimizer_state}"): '
+                "every part goes on from the one that it has"
+            )
+            self._begin_from_checkpoint_optimizer = True
+            return
+        saved = state["optimizers"]
+        if self.optimizer_state == "shared":
+            mine, saved = [_SHARED_KEY], {_SHARED_KEY: saved[averaging.rank() % len(saved)]} if saved else {}
+        self._optimizers.load_state_dict({part: saved[part] for part in mine if part in saved})
 
     def teardown(self) -> None:
         if self._trainer is None:
