@@ -47,8 +47,7 @@ def _train_case(output_dir: Path, case: dict, overrides: list[str]) -> dict:
     config = compose_config("train", [*overrides, "++trainer.enable_progress_bar=false"])
     summary = train(config, folder)
     events = read_log(folder / "events.jsonl")
-    averages = [event for event in events if event["event"] == "average"]
-    ranks = {event["pid"] for event in averages}
+    averages = [event for event in events if event["event"] == "average" and event["rank"] == 0]
     stages = {row["stage"]: row["seconds"] for row in summary["stages"]}
     facts = summary["facts"]
     return {
@@ -57,8 +56,8 @@ def _train_case(output_dir: Path, case: dict, overrides: list[str]) -> dict:
         "best_val_acc": facts.get("best val_acc"),
         "epochs": facts.get("epochs"),
         "train_s": round(stages.get("train", 0.0), 2),
-        "average_s": round(sum(event["seconds"] for event in averages) / max(len(ranks), 1), 4),
-        "averages": len(averages) // max(len(ranks), 1),
+        "average_s": round(sum(event["seconds"] for event in averages if event["purpose"] == "round"), 4),
+        "averages": len([event for event in averages if event["purpose"] == "round"]),
         "total_s": round(time.perf_counter() - start, 2),
     }
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from ..loader import PartLoader, parts_of_rank
 from ..partition_store import PartitionStore
 from ..partitioner import Partitioning, partition
 from ..planner import Plan, plan
-from ..sampler import FullBatchSampler, NeighborSampler
+from ..sampler import ClusterSampler, FullBatchSampler, NeighborSampler
+from .clustering import clusters_by
 from .layer_source import EvaluationLoader, EvaluationPass, StoreLayerSource
 from .preparation import partitioning_facts, preparation_fingerprint, prepare_store
 from .scratch import open_scratch
@@ -40,7 +42,8 @@ class PartitionDataModule(L.LightningDataModule):
         num_parts: parts; "auto" asks the planner.
         planner: callable with the arguments of `gs.plan`, for "auto"; it may carry memory sizes.
         mode: "mini_batch", or "full_batch": each part is one batch.
-        sampler: what a mini-batch draws; None: `NeighborSampler([25, 10])`.
+        sampler: what a mini-batch draws; None: `NeighborSampler([25, 10])`. A `ClusterSampler` without clusters of
+            its own gets SPRING's.
         batch_size: seeds a batch, >= 1.
         halo_hops: hops of halo that a part sees, 0 to 3; 0 gives each cross edge to one of its two parts.
         scope: "part": batches stay inside core and halo; "graph": they cross parts and ranks get equal shares of the
@@ -108,6 +111,8 @@ class PartitionDataModule(L.LightningDataModule):
         self.partitioner, self.num_parts, self.planner = partitioner, num_parts, planner or plan
         self.mode, self.scope, self.evaluation = mode, scope, evaluation
         self.sampler = FullBatchSampler() if mode == "full_batch" else sampler or NeighborSampler([25, 10])
+        if isinstance(self.sampler, ClusterSampler) and self.sampler.cluster is None:
+            self.sampler = replace(self.sampler, cluster=clusters_by("spring"))
         self.halo_hops, self.seed = halo_hops, seed
         self.block_arcs, self.overwrite, self.progress = block_arcs, overwrite, progress
         self.loader_options = LoaderOptions(batch_size, num_threads, prefetch_batches, shuffle, seed)

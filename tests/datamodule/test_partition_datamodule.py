@@ -179,3 +179,24 @@ def test_a_model_of_pyg_trains_and_is_evaluated_by_full_neighbour_batches(store_
     layerwise = gs.PartitionDataModule(store=store_root)
     with pytest.raises(StrategyError, match='evaluation="sampled"'):
         trainer().test(model, layerwise, verbose=False)
+
+
+@pytest.mark.parametrize(
+    "sampler", [gs.ClusterSampler(8, clusters_per_batch=2), gs.SaintSampler("walk", num_roots=20, num_norm_samples=5)]
+)
+def test_subgraph_samplers_learn(store_root, sampler):
+    dm = gs.PartitionDataModule(store=store_root, sampler=sampler)
+    dm.prepare_data()
+    model = classifier(dm, gs.model.GCN(dm.num_features, 16, dm.num_classes, num_layers=2, dropout=0.2))
+    run = trainer(max_epochs=15)
+    run.fit(model, dm)
+    assert run.test(model, dm, verbose=False)[0]["test_acc"] > 0.8
+
+
+def test_clusters_cover_the_core(store_root):
+    from lightning_gnnscale.datamodule.clustering import clusters_by
+
+    part = gs.PartitionStore.open(store_root).load_part(1)
+    cluster_id = clusters_by("spring")(part, 5, seed=0)
+    assert cluster_id.shape == (part.num_core,)
+    assert set(cluster_id) == set(range(5))
