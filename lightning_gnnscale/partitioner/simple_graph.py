@@ -69,9 +69,10 @@ class SimpleGraph:
     def check(self, seen: np.ndarray) -> None:
         """Raise EdgeStreamError if a whole pass saw other edges than the first one did."""
         if (int(seen[0]), int(seen[1])) != (self.report.num_listed, self.report.checksum):
+            first = f"{self.report.num_listed} edges with checksum {self.report.checksum:016x} in the first pass"
             raise EdgeStreamError(
-                f"{self.stream.name}: the edges changed while they were partitioned: {self.report.num_listed} edges with "
-                f"checksum {self.report.checksum:016x} in the first pass, {int(seen[0])} with {int(seen[1]):016x} now"
+                f"{self.stream.name}: the edges changed while they were partitioned: {first}, "
+                f"{int(seen[0])} with {int(seen[1]):016x} now"
             )
 
     def one_pass(self, what: str, progress=None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
