@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .block import Block, make_block, target_counts
+from .dropout import dropout
 from .sparse_linear import SparseInput, as_input, drop, is_sparse, num_rows
 
 ACTIVATIONS = {"relu": F.relu, "elu": F.elu}
@@ -128,7 +129,7 @@ class Backbone(nn.Module):
         if index == self.num_layers - 1:
             return x
         x = ACTIVATIONS[self.activation](self.norms[index](x))
-        return F.dropout(x, self.dropout, self.training)
+        return dropout(x, self.dropout, self.training)
 
     def layer(self, index: int, x: Any, block: Block) -> Tensor:
         """Compute layer `index` for the targets of one block, for layer-wise inference.

@@ -20,6 +20,7 @@ class Block:
         num_sources: nodes whose values the layer is given.
         edge_weight: (num_arcs,) floating or None.
         degree: (num_sources,) in-degrees in the full graph, or None: the arcs given are all there are.
+        row: (num_arcs,) int64, the target of each arc, or None: worked out where it is needed.
     """
 
     indptr: Tensor
@@ -27,6 +28,7 @@ class Block:
     num_sources: int
     edge_weight: Tensor | None = None
     degree: Tensor | None = None
+    row: Tensor | None = None
 
     @property
     def num_targets(self) -> int:
@@ -42,7 +44,15 @@ class Block:
         indptr = self.indptr[: num_targets + 1]
         num_arcs = int(indptr[-1])
         weight = None if self.edge_weight is None else self.edge_weight[:num_arcs]
-        return replace(self, indptr=indptr, indices=self.indices[:num_arcs], edge_weight=weight)
+        row = None if self.row is None else self.row[:num_arcs]
+        return replace(self, indptr=indptr, indices=self.indices[:num_arcs], edge_weight=weight, row=row)
+
+    def target_of_arcs(self) -> Tensor:
+        """Return (num_arcs,) int64: the target of each arc."""
+        if self.row is not None:
+            return self.row
+        rows = torch.arange(self.num_targets, device=self.indptr.device)
+        return torch.repeat_interleave(rows, self.indptr.diff(), output_size=len(self.indices))
 
     def transform_first(self, in_channels: int, out_channels: int) -> bool:
         """Whether a linear map costs less before the sum over arcs than after it; a function of shapes alone."""
@@ -70,14 +80,14 @@ def make_block(
     if indptr is not None:
         if len(indptr) - 1 > num_nodes:
             raise ValueError(f"indptr has {len(indptr) - 1} rows, more than the {num_nodes} rows of x")
-        return Block(indptr, edge_index[0], num_nodes, edge_weight, degree)
+        return Block(indptr, edge_index[0], num_nodes, edge_weight, degree, edge_index[1])
     target, order = torch.sort(edge_index[1], stable=True)
     counts = torch.bincount(target, minlength=num_nodes)
     if len(counts) > num_nodes:
         raise ValueError(f"edge_index has targets up to {len(counts) - 1}, x has {num_nodes} rows")
     indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     weight = None if edge_weight is None else edge_weight[order]
-    return Block(indptr, edge_index[0][order], num_nodes, weight, degree)
+    return Block(indptr, edge_index[0][order], num_nodes, weight, degree, target)
 
 
 def target_counts(num_sampled_nodes: list[int] | None, num_layers: int, num_nodes: int) -> list[int]:
@@ -112,7 +122,7 @@ def normalized(block: Block, dtype: torch.dtype) -> Block:
     Returns:
         A block with num_targets more arcs, the self-loop first in each row, and `edge_weight` of the dtype.
     """
-    row, counts = _rows_and_counts(block)
+    row = block.target_of_arcs()
     weight = None if block.edge_weight is None else block.edge_weight.to(dtype)
     if block.degree is not None:
         degree = block.degree.to(dtype)
@@ -123,29 +133,24 @@ def normalized(block: Block, dtype: torch.dtype) -> Block:
     own = inverse_root[: block.num_targets]
     into = own
     if block.degree is not None and weight is None:
-        into = own * (degree[: block.num_targets] / counts.clamp(min=1)).clamp(min=1)
+        counts = block.indptr.diff().clamp(min=1)
+        into = own * (degree[: block.num_targets] / counts).clamp(min=1)
     factors = into[row] * inverse_root[block.indices]
     return _insert_loops(block, row, factors if weight is None else factors * weight, own * own)
 
 
 def with_self_loops(block: Block) -> Block:
     """Replace the self-loops of each target by exactly one, as PyG's GATConv does; an added loop has weight 1."""
-    row, _ = _rows_and_counts(block)
+    row = block.target_of_arcs()
     kept = block.indices != row
     if not bool(kept.all()):
         passed = torch.cat([block.indptr.new_zeros(1), kept.cumsum(0)])
         weight = None if block.edge_weight is None else block.edge_weight[kept]
-        block = replace(block, indptr=passed[block.indptr], indices=block.indices[kept], edge_weight=weight)
+        block = replace(block, indptr=passed[block.indptr], indices=block.indices[kept], edge_weight=weight, row=None)
         row = row[kept]
     weight = block.edge_weight
     loops = None if weight is None else weight.new_ones(block.num_targets)
     return _insert_loops(block, row, weight, loops)
-
-
-def _rows_and_counts(block: Block) -> tuple[Tensor, Tensor]:
-    counts = block.indptr.diff()
-    rows = torch.arange(block.num_targets, device=counts.device)
-    return torch.repeat_interleave(rows, counts, output_size=len(block.indices)), counts
 
 
 def _insert_loops(block: Block, row: Tensor, weight: Tensor | None, loop_weight: Tensor | None) -> Block:
@@ -158,8 +163,8 @@ def _insert_loops(block: Block, row: Tensor, weight: Tensor | None, loop_weight:
     indices[place] = block.indices
     indices[loop_place] = target.to(indices.dtype)
     if weight is None:
-        return replace(block, indptr=indptr, indices=indices)
+        return replace(block, indptr=indptr, indices=indices, row=None)
     merged = weight.new_empty(len(indices))
     merged[place] = weight
     merged[loop_place] = loop_weight
-    return replace(block, indptr=indptr, indices=indices, edge_weight=merged)
+    return replace(block, indptr=indptr, indices=indices, edge_weight=merged, row=None)

@@ -8,6 +8,7 @@ from torch_geometric.nn import GATConv
 from ..triton_kernels.aggregate import aggregate, edge_add, edge_softmax
 from .backbone import Backbone
 from .block import Block, with_self_loops
+from .dropout import dropout
 from .sparse_linear import SparseInput, linear
 
 
@@ -29,7 +30,7 @@ class GATLayer(GATConv):
         scores = F.leaky_relu(scores, self.negative_slope)
         if block.edge_weight is not None:
             scores = scores + block.edge_weight.to(scores.dtype).log().unsqueeze(-1)
-        share = F.dropout(edge_softmax(scores, block.indptr), self.dropout, self.training)
+        share = dropout(edge_softmax(scores, block.indptr), self.dropout, self.training)
         values = projected.view(-1, self.heads, self.out_channels)
         out = aggregate(values, block.indptr, block.indices, share)
         return (out.flatten(1) if self.concat else out.mean(dim=1)) + self.bias

@@ -97,6 +97,12 @@ class NodeClassifier(L.LightningModule):
                  batch_size=max(1, batch.batch_size))  # fmt: skip
         return loss
 
+    def on_validation_epoch_start(self) -> None:
+        self._reset("val")
+
+    def on_test_epoch_start(self) -> None:
+        self._reset("test")
+
     def validation_step(self, batch: Any, batch_idx: int = 0) -> None:
         """Score the validation nodes of an `EvaluationPass` or a `MiniBatch`."""
         self._evaluate(batch, "val")
@@ -150,6 +156,13 @@ class NodeClassifier(L.LightningModule):
         # Metric objects, not numbers: they add up counts over ranks, so no node weighs more on one of them.
         self.log(f"{split}_acc", score, on_step=False, on_epoch=True, prog_bar=True, batch_size=size)
         self.log(f"{split}_loss", loss, on_step=False, on_epoch=True, batch_size=size)
+
+    def _reset(self, split: str) -> None:
+        # Counts that were reset in inference mode cannot be added to outside of it, and Lightning leaves that mode
+        # where the process group is gloo: a module that goes from one Trainer to another would fail.
+        with torch.inference_mode(False):
+            self.scores[split].reset()
+            self.losses[split].reset()
 
     def _update(self, score: Metric, loss: MeanMetric, outputs: Tensor, labels: Tensor) -> None:
         outputs, labels = outputs.detach().to(self.device).float(), labels.to(self.device)

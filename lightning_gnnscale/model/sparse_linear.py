@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..triton_kernels.aggregate import aggregate
+from .dropout import dropout
 
 
 class SparseInput(NamedTuple):
@@ -60,11 +61,9 @@ def head_rows(x: Tensor | SparseInput, count: int) -> Tensor | SparseInput:
 
 def drop(x: Tensor | SparseInput, probability: float, training: bool) -> Tensor | SparseInput:
     """Dropout of feature values; of sparse rows the nonzeros, since zeros stay zeros."""
-    if probability == 0 or not training:
-        return x
     if is_sparse(x):
-        return x._replace(data=F.dropout(x.data, probability))
-    return F.dropout(x, probability)
+        return x._replace(data=dropout(x.data, probability, training))
+    return dropout(x, probability, training)
 
 
 def dense_rows(x: Tensor | SparseInput) -> Tensor:

@@ -120,6 +120,15 @@ def test_the_other_backbones_learn(graph, kind):
     assert trainer().validate(model, batches, verbose=False)[0]["val_loss"] < 0.9 * before
 
 
+def test_a_module_goes_from_one_trainer_to_another(graph):
+    model = NodeClassifier(GCN(12, 8, 4))
+    results = [
+        trainer(inference_mode=mode).test(model, Batches([Pass(graph, "test")]), verbose=False)
+        for mode in (True, False, True)  # under gloo Lightning leaves inference mode
+    ]
+    assert results[0] == results[1] == results[2]
+
+
 @pytest.fixture
 def unlogged(monkeypatch):
     """Steps outside of a Trainer have nowhere to log to."""
