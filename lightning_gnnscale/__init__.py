@@ -41,7 +41,17 @@ _HOME = {
     "PlacementError": "errors",
     "StrategyError": "errors",
 }
-_SUBMODULES = ("dataset", "events", "loader", "model", "partition_store", "partitioner", "planner", "sampler", "strategy")
+_SUBMODULES = (
+    "dataset",
+    "events",
+    "loader",
+    "model",
+    "partition_store",
+    "partitioner",
+    "planner",
+    "sampler",
+    "strategy",
+)
 
 __all__ = sorted(_HOME)
 

@@ -80,11 +80,12 @@ def prepare_store(
         made_from = json.loads(source.read_text())["fingerprint"] if source.is_file() else None
         if root.exists() and made_from == fingerprint:
             return PartitionStore.open(root)
-        if root.exists() and not overwrite:
+        parts = Path(f"{root}.parts-{fingerprint[:12]}")
+        # Where this input's partitioning still lies, a run was cut off: the writer knows whether the store is its own.
+        if root.exists() and not overwrite and not parts.exists():
             raise PartitionStoreError(
                 f"{root}: a store made from other input stands here; give another root, or overwrite=True"
             )
-        parts = Path(f"{root}.parts-{fingerprint[:12]}")
         partitioning = _partition_once(parts, partition)
         store = write_partition_store(
             root,

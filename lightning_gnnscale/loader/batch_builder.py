@@ -114,9 +114,7 @@ class BatchBuilder:
         if self.features.is_sparse:
             return {"x_csr": sparse_rows_to_torch(self.features.gather(n_id))}
         out = self.pool.take((len(n_id), self.features.dim), self.features.dtype)
-        table = getattr(self.features, "array", None)  # a plain table is read in place by the row-gather operation
-        x = self.features.gather(n_id, out=out) if table is None else gather_rows(table, n_id, out)
-        return {"x_dense": torch.from_numpy(x)}
+        return {"x_dense": torch.from_numpy(self.features.gather(n_id, out=out))}
 
     def _edge_weight(self, drawn: Subgraph, e_id: np.ndarray) -> np.ndarray | None:
         """Return stored weights over the probability that the arc was drawn; the sampler's own where it has some."""

@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from ..jit import kernel
+from ..triton_kernels.gather_rows import gather_rows
 
 
 class FeatureTable(Protocol):
@@ -52,10 +53,7 @@ class DenseFeatures:
         Returns:
             (num, dim) of the stored dtype, bit for bit what is stored.
         """
-        nodes = checked_rows(nodes, self.num_rows)
-        if len(nodes) == 0:
-            return np.empty((0, self.dim), self.dtype) if out is None else out
-        return np.take(self.array, nodes, axis=0, out=out, mode="clip")  # checked above; "raise" would copy twice
+        return gather_rows(self.array, checked_rows(nodes, self.num_rows), out)
 
 
 @dataclass(frozen=True)
