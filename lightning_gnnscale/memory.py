@@ -20,6 +20,11 @@ def resident_bytes(pid: int | None = None) -> int:
     return total
 
 
+def process_bytes() -> int:
+    """Return the anonymous plus shared resident bytes of this process alone."""
+    return _own_bytes(psutil.Process())
+
+
 def _children(process: psutil.Process) -> list[psutil.Process]:
     try:
         return process.children(recursive=True)

@@ -1,6 +1,5 @@
 """`gnnscale train`: from a config to a trained model, a summary and a run folder."""
 
-import csv
 import logging
 import os
 import warnings
@@ -12,11 +11,11 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from .. import events
-from ..datamodule.prediction_writer import PredictionWriter
+from ..datamodule import PeakRecorder, PredictionWriter
 from ..report.progress import ProgressBars
-from ..report.summary import print_summary, stage_rows, write_summary
-from ..units import format_bytes
+from ..report.summary import print_summary, write_summary
 from .errors import UsageError
+from .run_summary import fit_facts, run_summary
 from .store_root import store_root
 
 
@@ -46,12 +45,9 @@ def train(config: DictConfig, folder: Path) -> dict:
     trainer = make_trainer(config, folder)
     with ProgressBars() as progress, events.stage("load"):
         dataset = instantiate(config.dataset, **_progress_argument(config.dataset, progress))
-    model_options = {"fanouts": _fanouts(config), "batch_size": _batch_size(config)}
     with ProgressBars() as progress:
         datamodule = make_datamodule(config, dataset, progress)
-        plan = datamodule.make_plan(
-            num_devices=trainer.world_size, feature_dim=dataset.feature_dim, **model_options, **_hidden(config)
-        )
+        plan = datamodule.make_plan(trainer.world_size, **_hidden(config))
         datamodule.prepare_data()
     datamodule.progress = None
     model = make_model(config, datamodule)
@@ -69,18 +65,19 @@ def train(config: DictConfig, folder: Path) -> dict:
         with events.stage("predict"):
             trainer.predict(model, datamodule, ckpt_path=best or None, return_predictions=False)
         facts["predictions"] = str(folder / "predictions.parquet")
-    summary = _summary(config, folder, datamodule, plan, facts)
+    summary = run_summary(config.name, folder, datamodule, plan, facts)
     write_summary(folder, summary)
     return summary
 
 
 def _quiet() -> None:
-    """Leave out what Lightning says of itself at every start; its warnings stay, but for three that do not apply."""
+    """Leave out what Lightning says of itself at every start; its warnings stay, but for four that do not apply."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # inside Lightning
     warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist.*")  # ranks differ in batches
     warnings.filterwarnings("ignore", message=".*torch.jit.script.*")  # inside torch_geometric
+    warnings.filterwarnings("ignore", message=".*Couldn't infer the batch indices.*")  # nodes come with predictions
 
 
 def make_trainer(config: DictConfig, folder: Path):
@@ -88,7 +85,7 @@ def make_trainer(config: DictConfig, folder: Path):
     from lightning.pytorch.loggers import CSVLogger
 
     options = instantiate(config.callbacks) or {}
-    callbacks = [callback for callback in options.values() if callback is not None]
+    callbacks = [*(callback for callback in options.values() if callback is not None), PeakRecorder()]
     for callback in callbacks:
         if hasattr(callback, "dirpath") and callback.dirpath is None:
             callback.dirpath = str(folder / "checkpoints")
@@ -156,44 +153,3 @@ def _hidden(config: DictConfig) -> dict:
 
 def _progress_argument(node: DictConfig, progress) -> dict:
     return {"progress": progress} if node._target_.endswith(".generate") else {}
-
-
-def fit_facts(folder: Path, checkpoint) -> dict:
-    """Return what training came to, from its metrics file: started processes keep their state to themselves."""
-    path = folder / "metrics" / "metrics.csv"
-    if not path.is_file():
-        return {}
-    with open(path, newline="") as file:
-        rows = list(csv.DictReader(file))
-    facts = {"epochs": 1 + max((int(row["epoch"]) for row in rows if row.get("epoch")), default=-1)}
-    monitor = getattr(checkpoint, "monitor", None) or "val_acc"
-    values = [float(row[monitor]) for row in rows if row.get(monitor)]
-    if values:
-        best = min if getattr(checkpoint, "mode", "max") == "min" else max
-        facts[f"best {monitor}"] = f"{best(values):.4f}"
-    return facts
-
-
-def _summary(config: DictConfig, folder: Path, datamodule, plan, facts: dict) -> dict:
-    quality = (datamodule.partitioning_facts.get("quality") or {}) | {}
-    predicted = dict(plan.host_peak_bytes)
-    shown = {
-        "graph": f"{datamodule.store.num_nodes:,} nodes, {datamodule.store.num_arcs:,} arcs",
-        "parts": f"{datamodule.store.num_parts} ({datamodule.partitioning_facts.get('method', 'given')})",
-    }
-    for key in ("edge_cut_ratio", "replication_factor", "node_balance"):
-        if key in quality:
-            shown[key.replace("_", " ")] = f"{quality[key]:.4f}"
-    shown |= facts
-    shown |= {
-        "device peak, predicted": format_bytes(plan.device_peak_bytes),
-        "store": str(datamodule.root),
-        "run folder": str(folder),
-    }
-    return {
-        "title": config.name,
-        "stages": stage_rows(events.read_log(folder / "events.jsonl"), predicted),
-        "facts": shown,
-        "quality": quality,
-        "plan": dict(plan.terms()),
-    }

@@ -144,7 +144,7 @@ class PartitionDataModule(L.LightningDataModule):
 
         Args:
             num_devices: None takes the Trainer's, or 1 without one.
-            options: further arguments of `predict_host_peak`.
+            options: further arguments of `predict_training`.
         """
         devices = num_devices or (self.trainer.world_size if self.trainer is not None else 1)
         given = None if self.num_parts == "auto" else self.num_parts
@@ -156,6 +156,11 @@ class PartitionDataModule(L.LightningDataModule):
             feature_bytes=self.dataset.feature_bytes,
             num_devices=devices,
             num_parts=given,
+            feature_dim=self.dataset.feature_dim,
+            feature_row_bytes=self.dataset.batch_row_bytes,
+            batch_size=self.loader_options.batch_size if self.mode == "mini_batch" else None,
+            fanouts=getattr(self.sampler, "fanouts", ()),
+            prefetch_batches=self.loader_options.prefetch_batches + 1,
             **options,
         )
 

@@ -67,7 +67,6 @@ def generate(
         edges,
         num_nodes=num_nodes,
         chunk_edges=chunk_edges,
-        layout="once",
         to_undirected=to_undirected,
         remove_self_loops=remove_self_loops,
         dtype="int32",

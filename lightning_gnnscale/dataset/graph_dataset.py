@@ -76,6 +76,16 @@ class GraphDataset:
         rows = self._feature_rows()
         return int(np.prod(rows.shape)) * rows.dtype.itemsize
 
+    @property
+    def batch_row_bytes(self) -> float:
+        """Bytes of one feature row in a batch: the stored dtype and its float32 copy; of sparse rows the nonzeros."""
+        if self.features is None:
+            return 0.0
+        if hasattr(self.features, "indptr"):
+            return 12.0 * len(self.features.indices) / max(self.features.shape[0], 1)
+        rows = self._feature_rows()
+        return float(self.feature_dim * (rows.dtype.itemsize + (0 if rows.dtype == np.float32 else 4)))
+
     def _feature_rows(self):
         if isinstance(self.features, str) or hasattr(self.features, "__fspath__"):
             return np.load(self.features, mmap_mode="r")

@@ -5,10 +5,10 @@ import math
 
 from ..graph import id_dtype
 from ..units import format_bytes, parse_bytes
-from .host_memory import predict_host_peak
+from .host_memory import predict_host_peak, predict_training
 from .plan import DEFAULT_COMPUTE_SHARE, Plan
 
-__all__ = ["Plan", "csc_bytes", "format_bytes", "parse_bytes", "plan", "predict_host_peak"]
+__all__ = ["Plan", "csc_bytes", "format_bytes", "parse_bytes", "plan", "predict_host_peak", "predict_training"]
 
 
 def csc_bytes(num_nodes: int, num_edges: int) -> int:
@@ -26,7 +26,7 @@ def plan(
     host_memory_bytes: int | str | None = None,
     compute_bytes: int | str | None = None,
     num_parts: int | None = None,
-    **host_options,
+    **training_options,
 ) -> Plan:
     """Decide the number of parts by the seeds' rule: S <= q (M - T) gives q parts, otherwise ceil(S / (M - T)).
 
@@ -38,7 +38,7 @@ def plan(
         host_memory_bytes: memory of the host; None: not checked.
         compute_bytes: T, set aside for computing; None: two thirds of M.
         num_parts: p, where the user has chosen it.
-        host_options: further arguments of `predict_host_peak` (`batch_size`, `fanouts`, ...).
+        training_options: further arguments of `predict_training` (`batch_size`, `fanouts`, ...).
 
     Returns:
         Plan; `explain()` prints every term.
@@ -49,7 +49,7 @@ def plan(
     Source: SDT-GNN, workload planning. Differs: S counts the CSC beside the features; `Plan.with_halo` checks
     again with the halo rows, which the seeds' rule ignores.
     """
-    unknown = sorted(set(host_options) - set(inspect.signature(predict_host_peak).parameters))
+    unknown = sorted(set(training_options) - set(inspect.signature(predict_training).parameters))
     if unknown:
         raise ValueError(f"planner takes no {', '.join(unknown)}; see gs.plan for what it takes")
     for name, value, low in (("num_nodes", num_nodes, 0), ("num_edges", num_edges, 0), ("num_devices", num_devices, 1)):
@@ -69,9 +69,8 @@ def plan(
     parts, chosen_by = _choose_parts(total, num_devices, memory, compute, num_parts)
     if num_nodes and parts > num_nodes:
         raise ValueError(f"num_parts must be in [1, {num_nodes}], got {parts}; give more memory or fewer parts")
-    peaks = predict_host_peak(
-        num_nodes=num_nodes, num_edges=num_edges, num_parts=parts, num_processes=num_devices, **host_options
-    )
+    shape = {"num_nodes": num_nodes, "num_edges": num_edges, "num_parts": parts, "num_processes": num_devices}
+    training = predict_training(**shape, **training_options)
     return Plan(
         num_parts=parts,
         num_devices=num_devices,
@@ -83,8 +82,8 @@ def plan(
         num_edges=num_edges,
         host_memory_bytes=host,
         chosen_by=chosen_by,
-        host_peak_bytes=peaks,
-        device_peak_bytes=math.ceil(total / parts) + (compute or 0),
+        host_peak_bytes=predict_host_peak(**shape, training_bytes=training),
+        device_peak_bytes=training,
     )
 
 

@@ -22,7 +22,7 @@ class Plan:
         host_memory_bytes: memory of the host; None where it is not limited.
         chosen_by: "rule", "user" or "devices" (no device memory given).
         host_peak_bytes: predicted peak of anonymous and shared memory on this host, by stage.
-        device_peak_bytes: predicted peak on one device: the part it holds and what is set aside for computing.
+        device_peak_bytes: predicted peak of training on one device, beyond what a process holds before.
         halo_nodes_per_part: halo rows of the largest part, once partitioning has told them.
     """
 

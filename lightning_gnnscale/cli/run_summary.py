@@ -1,0 +1,60 @@
+"""What a training run came to, from its events and its metrics."""
+
+import csv
+from pathlib import Path
+
+from .. import events
+from ..report.summary import stage_rows
+from ..units import format_bytes
+
+
+def fit_facts(folder: Path, checkpoint) -> dict:
+    """Return what training came to, from its metrics file: started processes keep their state to themselves."""
+    path = folder / "metrics" / "metrics.csv"
+    if not path.is_file():
+        return {}
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    facts = {"epochs": 1 + max((int(row["epoch"]) for row in rows if row.get("epoch")), default=-1)}
+    monitor = getattr(checkpoint, "monitor", None) or "val_acc"
+    values = [float(row[monitor]) for row in rows if row.get(monitor)]
+    if values:
+        best = min if getattr(checkpoint, "mode", "max") == "min" else max
+        facts[f"best {monitor}"] = f"{best(values):.4f}"
+    return facts
+
+
+def run_summary(name: str, folder: Path, datamodule, plan, facts: dict) -> dict:
+    """Return what a run came to: stages, facts in the order they are shown, the parts' quality, the plan.
+
+    Args:
+        name: of the run.
+        folder: of the run.
+        datamodule, plan: that it used.
+        facts: of training and testing, {title: text}.
+    """
+    quality = datamodule.partitioning_facts.get("quality") or {}
+    predicted = dict(plan.host_peak_bytes)
+    log = events.read_log(folder / "events.jsonl")
+    shown = {
+        "graph": f"{datamodule.store.num_nodes:,} nodes, {datamodule.store.num_arcs:,} arcs",
+        "parts": f"{datamodule.store.num_parts} ({datamodule.partitioning_facts.get('method', 'given')})",
+    }
+    for key in ("edge_cut_ratio", "replication_factor", "node_balance"):
+        if key in quality:
+            shown[key.replace("_", " ")] = f"{quality[key]:.4f}"
+    shown |= facts
+    peaks = [event["peak_bytes"] for event in log if event["event"] == "training_peak"]
+    shown |= {
+        "training peak of a process": f"{format_bytes(max(peaks, default=0))}, predicted "
+        f"{format_bytes(plan.device_peak_bytes)} (beyond the interpreter)",
+        "store": str(datamodule.root),
+        "run folder": str(folder),
+    }
+    return {
+        "title": name,
+        "stages": stage_rows(log, predicted),
+        "facts": shown,
+        "quality": quality,
+        "plan": dict(plan.terms()),
+    }
