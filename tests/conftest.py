@@ -27,6 +27,14 @@ def public_graphs() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _quiet_events(monkeypatch):
-    """Events of one test stay out of the log of another."""
-    monkeypatch.delenv("GNNSCALE_EVENTS", raising=False)
+def _nothing_left_behind():
+    """What a run leaves in its process, a process group and variables of the environment, stays out of the next test."""
+    before = dict(os.environ)
+    os.environ.pop("GNNSCALE_EVENTS", None)
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    for name in set(os.environ) - set(before):
+        if name != "PYTEST_CURRENT_TEST":
+            del os.environ[name]
+    os.environ.update({name: value for name, value in before.items() if name != "PYTEST_CURRENT_TEST"})

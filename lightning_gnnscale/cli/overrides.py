@@ -66,7 +66,8 @@ def _check_node(node: DictConfig, base, path: str) -> None:
             continue
         child = node._get_node(key)
         if isinstance(child, DictConfig) and not child._is_none():
-            known = base._get_node(key) if isinstance(base, DictConfig) and key in base else None
+            # An argument that is a plain dict may hold any keys: its target judges them.
+            known = base._get_node(key) if not target and isinstance(base, DictConfig) and key in base else None
             _check_node(child, known if isinstance(known, DictConfig) and not known._is_none() else None, here)
 
 

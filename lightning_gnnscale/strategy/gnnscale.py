@@ -1,5 +1,6 @@
 """The Lightning strategy: processes as in DDP, but replicas are joined by a weight policy instead of DDP's reducer."""
 
+import atexit
 import warnings
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -108,6 +109,12 @@ class GNNScaleStrategy(DDPStrategy):
                 "put their parameters into groups of one optimizer"
             ) from error
 
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        # Lightning does so for NCCL alone; gloo's threads can bring an exiting interpreter down.
+        atexit.unregister(_destroy_process_group)
+        atexit.register(_destroy_process_group)
+
     def configure_ddp(self) -> None:
         averaging.broadcast_state(averaging.module_state(self.lightning_module))
 
@@ -176,6 +183,11 @@ def _gather_to_rank_zero(value: Any) -> list[Any]:
     with averaging.clear_error("gathering a checkpoint"):
         dist.gather_object(value, gathered, dst=0)
     return gathered or []
+
+
+def _destroy_process_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def register() -> None:
