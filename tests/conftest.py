@@ -28,7 +28,7 @@ def public_graphs() -> Path:
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind():
-    """What a run leaves in its process, a process group and variables of the environment, stays out of the next test."""
+    """What a run leaves in its process (a process group, variables of the environment) stays out of the next test."""
     before = dict(os.environ)
     os.environ.pop("GNNSCALE_EVENTS", None)
     yield
