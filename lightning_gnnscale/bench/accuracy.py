@@ -52,9 +52,9 @@ def run(
             {"graph": graph, "model": model, "parts": num_parts, "seed": seed},
             _overrides(graph, model, num_parts, seed, devices, common),
         )
+        for seed in seeds
         for graph in graphs
         for model in models
-        for seed in seeds
         for num_parts in (1, *parts)
     ]
     rows = run_rows(output_dir, cases)

@@ -1,0 +1,56 @@
+"""Benchmarks that train: their tables and plots, and going on after a kill at the first row that is missing."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from lightning_gnnscale.bench import accuracy, averaging, experiment
+from lightning_gnnscale.edge_stream import SyntheticGraph
+
+SMALL = ["model.backbone.hidden_channels=8", "datamodule.batch_size=64", "sampler=neighbor", "sampler.fanouts=[4,4]"]
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("graph") / "tiny"
+    folder.mkdir()
+    made = SyntheticGraph(300, 1500, num_communities=4, homophily=0.9)
+    chunk = next(iter(made.stream().chunks()))
+    arrays = {"edge_index": np.stack([chunk.src, chunk.dst]), "x": made.features(8, noise=0.3), "y": made.labels()}
+    np.savez(folder / "graph.npz", **arrays)
+    return str(folder)
+
+
+def rows_of(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_averaging_draws_intervals_and_halo_hops(graph, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = {"graph": graph, "num_parts": 3, "intervals": [1, 2], "halo_hops": [0, 1], "seeds": [0], "max_epochs": 2}
+    result = averaging.run(tmp_path / "out", **options, overrides=SMALL)
+    assert [row["interval"] for row in result["interval"]] == [1, 2]
+    assert [row["halo_hops"] for row in result["halo_hops"]] == [0, 1]
+    assert all(0 < row["test_acc"] <= 100 for rows in result.values() for row in rows)
+    assert (tmp_path / "out" / "averaging.png").stat().st_size > 10_000
+    runs = rows_of(tmp_path / "out" / "interval_rows.csv")
+    assert [int(run["averages"]) for run in runs] == [2, 1]
+
+    def trained_again(*arguments):
+        raise AssertionError("a finished row was trained again")
+
+    monkeypatch.setattr(experiment, "train", trained_again)
+    assert averaging.run(tmp_path / "out", **options, overrides=SMALL) == result
+
+
+def test_accuracy_puts_parts_beside_central_training(graph, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = accuracy.run(tmp_path / "out", [graph], ["graphsage"], [2], [0, 1], max_epochs=2, overrides=SMALL)
+    assert len(rows) == 1
+    assert rows[0]["difference"] == pytest.approx(rows[0]["parted"] - rows[0]["central"], abs=0.011)
+    runs = rows_of(tmp_path / "out" / "rows.csv")
+    assert [(int(run["seed"]), int(run["parts"])) for run in runs] == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    with pytest.raises(ValueError, match="bench.models must be of gcn, gat, graphsage; got mlp"):
+        accuracy.run(tmp_path / "out", [graph], ["mlp"], [2], [0])
