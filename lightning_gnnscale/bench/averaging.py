@@ -13,7 +13,7 @@ from .results import write_csv
 
 def run(
     output_dir: str | os.PathLike,
-    graph: str = "coauthor_cs",
+    graph: str = "amazon_computers",
     num_parts: int = 8,
     devices: int = 2,
     intervals: list[int] = (1, 2, 5, 10, 20, 50),
