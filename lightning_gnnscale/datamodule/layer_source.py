@@ -44,8 +44,8 @@ class StoreLayerSource:
                 yield RowBlock(
                     rows=np.arange(start, stop),
                     indptr=np.asarray(csc.indptr[start : stop + 1]) - first,
-                    indices=np.asarray(csc.indices[first:last]),
-                    edge_weight=None if weight is None else np.asarray(weight[first:last]),
+                    indices=np.array(csc.indices[first:last]),
+                    edge_weight=None if weight is None else np.array(weight[first:last]),
                 )
                 start = stop
 
@@ -55,7 +55,9 @@ class StoreLayerSource:
         return sparse_rows_to_torch(rows) if self.store.features.is_sparse else torch.from_numpy(rows)
 
     def degree(self, nodes: np.ndarray) -> np.ndarray:
-        """Return the in-degree of some nodes, (num,) int64."""
+        """Return the in-degree of some nodes, (num,) int64; sums of weights, float32, where the store has weights."""
+        if self.store.edge_weight is not None:
+            return self.store.weighted_degree[nodes]
         indptr = self.store.csc.indptr
         return np.asarray(indptr[np.asarray(nodes) + 1] - indptr[nodes])
 

@@ -18,9 +18,16 @@ from ..planner import Plan, plan
 from ..sampler import ClusterSampler, FullBatchSampler, NeighborSampler
 from .clustering import clusters_by
 from .layer_source import EvaluationLoader, EvaluationPass, StoreLayerSource
-from .preparation import partitioning_facts, preparation_fingerprint, prepare_store
+from .preparation import made_from, partitioning_facts, preparation_fingerprint, prepare_store
 from .scratch import open_scratch
-from .train_loader import LoaderOptions, make_evaluation_loader, make_graph_loader, make_part_loader, part_targets
+from .train_loader import (
+    LoaderOptions,
+    check_scope,
+    make_evaluation_loader,
+    make_graph_loader,
+    make_part_loader,
+    part_targets,
+)
 
 MODES = ("mini_batch", "full_batch")
 SCOPES = ("auto", "part", "graph")
@@ -125,19 +132,28 @@ class PartitionDataModule(L.LightningDataModule):
             PartitionStore.open(self.root)
             return
         num_parts = self.planned_parts()
-        method = self.partitioner if isinstance(self.partitioner, str) else _describe(self.partitioner)
         prepare_store(
             self.root,
             self.dataset,
             lambda: self._partition(num_parts),
-            preparation_fingerprint(self.dataset, {"partitioner": method, "seed": self.seed}, num_parts),
+            self.fingerprint(num_parts),
             overwrite=self.overwrite,
             progress=self.progress,
         )
 
+    def fingerprint(self, num_parts: int) -> str:
+        """Return a digest of what a store of this many parts is made from: input, partitioner, seed."""
+        method = self.partitioner if isinstance(self.partitioner, str) else _describe(self.partitioner)
+        return preparation_fingerprint(self.dataset, {"partitioner": method, "seed": self.seed}, num_parts)
+
     def planned_parts(self) -> int:
-        """Return the number of parts: as given, or the planner's."""
-        return self.num_parts if self.num_parts != "auto" else self.make_plan().num_parts
+        """Return the number of parts: as given; else that of a store of this input that stands; else the planner's."""
+        if self.num_parts != "auto":
+            return self.num_parts
+        standing = self.partitioning_facts.get("num_parts")
+        if standing is not None and made_from(self.root) == self.fingerprint(standing):
+            return standing
+        return self.make_plan().num_parts
 
     def make_plan(self, num_devices: int | None = None, **options) -> Plan:
         """Return the plan for this graph.
@@ -147,22 +163,35 @@ class PartitionDataModule(L.LightningDataModule):
             options: further arguments of `predict_training`.
         """
         devices = num_devices or (self.trainer.world_size if self.trainer is not None else 1)
-        given = None if self.num_parts == "auto" else self.num_parts
-        num_nodes, num_edges = self.dataset.stream.count()
-        twice = 2 if self.dataset.stream.to_undirected and self.dataset.stream.layout != "both_ways" else 1
         return self.planner(
-            num_nodes=num_nodes,
-            num_edges=twice * num_edges,
-            feature_bytes=self.dataset.feature_bytes,
+            **self._sizes(),
             num_devices=devices,
-            num_parts=given,
-            feature_dim=self.dataset.feature_dim,
-            feature_row_bytes=self.dataset.batch_row_bytes,
             batch_size=self.loader_options.batch_size if self.mode == "mini_batch" else None,
             fanouts=getattr(self.sampler, "fanouts", ()),
             prefetch_batches=self.loader_options.prefetch_batches + 1,
             **options,
         )
+
+    def _sizes(self) -> dict:
+        """Return what the planner asks of the graph: from its input, or from a store that was given."""
+        if self.dataset is None:
+            table = self.store.features
+            sizes = {"num_parts": self.store.num_parts, "feature_dim": 0 if table is None else table.dim}
+            return sizes | {
+                "num_nodes": self.store.num_nodes,
+                "num_edges": self.store.num_arcs,
+                "feature_bytes": 0 if table is None or table.is_sparse else table.array.nbytes,
+            }
+        num_nodes, num_edges = self.dataset.stream.count()
+        twice = 2 if self.dataset.stream.to_undirected and self.dataset.stream.layout != "both_ways" else 1
+        return {
+            "num_parts": None if self.num_parts == "auto" else self.num_parts,
+            "num_nodes": num_nodes,
+            "num_edges": twice * num_edges,
+            "feature_bytes": self.dataset.feature_bytes,
+            "feature_dim": self.dataset.feature_dim,
+            "feature_row_bytes": self.dataset.batch_row_bytes,
+        }
 
     def setup(self, stage: str | None = None) -> None:
         """Open the store, and give every rank its parts."""
@@ -215,6 +244,7 @@ class PartitionDataModule(L.LightningDataModule):
         scope = self.scope
         if scope == "auto":
             scope = "graph" if getattr(weights, "equal_batches", False) else "part"
+        check_scope(scope, weights, self.sampler, self.store)
         ranks = self._rank_and_world()
         if scope == "graph":
             return make_graph_loader(self.store, self.sampler, self.loader_options, *ranks)

@@ -77,14 +77,13 @@ def prepare_store(
     root.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{root}.prepare.lock"):
         source = Path(f"{root}.source.json")
-        made_from = json.loads(source.read_text())["fingerprint"] if source.is_file() else None
-        if root.exists() and made_from == fingerprint:
+        if made_from(root) == fingerprint:
             return PartitionStore.open(root)
         parts = Path(f"{root}.parts-{fingerprint[:12]}")
         # Where this input's partitioning still lies, a run was cut off: the writer knows whether the store is its own.
         if root.exists() and not overwrite and not parts.exists():
             raise PartitionStoreError(
-                f"{root}: a store made from other input stands here; give another root, or overwrite=True"
+                f"{root}: a store made from other input stands here; give another root (output=), or overwrite=True"
             )
         partitioning = _partition_once(parts, partition)
         store = write_partition_store(
@@ -100,9 +99,22 @@ def prepare_store(
             progress=progress,
             **writer_options,
         )
-        _write_source(source, fingerprint, partitioning)
+        _write_source(source, fingerprint, store.fingerprint, partitioning)
         shutil.rmtree(parts)
         return store
+
+
+def made_from(root: str | os.PathLike) -> str | None:
+    """Return the preparation fingerprint of the store that stands at root; None without one, or where it is unknown.
+
+    The record lies beside the store and could be older than it (a kill between the two): it counts only for the
+    store that it names.
+    """
+    source, store = Path(f"{root}.source.json"), Path(root)
+    if not store.exists() or not source.is_file():
+        return None
+    made = json.loads(source.read_text())
+    return made["fingerprint"] if made.get("store_fingerprint") == PartitionStore.open(store).fingerprint else None
 
 
 def partitioning_facts(root: str | os.PathLike) -> dict:
@@ -120,8 +132,9 @@ def _partition_once(path: Path, partition: Callable[[], Partitioning]) -> Partit
     return partitioning
 
 
-def _write_source(path: Path, fingerprint: str, partitioning: Partitioning) -> None:
+def _write_source(path: Path, fingerprint: str, store_fingerprint: str, partitioning: Partitioning) -> None:
     facts = {
+        "num_parts": partitioning.num_parts,
         "method": partitioning.method,
         "options": partitioning.options,
         "seed": partitioning.seed,
@@ -131,5 +144,6 @@ def _write_source(path: Path, fingerprint: str, partitioning: Partitioning) -> N
         "notes": partitioning.notes,
     }
     temporary = Path(f"{path}.tmp")
-    temporary.write_text(json.dumps({"fingerprint": fingerprint, "partitioning": facts}, indent=2, default=str))
+    made = {"fingerprint": fingerprint, "store_fingerprint": store_fingerprint, "partitioning": facts}
+    temporary.write_text(json.dumps(made, indent=2, default=str))
     os.replace(temporary, path)

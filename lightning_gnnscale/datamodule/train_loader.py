@@ -1,13 +1,13 @@
 """The mini-batch loaders of one rank: over its parts, or over its share of the whole graph's targets."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..errors import StrategyError
 from ..loader import PartLoader, WholeGraph, core_targets, longest_rank, parts_of_rank, split_targets
 from ..partition_store import PartitionStore
-from ..sampler import NeighborSampler
+from ..sampler import NeighborSampler, SaintSampler
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,34 @@ def part_targets(store: PartitionStore) -> dict[int, np.ndarray]:
     return targets
 
 
+def check_scope(scope: str, weights, sampler, store: PartitionStore) -> None:
+    """Refuse what would train something else than it says, on every rank alike.
+
+    Args:
+        scope: "part" or "graph".
+        weights: the strategy's weight policy, or None under another strategy.
+        sampler, store: of the loader.
+
+    Raises:
+        StrategyError: the message names the remedy.
+    """
+    if scope == "graph" and weights is not None and not weights.equal_batches:
+        raise StrategyError(
+            f'scope="graph" gives {type(weights).__name__} batches that belong to no part: leave scope="auto", or use '
+            "weights=GradientAveraging()"
+        )
+    if scope == "part" and getattr(weights, "equal_batches", False):
+        raise StrategyError(
+            f'{type(weights).__name__} needs as many batches on every rank, scope="part" has as many as the parts: '
+            'leave scope="auto", or use weights=ModelAveraging()'
+        )
+    if isinstance(sampler, SaintSampler) and store.edge_weight is not None:
+        raise StrategyError(
+            "SaintSampler weighs arcs by its own norms and would drop the store's edge weights: use NeighborSampler, "
+            "or write the store without edge_weight"
+        )
+
+
 def make_part_loader(
     store: PartitionStore, sampler, halo_hops: int, passes: int, options: LoaderOptions, rank: int, world_size: int
 ) -> PartLoader:
@@ -48,7 +76,7 @@ def make_part_loader(
     counts = [passes * sampler.num_batches(len(nodes), options.batch_size, False) for nodes in targets.values()]
     return PartLoader(
         parts_of_rank(store.num_parts, rank, world_size),
-        lambda part: store.load_part(part, halo_hops),
+        lambda part: _weighted(store, store.load_part(part, halo_hops)),
         targets=targets,
         passes=passes,
         pad_to=longest_rank(counts, world_size),
@@ -73,7 +101,7 @@ def make_graph_loader(store: PartitionStore, sampler, options: LoaderOptions, ra
         raise StrategyError(
             f"{len(targets)} training nodes cannot be shared out to {world_size} processes: use devices={len(targets)}"
         )
-    whole = WholeGraph.of(store.csc, rank, store.symmetric)
+    whole = _weighted(store, WholeGraph.of(store.csc, rank, store.symmetric))
     mine = split_targets(targets, world_size)[rank]
     return PartLoader([rank], lambda part: whole, targets={rank: mine}, **_shared(store, sampler, options))
 
@@ -81,18 +109,31 @@ def make_graph_loader(store: PartitionStore, sampler, options: LoaderOptions, ra
 def make_evaluation_loader(
     store: PartitionStore, num_hops: int, split: str | None, options: LoaderOptions, rank: int, world_size: int
 ) -> PartLoader:
-    """Return a loader over the nodes of a split that a rank owns, with all neighbours of `num_hops` hops.
+    """Return a loader over a rank's share of a split, with all neighbours of `num_hops` hops; no node comes twice.
 
     Args:
         split: a mask of the store; None takes every node.
+
+    Raises:
+        StrategyError: fewer nodes than ranks.
     """
-    nodes = []
-    for part in parts_of_rank(store.num_parts, rank, world_size):
-        start, stop = store.part_offsets[part], store.part_offsets[part + 1]
-        nodes.append(core_targets(store.masks[split], store.part_offsets, part) if split else np.arange(start, stop))
-    whole = WholeGraph.of(store.csc, rank, store.symmetric)
+    nodes = np.flatnonzero(store.masks[split]) if split else np.arange(store.num_nodes)
+    if len(nodes) < world_size:
+        raise StrategyError(
+            f"{len(nodes)} nodes cannot be shared out to {world_size} processes: use devices=1 to evaluate"
+        )
+    whole = _weighted(store, WholeGraph.of(store.csc, rank, store.symmetric))
     shared = _shared(store, NeighborSampler([-1] * num_hops), options) | {"shuffle": False}
-    return PartLoader([rank], lambda part: whole, targets={rank: np.sort(np.concatenate(nodes))}, **shared)
+    mine = np.array_split(nodes, world_size)[rank]
+    return PartLoader([rank], lambda part: whole, targets={rank: mine}, **shared)
+
+
+def _weighted(store: PartitionStore, graph):
+    """Return a graph whose degrees are sums of weights where the store has weights: what GCN normalises by."""
+    if store.edge_weight is None:
+        return graph
+    core = store.weighted_degree[graph.core_start : graph.core_start + graph.num_core]
+    return replace(graph, degree=np.concatenate([core, store.weighted_degree[graph.halo_nodes]]))
 
 
 def _shared(store: PartitionStore, sampler, options: LoaderOptions) -> dict:

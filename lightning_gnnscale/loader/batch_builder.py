@@ -96,7 +96,8 @@ class BatchBuilder:
 
     def _node_data(self, staged: StagedPart, local: np.ndarray) -> dict[str, torch.Tensor]:
         """Gather degree, labels and masks."""
-        degree = self.pool.take(local.shape, np.int64)
+        weighted = staged.graph.degree.dtype.kind == "f"
+        degree = self.pool.take(local.shape, np.float32 if weighted else np.int64)
         masks = [self.pool.take(local.shape, np.bool_) for _ in MASK_NAMES]
         _gather_node_data(local, staged.graph.degree, staged.masks, degree, *masks)
         data = {"degree": torch.from_numpy(degree)}

@@ -115,9 +115,10 @@ def normalized(block: Block, dtype: torch.dtype) -> Block:
     """Add a self-loop to each target and weigh arcs symmetrically, as GCN does.
 
     The weight of an arc u -> v is w / sqrt((d_u + 1)(d_v + 1)) with d the full graph's in-degrees (without them: the
-    sums of the weights of the arcs given). Where a row holds fewer arcs than its degree (it was sampled) and arcs
-    carry no weight of their own, its arcs are scaled up by degree / arcs, so that the sum is unbiased; the
-    self-loop is not. Differs from PyG: a self-loop that the graph has already stays an arc like any other.
+    sums of the weights of the arcs given); where arcs carry stored weights, degrees are sums of weights. A row that
+    holds fewer arcs than its degree (it was sampled, or it is a halo row cut to the core) and whose arcs carry no
+    weight is scaled up by degree / arcs: unbiased for a sampled row, an extrapolation for a cut one; the self-loop
+    is not scaled. Differs from PyG: a self-loop that the graph has already stays an arc like any other.
 
     Returns:
         A block with num_targets more arcs, the self-loop first in each row, and `edge_weight` of the dtype.

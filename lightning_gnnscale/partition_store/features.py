@@ -141,6 +141,16 @@ def as_bits(values: np.ndarray) -> np.ndarray:
 
 
 @kernel
+def add_rows(indptr, values, out):
+    """Sum the values of each row into out (num_rows,), in float64."""
+    for row in range(len(out)):
+        total = 0.0
+        for i in range(indptr[row], indptr[row + 1]):
+            total += values[i]
+        out[row] = total
+
+
+@kernel
 def row_lengths(indptr, rows, out):
     """Running lengths of the chosen rows into out (len(rows) + 1,)."""
     out[0] = 0

@@ -1,6 +1,7 @@
 """The finished store: memory-mapped arrays, halo lists, and parts as training processes load them."""
 
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from ..graph import CSC
 from .array_file import map_rows
 from .expand import assigned_arcs, distances, keep_arcs, localise, rows_within
-from .features import CSRFeatures, DenseFeatures, SparseRows
+from .features import CSRFeatures, DenseFeatures, SparseRows, add_rows
 from .manifest import read_manifest, read_source
 from .part_graph import PartGraph
 
@@ -92,6 +93,17 @@ class PartitionStore:
     def fingerprint(self) -> str:
         """What identifies the input that the store was made from; compare with `input_fingerprint`."""
         return read_source(self.root).get("fingerprint", "")
+
+    @cached_property
+    def weighted_degree(self) -> np.ndarray:
+        """(num_nodes,) float32: what the weights of a node's in-arcs add up to; the in-degree without weights.
+
+        Cost: on first use one read of the weights; 4 bytes a node.
+        """
+        sums = np.diff(self.csc.indptr).astype(np.float32)
+        if self.edge_weight is not None:
+            add_rows(self.csc.indptr, self.edge_weight, sums)
+        return sums
 
     def part_of(self, nodes: np.ndarray) -> np.ndarray:
         """Return the (num,) int64 part of each store id."""

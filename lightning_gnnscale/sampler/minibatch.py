@@ -64,7 +64,7 @@ class MiniBatch:
         batch_size: number of seeds; 0 in a batch of clusters or a random subgraph without target nodes.
         part: the part that the batch was drawn from.
         key: uint64 as a Python int; everything random about the batch, dropout included, follows from it.
-        degree: (num_nodes,) int64 in-degree in the full graph.
+        degree: (num_nodes,) int64 in-degree in the full graph; float32 sums of weights where the store has weights.
         num_sampled_nodes: seeds, then new nodes of each hop; None where the batch was not sampled hop by hop.
         num_sampled_edges: arcs of each hop; None likewise.
         x_dense: (num_nodes, dim) features of the stored dtype, or None.
