@@ -31,6 +31,13 @@ class Strings(NamedTuple):
         return cls.read_only(np.frombuffer(b"".join(encoded), np.uint8), lengths.cumsum().astype(np.int32))
 
     @classmethod
+    def from_arrow(cls, column) -> "Strings":
+        """Take a `pyarrow.StringArray` without nulls as it lies in Arrow's buffers."""
+        _, offsets, data = column.buffers()
+        offsets = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+        return cls.read_only(np.frombuffer(data or b"", np.uint8), offsets)
+
+    @classmethod
     def read_only(cls, data: np.ndarray, offsets: np.ndarray) -> "Strings":
         """Take the arrays as they are, and forbid writing to them."""
         data.flags.writeable = offsets.flags.writeable = False

@@ -86,7 +86,7 @@ class ParquetStream(EdgeStream):
             row = column.is_null().to_numpy(zero_copy_only=False).argmax()
             raise EdgeStreamError(f"{path}: edge {first_edge + int(row)}: the id is missing (null)")
         if _is_text(column.type):
-            return _strings(column.cast(pa.string()))
+            return Strings.from_arrow(column.cast(pa.string()))
         return native_ids(f"{path}: edge {first_edge} or later", column.to_numpy(), self.node_ids is not None)
 
 
@@ -126,14 +126,6 @@ def _is_text(arrow_type: pa.DataType) -> bool:
     if pa.types.is_dictionary(arrow_type):
         arrow_type = arrow_type.value_type
     return pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type)
-
-
-def _strings(column: pa.StringArray) -> Strings:
-    """Return a column without nulls as it lies in Arrow's buffers."""
-    _, offsets, data = column.buffers()
-    offsets = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
-    data = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
-    return Strings.read_only(data, offsets)
 
 
 def _id_dtype(path: Path, field: pa.Field, relabel: bool) -> np.dtype:

@@ -1,26 +1,27 @@
 """Edges in text: .csv, .tsv, .txt and .gz of these, any separator, comments, with or without a header.
 
-A tokeniser of our own instead of pyarrow's streaming reader: that one knows neither comments nor runs of blanks nor
-the line an error is on, and is slower.
+pyarrow's streaming reader splits and converts. It knows neither comments nor runs of blanks nor separators of
+several characters, which are taken out before, nor the line that an error is on, which is looked for afterwards.
 """
 
-import gzip
-import zlib
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv
 
 from ..errors import EdgeStreamError
+from .array import native_ids
 from .id_tables import Strings
 from .options import StreamOptions
 from .stream import EdgeStream, file_identity
 from .text_format import TextFormat, detect_format
-from .tokens import byte_classes, find_ids, pack_strings, parse_integers
+from .text_lines import BLOCK_BYTES, PlainText, delimiter, edge_lines, split_fields
 
 ID_TYPES = ("auto", "integer", "string")
-NEWLINE = b"\n"
-_BLOCK_BYTES = 1 << 22
 
 
 class TextStream(EdgeStream):
@@ -38,86 +39,75 @@ class TextStream(EdgeStream):
         self._path = path
         self._format = text_format
         self._given = given
-        self._integers = not options.relabel or text_format.integer_ids
+        self._id_type = text_format.id_type if options.relabel else "int64"
 
     def _identity(self) -> dict:
         return {"text": file_identity(self._path), **self._given}
 
     def _blocks(self, first_edge: int) -> Iterator[tuple]:
         num_edges = 0
-        for data, starts, ends, line in self._found():
-            num_edges += starts.shape[1]
-            if self._integers:
-                yield tuple(self._parse(data, starts[end], ends[end], line) for end in range(2))
-            else:
-                yield tuple(self._strings(data, starts[end], ends[end], line) for end in range(2))
-        if num_edges == 0:
-            raise EdgeStreamError(f"{self.name}: the file holds no edges")
-
-    def _found(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, int]]:
-        """Yield (bytes, starts, ends, number of the first line) of some whole lines, (2, num_edges) ranges."""
-        separator = np.frombuffer(self._format.separator, np.uint8)
-        classes = byte_classes(self._format.separator, self._format.comment)
-        line = self._format.first_line
-        for block in _whole_lines(self._path, self._format.first_byte):
-            data = np.frombuffer(block, np.uint8)
-            starts, ends = np.empty((2, 2, len(data) // 4 + 1), np.int32)
-            places = self._format.src_field, self._format.dst_field
-            count, bad = find_ids(data, classes, separator, *places, starts, ends)
-            if bad >= 0:
-                shown = block[bad : block.index(NEWLINE, bad)][:60].decode(errors="replace").strip()
-                where = line + block.count(NEWLINE, 0, bad)
-                raise EdgeStreamError(
-                    f"{self.name}: line {where}: fields {places[0]} and {places[1]} are not both there, got {shown!r}"
-                )
-            yield data, starts[:, :count], ends[:, :count], line
-            line += block.count(NEWLINE)
-
-    def _parse(self, data: np.ndarray, starts: np.ndarray, ends: np.ndarray, line: int) -> np.ndarray:
-        out = np.empty(len(starts), np.int64)
-        bad = parse_integers(data, starts, ends, out)
-        if bad >= 0:
-            shown = data[starts[bad] : ends[bad]][:60].tobytes().decode(errors="replace")
-            where = line + data[: starts[bad]].tobytes().count(NEWLINE)
-            remedy = "id_type='string'" if self.node_ids is not None else "relabel=True"
-            raise EdgeStreamError(
-                f"{self.name}: line {where}: {shown!r} is not a whole number of 64 bits; pass {remedy} to number "
-                "arbitrary ids"
-            )
-        return out
-
-    def _strings(self, data: np.ndarray, starts: np.ndarray, ends: np.ndarray, line: int) -> Strings:
-        import pyarrow as pa
-
-        offsets = np.empty(len(starts) + 1, np.int32)
-        packed = np.empty(int((ends - starts).sum()), np.uint8)
-        pack_strings(data, starts, ends, packed, offsets)
-        array = pa.StringArray.from_buffers(len(starts), pa.py_buffer(offsets), pa.py_buffer(packed))
         try:
-            array.validate(full=True)
+            for batch in self._batches():
+                if batch.num_rows:
+                    yield tuple(self._ids(column) for column in batch.columns)
+                num_edges += batch.num_rows
         except pa.ArrowInvalid as error:
-            where = line + self._first_unreadable(data, starts, ends)
-            raise EdgeStreamError(f"{self.name}: line {where}: an id is not UTF-8 text") from error
-        return Strings.read_only(packed, offsets)
+            raise self._refusal(num_edges, error) from error
 
-    def _first_unreadable(self, data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> int:
-        """Return how many lines lie before the first id that is not UTF-8."""
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+    def _batches(self) -> csv.CSVStreamingReader:
+        """Return a reader of the two columns; it reads at most 32 blocks ahead."""
+        found = self._format
+        names = [str(place) for place in range(found.num_fields)]
+        ends = [names[found.src_field], names[found.dst_field]]
+        text = PlainText(self._path, found.separator, found.comment, found.first_line)
+        return csv.open_csv(
+            pa.PythonFile(text, mode="r"),
+            csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES, column_names=names),
+            csv.ParseOptions(delimiter=delimiter(found.separator)),
+            csv.ConvertOptions(column_types=dict.fromkeys(ends, self._id_type), include_columns=ends, null_values=[]),
+        )
+
+    def _ids(self, column: pa.Array) -> np.ndarray | Strings:
+        if self._id_type != "string":
+            return native_ids(self.name, column.to_numpy(), self.node_ids is not None)
+        column = pc.ascii_trim_whitespace(column)
+        if pc.min(pc.binary_length(column)).as_py() == 0:
+            raise pa.ArrowInvalid("an id is empty")
+        return Strings.from_arrow(column)
+
+    def _refusal(self, first_edge: int, error: pa.ArrowInvalid) -> EdgeStreamError:
+        """Return what is wrong with the first line that pyarrow refuses, from an edge on."""
+        for line, text in self._lines_from(first_edge):
+            fault = self._fault(text)
+            if fault is not None:
+                return EdgeStreamError(f"{self.name}: line {line}: {fault}")
+        return EdgeStreamError(f"{self.name}: edge {first_edge} or later: {' '.join(str(error).split())}")
+
+    def _fault(self, line: bytes) -> str | None:
+        places = self._format.src_field, self._format.dst_field
+        fields = split_fields(line, self._format.separator, errors="surrogateescape")
+        ids = [fields[place] for place in places if place < len(fields) and fields[place]]
+        shown = line.strip()[:60].decode(errors="replace")
+        if len(ids) < 2:
+            return f"fields {places[0]} and {places[1]} are not both there, got {shown!r}"
+        if len(fields) != self._format.num_fields:
+            return f"{len(fields)} fields where the lines before have {self._format.num_fields}, got {shown!r}"
+        for field in ids:
             try:
-                data[start:end].tobytes().decode()
-            except UnicodeDecodeError:
-                return data[:start].tobytes().count(NEWLINE)
-        return 0
+                pa.scalar(field).cast(self._id_type)
+            except ValueError:
+                if self._id_type == "string":
+                    return "an id is not UTF-8 text"
+                remedy = "relabel=True" if self.node_ids is None else "id_type='string'"
+                return f"{field[:60]!r} is not a whole number of 64 bits; pass {remedy} to number arbitrary ids"
+        return None
 
     def _position(self, edge: int) -> str:
         """Return the line of an edge, reading the file up to it."""
-        first_edge = 0
-        for data, starts, _, line in self._found():
-            if edge < first_edge + starts.shape[1]:
-                before = data[: starts[0, edge - first_edge]].tobytes()
-                return f"line {line + before.count(NEWLINE)}"
-            first_edge += starts.shape[1]
-        return f"edge {edge}"
+        return next((f"line {line}" for line, _ in self._lines_from(edge)), f"edge {edge}")
+
+    def _lines_from(self, edge: int) -> Iterator[tuple[int, bytes]]:
+        return itertools.islice(edge_lines(self._path, self._format.comment, self._format.first_line), edge, None)
 
 
 def open_text(
@@ -130,7 +120,7 @@ def open_text(
     dst: str | int | None = None,
     id_type: str = "auto",
 ) -> TextStream:
-    """Stream a text file.
+    """Stream a text file; all its lines have the same number of fields, and `"` quotes one.
 
     Args:
         path: .csv, .tsv, .txt, also with .gz.
@@ -148,27 +138,4 @@ def open_text(
     if not isinstance(comment, str) or not comment.isascii():
         raise ValueError(f"edge_stream.comment must be ASCII characters, got {comment!r}")
     given = {"separator": separator, "comment": comment, "header": header, "src": src, "dst": dst, "id_type": id_type}
-    found = detect_format(str(path), _whole_lines(path, 0), **given)
-    return TextStream(path, found, given, options)
-
-
-def _whole_lines(path: Path, first_byte: int) -> Iterator[bytes]:
-    """Yield blocks of whole lines, the last with a newline even where the file lacks it."""
-    num_lines, rest = 0, b""
-    with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else open(path, "rb") as file:
-        while True:
-            try:
-                data = file.read(_BLOCK_BYTES)
-            except (EOFError, zlib.error, OSError) as error:
-                raise EdgeStreamError(f"{path}: after line {num_lines}: damaged or cut short: {error}") from error
-            block = rest + data
-            cut = block.rfind(NEWLINE) + 1 if data else len(block)
-            block, rest = block[:cut], block[cut:]
-            num_lines += block.count(NEWLINE)
-            if first_byte:
-                skipped = min(first_byte, len(block))
-                block, first_byte = block[skipped:], first_byte - skipped
-            if block:
-                yield block if block.endswith(NEWLINE) else block + NEWLINE
-            if not data:
-                return
+    return TextStream(path, detect_format(path, **given), given, options)

@@ -1,16 +1,18 @@
 """How a text file of edges is built, found out from its head."""
 
+import itertools
 import re
-from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import EdgeStreamError
 from .columns import known_pair, pick_columns
+from .text_lines import edge_lines, split_fields
 
 _SAMPLE_LINES = 50
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_INTEGER = re.compile(rb"[+-]?\d+")
-_NUMBER = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|nan|inf", re.IGNORECASE)
+_LARGEST = 2**63 - 1
+_INTEGER = re.compile(r"-?\d+", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|nan|inf", re.IGNORECASE)
 _UNUSUAL = re.compile(rb"[\w.+-]+\s*([^\w\s.+-]+)\s*[\w.+-]+")
 
 
@@ -20,119 +22,92 @@ class TextFormat(NamedTuple):
     Attributes:
         separator: between fields; empty: runs of blanks.
         comment: bytes of which one begins a comment line.
+        num_fields: of every line.
         src_field, dst_field: positions from 0.
-        integer_ids: whether all sampled ids are integers, or the user says that all are.
-        first_byte, first_line: where the first line after byte order mark and header lies; lines count from 1.
+        id_type: "int64", "uint64" (an id above the largest int64 was sampled) or "string", of all sampled ids.
+        first_line: the first one after a header, from 1.
     """
 
     separator: bytes
     comment: bytes
+    num_fields: int
     src_field: int
     dst_field: int
-    integer_ids: bool
-    first_byte: int
+    id_type: str
     first_line: int
 
 
-def detect_format(
-    name: str, blocks: Iterator[bytes], separator, comment: str, header, src, dst, id_type: str
-) -> TextFormat:
+def detect_format(path: Path, separator, comment: str, header, src, dst, id_type: str) -> TextFormat:
     """Look at the first lines of a file, and take what the user says for the rest.
 
     Args:
-        name: the path, for messages.
-        blocks: whole lines, from the start of the file.
+        path: the file.
         separator, comment, header, src, dst, id_type: as `open_text` takes them.
 
     Raises:
         EdgeStreamError: no line has two fields.
         ValueError: src or dst name no field.
     """
-    lines, first_byte = _sample(blocks, comment.encode())
-    if not lines:
-        raise EdgeStreamError(f"{name}: the file holds no edges")
+    sample = list(itertools.islice(edge_lines(path, comment.encode()), _SAMPLE_LINES))
+    if not sample:
+        raise EdgeStreamError(f"{path}: the file holds no edges")
     if separator is None:
-        separator_bytes = _detect_separator(name, lines)
-    elif not isinstance(separator, str) or separator == "" or "\n" in separator:
+        between = _detect_separator(path, sample)
+    elif not isinstance(separator, str) or separator == "" or set(separator) & set('"\r\n'):
         raise ValueError(f"edge_stream.separator must be a string such as ',' or None, got {separator!r}")
     else:
-        separator_bytes = b"" if separator.isspace() and separator != "\t" else separator.encode()
-    rows = [_split(line.text, separator_bytes) for line in lines]
+        between = b"" if separator.isspace() and separator != "\t" else separator.encode()
+    rows = [split_fields(line, between) for _, line in sample]
     if header is None:
         header = isinstance(src, str) or isinstance(dst, str) or _has_header(rows, src, dst)
-    places = _places(name, rows[0], header, src, dst)
-    ids = [row[place] for row in rows[int(header) :] for place in places if place < len(row)]
-    integer_ids = id_type == "integer" or (id_type == "auto" and all(map(_INTEGER.fullmatch, ids)))
+    places = _places(str(path), rows[0], header, src, dst)
     first_line = 1
     if header:
-        first_byte, first_line = lines[0].after, lines[0].number + 1
-    return TextFormat(separator_bytes, comment.encode(), *places, integer_ids, first_byte, first_line)
+        first_line = sample[0][0] + 1
+        rows = rows[1:]
+    if not rows:
+        raise EdgeStreamError(f"{path}: the file holds no edges")
+    ids = [row[place] for row in rows for place in places if place < len(row)]
+    num_fields = max(len(rows[0]), max(places) + 1)
+    return TextFormat(between, comment.encode(), num_fields, *places, _id_type(ids, id_type), first_line)
 
 
-class _Line(NamedTuple):
-    number: int
-    after: int
-    text: bytes
-
-
-def _sample(blocks: Iterator[bytes], comment: bytes) -> tuple[list[_Line], int]:
-    """Return the first lines that are neither blank nor comments, and the bytes of a byte order mark."""
-    lines, number, offset, mark = [], 0, 0, 0
-    for block in blocks:
-        if offset == 0 and block.startswith(_BYTE_ORDER_MARK):
-            mark = len(_BYTE_ORDER_MARK)
-        here = mark if offset == 0 else 0
-        while here < len(block) and len(lines) < _SAMPLE_LINES:
-            end = block.index(b"\n", here)
-            number += 1
-            text = block[here:end].strip()
-            if text and text[:1] not in (comment[i : i + 1] for i in range(len(comment))):
-                lines.append(_Line(number, offset + end + 1, text))
-            here = end + 1
-        offset += len(block)
-        if len(lines) >= _SAMPLE_LINES:
-            break
-    return lines, mark
-
-
-def _detect_separator(name: str, lines: list[_Line]) -> bytes:
+def _detect_separator(path: Path, sample: list[tuple[int, bytes]]) -> bytes:
     """Return the first separator that gives two fields in the first line and in most others."""
-    order = (b",", b";", b"|", b"\t", b"") if ".csv" in name.lower() else (b"\t", b",", b";", b"|", b"")
-    unusual = _UNUSUAL.match(lines[0].text)
+    order = (b",", b";", b"|", b"\t", b"") if ".csv" in path.name.lower() else (b"\t", b",", b";", b"|", b"")
+    number, first = sample[0]
+    unusual = _UNUSUAL.match(first.strip())
     for separator in (*order, unusual.group(1)) if unusual else order:
-        fits = [all(field for field in _two(line.text, separator)) for line in lines]
+        pairs = [split_fields(line, separator)[:2] for _, line in sample]
+        fits = [len(pair) == 2 and all(pair) for pair in pairs]
         if fits[0] and 2 * sum(fits) > len(fits):
             return separator
-    shown = lines[0].text[:60].decode(errors="replace")
-    raise EdgeStreamError(f"{name}: line {lines[0].number}: no two fields in {shown!r}; pass separator=")
+    shown = first.strip()[:60].decode(errors="replace")
+    raise EdgeStreamError(f"{path}: line {number}: no two fields in {shown!r}; pass separator=")
 
 
-def _two(text: bytes, separator: bytes) -> tuple[bytes, bytes]:
-    fields = _split(text, separator)
-    return (fields[0], fields[1]) if len(fields) > 1 else (b"", b"")
-
-
-def _split(text: bytes, separator: bytes) -> list[bytes]:
-    fields = text.split(separator) if separator else text.split()
-    return [field.strip().strip(b'"') for field in fields]
-
-
-def _has_header(rows: list[list[bytes]], src, dst) -> bool:
+def _has_header(rows: list[list[str]], src, dst) -> bool:
     """Whether the first line holds names: customary ones, or no numbers above a line of integers."""
     places = (0, 1) if src is None or dst is None else (src, dst)
     first = [rows[0][place] for place in places if place < len(rows[0])]
     if any(map(_NUMBER.fullmatch, first)):
         return False
-    if src is None and known_pair([field.decode(errors="replace") for field in rows[0]]):
+    if src is None and known_pair(rows[0]):
         return True
     below = [rows[1][place] for place in places if place < len(rows[1])] if len(rows) > 1 else []
     return bool(below) and all(map(_INTEGER.fullmatch, below))
 
 
-def _places(name: str, first_row: list[bytes], header: bool, src, dst) -> tuple[int, int]:
-    names = [field.decode(errors="replace") for field in first_row]
+def _places(name: str, names: list[str], header: bool, src, dst) -> tuple[int, int]:
     if src is None and dst is None:
         return (known_pair(names) if header else None) or (0, 1)
     if not header:
         names = [str(place) for place in range(len(names))]
     return pick_columns(name, names, src, dst)
+
+
+def _id_type(ids: list[str], given: str) -> str:
+    integers = [int(field) for field in ids if _INTEGER.fullmatch(field) and len(field) <= 20]
+    if given == "string" or (given == "auto" and len(integers) < len(ids)):
+        return "string"
+    return "uint64" if max(integers, default=0) > _LARGEST else "int64"

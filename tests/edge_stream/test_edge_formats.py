@@ -1,8 +1,10 @@
 """Every format gives the same edges in the same chunks (Invariant 4), and writing and reading give back the same."""
 
 import gzip
+import time
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -11,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_geometric.data import Data
 
-from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
+from lightning_gnnscale.edge_stream import open_edge_stream, text_lines, write_edges
+from lightning_gnnscale.errors import EdgeStreamError
 
 NUM_NODES = 40
 EDGES = np.random.default_rng(3).integers(0, NUM_NODES, (2, 57))
@@ -139,9 +142,46 @@ def test_two_by_two_is_read_as_pyg_reads_it(tmp_path):
 
 def test_text_details(tmp_path):
     path = tmp_path / "a.txt"
-    path.write_bytes(b"\xef\xbb\xbf# head\n%more\n\n  0  1 0.5 x\n\n# between\n2\t3\n  4 +5  \r\n")
+    path.write_bytes(b"\xef\xbb\xbf# head\n%more\n\n  0  1 0.5\n\n# between\n2\t3 x\n   \n  4 05 -  \r\n")
     chunk = next(open_edge_stream(path).chunks())
     assert (chunk.src.tolist(), chunk.dst.tolist()) == ([0, 2, 4], [1, 3, 5])
+
+
+@pytest.mark.parametrize("separator", [",", "\t", "   ", "::", " ; "])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("block_bytes", [1, 7, 64, 1 << 20])
+def test_where_a_block_of_text_ends_changes_nothing(tmp_path, monkeypatch, separator, end, block_bytes):
+    monkeypatch.setattr(text_lines, "BLOCK_BYTES", block_bytes)
+    lines = [f"{u}{separator}{v}{' ' * (i % 3)}" for i, (u, v) in enumerate(EDGES.T)]
+    for i, extra in enumerate(("# note", "", "   ", "  % note, indented", "#")):
+        lines.insert(11 * i, extra)
+    lines[20], lines[40] = f'"{lines[20].replace(separator, chr(34) + separator)}', f"  {lines[40]}"
+    path = tmp_path / "a.txt"
+    path.write_bytes(end.join(lines).encode())
+    chunk = next(open_edge_stream(path, num_nodes=NUM_NODES).chunks())
+    assert np.array_equal(np.stack([chunk.src, chunk.dst]), EDGES)
+    lines[50] = f"7{separator}99"
+    path.write_bytes(end.join(lines).encode())
+    with pytest.raises(EdgeStreamError, match="line 51: dst 99 is not below num_nodes 40"):
+        list(open_edge_stream(path, num_nodes=NUM_NODES, chunk_edges=10).chunks())
+    lines[50] = f"7{separator}no"
+    path.write_bytes(end.join(lines).encode())
+    with pytest.raises(EdgeStreamError, match="line 51: 'no' is not a whole number of 64 bits"):
+        list(open_edge_stream(path, num_nodes=NUM_NODES, chunk_edges=10).chunks())
+
+
+def test_a_text_file_is_closed_after_an_early_stop(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_lines, "BLOCK_BYTES", 64)
+    path = tmp_path / "a.txt"
+    path.write_text("0 1\n" * 20_000)
+    chunks = open_edge_stream(path, chunk_edges=10).chunks()
+    assert next(chunks).first_edge == 0
+    assert str(path) in [file.path for file in psutil.Process().open_files()]
+    chunks.close()
+    deadline = time.monotonic() + 10
+    while str(path) in [file.path for file in psutil.Process().open_files()]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_text_columns_by_name_and_position(tmp_path):

@@ -50,6 +50,27 @@ def test_strings_are_the_same_from_text_and_parquet(tmp_path):
         assert stream.node_ids.index_of(["7", "b"]).tolist() == [4, 0]
 
 
+def test_quotes_and_blanks_in_text(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('"a,b", "say ""hi"""\n  "a,b" , c d  \n c d,é\n')
+    stream = open_edge_stream(path, relabel=True)
+    assert pairs_of(stream) == [(0, 1), (0, 2), (2, 3)]
+    assert np.asarray(stream.node_ids).tolist() == ["a,b", 'say "hi"', "c d", "é"]
+    path.write_text('a,b\nb,c\nc,d\n" ",c\n')
+    with pytest.raises(EdgeStreamError, match="line 4: fields 0 and 1 are not both there"):
+        list(open_edge_stream(path, relabel=True).chunks())
+
+
+def test_large_integers_in_text(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text(f"{2**64 - 1} 3\n3 {2**63}\n")
+    stream = open_edge_stream(path, relabel=True)
+    assert pairs_of(stream) == [(0, 1), (1, 2)]
+    assert np.asarray(stream.node_ids).tolist() == [2**64 - 1, 3, 2**63]
+    with pytest.raises(EdgeStreamError, match=f"line 1: '{2**64 - 1}' is not a whole number of 64 bits; pass relabel"):
+        list(open_edge_stream(path).chunks())
+
+
 def test_a_later_start_reads_through_until_all_ids_are_known(tmp_path):
     ids = np.array([[30, 10, 20], [10, 20, 30]])
     stream = open_edge_stream(ids, relabel=True, chunk_edges=1)
