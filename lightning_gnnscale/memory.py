@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -48,24 +49,25 @@ def _own_bytes(process: psutil.Process) -> int:
 
 
 class MemoryPeak:
-    """Sample `resident_bytes` in a thread while the block runs.
+    """Sample memory in a thread while the block runs.
 
     Args:
         interval_s: seconds between samples, > 0.
+        measure: what is sampled, bytes: `resident_bytes` of the process tree, or `process_bytes` of this one alone.
 
     Attributes:
         start_bytes: what stood at entry.
         peak_bytes: the largest sample so far.
     """
 
-    def __init__(self, interval_s: float = 0.05):
-        self.interval_s = interval_s
+    def __init__(self, interval_s: float = 0.05, measure: Callable[[], int] = resident_bytes):
+        self.interval_s, self.measure = interval_s, measure
         self.start_bytes = self.peak_bytes = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> "MemoryPeak":
-        self.start_bytes = self.peak_bytes = resident_bytes()
+        self.start_bytes = self.peak_bytes = self.measure()
         self._stop.clear()
         self._thread = threading.Thread(target=self._watch, name="gnnscale-memory", daemon=True)
         self._thread.start()
@@ -78,7 +80,7 @@ class MemoryPeak:
 
     def update(self) -> int:
         """Take one sample now and return the peak so far, bytes."""
-        self.peak_bytes = max(self.peak_bytes, resident_bytes())
+        self.peak_bytes = max(self.peak_bytes, self.measure())
         return self.peak_bytes
 
     def _watch(self) -> None:

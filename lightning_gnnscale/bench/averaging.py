@@ -72,6 +72,9 @@ def _mean(rows: list[dict], setting: str, value: int) -> dict:
         setting: value,
         "test_acc": round(100 * mean(float(row["test_acc"]) for row in chosen), 2),
         "average_ms_per_epoch": round(1000 * mean(float(row["average_s"]) / int(row["epochs"]) for row in chosen), 3),
+        "evaluation_average_ms_per_epoch": round(
+            1000 * mean(float(row["evaluation_average_s"]) / int(row["epochs"]) for row in chosen), 3
+        ),
         "train_s": round(mean(float(row["train_s"]) for row in chosen), 2),
     }
 

@@ -1,7 +1,12 @@
-"""Whole training runs as the rows of a benchmark; a killed benchmark goes on at the first row that is missing."""
+"""Whole training runs as the rows of a benchmark.
+
+Rows are appended as they finish: a benchmark that was killed and is typed again with the same `hydra.run.dir=` goes on
+at the first row that is missing.
+"""
 
 import csv
 import os
+import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -31,6 +36,8 @@ def run_rows(
     done = _read(path)
     rows = []
     for case, overrides in cases:
+        # A row stands for all its settings: other epochs or another patience are another row.
+        case = {**case, "settings": f"{fold(*repr(overrides).encode()) >> 32:08x}"}
         key = {name: str(value) for name, value in case.items()}
         row = next((old for old in done if all(old.get(name) == value for name, value in key.items())), None)
         if row is None:
@@ -43,6 +50,7 @@ def run_rows(
 
 def _train_case(output_dir: Path, case: dict, overrides: list[str]) -> dict:
     folder = output_dir / "runs" / f"{fold(*repr(case).encode()) >> 32:08x}"
+    shutil.rmtree(folder, ignore_errors=True)  # a killed run's events would be counted again
     start = time.perf_counter()
     config = compose_config("train", [*overrides, "++trainer.enable_progress_bar=false"])
     summary = train(config, folder)
@@ -57,6 +65,7 @@ def _train_case(output_dir: Path, case: dict, overrides: list[str]) -> dict:
         "epochs": facts.get("epochs"),
         "train_s": round(stages.get("train", 0.0), 2),
         "average_s": round(sum(event["seconds"] for event in averages if event["purpose"] == "round"), 4),
+        "evaluation_average_s": round(sum(e["seconds"] for e in averages if e["purpose"] == "evaluation"), 4),
         "averages": len([event for event in averages if event["purpose"] == "round"]),
         "total_s": round(time.perf_counter() - start, 2),
     }

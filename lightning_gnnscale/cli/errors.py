@@ -17,7 +17,7 @@ def one_line(error: BaseException) -> str:
     """Return the message that a user can act on: the cause below Hydra's and torch's wrappers, on one line."""
     kind = type(error).__name__
     if kind == "InstantiationException" and error.__cause__ is not None:
-        key, cause = re.search(r"full_key: (\S+)", str(error)), one_line(error.__cause__)
+        key, cause = re.search(r"full_key: ([\w.]+)", str(error)), one_line(error.__cause__)
         return cause if key is None or cause.startswith(key[1]) else f"{key[1]}: {cause}"
     if kind in ("ProcessRaisedException", "ChildFailedError"):
         return _last_line(str(error))

@@ -50,7 +50,11 @@ def main(argv: list[str] | None = None) -> None:
         command, config_name, words = _pick(words)
         _run(command, config_name, words)
     except KeyboardInterrupt:
-        print("gnnscale: interrupted; the same command goes on where it stopped", file=sys.stderr)
+        print(
+            "gnnscale: interrupted; the same command goes on with the store where it stopped, and with training from "
+            "resume=<run folder>/checkpoints/last.ckpt where one stands",
+            file=sys.stderr,
+        )
         sys.exit(130)
     except Exception as error:
         if wants_traceback():
@@ -96,10 +100,11 @@ def _run(command: str, config_name: str, words: list[str]) -> None:
     import hydra
     from hydra.errors import ConfigCompositionException
 
-    from .overrides import allowed_at_top, check_config, prepare_overrides
+    from .overrides import allowed_at_top, check_config, prepare_overrides, shared_run_folder
     from .recipe import take_recipe
 
     config_dir, config_name, words = take_recipe(config_name, words)
+    words = [*shared_run_folder(words), *words]
     # Hydra prints its own report of an error and exits; asked for the full error, it hands it on to `one_line`.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     failures: list[Exception] = []

@@ -1,9 +1,11 @@
 """Overrides checked against what the settings' targets take, before any work starts."""
 
 import inspect
+import os
 import re
 import types
 import typing
+from collections.abc import Sequence
 
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
@@ -11,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from .compose import compose_config
 from .errors import UsageError
 
+TOP_LEVEL = {"seed": (int,), "test": (bool,), "predict": (bool,), "overwrite": (bool,), "num_parts": (int, str)}
 _PLAIN = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -20,6 +23,14 @@ def prepare_overrides(words: list[str]) -> list[str]:
     Hydra wants `+` for a key that no file lists. Whether a class takes an argument is a better test.
     """
     return [f"++{word}" if re.match(r"^[A-Za-z_]\w*(\.\w+)+=", word) and not _hydra(word) else word for word in words]
+
+
+def shared_run_folder(words: list[str]) -> list[str]:
+    """Give the ranks that torchrun started one run folder: each would name its own by the second it starts in."""
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID")
+    if run_id is None or any(word.startswith("hydra.run.dir=") for word in words):
+        return []
+    return [f"hydra.run.dir=${{paths.runs}}/${{name}}/torchrun-{run_id}-{os.environ.get('MASTER_PORT', '0')}"]
 
 
 def _hydra(word: str) -> bool:
@@ -57,8 +68,10 @@ def _check_node(node: DictConfig, base, path: str) -> None:
         if target and not str(key).startswith("_"):
             if key not in parameters and not takes_more:
                 raise UsageError(f"{here} is not a setting; {path} takes {', '.join(parameters)}")
-            if key in parameters and not OmegaConf.is_missing(node, key):
+            if key in parameters and not (OmegaConf.is_missing(node, key) or OmegaConf.is_interpolation(node, key)):
                 _check_type(node[key], parameters[key], here)
+        elif not path and key in TOP_LEVEL and not OmegaConf.is_interpolation(node, key):
+            _check_plain(node[key], TOP_LEVEL[key], here)
         elif not target and base is not None and key not in base:
             allowed = ", ".join(str(name) for name in base)
             raise UsageError(f"{here} is not a setting; {path or 'the top level'} takes {allowed}")
@@ -86,9 +99,15 @@ def _check_type(value, parameter: inspect.Parameter, path: str) -> None:
     """Compare a plain value with a plain annotation; what is not plain is left to the class itself."""
     annotation = parameter.annotation
     options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
-    if value is None or not options or any(option not in (*_PLAIN, type(None)) for option in options):
+    if typing.get_origin(annotation) in (list, tuple, Sequence) and not OmegaConf.is_list(value):
+        raise UsageError(f"{path} must be a list like [1,2], got {value!r}")
+    if options and all(option in (*_PLAIN, type(None)) for option in options):
+        _check_plain(value, tuple(option for option in options if option is not type(None)), path)
+
+
+def _check_plain(value, kinds: tuple[type, ...], path: str) -> None:
+    if value is None:
         return
-    kinds = tuple(option for option in options if option is not type(None))
     accepted = kinds + ((int,) if float in kinds else ())
     is_bool_for_number = isinstance(value, bool) and bool not in kinds
     if not isinstance(value, accepted) or is_bool_for_number:

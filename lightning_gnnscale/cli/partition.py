@@ -15,7 +15,7 @@ from .. import events
 from ..datamodule import PartitionDataModule
 from ..report.progress import ProgressBars
 from ..report.summary import print_summary, stage_rows
-from .store_root import store_root
+from .store import make_store
 
 
 def run(config: DictConfig) -> dict:
@@ -26,7 +26,7 @@ def run(config: DictConfig) -> dict:
         with events.stage("load"):
             dataset = instantiate(config.dataset)
         datamodule = PartitionDataModule(
-            root=config.output or store_root(config, dataset),
+            root=config.paths.stores,
             dataset=dataset,
             partitioner=instantiate(config.partitioner),
             planner=instantiate(config.planner),
@@ -35,14 +35,9 @@ def run(config: DictConfig) -> dict:
             overwrite=config.overwrite,
             progress=progress,
         )
-        plan = datamodule.make_plan(num_devices=config.num_devices)
-        datamodule.num_parts = plan.num_parts
-        datamodule.prepare_data()
+        plan = make_store(config, datamodule, config.num_devices)
     facts = datamodule.partitioning_facts
     quality = facts.get("quality") or {}
-    plan = plan.with_halo(max(quality["halo_per_part"], default=0)) if quality.get("halo_per_part") else plan
-    if not plan.fits:
-        Console(stderr=True).print(f"gnnscale: with the halo the plan does not fit: {dict(plan.terms())['fits']}")
     summary = {
         "title": f"partition of {dataset.name}",
         "stages": stage_rows(events.read_log(folder / "events.jsonl"), dict(plan.host_peak_bytes)),

@@ -7,8 +7,13 @@ from rich.table import Table
 
 
 def run(config: DictConfig) -> None:
-    """Print every term of the plan."""
-    plan = instantiate(config.planner)()
+    """Print every term of the plan: of the sizes given, or of a recipe's data set."""
+    if "dataset" in config:
+        from .train import make_datamodule
+
+        plan = make_datamodule(config, instantiate(config.dataset)).make_plan(config.num_devices)
+    else:
+        plan = instantiate(config.planner)()
     table = Table(title="plan", title_justify="left", show_header=False)
     for term, value in plan.terms():
         table.add_row(term, value)

@@ -1,7 +1,6 @@
 """`gnnscale train`: from a config to a trained model, a summary and a run folder."""
 
 import logging
-import os
 import warnings
 from pathlib import Path
 
@@ -14,15 +13,18 @@ from .. import events
 from ..datamodule import PeakRecorder, PredictionWriter
 from ..report.progress import ProgressBars
 from ..report.summary import print_summary, write_summary
+from .check_dataset import check_dataset
 from .errors import UsageError
+from .ranks import is_first_rank, start_method
 from .run_summary import fit_facts, run_summary
-from .store_root import store_root
+from .store import make_store
 
 
 def run(config: DictConfig) -> dict:
     """Run one experiment in Hydra's run folder, and print its summary."""
     summary = train(config, Path(HydraConfig.get().runtime.output_dir))
-    print_summary(summary)
+    if is_first_rank():
+        print_summary(summary)
     return summary
 
 
@@ -38,17 +40,20 @@ def train(config: DictConfig, folder: Path) -> dict:
     """
     folder.mkdir(parents=True, exist_ok=True)
     _quiet()
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True))
+    if config.resume is not None and not Path(config.resume).is_file():
+        raise UsageError(f"resume: no checkpoint {config.resume}; runs leave theirs under <run folder>/checkpoints")
+    if is_first_rank():
+        (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True))
     events.open_log(folder / "events.jsonl")
     # The parent starts no thread of OpenMP: forked processes would wait for it for ever.
     torch.set_num_threads(1)
     trainer = make_trainer(config, folder)
     with ProgressBars() as progress, events.stage("load"):
         dataset = instantiate(config.dataset, **_progress_argument(config.dataset, progress))
+    check_dataset(config, dataset)
     with ProgressBars() as progress:
         datamodule = make_datamodule(config, dataset, progress)
-        plan = datamodule.make_plan(trainer.world_size, **_hidden(config))
-        datamodule.prepare_data()
+        plan = make_store(config, datamodule, trainer.world_size, **_hidden(config))
     datamodule.progress = None
     model = make_model(config, datamodule)
     with events.stage("train", note=f"{datamodule.store.num_parts} parts on {trainer.world_size} processes"):
@@ -66,7 +71,8 @@ def train(config: DictConfig, folder: Path) -> dict:
             trainer.predict(model, datamodule, ckpt_path=best or None, return_predictions=False)
         facts["predictions"] = str(folder / "predictions.parquet")
     summary = run_summary(config.name, folder, datamodule, plan, facts)
-    write_summary(folder, summary)
+    if is_first_rank():
+        write_summary(folder, summary)
     return summary
 
 
@@ -92,8 +98,7 @@ def make_trainer(config: DictConfig, folder: Path):
     if config.predict:
         callbacks.append(PredictionWriter(folder / "predictions.parquet"))
     strategy_config = config.strategy.copy()
-    if strategy_config.start_method is None:
-        strategy_config.start_method = _start_method(config.trainer)
+    strategy_config.start_method = start_method(config.trainer, strategy_config.start_method)
     objects = {"callbacks": callbacks, "strategy": instantiate(strategy_config), "default_root_dir": str(folder)}
     if config.trainer.get("logger") is None:
         objects["logger"] = CSVLogger(folder, name="metrics", version="")
@@ -101,15 +106,16 @@ def make_trainer(config: DictConfig, folder: Path):
 
 
 def make_datamodule(config: DictConfig, dataset, progress=None):
-    """Return the DataModule with its sampler and partitioner; the store's folder is named by what it is made from."""
+    """Return the DataModule with its sampler and partitioner; `make_store` settles its parts and its folder."""
     # Hydra would read a data set or a sampler, which are dataclasses, as configs: they are passed by hand.
     return instantiate(config.datamodule, _partial_=True)(
-        root=store_root(config, dataset),
+        root=config.paths.stores,
         dataset=dataset,
         partitioner=instantiate(config.partitioner),
         planner=instantiate(config.planner),
         num_parts=config.num_parts,
         sampler=instantiate(config.sampler),
+        overwrite=config.overwrite,
         progress=progress,
     )
 
@@ -128,14 +134,6 @@ def make_model(config: DictConfig, datamodule):
         )
     rest = {key: value for key, value in config.model.items() if key != "backbone"}
     return instantiate(OmegaConf.create(rest), backbone=backbone, multilabel=datamodule.store.labels.ndim == 2)
-
-
-def _start_method(trainer_config: DictConfig) -> str:
-    """fork starts in half the time; torchrun has started the processes already; CUDA cannot be forked."""
-    if "TORCHELASTIC_RUN_ID" in os.environ or "SLURM_NTASKS" in os.environ:
-        return "popen"
-    on_cpu = trainer_config.accelerator == "cpu" or not torch.cuda.is_available()
-    return "fork" if on_cpu else "spawn"
 
 
 def _fanouts(config: DictConfig) -> list[int]:

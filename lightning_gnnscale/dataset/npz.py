@@ -10,6 +10,7 @@ from .graph_dataset import CSRFeatures, GraphDataset
 from .split import random_split
 
 ENV_ROOT = "GNNSCALE_DATA"
+DENSE_ABOVE = 0.1  # share of nonzeros from which dense rows cost less than sparse ones
 
 
 def data_root() -> Path | None:
@@ -30,6 +31,7 @@ def load_npz(
     split: str = "auto",
     fractions: tuple[float, float, float] = (0.7, 0.15, 0.15),
     split_seed: int = 0,
+    normalize: bool = True,
     to_undirected: bool = True,
     remove_self_loops: bool = True,
     chunk_edges: int = 1 << 22,
@@ -41,10 +43,11 @@ def load_npz(
         root: parent of the folders; None looks at `GNNSCALE_DATA`, then for `shared/data` above this folder.
         split: "public" (the published masks), "random", or "auto": public where there is one.
         fractions, split_seed: of a random split, see `random_split`.
+        normalize: divide each row of sparse features by its Euclidean length; False keeps counts.
         to_undirected, remove_self_loops, chunk_edges: see `open_edge_stream`.
 
     The file holds `edge_index` (2, num_edges); `x` (num_nodes, dim) or `x_data`, `x_indices`, `x_indptr`, `x_shape`;
-    `y` (num_nodes,), -1 = unknown; `train_mask`, `val_mask`, `test_mask`. Everything but the edges is optional.
+    `y` (num_nodes,), -1 = unknown; `train_mask`, `val_mask`, `test_mask`. Everything but the edges is optional. Sparse features with more than a tenth of nonzeros are made dense.
 
     Raises:
         FileNotFoundError: no such folder; the message lists those that are there.
@@ -56,7 +59,7 @@ def load_npz(
     arrays = dict(np.load(path))
     if "edge_index" not in arrays:
         raise ValueError(f"{path}: holds no edge_index, so there is no graph to train on")
-    features = _features(arrays)
+    features = _features(arrays, normalize)
     labels = arrays["y"].astype(np.int64) if "y" in arrays else None
     rows = [len(value) for value in (labels, arrays.get("train_mask")) if value is not None]
     if features is not None:
@@ -94,11 +97,19 @@ def _find(name: str, root: str | None) -> Path:
     raise FileNotFoundError(f"dataset.name: no graph {name!r} in {folder}; there are {', '.join(there) or 'none'}")
 
 
-def _features(arrays: dict):
+def _features(arrays: dict, normalize: bool):
     if "x" in arrays:
         return arrays["x"]
     if "x_indptr" not in arrays:
         return None
-    indptr, indices, shape = arrays["x_indptr"], arrays["x_indices"], arrays["x_shape"]
-    rows, dim = (int(size) for size in shape)
-    return CSRFeatures(indptr.astype(np.int64), indices.astype(np.int32), arrays["x_data"], (rows, dim))
+    rows, dim = (int(size) for size in arrays["x_shape"])
+    indptr, indices, data = arrays["x_indptr"].astype(np.int64), arrays["x_indices"].astype(np.int32), arrays["x_data"]
+    row = np.repeat(np.arange(rows), np.diff(indptr))
+    if normalize:
+        lengths = np.sqrt(np.bincount(row, weights=data.astype(np.float64) ** 2, minlength=rows))
+        data = (data / np.where(lengths == 0, 1, lengths)[row]).astype(np.float32)
+    if len(data) <= DENSE_ABOVE * rows * dim:
+        return CSRFeatures(indptr, indices, data, (rows, dim))
+    dense = np.zeros((rows, dim), data.dtype)
+    dense[row, indices] = data
+    return dense

@@ -22,7 +22,7 @@ def npz(tmp_path):
         "x_data": np.array([1, 1, 2], np.uint8),
         "x_indices": np.array([0, 3, 1], np.int32),
         "x_indptr": np.array([0, 1, 2, 3, 3], np.int32),
-        "x_shape": np.array([4, 5]),
+        "x_shape": np.array([4, 50]),
         "y": np.array([0, 1, 1, -1], np.int16),
     }
     np.savez(folder / "graph.npz", **arrays)
@@ -33,8 +33,10 @@ def test_npz_has_sparse_features_and_a_split_of_the_labelled(npz, monkeypatch):
     monkeypatch.setenv("GNNSCALE_DATA", str(npz.parent))
     for name in ("tiny", str(npz), str(npz / "graph.npz")):
         dataset = load_npz(name)
-        assert (dataset.stream.num_nodes, dataset.num_classes, dataset.feature_dim) == (4, 2, 5)
+        assert (dataset.stream.num_nodes, dataset.num_classes, dataset.feature_dim) == (4, 2, 50)
         assert isinstance(dataset.features, CSRFeatures)
+        assert np.array_equal(dataset.features.data, [1, 1, 1])
+        assert np.array_equal(load_npz(name, normalize=False).features.data, [1, 1, 2])
         assert sum(mask.sum() for mask in dataset.masks.values()) == 3
         assert np.array_equal(edges_of(dataset), [[0, 1, 2], [1, 2, 0]])
         assert dataset.stream.to_undirected

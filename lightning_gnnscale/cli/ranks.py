@@ -1,0 +1,37 @@
+"""Who starts the processes, and which of them speaks."""
+
+import os
+
+import torch
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+from omegaconf import DictConfig
+
+from .errors import UsageError
+
+START_METHODS = ("fork", "spawn", "forkserver")
+
+
+def started_from_outside() -> bool:
+    """Whether torchrun or Slurm has started this process as one of several."""
+    return "TORCHELASTIC_RUN_ID" in os.environ or SLURMEnvironment.detect()
+
+
+def is_first_rank() -> bool:
+    """Whether this process writes and prints what is said once a run."""
+    return not started_from_outside() or os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+
+
+def start_method(trainer_config: DictConfig, given: str | None) -> str:
+    """Return how the strategy starts processes: fork takes half the time of the others, but not with CUDA.
+
+    Raises:
+        UsageError: `given` is not among those that work from the command line.
+    """
+    if started_from_outside():
+        return "popen"
+    if given is not None:
+        if given not in START_METHODS:
+            raise UsageError(f"strategy.start_method must be one of {', '.join(START_METHODS)} here, got {given!r}")
+        return given
+    on_cpu = trainer_config.accelerator == "cpu" or not torch.cuda.is_available()
+    return "fork" if on_cpu else "spawn"
