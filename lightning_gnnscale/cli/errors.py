@@ -4,6 +4,10 @@ import os
 import re
 
 
+class Interrupted(KeyboardInterrupt):
+    """The user stopped a run; the message says how to go on."""
+
+
 class UsageError(ValueError):
     """The words of the command line are off."""
 
@@ -19,6 +23,13 @@ def one_line(error: BaseException) -> str:
     if kind == "InstantiationException" and error.__cause__ is not None:
         key, cause = re.search(r"full_key: ([\w.]+)", str(error)), one_line(error.__cause__)
         return cause if key is None or cause.startswith(key[1]) else f"{key[1]}: {cause}"
+    if kind == "MissingMandatoryValue":
+        key = re.search(r"full_key: ([\w.]+)", str(error))
+        return f"{key[1] if key else 'a key'} has no value; give {key[1] if key else 'key'}=..."
+    if kind == "OverrideParseException":
+        word = re.search(r"parsing override '([^']*)'", " ".join(str(error).split()))
+        told = word[1] if word else "a word"
+        return f"{told} cannot be read as key=value; a value with = , or blanks stands in quotes: key='\"...\"'"
     if kind in ("ProcessRaisedException", "ChildFailedError"):
         return _last_line(str(error))
     if kind == "MissingConfigException" or "Could not find" in str(error):

@@ -49,12 +49,8 @@ def main(argv: list[str] | None = None) -> None:
     try:
         command, config_name, words = _pick(words)
         _run(command, config_name, words)
-    except KeyboardInterrupt:
-        print(
-            "gnnscale: interrupted; the same command goes on with the store where it stopped, and with training from "
-            "resume=<run folder>/checkpoints/last.ckpt where one stands",
-            file=sys.stderr,
-        )
+    except KeyboardInterrupt as stop:
+        print(f"gnnscale: interrupted; {stop or 'the same command goes on where it stopped'}", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
         if wants_traceback():

@@ -1,6 +1,7 @@
 """`gnnscale train`: from a config to a trained model, a summary and a run folder."""
 
 import logging
+import sys
 import warnings
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from ..datamodule import PeakRecorder, PredictionWriter
 from ..report.progress import ProgressBars
 from ..report.summary import print_summary, write_summary
 from .check_dataset import check_dataset
-from .errors import UsageError
+from .errors import Interrupted, UsageError
 from .ranks import is_first_rank, start_method
 from .run_summary import fit_facts, run_summary
 from .store import make_store
@@ -57,7 +58,7 @@ def train(config: DictConfig, folder: Path) -> dict:
     datamodule.progress = None
     model = make_model(config, datamodule)
     with events.stage("train", note=f"{datamodule.store.num_parts} parts on {trainer.world_size} processes"):
-        trainer.fit(model, datamodule, ckpt_path=config.resume)
+        fit(trainer, model, datamodule, config.resume, folder)
     facts = fit_facts(folder, trainer.checkpoint_callback)
     # Further passes must not replace the metrics of training.
     trainer.loggers = []
@@ -76,14 +77,36 @@ def train(config: DictConfig, folder: Path) -> dict:
     return summary
 
 
+def fit(trainer, model, datamodule, resume: str | None, folder: Path) -> None:
+    """Train; Lightning turns Ctrl+C into an exit, which becomes a line that says how to go on."""
+    if trainer.world_size > datamodule.store.num_parts and datamodule.scope != "graph":
+        weights = trainer.strategy.weights
+        if not weights.equal_batches:
+            raise UsageError(
+                f"trainer.devices={trainer.world_size} is more than the {datamodule.store.num_parts} parts; say "
+                f"num_parts={trainer.world_size} or more, or trainer.devices={datamodule.store.num_parts} or fewer"
+            )
+    try:
+        trainer.fit(model, datamodule, ckpt_path=resume)
+    except (SystemExit, KeyboardInterrupt):
+        last = folder / "checkpoints" / "last.ckpt"
+        go_on = f"go on with resume={last}" if last.is_file() else "no epoch was finished; type the same command again"
+        raise Interrupted(go_on) from None
+
+
 def _quiet() -> None:
     """Leave out what Lightning says of itself at every start; its warnings stay, but for four that do not apply."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.showwarning = _show_warning
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # inside Lightning
     warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist.*")  # ranks differ in batches
     warnings.filterwarnings("ignore", message=".*torch.jit.script.*")  # inside torch_geometric
     warnings.filterwarnings("ignore", message=".*Couldn't infer the batch indices.*")  # nodes come with predictions
+
+
+def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
+    print(f"gnnscale: warning: {message}", file=sys.stderr)
 
 
 def make_trainer(config: DictConfig, folder: Path):

@@ -64,9 +64,18 @@ def load_files(
         }.items()
         if path is not None
     }
-    for key in ("features", "labels"):
-        if num_nodes is None and key in arrays:
-            num_nodes = len(arrays[key])
+    rows = {key: len(arrays[key]) for key in ("features", "labels") if key in arrays}
+    if len(set(rows.values())) > 1:
+        raise ValueError(
+            f"dataset.features has {rows['features']} rows, dataset.labels {rows['labels']}; give one a node"
+        )
+    if relabel and rows and nodes is None:
+        raise ValueError(
+            f"dataset.nodes: with relabel=true the rows of dataset.{next(iter(rows))} could belong to any ids; give a "
+            ".npy of the id of each row (a string array: numpy.array(ids, dtype=str))"
+        )
+    if num_nodes is None and rows:
+        num_nodes = next(iter(rows.values()))
     stream = open_edge_stream(
         edges,
         num_nodes=num_nodes,

@@ -25,6 +25,36 @@ class CSRFeatures(NamedTuple):
     shape: tuple[int, int]
 
 
+UNKNOWN = -1
+SPARSE_LABELS = 100  # labels that go this many times further than they are many are taken for a mistake
+
+
+def _checked_classes(labels: np.ndarray, num_classes: int | None) -> int:
+    """Return the number of classes, or raise ValueError: labels below -1, none known, or far beyond their number."""
+    if labels.ndim == 2:
+        return labels.shape[1]
+    if labels.dtype.kind == "f":
+        labels = np.where(np.isnan(labels), UNKNOWN, labels)
+    if len(labels) and labels.min() < UNKNOWN:
+        row = int(labels.argmin())
+        raise ValueError(f"labels must be -1 (unknown) or a class from 0, got {labels[row]} in row {row}")
+    largest = int(labels.max(initial=UNKNOWN))
+    if largest == UNKNOWN:
+        raise ValueError("labels: no node has one, all are -1; training needs some")
+    if num_classes is not None:
+        if largest >= num_classes:
+            row = int(labels.argmax())
+            raise ValueError(f"labels must be below num_classes {num_classes}, got {largest} in row {row}")
+        return num_classes
+    distinct = len(np.unique(labels[labels >= 0]))
+    if largest + 1 > SPARSE_LABELS * distinct:
+        raise ValueError(
+            f"labels go up to {largest} (row {int(labels.argmax())}), but only {distinct} values occur: renumber them "
+            f"from 0, or set num_classes={largest + 1}"
+        )
+    return largest + 1
+
+
 @dataclass
 class GraphDataset:
     """Edges as a stream, and per-node data in the order of the stream's ids.
@@ -54,9 +84,10 @@ class GraphDataset:
         unknown = sorted(set(self.masks) - set(MASK_NAMES))
         if unknown:
             raise ValueError(f"masks must be named {', '.join(MASK_NAMES)}; got {', '.join(unknown)}")
-        if self.num_classes is None and self.labels is not None:
-            labels = np.asarray(self.labels)
-            self.num_classes = labels.shape[1] if labels.ndim == 2 else int(labels.max(initial=-1)) + 1
+        if self.features is not None and len(self._feature_rows().shape) != 2:
+            raise ValueError(f"features must have shape (num_nodes, dim), got {self._feature_rows().shape}")
+        if self.labels is not None:
+            self.num_classes = _checked_classes(np.asarray(self.labels), self.num_classes)
 
     @property
     def multilabel(self) -> bool:

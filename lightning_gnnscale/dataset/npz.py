@@ -47,7 +47,8 @@ def load_npz(
         to_undirected, remove_self_loops, chunk_edges: see `open_edge_stream`.
 
     The file holds `edge_index` (2, num_edges); `x` (num_nodes, dim) or `x_data`, `x_indices`, `x_indptr`, `x_shape`;
-    `y` (num_nodes,), -1 = unknown; `train_mask`, `val_mask`, `test_mask`. Everything but the edges is optional. Sparse features with more than a tenth of nonzeros are made dense.
+    `y` (num_nodes,), -1 = unknown; `train_mask`, `val_mask`, `test_mask`. Everything but the edges is optional.
+    Sparse features with more than a tenth of nonzeros are made dense.
 
     Raises:
         FileNotFoundError: no such folder; the message lists those that are there.

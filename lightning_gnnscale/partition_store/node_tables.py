@@ -26,12 +26,17 @@ def write_table(
     block_bytes: int,
     progress: Progress,
     convert: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
+    finite: bool = False,
 ) -> None:
     """Write `source` as the file `name`, its rows permuted into store order.
 
     Args:
         source: (num_nodes, ...) in original order, memory-mapped or not.
         convert: what is done to a block of rows before it is written.
+        finite: refuse NaN and infinities, which would spoil every weight that they reach.
+
+    Raises:
+        ValueError: a value is not finite; names its row.
 
     Cost: one sequential read of the source; two blocks of memory.
     """
@@ -46,6 +51,8 @@ def write_table(
     for begin in range(start, num_nodes, block_rows):
         end = min(begin + block_rows, num_nodes)
         order, offsets = _order(part_id[begin:end], len(cursor))
+        if finite:
+            _check_finite(step, source[begin:end], begin)
         rows = np.take(convert(source[begin:end]), order, axis=0)
         for part in np.flatnonzero(np.diff(offsets)):
             run = rows[offsets[part] : offsets[part + 1]]
@@ -126,6 +133,13 @@ def _copy_sparse_block(source, begin, end, part_id, indptr, cursor, files) -> in
         files[1].write_at(target, out_values[run])
         cursor[part] += offsets[part + 1] - offsets[part]
     return out_columns.nbytes + out_values.nbytes
+
+
+def _check_finite(name: str, rows: np.ndarray, first_row: int) -> None:
+    if rows.dtype.kind != "f" or np.isfinite(np.sum(rows, dtype=np.float64)):
+        return
+    row, column = np.argwhere(~np.isfinite(rows))[0]
+    raise ValueError(f"{name}: row {first_row + row}, column {column} is {rows[row, column]}; give finite numbers")
 
 
 def _cursor(part_offsets: np.ndarray, written: np.ndarray) -> np.ndarray:

@@ -152,7 +152,7 @@ def _write_node_arrays(journal, inputs: StoreInputs, ids: StoreIds, budget: Writ
     if isinstance(inputs.features, SparseSource):
         write_sparse_table(journal, inputs.features, *common)
     elif inputs.features is not None:
-        write_table(journal, "features", "features.npy", inputs.features, *common)
+        write_table(journal, "features", "features.npy", inputs.features, *common, finite=True)
 
 
 def _stored_labels(labels: np.ndarray) -> np.ndarray:

@@ -68,7 +68,8 @@ def plan(
     total = csc_bytes(num_nodes, num_edges) + features
     parts, chosen_by = _choose_parts(total, num_devices, memory, compute, num_parts)
     if num_nodes and parts > num_nodes:
-        raise ValueError(f"num_parts must be in [1, {num_nodes}], got {parts}; give more memory or fewer parts")
+        remedy = "" if chosen_by == "user" else "; a part of one node does not fit: give more device memory"
+        raise ValueError(f"num_parts must be in [1, {num_nodes}], got {parts}{remedy}")
     shape = {"num_nodes": num_nodes, "num_edges": num_edges, "num_parts": parts, "num_processes": num_devices}
     training = predict_training(**shape, **training_options)
     return Plan(

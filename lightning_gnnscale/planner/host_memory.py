@@ -9,6 +9,7 @@ WORKER_BYTES = 450 << 20  # the same once it trains: compiled loops, autograd, L
 SPRING_BYTES_A_NODE = 24
 STORE_BYTES_A_NODE = 24
 CHUNKS_HELD = 2
+TRAINING_BYTES = 64 << 20  # of a process that has begun to train, whatever the graph: pools, compiled loops
 STORE_BUFFER_BYTES = 256 << 20
 
 
@@ -90,4 +91,4 @@ def predict_training(
     parameters = 4 * hidden_channels * (2 * feature_dim + 2 * hidden_channels * (layers - 1))
     model = parameters * (4 + 3 * math.ceil(num_parts / num_processes))
     parts = 2 * (8 * part_arcs + 24 * reach)
-    return int(parts + prefetch_batches * inputs * (row_bytes + 40) + activations + model)
+    return int(TRAINING_BYTES + parts + prefetch_batches * inputs * (row_bytes + 40) + activations + model)

@@ -60,7 +60,10 @@ class Plan:
     @property
     def fits(self) -> bool:
         """Whether a part fits what a device has left, and every stage fits the host; True where nothing is limited."""
-        device = self.device_memory_bytes is None or self.part_bytes <= self.device_memory_bytes - self.compute_bytes
+        device = self.device_memory_bytes is None or (
+            self.part_bytes <= self.device_memory_bytes - self.compute_bytes
+            and self.device_peak_bytes <= self.device_memory_bytes
+        )
         peak = max(self.host_peak_bytes.values(), default=0)
         return device and (self.host_memory_bytes is None or peak <= self.host_memory_bytes)
 
@@ -107,8 +110,8 @@ class Plan:
         rows += [("bytes of a part", format_bytes(self.part_bytes))]
         rows += [("peak of a device, predicted", format_bytes(self.device_peak_bytes))]
         rows += [(f"host peak, {stage}, predicted", format_bytes(peak)) for stage, peak in self.host_peak_bytes.items()]
-        if self.host_memory_bytes is not None:
-            rows += [("memory of the host", format_bytes(self.host_memory_bytes))]
+        host = "not limited" if self.host_memory_bytes is None else format_bytes(self.host_memory_bytes)
+        rows += [("memory of the host", host)]
         rows += [("fits", "yes" if self.fits else "NO: " + self._remedy())]
         return rows
 
@@ -116,4 +119,6 @@ class Plan:
         if self.device_memory_bytes is not None and self.part_bytes > self.device_memory_bytes - self.compute_bytes:
             needed = math.ceil(self.part_bytes * self.num_parts / (self.device_memory_bytes - self.compute_bytes))
             return f"a part exceeds M - T; ask for num_parts={needed} or more, or a smaller compute_bytes"
+        if self.device_memory_bytes is not None and self.device_peak_bytes > self.device_memory_bytes:
+            return "a training step exceeds M; smaller batches, fan-outs or hidden layers, or more parts"
         return "the host's memory is exceeded; fewer processes, smaller batches, or more parts"

@@ -60,7 +60,6 @@ def print_summary(summary: dict, console: Console | None = None) -> None:
             row.get("note", ""),
         )
     console.print(stages)
-    facts = Table(show_header=False, box=None)
     for title, text in summary["facts"].items():
-        facts.add_row(f"[bold]{title}[/bold]", str(text))
-    console.print(facts)
+        # Not a table: a path that is cut cannot be copied.
+        console.print(f"[bold]{title:<28}[/bold]", text, soft_wrap=True, highlight=False)

@@ -94,6 +94,8 @@ class GNNScaleStrategy(DDPStrategy):
             self.exchange.setup(trainer)
             # None is how a rank without further batches stays in step: nothing to warn of.
             warnings.filterwarnings("ignore", message=".*train_dataloader yielded None.*")
+            # sync_dist in training_step would wait for ranks that have no batch left.
+            warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist.*")
             if not any(isinstance(callback, RoundCallback) for callback in trainer.callbacks):
                 trainer.callbacks.insert(0, RoundCallback(self.weights))
 

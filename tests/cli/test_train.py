@@ -89,9 +89,12 @@ def test_the_next_run_finds_the_store_and_goes_on_from_a_checkpoint(first_run):
     ("words", "parts"),
     [
         (["sampler.fanouts=[5,5,5]"], ["sampler.fanouts has 3 hops", "num_layers is 2"]),
-        (["num_parts=1"], ["2", "part", "devices"]),
+        (["num_parts=1"], ["trainer.devices=2 is more than the 1 parts", "num_parts=2"]),
         (["resume=none.ckpt"], ["none.ckpt"]),
         (["trainer.max_steps=10"], ["max_steps", "max_epochs"]),
+        (["strategy.start_method=popen"], ["strategy.start_method must be one of fork, spawn", "'popen'"]),
+        (["test=perhaps"], ["test must be true or false, got 'perhaps'"]),
+        (["sampler.fanouts=abc"], ["sampler.fanouts must be a list like [1,2], got 'abc'"]),
     ],
 )
 def test_what_does_not_fit_is_one_line(first_run, words, parts):
@@ -103,3 +106,61 @@ def test_what_does_not_fit_is_one_line(first_run, words, parts):
     for part in parts:
         assert part in lines[0]
     assert "Traceback" not in result.stderr
+
+
+def test_parts_are_chosen_by_the_plan_and_the_store_is_found_again(first_run):
+    folder, _ = first_run
+    words = [word for word in SMALL if not word.startswith(("num_parts", "recipe"))]
+    for _ in range(2):
+        result = gnnscale(folder, *words, "trainer.max_epochs=1", "test=false", "hydra.run.dir=auto")
+        assert result.returncode == 0, result.stderr
+    summary = json.loads((folder / "auto" / "summary.json").read_text())
+    assert summary["facts"]["parts"] == "2 (spring)"
+    assert {row["stage"] for row in summary["stages"]} >= {"load", "train"}
+    assert len(list((folder / "stores").glob("synthetic-spring-p2-*.source.json"))) == 1
+
+
+def test_two_ranks_of_torchrun_share_a_run_folder(first_run):
+    folder, _ = first_run
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
+    words = ["trainer.max_epochs=1", "predict=true", "trainer.enable_progress_bar=false"]
+    gnnscale_train = [sys.executable, "-m", "lightning_gnnscale.cli", "train"]
+    result = subprocess.run(
+        [*command, *gnnscale_train, *SMALL, *words], cwd=folder, capture_output=True, text=True, timeout=240
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    runs = list((folder / "runs" / "demo").glob("torchrun-*"))
+    assert len(runs) == 1
+    assert pq.read_table(runs[0] / "predictions.parquet")["node"].to_pylist() == list(range(2000))
+    assert result.stdout.count("run folder") == 1
+
+
+def test_what_a_data_set_lacks_is_said_before_work(tmp_path):
+    import numpy as np
+
+    np.save(tmp_path / "edges.npy", np.array([[0, 1, 2, 3], [1, 2, 3, 0]]))
+    np.save(tmp_path / "x.npy", np.ones((4, 3), np.float32))
+    np.save(tmp_path / "y.npy", np.array([0, 1, 0, 1]))
+    np.save(tmp_path / "train.npy", np.array([0, 1]))
+    edges, x, y = ("dataset.edges=edges.npy", "dataset.features=x.npy", "dataset.labels=y.npy")
+    for words, part in [
+        ([edges], "dataset.features: my_graph has none"),
+        ([edges, x], "dataset.labels: my_graph has none"),
+        (
+            [edges, x, y, "dataset.train_mask=train.npy"],
+            "dataset.val_mask: a callback that monitors val_* needs val nodes",
+        ),
+    ]:
+        result = gnnscale(tmp_path, "dataset=files", "num_parts=2", *words)
+        assert result.returncode == 2
+        assert part in result.stderr, result.stderr
+    assert not (tmp_path / "stores").exists()
+
+
+@pytest.mark.parametrize("command", ["plan", "partition"])
+def test_recipes_serve_the_other_commands(first_run, command):
+    folder, _ = first_run
+    words = [sys.executable, "-m", "lightning_gnnscale.cli", command, *SMALL]
+    result = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert "2,000" in result.stdout

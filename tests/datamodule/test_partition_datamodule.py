@@ -200,3 +200,67 @@ def test_clusters_cover_the_core(store_root):
     cluster_id = clusters_by("spring")(part, 5, seed=0)
     assert cluster_id.shape == (part.num_core,)
     assert set(cluster_id) == set(range(5))
+
+
+def test_features_that_are_not_numbers_are_named(tmp_path, dataset):
+    spoiled = np.array(dataset.features)
+    spoiled[5, 3] = np.nan
+    dm = gs.PartitionDataModule(
+        root=tmp_path / "s", stream=dataset.stream, features=spoiled, partitioner="random", num_parts=2
+    )
+    with pytest.raises(ValueError, match="features: row 5, column 3 is nan"):
+        dm.prepare_data()
+
+
+def test_scope_and_policy_must_fit(store_root):
+    dm = gs.PartitionDataModule(store=store_root, scope="graph")
+    with pytest.raises(StrategyError, match="belong to no part.*GradientAveraging"):
+        trainer().fit(classifier(dm), dm)
+    dm = gs.PartitionDataModule(store=store_root, scope="part")
+    strategy = gs.GNNScaleStrategy(weights=gs.GradientAveraging())
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
+    with pytest.raises(StrategyError, match="as many batches on every rank"):
+        L.Trainer(accelerator="cpu", devices=1, strategy=strategy, max_epochs=1, **quiet).fit(classifier(dm), dm)
+
+
+def test_edge_weights_train_and_are_evaluated_as_on_the_full_graph(tmp_path, dataset):
+    rng = np.random.default_rng(0)
+    weighted = gs.GraphDataset(
+        "w", dataset.stream, dataset.features, dataset.labels, dataset.masks, edge_weight=rng.uniform(1, 9, 2400)
+    )
+    dm = gs.PartitionDataModule(root=tmp_path / "s", dataset=weighted, partitioner="random", num_parts=3)
+    dm.prepare_data()
+    model = classifier(dm, gs.model.GCN(dm.num_features, 16, dm.num_classes, num_layers=2, dropout=0.2))
+    run = trainer(max_epochs=15)
+    run.fit(model, dm)
+    assert run.callback_metrics["val_acc"] > 0.8
+    store = dm.store
+    target = np.repeat(np.arange(store.num_nodes), np.diff(store.csc.indptr))
+    edge_index = torch.from_numpy(np.stack([store.csc.indices, target]).astype(np.int64))
+    x, weight = torch.from_numpy(np.array(store.features.array)), torch.from_numpy(np.array(store.edge_weight))
+    with torch.no_grad():
+        expected = model.backbone.eval()(x, edge_index, weight).numpy()
+    dm.setup("predict")
+    output = layerwise_inference(model.backbone, next(iter(dm.predict_dataloader())).source)
+    assert np.allclose(output.table, expected, atol=1e-4)
+    dm.teardown("predict")
+    saint = gs.PartitionDataModule(store=store.root, sampler=gs.SaintSampler("walk", num_roots=5))
+    with pytest.raises(StrategyError, match="drop the store's edge weights"):
+        trainer().fit(model, saint)
+
+
+def test_several_labels_a_node(tmp_path, dataset):
+    labels = np.eye(8, dtype=np.int64)[dataset.labels]
+    many = gs.GraphDataset("m", dataset.stream, dataset.features, labels, dataset.masks)
+    dm = gs.PartitionDataModule(root=tmp_path / "s", dataset=many, partitioner="random", num_parts=2)
+    dm.prepare_data()
+    assert dm.num_classes == 8
+    model = classifier(dm, multilabel=True)
+    run = trainer(max_epochs=60)
+    run.fit(model, dm)
+    assert run.test(model, dm, verbose=False)[0]["test_acc"] > 0.8
+
+
+def test_plan_of_a_store_that_stands(store_root):
+    plan = gs.PartitionDataModule(store=store_root).make_plan(num_devices=2)
+    assert (plan.num_parts, plan.num_nodes) == (4, 400)

@@ -87,7 +87,7 @@ def test_files_take_masks_as_bool_or_as_ids(files, tmp_path):
         ("train_mask", np.array([4]), r"dataset.train_mask: node ids must be in \[0, 4\), got 4 to 4"),
         ("val_mask", np.ones(3, bool), "dataset.val_mask: 3 entries, but the graph has 4 nodes"),
         ("test_mask", np.ones(4), "dataset.test_mask must hold bool or node ids, got float64"),
-        ("labels", np.zeros(5, int), "dataset.labels: 5 rows, but the graph has 4 nodes"),
+        ("labels", np.zeros(5, int), "dataset.features has 4 rows, dataset.labels 5"),
     ],
 )
 def test_files_that_do_not_fit(files, tmp_path, key, array, message):
@@ -145,6 +145,8 @@ def test_ids_of_any_kind_go_by_the_rows_that_name_them(tmp_path):
     np.save(tmp_path / "nodes.npy", np.array(["alice", "bob", "carol", "dave"]))
     np.save(tmp_path / "x.npy", np.eye(4, dtype=np.float32))
     options = {"edges": str(tmp_path / "edges.csv"), "features": str(tmp_path / "x.npy"), "relabel": True}
+    with pytest.raises(ValueError, match="dataset.nodes: with relabel=true the rows of dataset.features"):
+        load_files(**options)
     dataset = load_files(**options, nodes=str(tmp_path / "nodes.npy"))
     assert np.array_equal(edges_of(dataset), [[2, 0], [0, 1]])
     assert np.asarray(dataset.stream.node_ids).tolist() == ["alice", "bob", "carol", "dave"]
@@ -153,3 +155,18 @@ def test_ids_of_any_kind_go_by_the_rows_that_name_them(tmp_path):
         load_files(**options, nodes=str(tmp_path / "few.npy"))
     with pytest.raises(ValueError, match="dataset.nodes goes with dataset.relabel=true"):
         load_files(**{**options, "relabel": False}, nodes=str(tmp_path / "nodes.npy"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "num_classes", "message"),
+    [
+        ([0, -7], None, "labels must be -1 .unknown. or a class from 0, got -7 in row 1"),
+        ([-1, -1], None, "labels: no node has one"),
+        ([0, 3], 3, "labels must be below num_classes 3, got 3 in row 1"),
+        ([0, 2_000_000], None, "labels go up to 2000000 .row 1., but only 2 values occur"),
+    ],
+)
+def test_labels_that_cannot_be_meant(labels, num_classes, message):
+    stream = open_edge_stream(np.zeros((2, 1), int), num_nodes=2)
+    with pytest.raises(ValueError, match=message):
+        GraphDataset("x", stream, labels=np.array(labels), num_classes=num_classes)

@@ -37,6 +37,8 @@ def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
     Raises:
         ValueError: none given, or one is 0, below -1 or not an integer.
     """
+    if isinstance(fanouts, str):
+        raise ValueError(f"fanouts must be a list of integers like [15, 10, 5], got {fanouts!r}")
     fanouts = tuple(fanouts)
     if not fanouts:
         raise ValueError("fanouts must name at least one hop, got []")
