@@ -2,6 +2,7 @@
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.nn.parameter import is_lazy
 
@@ -53,6 +54,11 @@ def _check_limits(trainer: pl.Trainer) -> None:
     if trainer.check_val_every_n_epoch is None:
         raise StrategyError(
             "Trainer(check_val_every_n_epoch=None) counts validation in batches: give a number of epochs"
+        )
+    if trainer.limit_train_batches != 1.0 and not trainer.fast_dev_run:
+        rank_zero_warn(
+            f"Trainer(limit_train_batches={trainer.limit_train_batches}) ends an epoch before a rank's last parts, "
+            "which are then not trained and weigh nothing. To try a run out use fast_dev_run."
         )
     if trainer.strategy._layer_sync is not None:
         raise StrategyError(

@@ -139,7 +139,8 @@ def run_allowed(folder):
     train(folder, GradientAveraging(), data=data, max_steps=3, val_check_interval=0.5)
     dry = make_trainer(folder, fast_dev_run=True)
     dry.fit(Classifier(), datamodule=PartsData())
-    limited = train(folder, ModelAveraging(every_n_epochs=2), limit_train_batches=3)
+    with pytest.warns(UserWarning, match="limit_train_batches=3.*last parts"):
+        limited = train(folder, ModelAveraging(every_n_epochs=2), limit_train_batches=3)
     start = NothingToLearn().state_dict()
     unlearned = train(folder, model=NothingToLearn())
 
