@@ -64,18 +64,8 @@ def load_files(
         }.items()
         if path is not None
     }
-    rows = {key: len(arrays[key]) for key in ("features", "labels") if key in arrays}
-    if len(set(rows.values())) > 1:
-        raise ValueError(
-            f"dataset.features has {rows['features']} rows, dataset.labels {rows['labels']}; give one a node"
-        )
-    if relabel and rows and nodes is None:
-        raise ValueError(
-            f"dataset.nodes: with relabel=true the rows of dataset.{next(iter(rows))} could belong to any ids; give a "
-            ".npy of the id of each row (a string array: numpy.array(ids, dtype=str))"
-        )
-    if num_nodes is None and rows:
-        num_nodes = next(iter(rows.values()))
+    rows = _num_rows(arrays, needs_nodes=relabel and nodes is None)
+    num_nodes = rows if num_nodes is None else num_nodes
     stream = open_edge_stream(
         edges,
         num_nodes=num_nodes,
@@ -90,15 +80,11 @@ def load_files(
         _number_by_rows(stream, nodes)
     if num_nodes is None:
         num_nodes, _ = stream.count()
-    for key in ("features", "labels"):
-        if key in arrays and len(arrays[key]) != num_nodes:
-            raise ValueError(f"dataset.{key}: {len(arrays[key])} rows, but the graph has {num_nodes} nodes")
+    if rows not in (None, num_nodes):
+        key = "features" if "features" in arrays else "labels"
+        raise ValueError(f"dataset.{key}: {rows} rows, but the graph has {num_nodes} nodes")
     label_array = None if "labels" not in arrays else np.array(arrays["labels"])
-    masks = {
-        split: _as_mask(f"{split}_mask", arrays[f"{split}_mask"], num_nodes)
-        for split in ("train", "val", "test")
-        if f"{split}_mask" in arrays
-    }
+    masks = {key[:-5]: _as_mask(key, arrays[key], num_nodes) for key in arrays if key.endswith("_mask")}
     if not masks and label_array is not None:
         masks = random_split(label_array, fractions, split_seed)
     return GraphDataset(
@@ -112,6 +98,19 @@ def load_files(
         edge_features=arrays.get("edge_features"),
         source={key: _stamp(path) for key, path in (("features", features), ("labels", labels)) if path},
     )
+
+
+def _num_rows(arrays: dict[str, np.ndarray], needs_nodes: bool) -> int | None:
+    """Return the rows of features and labels, None without them; they must agree, and say whose they are."""
+    rows = {key: len(arrays[key]) for key in ("features", "labels") if key in arrays}
+    if len(set(rows.values())) > 1:
+        raise ValueError(f"dataset.features has {rows['features']} rows, dataset.labels {rows['labels']}; one a node")
+    if rows and needs_nodes:
+        raise ValueError(
+            f"dataset.nodes: with relabel=true the rows of dataset.{next(iter(rows))} could belong to any ids; give a "
+            ".npy of the id of each row (a string array: numpy.array(ids, dtype=str))"
+        )
+    return next(iter(rows.values()), None)
 
 
 def _number_by_rows(stream: EdgeStream, nodes: str) -> None:
