@@ -1,6 +1,7 @@
 """The Lightning strategy: processes as in DDP, but replicas are joined by a weight policy instead of DDP's reducer."""
 
 import atexit
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -113,6 +114,9 @@ class GNNScaleStrategy(DDPStrategy):
 
     def setup_environment(self) -> None:
         super().setup_environment()
+        if self._start_method != "popen" and self.root_device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+            # As Lightning does for processes that it starts by popen: share the cores out.
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.num_processes))
         # Lightning does so for NCCL alone; gloo's threads can bring an exiting interpreter down.
         atexit.unregister(_destroy_process_group)
         atexit.register(_destroy_process_group)
