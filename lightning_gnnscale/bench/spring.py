@@ -227,22 +227,31 @@ def _draw(path: Path, speed: list[dict], cuts: list[dict]) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    panels = [(draw, rows) for draw, rows in ((_draw_speed, speed), (_draw_cuts, cuts)) if rows]
+    if not panels:
+        return
+    figure = Figure(figsize=(5.5 * len(panels), 4.5), layout="constrained")
     FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
+    for axes, (draw, rows) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        draw(axes, rows)
+    figure.savefig(path, dpi=120)
+
+
+def _draw_speed(axes, speed: list[dict]) -> None:
     for row in speed:
-        left.plot(row["million_edges_per_s"], row["bytes_a_node"], "o", label=row["method"])
-    left.plot(PUBLISHED_MILLION_EDGES_PER_S, PUBLISHED_BYTES_A_NODE, "x", color="gray", label="published SPRING")
-    left.set(xscale="log", yscale="log", xlabel="million edges a second", ylabel="bytes a node, chunks included")
-    left.legend()
+        axes.plot(row["million_edges_per_s"], row["bytes_a_node"], "o", label=row["method"])
+    axes.plot(PUBLISHED_MILLION_EDGES_PER_S, PUBLISHED_BYTES_A_NODE, "x", color="gray", label="published SPRING")
+    axes.set(xscale="log", yscale="log", xlabel="million edges a second", ylabel="bytes a node, chunks included")
+    axes.legend()
+
+
+def _draw_cuts(axes, cuts: list[dict]) -> None:
     labels = list(dict.fromkeys(f"{row['graph']} {row['num_parts']}" for row in cuts))
     for method in dict.fromkeys(row["method"] for row in cuts):
         values = [row["edge_cut_ratio"] for row in cuts if row["method"] == method]
-        right.plot(labels, values, "o", label=method)
+        axes.plot(labels, values, "o", label=method)
     published = [row["published_cut_ratio"] for row in cuts if row["method"] == cuts[0]["method"]]
-    right.plot(labels, published, "x", color="gray", label="published SPRING")
-    right.set(yscale="log", ylabel="cut edges over all")
-    right.tick_params(axis="x", labelrotation=90)
-    if cuts:
-        right.legend()
-    figure.savefig(path, dpi=120)
+    axes.plot(labels, published, "x", color="gray", label="published SPRING")
+    axes.set(yscale="log", ylabel="cut edges over all")
+    axes.tick_params(axis="x", labelrotation=90)
+    axes.legend()
