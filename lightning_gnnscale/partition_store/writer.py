@@ -42,6 +42,7 @@ def write_partition_store(
     pack_halo: bool = False,
     budget: WriteBudget | None = None,
     lock_timeout_s: float = 0,
+    check_finite: bool = True,
 ) -> PartitionStore:
     """Write the store of a partitioned graph, or go on with one that was interrupted, or open the one that stands.
 
@@ -64,6 +65,7 @@ def write_partition_store(
         pack_halo: also store the feature rows of each halo beside it, so that a part loads with sequential reads.
         budget: buffer sizes.
         lock_timeout_s: how long to wait for another writer of the same root.
+        check_finite: refuse dense features with NaN or infinities; False stores every bit pattern.
 
     Returns:
         PartitionStore, opened.
@@ -89,7 +91,7 @@ def write_partition_store(
             journal = Journal(partial, head, budget.checkpoint_bytes)
             try:
                 check_disk(root, inputs, p, journal)
-                _write_files(journal, inputs, budget, progress or _silent)
+                _write_files(journal, inputs, budget, progress or _silent, check_finite)
                 _write_manifest(journal, inputs, source)
             except (ValueError, EdgeStreamError):
                 clear_folder(partial)  # the input has to change, and what was made of it is worth nothing
@@ -106,10 +108,12 @@ def write_partition_store(
     return PartitionStore.open(root)
 
 
-def _write_files(journal: Journal, inputs: StoreInputs, budget: WriteBudget, progress: Progress) -> None:
+def _write_files(
+    journal: Journal, inputs: StoreInputs, budget: WriteBudget, progress: Progress, check_finite: bool
+) -> None:
     ids = relabel(inputs.part_id, inputs.num_parts)
     _write_ids(journal, inputs, ids)
-    _write_node_arrays(journal, inputs, ids, budget, progress)
+    _write_node_arrays(journal, inputs, ids, budget, progress, check_finite)
     if not journal.is_done("rows"):
         layout = bucket_layout(inputs, budget)
         bucket_edges(journal, inputs, ids.store_nid, budget, progress)
@@ -143,7 +147,9 @@ def _plain_ids(node_ids, num_nodes: int) -> np.ndarray:
     return node_ids.astype(str) if node_ids.dtype.kind in "OT" else node_ids
 
 
-def _write_node_arrays(journal, inputs: StoreInputs, ids: StoreIds, budget: WriteBudget, progress: Progress) -> None:
+def _write_node_arrays(
+    journal, inputs: StoreInputs, ids: StoreIds, budget: WriteBudget, progress: Progress, check_finite: bool
+) -> None:
     common = (inputs.part_id, ids, budget.block_bytes, progress)
     if inputs.labels is not None:
         write_table(journal, "labels", "labels.npy", inputs.labels, *common, convert=_stored_labels)
@@ -152,7 +158,7 @@ def _write_node_arrays(journal, inputs: StoreInputs, ids: StoreIds, budget: Writ
     if isinstance(inputs.features, SparseSource):
         write_sparse_table(journal, inputs.features, *common)
     elif inputs.features is not None:
-        write_table(journal, "features", "features.npy", inputs.features, *common, finite=True)
+        write_table(journal, "features", "features.npy", inputs.features, *common, finite=check_finite)
 
 
 def _stored_labels(labels: np.ndarray) -> np.ndarray:
