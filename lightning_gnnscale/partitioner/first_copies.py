@@ -1,18 +1,14 @@
 """Which edges of a stream are the first copy of their pair: duplicates dropped with scratch disk, order kept."""
 
-import os
-import shutil
-import tempfile
+from pathlib import Path
 
 import numpy as np
 
-from .. import events
-from ..errors import GNNScaleError
 from ..graph import id_dtype
 from ..jit import kernel
 from ..rng import mix64
-from . import phases
 from .layout import LayoutReport
+from .scratch import nameless_file, nameless_map, reserve
 
 BUCKET_BYTES = 1 << 25  # records of one bucket: what is held in memory at a time
 MAX_BUCKETS = 256  # open files
@@ -26,7 +22,7 @@ def scratch_bytes_needed(num_listed: int, num_nodes: int) -> int:
     return num_listed * (8 + 2 * id_dtype(num_nodes).itemsize) + (num_listed + 7) // 8
 
 
-def find_first_copies(stream, report: LayoutReport, folder: str | os.PathLike, degree: np.ndarray, progress=None):
+def find_first_copies(stream, report: LayoutReport, folder: Path, degree: np.ndarray, progress=None):
     """Mark the first copy of every pair, in the order of the stream.
 
     Pairs are spread by hash over bucket files, each small enough for a hash table in memory. The files have no
@@ -48,22 +44,12 @@ def find_first_copies(stream, report: LayoutReport, folder: str | os.PathLike, d
     Source: ours; takes the place of an external sort by (min, max) followed by one back to the stream's order.
     """
     needed = scratch_bytes_needed(report.num_listed, stream.num_nodes)
-    free = shutil.disk_usage(folder).free
-    phases.note(scratch_bytes=needed)
-    events.record("scratch", what="first copies of edges", folder=str(folder), bytes=needed, free_bytes=free)
-    if needed > free:
-        raise GNNScaleError(
-            f"dropping the repeats of {report.num_listed} edges needs {needed} bytes of scratch disk, but {folder} has "
-            f"{free} free, {needed - free} too few: give scratch=<another folder>"
-        )
+    reserve(folder, needed, f"dropping the repeats of {report.num_listed} edges")
     ids = id_dtype(stream.num_nodes)
     record = np.dtype([("position", np.int64), ("low", ids), ("high", ids)])
     num_buckets = int(np.clip(-(-report.num_listed * record.itemsize // BUCKET_BYTES), 1, MAX_BUCKETS))
-    bits_file = tempfile.TemporaryFile(dir=folder, prefix="gnnscale-")  # noqa: SIM115 (lives as long as the map)
-    num_bytes = (report.num_listed + 7) // 8
-    bits_file.truncate(num_bytes)
-    bits = np.memmap(bits_file, np.uint8, "r+", shape=(num_bytes,))
-    buckets = [tempfile.TemporaryFile(dir=folder, prefix="gnnscale-", buffering=0) for _ in range(num_buckets)]  # noqa: SIM115
+    bits = nameless_map(folder, ((report.num_listed + 7) // 8,), np.uint8)
+    buckets = [nameless_file(folder) for _ in range(num_buckets)]
     try:
         _fill_buckets(stream, report.layout == "both_ways", buckets, record, progress)
         for bucket in buckets:

@@ -8,6 +8,7 @@ from ..errors import GNNScaleError
 from ..graph import CSC, build_csc
 from . import phases
 from .registry import check_number, register_partitioner
+from .scratch import AUTO
 from .simple_graph import SimpleGraph, open_simple_graph
 
 
@@ -21,7 +22,7 @@ def metis(
     balance=None,
     progress=None,
     deduplicate: bool | None = None,
-    scratch: str | os.PathLike | None = None,
+    scratch: str | os.PathLike | None = AUTO,
 ) -> np.ndarray:
     """Partition with METIS' multilevel k-way method, the whole graph in memory.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..jit import kernel
+from .scratch import AUTO
 from .simple_graph import SimpleGraph, open_simple_graph
 
 
@@ -48,7 +49,7 @@ def evaluate_partitioning(
     halo_hops: int = 1,
     masks: dict | None = None,
     deduplicate: bool | None = None,
-    scratch: str | os.PathLike | None = None,
+    scratch: str | os.PathLike | None = AUTO,
     progress=None,
     graph: SimpleGraph | None = None,
 ) -> PartitionQuality:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -15,6 +14,7 @@ from ..rng import mix64
 from . import phases
 from .first_copies import find_first_copies
 from .layout import LayoutReport, ScanState, scan
+from .scratch import AUTO, scratch_folder
 
 BLOCK_EDGES = 1 << 16  # edges handed out at a time: their buffers stay in the processor's cache
 
@@ -102,7 +102,7 @@ def open_simple_graph(
     stream,
     state: ScanState | None = None,
     deduplicate: bool | None = None,
-    scratch: str | os.PathLike | None = None,
+    scratch: str | os.PathLike | None = AUTO,
     progress=None,
     after_chunk=None,
 ) -> tuple[SimpleGraph, np.ndarray]:
@@ -112,15 +112,16 @@ def open_simple_graph(
         stream: an EdgeStream.
         state: a first pass to go on with (see `layout.scan`).
         deduplicate: drop repeated edges with the help of scratch disk. None: where the layout is "directed", or
-            where it was detected and at least 1% of the pairs repeat.
-        scratch: folder for the scratch files; None takes the system's folder for temporary files.
+            where it was detected and at least 1% of the pairs repeat; without scratch disk repeats stay, and a
+            warning tells.
+        scratch: folder for the scratch files; "auto": the system's folder for temporary files; None: no scratch disk.
         progress, after_chunk: see `layout.scan`.
 
     Returns:
         The graph, and its (num_nodes,) degrees of `id_dtype(num_nodes)`.
 
     Raises:
-        ValueError: the stream's layout is contradicted by its edges.
+        ValueError: the stream's layout is contradicted by its edges; or `deduplicate=True` without scratch disk.
         GNNScaleError: not enough free space in `scratch`, before anything is written.
 
     Cost: one pass; with repeats to drop, two passes and (8 + 2 ids + 1/8) bytes an edge of scratch disk, which is
@@ -128,13 +129,15 @@ def open_simple_graph(
     """
     if stream.num_nodes is None:
         stream.count()
+    folder = scratch_folder(scratch)
+    if deduplicate and folder is None:
+        raise ValueError("deduplicate=True needs scratch disk: give scratch=<a folder> or scratch=auto")
     report, degree = scan(stream, state, progress, after_chunk)
-    if deduplicate is None:
+    if deduplicate is None and folder is not None:
         deduplicate = report.layout == "directed" or (report.detected and report.has_repeats)
     num_edges = report.num_listed - report.num_self_loops
     if deduplicate and num_edges:
         degree[:] = 0
-        folder = tempfile.gettempdir() if scratch is None else scratch
         bits = find_first_copies(stream, report, folder, degree, progress)
         graph = SimpleGraph(stream, report, int(degree.sum(dtype=np.int64)) // 2, bits)
     else:
@@ -156,7 +159,7 @@ def graph_facts(graph: SimpleGraph) -> dict[str, np.ndarray]:
     return {"graph": np.array(json.dumps(facts))}
 
 
-def reopen_simple_graph(stream, facts: dict[str, np.ndarray], scratch=None, progress=None) -> SimpleGraph:
+def reopen_simple_graph(stream, facts: dict[str, np.ndarray], scratch=AUTO, progress=None) -> SimpleGraph:
     """Return the graph of an earlier process without its first pass; marks of first copies are made again.
 
     Args:
@@ -169,8 +172,7 @@ def reopen_simple_graph(stream, facts: dict[str, np.ndarray], scratch=None, prog
     bits = None
     if saved["deduplicated"]:
         degree = np.zeros(stream.num_nodes, id_dtype(stream.num_nodes))
-        folder = tempfile.gettempdir() if scratch is None else scratch
-        bits = find_first_copies(stream, report, folder, degree, progress)
+        bits = find_first_copies(stream, report, scratch_folder(scratch), degree, progress)
     graph = SimpleGraph(stream, report, saved["num_edges"], bits)
     _tell(graph)
     return graph

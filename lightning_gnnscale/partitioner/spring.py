@@ -12,6 +12,7 @@ from .checkpoint import Checkpoint
 from .layout import ScanState
 from .merging import merge_and_assign
 from .registry import check_number, refuse_balance, register_partitioner
+from .scratch import AUTO
 from .simple_graph import SimpleGraph, graph_facts, open_simple_graph, reopen_simple_graph
 
 # Columns of SpringState.nodes.
@@ -60,7 +61,7 @@ def spring(
     tau_factor: float = 0.1,
     beta: float = 1.05,
     deduplicate: bool | None = None,
-    scratch: str | os.PathLike | None = None,
+    scratch: str | os.PathLike | None = AUTO,
     checkpoint: str | os.PathLike | None = None,
     checkpoint_every: int = 8,
 ) -> np.ndarray:

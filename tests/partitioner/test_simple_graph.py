@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_gnnscale.errors import EdgeStreamError, GNNScaleError
-from lightning_gnnscale.partitioner import first_copies, phases
+from lightning_gnnscale.partitioner import first_copies, phases, scratch
 from lightning_gnnscale.partitioner.layout import SAMPLE_COPIES, ScanState, scan
 from lightning_gnnscale.partitioner.simple_graph import open_simple_graph
 from tests.oracles.spring import simple_edges
@@ -136,7 +136,7 @@ def test_too_little_scratch_disk_is_told_before_it_is_used(monkeypatch, tmp_path
     class Disk:
         free = 10
 
-    monkeypatch.setattr(first_copies.shutil, "disk_usage", lambda folder: Disk)
+    monkeypatch.setattr(scratch.shutil, "disk_usage", lambda folder: Disk)
     with pytest.raises(GNNScaleError, match=r"3 edges needs 49 bytes of scratch disk, but .* has 10 free, 39 too few"):
         open_simple_graph(stream_of([(0, 1), (1, 0), (1, 2)], 3), scratch=tmp_path)
 
