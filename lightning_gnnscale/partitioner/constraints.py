@@ -95,10 +95,8 @@ def part_loads(constraints: Constraints, degree: np.ndarray, part_id: np.ndarray
 
 def judge(constraints: Constraints, loads: np.ndarray) -> None:
     """Keep the balances in the record of the run, and warn of every constraint that is not met, with its size."""
-    num_parts = len(loads)
-    reached = {
-        name: float(loads[:, d].max() * num_parts / constraints.total[d]) for d, name in enumerate(constraints.names)
-    }
+    num_parts, largest = len(loads), loads.max(axis=0)
+    reached = dict(zip(constraints.names, (largest * num_parts / constraints.total).tolist(), strict=True))
     violated = {}
     for d, name in enumerate(constraints.names):
         over = int(largest[d] - constraints.cap[d])
