@@ -1,11 +1,14 @@
 """How good a partition is: cut, replication and balances, from k passes over the stream for k halo hops."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
+from ..graph import id_dtype
 from ..jit import kernel
+from .registry import check_number
 from .scratch import AUTO
 from .simple_graph import SimpleGraph, open_simple_graph
 
@@ -24,6 +27,14 @@ class PartitionQuality:
         num_edges, cut_edges: undirected edges, and those between parts.
         halo_hops: the distance up to which a part reads foreign nodes.
         nodes_per_part, halo_per_part, edges_per_part, volume_per_part, train_per_part: (num_parts,) lists of counts.
+        mask_balance, mask_per_part: the same as for training nodes, by the name of the mask.
+        components_per_part: (num_parts,) list, connected components of the graph that a part's core nodes span.
+        feature_bytes: bytes of a feature row in `bytes_per_part`.
+        bytes_per_part: (num_parts,) list of what a part loads from a store of the undirected graph: its feature rows,
+            core and halo, and its CSC as `PartitionStore.load_part(part, halo_hops)` lays it out: 8 bytes a local
+            node and 8 for the end, 4 an arc. A part holds both arcs of every edge that has an end nearer than
+            halo_hops to its core. With 0 hops the edges inside the core alone are counted: which cut edges a part
+            gets is decided by the store's seed.
     """
 
     edge_cut_ratio: float
@@ -40,6 +51,30 @@ class PartitionQuality:
     edges_per_part: list[int]
     volume_per_part: list[int]
     train_per_part: list[int] | None
+    mask_balance: dict[str, float | None] = field(default_factory=dict)
+    mask_per_part: dict[str, list[int]] = field(default_factory=dict)
+    components_per_part: list[int] = field(default_factory=list)
+    feature_bytes: float = 0
+    bytes_per_part: list[int] = field(default_factory=list)
+
+
+class _Counts(NamedTuple):
+    """Counts by part, (num_parts,) int64 each.
+
+    Attributes:
+        volume: sums of core nodes' degrees.
+        held, inside: edges with at least one end, and with both ends, in the core.
+        near: edges with an end nearer than halo_hops to the core; filled by the last of several passes.
+    """
+
+    volume: np.ndarray
+    held: np.ndarray
+    inside: np.ndarray
+    near: np.ndarray
+
+    @classmethod
+    def zeros(cls, num_parts: int) -> "_Counts":
+        return cls(*np.zeros((4, num_parts), np.int64))
 
 
 def evaluate_partitioning(
@@ -52,6 +87,7 @@ def evaluate_partitioning(
     scratch: str | os.PathLike | None = AUTO,
     progress=None,
     graph: SimpleGraph | None = None,
+    feature_bytes: float = 0,
 ) -> PartitionQuality:
     """Measure a partition on the undirected simple graph behind a stream.
 
@@ -60,10 +96,11 @@ def evaluate_partitioning(
         part_id: (num_nodes,) integers in [0, num_parts).
         num_parts: number of parts, >= 1.
         halo_hops: distance, in hops, up to which a part reads foreign nodes, >= 0.
-        masks: {"train": (num_nodes,) bool, ...}; only "train" is used.
+        masks: {"train": (num_nodes,) bool, ...}; the balance of each is told.
         deduplicate, scratch: see `open_simple_graph`.
         progress: called as progress(what, done, total) once a chunk.
         graph: what `open_simple_graph` returned for this stream; saves the pass that finds the layout.
+        feature_bytes: bytes of a feature row (a mean where rows are sparse), >= 0, for `bytes_per_part`.
 
     Returns:
         The figures. Nodes without an edge count once in the replication factor.
@@ -71,43 +108,70 @@ def evaluate_partitioning(
     Raises:
         ValueError: shapes or values that do not fit.
 
-    Cost: max(halo_hops, 1) passes, and one more where the layout is not known; 2 ceil(num_parts / 8) bytes a node.
+    Cost: max(halo_hops, 1) passes, and one more where the layout is not known; a node takes ceil(num_parts / 8) bytes,
+        twice as many for several hops, and one id.
     """
     if graph is None:
-        graph, _ = open_simple_graph(stream, None, deduplicate, scratch, progress)
+        graph = open_simple_graph(stream, None, deduplicate, scratch, progress)[0]
     _check(graph.num_nodes, part_id, num_parts, halo_hops)
+    check_number("feature_bytes", feature_bytes, at_least=0)
+    masked = _count_masks(masks, part_id, num_parts)
+    counts = _Counts.zeros(num_parts)
     reach = np.zeros((graph.num_nodes, (num_parts + 7) // 8), np.uint8)
-    _reach_own(part_id, reach)
-    before = reach.copy() if halo_hops > 1 else reach[:0]
-    volume, held, cut = np.zeros(num_parts, np.int64), np.zeros(num_parts, np.int64), np.zeros(1, np.int64)
+    core = np.zeros(num_parts, np.int64)
+    _reach_own(part_id, reach, core)
+    components = _first_pass(graph, part_id, reach, counts, halo_hops, progress)
+    _further_passes(graph, reach, counts, halo_hops, progress)
+    needed = np.zeros(num_parts, np.int64)
+    _count_reached(reach, needed)
+    arcs = 2 * (counts.inside, counts.held, counts.near)[min(halo_hops, 2)]
+    cut_edges = int(counts.held.sum() - counts.inside.sum()) // 2
+    balances = {name: balance(count) if count.any() else None for name, count in masked.items()}
+    per_part = {name: count.tolist() for name, count in masked.items()}
+    return PartitionQuality(
+        edge_cut_ratio=cut_edges / graph.num_edges if graph.num_edges else 0.0,
+        replication_factor=int(needed.sum()) / graph.num_nodes if graph.num_nodes else 1.0,
+        node_balance=balance(core),
+        edge_balance=balance(counts.held),
+        volume_balance=balance(counts.volume),
+        train_balance=balances.get("train"),
+        num_edges=graph.num_edges,
+        cut_edges=cut_edges,
+        halo_hops=halo_hops,
+        nodes_per_part=core.tolist(),
+        halo_per_part=(needed - core).tolist(),
+        edges_per_part=counts.held.tolist(),
+        volume_per_part=counts.volume.tolist(),
+        train_per_part=per_part.get("train"),
+        mask_balance=balances,
+        mask_per_part=per_part,
+        components_per_part=components.tolist(),
+        feature_bytes=feature_bytes,
+        bytes_per_part=np.ceil(needed * feature_bytes + 8 * (needed + 1) + 4 * arcs).astype(np.int64).tolist(),
+    )
+
+
+def _first_pass(graph, part_id, reach, counts: _Counts, halo_hops: int, progress) -> np.ndarray:
+    """Count edges, let each part reach its neighbours, and return the (num_parts,) connected components."""
+    parent = np.arange(graph.num_nodes, dtype=id_dtype(graph.num_nodes))
     for src, dst in graph.one_pass("quality", progress):
-        _count_edges(src, dst, part_id, volume, held, cut)
+        _count_edges(src, dst, part_id, *counts[:3], parent)
         if halo_hops > 0:
             _reach_neighbors(src, dst, part_id, reach)
+    components = np.zeros_like(counts.held)
+    _count_roots(parent, part_id, components)
+    return components
+
+
+def _further_passes(graph, reach, counts: _Counts, halo_hops: int, progress) -> None:
+    """Extend what each part reads from one hop to all; a pass a hop."""
+    before = reach.copy() if halo_hops > 1 else reach[:0]
     for hop in range(2, halo_hops + 1):
         before[:] = reach
         for src, dst in graph.one_pass(f"quality, hop {hop}", progress):
             _reach_further(src, dst, before, reach)
-    core = np.bincount(part_id, minlength=num_parts)
-    needed = np.zeros(num_parts, np.int64)
-    _count_reached(reach, needed)
-    train = _train_counts(masks, part_id, num_parts)
-    return PartitionQuality(
-        edge_cut_ratio=int(cut[0]) / graph.num_edges if graph.num_edges else 0.0,
-        replication_factor=int(needed.sum()) / graph.num_nodes if graph.num_nodes else 1.0,
-        node_balance=balance(core),
-        edge_balance=balance(held),
-        volume_balance=balance(volume),
-        train_balance=None if train is None or not train.any() else balance(train),
-        num_edges=graph.num_edges,
-        cut_edges=int(cut[0]),
-        halo_hops=halo_hops,
-        nodes_per_part=core.tolist(),
-        halo_per_part=(needed - core).tolist(),
-        edges_per_part=held.tolist(),
-        volume_per_part=volume.tolist(),
-        train_per_part=None if train is None else train.tolist(),
-    )
+            if hop == halo_hops:
+                _count_near(src, dst, before, counts.near)
 
 
 def balance(loads: np.ndarray) -> float:
@@ -127,24 +191,36 @@ def _check(num_nodes: int, part_id: np.ndarray, num_parts: int, halo_hops: int) 
         raise ValueError(f"halo_hops must be >= 0, got {halo_hops}")
 
 
-def _train_counts(masks: dict | None, part_id: np.ndarray, num_parts: int) -> np.ndarray | None:
-    if not masks or masks.get("train") is None:
-        return None
-    mask = np.asarray(masks["train"])
-    if mask.shape != part_id.shape or mask.dtype != bool:
-        raise ValueError(f"masks['train'] must be {part_id.shape} bool, got {mask.shape} {mask.dtype}")
-    return np.bincount(part_id[mask], minlength=num_parts)
+def _count_masks(masks: dict | None, part_id: np.ndarray, num_parts: int) -> dict[str, np.ndarray]:
+    """Return (num_parts,) counts of the nodes of each mask."""
+    counts = {}
+    for name, mask in (masks or {}).items():
+        if mask is None:
+            continue
+        mask = np.asarray(mask)
+        if mask.shape != part_id.shape or mask.dtype != bool:
+            raise ValueError(f"masks[{name!r}] must be {part_id.shape} bool, got {mask.shape} {mask.dtype}")
+        counts[name] = np.zeros(num_parts, np.int64)
+        _count_masked(mask, part_id, counts[name])
+    return counts
 
 
 @kernel
-def _reach_own(part_id, reach):
+def _reach_own(part_id, reach, core):
     for v in range(len(part_id)):
         reach[v, part_id[v] >> 3] = 1 << (part_id[v] & 7)
+        core[part_id[v]] += 1
 
 
 @kernel
-def _count_edges(src, dst, part_id, volume, held, cut):
-    """Count the edges of one block by part."""
+def _count_masked(mask, part_id, count):
+    for v in range(len(mask)):
+        count[part_id[v]] += mask[v]
+
+
+@kernel
+def _count_edges(src, dst, part_id, volume, held, inside, parent):
+    """Count the edges of one block by part, and join the ends of those inside a part."""
     for i in range(len(src)):
         p, q = part_id[src[i]], part_id[dst[i]]
         volume[p] += 1
@@ -152,7 +228,30 @@ def _count_edges(src, dst, part_id, volume, held, cut):
         held[p] += 1
         if p != q:
             held[q] += 1
-            cut[0] += 1
+        else:
+            inside[p] += 1
+            _join(parent, src[i], dst[i])
+
+
+@kernel
+def _join(parent, u, v):
+    """Put two nodes into one tree; the lower root stays one. Paths are halved on the way."""
+    while parent[u] != u:
+        parent[u] = parent[parent[u]]
+        u = parent[u]
+    while parent[v] != v:
+        parent[v] = parent[parent[v]]
+        v = parent[v]
+    if u < v:
+        parent[v] = u
+    elif v < u:
+        parent[u] = v
+
+
+@kernel
+def _count_roots(parent, part_id, components):
+    for v in range(len(parent)):
+        components[part_id[v]] += parent[v] == v
 
 
 @kernel
@@ -174,6 +273,19 @@ def _reach_further(src, dst, before, reach):
         for byte in range(reach.shape[1]):
             reach[u, byte] |= before[v, byte]
             reach[v, byte] |= before[u, byte]
+
+
+@kernel
+def _count_near(src, dst, before, near):
+    """Count each edge for the parts that read one of its ends one hop earlier."""
+    for i in range(len(src)):
+        u, v = src[i], dst[i]
+        for byte in range(before.shape[1]):
+            bits, part = before[u, byte] | before[v, byte], 8 * byte
+            while bits:
+                near[part] += bits & 1
+                bits >>= 1
+                part += 1
 
 
 @kernel

@@ -1,26 +1,51 @@
+"""Every figure beside networkx and plain sums; what a part loads beside the store's own arrays; memory."""
+
+import tracemalloc
+
 import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_gnnscale.partitioner import evaluate_partitioning
+from lightning_gnnscale.partition_store import PartitionStore, write_partition_store
+from lightning_gnnscale.partitioner import Partitioning, evaluate_partitioning
+from lightning_gnnscale.partitioner.simple_graph import open_simple_graph
 from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
-def expected_quality(num_nodes, edges, part_id, num_parts, hops):
-    """The same figures from networkx and plain sums."""
+def simple_graph(num_nodes, edges):
     graph = nx.Graph(e for e in edges if e[0] != e[1])
     graph.add_nodes_from(range(num_nodes))
+    return graph
+
+
+def within(graph, nodes, hops):
+    reached = set()
+    for v in nodes:
+        reached |= set(nx.single_source_shortest_path_length(graph, v, cutoff=hops))
+    return reached
+
+
+def expected_bytes_and_components(num_nodes, edges, part_id, part, hops, feature_bytes):
+    graph = simple_graph(num_nodes, edges)
+    core = [v for v in range(num_nodes) if part_id[v] == part]
+    near = within(graph, core, hops - 1) if hops else set()
+    arcs = 0
+    for u, v in graph.edges:
+        arcs += 2 * (u in near or v in near or (hops == 0 and part_id[u] == part_id[v] == part))
+    local = len(within(graph, core, hops))
+    size = local * feature_bytes + 8 * (local + 1) + 4 * arcs
+    return size, nx.number_connected_components(graph.subgraph(core))
+
+
+def expected_quality(num_nodes, edges, part_id, num_parts, hops):
+    """The same figures from networkx and plain sums."""
+    graph = simple_graph(num_nodes, edges)
     core = [{v for v in range(num_nodes) if part_id[v] == p} for p in range(num_parts)]
-    needed = []
-    for nodes in core:
-        reached = set()
-        for v in nodes:
-            reached |= set(nx.single_source_shortest_path_length(graph, v, cutoff=hops))
-        needed.append(reached)
+    needed = [within(graph, nodes, hops) for nodes in core]
     held = [sum(u in nodes or v in nodes for u, v in graph.edges) for nodes in core]
     volume = [sum(graph.degree(v) for v in nodes) for nodes in core]
     cut = sum(part_id[u] != part_id[v] for u, v in graph.edges)
@@ -28,7 +53,7 @@ def expected_quality(num_nodes, edges, part_id, num_parts, hops):
 
 
 def check(num_nodes, edges, arcs, part_id, num_parts, hops, **options):
-    q = evaluate_partitioning(stream_of(arcs, num_nodes, **options), part_id, num_parts, hops)
+    q = evaluate_partitioning(stream_of(arcs, num_nodes, **options), part_id, num_parts, hops, feature_bytes=12)
     num_edges, cut, core, needed, held, volume = expected_quality(num_nodes, edges, part_id, num_parts, hops)
     assert (q.num_edges, q.cut_edges) == (num_edges, cut)
     assert q.edge_cut_ratio == (cut / num_edges if num_edges else 0.0)
@@ -40,6 +65,9 @@ def check(num_nodes, edges, arcs, part_id, num_parts, hops, **options):
     assert q.node_balance == max(core) * num_parts / num_nodes
     for found, loads in ((q.edge_balance, held), (q.volume_balance, volume)):
         assert found == (max(loads) * num_parts / sum(loads) if sum(loads) else 1.0)
+    for part in range(num_parts):
+        expected = expected_bytes_and_components(num_nodes, edges, part_id, part, hops, 12)
+        assert (q.bytes_per_part[part], q.components_per_part[part]) == expected
 
 
 @settings(max_examples=150, deadline=None)
@@ -63,6 +91,50 @@ def test_odd_graphs_equal_networkx(name):
     num_nodes, edges = ODD[name]
     part_id = np.arange(num_nodes, dtype=np.int32) % 3
     check(num_nodes, edges, edges, part_id, 3, 1)
+
+
+@pytest.mark.parametrize("hops", [1, 2, 3])
+def test_bytes_are_those_that_a_store_loads(tmp_path, hops):
+    rng = np.random.default_rng(0)
+    num_nodes, num_parts = 60, 3
+    edges = sorted({(int(min(e)), int(max(e))) for e in rng.integers(0, num_nodes, (90, 2)) if e[0] != e[1]})
+    part_id = rng.integers(0, num_parts, num_nodes).astype(np.int32)
+    features = rng.random((num_nodes, 5), np.float32)
+    stream = stream_of(edges, num_nodes, layout="once", to_undirected=True)
+    q = evaluate_partitioning(stream, part_id, num_parts, hops, feature_bytes=features[0].nbytes)
+    write_partition_store(tmp_path / "store", stream, Partitioning(part_id, num_parts, "given", {}, 0), features)
+    store = PartitionStore.open(tmp_path / "store")
+    for part in range(num_parts):
+        graph = store.load_part(part, hops)
+        loaded = store.load_features(graph).nbytes + graph.csc.indptr.nbytes + graph.csc.indices.nbytes
+        assert q.bytes_per_part[part] == loaded
+        assert q.halo_per_part[part] == graph.num_halo
+
+
+def test_memory_is_two_bits_a_part_and_16_bytes_a_node():
+    num_nodes, num_parts = 150_000, 60
+    rng = np.random.default_rng(0)
+    stream = stream_of(rng.integers(0, num_nodes, (1000, 2)), num_nodes, layout="directed")
+    graph = open_simple_graph(stream)[0]
+    masks = {name: rng.random(num_nodes) < 0.5 for name in ("train", "val", "test")}
+    part_id = rng.integers(0, num_parts, num_nodes).astype(np.int32)
+    evaluate_partitioning(stream, part_id, num_parts, 2, masks, graph=graph)  # compiles
+    tracemalloc.start()
+    evaluate_partitioning(stream, part_id, num_parts, 2, masks, graph=graph)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    edges_and_counts = 1 << 18
+    assert 2 * 8 * num_nodes < peak_bytes < num_nodes * (2 * 8 + 16) + edges_and_counts
+
+
+def test_every_mask_has_a_balance():
+    stream = stream_of([(0, 1), (2, 3)], 4)
+    part_id = np.array([0, 0, 0, 1], np.int32)
+    masks = {"val": np.array([True, True, False, True]), "mine": np.zeros(4, bool), "test": None}
+    q = evaluate_partitioning(stream, part_id, 2, masks=masks)
+    assert q.mask_per_part == {"val": [2, 1], "mine": [0, 0]}
+    assert q.mask_balance == {"val": 4 / 3, "mine": None}
+    assert (q.train_balance, q.train_per_part) == (None, None)
 
 
 def test_train_balance():
@@ -89,6 +161,11 @@ def test_train_balance():
 def test_values_that_do_not_fit_are_errors(part_id, num_parts, hops, message):
     with pytest.raises(ValueError, match=message):
         evaluate_partitioning(stream_of([(0, 1), (2, 3)], 4), part_id, num_parts, hops)
+
+
+def test_feature_bytes_that_make_no_sense_are_an_error():
+    with pytest.raises(ValueError, match="feature_bytes must be a finite number >= 0, got -4"):
+        evaluate_partitioning(stream_of([(0, 1)], 4), np.zeros(4, np.int32), 1, feature_bytes=-4)
 
 
 def test_a_mask_that_does_not_fit_is_an_error():
