@@ -1,0 +1,206 @@
+"""The undirected simple graph as rows of neighbours on scratch disk, read block by block, for node streams."""
+
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ..edge_stream.read_ahead import read_ahead
+from ..jit import kernel
+from . import phases
+from .entry_buckets import EntryBuckets, cut_ranges, read_at
+from .layout import LayoutReport, ScanState, scan
+from .registry import check_number
+from .scratch import AUTO, nameless_file, reserve, scratch_folder
+from .simple_graph import SimpleGraph
+
+BLOCK_EDGES = 1 << 21
+
+
+class AdjacencyBlock(NamedTuple):
+    """The rows of consecutive nodes; the arrays may be overwritten when the next block is asked for.
+
+    Attributes:
+        first_node: row r holds the neighbours of node first_node + r.
+        indptr: (num_rows + 1,) int64, row r is indices[indptr[r]:indptr[r + 1]].
+        indices: (num_entries,) `id_dtype(num_nodes)`, each row in the order of the stream.
+    """
+
+    first_node: int
+    indptr: np.ndarray
+    indices: np.ndarray
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.indptr) - 1
+
+
+class ExternalCSC:
+    """The symmetric adjacency of an undirected simple graph, in a scratch file without a name.
+
+    Attributes:
+        num_nodes, num_edges: nodes, and undirected edges; each edge is an entry of two rows.
+        degree: (num_nodes,) `id_dtype(num_nodes)`, entries a row.
+        report: what the first pass over the stream found.
+        block_start: (num_blocks + 1,) int64, block b has the rows from block_start[b] to block_start[b + 1]: at most
+            block_edges rows and entries, or a single row. Depends on the graph and block_edges alone.
+    """
+
+    def __init__(self, file, degree: np.ndarray, report: LayoutReport, block_edges: int):
+        self.degree, self.report = degree, report
+        self.num_edges = int(degree.sum(dtype=np.int64)) // 2
+        self.block_start = cut_ranges(degree, block_edges, block_edges)
+        self._first_entry = np.zeros(self.num_blocks + 1, np.int64)
+        _sum_before(degree, self.block_start, self._first_entry)
+        self._file = file
+        self._spare: list[tuple[np.ndarray, np.ndarray]] = []
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.degree)
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.block_start) - 1
+
+    def blocks(self, first_block: int = 0) -> Iterator[AdjacencyBlock]:
+        """Iterate over the blocks in order, the next one already being read by a thread.
+
+        Args:
+            first_block: blocks to leave out, in [0, num_blocks].
+
+        Cost: O(num_nodes + num_edges) time; two blocks of memory, kept for the next call.
+        """
+        if self.num_blocks - first_block <= 1:
+            return self._read(first_block, None)
+        return read_ahead(lambda stop: self._read(first_block, stop))
+
+    def close(self) -> None:
+        """Give the scratch disk and the buffers back."""
+        self._file.close()
+        self._spare.clear()
+
+    def __enter__(self) -> "ExternalCSC":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def _read(self, first_block: int, stop) -> Iterator[AdjacencyBlock]:
+        buffers = [self._buffers(), self._buffers()] if self.num_blocks - first_block > 1 else [self._buffers()]
+        try:
+            for block in range(first_block, self.num_blocks):
+                if stop is not None and stop.is_set():
+                    return
+                offsets, entries = buffers[block % len(buffers)]
+                first, last = int(self.block_start[block]), int(self.block_start[block + 1])
+                indptr = offsets[: last - first + 1]
+                indices = entries[: self._first_entry[block + 1] - self._first_entry[block]]
+                _row_offsets(self.degree[first:last], indptr)
+                read_at(self._file, indices, int(self._first_entry[block]) * indices.itemsize)
+                yield AdjacencyBlock(first, indptr, indices)
+        finally:
+            self._spare += buffers
+
+    def _buffers(self) -> tuple[np.ndarray, np.ndarray]:
+        if self._spare:
+            return self._spare.pop()
+        rows = int(np.diff(self.block_start).max(initial=0))
+        entries = int(np.diff(self._first_entry).max(initial=0))
+        return np.empty(rows + 1, np.int64), np.empty(entries, self.degree.dtype)
+
+
+def open_external_csc(
+    stream,
+    scratch: str | os.PathLike | None = AUTO,
+    block_edges: int = BLOCK_EDGES,
+    deduplicate: bool | None = None,
+    progress=None,
+    state: ScanState | None = None,
+    after_chunk=None,
+) -> ExternalCSC:
+    """Read a stream twice and put the rows of its undirected simple graph onto scratch disk.
+
+    Args:
+        stream: an EdgeStream.
+        scratch: folder for the scratch file; "auto": the system's folder for temporary files.
+        block_edges: entries, and rows, of a block at most (a longer row is a block of its own), >= 1.
+        deduplicate: drop repeated edges; None: where the layout is "directed", or where it was detected and at least
+            1% of the pairs repeat.
+        progress: called as progress(what, done, total) once a chunk, later once a bucket.
+        state, after_chunk: a first pass to go on with, and what is called with its state once a chunk (see
+            `layout.scan`).
+
+    Returns:
+        The ExternalCSC; close it to give the disk back, which also happens however the process ends.
+
+    Raises:
+        ValueError: the stream's layout is contradicted by its edges; or no scratch disk is allowed.
+        GNNScaleError: not enough free space in `scratch`, before anything is written.
+        EdgeStreamError: the edges changed between the passes.
+
+    Cost: two passes, O(num_nodes + num_edges) time; an id a node and about 10 MB of memory beside two blocks; 12 bytes
+        an edge of scratch disk (20 with int64 ids) until it returns, 8 (16) from then on. Repeats count there as long
+        as they are not dropped.
+    """
+    check_number("partitioner.block_edges", block_edges, at_least=1)
+    folder = scratch_folder(scratch)
+    if folder is None:
+        raise ValueError("the rows of the graph need scratch disk: give scratch=<a folder> or scratch=auto")
+    if stream.num_nodes is None:
+        stream.count()
+    with phases.phase("degrees"):
+        report, degree = scan(stream, state, progress, after_chunk)
+    with phases.phase("adjacency"):
+        if report.layout == "both_ways":
+            np.floor_divide(degree, 2, out=degree)
+        if deduplicate is None:
+            deduplicate = report.layout == "directed" or (report.detected and report.has_repeats)
+        buckets = EntryBuckets(degree, stream.name)
+        graph = SimpleGraph(stream, report, int(degree.sum(dtype=np.int64)) // 2)
+        reserve(folder, buckets.file_bytes, f"sorting the neighbours of {graph.num_edges} edges")
+        file = nameless_file(folder)
+        try:
+            buckets.spread(file, graph.one_pass("adjacency", progress))
+            buckets.sort(file, deduplicate, progress)
+            csc = ExternalCSC(file, degree, report, int(block_edges))
+        except BaseException:
+            file.close()
+            raise
+    _tell(graph, csc, deduplicate)
+    return csc
+
+
+def _tell(graph: SimpleGraph, csc: ExternalCSC, deduplicated: bool) -> None:
+    report = csc.report
+    phases.note(
+        layout=report.layout,
+        repeated_share=report.repeated_share,
+        deduplicated=deduplicated,
+        num_edges=csc.num_edges,
+    )
+    if not deduplicated:
+        phases.keep_graph(graph)
+        if report.repeated_share:
+            phases.warn(
+                f"{graph.stream.name}: about {report.repeated_share:.1%} of the edges are listed more often than "
+                f"layout {report.layout!r} says, and count again each time; deduplicate=True drops them"
+            )
+
+
+@kernel
+def _row_offsets(degree, indptr):
+    indptr[0] = 0
+    for row in range(len(degree)):
+        indptr[row + 1] = indptr[row] + degree[row]
+
+
+@kernel
+def _sum_before(degree, starts, out):
+    """Put the sum of the degrees before every start into `out`."""
+    for b in range(len(starts) - 1):
+        entries = np.int64(0)
+        for v in range(starts[b], starts[b + 1]):
+            entries += degree[v]
+        out[b + 1] = out[b] + entries

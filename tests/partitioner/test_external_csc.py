@@ -1,0 +1,200 @@
+import os
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_gnnscale.edge_stream import open_edge_stream
+from lightning_gnnscale.errors import EdgeStreamError, GNNScaleError
+from lightning_gnnscale.partitioner import entry_buckets, layout, phases, scratch, simple_graph
+from lightning_gnnscale.partitioner.external_csc import open_external_csc
+from tests.oracles.external_csc import cut_into_blocks, rows_of
+from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def rows_read(csc, first_block=0):
+    rows = []
+    for block in csc.blocks(first_block):
+        assert block.first_node == csc.block_start[first_block] + len(rows)
+        assert block.indptr[0] == 0
+        assert block.indptr[-1] == len(block.indices)
+        rows += [block.indices[a:b].tolist() for a, b in zip(block.indptr[:-1], block.indptr[1:], strict=True)]
+    return rows
+
+
+def check(csc, expected, block_edges):
+    assert rows_read(csc) == expected
+    assert csc.degree.tolist() == [len(row) for row in expected]
+    assert csc.num_edges == sum(len(row) for row in expected) // 2
+    assert csc.num_nodes == len(expected)
+    assert csc.block_start.tolist() == cut_into_blocks(expected, block_edges)
+
+
+@settings(max_examples=150, deadline=None)
+@given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
+def test_every_layout_gives_the_rows_in_stream_order(graph, layout, data):
+    num_nodes, edges = graph
+    arcs = [*listed(edges, layout, data.draw(st.integers(0, 5))), (0, 0)]
+    told = data.draw(st.sampled_from([layout, "auto"])) if edges else "auto"
+    dtype = data.draw(st.sampled_from([np.int32, np.int64]))
+    stream = stream_of(arcs, num_nodes, dtype, layout=told, chunk_edges=data.draw(st.integers(1, 30)))
+    block_edges = data.draw(st.integers(1, 20))
+    with open_external_csc(stream, block_edges=block_edges) as csc:
+        expected = rows_of(arcs, num_nodes, csc.report.layout)
+        check(csc, expected, block_edges)
+        first_block = data.draw(st.integers(0, csc.num_blocks))
+        assert rows_read(csc, first_block) == expected[csc.block_start[first_block] :]
+
+
+@pytest.mark.parametrize("deduplicate", [None, False, True])
+@pytest.mark.parametrize("name", ODD)
+def test_odd_graphs(name, deduplicate):
+    num_nodes, edges = ODD[name]
+    for block_edges in (1, 5, 1 << 21):
+        with open_external_csc(stream_of(edges, num_nodes), block_edges=block_edges, deduplicate=deduplicate) as csc:
+            check(csc, rows_of(edges, num_nodes, csc.report.layout, deduplicate is not False), block_edges)
+
+
+def random_arcs(num_nodes=2_000, num_arcs=12_000, seed=1):
+    rng = np.random.default_rng(seed)
+    weight = rng.pareto(1.2, num_nodes) + 1
+    return rng.choice(num_nodes, (num_arcs, 2), p=weight / weight.sum())
+
+
+def small_buckets(monkeypatch, max_entries=256, max_rows=64):
+    """Many buckets, and chunks that fill often, on a graph that is small."""
+    monkeypatch.setattr(entry_buckets, "MIN_ENTRIES", max_entries)
+    monkeypatch.setattr(entry_buckets, "MAX_ENTRIES", max_entries)
+    monkeypatch.setattr(entry_buckets, "MAX_ROWS", max_rows)
+    monkeypatch.setattr(entry_buckets, "MIN_CHUNK", 16)
+    monkeypatch.setattr(entry_buckets, "MAX_CHUNK", 16)
+    monkeypatch.setattr(entry_buckets, "READ_BYTES", 200)
+
+
+@pytest.mark.parametrize("deduplicate", [False, True])
+@pytest.mark.parametrize("wide_ids", [False, True])
+def test_many_buckets_with_a_hub_across_chunks(monkeypatch, tmp_path, wide_ids, deduplicate):
+    small_buckets(monkeypatch)
+    if wide_ids:
+        for module in (layout, simple_graph):
+            monkeypatch.setattr(module, "id_dtype", lambda num_nodes: np.dtype(np.int64))
+    arcs = random_arcs()
+    expected = rows_of([tuple(arc) for arc in arcs.tolist()], 2_000, "directed", deduplicate)
+    assert max(len(row) for row in expected) > 256
+    stream = stream_of(arcs, 2_000, chunk_edges=777)
+    with open_external_csc(stream, tmp_path, 300, deduplicate) as csc:
+        check(csc, expected, 300)
+        assert csc.degree.dtype == (np.int64 if wide_ids else np.int32)
+        assert all(block.indices.dtype == csc.degree.dtype for block in csc.blocks())
+        assert os.listdir(tmp_path) == []  # the scratch file has no name, so nothing can be left behind
+
+
+def test_two_iterations_at_a_time_do_not_meet():
+    arcs = random_arcs()
+    with open_external_csc(stream_of(arcs, 2_000), block_edges=500, deduplicate=True) as csc:
+        for _ in range(2):
+            for one, other in zip(csc.blocks(), csc.blocks(1), strict=False):
+                assert other.first_node == one.first_node + one.num_rows
+        started = threading.active_count()
+        reading = csc.blocks()
+        next(reading)
+        assert threading.active_count() == started + 1
+        reading.close()
+        assert threading.active_count() == started
+
+
+def test_scratch_is_told_beforehand_and_shrinks_to_the_neighbours(monkeypatch, tmp_path):
+    arcs = random_arcs(200, 100_000)
+    arcs = arcs[arcs[:, 0] != arcs[:, 1]]
+    sizes = []
+    sort = entry_buckets.EntryBuckets.sort
+
+    def note_size(self, file, *rest):
+        sizes.append(os.fstat(file.fileno()).st_size)
+        sort(self, file, *rest)
+        sizes.append(os.fstat(file.fileno()).st_size)
+
+    monkeypatch.setattr(entry_buckets.EntryBuckets, "sort", note_size)
+    with phases.recording() as record, open_external_csc(stream_of(arcs, 200), tmp_path, deduplicate=False):
+        told = record.notes["scratch_bytes"]
+    assert sizes == [told, 8 * len(arcs)]
+    assert 12 * len(arcs) <= told <= 12 * len(arcs) + 6 * entry_buckets.MAX_CHUNK
+
+
+def test_too_little_scratch_disk_is_told_before_it_is_used(monkeypatch, tmp_path):
+    class Disk:
+        free = 10
+
+    monkeypatch.setattr(scratch.shutil, "disk_usage", lambda folder: Disk)
+    with pytest.raises(GNNScaleError, match=r"the neighbours of 3 edges needs 384 bytes of scratch disk.* 374 too few"):
+        open_external_csc(stream_of([(0, 1), (1, 0), (1, 2)], 3), tmp_path)
+    with pytest.raises(ValueError, match="need scratch disk: give scratch=<a folder> or scratch=auto"):
+        open_external_csc(stream_of([(0, 1)], 3), scratch=None)
+    with pytest.raises(ValueError, match=r"partitioner.block_edges must be a finite number >= 1, got 0"):
+        open_external_csc(stream_of([(0, 1)], 3), block_edges=0)
+
+
+@pytest.mark.parametrize("new_end", [0, 1])
+@pytest.mark.parametrize("num_changed", [1, 50, 11_000])
+def test_a_graph_that_changes_between_passes_is_an_error(monkeypatch, tmp_path, new_end, num_changed):
+    small_buckets(monkeypatch)
+    edges = np.ascontiguousarray(random_arcs().T.astype(np.int32))
+    stream = open_edge_stream(edges, num_nodes=2_000, layout="once")
+
+    def rewire(what, done, total):
+        if what == "degrees":
+            edges[new_end, :num_changed] = (edges[new_end, :num_changed] + 1) % 2_000 if num_changed == 1 else 5
+
+    with pytest.raises(EdgeStreamError, match="the edges changed while they were partitioned"):
+        open_external_csc(stream, tmp_path, progress=rewire)
+    assert os.listdir(tmp_path) == []
+
+
+def test_rows_that_do_not_match_their_degrees_are_an_error(tmp_path):
+    """Even where the checksum is blind, nothing is written outside of a row's place."""
+    degree = np.array([2, 1, 1], np.int32)
+    for edges in ([(1, 0), (1, 2)], [(2, 2), (2, 2)], [(0, 1)]):
+        src, dst = np.array(edges, np.int32).T.copy()
+        buckets = entry_buckets.EntryBuckets(degree, "a graph")
+        with scratch.nameless_file(tmp_path) as file:
+            file.truncate(buckets.file_bytes)
+            buckets.spread(file, [(src, dst)])
+            with pytest.raises(EdgeStreamError, match="a graph: the edges changed"):
+                buckets.sort(file, False)
+
+
+def test_the_first_pass_goes_on_from_a_saved_state():
+    arcs = random_arcs()
+    stream = stream_of(arcs, 2_000, chunk_edges=1_000)
+    states = []
+
+    def keep(state):
+        states.append(layout.ScanState(*(array.copy() for array in state)))
+
+    with open_external_csc(stream, deduplicate=True, after_chunk=keep) as csc:
+        expected = rows_read(csc)
+    told = []
+    with open_external_csc(
+        stream, deduplicate=True, state=states[6], progress=lambda what, *_: told.append(what)
+    ) as csc:
+        assert rows_read(csc) == expected
+    assert told.count("degrees") == 5
+    assert told.count("adjacency") == 12
+    assert told.count("adjacency sort") == 1
+
+
+def test_notes_and_phases_go_to_the_open_record():
+    with phases.recording() as record, open_external_csc(stream_of([(0, 1), (1, 2)], 3)):
+        pass
+    assert set(record.seconds) == {"degrees", "adjacency"}
+    assert record.notes == {
+        "scratch_bytes": 384, "layout": "once", "repeated_share": 0.0, "deduplicated": False, "num_edges": 2,
+    }  # fmt: skip
+    assert record.graph.num_edges == 2
+    with phases.recording() as record, open_external_csc(stream_of([(0, 1), (1, 0), (1, 2)], 3)):
+        pass
+    assert (record.notes["deduplicated"], record.notes["num_edges"], record.graph) == (True, 2, None)
