@@ -62,7 +62,7 @@ class EntryBuckets:
         """
         num_chunks = self.num_buckets + _SPARE_CHUNKS
         chunks = np.empty((num_chunks, self._chunk_bytes()), np.uint8)
-        neighbors, rows = chunks.view(self.degree.dtype), chunks.view(np.uint16)
+        neighbors, rows = chunks.reshape(-1).view(self.degree.dtype), chunks.reshape(-1).view(np.uint16)
         cursor = np.arange(self.num_buckets, dtype=np.int64) * self.chunk
         free = np.arange(num_chunks - 1, self.num_buckets - 1, -1)
         full = np.empty((_SPARE_CHUNKS, 2), np.int64)
@@ -219,34 +219,40 @@ def _sum_ranges(degree, starts, out):
 
 
 @kernel(inline="always")
-def _put(row, neighbor, coarse, shift, first_row, neighbors, rows, log_chunk, cursor, free, full, counts):
-    """Append one entry to its row's bucket; a chunk that becomes full is exchanged for a free one."""
+def _bucket_of(row, coarse, shift, first_row):
     bucket = np.int64(coarse[row >> shift])
     while row >= first_row[bucket + 1]:
         bucket += 1
-    position = cursor[bucket]
-    last = (np.int64(1) << log_chunk) - 1
-    chunk, place = position >> log_chunk, position & last
-    neighbors[chunk, place] = neighbor
-    rows[chunk, (neighbors.itemsize >> 1) * (last + 1) + place] = row - first_row[bucket]
-    if place == last:
-        full[counts[_FULL], 0], full[counts[_FULL], 1] = bucket, chunk
-        counts[_FULL] += 1
-        counts[_FREE] -= 1
-        cursor[bucket] = free[counts[_FREE]] << log_chunk
-    else:
-        cursor[bucket] = position + 1
+    return bucket
 
 
 @kernel
 def _spread_edges(src, dst, start, coarse, shift, first_row, neighbors, rows, log_chunk, cursor, free, full, counts):
     """Append both entries of the edges from `start` on; stop where fewer than two chunks are free, and say where."""
+    last = (np.int64(1) << log_chunk) - 1
+    # One chunk after the other in flat arrays, its row numbers behind its neighbours.
+    neighbor_gap = 2 * (last + 1) // neighbors.itemsize
+    row_gap = neighbors.itemsize * (last + 1) // 2
+    num_free, num_full = counts[_FREE], counts[_FULL]
     for i in range(start, len(src)):
-        if counts[_FREE] < 2:
-            return i
-        u, v = src[i], dst[i]
-        _put(u, v, coarse, shift, first_row, neighbors, rows, log_chunk, cursor, free, full, counts)
-        _put(v, u, coarse, shift, first_row, neighbors, rows, log_chunk, cursor, free, full, counts)
+        for end in range(2):
+            row, neighbor = (src[i], dst[i]) if end == 0 else (dst[i], src[i])
+            bucket = _bucket_of(row, coarse, shift, first_row)
+            position = cursor[bucket]
+            chunk = position >> log_chunk
+            neighbors[position + chunk * neighbor_gap] = neighbor
+            rows[position + (chunk + 1) * row_gap] = row - first_row[bucket]
+            position += 1
+            if position & last == 0:
+                full[num_full, 0], full[num_full, 1] = bucket, chunk
+                num_full += 1
+                num_free -= 1
+                position = free[num_free] << log_chunk
+            cursor[bucket] = position
+        if num_free < 2:
+            counts[_FREE], counts[_FULL] = num_free, num_full
+            return i + 1
+    counts[_FREE], counts[_FULL] = num_free, num_full
     return len(src)
 
 
