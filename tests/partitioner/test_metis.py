@@ -1,0 +1,152 @@
+"""METIS through pymetis and through its own library: the same rules for both, and several balances at once."""
+
+import builtins
+
+import numpy as np
+import pytest
+
+from lightning_gnnscale.edge_stream import SyntheticGraph
+from lightning_gnnscale.errors import GNNScaleError
+from lightning_gnnscale.partitioner import metis as metis_module
+from lightning_gnnscale.partitioner import metis_library, partition
+from lightning_gnnscale.partitioner.metis_library import call_metis, find_metis_library
+from tests.partitioner.graphs import ODD, stream_of
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.skipif(not metis_module.metis_is_installed(), reason="needs METIS: the extra [metis], or libmetis"),
+]
+
+GRID = [(10 * r + c, 10 * r + c + 1) for r in range(10) for c in range(9)] + [(v, v + 10) for v in range(90)]
+COMMUNITIES = SyntheticGraph(4_000, 40_000, num_communities=24, homophily=0.85, seed=2)
+
+
+@pytest.fixture(params=["pymetis", "library"])
+def route(request, monkeypatch):
+    """METIS reached in either of the two ways."""
+    if request.param == "library":
+        monkeypatch.setattr(metis_module, "_import_pymetis", lambda: None)
+    elif metis_module._import_pymetis() is None:
+        pytest.skip("needs the extra [metis]")
+    return request.param
+
+
+@pytest.fixture
+def without_pymetis(monkeypatch):
+    original = builtins.__import__
+
+    def blocked(name, *args, **kwargs):
+        if name == "pymetis":
+            raise ImportError(name)
+        return original(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", blocked)
+
+
+@pytest.fixture
+def without_library(monkeypatch):
+    find_metis_library.cache_clear()
+    monkeypatch.setattr(metis_library, "_candidates", lambda: ["libnothing_of_this_name.so"])
+    yield
+    find_metis_library.cache_clear()
+
+
+def test_a_grid_is_cut_better_than_at_random(route):
+    stream = stream_of(GRID, 100)
+    metis = partition(stream, "metis", 4)
+    assert metis.quality.edge_cut_ratio < 0.25 * partition(stream, "random", 4).quality.edge_cut_ratio
+    assert metis.quality.node_balance <= 1.04  # 1.03, and the whole node that it rounds to
+    loose = partition(stream, "metis", 4, balance={"nodes": 1.2})
+    assert loose.quality.node_balance <= 1.2
+    both_ways = stream_of(GRID + [(v, u) for u, v in GRID], 100)
+    assert partition(both_ways, "metis", 4).quality.num_edges == len(GRID)
+    assert np.array_equal(partition(stream, "metis", 4, seed=5).part_id, partition(stream, "metis", 4, seed=5).part_id)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_graphs(name, route):
+    num_nodes, edges = ODD[name]
+    for num_parts in {1, min(3, num_nodes)}:
+        p = partition(stream_of(edges, num_nodes), "metis", num_parts)
+        assert sum(p.quality.nodes_per_part) == num_nodes
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_graphs_with_two_balances(name):
+    num_nodes, edges = ODD[name]
+    masks = {"train": np.arange(num_nodes) % 2 == 0}
+    num_parts = min(2, num_nodes)
+    p = partition(stream_of(edges, num_nodes), "metis", num_parts, masks=masks, balance={"nodes": 2.0, "train": 2.0})
+    assert sum(p.quality.nodes_per_part) == num_nodes
+    assert p.notes["balance"]["train"] == p.quality.train_balance
+
+
+def test_several_balances_are_kept_where_that_of_nodes_alone_breaks_them():
+    # Training nodes and volume sit in few communities, so balancing nodes alone cannot balance them by chance.
+    community = COMMUNITIES.communities()
+    masks = {"train": (community < 6) & (np.arange(4_000) % 2 == 0)}
+    balance = {"nodes": 1.05, "volume": 1.10, "train": 1.05}
+    alone = partition(COMMUNITIES.stream(), "metis", 4, masks=masks)
+    p = partition(COMMUNITIES.stream(), "metis", 4, masks=masks, balance=balance)
+    assert alone.quality.train_balance > 1.3
+    assert p.notes["balance_violations"] == {}
+    assert p.quality.node_balance <= 1.05 and p.quality.volume_balance <= 1.10 and p.quality.train_balance <= 1.05
+    assert p.notes["balance"] == pytest.approx(
+        {"nodes": p.quality.node_balance, "volume": p.quality.volume_balance, "train": p.quality.train_balance}
+    )
+    assert p.quality.edge_cut_ratio < 0.6 * partition(COMMUNITIES.stream(), "random", 4).quality.edge_cut_ratio
+
+
+def test_a_bound_that_metis_breaks_is_told(monkeypatch):
+    monkeypatch.setattr(metis_module, "call_metis", lambda library, indptr, *rest: np.arange(len(indptr) - 1) == 0)
+    with pytest.warns(UserWarning, match="balance of nodes is 1.9800, above the 1.2 asked for: part 0 holds 99"):
+        p = partition(stream_of(GRID, 100), "metis", 2, balance={"nodes": 1.2, "volume": 2.0})
+    assert p.notes["balance_violations"] == {"nodes": 39}
+
+
+@pytest.mark.parametrize("route_around_system", [False, True])
+def test_every_library_at_hand_answers(monkeypatch, route_around_system):
+    candidates = metis_library._candidates()
+    if route_around_system and len(candidates) < 2:
+        pytest.skip("one METIS library is at hand, not two")
+    find_metis_library.cache_clear()
+    monkeypatch.setattr(metis_library, "_candidates", lambda: candidates[1:] if route_around_system else candidates)
+    library = find_metis_library()
+    assert library.id_dtype in (np.int32, np.int64)
+    p = partition(COMMUNITIES.stream(), "metis", 2, balance={"nodes": 1.05, "volume": 1.05})
+    find_metis_library.cache_clear()
+    assert p.quality.volume_balance <= 1.05
+    assert p.quality.edge_cut_ratio < 0.35
+
+
+def test_an_input_that_metis_refuses_is_an_error_of_ours(capfd):
+    library = find_metis_library()
+    indptr, indices = np.array([0, 1, 2]), np.array([1, 0])
+    with pytest.raises(GNNScaleError, match="it refuses its input"):
+        call_metis(library, indptr, indices, None, np.array([0.5]), 2, 0)
+    assert "ubfactor" in capfd.readouterr().out
+
+
+def test_missing_pymetis_leaves_the_library(without_pymetis):
+    assert partition(stream_of(GRID, 100), "metis", 4).quality.edge_cut_ratio < 0.25
+
+
+def test_missing_metis_is_one_line_with_the_remedy(without_pymetis, without_library):
+    with pytest.raises(GNNScaleError, match=r"'metis' needs METIS: .*pip install 'lightning-gnnscale\[metis\]'"):
+        partition(stream_of(GRID, 100), "metis", 4)
+    assert not metis_module.metis_is_installed()
+
+
+def test_a_missing_library_is_told_where_several_balances_are_asked(without_library):
+    with pytest.raises(GNNScaleError, match="nodes, volume needs METIS' own library: .*apt-get install libm"):
+        partition(stream_of(GRID, 100), "metis", 4, balance={"nodes": 1.1, "volume": 1.1})
+
+
+def test_values_outside_their_range():
+    stream = stream_of(GRID, 100)
+    with pytest.raises(ValueError, match=r"partitioner.balance.train: there is no mask 'train'"):
+        partition(stream, "metis", 4, balance={"train": 1.1})
+    with pytest.raises(ValueError, match=r"partitioner.balance.nodes must be a finite number >= 1, got 0.5"):
+        partition(stream, "metis", 4, balance={"nodes": 0.5})
+    with pytest.raises(ValueError, match=r"a seed in \[0, 2147483648\), got -1"):
+        partition(stream, "metis", 4, seed=-1)
