@@ -1,0 +1,128 @@
+"""KaMinPar, in memory: a peer for cut and speed. Needs the extra `[kaminpar]`."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import GNNScaleError
+from ..graph import CSC, id_dtype
+from . import phases
+from .adjacency import symmetric_adjacency
+from .registry import check_number, register_partitioner
+from .scratch import AUTO, nameless_file, reserve, scratch_folder
+from .simple_graph import open_simple_graph
+
+# The ParHIP format: three uint64 (version, nodes, arcs), a uint64 file position a row, then the neighbours. The
+# version's bits say what is left out or narrow: edge weights, node weights, 64-bit positions (4), 64-bit ids (8).
+_NO_WEIGHTS, _NARROW_IDS, _HEADER_BYTES = 3, 8, 24
+
+
+@register_partitioner("kaminpar")
+def kaminpar(
+    stream,
+    num_parts: int,
+    *,
+    seed: int = 0,
+    masks=None,
+    balance=None,
+    progress=None,
+    threads: int = 1,
+    preset: str = "default",
+    deduplicate: bool | None = None,
+    scratch: str | os.PathLike | None = AUTO,
+) -> np.ndarray:
+    """Partition with KaMinPar, the whole graph in memory; it is handed over in a file on scratch disk.
+
+    Args:
+        stream: an EdgeStream.
+        num_parts: in [1, num_nodes].
+        seed: KaMinPar's own, in [0, 2**31).
+        masks: not used.
+        balance: None (KaMinPar's default, 1.03) or {"nodes": slack}: the largest part over the mean.
+        progress: called as progress(what, done, total) once a chunk.
+        threads: >= 1; with several threads the result is another one each time.
+        preset: a name of KaMinPar's own settings, for example "fast", "default", "eco", "strong" or "terapart".
+        deduplicate, scratch: see `open_simple_graph`; scratch disk is needed.
+
+    Returns:
+        (num_nodes,) int32 part ids.
+
+    Raises:
+        GNNScaleError: kaminpar is not installed, or scratch disk is full.
+        ValueError: a constraint that this method does not have, or a value outside its range.
+
+    Cost: 8 bytes an edge of memory (int32 ids) before KaMinPar starts, and of scratch disk; its own memory is some
+        50 bytes an edge.
+    Source: Gottesbueren et al., Deep multilevel graph partitioning, ESA 2021, through kaminpar.
+    """
+    package = _import_kaminpar()
+    slack = _node_slack(balance)
+    _check_options(package, threads, preset, seed)
+    folder = scratch_folder(scratch)
+    if folder is None:
+        raise ValueError("partitioner 'kaminpar' reads its graph from a file: give scratch=<a folder> or scratch=auto")
+    with phases.phase("degrees"):
+        graph, degree = open_simple_graph(stream, None, deduplicate, scratch, progress)
+    if num_parts == 1 or not graph.num_edges:
+        return (np.arange(graph.num_nodes) % num_parts).astype(np.int32)
+    with phases.phase("adjacency"):
+        file = _write_parhip(folder, symmetric_adjacency(graph, degree, id_dtype(graph.num_nodes), progress))
+        with file:
+            loaded = package.load_graph(f"/dev/fd/{file.fileno()}", package.GraphFileFormat.PARHIP)
+    with phases.phase("kaminpar"):
+        package.reseed(int(seed))
+        solver = package.KaMinPar(int(threads), package.context_by_name(preset))
+        found = solver.compute_partition(loaded, int(num_parts), slack - 1.0)
+    return np.asarray(found, np.int32)
+
+
+def kaminpar_is_installed() -> bool:
+    """Whether KaMinPar can be called."""
+    return "kaminpar" in sys.modules or importlib.util.find_spec("kaminpar") is not None
+
+
+def _import_kaminpar():
+    try:
+        import kaminpar
+    except ImportError as error:
+        raise GNNScaleError(
+            "partitioner 'kaminpar' needs kaminpar: install it with  pip install 'lightning-gnnscale[kaminpar]'"
+        ) from error
+    return kaminpar
+
+
+def _write_parhip(folder: Path, adjacency: CSC):
+    """Write the adjacency to a file without a name, and return the file."""
+    indptr, indices = adjacency
+    first = _HEADER_BYTES + 8 * len(indptr)
+    narrow = _NARROW_IDS if indices.dtype == np.int32 else 0
+    reserve(folder, first + indices.nbytes, f"handing {adjacency.num_arcs} neighbours to KaMinPar")
+    file = nameless_file(folder)
+    file.write(np.array([_NO_WEIGHTS | narrow, adjacency.num_rows, adjacency.num_arcs], np.uint64))
+    for values in (indptr * indices.itemsize + first, indices):
+        rest = memoryview(values).cast("B")
+        while rest:  # a system call writes 2 GiB at most
+            rest = rest[file.write(rest) :]
+    return file
+
+
+def _node_slack(balance) -> float:
+    if not balance:
+        return 1.03
+    if set(balance) != {"nodes"}:
+        raise ValueError(f"partitioner 'kaminpar' can bound the balance of 'nodes' alone, got {sorted(balance)}")
+    check_number("partitioner.balance.nodes", balance["nodes"], at_least=1)
+    return float(balance["nodes"])
+
+
+def _check_options(package, threads, preset: str, seed: int) -> None:
+    if isinstance(threads, bool) or not isinstance(threads, (int, np.integer)) or threads < 1:
+        raise ValueError(f"partitioner.threads must be a whole number >= 1, got {threads!r}")
+    if preset not in package.context_names():
+        names = ", ".join(sorted(package.context_names()))
+        raise ValueError(f"partitioner.preset must be one of {names}, got {preset!r}")
+    if not 0 <= seed < 2**31:
+        raise ValueError(f"partitioner 'kaminpar' takes a seed in [0, {2**31}), got {seed}")
