@@ -1,0 +1,237 @@
+"""GREM's inner loop: the nodes of one chunk of edges are placed, or placed anew, strictly one after the other."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from ..jit import kernel
+from ..triton_kernels.intrinsics import prefetch
+from . import phases
+from .edge_shuffle import EdgeFile
+
+_AHEAD = 32  # neighbours, or edges
+_ROWS_AHEAD = 24  # nodes
+_SLOTS_AHEAD = 12  # edges; a slot in a row is asked for once the row's end has come
+
+
+class PlacementState(NamedTuple):
+    """One pass over the edges as a value: saved after any chunk and given back, the pass goes on from there.
+
+    Attributes:
+        part: (num_nodes,) int32, -1 for a node that has none yet.
+        counts: (num_nodes, num_parts) float32, running means of a node's neighbours by part; (0, num_parts) where
+            parts are never refined.
+        sizes: (num_parts,) int64, nodes by part.
+        next_chunk: (1,) int64.
+    """
+
+    part: np.ndarray
+    counts: np.ndarray
+    sizes: np.ndarray
+    next_chunk: np.ndarray
+
+    @classmethod
+    def empty(cls, num_nodes: int, num_parts: int, refine: bool) -> "PlacementState":
+        part = np.full(num_nodes, -1, np.int32)
+        counts = np.zeros((num_nodes if refine else 0, num_parts), np.float32)
+        return cls(part, counts, np.zeros(num_parts, np.int64), np.zeros(1, np.int64))
+
+
+class ChunkRows(NamedTuple):
+    """The edges of one chunk as rows of neighbours; row v is neighbors[ends[v - 1]:ends[v]], from 0 for node 0.
+
+    Attributes:
+        ends: (num_nodes,) int64.
+        neighbors: (2 * num_chunk_edges,) ids.
+    """
+
+    ends: np.ndarray
+    neighbors: np.ndarray
+
+
+SeedParts = Callable[[ChunkRows, EdgeFile, int], np.ndarray]
+
+
+def place_edges(
+    edges: EdgeFile, caps: np.ndarray, chunk_edges: int, seed_parts: SeedParts, state: PlacementState, after_chunk
+) -> None:
+    """Place every node, from the state's chunk to the end; the state is changed in place.
+
+    Args:
+        edges: in the order in which they are to be met; ids in [0, len(state.part)).
+        caps: (num_parts,) int64, nodes a part may hold; together at least the nodes.
+        chunk_edges: edges a chunk, >= 1; part of the method.
+        seed_parts: called as seed_parts(rows, edges, number of edges) with the first chunk, before anything else is
+            placed; returns the part of each node that has an edge in it, by ascending node id.
+        state: where the pass stands.
+        after_chunk: called with the number of edges done once a chunk.
+
+    Cost: O(num_edges + num_chunks * num_nodes * num_parts) time at most; 8 bytes a node and 2 ids an edge of one
+        chunk, beside the state and what `seed_parts` takes.
+    """
+    buffers = _chunk_buffers(edges, chunk_edges, len(state.part))
+    refine = len(state.counts) > 0
+    while int(state.next_chunk[0]) * chunk_edges < edges.num_edges:
+        start = int(state.next_chunk[0]) * chunk_edges
+        stop = min(start + chunk_edges, edges.num_edges)
+        with phases.phase("chunks"):
+            rows = _read_rows(edges, start, stop, buffers)
+        if start == 0:
+            with phases.phase("seed"):
+                seed = seed_parts(rows, edges, stop)
+            _take_seed(rows.ends, rows.neighbors, seed, state.part, state.counts, state.sizes, caps)
+        else:
+            with phases.phase("placing"):
+                _place_chunk(rows.ends, rows.neighbors, state.part, state.counts, state.sizes, caps, refine)
+        state.next_chunk[0] += 1
+        after_chunk(stop)
+    _place_rest(state.part, state.sizes, caps)
+
+
+def _chunk_buffers(edges: EdgeFile, chunk_edges: int, num_nodes: int) -> ChunkRows:
+    longest = min(chunk_edges, edges.num_edges)
+    return ChunkRows(np.empty(num_nodes, np.int64), np.empty(2 * longest, edges.dtype))
+
+
+def _read_rows(edges: EdgeFile, start: int, stop: int, buffers: ChunkRows) -> ChunkRows:
+    """Sort the edges [start, stop) by node, reading them twice so that they are never held beside their rows."""
+    ends, neighbors = buffers.ends, buffers.neighbors[: 2 * (stop - start)]
+    ends[:] = 0
+    for pairs in edges.pieces(start, stop):
+        _count_ends(pairs, ends)
+    _starts_from_counts(ends)
+    for pairs in edges.pieces(start, stop):
+        _fill_rows(pairs, ends, neighbors)
+    return ChunkRows(ends, neighbors)
+
+
+@kernel
+def _count_ends(pairs, ends):
+    for i in range(len(pairs)):
+        if i + _AHEAD < len(pairs):
+            prefetch(ends, np.int64(pairs[i + _AHEAD, 0]))
+            prefetch(ends, np.int64(pairs[i + _AHEAD, 1]))
+        ends[pairs[i, 0]] += 1
+        ends[pairs[i, 1]] += 1
+
+
+@kernel
+def _starts_from_counts(ends):
+    total = 0
+    for v in range(len(ends)):
+        count = ends[v]
+        ends[v] = total
+        total += count
+
+
+@kernel
+def _fill_rows(pairs, ends, neighbors):
+    """Append each edge to both rows; what begins as a row's start has become its end when all edges are in."""
+    for i in range(len(pairs)):
+        if i + _AHEAD < len(pairs):
+            prefetch(ends, np.int64(pairs[i + _AHEAD, 0]))
+            prefetch(ends, np.int64(pairs[i + _AHEAD, 1]))
+            prefetch(neighbors, ends[pairs[i + _SLOTS_AHEAD, 0]])
+            prefetch(neighbors, ends[pairs[i + _SLOTS_AHEAD, 1]])
+        u, v = pairs[i, 0], pairs[i, 1]
+        neighbors[ends[u]] = v
+        ends[u] += 1
+        neighbors[ends[v]] = u
+        ends[v] += 1
+
+
+@kernel
+def _tally(neighbors, start, stop, part, tally):
+    """Count the row's neighbours by part; those without a part are left out."""
+    tally[:] = 0
+    for e in range(start, stop):
+        if e + _AHEAD < len(neighbors):
+            prefetch(part, np.int64(neighbors[e + _AHEAD]))
+        q = part[neighbors[e]]
+        if q >= 0:
+            tally[q] += 1
+
+
+@kernel
+def _best_part(scores, sizes, caps, own):
+    """Return the part with room of the best score: `own` if it is among them, then the relatively lightest one."""
+    best = -1
+    for b in range(len(scores)):
+        if sizes[b] >= caps[b]:
+            continue
+        if best < 0 or scores[b] > scores[best]:
+            best = b
+        elif scores[b] < scores[best] or best == own:
+            continue
+        elif b == own or sizes[b] * caps[best] < sizes[best] * caps[b]:
+            best = b
+    return best
+
+
+@kernel
+def _place_chunk(ends, neighbors, part, counts, sizes, caps, refine):
+    """Place the nodes of one chunk by ascending id; with `refine` those that have a part are taken out first."""
+    tally, scores = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.float32)
+    half = np.float32(0.5)
+    flat_counts = counts.reshape(-1)
+    stop = np.int64(0)
+    for v in range(len(ends)):
+        start, stop = stop, ends[v]
+        ahead = v + _ROWS_AHEAD
+        if refine and ahead < len(ends):
+            met = ends[ahead] != ends[ahead - 1]
+            prefetch(flat_counts, len(sizes) * (ahead if met else v))
+        own = part[v]
+        if stop == start or (own >= 0 and not refine):
+            continue
+        _tally(neighbors, start, stop, part, tally)
+        if own >= 0:
+            sizes[own] -= 1
+            for b in range(len(sizes)):
+                scores[b] = (counts[v, b] + np.float32(tally[b])) * half
+        else:
+            for b in range(len(sizes)):
+                scores[b] = np.float32(tally[b])
+        best = _best_part(scores, sizes, caps, own)
+        part[v] = best
+        sizes[best] += 1
+        if refine:
+            for b in range(len(sizes)):
+                counts[v, b] = scores[b]
+
+
+@kernel
+def _take_seed(ends, neighbors, seed, part, counts, sizes, caps):
+    """Give the first chunk's nodes their seed parts while there is room, place the others, and count for all."""
+    stop, rank = np.int64(0), 0
+    for v in range(len(ends)):
+        start, stop = stop, ends[v]
+        if stop > start:
+            b = seed[rank]
+            rank += 1
+            if sizes[b] < caps[b]:
+                part[v] = b
+                sizes[b] += 1
+    _place_chunk(ends, neighbors, part, counts, sizes, caps, False)
+    if len(counts) == 0:
+        return
+    tally = np.zeros(len(sizes), np.int64)
+    stop = np.int64(0)
+    for v in range(len(ends)):
+        start, stop = stop, ends[v]
+        if stop > start:
+            _tally(neighbors, start, stop, part, tally)
+            for b in range(len(sizes)):
+                counts[v, b] = np.float32(tally[b])
+
+
+@kernel
+def _place_rest(part, sizes, caps):
+    """Give nodes that no edge has met to the relatively lightest part with room."""
+    scores = np.zeros(len(sizes), np.float32)
+    for v in range(len(part)):
+        if part[v] < 0:
+            best = _best_part(scores, sizes, caps, -1)
+            part[v] = best
+            sizes[best] += 1

@@ -1,0 +1,107 @@
+"""How GREM's first chunk is partitioned: in memory, before any edge streams."""
+
+import numpy as np
+
+from ..edge_stream import open_edge_stream
+from ..jit import kernel
+from . import phases
+from .edge_shuffle import EdgeFile
+from .grem_placement import ChunkRows, SeedParts
+from .registry import available_partitioners, complete_options, get_partitioner
+from .scratch import AUTO
+
+MULTILEVEL = "multilevel"
+
+
+def check_seed_method(name: str) -> None:
+    """Raise ValueError unless the name is "multilevel" or a registered partitioner other than GREM."""
+    allowed = [MULTILEVEL, *(known for known in available_partitioners() if known not in ("grem", MULTILEVEL))]
+    if name not in allowed:
+        raise ValueError(f"partitioner.seed_method must be one of {', '.join(allowed)}, got {name!r}")
+
+
+def seed_partitioner(method: str, share: tuple[int, ...], seed: int, epsilon: float, scratch=AUTO) -> SeedParts:
+    """Return the function that partitions a first chunk.
+
+    Args:
+        method: "multilevel", or the name of a registered partitioner; that one partitions into sum(share) parts of one
+            size, which are then put together, unless all shares are equal.
+        share: of each part, whole numbers >= 1.
+        seed: passed on.
+        epsilon: slack of the balance over the chunk's nodes, for "multilevel".
+        scratch: for registered partitioners that take it.
+
+    Returns:
+        A `SeedParts`. A chunk with fewer nodes than parts gives each node a part of its own.
+    """
+    even = len(set(share)) == 1
+    num_parts = len(share) if even or method == MULTILEVEL else sum(share)
+
+    def seed_parts(rows: ChunkRows, edges: EdgeFile, num_edges: int) -> np.ndarray:
+        rank = np.empty(len(rows.ends), rows.neighbors.dtype)
+        num_nodes = _rank_nodes(rows.ends, rank)
+        if num_nodes < num_parts:
+            found = np.arange(num_nodes)
+        elif method == MULTILEVEL:
+            return _multilevel(rows, rank, num_nodes, share, even, seed, epsilon)
+        else:
+            found = _registered(method, rank, num_nodes, num_parts, edges, num_edges, seed, scratch)
+        if num_parts > len(share):
+            found = np.searchsorted(np.cumsum(share), found, side="right")
+        return found.astype(np.int32)
+
+    return seed_parts
+
+
+def _multilevel(rows, rank, num_nodes, share, even, seed, epsilon) -> np.ndarray:
+    from .multilevel import partition_in_memory
+
+    indptr, indices = np.zeros(num_nodes + 1, np.int64), np.empty(len(rows.neighbors), np.int32)
+    _compact_rows(rows.ends, rows.neighbors, rank, indptr, indices)
+    weight = np.ones((num_nodes, 1), np.int64)
+    num_parts = len(share)
+    cap = np.array([int(-(-num_nodes // num_parts) * (1 + epsilon))], np.int64)
+    relative = None if even else np.asarray(share, np.float64)
+    return partition_in_memory(indptr, indices, None, weight, cap, num_parts, seed=seed, share=relative)
+
+
+def _registered(method, rank, num_nodes, num_parts, edges, num_edges, seed, scratch) -> np.ndarray:
+    pairs = np.empty((num_edges, 2), edges.dtype)
+    edges.read(0, pairs)
+    _rename(pairs, rank)
+    stream = open_edge_stream((pairs[:, 0], pairs[:, 1]), num_nodes=num_nodes, layout="once")
+    options = {"scratch": scratch} if "scratch" in complete_options(method, {}) else {}
+    with phases.recording():  # its graph and its phases are not those of the whole
+        return np.asarray(get_partitioner(method)(stream, num_parts, seed=seed, **options))
+
+
+@kernel
+def _rank_nodes(ends, rank):
+    """Number the nodes that have an edge; return how many there are."""
+    num_nodes, start = 0, 0
+    for v in range(len(ends)):
+        if ends[v] > start:
+            rank[v] = num_nodes
+            num_nodes += 1
+        start = ends[v]
+    return num_nodes
+
+
+@kernel
+def _compact_rows(ends, neighbors, rank, indptr, indices):
+    row, start = 0, 0
+    for v in range(len(ends)):
+        if ends[v] > start:
+            row += 1
+            indptr[row] = ends[v]
+        start = ends[v]
+    for e in range(len(neighbors)):
+        indices[e] = rank[neighbors[e]]
+
+
+@kernel
+def _rename(pairs, rank):
+    """Put the ranks in, the smaller first: no edge then looks like the reverse of another."""
+    for i in range(len(pairs)):
+        u, v = rank[pairs[i, 0]], rank[pairs[i, 1]]
+        pairs[i, 0], pairs[i, 1] = min(u, v), max(u, v)
