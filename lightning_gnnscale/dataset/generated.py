@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 from filelock import FileLock
@@ -31,12 +30,15 @@ def generate(
     to_undirected: bool = True,
     remove_self_loops: bool = False,
     chunk_edges: int = 1 << 22,
+    community_exponent: float | None = None,
+    max_community: float | None = None,
     progress: Callable[[str, int, int | None], None] | None = None,
 ) -> GraphDataset:
     """Generate a planted-partition graph with power-law degrees, or open the one that was generated before.
 
     Args:
-        num_nodes, num_edges, num_communities, homophily, exponent, label_noise, seed: see `SyntheticGraph`.
+        num_nodes, num_edges, num_communities, homophily, exponent, label_noise, seed, community_exponent,
+            max_community: see `SyntheticGraph`.
         num_classes: labels are communities modulo this many classes; None: one class a community.
         folder: edges and features go to a sub-folder named by the parameters.
         feature_dim, feature_noise, feature_dtype: columns, standard deviation of their noise, float32 or float16.
@@ -48,13 +50,21 @@ def generate(
     Cost: about 0.1 us an edge and 15 ns a feature value, once; 8 bytes an edge on disk.
     """
     graph = SyntheticGraph(
-        num_nodes, num_edges, num_communities, homophily, exponent, label_noise=label_noise, seed=seed
+        num_nodes,
+        num_edges,
+        num_communities,
+        homophily,
+        exponent,
+        label_noise=label_noise,
+        seed=seed,
+        community_exponent=community_exponent,
+        max_community=max_community,
     )
     features = {"dim": feature_dim, "noise": feature_noise, "dtype": feature_dtype}
     classes = num_communities if num_classes is None else num_classes
     if not 1 <= classes <= num_communities:
         raise ValueError(f"dataset.num_classes must be in [1, {num_communities}], the communities, got {classes}")
-    parameters = json.dumps({**asdict(graph), **features}, sort_keys=True)
+    parameters = json.dumps({**graph.parameters(), **features}, sort_keys=True)
     target = Path(folder) / f"{name}-{fold(*parameters.encode()) >> 32:08x}"
     target.mkdir(parents=True, exist_ok=True)
     edges, rows = target / "edges.bin", target / "features.npy"

@@ -63,3 +63,9 @@ def checked_integer(name: str, value, low: int, high: int | None = None) -> int:
     if isinstance(value, bool) or number < low or (high is not None and number > high):
         raise ValueError(f"{name} must be a whole number {allowed}, got {value!r}")
     return number
+
+
+def checked_number(name: str, value, low: float, high: float) -> None:
+    """Raise one line that names it unless it is a number in [low, high]."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not low <= value <= high:
+        raise ValueError(f"{name} must be in [{low:g}, {high:g}], got {value!r}")

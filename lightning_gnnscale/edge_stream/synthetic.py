@@ -15,14 +15,17 @@ import numpy as np
 
 from ..jit import kernel
 from ..rng import below, combine, fold, unit
-from .options import CHUNK_EDGES, StreamOptions, checked_integer
+from .options import CHUNK_EDGES, StreamOptions, checked_integer, checked_number
 from .planted_edges import DRAW_VERSION, DrawTables, build_tables, draw_edges
+from .planted_features import feature_ranges
+from .power_law import community_sizes, largest_weight, settle
 from .read_ahead import BufferPool
 from .stream import EdgeStream, Progress
 
 _EDGES, _COMMUNITY, _WEIGHT, _LABEL, _LABEL_NOISE, _SPLIT, _CENTRE, _FEATURE = range(8)
 _PIECE_EDGES = 1 << 17
 _FEATURE_BYTES = 1 << 24
+_WHOLE = 65536.0
 FEATURE_DTYPES = ("float32", "float16")
 
 
@@ -30,9 +33,10 @@ FEATURE_DTYPES = ("float32", "float16")
 class SyntheticGraph:
     """Degree-corrected planted partition with power-law degrees.
 
-    Communities are given to nodes by hash, so node ids tell nothing of them. An edge lies inside a community with
-    probability `homophily`; its ends are drawn in proportion to their expected degrees. There are no self-loops;
-    an edge may repeat, as hubs of one community meet more than once.
+    Communities are given to nodes by hash, so node ids tell nothing of them; they are of one size, or of sizes that
+    follow a power law. An edge lies inside a community with probability `homophily`; its ends are drawn in proportion
+    to their expected degrees. There are no self-loops; an edge may repeat, as hubs of one community meet more than
+    once. `lfr_graph` takes the parameters of the LFR benchmark.
 
     Args:
         num_nodes: in [2, 2**31).
@@ -44,6 +48,10 @@ class SyntheticGraph:
             without repeated edges end.
         label_noise: share of the labels that are drawn anew from all communities, in [0, 1].
         seed: any whole number of 64 bits.
+        community_exponent: of the sizes of communities, density(s) ~ s ** -community_exponent, in [1, 100]; a node
+            then lives in a community larger than its expected neighbours inside. None: one size, drawn evenly.
+        max_community: nodes of the largest community, in [num_nodes / num_communities, num_nodes]; None: a tenth of
+            the nodes, but at least twice the mean. Needs `community_exponent`.
 
     Raises:
         ValueError: a parameter is outside of its range.
@@ -61,17 +69,31 @@ class SyntheticGraph:
     max_degree: float | None = None
     label_noise: float = 0.0
     seed: int = 0
+    community_exponent: float | None = None
+    max_community: float | None = None
 
     def __post_init__(self):
         checked_integer("synthetic.num_nodes", self.num_nodes, 2, 2**31 - 1)
         checked_integer("synthetic.num_edges", self.num_edges, 0)
         checked_integer("synthetic.num_communities", self.num_communities, 1, self.num_nodes // 2)
         checked_integer("synthetic.seed", self.seed, -(2**63), 2**64 - 1)
-        _checked_number("synthetic.homophily", self.homophily, 0, 1)
-        _checked_number("synthetic.label_noise", self.label_noise, 0, 1)
-        _checked_number("synthetic.exponent", self.exponent, 2.000001, 100)
+        checked_number("synthetic.homophily", self.homophily, 0, 1)
+        checked_number("synthetic.label_noise", self.label_noise, 0, 1)
+        checked_number("synthetic.exponent", self.exponent, 2.000001, 100)
         if self.max_degree is not None:
-            _checked_number("synthetic.max_degree", self.max_degree, 2 * self.num_edges / self.num_nodes, math.inf)
+            checked_number("synthetic.max_degree", self.max_degree, 2 * self.num_edges / self.num_nodes, math.inf)
+        if self.community_exponent is not None:
+            checked_number("synthetic.community_exponent", self.community_exponent, 1, 100)
+        if self.max_community is not None:
+            if self.community_exponent is None:
+                raise ValueError("synthetic.max_community needs synthetic.community_exponent: without it sizes are one")
+            smallest = self.num_nodes / self.num_communities
+            checked_number("synthetic.max_community", self.max_community, smallest, self.num_nodes)
+
+    def parameters(self) -> dict:
+        """Return the parameters as plain values; those that came later are left out where they are not given."""
+        later = ("community_exponent", "max_community")
+        return {name: value for name, value in asdict(self).items() if value is not None or name not in later}
 
     def __getstate__(self) -> dict:
         return asdict(self)
@@ -85,7 +107,10 @@ class SyntheticGraph:
     def communities(self) -> np.ndarray:
         """Return the (num_nodes,) int32 communities."""
         out = np.empty(self.num_nodes, np.int32)
-        _nodes_below(self._key(_COMMUNITY), self.num_communities, out)
+        if self.community_exponent is None:
+            _nodes_below(self._key(_COMMUNITY), self.num_communities, out)
+        else:
+            settle(self._key(_COMMUNITY), self._neighbors_inside(), self._sizes(), out)
         return out
 
     def labels(self) -> np.ndarray:
@@ -108,7 +133,7 @@ class SyntheticGraph:
         """
         test = 1.0 - train - val if test is None else test
         for name, share in (("train", train), ("val", val), ("test", test)):
-            _checked_number(f"synthetic.masks.{name}", share, -1e-12, 1)
+            checked_number(f"synthetic.masks.{name}", share, -1e-12, 1)
         if train + val + test > 1 + 1e-12:
             raise ValueError(f"synthetic.masks shares must add up to at most 1, got {train} + {val} + {test}")
         u = self._units(_SPLIT)
@@ -141,7 +166,7 @@ class SyntheticGraph:
         Cost: about 15 ns a value; 16 MiB beside the array, with `path` 16 MiB alone.
         """
         checked_integer("synthetic.features.dim", dim, 1)
-        _checked_number("synthetic.features.noise", noise, 0, math.inf)
+        checked_number("synthetic.features.noise", noise, 0, math.inf)
         dtype = np.dtype(dtype)
         if dtype.name not in FEATURE_DTYPES:
             raise ValueError(f"synthetic.features.dtype must be one of {', '.join(FEATURE_DTYPES)}, got {dtype.name}")
@@ -166,18 +191,12 @@ class SyntheticGraph:
         return np.load(path, mmap_mode="r")
 
     def _feature_ranges(self, dim: int, dtype: np.dtype, noise: float, progress) -> Iterator[tuple[int, np.ndarray]]:
-        community = self.communities()
-        centres = np.empty((self.num_communities, dim), np.float32)
-        _gaussian_rows(self._key(_CENTRE), 0, 1.0 / math.sqrt(dim), centres)
         num_rows = max(1, _FEATURE_BYTES // (4 * dim))
-        for first in range(0, self.num_nodes, num_rows):
-            last = min(first + num_rows, self.num_nodes)
-            rows = np.empty((last - first, dim), np.float32)
-            _gaussian_rows(self._key(_FEATURE), first, noise, rows)
-            _add_centres(centres, community[first:last], rows)
+        keys = (self._key(_CENTRE), self._key(_FEATURE))
+        for first, rows in feature_ranges(self.communities(), self.num_communities, dim, noise, keys, num_rows):
             yield first, rows.astype(dtype, copy=False)
             if progress is not None:
-                progress("synthetic features", last, self.num_nodes)
+                progress("synthetic features", first + len(rows), self.num_nodes)
 
     def _key(self, purpose: int) -> np.uint64:
         return np.uint64(fold(self.seed, purpose))
@@ -189,25 +208,32 @@ class SyntheticGraph:
 
     @cached_property
     def _tables(self) -> DrawTables:
-        tail = 1.0 / (self.exponent - 1.0)
+        return build_tables(self.communities(), self.num_communities, self._weights(), self.homophily)
+
+    def _weights(self) -> np.ndarray:
+        """Return (num_nodes,) float64 expected degrees, up to a factor, the smallest 1."""
         weight = self._units(_WEIGHT)
         np.subtract(1.0, weight, out=weight)
-        np.power(weight, -tail, out=weight)
-        np.minimum(weight, self._largest_weight(), out=weight)
-        return build_tables(self.communities(), self.num_communities, weight, self.homophily)
+        np.power(weight, -1.0 / (self.exponent - 1.0), out=weight)
+        return np.minimum(weight, self._largest_weight(), out=weight)
 
     def _largest_weight(self) -> float:
-        """Return the cap c of Pareto weights whose own share is max_degree: c / E[min(w, c)] = max / mean degree."""
         mean_degree = max(2 * self.num_edges / self.num_nodes, 1e-12)
         max_degree = math.sqrt(2 * self.num_edges) if self.max_degree is None else self.max_degree
-        ratio = max_degree / mean_degree
-        low, high = 1.0, 1e15
-        for _ in range(200):
-            middle = math.sqrt(low * high)
-            slope = self.exponent - 2.0
-            mean_weight = 1.0 + (1.0 - middle**-slope) / slope
-            low, high = (middle, high) if middle / mean_weight < ratio else (low, middle)
-        return low
+        return largest_weight(self.exponent, max_degree / mean_degree)
+
+    def _neighbors_inside(self) -> np.ndarray:
+        """Return (num_nodes,) float64, expected neighbours of each node in its own community."""
+        weight = self._weights()
+        np.rint(weight * _WHOLE, out=weight)  # their sum is then exact, and its last bit the same on every machine
+        weight *= 2 * self.num_edges * self.homophily / weight.sum()
+        return weight
+
+    def _sizes(self) -> np.ndarray:
+        largest = self.max_community
+        if largest is None:
+            largest = min(self.num_nodes, max(self.num_nodes / 10, 2 * self.num_nodes / self.num_communities))
+        return community_sizes(self.num_nodes, self.num_communities, self.community_exponent, largest)
 
 
 class SyntheticStream(EdgeStream):
@@ -222,7 +248,7 @@ class SyntheticStream(EdgeStream):
         self.graph = graph
 
     def _identity(self) -> dict:
-        return {"synthetic": asdict(self.graph), "version": DRAW_VERSION}
+        return {"synthetic": self.graph.parameters(), "version": DRAW_VERSION}
 
     def _blocks(self, first_edge: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for start in range(first_edge, self.num_edges, _PIECE_EDGES):
@@ -248,11 +274,6 @@ class SyntheticStream(EdgeStream):
         draw_edges(self.graph._key(_EDGES), first_edge, *tables, out_src, out_dst)
 
 
-def _checked_number(name: str, value, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not low <= value <= high:
-        raise ValueError(f"{name} must be in [{low:g}, {high:g}], got {value!r}")
-
-
 @kernel
 def _nodes_below(key, bound, out):
     for v in range(len(out)):
@@ -263,26 +284,3 @@ def _nodes_below(key, bound, out):
 def _node_units(key, out):
     for v in range(len(out)):
         out[v] = unit(combine(key, v))
-
-
-@kernel
-def _gaussian_rows(key, first_row, scale, out):
-    """Fill float32 rows with N(0, scale**2), two values a hash (Box and Muller, 1958)."""
-    low_32, half, width = np.uint64(0xFFFFFFFF), 0.5, 1.0 / 4294967296.0
-    num_rows, dim = out.shape
-    for i in range(num_rows):
-        row = combine(key, first_row + i)
-        for j in range(0, dim, 2):
-            random = combine(row, j)
-            radius = scale * np.sqrt(-2.0 * np.log((np.float64(random >> np.uint64(32)) + half) * width))
-            angle = 2.0 * np.pi * np.float64(random & low_32) * width
-            out[i, j] = radius * np.cos(angle)
-            if j + 1 < dim:
-                out[i, j + 1] = radius * np.sin(angle)
-
-
-@kernel
-def _add_centres(centres, community, rows):
-    for i in range(rows.shape[0]):
-        for j in range(rows.shape[1]):
-            rows[i, j] += centres[community[i], j]
