@@ -1,6 +1,6 @@
 """Assign nodes to parts from a stream of edges."""
 
-from . import grem, kaminpar, metis, random, spring  # noqa: F401 (imported to be registered)
+from . import fennel, grem, kaminpar, ldg, metis, random, range, spring  # noqa: F401 (imported to be registered)
 from .partition import partition
 from .partitioning import Partitioning
 from .quality import PartitionQuality, evaluate_partitioning
