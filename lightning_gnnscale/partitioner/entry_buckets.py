@@ -1,8 +1,11 @@
 """(row, neighbour) entries spread over buckets of one scratch file, and each bucket sorted to rows in place.
 
-A bucket is a range of rows. Its entries come as chunks of CHUNK neighbours followed by CHUNK row numbers of two bytes,
-relative to the bucket's first row: 6 bytes an entry (10 with int64 ids). Sorted, the neighbours alone remain, packed
-from the front of the file, which never reach a bucket that has not been read yet.
+A bucket is a range of rows. Its entries come as chunks: neighbours, then as many row numbers of two bytes, relative to
+the bucket's first row: 6 bytes an entry (10 with int64 ids). Sorted, the neighbours alone remain (4 bytes, or 8),
+packed from the front of the file: they never reach a bucket that has not been read yet.
+
+The rows may also be taken in rounds. A round needs the room of its entries and of all neighbours sorted before, so the
+largest of two rounds, three quarters of the entries, sets the peak: 4.5 bytes an entry instead of 6; of three: 4.2.
 """
 
 import os
@@ -11,31 +14,31 @@ import numpy as np
 
 from ..errors import EdgeStreamError
 from ..jit import kernel
+from .entry_spread import OpenChunks, spread_edges
 
 MAX_ROWS = 1 << 16  # rows of a bucket: their numbers fit two bytes
 MIN_ENTRIES, MAX_ENTRIES = 1 << 19, 1 << 21  # of a bucket, unless it is one row: what is sorted in memory at a time
 MIN_CHUNK, MAX_CHUNK = 1 << 11, 1 << 13  # entries
 CHUNK_BYTES = 1 << 23  # open chunks of all buckets together, where MIN_CHUNK allows it
 READ_BYTES = 1 << 20
-
-_SPARE_CHUNKS = 32
-_COARSE_CELLS = 1 << 13
-_FREE, _FULL = range(2)  # positions in EntryBuckets.counts
+PAGE_BYTES = 1 << 12
+MAX_ROUNDS = 3
 
 
 class EntryBuckets:
     """Takes the entries of a symmetric adjacency in any order, and puts the rows one after the other into a file.
 
     Args:
-        degree: (num_nodes,) int32 or int64, entries that each row will get at most; not copied.
+        degree: (num_nodes,) int32 or int64, entries that each row will get; not copied.
         name: of the source, for messages.
+        num_rounds: rounds that the rows are taken in, >= 1; all edges must come once in each.
 
     Attributes:
-        file_bytes: size of the file when all entries have come: the peak.
+        file_bytes: the largest size that the file will have.
     """
 
-    def __init__(self, degree: np.ndarray, name: str):
-        self.degree, self.name = degree, name
+    def __init__(self, degree: np.ndarray, name: str, num_rounds: int = 1):
+        self.degree, self.name, self.num_rounds = degree, name, num_rounds
         num_entries = int(degree.sum(dtype=np.int64))
         max_entries = int(np.clip(num_entries >> 8, MIN_ENTRIES, MAX_ENTRIES))
         self.first_row = cut_ranges(degree, max_entries, MAX_ROWS)
@@ -47,114 +50,103 @@ class EntryBuckets:
             self.chunk //= 2
         if num_entries < self.chunk:
             self.chunk = max(64, 1 << num_entries.bit_length())
-        self._first_chunk = np.zeros(self.num_buckets + 1, np.int64)
-        np.cumsum(-(-self._entries // self.chunk), out=self._first_chunk[1:])
-        self.file_bytes = int(self._first_chunk[-1]) * self._chunk_bytes()
+        self._num_chunks = -(-self._entries // self.chunk)
+        self._offset = np.zeros(self.num_buckets, np.int64)
+        self._first_bucket = self._cut_rounds()
+        self.file_bytes = max(self._lay_out(number) for number in range(num_rounds))
+        self._position = 0
 
-    def spread(self, file, blocks) -> None:
-        """Write both entries of every edge to the buckets.
+    def spread(self, file, blocks, number: int = 0) -> None:
+        """Write both entries of every edge, as far as they belong to a round, to the buckets.
 
         Args:
-            file: an empty unbuffered file.
+            file: an unbuffered file, empty in round 0.
             blocks: (src, dst) pairs of arrays, ids in [0, num_nodes).
+            number: of the round.
 
         Cost: O(edges) time; CHUNK_BYTES of memory, more from 700 buckets on.
         """
-        num_chunks = self.num_buckets + _SPARE_CHUNKS
-        chunks = np.empty((num_chunks, self._chunk_bytes()), np.uint8)
-        neighbors, rows = chunks.reshape(-1).view(self.degree.dtype), chunks.reshape(-1).view(np.uint16)
-        cursor = np.arange(self.num_buckets, dtype=np.int64) * self.chunk
-        free = np.arange(num_chunks - 1, self.num_buckets - 1, -1)
-        full = np.empty((_SPARE_CHUNKS, 2), np.int64)
-        counts = np.array([_SPARE_CHUNKS, 0])
+        buckets = range(self._first_bucket[number], self._first_bucket[number + 1])
+        opened = OpenChunks.of(self.first_row, buckets, self.chunk, self.degree.dtype)
         written = np.zeros(self.num_buckets, np.int64)
-        coarse, shift = self._coarse_table()
-        log_chunk = self.chunk.bit_length() - 1
         for src, dst in blocks:
             done = 0
             while done < len(src):
-                done = _spread_edges(
-                    src,
-                    dst,
-                    done,
-                    coarse,
-                    shift,
-                    self.first_row,
-                    neighbors,
-                    rows,
-                    log_chunk,
-                    cursor,
-                    free,
-                    full,
-                    counts,
-                )
-                for bucket, chunk in full[: counts[_FULL]].tolist():
-                    self._write(file, bucket, chunks[chunk], written)
-                free[counts[_FREE] : counts[_FREE] + counts[_FULL]] = full[: counts[_FULL], 1]
-                counts[_FREE] += counts[_FULL]
-                counts[_FULL] = 0
-        for bucket, position in enumerate(cursor.tolist()):
-            if position & (self.chunk - 1):
-                self._write(file, bucket, chunks[position >> log_chunk], written)
+                done = spread_edges(src, dst, done, opened)
+                for bucket, chunk in opened.take_full():
+                    self._write(file, bucket, chunk, written)
+        for bucket, chunk in opened.take_begun():
+            self._write(file, bucket, chunk, written)
 
-    def sort(self, file, drop_repeats: bool, progress=None) -> None:
-        """Put the rows one after the other to the front of the file, and cut off the rest.
+    def sort(self, file, drop_repeats: bool, progress=None, number: int = 0) -> None:
+        """Put a round's rows behind those of the rounds before, and cut off the rest of the file.
 
         Args:
             file: what `spread` has filled.
             drop_repeats: keep the first of several equal neighbours of a row; `degree` is corrected.
             progress: called as progress("adjacency sort", entries done, entries in all) once a bucket.
+            number: of the round.
 
         Raises:
             EdgeStreamError: a row has got another number of entries than its degree.
 
-        Cost: O(entries) time; the largest bucket's neighbours and READ_BYTES of memory.
+        Cost: O(entries) time; the largest bucket's neighbours and READ_BYTES of memory, and for repeats a table of
+            four neighbours for each of the longest row's.
         """
         dtype, num_entries = self.degree.dtype, int(self._entries.sum())
         sorted_neighbors = np.empty(int(self._entries.max(initial=0)), dtype)
         cursor = np.empty(int(np.diff(self.first_row).max(initial=0)) + 1, dtype)
         chunks = np.empty((max(1, READ_BYTES // self._chunk_bytes()), self._chunk_bytes()), np.uint8)
-        position = done = 0
-        for bucket in range(self.num_buckets):
-            rows = slice(self.first_row[bucket], self.first_row[bucket + 1])
+        done = int(self._entries[: self._first_bucket[number]].sum())
+        for bucket in range(self._first_bucket[number], self._first_bucket[number + 1]):
             count = int(self._entries[bucket])
-            out, degree = sorted_neighbors[:count], self.degree[rows]
+            out, degree = sorted_neighbors[:count], self.degree[self.first_row[bucket] : self.first_row[bucket + 1]]
             _start_rows(degree, cursor)
             self._place_bucket(file, bucket, chunks, cursor, out)
             if not _rows_are_full(degree, cursor):
                 raise EdgeStreamError(f"{self.name}: the edges changed while they were partitioned")
             if drop_repeats:
                 count = _drop_repeats(out, degree, np.empty(_table_size(int(degree.max(initial=0))), dtype))
-            write_at(file, out[:count], position)
-            position += count * dtype.itemsize
+            write_at(file, out[:count], self._position)
+            self._position += count * dtype.itemsize
             done += len(out)
             if progress is not None:
                 progress("adjacency sort", done, num_entries)
-        file.truncate(position)
+        file.truncate(self._position)
+
+    def _cut_rounds(self) -> np.ndarray:
+        """Return (num_rounds + 1,) first buckets, such that every round needs about the same room."""
+        entry_bytes = self.degree.itemsize + 2
+        share = (2 / entry_bytes) ** np.arange(self.num_rounds)
+        before = np.concatenate([[0], np.cumsum(self._entries)])
+        first_bucket = np.searchsorted(before, np.cumsum(share)[:-1] / share.sum() * before[-1])
+        return np.concatenate([[0], first_bucket, [self.num_buckets]]).astype(np.int64)
+
+    def _lay_out(self, number: int) -> int:
+        """Give a round's buckets their places behind all neighbours before; return where they end."""
+        first, last = self._first_bucket[number : number + 2]
+        sorted_bytes = int(self._entries[:first].sum()) * self.degree.itemsize
+        start = -(-sorted_bytes // PAGE_BYTES) * PAGE_BYTES
+        ends = start + np.cumsum(self._num_chunks[first:last]) * self._chunk_bytes()
+        self._offset[first:last] = ends - self._num_chunks[first:last] * self._chunk_bytes()
+        return int(ends[-1]) if len(ends) else 0
 
     def _place_bucket(self, file, bucket: int, chunks: np.ndarray, cursor: np.ndarray, out: np.ndarray) -> None:
-        left, chunk_id, last = len(out), int(self._first_chunk[bucket]), int(self._first_chunk[bucket + 1])
-        while chunk_id < last:
-            piece = chunks[: min(len(chunks), last - chunk_id)]
-            read_at(file, piece, chunk_id * self._chunk_bytes())
+        left, offset = len(out), int(self._offset[bucket])
+        while left:
+            piece = chunks[: min(len(chunks), -(-left // self.chunk))]
+            read_at(file, piece, offset)
             take = min(left, len(piece) * self.chunk)
             _place(piece.view(self.degree.dtype), piece.view(np.uint16), self.chunk, take, cursor, out)
-            left, chunk_id = left - take, chunk_id + len(piece)
+            left, offset = left - take, offset + piece.nbytes
 
     def _chunk_bytes(self) -> int:
         return self.chunk * (self.degree.itemsize + 2)
 
-    def _coarse_table(self) -> tuple[np.ndarray, int]:
-        """Return the bucket of every 2**shift-th row, and shift: from there the right bucket is a few steps ahead."""
-        shift = max(0, (max(1, len(self.degree)) - 1).bit_length() - _COARSE_CELLS.bit_length() + 1)
-        rows = np.arange(0, max(1, len(self.degree)), 1 << shift)
-        return (np.searchsorted(self.first_row, rows, "right") - 1).astype(np.int32), shift
-
     def _write(self, file, bucket: int, chunk: np.ndarray, written: np.ndarray) -> None:
-        chunk_id = int(self._first_chunk[bucket] + written[bucket])
         # More than the degrees foretell: another graph than the first pass saw, which the checksum will tell.
-        if chunk_id < self._first_chunk[bucket + 1]:
-            write_at(file, chunk, chunk_id * self._chunk_bytes())
+        if written[bucket] < self._num_chunks[bucket]:
+            write_at(file, chunk, int(self._offset[bucket] + written[bucket] * len(chunk)))
             written[bucket] += 1
 
 
@@ -216,44 +208,6 @@ def _sum_ranges(degree, starts, out):
     for b in range(len(out)):
         for v in range(starts[b], starts[b + 1]):
             out[b] += degree[v]
-
-
-@kernel(inline="always")
-def _bucket_of(row, coarse, shift, first_row):
-    bucket = np.int64(coarse[row >> shift])
-    while row >= first_row[bucket + 1]:
-        bucket += 1
-    return bucket
-
-
-@kernel
-def _spread_edges(src, dst, start, coarse, shift, first_row, neighbors, rows, log_chunk, cursor, free, full, counts):
-    """Append both entries of the edges from `start` on; stop where fewer than two chunks are free, and say where."""
-    last = (np.int64(1) << log_chunk) - 1
-    # One chunk after the other in flat arrays, its row numbers behind its neighbours.
-    neighbor_gap = 2 * (last + 1) // neighbors.itemsize
-    row_gap = neighbors.itemsize * (last + 1) // 2
-    num_free, num_full = counts[_FREE], counts[_FULL]
-    for i in range(start, len(src)):
-        for end in range(2):
-            row, neighbor = (src[i], dst[i]) if end == 0 else (dst[i], src[i])
-            bucket = _bucket_of(row, coarse, shift, first_row)
-            position = cursor[bucket]
-            chunk = position >> log_chunk
-            neighbors[position + chunk * neighbor_gap] = neighbor
-            rows[position + (chunk + 1) * row_gap] = row - first_row[bucket]
-            position += 1
-            if position & last == 0:
-                full[num_full, 0], full[num_full, 1] = bucket, chunk
-                num_full += 1
-                num_free -= 1
-                position = free[num_free] << log_chunk
-            cursor[bucket] = position
-        if num_free < 2:
-            counts[_FREE], counts[_FULL] = num_free, num_full
-            return i + 1
-    counts[_FREE], counts[_FULL] = num_free, num_full
-    return len(src)
 
 
 @kernel

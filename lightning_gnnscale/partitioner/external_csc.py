@@ -1,7 +1,9 @@
 """The undirected simple graph as rows of neighbours on scratch disk, read block by block, for node streams."""
 
 import os
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +11,7 @@ import numpy as np
 from ..edge_stream.read_ahead import read_ahead
 from ..jit import kernel
 from . import phases
-from .entry_buckets import EntryBuckets, cut_ranges, read_at
+from .entry_buckets import MAX_ROUNDS, EntryBuckets, cut_ranges, read_at
 from .layout import LayoutReport, ScanState, scan
 from .registry import check_number
 from .scratch import AUTO, nameless_file, reserve, scratch_folder
@@ -141,8 +143,9 @@ def open_external_csc(
         EdgeStreamError: the edges changed between the passes.
 
     Cost: two passes, O(num_nodes + num_edges) time; an id a node and about 10 MB of memory beside two blocks; 12 bytes
-        an edge of scratch disk (20 with int64 ids) until it returns, 8 (16) from then on. Repeats count there as long
-        as they are not dropped.
+        an edge of scratch disk (20 with int64 ids) until it returns, 8 (16) from then on. Where 12 bytes are not free,
+        a third and perhaps a fourth pass bring them down to 9 or 8.3 (16.7 or 16.2). Repeats count there as long as
+        they are not dropped.
     """
     check_number("partitioner.block_edges", block_edges, at_least=1)
     folder = scratch_folder(scratch)
@@ -157,19 +160,30 @@ def open_external_csc(
             np.floor_divide(degree, 2, out=degree)
         if deduplicate is None:
             deduplicate = report.layout == "directed" or (report.detected and report.has_repeats)
-        buckets = EntryBuckets(degree, stream.name)
+        buckets = _fitting_buckets(degree, stream.name, folder)
         graph = SimpleGraph(stream, report, int(degree.sum(dtype=np.int64)) // 2)
         reserve(folder, buckets.file_bytes, f"sorting the neighbours of {graph.num_edges} edges")
         file = nameless_file(folder)
         try:
-            buckets.spread(file, graph.one_pass("adjacency", progress))
-            buckets.sort(file, deduplicate, progress)
+            for number in range(buckets.num_rounds):
+                buckets.spread(file, graph.one_pass("adjacency", progress), number)
+                buckets.sort(file, deduplicate, progress, number)
             csc = ExternalCSC(file, degree, report, int(block_edges))
         except BaseException:
             file.close()
             raise
     _tell(graph, csc, deduplicate)
     return csc
+
+
+def _fitting_buckets(degree: np.ndarray, name: str, folder: Path) -> EntryBuckets:
+    """Return the buckets with as few rounds as the free space allows."""
+    free = shutil.disk_usage(folder).free
+    buckets = EntryBuckets(degree, name)
+    for num_rounds in range(2, MAX_ROUNDS + 1):
+        if buckets.file_bytes > free:
+            buckets = EntryBuckets(degree, name, num_rounds)
+    return buckets
 
 
 def _tell(graph: SimpleGraph, csc: ExternalCSC, deduplicated: bool) -> None:

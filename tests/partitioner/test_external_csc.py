@@ -138,6 +138,36 @@ def test_too_little_scratch_disk_is_told_before_it_is_used(monkeypatch, tmp_path
         open_external_csc(stream_of([(0, 1)], 3), block_edges=0)
 
 
+@pytest.mark.parametrize("wide_ids", [False, True])
+@pytest.mark.parametrize("num_rounds", [1, 2, 3])
+def test_where_disk_is_short_the_stream_is_read_more_often(monkeypatch, tmp_path, num_rounds, wide_ids):
+    small_buckets(monkeypatch, max_entries=1_000)
+    if wide_ids:
+        for module in (layout, simple_graph):
+            monkeypatch.setattr(module, "id_dtype", lambda num_nodes: np.dtype(np.int64))
+    arcs = np.random.default_rng(5).integers(0, 2_000, (60_000, 2))
+    arcs = arcs[arcs[:, 0] != arcs[:, 1]]
+    bytes_an_edge = ((12, 9, 8.31), (20, 16.67, 16.13))[wide_ids][num_rounds - 1]
+    disk = type("Disk", (), {"free": int(1.03 * bytes_an_edge * len(arcs))})
+    monkeypatch.setattr(scratch.shutil, "disk_usage", lambda folder: disk)
+    sizes, told = [], []
+    sort = entry_buckets.EntryBuckets.sort
+
+    def note_size(self, file, *rest):
+        sizes.append(os.fstat(file.fileno()).st_size)
+        sort(self, file, *rest)
+
+    monkeypatch.setattr(entry_buckets.EntryBuckets, "sort", note_size)
+    stream = stream_of(arcs, 2_000, layout="once", chunk_edges=len(arcs))
+    with (
+        phases.recording() as record,
+        open_external_csc(stream, tmp_path, deduplicate=True, progress=lambda what, *_: told.append(what)) as csc,
+    ):
+        assert rows_read(csc) == rows_of([tuple(arc) for arc in arcs.tolist()], 2_000, "once")
+    assert told.count("adjacency") == len(sizes) == num_rounds
+    assert max(sizes) <= record.notes["scratch_bytes"] <= disk.free
+
+
 @pytest.mark.parametrize("new_end", [0, 1])
 @pytest.mark.parametrize("num_changed", [1, 50, 11_000])
 def test_a_graph_that_changes_between_passes_is_an_error(monkeypatch, tmp_path, new_end, num_changed):
