@@ -1,6 +1,16 @@
 """Assign nodes to parts from a stream of edges."""
 
-from . import fennel, grem, kaminpar, ldg, metis, random, range, spring  # noqa: F401 (imported to be registered)
+from . import (  # noqa: F401 (imported to be registered)
+    fennel,
+    grem,
+    kaminpar,
+    ldg,
+    metis,
+    neighborhood_block,
+    random,
+    range,
+    spring,
+)
 from .partition import partition
 from .partitioning import Partitioning
 from .quality import PartitionQuality, evaluate_partitioning

@@ -35,7 +35,7 @@ def expected_parts(edges, num_nodes, num_parts, mode, refine=True, chunk_edges=N
     return grem_parts(edges, num_nodes, num_parts, mode, refine, chunk_edges, epsilon, random_seed_parts(seed))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
 def test_equals_the_oracle_in_every_layout(graph, layout, data):
     num_nodes, edges = graph
