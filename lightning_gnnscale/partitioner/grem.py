@@ -8,9 +8,10 @@ import numpy as np
 
 from ..graph import id_dtype
 from ..jit import kernel
+from ..triton_kernels.intrinsics import prefetch
 from . import phases
 from .checkpoint import Checkpoint
-from .edge_shuffle import EdgeFile, copy_edges, shuffle_edges
+from .edge_shuffle import PIECE_EDGES, EdgeFile, copy_edges, shuffle_edges
 from .grem_placement import PlacementState, place_edges
 from .grem_seed import MULTILEVEL, check_seed_method, seed_partitioner
 from .registry import check_number, refuse_balance, register_partitioner
@@ -20,6 +21,7 @@ from .simple_graph import SimpleGraph, graph_facts
 
 _TOLERANCE = 1e-12  # relative: keeps a whole number whole where its quotient was rounded
 _PLACING = "placing"
+_AHEAD = 32  # edges
 
 
 @register_partitioner("grem")
@@ -76,8 +78,8 @@ def grem(
         GNNScaleError: too little scratch disk, before anything is written.
 
     Cost: two passes over the stream, and log2(num_parts) over scratch disk ("recursive"), of 2 ids an edge (4 in
-        "recursive"). Memory: 12 bytes a node and 4 for every part that is placed into at a time (2 in "recursive",
-        which takes 12 more); one chunk, 2 ids an edge; and what the seed method takes for a chunk.
+        "recursive"). Memory: 16 bytes a node and 4 for every part that is placed into at a time (2 in "recursive",
+        which takes 4 more); one chunk, 2 ids an edge; and what the seed method takes for a chunk.
     Source: Waleffe et al., Armada, Algorithms 1 and 2. Differs: nodes without a part are placed and counted too, and
         a node is taken out of its part before room is looked for (as printed the cut is random); any num_parts; ties
         stay, then go to the relatively lightest part, then to the lowest.
@@ -95,6 +97,7 @@ def grem(
     chunk_edges = chunk_edges or share_of_edges(chunk_edges_share, graph.num_edges)
     phases.note(chunk_edges=chunk_edges)
     run = _Run(graph, num_parts, epsilon, refine, chunk_edges, (seed_method, seed, scratch), saved, progress, arrays)
+    del arrays
     edges = _ordered_edges(graph, folder, order, seed, num_parts > 2 and mode == "recursive", progress)
     if mode == "direct" or num_parts == 1:
         part_id = run.place(edges, graph.num_nodes, (1,) * num_parts, [run.cap] * num_parts, 0, "placing")
@@ -225,28 +228,40 @@ def _inner_edges(edges: EdgeFile, side: np.ndarray, share: tuple[int, int]) -> l
         return inner
     rank = np.empty(len(side), edges.dtype)
     _rank_in_side(side, rank)
+    kept = np.empty((2, PIECE_EDGES, 2), edges.dtype)
     for pairs in edges.pieces():
-        for s, file in enumerate(inner):
-            if file is not None:
-                kept = np.empty_like(pairs)
-                file.append(kept[: _take_inner(pairs, side, rank, s, kept)])
+        for s, count in enumerate(_split_pairs(pairs, rank, kept[0], kept[1])):
+            if inner[s] is not None:
+                inner[s].append(kept[s, :count])
     return inner
 
 
 @kernel
 def _rank_in_side(side, rank):
-    counts = np.zeros(2, np.int64)
+    """Number the nodes of side 0 from 0 on, and those of side 1 from -1 down."""
+    first, second = 0, -1
     for v in range(len(side)):
-        rank[v] = counts[side[v]]
-        counts[side[v]] += 1
+        if side[v] == 0:
+            rank[v] = first
+            first += 1
+        else:
+            rank[v] = second
+            second -= 1
 
 
 @kernel
-def _take_inner(pairs, side, rank, wanted, kept):
-    """Copy the edges with both ends in the wanted side, by their new numbers; return how many."""
-    count = 0
+def _split_pairs(pairs, rank, kept_0, kept_1):
+    """Copy the edges inside each side, by their new numbers; return how many there are in each."""
+    count_0, count_1 = 0, 0
     for i in range(len(pairs)):
-        u, v = pairs[i, 0], pairs[i, 1]
-        kept[count, 0], kept[count, 1] = rank[u], rank[v]
-        count += side[u] == wanted and side[v] == wanted
-    return count
+        if i + _AHEAD < len(pairs):
+            prefetch(rank, np.int64(pairs[i + _AHEAD, 0]))
+            prefetch(rank, np.int64(pairs[i + _AHEAD, 1]))
+        u, v = rank[pairs[i, 0]], rank[pairs[i, 1]]
+        if u >= 0 and v >= 0:
+            kept_0[count_0, 0], kept_0[count_0, 1] = u, v
+            count_0 += 1
+        elif u < 0 and v < 0:
+            kept_1[count_1, 0], kept_1[count_1, 1] = -1 - u, -1 - v
+            count_1 += 1
+    return count_0, count_1
