@@ -19,7 +19,7 @@ from .entry_spread import OpenChunks, spread_edges
 MAX_ROWS = 1 << 16  # rows of a bucket: their numbers fit two bytes
 MIN_ENTRIES, MAX_ENTRIES = 1 << 19, 1 << 21  # of a bucket, unless it is one row: what is sorted in memory at a time
 MIN_CHUNK, MAX_CHUNK = 1 << 11, 1 << 13  # entries
-CHUNK_BYTES = 1 << 23  # open chunks of all buckets together, where MIN_CHUNK allows it
+CHUNK_BYTES = 1 << 25  # open chunks of all buckets together, where MIN_CHUNK allows it
 READ_BYTES = 1 << 20
 PAGE_BYTES = 1 << 12
 MAX_ROUNDS = 3
@@ -64,7 +64,7 @@ class EntryBuckets:
             blocks: (src, dst) pairs of arrays, ids in [0, num_nodes).
             number: of the round.
 
-        Cost: O(edges) time; CHUNK_BYTES of memory, more from 700 buckets on.
+        Cost: O(edges) time; at most CHUNK_BYTES of memory, more from 2,700 buckets on.
         """
         buckets = range(self._first_bucket[number], self._first_bucket[number + 1])
         opened = OpenChunks.of(self.first_row, buckets, self.chunk, self.degree.dtype)

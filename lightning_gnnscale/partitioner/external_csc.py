@@ -142,10 +142,9 @@ def open_external_csc(
         GNNScaleError: not enough free space in `scratch`, before anything is written.
         EdgeStreamError: the edges changed between the passes.
 
-    Cost: two passes, O(num_nodes + num_edges) time; an id a node and about 10 MB of memory beside two blocks; 12 bytes
-        an edge of scratch disk (20 with int64 ids) until it returns, 8 (16) from then on. Where 12 bytes are not free,
-        a third and perhaps a fourth pass bring them down to 9 or 8.3 (16.7 or 16.2). Repeats count there as long as
-        they are not dropped.
+    Cost: two passes, O(num_nodes + num_edges) time; an id a node and 5 to 40 MB of memory; 12 bytes an edge of scratch
+        disk (20 with int64 ids) until it returns, 8 (16) from then on. Where 12 bytes are not free, a third and perhaps
+        a fourth pass bring them down to 9 or 8.3 (16.7 or 16.1). Repeats count as long as they are not dropped.
     """
     check_number("partitioner.block_edges", block_edges, at_least=1)
     folder = scratch_folder(scratch)

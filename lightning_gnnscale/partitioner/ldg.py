@@ -57,8 +57,8 @@ def ldg(
         GNNScaleError: not enough scratch disk.
         EdgeStreamError: the edges changed between the passes.
 
-    Cost: O(num_nodes + num_edges) time in two passes over the stream and `passes` over its rows on scratch disk; 8
-        bytes a node and two blocks of memory; see `open_external_csc` for the disk.
+    Cost: O(num_nodes + num_edges) time in two passes over the stream and `passes` over its rows on scratch disk; 5
+        bytes a node (6 from 129 parts on) and two blocks of memory; see `open_external_csc` for the disk.
     Source: Stanton and Kliot, KDD 2012, "linear deterministic greedy"; restreamed: Nishimura and Ugander, KDD 2013.
         Differs: ties go to the least filled part, then to the lowest index.
     """
