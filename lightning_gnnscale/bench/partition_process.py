@@ -1,140 +1,182 @@
-"""One partitioner measured in a process of its own: seconds when warm, and memory above the warm interpreter.
+"""Partitioners measured one by one, each in a process of its own: seconds when warm, memory above the warm interpreter.
 
-Run as `python -m lightning_gnnscale.bench.partition_process`, with a JSON object on standard input; its first
-lines tell when it is warm and when memory has been measured, the last one is the result.
+The process is a fork of a server that has imported the package, because importing takes longer than many cases.
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import warnings
-from pathlib import Path
 
-SAMPLE_S = 0.004
-ENOUGH_S = 20.0  # no further run is started after this long
+from ..memory import resident_bytes
+
+SAMPLE_S, LONGEST_SAMPLE_S = 0.004, 0.05
 
 
-def measure(path: str | os.PathLike, num_nodes: int, method: str, num_parts: int, **settings) -> dict:
-    """Partition an edge file in a fresh process.
+def measure(path: str | os.PathLike, num_nodes: int, method: str, num_parts: int, cores: int | str = 1, **more) -> dict:
+    """Partition an edge file in a fresh process; see `MeasuringServer.measure`."""
+    with MeasuringServer(cores) as server:
+        return server.measure(path, num_nodes, method, num_parts, **more)
+
+
+def core_count(cores: int | str) -> int:
+    """Return how many cores a setting of 1, another number or "all" means here.
+
+    Raises:
+        ValueError: fewer are there.
+    """
+    have = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cores == "all":
+        return have
+    if isinstance(cores, bool) or not isinstance(cores, int) or not 1 <= cores <= have:
+        raise ValueError(f"bench.cores must be in [1, {have}], or all, got {cores!r}")
+    return cores
+
+
+class MeasuringServer:
+    """A process that forks once for each case; it starts with the first one, and `close` or a with-block ends it.
 
     Args:
-        path: an edge file that `open_edge_stream` takes.
-        num_nodes: ids in the file are below it.
-        method: name of a partitioner.
-        num_parts: number of parts.
-        settings: chunk_edges, layout, repeats (further runs after the first one), seed.
+        cores: how many a case may use, or "all".
 
-    Returns:
-        seconds (best), seconds_median, cpu_seconds (all threads, of the best run), peak_bytes (above the warm
-        interpreter), resident_bytes (of the warm interpreter), phases, notes, and the quality's fields.
+    Raises:
+        ValueError: fewer cores are there.
     """
-    request = {"path": str(path), "num_nodes": num_nodes, "method": method, "num_parts": num_parts, **settings}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
-    with tempfile.TemporaryFile("w+") as complaints:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "lightning_gnnscale.bench.partition_process"],
+
+    def __init__(self, cores: int | str = 1):
+        self.cores = core_count(cores)
+        self._process: subprocess.Popen | None = None
+        self._complaints = None
+        self._lines: list[dict] = []
+        self._arrived = threading.Event()
+
+    def __enter__(self) -> "MeasuringServer":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the server."""
+        if self._process is not None:
+            self._process.stdin.close()
+            self._process.wait()
+            self._reader.join()
+            self._process.stdout.close()
+            self._complaints.close()
+            self._process = None
+
+    def measure(
+        self,
+        path: str | os.PathLike,
+        num_nodes: int,
+        method: str,
+        num_parts: int,
+        limit_s: float | None = None,
+        limit_bytes: int | None = None,
+        **settings,
+    ) -> dict:
+        """Partition an edge file in a fresh process.
+
+        Args:
+            path: an edge file that `open_edge_stream` takes.
+            num_nodes: ids in the file are below it.
+            method: name of a partitioner.
+            num_parts: number of parts.
+            limit_s, limit_bytes: the process is stopped when it has worked that long, once warm, or holds that much
+                memory; None: never.
+            settings: of `partition_worker.measure_here`: chunk_edges, layout, reader, repeats, seed, options, balance,
+                masks, halo_hops, feature_bytes.
+
+        Returns:
+            What `partition_worker.measure_here` returns, and peak_bytes: the largest memory of the first run above that
+            of the warm interpreter.
+
+        Raises:
+            RuntimeError: the method refused (the message is its own), crashed, or passed a limit.
+        """
+        self._start()
+        del self._lines[:]
+        request = {"path": str(path), "num_nodes": num_nodes, "method": method, "num_parts": num_parts, **settings}
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        said = self._complaints.tell()
+        try:
+            peak_bytes = self._watch(limit_s, limit_bytes)
+        except BaseException:
+            self._stop_worker()
+            raise
+        found = self._seen()
+        if "error" in found:
+            raise RuntimeError(found["error"])
+        if "result" not in found:
+            self._complaints.seek(said)
+            text = self._complaints.read().strip()[-2000:] or f"its process ended with status {found.get('ended')}"
+            raise RuntimeError(f"measuring {method} on {path} failed:\n{text}")
+        return {**found["result"], "peak_bytes": peak_bytes - found["result"]["resident_bytes"]}
+
+    def _start(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            return
+        environment = {**os.environ, "OMP_NUM_THREADS": str(self.cores), "NUMBA_NUM_THREADS": str(self.cores)}
+        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115 (`close` does)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "lightning_gnnscale.bench.partition_worker", str(self.cores)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=complaints,
+            stderr=self._complaints,
             text=True,
             env=environment,
         )
-        with process:
-            process.stdin.write(json.dumps(request))
-            process.stdin.close()
-            peak_bytes, last = _watch(process)
-        if process.returncode:
-            complaints.seek(0)
-            raise RuntimeError(f"measuring {method} on {path} failed:\n{complaints.read().strip()[-2000:]}")
-    found = json.loads(last)
-    return {**found, "peak_bytes": peak_bytes - found["resident_bytes"]}
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
+    def _read(self) -> None:
+        for line in self._process.stdout:
+            self._lines.append(json.loads(line))
+            self._arrived.set()
+        self._lines.append({"ended": "unknown: the server is gone"})
+        self._arrived.set()
 
-def _watch(process: subprocess.Popen) -> tuple[int, str]:
-    """Sample the process's memory from when it is warm until its first run is over; return the peak, the last line.
+    def _watch(self, limit_s: float | None, limit_bytes: int | None) -> int:
+        """Sample the worker's memory from when it is warm until its first run is over; return the peak.
 
-    Sampled from outside: a thread of the process itself would stand still while METIS holds the interpreter.
-    """
-    from ..memory import resident_bytes
+        Sampled from outside: a thread of the process itself would stand still while METIS holds the interpreter.
+        """
+        peak_bytes, warm_s, worked_s = 0, None, 0.0
+        while True:
+            seen = self._seen()
+            if "ended" in seen:
+                return peak_bytes
+            if "warm" in seen:
+                warm_s = time.perf_counter() if warm_s is None else warm_s
+                worked_s = time.perf_counter() - warm_s
+                if "first" not in seen:
+                    peak_bytes = max(peak_bytes, resident_bytes(seen["pid"]))
+            if limit_s is not None and worked_s > limit_s:
+                raise RuntimeError(f"stopped after {limit_s:g} s (limit_s)")
+            if limit_bytes is not None and peak_bytes > limit_bytes:
+                limit = f"above {limit_bytes / 1e9:.2f} GB (limit_bytes)"
+                raise RuntimeError(f"stopped at {peak_bytes / 1e9:.2f} GB of memory, {limit}")
+            self._arrived.wait(min(max(SAMPLE_S, worked_s / 100), LONGEST_SAMPLE_S))
+            self._arrived.clear()
 
-    lines: list[str] = []
-    reader = threading.Thread(target=lambda: lines.extend(iter(process.stdout.readline, "")), daemon=True)
-    reader.start()
-    peak_bytes = 0
-    while reader.is_alive():
-        if len(lines) == 1:
-            peak_bytes = max(peak_bytes, resident_bytes(process.pid))
-        reader.join(SAMPLE_S)
-    return peak_bytes, lines[-1] if lines else ""
+    def _seen(self) -> dict:
+        """Return all facts that were told of this case so far."""
+        return {name: value for line in list(self._lines) for name, value in line.items()}
 
-
-def _measure_here(
-    path: str,
-    num_nodes: int,
-    method: str,
-    num_parts: int,
-    chunk_edges: int = 1 << 22,
-    layout: str = "once",
-    repeats: int = 3,
-    seed: int = 0,
-) -> dict:
-    from dataclasses import asdict
-    from statistics import median
-
-    from ..edge_stream import open_edge_stream
-    from ..memory import resident_bytes
-    from ..partitioner import evaluate_partitioning, partition
-
-    def run(file=path, nodes=num_nodes, parts=num_parts):
-        stream = open_edge_stream(file, num_nodes=nodes, chunk_edges=chunk_edges, layout=layout)
-        return partition(stream, method, parts, seed=seed, evaluate=False)
-
-    _use_one_core()
-    with tempfile.TemporaryDirectory() as folder:
-        run(*_small_file(Path(folder), Path(path).suffix), 2)  # compiles
-    start_bytes = resident_bytes()
-    print("warm", flush=True)
-    time.sleep(5 * SAMPLE_S)
-    seconds, cpu_seconds = [], []
-    for i in range(repeats + 1):
-        wall, cpu = time.perf_counter(), time.process_time()
-        p = run()
-        seconds.append(time.perf_counter() - wall)
-        cpu_seconds.append(time.process_time() - cpu)
-        if i == 0:
-            print("first run over", flush=True)
-        if sum(seconds) > ENOUGH_S:
-            break
-    stream = open_edge_stream(path, num_nodes=num_nodes, chunk_edges=chunk_edges, layout=layout)
-    quality = evaluate_partitioning(stream, p.part_id, num_parts)
-    return {
-        "seconds": min(seconds),
-        "seconds_median": median(seconds),
-        "cpu_seconds": cpu_seconds[seconds.index(min(seconds))],
-        "resident_bytes": start_bytes,
-        "phases": p.seconds,
-        "notes": p.notes,
-        **{name: value for name, value in asdict(quality).items() if not isinstance(value, list)},
-    }
-
-
-def _use_one_core() -> None:
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-
-
-def _small_file(folder: Path, suffix: str) -> tuple[Path, int]:
-    """Write a small graph in the same format, so that the same code is compiled."""
-    from ..edge_stream import SyntheticGraph, write_edges
-
-    graph = SyntheticGraph(num_nodes=1000, num_edges=5000)
-    return write_edges(graph.stream(), folder / f"small{suffix}", dtype="int32"), graph.num_nodes
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    print(json.dumps(_measure_here(**json.load(sys.stdin)), default=str))
+    def _stop_worker(self) -> None:
+        killed = False
+        while True:
+            seen = self._seen()
+            if "ended" in seen:
+                return
+            if "pid" in seen and not killed:
+                os.kill(seen["pid"], signal.SIGKILL)
+                killed = True
+            self._arrived.wait(LONGEST_SAMPLE_S)
+            self._arrived.clear()

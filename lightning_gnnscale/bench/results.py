@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-PACKAGES = ("lightning-gnnscale", "numpy", "numba", "torch", "lightning", "torch-geometric", "pymetis")
+PACKAGES = ("lightning-gnnscale", "numpy", "numba", "torch", "lightning", "torch-geometric", "pymetis", "kaminpar")
 
 
 def machine() -> dict[str, str | int]:

@@ -15,6 +15,7 @@ COMMANDS = {
 }
 
 BENCHES = {
+    "partition": "partitioners side by side: cut, replication, balances, time and memory",
     "spring": "SPRING's speed, memory and cut",
     "loader": "seeds per CPU-second of the sampler and loader",
     "averaging": "accuracy and synchronisation time against the averaging interval, accuracy against halo hops",
@@ -33,6 +34,9 @@ benchmarks (gnnscale bench NAME):
 
 recipes (gnnscale train recipe=NAME):
   {recipes}
+
+recipes of benchmarks:
+{bench_recipes}
 
 `gnnscale COMMAND --help` lists the settings. GNNSCALE_TRACEBACK=1 shows the traceback of an error."""
 
@@ -83,12 +87,16 @@ def _pick(words: list[str]) -> tuple[str, str, list[str]]:
 
 
 def _usage() -> str:
-    from .recipe import available_recipes
+    from .recipe import available_recipes, bench_of, recipes_folder
 
+    benches = {name: bench_of(recipes_folder() / f"{name}.yaml") for name in available_recipes()}
     return USAGE.format(
         commands="\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items()),
         benches="\n".join(f"  {name:<10} {text}" for name, text in BENCHES.items()),
-        recipes=", ".join(available_recipes()),
+        recipes=", ".join(name for name, bench in benches.items() if bench is None),
+        bench_recipes="\n".join(
+            f"  gnnscale {bench.replace('/', ' ')} recipe={name}" for name, bench in benches.items() if bench
+        ),
     )
 
 

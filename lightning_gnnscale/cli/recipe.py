@@ -3,7 +3,11 @@
 from importlib.resources import files
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from .errors import UsageError
+
+_BENCH = "bench/"
 
 
 def recipes_folder() -> Path:
@@ -20,11 +24,15 @@ def available_recipes() -> list[str]:
 def take_recipe(config_name: str, words: list[str]) -> tuple[str | None, str, list[str]]:
     """Take `recipe=` out of the words.
 
+    Args:
+        config_name: primary config of the command: "train", "bench/partition".
+        words: of the command line.
+
     Returns:
         (folder to add to the search path or None, primary config, the other words).
 
     Raises:
-        UsageError: no such recipe; the message lists those that exist.
+        UsageError: no such recipe, with those that exist; or it is one of another command.
     """
     recipes = [word.partition("=")[2] for word in words if word.startswith("recipe=")]
     others = [word for word in words if not word.startswith("recipe=")]
@@ -37,7 +45,24 @@ def take_recipe(config_name: str, words: list[str]) -> tuple[str | None, str, li
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise UsageError(f"recipe={name}: no such file; the recipes that ship are {', '.join(available_recipes())}")
-        return str(path.resolve().parent), path.stem, others
-    if name not in available_recipes():
+    elif name in available_recipes():
+        path = recipes_folder() / f"{name}.yaml"
+    else:
         raise UsageError(f"recipe={name}: no such recipe; there are {', '.join(available_recipes())}")
-    return str(recipes_folder()), name, others
+    _check_command(name, path, config_name)
+    return str(path.resolve().parent), path.stem, others
+
+
+def bench_of(path: Path) -> str | None:
+    """Return the benchmark that a recipe's defaults start from, for example "bench/partition"; None for another one."""
+    defaults = OmegaConf.to_container(OmegaConf.load(path)).get("defaults") or []
+    named = [entry.lstrip("/") for entry in defaults if isinstance(entry, str)]
+    return next((entry for entry in named if entry.startswith(_BENCH)), None)
+
+
+def _check_command(name: str, path: Path, config_name: str) -> None:
+    """Refuse a benchmark's recipe for another command, and any other recipe for a benchmark."""
+    belongs, asked = bench_of(path), config_name if config_name.startswith(_BENCH) else None
+    if belongs != asked:
+        command = belongs.replace("/", " ") if belongs else "train"
+        raise UsageError(f"recipe={name} is one of another command: gnnscale {command} recipe={name}")

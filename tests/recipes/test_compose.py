@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.cli.overrides import _check_node
-from lightning_gnnscale.cli.recipe import available_recipes, recipes_folder, take_recipe
+from lightning_gnnscale.cli.recipe import available_recipes, bench_of, recipes_folder, take_recipe
 
 CONF = Path(__file__).parent.parent.parent / "conf"
 CHOICES = sorted(
@@ -16,10 +16,11 @@ CHOICES = sorted(
     for path in CONF.rglob("*.yaml")
     if path.parent not in (CONF, CONF / "bench")
 )
+BENCH_OF = {name: bench_of(recipes_folder() / f"{name}.yaml") for name in available_recipes()}
 PACKAGES = {"trainer": "lightning", "callbacks": None, "paths": None}
 
 
-@pytest.mark.parametrize("name", available_recipes())
+@pytest.mark.parametrize("name", [name for name, bench in BENCH_OF.items() if bench is None])
 def test_recipe_composes_and_every_key_is_taken(name):
     config_dir, config_name, _ = take_recipe("train", [f"recipe={name}"])
     config = compose_config(config_name, [], config_dir)
@@ -32,8 +33,18 @@ def test_recipe_composes_and_every_key_is_taken(name):
 @pytest.mark.parametrize("name", available_recipes())
 def test_recipe_opens_with_its_launch_line_and_hardware(name):
     text = (recipes_folder() / f"{name}.yaml").read_text()
-    assert text.startswith(f"# gnnscale train recipe={name}")
+    command = (BENCH_OF[name] or "train").replace("/", " ")
+    assert text.startswith(f"# gnnscale {command} recipe={name}")
     assert "# Tried on: " in text
+
+
+@pytest.mark.parametrize("name", [name for name, bench in BENCH_OF.items() if bench])
+def test_recipe_of_a_benchmark_composes_and_every_key_is_taken(name):
+    config_dir, config_name, _ = take_recipe(BENCH_OF[name], [f"recipe={name}"])
+    config = compose_config(config_name, [], config_dir)
+    _check_node(config, config, "")
+    assert config.bench._target_ == compose_config(BENCH_OF[name], []).bench._target_
+    assert config.name != compose_config(BENCH_OF[name], []).name
 
 
 @pytest.mark.parametrize("choice", CHOICES)

@@ -1,0 +1,197 @@
+"""Partitioners side by side: cut, replication, balances, time and memory, each case in a process of its own."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+
+from ..errors import GNNScaleError
+from ..units import parse_bytes
+from .greedy_expectation import GreedyExpectation
+from .partition_cases import (
+    GREEDY_EXPECTATION,
+    MethodSpec,
+    Settings,
+    leave_out_missing_peers,
+    resolve_methods,
+)
+from .partition_graphs import GraphFile, GraphSpec, graph_file, public_root, resolve_graph
+from .partition_plots import check_plots, draw_plots
+from .partition_process import MeasuringServer
+from .partition_rows import RowFile
+from .partition_tables import graph_table, mean_rows, means_table
+from .results import machine_line, write_csv
+
+_MEMORY_SHARE = 0.8  # of what is free, for a case
+
+
+def run(
+    output_dir: str | os.PathLike,
+    graphs: list[str | dict],
+    methods: list[str | dict],
+    parts: list[int],
+    sets: dict[str, list] | None = None,
+    balance: dict[str, float] | None = None,
+    cores: int | str = 1,
+    repeats: int = 1,
+    chunk_edges: int = 1 << 18,
+    seed: int = 0,
+    halo_hops: int = 1,
+    feature_bytes: int = 512,
+    limit_s: float | None = None,
+    limit_bytes: int | str | None = None,
+    baseline: str = "metis",
+    plots: list[str] = ("cut_seconds", "cut_memory"),
+    data_root: str | None = None,
+    scratch: str | None = None,
+    again: str = "none",
+) -> list[dict]:
+    """Partition every graph by every method into every number of parts; print tables, write CSV files and plots.
+
+    Rows are appended to `rows.csv` as they are measured: the same command goes on where it was cut. A case that fails
+    (a constraint that cannot be met, a limit that is passed) is a row with its message.
+
+    Args:
+        output_dir: folder for `rows.csv`, `means.csv` and the plots.
+        graphs: names of sets, of public graphs (made simple, ids and edges shuffled), "planted:EDGES", "lfr:EDGES",
+            paths, or {path, name, num_nodes, layout, masks, reader}.
+        methods: names of partitioners, or {method, name, balance, and options of the method}; an option that is a
+            list of values makes one method a value. METIS and KaMinPar are left out where they are not installed.
+        parts: numbers of parts.
+        sets: names for lists of graphs; means are told for each.
+        balance: constraints, {"nodes": 1.05, "volume": 1.10, "train": 1.05}; None: each method's default.
+        cores: that a case may use, or "all".
+        repeats: runs of a case after the first; the best counts.
+        chunk_edges: edges a chunk.
+        seed: of the methods; the graphs do not depend on it.
+        halo_hops: of replication factor and bytes of a part.
+        feature_bytes: of a feature row, for the bytes of the largest part.
+        limit_s, limit_bytes: a case is stopped there; limit_bytes None: at 80% of the memory that is free.
+        baseline: name of the method that cuts, seconds and memory are compared with.
+        plots: of cut_seconds, cut_memory, scaling, speedup, grem_fig6.
+        data_root: folder of public graphs; None looks for it.
+        scratch: folder for edge files; None: the system's folder for temporary files.
+        again: "failed" or "all": cases that are measured again; "none": no case that has a row.
+
+    Returns:
+        The rows, by graph, parts and method.
+    """
+    console = Console(width=max(Console().width, 140))
+    if limit_bytes is None:
+        limit_bytes = int(_MEMORY_SHARE * psutil.virtual_memory().available)
+    limit_bytes = parse_bytes(limit_bytes, "bench.limit_bytes")
+    check_plots(plots)
+    settings = Settings(balance, cores, repeats, chunk_edges, seed, halo_hops, feature_bytes, limit_s, limit_bytes)
+    specs = leave_out_missing_peers(resolve_methods(methods), console.print)
+    graph_specs = _resolve_graphs(graphs, sets or {}, public_root(data_root))
+    file = RowFile(Path(output_dir) / "rows.csv", again)
+    rows = []
+    with MeasuringServer(cores) as server:
+        for graph in graph_specs:
+            with tempfile.TemporaryDirectory(dir=scratch) as folder:
+                found = _graph_rows(graph, specs, parts, settings, file, Path(folder), server, console)
+            console.print(graph_table(graph.name, found, baseline))
+            rows += found
+    means = mean_rows(rows, sets or {}, baseline)
+    write_csv(Path(output_dir) / "means.csv", means)
+    console.print(means_table(means, baseline, machine_line()))
+    draw_plots(Path(output_dir), plots, rows, baseline)
+    failed = sum(bool(row["error"]) for row in rows)
+    if failed:
+        console.print(f"{failed} of {len(rows)} cases failed; bench.again=failed tries them again")
+    console.print(f"rows, means and plots: {output_dir}")
+    return rows
+
+
+def _resolve_graphs(graphs: list, sets: dict[str, list], root: Path | None) -> list[GraphSpec]:
+    """Return the graphs, sets spread out, each once."""
+    given = []
+    for graph in graphs:
+        given += sets[graph] if isinstance(graph, str) and graph in sets else [graph]
+    specs = {}
+    for graph in given:
+        spec = resolve_graph(graph, root)
+        if specs.setdefault(spec.name, spec) != spec:
+            raise ValueError(f"bench.graphs has two graphs named {spec.name!r}: give one another name")
+    return list(specs.values())
+
+
+def _graph_rows(graph: GraphSpec, specs, parts, settings: Settings, file: RowFile, folder, server, console):
+    """Return the rows of one graph, measuring those that are missing."""
+    cases = [(spec, num_parts, _key(graph, spec, num_parts, settings)) for num_parts in parts for spec in specs]
+    missing = [case for case in cases if file.find(case[2]) is None]
+    if missing:
+        console.print(f"{graph.name}: {len(missing)} of {len(cases)} cases to measure")
+        with graph_file(graph, folder) as made:
+            expectation = GreedyExpectation(made, settings.seed)
+            for spec, num_parts, key in missing:
+                found = _measure(server, made, spec, num_parts, settings, expectation)
+                _tell(console, file.append({**_describe(spec, settings), **key, **found}))
+    return [file.find(key) for _, _, key in cases]
+
+
+def _key(graph: GraphSpec, spec: MethodSpec, num_parts: int, settings: Settings) -> dict:
+    digest = settings.key(spec, graph.source)
+    return {"graph": graph.name, "method": spec.name, "parts": num_parts, "settings": digest}
+
+
+def _describe(spec: MethodSpec, settings: Settings) -> dict:
+    return {
+        "family": spec.family,
+        "partitioner": spec.method,
+        "options": json.dumps(spec.options),
+        "balance": json.dumps(spec.balance or settings.balance),
+        "cores_a_case": settings.cores,
+        "seed": settings.seed,
+    }
+
+
+def _measure(server, graph: GraphFile, spec: MethodSpec, num_parts: int, settings: Settings, expectation) -> dict:
+    """Return what was measured, or why nothing was."""
+    facts = {"num_nodes": graph.num_nodes, "num_edges": graph.num_edges}
+    try:
+        if spec.method == GREEDY_EXPECTATION:
+            return {**facts, "edge_cut_ratio": expectation.cut(num_parts, spec.options)}
+        found = server.measure(
+            graph.path,
+            graph.num_nodes,
+            spec.method,
+            num_parts,
+            limit_s=settings.limit_s,
+            limit_bytes=settings.limit_bytes,
+            chunk_edges=settings.chunk_edges,
+            layout=graph.layout,
+            reader=graph.reader,
+            repeats=settings.repeats,
+            seed=settings.seed,
+            options=settings.options_of(spec),
+            balance=spec.balance or settings.balance,
+            masks=None if graph.masks is None else str(graph.masks),
+            halo_hops=settings.halo_hops,
+            feature_bytes=settings.feature_bytes,
+        )
+    except (RuntimeError, GNNScaleError) as error:
+        return {**facts, "error": str(error).strip().splitlines()[-1]}
+    masks = {f"{name}_balance": value for name, value in found.pop("mask_balance").items()}
+    return {
+        **found,
+        **masks,
+        "num_nodes": graph.num_nodes,
+        "million_edges_per_s": found["num_edges"] / found["seconds"] / 1e6,
+        "bytes_a_node": found["peak_bytes"] / graph.num_nodes,
+        "phases": json.dumps(found["phases"]),
+        "notes": json.dumps(found["notes"]),
+    }
+
+
+def _tell(console: Console, row: dict) -> None:
+    what = f"  {row['graph']}, {row['parts']} parts, {row['method']}: "
+    if row["error"]:
+        what += row["error"]
+    else:
+        seconds = "" if row["seconds"] is None else f", {row['seconds']:.2f} s, {row['peak_bytes'] / 1e6:.0f} MB"
+        what += f"cut {row['edge_cut_ratio']:.4f}{seconds}"
+    console.print(what, markup=False, highlight=False)

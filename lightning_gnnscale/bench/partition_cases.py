@@ -1,0 +1,112 @@
+"""Which partitioner runs with which settings on which graph, and the row that each of these cases leaves."""
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ..partitioner.kaminpar import kaminpar_is_installed
+from ..partitioner.metis import metis_is_installed
+from ..partitioner.registry import complete_options
+from ..rng import fold
+from .partition_process import core_count
+
+GREEDY_EXPECTATION = "greedy_expectation"  # no partitioner: what GREM's paper expects of fixed greedy streaming
+PEERS = {"metis": metis_is_installed, "kaminpar": kaminpar_is_installed}
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """One line of the comparison.
+
+    Attributes:
+        name: in rows and tables.
+        family: the name before a list of values was spread over several methods.
+        method: name of the partitioner.
+        options: its own, as given.
+        balance: constraints, or None for the method's default.
+    """
+
+    name: str
+    family: str
+    method: str
+    options: dict = field(default_factory=dict)
+    balance: dict | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all cases of one benchmark share.
+
+    Attributes:
+        balance: constraints of every method that has none of its own; None: the methods' defaults.
+        cores: 1, another number, or "all".
+        repeats, chunk_edges, seed, halo_hops, feature_bytes: see `partition_process.measure`.
+        limit_s, limit_bytes: a case is stopped there.
+    """
+
+    balance: dict | None = None
+    cores: int | str = 1
+    repeats: int = 1
+    chunk_edges: int = 1 << 18
+    seed: int = 0
+    halo_hops: int = 1
+    feature_bytes: int = 512
+    limit_s: float | None = None
+    limit_bytes: int | None = None
+
+    def key(self, spec: MethodSpec, source: dict) -> str:
+        """Return a digest of all that decides a row beside graph, method and parts."""
+        kept = [self.cores, self.chunk_edges, self.seed, self.halo_hops, self.feature_bytes]
+        facts = [spec.method, spec.options, spec.balance or self.balance, source, kept]
+        return f"{fold(*json.dumps(facts, sort_keys=True, default=str).encode()) >> 32:08x}"
+
+    def options_of(self, spec: MethodSpec) -> dict:
+        """Return a method's options, with `threads` set to the cores where it takes threads and none are given."""
+        takes_threads = "threads" in complete_options(spec.method, {})
+        return {"threads": core_count(self.cores), **spec.options} if takes_threads else spec.options
+
+
+def resolve_methods(given: list[str | Mapping]) -> list[MethodSpec]:
+    """Check the methods of the configuration, and spread options that are lists of values.
+
+    Args:
+        given: names of partitioners, or {method, name, balance, and options of the method}.
+
+    Raises:
+        ValueError: an unknown method or option, or two methods of one name and other settings.
+    """
+    specs = [spec for one in given for spec in _resolve(one)]
+    for name in {spec.name for spec in specs}:
+        if sum(spec.name == name for spec in specs) > 1:
+            raise ValueError(f"bench.methods has {name!r} more than once: give each a name of its own (name: ...)")
+    return specs
+
+
+def leave_out_missing_peers(specs: list[MethodSpec], tell) -> list[MethodSpec]:
+    """Drop METIS and KaMinPar where they are not installed, and say so."""
+    missing = [name for name, is_installed in PEERS.items() if not is_installed()]
+    for name in missing:
+        if any(spec.method == name for spec in specs):
+            tell(f"{name} is left out: it is not installed (extra \\[{name}])")
+    return [spec for spec in specs if spec.method not in missing]
+
+
+def _resolve(given: str | Mapping) -> Iterator[MethodSpec]:
+    if isinstance(given, str):
+        given = {"method": given}
+    options = dict(given)
+    method = options.pop("method", None)
+    if method is None:
+        raise ValueError(f"bench.methods: {dict(given)} has no method")
+    family, balance = options.pop("name", method), options.pop("balance", None)
+    if method != GREEDY_EXPECTATION:
+        complete_options(method, options)
+    elif "chunk_edges_share" not in options or not set(options) <= {"chunk_edges_share", "ends", "draws"}:
+        takes = "chunk_edges_share, and ends and draws if wished"
+        raise ValueError(f"bench.methods: {GREEDY_EXPECTATION} takes {takes}, got {', '.join(options) or 'nothing'}")
+    spread = [key for key, value in options.items() if isinstance(value, list)]
+    for values in itertools.product(*(options[key] for key in spread)):
+        chosen = dict(zip(spread, values, strict=True))
+        suffix = "".join(f" {key}={value}" for key, value in chosen.items())
+        yield MethodSpec(family + suffix, family, method, {**options, **chosen}, balance)

@@ -1,0 +1,127 @@
+"""The partitioner benchmark on the terminal: one table a graph, and geometric means by set of graphs."""
+
+import math
+from collections.abc import Iterable
+
+from rich.box import SIMPLE
+from rich.table import Table
+
+_MASK_COLUMNS = ("train_balance", "val_balance", "test_balance")
+EVERYTHING = "all graphs"
+
+
+def graph_table(graph: str, rows: list[dict], baseline: str) -> Table:
+    """Return one line a case; a case that failed says why.
+
+    Args:
+        graph: its name.
+        rows: of this graph.
+        baseline: method that cuts are compared with.
+    """
+    size = next((f": {row['num_nodes']:,} nodes, {row['num_edges']:,} edges" for row in rows), "")
+    table = Table(title=f"{graph}{size}", title_justify="left", box=SIMPLE)
+    masks = [name for name in _MASK_COLUMNS if any(row[name] is not None for row in rows)]
+    table.add_column("parts", justify="right")
+    table.add_column("method", no_wrap=True)
+    balances = ["nodes", "edges", "volume", *(name.removesuffix("_balance") for name in masks)]
+    for name in ("cut", f"cut /\n{baseline}", "RF", *balances, "s", "CPU-s", "Me/s", "peak\nMB", "bytes\na node"):
+        table.add_column(name, justify="right")
+    compared = {row["parts"]: row for row in rows if row["method"] == baseline}
+    for row in rows:
+        if row["error"]:
+            table.add_row(str(row["parts"]), row["method"], f"[red]{_escaped(row['error'])}[/]")
+            continue
+        ratio = cut_of(row) / cut_of(compared[row["parts"]]) if _is_there(compared.get(row["parts"])) else None
+        table.add_row(
+            str(row["parts"]),
+            row["method"],
+            f"{row['edge_cut_ratio']:.4f}",
+            _number(ratio, 3),
+            _number(row["replication_factor"], 2),
+            *(_number(row[f"{name}_balance"], 3) for name in ("node", "edge", "volume")),
+            *(_number(row[name], 3) for name in masks),
+            _number(row["seconds"], 2),
+            _number(row["cpu_seconds"], 2),
+            _number(row["million_edges_per_s"], 2),
+            _number(row["peak_bytes"], 1, 1e-6),
+            _number(row["bytes_a_node"], 0),
+        )
+    return table
+
+
+def mean_rows(rows: list[dict], sets: dict[str, list], baseline: str) -> list[dict]:
+    """Return geometric means of each method over the baseline, by set of graphs and over all.
+
+    Only cases count in which both succeeded; a cut below one edge counts as one edge.
+
+    Returns:
+        One dict a set and method: set, method, cases, failed, cut, replication, seconds, peak (ratios, None without a
+        case), and the worst node balance.
+    """
+    compared = {(row["graph"], row["parts"]): row for row in rows if row["method"] == baseline}
+    means = []
+    for name, graphs in {**sets, EVERYTHING: None}.items():
+        chosen = [row for row in rows if graphs is None or row["graph"] in graphs]
+        for method in dict.fromkeys(row["method"] for row in chosen):
+            own = [row for row in chosen if row["method"] == method]
+            pairs = [(row, compared.get((row["graph"], row["parts"]))) for row in own]
+            pairs = [(row, other) for row, other in pairs if _is_there(row) and _is_there(other)]
+            balances = [row["node_balance"] for row in own if row["node_balance"] is not None]
+            means.append(
+                {
+                    "set": name,
+                    "method": method,
+                    "cases": len(pairs),
+                    "failed": sum(bool(row["error"]) for row in own),
+                    "cut": _mean(cut_of(row) / cut_of(other) for row, other in pairs),
+                    "replication": _ratio_mean(pairs, "replication_factor"),
+                    "seconds": _ratio_mean(pairs, "seconds"),
+                    "peak": _ratio_mean(pairs, "peak_bytes"),
+                    "worst_node_balance": max(balances, default=None),
+                }
+            )
+    return means
+
+
+def means_table(means: list[dict], baseline: str, caption: str) -> Table:
+    """Return the means as a table; sets one below the other."""
+    title = f"geometric means over {baseline} (cases in which both succeeded)"
+    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=SIMPLE)
+    for name in ("set", "method"):
+        table.add_column(name, no_wrap=True)
+    for name in ("cases", "failed", "cut", "RF", "seconds", "peak", "worst node\nbalance"):
+        table.add_column(name, justify="right")
+    last = None
+    for row in means:
+        if last is not None and row["set"] != last:
+            table.add_section()
+        values = [_number(row[name], 3) for name in ("cut", "replication", "seconds", "peak", "worst_node_balance")]
+        table.add_row(row["set"], row["method"], str(row["cases"]), str(row["failed"]), *values)
+        last = row["set"]
+    return table
+
+
+def cut_of(row: dict) -> float:
+    """Return the share of cut edges, at least one edge, so that a ratio of two exists."""
+    return max(row["edge_cut_ratio"], 1 / max(1, row["num_edges"]))
+
+
+def _is_there(row: dict | None) -> bool:
+    return row is not None and not row["error"]
+
+
+def _ratio_mean(pairs: list[tuple[dict, dict]], name: str) -> float | None:
+    return _mean(row[name] / other[name] for row, other in pairs if row[name] and other[name])
+
+
+def _mean(ratios: Iterable[float]) -> float | None:
+    logarithms = [math.log(ratio) for ratio in ratios]
+    return math.exp(sum(logarithms) / len(logarithms)) if logarithms else None
+
+
+def _number(value: float | None, digits: int, factor: float = 1.0) -> str:
+    return "" if value is None else f"{value * factor:.{digits}f}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("[", "\\[")

@@ -1,0 +1,11 @@
+"""One measuring server for all tests of benchmarks: importing the package takes longer than the tests."""
+
+import pytest
+
+from lightning_gnnscale.bench.partition_process import MeasuringServer
+
+
+@pytest.fixture(scope="session")
+def server():
+    with MeasuringServer() as server:
+        yield server

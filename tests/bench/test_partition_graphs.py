@@ -1,0 +1,134 @@
+"""The graphs that partitioners are compared on: simple, shuffled, the same each time, and gone afterwards."""
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from lightning_gnnscale.bench.partition_graphs import graph_file, public_root, resolve_graph, write_shuffled
+from lightning_gnnscale.edge_stream import open_edge_stream
+
+
+@pytest.fixture
+def public(tmp_path):
+    """A folder of public graphs: arcs with repeats, reverses and a self-loop; node 6 has no edge."""
+    arcs = np.array([[0, 1, 1, 2, 3, 3, 4, 5, 0], [1, 0, 2, 2, 4, 4, 5, 3, 5]], np.int32)
+    (tmp_path / "tiny").mkdir()
+    train = np.array([1, 0, 0, 1, 0, 0, 1], bool)
+    np.savez(tmp_path / "tiny" / "graph.npz", edge_index=arcs, y=np.arange(7), train_mask=train)
+    (tmp_path / "bare").mkdir()
+    np.savez(tmp_path / "bare" / "graph.npz", edge_index=arcs)
+    (tmp_path / "labels").mkdir()
+    np.savez(tmp_path / "labels" / "graph.npz", y=np.arange(7))
+    return tmp_path
+
+
+def edges_in(path):
+    return np.fromfile(path, np.int32).reshape(-1, 2)
+
+
+def test_a_public_graph_becomes_simple_and_shuffled(public, tmp_path):
+    expected = nx.Graph([(0, 1), (1, 2), (3, 4), (4, 5), (5, 3), (0, 5)])
+    expected.add_node(6)
+    with graph_file(resolve_graph("tiny", public), tmp_path / "scratch") as made:
+        edges, masks = edges_in(made.path), dict(np.load(made.masks))
+        assert (made.num_nodes, made.num_edges, made.layout) == (7, 6, "once")
+    found = nx.Graph(edges.tolist())
+    found.add_nodes_from(range(7))
+    assert len(edges) == found.number_of_edges() == 6
+    train = {int(v) for v in np.flatnonzero(masks["train"])}
+    matched = nx.isomorphism.GraphMatcher(
+        nx.Graph((u, v) for u, v in expected.edges) if False else _marked(expected, {0, 3, 6}),
+        _marked(found, train),
+        node_match=lambda a, b: a["train"] == b["train"],
+    )
+    assert matched.is_isomorphic()
+    assert not made.path.exists() and list((tmp_path / "scratch").iterdir()) == []
+
+
+def _marked(graph, train):
+    nx.set_node_attributes(graph, {v: v in train for v in graph}, "train")
+    return graph
+
+
+def test_shuffling_is_the_same_each_time_and_keeps_no_order(tmp_path):
+    path = np.stack([np.arange(999), np.arange(1, 1000)])
+    new_id, num_edges = write_shuffled(path, 1000, tmp_path / "a.bin")
+    again, _ = write_shuffled(path[:, ::-1], 1000, tmp_path / "b.bin")
+    assert num_edges == 999 and np.array_equal(new_id, again)
+    assert (tmp_path / "a.bin").read_bytes() == (tmp_path / "b.bin").read_bytes()
+    assert np.array_equal(np.sort(new_id), np.arange(1000))
+    edges = edges_in(tmp_path / "a.bin")
+    old = np.argsort(new_id)[edges]
+    assert np.array_equal(np.sort(old.min(1)), np.arange(999)) and np.all(np.abs(old[:, 0] - old[:, 1]) == 1)
+    # Neither ids nor places tell where an edge was: correlations of 999 pairs, five standard deviations.
+    assert abs(np.corrcoef(new_id, np.arange(1000))[0, 1]) < 5 / np.sqrt(1000)
+    assert abs(np.corrcoef(old.min(1), np.arange(999))[0, 1]) < 5 / np.sqrt(1000)
+
+
+def test_a_graph_without_labels_has_random_masks(public, tmp_path):
+    with graph_file(resolve_graph("bare", public), tmp_path / "scratch") as made:
+        masks = dict(np.load(made.masks))
+    assert set(masks) == {"train", "val", "test"}
+    assert made.num_nodes == 6 and sum(mask.sum() for mask in masks.values()) == 6
+
+
+def test_a_graph_without_edges_is_refused(public, tmp_path):
+    with (
+        pytest.raises(ValueError, match="labels holds no edge_index"),
+        graph_file(resolve_graph("labels", public), tmp_path / "scratch"),
+    ):
+        pass
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "num_nodes"), [("planted:4000", 400), ("lfr:4000", 400), ("planted:4_000:50", 50), ("lfr:40", 4)]
+)
+def test_generated_graphs(tmp_path, given, num_nodes):
+    with graph_file(resolve_graph(given, None), tmp_path) as made:
+        edges = edges_in(made.path)
+        assert made.num_nodes == num_nodes and len(edges) == made.num_edges == int(given.split(":")[1])
+        assert edges.max() < num_nodes
+        assert sum(mask.sum() for mask in np.load(made.masks).values()) == num_nodes
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_is_taken_as_it_stands(tmp_path):
+    np.save(tmp_path / "mine.npy", np.array([[0, 1, 2, 2], [1, 2, 0, 4]]))
+    spec = resolve_graph(str(tmp_path / "mine.npy"), None)
+    assert spec.name == "mine.npy"
+    with graph_file(spec, tmp_path / "scratch") as made:
+        assert (made.path, made.num_nodes, made.num_edges) == (tmp_path / "mine.npy", 5, 4)
+        assert (made.layout, made.masks) == ("auto", None)
+    assert (tmp_path / "mine.npy").exists()
+    np.savez(tmp_path / "masks.npz", train=np.ones(9, bool))
+    more = {"name": "named", "num_nodes": 9, "layout": "once", "masks": str(tmp_path / "masks.npz")}
+    named = resolve_graph({"path": str(tmp_path / "mine.npy"), **more}, None)
+    with graph_file(named, tmp_path / "scratch") as made:
+        assert (made.num_nodes, made.layout, made.masks) == (9, "once", tmp_path / "masks.npz")
+        assert open_edge_stream(made.path, num_nodes=9, layout="once").count() == (9, 4)
+    assert named.name == "named" and named.source != spec.source
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("nothing", "no graph 'nothing' in .*; there are bare, labels, tiny, planted:EDGES"),
+        ("planted:many", "no graph 'planted:many'"),
+        ("none/edges.npy", "none/edges.npy: no such file or folder"),
+        ({"name": "x"}, "a graph needs path; it takes path, name, num_nodes"),
+        ({"path": "x", "edges": 3}, "a graph has no edges"),
+        ({"path": ".", "masks": "none.npz"}, "masks none.npz: no such .npz file"),
+    ],
+)
+def test_what_is_no_graph_says_what_there_is(public, given, message):
+    with pytest.raises(ValueError, match=message):
+        resolve_graph(given, public)
+
+
+def test_without_a_folder_of_public_graphs_the_variable_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("GNNSCALE_DATA", str(tmp_path))
+    assert public_root(None) == tmp_path
+    assert public_root("/somewhere").name == "somewhere"
+    with pytest.raises(ValueError, match="set GNNSCALE_DATA or bench.data_root"):
+        resolve_graph("cora", None)
