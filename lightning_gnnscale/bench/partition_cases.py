@@ -108,5 +108,5 @@ def _resolve(given: str | Mapping) -> Iterator[MethodSpec]:
     spread = [key for key, value in options.items() if isinstance(value, list)]
     for values in itertools.product(*(options[key] for key in spread)):
         chosen = dict(zip(spread, values, strict=True))
-        suffix = "".join(f" {key}={value}" for key, value in chosen.items())
+        suffix = "".join(f" {value}" if len(chosen) == 1 else f" {key}={value}" for key, value in chosen.items())
         yield MethodSpec(family + suffix, family, method, {**options, **chosen}, balance)

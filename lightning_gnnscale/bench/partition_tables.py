@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from rich.box import SIMPLE
 from rich.table import Table
 
-_MASK_COLUMNS = ("train_balance", "val_balance", "test_balance")
 EVERYTHING = "all graphs"
 
 
 def graph_table(graph: str, rows: list[dict], baseline: str) -> Table:
-    """Return one line a case; a case that failed says why.
+    """Return one line a case, with its balances (nodes, edges, volume, train); a case that failed says why.
 
     Args:
         graph: its name.
@@ -20,16 +19,18 @@ def graph_table(graph: str, rows: list[dict], baseline: str) -> Table:
     """
     size = next((f": {row['num_nodes']:,} nodes, {row['num_edges']:,} edges" for row in rows), "")
     table = Table(title=f"{graph}{size}", title_justify="left", box=SIMPLE)
-    masks = [name for name in _MASK_COLUMNS if any(row[name] is not None for row in rows)]
     table.add_column("parts", justify="right")
-    table.add_column("method", no_wrap=True)
-    balances = ["nodes", "edges", "volume", *(name.removesuffix("_balance") for name in masks)]
-    for name in ("cut", f"cut /\n{baseline}", "RF", *balances, "s", "CPU-s", "Me/s", "peak\nMB", "bytes\na node"):
-        table.add_column(name, justify="right")
+    table.add_column("method")
+    for name in ("cut", f"cut /\n{baseline}", "RF", "nodes", "edges", "volume", "train"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("s", "CPU-s", "Me/s", "peak\nMB", "bytes\na node"):
+        table.add_column(name, justify="right", no_wrap=True)
     compared = {row["parts"]: row for row in rows if row["method"] == baseline}
+    failed = []
     for row in rows:
         if row["error"]:
-            table.add_row(str(row["parts"]), row["method"], f"[red]{_escaped(row['error'])}[/]")
+            failed.append(row)
+            table.add_row(str(row["parts"]), row["method"], "[red]failed[/]")
             continue
         ratio = cut_of(row) / cut_of(compared[row["parts"]]) if _is_there(compared.get(row["parts"])) else None
         table.add_row(
@@ -38,14 +39,15 @@ def graph_table(graph: str, rows: list[dict], baseline: str) -> Table:
             f"{row['edge_cut_ratio']:.4f}",
             _number(ratio, 3),
             _number(row["replication_factor"], 2),
-            *(_number(row[f"{name}_balance"], 3) for name in ("node", "edge", "volume")),
-            *(_number(row[name], 3) for name in masks),
+            *(_number(row[f"{name}_balance"], 3) for name in ("node", "edge", "volume", "train")),
             _number(row["seconds"], 2),
             _number(row["cpu_seconds"], 2),
             _number(row["million_edges_per_s"], 2),
             _number(row["peak_bytes"], 1, 1e-6),
             _number(row["bytes_a_node"], 0),
         )
+    reasons = dict.fromkeys(f"{row['method']}: {row['error']}" for row in failed)
+    table.caption, table.caption_justify = "\n".join(_escaped(reason) for reason in reasons) or None, "left"
     return table
 
 
@@ -60,8 +62,10 @@ def mean_rows(rows: list[dict], sets: dict[str, list], baseline: str) -> list[di
     """
     compared = {(row["graph"], row["parts"]): row for row in rows if row["method"] == baseline}
     means = []
-    for name, graphs in {**sets, EVERYTHING: None}.items():
-        chosen = [row for row in rows if graphs is None or row["graph"] in graphs]
+    everything = {row["graph"] for row in rows}
+    whole = any(everything <= set(graphs) for graphs in sets.values())  # one set tells all that there is
+    for name, graphs in {**sets, **({} if whole else {EVERYTHING: everything})}.items():
+        chosen = [row for row in rows if row["graph"] in graphs]
         for method in dict.fromkeys(row["method"] for row in chosen):
             own = [row for row in chosen if row["method"] == method]
             pairs = [(row, compared.get((row["graph"], row["parts"]))) for row in own]
