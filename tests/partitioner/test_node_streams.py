@@ -47,7 +47,7 @@ def keyed_order(rows, block_edges, seed):
     return order_of
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
 @pytest.mark.parametrize("method", METHODS)
 def test_equals_the_oracle_in_every_layout(method, graph, layout, data):
@@ -152,9 +152,8 @@ def stop_after(saves):
     return save
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("layout", ["once", "both_ways", "directed"])
-@pytest.mark.parametrize("saves", [1, 5, 6, 7, 9, 12, 13])
+@pytest.mark.parametrize(("method", "layout"), [("ldg", "once"), ("fennel", "both_ways"), ("ldg", "directed")])
+@pytest.mark.parametrize("saves", [1, 5, 6, 7, 10, 13])
 def test_resuming_after_a_kill_is_bit_identical(tmp_path, monkeypatch, method, layout, saves):
     rows = rows_of([tuple(arc) for arc in random_arcs(300, 1_000).tolist()], 300, "directed")
     arcs = listed([(u, v) for u, row in enumerate(rows) for v in row if u < v], layout)
