@@ -1,23 +1,31 @@
 """One decorator for compiled loops: numba with `nogil`, cached on disk in a folder of this package's own."""
 
+import hashlib
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numba
 
-from .rng import RNG_VERSION
+# Files whose kernels are compiled into kernels of other files: numba does not notice an edit in them.
+_COMPILED_IN = ("rng.py", "partitioner/constraints.py", "partitioner/multilevel/heap.py")
 
 
 def cache_folder() -> Path:
     """Return the folder of compiled kernels.
 
-    Kernels call `rng.py`, and numba does not notice an edit in another file: the generator's version is
-    therefore part of the folder's name. `NUMBA_CACHE_DIR`, where it is set, stays the parent.
+    Its name holds a digest of the files in `_COMPILED_IN`. `NUMBA_CACHE_DIR`, where it is set, stays the parent.
     """
     base = os.environ.get("NUMBA_CACHE_DIR")
     parent = Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return parent / f"lightning_gnnscale-rng{RNG_VERSION}"
+    return parent / f"lightning_gnnscale-{_sources_digest()}"
+
+
+@cache
+def _sources_digest() -> str:
+    folder = Path(__file__).parent
+    return hashlib.sha256(b"".join((folder / name).read_bytes() for name in _COMPILED_IN)).hexdigest()[:12]
 
 
 def kernel(function: Callable | None = None, **options) -> Callable:

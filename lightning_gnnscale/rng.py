@@ -8,8 +8,6 @@ The numpy form below works on whole arrays; the compiled form is for kernels. Bo
 import numba
 import numpy as np
 
-RNG_VERSION = 1  # raise it with any change here: it names the folder of compiled kernels
-
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLY_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MULTIPLY_2 = np.uint64(0x94D049BB133111EB)

@@ -1,15 +1,20 @@
 """Assign nodes to parts from a stream of edges."""
 
 from . import (  # noqa: F401 (imported to be registered)
+    dbh,
     fennel,
     grem,
+    hdrf,
     kaminpar,
     ldg,
     metis,
     neighborhood_block,
+    powergraph,
     random,
     range,
     spring,
+    streaming_multilevel,
+    two_phase,
 )
 from .partition import partition
 from .partitioning import Partitioning

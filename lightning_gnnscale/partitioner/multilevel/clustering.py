@@ -1,0 +1,353 @@
+"""Size-constrained label propagation: the clusters that a level is contracted by."""
+
+from itertools import pairwise
+
+import numpy as np
+
+from ...jit import kernel
+from ...rng import fold, mix64
+from ...triton_kernels.intrinsics import prefetch
+from ..row_threads import RowThreads
+from .weighted_graph import PART_DTYPE, BlockGraph, WeightedGraph, total_weight
+
+MAX_BATCH_ENTRIES = 1 << 18  # what one batch reads at most; a fixed part of the method, whatever the threads
+MIN_BATCH_ENTRIES = 1 << 8
+MIN_SHARED_ENTRIES = 1 << 14  # a smaller batch is not shared out over threads
+BATCHES = 128  # a pass over a small graph is cut into so many
+FIRST_SAMPLE, SAMPLE = 32, 256  # neighbours that a node looks at in its first pass, and later: evenly spaced
+
+_SALT = 0x434C5553  # keeps this use of the seed apart from all others
+WINDOW = 1 << 14  # rows, a power of two
+_GATHER = 1 << 12  # labels read at once
+_HASH = np.uint64(0x9E3779B97F4A7C15)
+_MOVES_AHEAD = 16
+
+
+def cluster_nodes(
+    graph: WeightedGraph | BlockGraph,
+    limit: np.ndarray,
+    seed: int,
+    threads: RowThreads,
+    group: np.ndarray | None = None,
+    passes: int = 3,
+    label: np.ndarray | None = None,
+    after_pass=None,
+) -> np.ndarray:
+    """Cluster nodes so that edges inside clusters weigh much and no cluster weighs more than a limit.
+
+    Nodes are visited window by window, within a window from low to high degree, batch by batch: all nodes of a batch choose the cluster that they share most edge weight with, of those that have room, from
+    the same state; then they move one after the other, where there is still room. What stays alone joins others that
+    would have gone to the same cluster (two-hop clustering).
+
+    Args:
+        graph: the graph.
+        limit: (D,) int64, weight up to which a cluster grows, below 2**31.
+        seed: decides order and ties.
+        threads: threads that choose; their number does not change the result.
+        group: (num_nodes,) int16; nodes of different groups never share a cluster. None: one group.
+        passes: rounds of label propagation, >= 1; ends early when under 1% of the nodes move.
+        label: (num_nodes,) int32 or int64, clusters to go on from; changed in place. None: every node alone.
+        after_pass: called with (label, passes done) after a pass.
+
+    Returns:
+        (num_nodes,) labels, each the id of a node.
+
+    Cost: O(passes * num_entries) time; 8 + 4 D bytes a node beside the labels (with int32 ids).
+    Source: Meyerhenke, Sanders and Schulz, SEA 2014; two-hop clustering as in Gottesbüren et al., KaMinPar, ESA 2021.
+    """
+    num_nodes = graph.num_nodes
+    ids = np.int32 if num_nodes <= np.iinfo(np.int32).max else np.int64
+    fresh = label is None
+    label = np.arange(num_nodes, dtype=ids) if fresh else label
+    weight = np.zeros((num_nodes, graph.node_weight.shape[1]), np.int32)
+    _weigh_clusters(label, graph.node_weight, weight)
+    group = np.zeros(1, PART_DTYPE) if group is None else group
+    favourite = label.copy()
+    limit = np.minimum(limit, np.iinfo(np.int32).max)
+    for i in range(passes):
+        key, moved = np.uint64(fold(seed, _SALT, i)), 0
+        sample = FIRST_SAMPLE if fresh and i == 0 else SAMPLE
+        for block in graph.blocks():
+            moved += _propagate(block, graph.node_weight, limit, group, label, weight, favourite, key, sample, threads)
+        if after_pass is not None:
+            after_pass(label, i + 1)
+        if moved * 100 < num_nodes:
+            break
+    _join_two_hops(graph.node_weight, limit, group, label, weight, favourite)
+    return label
+
+
+def cluster_limit(graph: WeightedGraph | BlockGraph, num_parts: int, per_part: float) -> np.ndarray:
+    """Return (D,) int64: what a cluster may weigh so that a part is made of at least `per_part` full clusters."""
+    return np.maximum(2, (total_weight(graph) / (per_part * num_parts)).astype(np.int64))
+
+
+def _propagate(block, node_weight, limit, group, label, weight, favourite, key, sample, threads: RowThreads) -> int:
+    num_entries = len(block.indices)
+    batch_entries = int(np.clip(num_entries // BATCHES, MIN_BATCH_ENTRIES, MAX_BATCH_ENTRIES))
+    order, reach = _visiting_order(block.indptr, key)
+    bounds = np.searchsorted(reach, np.arange(0, num_entries + batch_entries, batch_entries))
+    bounds = np.unique(np.append(bounds, len(order)))
+    choice = np.empty(int(np.diff(bounds).max(initial=0)), label.dtype)
+    state = (*block, node_weight, limit, group, label, weight, favourite, key, sample)
+    if threads.num_threads == 1 or batch_entries < MIN_SHARED_ENTRIES:
+        return _propagate_batches(order, bounds, choice, *state)
+    moved = 0
+    for start, stop in pairwise(bounds.tolist()):
+        batch = order[start:stop]
+        threads.run(_choose, np.append(reach[start - 1] if start else 0, reach[start:stop]), batch, choice, *state)
+        moved += _join(batch, choice, node_weight, limit, label, weight, block.first_node)
+    return moved
+
+
+@kernel
+def _weigh_clusters(label, node_weight, weight):
+    every = np.int64(-1) if len(node_weight) == len(label) else np.int64(0)
+    for v in range(len(label)):
+        for d in range(node_weight.shape[1]):
+            weight[label[v], d] += node_weight[v & every, d]
+
+
+@kernel
+def _visiting_order(indptr, key):
+    """Return the rows in the order of their visits, and their entries added up.
+
+    Windows of rows, so that what is read lies together; within a window from low to high degree (its number of bits),
+    and among equals by an affine permutation of the rows' numbers.
+    """
+    num_rows = len(indptr) - 1
+    mask = np.uint64(WINDOW - 1)
+    factor, shift = (mix64(key) & ~np.uint64(7)) | np.uint64(5), mix64(key ^ np.uint64(1))
+    kind = np.empty(WINDOW, np.uint8)
+    starts = np.empty(66, np.int64)
+    order = np.empty(num_rows, np.int32)
+    for first in range(0, num_rows, WINDOW):
+        size = min(WINDOW, num_rows - first)
+        starts[:] = 0
+        for r in range(size):
+            degree, bits = indptr[first + r + 1] - indptr[first + r], 0
+            while degree:
+                degree >>= 1
+                bits += 1
+            kind[r] = bits
+            starts[bits + 1] += 1
+        for bits in range(65):
+            starts[bits + 1] += starts[bits]
+        for i in range(WINDOW):
+            r = np.int64((np.uint64(i) * factor + shift) & mask)
+            if r < size:
+                order[first + starts[kind[r]]] = first + r
+                starts[kind[r]] += 1
+    reach = np.empty(num_rows, np.int64)
+    total = np.int64(0)
+    for i in range(num_rows):
+        total += indptr[order[i] + 1] - indptr[order[i]]
+        reach[i] = total
+    return order, reach
+
+
+@kernel
+def _propagate_batches(
+    order,
+    bounds,
+    choice,
+    first_node,
+    indptr,
+    indices,
+    edge_weight,
+    node_weight,
+    limit,
+    group,
+    label,
+    weight,
+    favourite,
+    key,
+    sample,
+):
+    moved = 0
+    for b in range(len(bounds) - 1):
+        batch = order[bounds[b] : bounds[b + 1]]
+        _choose(
+            0,
+            len(batch),
+            batch,
+            choice,
+            first_node,
+            indptr,
+            indices,
+            edge_weight,
+            node_weight,
+            limit,
+            group,
+            label,
+            weight,
+            favourite,
+            key,
+            sample,
+        )
+        moved += _join(batch, choice, node_weight, limit, label, weight, first_node)
+    return moved
+
+
+@kernel
+def _choose(
+    start,
+    stop,
+    batch,
+    choice,
+    first_node,
+    indptr,
+    indices,
+    edge_weight,
+    node_weight,
+    limit,
+    group,
+    label,
+    weight,
+    favourite,
+    key,
+    sample,
+):
+    """Write the cluster that each node of batch[start:stop] would join; nothing else changes but its favourite."""
+    each = np.int64(-1) if len(edge_weight) == len(indices) else np.int64(0)
+    every = np.int64(-1) if len(node_weight) == len(label) else np.int64(0)
+    grouped = len(group) == len(label)
+    slots_of, rating = np.full(2 * sample, -1, label.dtype), np.zeros(2 * sample, np.int64)
+    touched = np.empty(sample, np.int32)
+    near = np.empty(_GATHER, label.dtype)
+    gathered = start  # nodes whose neighbours' labels lie in `near`
+    for i in range(start, stop):
+        row = batch[i]
+        v = first_node + row
+        low, high = indptr[row], indptr[row + 1]
+        stride = 1 + max(0, high - low - 1) // sample
+        if i == gathered:  # labels are read ahead for many nodes at once: such a loop waits for memory only once
+            filled = 0
+            while gathered < stop:
+                r = batch[gathered]
+                step = 1 + max(0, indptr[r + 1] - indptr[r] - 1) // sample
+                needed = (indptr[r + 1] - indptr[r] + step - 1) // step
+                if filled + needed > _GATHER:
+                    break
+                for e in range(indptr[r], indptr[r + 1], step):
+                    near[filled] = label[indices[e]]
+                    filled += 1
+                gathered += 1
+            position = 0
+        bits = 3
+        while (1 << bits) < 2 * ((high - low + stride - 1) // stride):
+            bits += 1
+        slots, shift = np.int64((1 << bits) - 1), np.uint64(64 - bits)
+        num_touched = 0
+        for e in range(low, high, stride):
+            c = near[position]
+            position += 1
+            if grouped and group[indices[e]] != group[v]:
+                continue
+            slot = np.int64((np.uint64(c) * _HASH) >> shift)
+            while slots_of[slot] != c:
+                if slots_of[slot] < 0:
+                    slots_of[slot] = c
+                    touched[num_touched] = slot
+                    num_touched += 1
+                    break
+                slot = (slot + 1) & slots
+            rating[slot] += edge_weight[e & each]
+        own = label[v]
+        slot = np.int64((np.uint64(own) * _HASH) >> shift)
+        while slots_of[slot] != own and slots_of[slot] >= 0:
+            slot = (slot + 1) & slots
+        own_rating = rating[slot]
+        # The best of all is looked for first: only where it is full the others are asked for room, too.
+        node_key = mix64(key ^ np.uint64(v)) | np.uint64(1)
+        liked, most, liked_tie = own, np.int64(0), np.uint64(0)
+        for t in range(num_touched):
+            r = rating[touched[t]]
+            if r >= most:
+                c = slots_of[touched[t]]
+                tie = np.uint64(c) * node_key
+                if c != own and (r > most or tie > liked_tie):
+                    liked, most, liked_tie = c, r, tie
+        best = liked if most >= own_rating else own
+        if best != own and not _fits(best, v & every, node_weight, weight, limit):
+            best, best_rating, best_tie = own, own_rating, np.uint64(0)
+            for t in range(num_touched):
+                c, r = slots_of[touched[t]], rating[touched[t]]
+                tie = np.uint64(c) * node_key
+                if c == own or r < best_rating or (r == best_rating and tie <= best_tie):
+                    continue
+                if _fits(c, v & every, node_weight, weight, limit):
+                    best, best_rating, best_tie = c, r, tie
+        for t in range(num_touched):
+            slots_of[touched[t]], rating[touched[t]] = -1, 0
+        choice[i], favourite[v] = best, liked
+
+
+@kernel
+def _fits(cluster, node, node_weight, weight, limit):
+    for d in range(len(limit)):  # noqa: SIM110 (compiled)
+        if np.int64(weight[cluster, d]) + node_weight[node, d] > limit[d]:
+            return False
+    return True
+
+
+@kernel
+def _join(batch, choice, node_weight, limit, label, weight, first_node):
+    """Move the nodes of a batch, one after the other, where there is still room; return how many moved."""
+    every = np.int64(-1) if len(node_weight) == len(label) else np.int64(0)
+    flat_weight = weight.reshape(-1)
+    moved = 0
+    for i in range(len(batch)):
+        if i + _MOVES_AHEAD < len(batch):
+            prefetch(label, first_node + np.int64(batch[i + _MOVES_AHEAD]))
+            prefetch(flat_weight, np.int64(choice[i + _MOVES_AHEAD]) * node_weight.shape[1])
+        v = first_node + batch[i]
+        own, target = label[v], choice[i]
+        if own == target:
+            continue
+        fits, alive = True, False
+        for d in range(node_weight.shape[1]):
+            fits = fits and np.int64(weight[target, d]) + node_weight[v & every, d] <= limit[d]
+            alive = alive or weight[target, d] > 0
+        if fits and alive:  # a cluster that all have left in this batch has perhaps gone to this one
+            for d in range(node_weight.shape[1]):
+                weight[own, d] -= node_weight[v & every, d]
+                weight[target, d] += node_weight[v & every, d]
+            label[v] = target
+            moved += 1
+    return moved
+
+
+@kernel
+def _join_two_hops(node_weight, limit, group, label, weight, favourite):
+    """Let nodes that stayed alone join one another where they like the same cluster; `favourite` is used up.
+
+    A node without neighbours likes itself; all of those count as liking one cluster.
+    """
+    num_nodes, num_dims = len(label), node_weight.shape[1]
+    every = np.int64(-1) if len(node_weight) == num_nodes else np.int64(0)
+    by_group = np.int64(-1) if len(group) == num_nodes else np.int64(0)
+    shared = np.zeros(num_nodes, np.bool_)
+    for v in range(num_nodes):
+        if label[v] != v:
+            shared[v] = shared[label[v]] = True
+    waiting = np.full(num_nodes, -1, label.dtype)
+    lonely = np.full(256, -1, label.dtype)
+    for v in range(num_nodes):
+        if shared[v]:
+            continue
+        g, liked = group[v & by_group], favourite[v]
+        other = lonely[g & 255] if liked == v else waiting[liked]
+        if other >= 0 and group[other & by_group] == g:
+            fits = True
+            for d in range(num_dims):
+                fits = fits and np.int64(weight[other, d]) + node_weight[v & every, d] <= limit[d]
+            if fits:
+                for d in range(num_dims):
+                    weight[other, d] += node_weight[v & every, d]
+                label[v] = other
+                continue
+        if liked == v:
+            lonely[g & 255] = v
+        else:
+            waiting[liked] = v

@@ -1,0 +1,166 @@
+"""The multilevel cycle in memory: contract, partition the smallest graph, refine on the way back."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ...jit import kernel
+from ...rng import fold
+from ..row_threads import RowThreads
+from .clustering import cluster_limit, cluster_nodes
+from .contraction import contract
+from .growing import grow_parts
+from .jet import JetSpace, refine
+from .weighted_graph import PART_DTYPE, WeightedGraph, total_weight
+
+MIN_SHRINKAGE = 0.95  # a level that keeps more of its nodes than this ends the descent
+
+
+class Effort(NamedTuple):
+    """How hard to try.
+
+    Attributes:
+        per_part: full clusters that a part is made of at least.
+        stop: nodes a part at which the descent ends.
+        tries: initial partitions of the smallest graph.
+        passes: of label propagation.
+        patience, max_rounds: of refinement.
+        runs: whole cycles with different seeds; the best counts.
+        cycles: further cycles from there, each of which contracts within parts and refines again.
+    """
+
+    per_part: float = 20.0
+    stop: int = 60
+    tries: int = 8
+    passes: int = 3
+    patience: int = 8
+    max_rounds: int = 60
+    runs: int = 1
+    cycles: int = 0
+
+
+def partition_in_memory(
+    graph: WeightedGraph,
+    cap: np.ndarray,
+    seed: int = 0,
+    share: np.ndarray | None = None,
+    effort: Effort | None = None,
+    threads: RowThreads | None = None,
+) -> np.ndarray:
+    """Partition a graph that is in memory.
+
+    Args:
+        graph: the graph.
+        cap: (num_parts, D) int64, what each part may weigh in each dimension.
+        seed: decides every random choice.
+        share: (num_parts,) float64, what each part should hold of all weight; sums to 1. None: equal shares.
+        effort: how hard to try.
+        threads: their number does not change the result. None: all cores.
+
+    Returns:
+        (num_nodes,) int16 part ids. Caps that could not be kept are the caller's to judge.
+
+    Cost: about O(num_entries * rounds); 30 bytes a node and 8 an entry for all levels together.
+    Source: multilevel partitioning with label propagation (Meyerhenke, Sanders and Schulz, SEA 2014) and Jet.
+    """
+    threads = RowThreads() if threads is None else threads
+    effort = Effort() if effort is None else effort
+    num_parts = len(cap)
+    share = np.full(num_parts, 1 / num_parts) if share is None else share
+    if num_parts == 1:
+        return np.zeros(graph.num_nodes, PART_DTYPE)
+    space = JetSpace.empty(graph.num_nodes)
+    best = None
+    for i in range(effort.runs + effort.cycles):
+        start = best[1] if i >= effort.runs else None
+        found = run_cycle(graph, cap, fold(seed, i), share, effort, threads, space, start)
+        if best is None or found[0] <= best[0]:
+            best = found
+    return best[1]
+
+
+def run_cycle(graph, cap, seed: int, share, effort: Effort, threads: RowThreads, space: JetSpace, part=None):
+    """Go down and up once; with parts given, clusters stay within them and the parts are where the way up begins.
+
+    Returns:
+        (violated, cut) to compare by, less is better; and (num_nodes,) int16 part ids.
+    """
+    num_parts = len(cap)
+    limit = cluster_limit(graph, num_parts, effort.per_part)
+    levels, coarse, group = _descend(graph, limit, seed, effort.stop * num_parts, part, effort.passes, threads)
+    at_level = level_cap(coarse, cap, share)
+    if group is not None:
+        part = group
+    else:
+        tries = (_try(coarse, at_level, fold(seed, 1, i), share, effort, threads, space) for i in range(effort.tries))
+        part = min(tries, key=lambda found: found[0])[1]
+    state = None
+    for i, (finer, coarse_of) in enumerate([*reversed(levels)]):
+        part = part[coarse_of]
+        at_level = cap if finer is graph else level_cap(finer, cap, share)
+        state = _improve(finer, part, at_level, fold(seed, 2, i), effort, threads, space, finer is graph)[0]
+    if state is None:
+        state = _improve(graph, part, cap, fold(seed, 3), effort, threads, space, True)[0]
+    return state, part
+
+
+def level_cap(graph: WeightedGraph, cap: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """Return (num_parts, D) int64 caps for a coarse graph: half of its heaviest node above the mean is let pass."""
+    mean = np.ceil(total_weight(graph) * share[:, None]).astype(np.int64)
+    return np.maximum(cap, mean + graph.node_weight.max(axis=0) // 2)
+
+
+def part_loads(node_weight: np.ndarray, part: np.ndarray, num_parts: int) -> np.ndarray:
+    """Return (num_parts, D) int64: what each part weighs."""
+    load = np.zeros((num_parts, node_weight.shape[1]), np.int64)
+    _add_loads(node_weight, part, load)
+    return load
+
+
+def _descend(graph, limit, seed: int, stop: int, group, passes: int, threads: RowThreads):
+    """Contract until `stop` nodes are left or nothing shrinks; return the levels, the smallest graph, its groups."""
+    levels = []
+    while graph.num_nodes > stop:
+        label = cluster_nodes(graph, limit, fold(seed, 0, len(levels)), threads, group, passes)
+        coarse, coarse_of = contract(graph, label)
+        if coarse.num_nodes > MIN_SHRINKAGE * graph.num_nodes:
+            break
+        levels.append((graph, coarse_of))
+        if group is not None:
+            finer_group, group = group, np.empty(coarse.num_nodes, PART_DTYPE)
+            group[coarse_of] = finer_group
+        graph = coarse
+    return levels, graph, None if group is None else group.copy()
+
+
+def _try(graph, cap, seed: int, share, effort: Effort, threads: RowThreads, space: JetSpace):
+    part = grow_parts(graph, share, seed)
+    state, load = _improve(graph, part, cap, seed, effort, threads, space, False)
+    over = np.maximum(0.0, load / cap - 1)
+    penalty = float((over + 20 * over**2).sum())
+    return (state[1] + 1) * (1 + 4 * penalty / len(cap)), part
+
+
+def _improve(graph, part, cap, seed: int, effort: Effort, threads: RowThreads, space: JetSpace, finest: bool):
+    load = part_loads(graph.node_weight, part, len(cap))
+    cut, balanced = refine(
+        graph,
+        part,
+        load,
+        cap,
+        seed,
+        threads,
+        space.first(graph.num_nodes),
+        0.25 if finest else 0.75,
+        effort.patience,
+        effort.max_rounds,
+    )
+    return (not balanced, cut), load
+
+
+@kernel
+def _add_loads(node_weight, part, load):
+    every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
+    for v in range(len(part)):
+        for d in range(node_weight.shape[1]):
+            load[part[v], d] += node_weight[v & every, d]

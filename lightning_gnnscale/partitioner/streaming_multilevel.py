@@ -1,0 +1,205 @@
+"""The flagship: multilevel partitioning of an edge file of any order, in memory that grows with the nodes alone."""
+
+import os
+
+import numpy as np
+
+from ..jit import kernel
+from ..rng import fold
+from . import phases
+from .checkpoint import Checkpoint
+from .constraints import NODES, Constraints, judge, resolve_constraints, weight_of
+from .external_csc import ExternalCSC, open_external_csc
+from .layout import ScanState
+from .multilevel import Effort, WeightedGraph, partition_in_memory
+from .multilevel.clustering import cluster_limit, cluster_nodes
+from .multilevel.cycle import level_cap, part_loads
+from .multilevel.jet import JetSpace, refine
+from .multilevel.quotient import build_quotient
+from .multilevel.weighted_graph import MAX_PARTS, ONE, BlockGraph
+from .registry import check_number, register_partitioner
+from .row_threads import RowThreads
+from .scratch import AUTO
+
+BLOCK_EDGES = 1 << 23
+
+_SALT = 0x464C4147  # keeps this use of the seed apart from all others
+_CLUSTERS_A_PART = 5.0  # full clusters that a part is made of at least, on the streamed graph
+_LOSS = 0.25  # of the connection to its own part that a node may lose for a start, on the streamed graph
+
+
+@register_partitioner("streaming_multilevel")
+def streaming_multilevel(
+    stream,
+    num_parts: int,
+    *,
+    seed: int = 0,
+    masks=None,
+    balance=None,
+    progress=None,
+    passes: int = 3,
+    refinement_rounds: int = 2,
+    quotient_edges_per_node: float = 2.0,
+    runs: int = 1,
+    cycles: int = 0,
+    block_edges: int = BLOCK_EDGES,
+    num_threads: int | None = None,
+    deduplicate: bool | None = None,
+    scratch: str | os.PathLike | None = AUTO,
+    checkpoint: str | os.PathLike | None = None,
+    checkpoint_every: int = 8,
+) -> np.ndarray:
+    """Partition by clustering the streamed graph, partitioning the graph of clusters in memory, and refining.
+
+    The graph's rows go to scratch disk and are read block by block: label propagation clusters them, the edges between
+    clusters are added up to a quotient graph, which a multilevel method partitions in memory; its parts are carried
+    over to the nodes and refined on the streamed blocks. A graph that fits one block is partitioned in memory at once.
+
+    Args:
+        stream: an EdgeStream.
+        num_parts: in [1, num_nodes].
+        seed: decides every random choice.
+        masks: {"train": (num_nodes,) bool, ...}, those that are balanced.
+        balance: {"nodes": 1.05, "volume": 1.10, "train": 1.05}, any of them: the largest part over the mean. None:
+            nodes at 1.03. What cannot be kept is told with its size.
+        progress: called as progress(what, done, total).
+        passes: of label propagation over the streamed graph, >= 1.
+        refinement_rounds: of Jet over the streamed graph, >= 0.
+        quotient_edges_per_node: the quotient graph has at most so many edges a node of the graph, and at least 2**20
+            are let pass; where it would have more, clusters grow coarser. > 0.
+        runs: times that the part in memory is solved; the best counts. >= 1.
+        cycles: times that the part in memory is refined from its own result. >= 0.
+        block_edges: entries (two an edge) of a block, >= 1; a part of the method.
+        num_threads: >= 1; None: all cores. It does not change the result.
+        deduplicate, scratch: see `open_simple_graph`; scratch disk is needed.
+        checkpoint: file to save the state to; when it stands there already, the work goes on from it. It is removed
+            at the end. None: nothing is saved.
+        checkpoint_every: chunks of the first pass between two saves, >= 1; later every pass is saved.
+
+    Returns:
+        (num_nodes,) int32 part ids.
+
+    Raises:
+        ValueError: an option outside its range, or a constraint that no partition can meet.
+        GNNScaleError: too little scratch disk, before anything is written.
+        EdgeStreamError: the edges changed between the passes.
+
+    Cost: O(num_nodes + num_edges) time; about 45 bytes a node with one constraint, two blocks, and the quotient graph;
+        scratch disk as told by `open_external_csc`.
+    Source: ours. Label propagation and projection: Meyerhenke, Sanders and Schulz, SEA 2014; refinement: Gilbert et
+        al., Jet, 2024; the streamed form and balances of several weights are this project's.
+    """
+    if num_parts > MAX_PARTS:
+        raise ValueError(
+            f"partitioner.num_parts of 'streaming_multilevel' must be in [1, {MAX_PARTS}], got {num_parts}"
+        )
+    check_number("partitioner.passes", passes, at_least=1)
+    check_number("partitioner.refinement_rounds", refinement_rounds, at_least=0)
+    check_number("partitioner.runs", runs, at_least=1)
+    check_number("partitioner.cycles", cycles, at_least=0)
+    check_number("partitioner.quotient_edges_per_node", quotient_edges_per_node, at_least=0)
+    check_number("partitioner.checkpoint_every", checkpoint_every, at_least=1)
+    if num_threads is not None:
+        check_number("partitioner.num_threads", num_threads, at_least=1)
+    settings = {
+        "num_parts": num_parts,
+        "seed": seed,
+        "balance": balance,
+        "passes": passes,
+        "block_edges": block_edges,
+        "deduplicate": deduplicate,
+        "quotient_edges_per_node": quotient_edges_per_node,
+    }
+    saved = Checkpoint(checkpoint, stream, {"method": "streaming_multilevel", **settings}, checkpoint_every)
+    phase, arrays = saved.load() or ("", {})
+    threads = RowThreads(num_threads)
+    csc = open_external_csc(
+        stream,
+        scratch,
+        block_edges,
+        deduplicate,
+        progress,
+        ScanState(*(arrays[name] for name in ScanState._fields)) if phase == "degrees" else None,
+        lambda state: saved.after_chunk("degrees", state._asdict()),
+    )
+    try:
+        constraints = resolve_constraints(balance, masks, csc.degree, num_parts)
+        node_weight = node_weights(constraints, csc.degree)
+        cap = np.repeat(constraints.cap[None], num_parts, axis=0)
+        effort = Effort(runs=int(runs), cycles=int(cycles))
+        if csc.num_blocks <= 1:
+            with phases.phase("multilevel"):
+                part = partition_in_memory(_whole(csc, node_weight), cap, seed, effort=effort, threads=threads)
+        else:
+            graph = BlockGraph(csc, node_weight)
+            part = _coarse_parts(graph, cap, settings, effort, threads, saved, phase, arrays)
+            with phases.phase("refinement"):
+                _refine_streamed(graph, part, cap, fold(seed, _SALT, 2), int(refinement_rounds), threads)
+        judge(constraints, part_loads(node_weight, part, num_parts))
+    finally:
+        threads.close()
+        csc.close()
+    saved.remove()
+    return part.astype(np.int32)
+
+
+def node_weights(constraints: Constraints, degree: np.ndarray) -> np.ndarray:
+    """Return (num_nodes, D) int32 weights; or (1, 1) where only nodes are balanced."""
+    if constraints.kinds.tolist() == [NODES]:
+        return np.ones((1, 1), np.int32)
+    weight = np.empty((len(degree), len(constraints.kinds)), np.int32)
+    _fill_weights(constraints.kinds, constraints.flags, degree, weight)
+    return weight
+
+
+def _whole(csc: ExternalCSC, node_weight: np.ndarray) -> WeightedGraph:
+    for block in csc.blocks():
+        return WeightedGraph(block.indptr, block.indices, ONE, node_weight)
+    return WeightedGraph(np.zeros(csc.num_nodes + 1, np.int64), np.empty(0, np.int32), ONE, node_weight)
+
+
+def _coarse_parts(graph, cap, settings, effort, threads: RowThreads, saved: Checkpoint, phase: str, arrays):
+    """Return (num_nodes,) int16: the parts of the clusters, carried over to the nodes."""
+    if phase == "parts":
+        return arrays["part"]
+    num_parts, seed = settings["num_parts"], settings["seed"]
+    per_part, label, done = _CLUSTERS_A_PART, None, 0
+    if phase == "clustering":
+        label, done, per_part = arrays["label"], int(arrays["passes"]), float(arrays["per_part"])
+    max_edges = max(1 << 20, int(settings["quotient_edges_per_node"] * graph.num_nodes))
+    quotient, remaining = None, settings["passes"] - done
+    while quotient is None:
+        limit = cluster_limit(graph, num_parts, per_part)
+        with phases.phase("clustering"):
+            for i in range(done, done + remaining):
+                label = cluster_nodes(graph, limit, fold(seed, _SALT, i), threads, passes=1, label=label)
+                if saved.path is not None:
+                    saved.save("clustering", {"label": label, "passes": i + 1, "per_part": per_part})
+            done += remaining
+        with phases.phase("quotient"):
+            quotient, coarse_of = build_quotient(graph, label, max_edges, threads)
+        per_part, remaining = max(1.0, per_part / 2), 1
+    phases.note(quotient_nodes=quotient.num_nodes, quotient_edges=len(quotient.indices) // 2)
+    del label
+    with phases.phase("multilevel"):
+        share = np.full(num_parts, 1 / num_parts)
+        coarse_part = partition_in_memory(
+            quotient, level_cap(quotient, cap, share), seed, effort=effort, threads=threads
+        )
+    part = coarse_part[coarse_of]
+    if saved.path is not None:
+        saved.save("parts", {"part": part})
+    return part
+
+
+def _refine_streamed(graph, part, cap, seed: int, rounds: int, threads: RowThreads) -> None:
+    load = part_loads(graph.node_weight, part, len(cap))
+    space = JetSpace.empty(graph.num_nodes)
+    refine(graph, part, load, cap, seed, threads, space, _LOSS, rounds + 1, rounds)
+
+
+@kernel
+def _fill_weights(kinds, flags, degree, weight):
+    for v in range(len(degree)):
+        for d in range(len(kinds)):
+            weight[v, d] = weight_of(kinds[d], degree[v], flags, d, v)
