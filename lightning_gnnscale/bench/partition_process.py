@@ -3,6 +3,7 @@
 The process is a fork of a server that has imported the package, because importing takes longer than many cases.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -11,6 +12,8 @@ import sys
 import tempfile
 import threading
 import time
+
+import psutil
 
 from ..memory import resident_bytes
 
@@ -156,7 +159,8 @@ class MeasuringServer:
                 warm_s = time.perf_counter() if warm_s is None else warm_s
                 worked_s = time.perf_counter() - warm_s
                 if "first" not in seen:
-                    peak_bytes = max(peak_bytes, resident_bytes(seen["pid"]))
+                    with contextlib.suppress(psutil.Error):  # it may have crashed just now
+                        peak_bytes = max(peak_bytes, resident_bytes(seen["pid"]))
             if limit_s is not None and worked_s > limit_s:
                 raise RuntimeError(f"stopped after {limit_s:g} s (limit_s)")
             if limit_bytes is not None and peak_bytes > limit_bytes:
@@ -176,7 +180,8 @@ class MeasuringServer:
             if "ended" in seen:
                 return
             if "pid" in seen and not killed:
-                os.kill(seen["pid"], signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(seen["pid"], signal.SIGKILL)
                 killed = True
             self._arrived.wait(LONGEST_SAMPLE_S)
             self._arrived.clear()
