@@ -8,9 +8,10 @@ from .partition_cases import GREEDY_EXPECTATION, PEERS
 from .partition_tables import cut_of
 
 _MARKERS = "osD^vP*X<>ph"
+_LABELS = {"seconds": "seconds", "cpu_seconds": "CPU seconds"}
 
 
-def draw_plots(output_dir: Path, names: list[str], rows: list[dict], baseline: str) -> list[Path]:
+def draw_plots(output_dir: Path, names: list[str], rows: list[dict], baseline: str, clock: str) -> list[Path]:
     """Draw each plot that has anything to show.
 
     Args:
@@ -18,6 +19,7 @@ def draw_plots(output_dir: Path, names: list[str], rows: list[dict], baseline: s
         names: of `PLOTS`.
         rows: of the benchmark; those that failed are left out.
         baseline: the method that others are compared with.
+        clock: "seconds" or "cpu_seconds": the column that time is taken from.
 
     Returns:
         The files.
@@ -26,7 +28,7 @@ def draw_plots(output_dir: Path, names: list[str], rows: list[dict], baseline: s
     good = [row for row in rows if not row["error"]]
     paths = []
     for name in names:
-        figure = PLOTS[name](good, baseline) if good else None
+        figure = PLOTS[name](good, baseline, clock) if good else None
         if figure is not None:
             paths.append(output_dir / f"{name}.png")
             figure.savefig(paths[-1], dpi=120)
@@ -40,11 +42,11 @@ def check_plots(names: list[str]) -> None:
         raise ValueError(f"bench.plots must be of {', '.join(PLOTS)}; got {', '.join(unknown)}")
 
 
-def _cut_seconds(rows: list[dict], baseline: str):
-    return _cut_against(rows, "seconds", 1.0, "seconds")
+def _cut_seconds(rows: list[dict], baseline: str, clock: str):
+    return _cut_against(rows, clock, 1.0, _LABELS[clock])
 
 
-def _cut_memory(rows: list[dict], baseline: str):
+def _cut_memory(rows: list[dict], baseline: str, clock: str):
     return _cut_against(rows, "peak_bytes", 1e-6, "peak memory, MB")
 
 
@@ -70,15 +72,15 @@ def _cut_against(rows: list[dict], column: str, factor: float, label: str):
     return figure
 
 
-def _scaling(rows: list[dict], baseline: str):
+def _scaling(rows: list[dict], baseline: str, clock: str):
     """Draw seconds and peak memory against edges, log-log, one line a method and number of parts."""
     rows = [row for row in rows if row["seconds"]]
     if not rows:
         return None
     styles = _styles(row["family"] for row in rows)
-    figure, panels = _panels(["seconds", "peak memory, MB"])
+    figure, panels = _panels([_LABELS[clock], "peak memory, MB"])
     several = len({row["parts"] for row in rows}) > 1
-    for (title, axes), (column, factor) in zip(panels.items(), (("seconds", 1.0), ("peak_bytes", 1e-6)), strict=True):
+    for (title, axes), (column, factor) in zip(panels.items(), ((clock, 1.0), ("peak_bytes", 1e-6)), strict=True):
         for method, num_parts in dict.fromkeys((row["method"], row["parts"]) for row in rows):
             own = [row for row in rows if (row["method"], row["parts"]) == (method, num_parts)]
             own.sort(key=lambda row: row["num_edges"])
@@ -93,9 +95,9 @@ def _scaling(rows: list[dict], baseline: str):
     return figure
 
 
-def _speedup(rows: list[dict], baseline: str):
+def _speedup(rows: list[dict], baseline: str, clock: str):
     """Draw how many times longer each method takes than the baseline, against the number of parts."""
-    compared = {(row["graph"], row["parts"]): row["seconds"] for row in rows if row["method"] == baseline}
+    compared = {(row["graph"], row["parts"]): row[clock] for row in rows if row["method"] == baseline}
     others = [row for row in rows if row["method"] != baseline and compared.get((row["graph"], row["parts"]))]
     if not others:
         return None
@@ -106,10 +108,10 @@ def _speedup(rows: list[dict], baseline: str):
             own = [row for row in others if (row["graph"], row["method"]) == (graph, method)]
             colour, marker = styles[own[0]["family"]]
             parts = [row["parts"] for row in own]
-            ratios = [row["seconds"] / compared[graph, row["parts"]] for row in own]
+            ratios = [row[clock] / compared[graph, row["parts"]] for row in own]
             axes.plot(parts, ratios, f"-{marker}", color=colour, label=method)
         axes.axhline(1.0, color="gray", linewidth=0.8)
-        axes.set(xscale="log", yscale="log", xlabel="parts", ylabel=f"seconds over {baseline}'s", title=graph)
+        axes.set(xscale="log", yscale="log", xlabel="parts", ylabel=f"{_LABELS[clock]} over {baseline}'s", title=graph)
         axes.set_xticks(
             sorted({row["parts"] for row in others}), sorted({str(row["parts"]) for row in others}, key=int)
         )
@@ -118,7 +120,7 @@ def _speedup(rows: list[dict], baseline: str):
     return figure
 
 
-def _grem_fig6(rows: list[dict], baseline: str):
+def _grem_fig6(rows: list[dict], baseline: str, clock: str):
     """Draw Armada's Figure 6: cut against chunk size as a share of the edges, one panel a number of parts."""
     import json
 

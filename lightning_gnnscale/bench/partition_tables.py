@@ -51,8 +51,14 @@ def graph_table(graph: str, rows: list[dict], baseline: str) -> Table:
     return table
 
 
-def mean_rows(rows: list[dict], sets: dict[str, list], baseline: str) -> list[dict]:
+def mean_rows(rows: list[dict], sets: dict[str, list], baseline: str, clock: str = "seconds") -> list[dict]:
     """Return geometric means of each method over the baseline, by set of graphs and over all.
+
+    Args:
+        rows: of the benchmark.
+        sets: names for lists of graphs.
+        baseline: method that others are divided by.
+        clock: "seconds" or "cpu_seconds": the column that time is taken from.
 
     Only cases count in which both succeeded; a cut below one edge counts as one edge.
 
@@ -79,7 +85,7 @@ def mean_rows(rows: list[dict], sets: dict[str, list], baseline: str) -> list[di
                     "failed": sum(bool(row["error"]) for row in own),
                     "cut": _mean(cut_of(row) / cut_of(other) for row, other in pairs),
                     "replication": _ratio_mean(pairs, "replication_factor"),
-                    "seconds": _ratio_mean(pairs, "seconds"),
+                    "seconds": _ratio_mean(pairs, clock),
                     "peak": _ratio_mean(pairs, "peak_bytes"),
                     "worst_node_balance": max(balances, default=None),
                 }

@@ -145,6 +145,7 @@ def test_the_expectation_of_greedy_streaming_is_a_row(tmp_path, fake):
         ({"methods": [{"name": "x"}]}, "has no method"),
         ({"methods": [{"method": "greedy_expectation"}]}, "takes chunk_edges_share"),
         ({"plots": ["cut"]}, "bench.plots must be of cut_seconds, .*; got cut"),
+        ({"clock": "sun"}, "bench.clock must be seconds or cpu_seconds, got 'sun'"),
         ({"again": "maybe"}, "bench.again must be one of none, failed, all, got 'maybe'"),
         ({"graphs": ["planted:10"], "sets": {}, "cores": 0}, "bench.cores must be in"),
         ({"limit_bytes": "much"}, "bench.limit_bytes must be bytes or a size"),
@@ -210,8 +211,8 @@ def test_rows_of_another_version_are_not_mixed_in(tmp_path):
     assert RowFile(tmp_path / "cut.csv").rows == []
 
 
-def figure_of(name, rows, baseline):
-    figure = PLOTS[name](rows, baseline)
+def figure_of(name, rows, baseline, clock="seconds"):
+    figure = PLOTS[name](rows, baseline, clock)
     return {axes.get_title() or axes.get_ylabel(): axes for axes in figure.axes if axes.get_xlabel()}
 
 
@@ -225,9 +226,13 @@ def test_peers_are_lines_across_the_cut_plots():
 
 
 def test_speedup_is_seconds_over_the_baselines():
-    rows = [row_of("a", m, p, 0.1, seconds=s * p) for m, s in (("spring", 1.0), ("hdrf", 3.0)) for p in (4, 8)]
+    methods = (("spring", 1.0), ("hdrf", 3.0))
+    rows = [row_of("a", m, p, 0.1, seconds=s * p, cpu_seconds=2**s) for m, s in methods for p in (4, 8)]
     (axes,) = figure_of("speedup", rows, "spring").values()
     assert axes.lines[0].get_xydata().tolist() == [[4, 3.0], [8, 3.0]]
+    (axes,) = figure_of("speedup", rows, "spring", "cpu_seconds").values()
+    assert axes.lines[0].get_xydata().tolist() == [[4, 4.0], [8, 4.0]]
+    assert axes.get_ylabel() == "CPU seconds over spring's"
 
 
 def test_scaling_is_by_edges():
@@ -253,8 +258,8 @@ def test_figure_6_has_a_line_a_family_over_the_chunk_share():
 
 def test_plots_without_rows_are_left_out(tmp_path):
     rows = [row_of("a", "spring", 2, None, error="no")]
-    assert draw_plots(tmp_path, list(PLOTS), rows, "metis") == []
-    assert draw_plots(tmp_path, ["grem_fig6", "speedup"], [row_of("a", "spring", 2, 0.1)], "spring") == []
+    assert draw_plots(tmp_path, list(PLOTS), rows, "metis", "seconds") == []
+    assert draw_plots(tmp_path, ["grem_fig6", "speedup"], [row_of("a", "spring", 2, 0.1)], "spring", "seconds") == []
 
 
 def test_the_command_and_a_recipe_of_ones_own(tmp_path, monkeypatch, fake, capsys):
