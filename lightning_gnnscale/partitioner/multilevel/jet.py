@@ -8,7 +8,7 @@ from ...jit import kernel
 from ...rng import fold
 from ...triton_kernels.intrinsics import prefetch
 from ..row_threads import RowThreads
-from .rebalancing import rebalance
+from .rebalancing import inner_cap, rebalance
 from .weighted_graph import PART_DTYPE, BlockGraph, WeightedGraph, total_weight
 
 WORTHWHILE = 1e-3  # a cut that falls by less than this share counts as standing still
@@ -85,7 +85,8 @@ def refine(
         vectors of weights.
     """
     space.moved[:] = False
-    balanced = rebalance(graph, part, load, cap, fold(seed, 0), threads, space.target, space.gain)
+    inner = inner_cap(cap)
+    balanced = rebalance(graph, part, load, cap, inner, fold(seed, 0), threads, space.target, space.gain)
     best, best_balanced, mark, waited = -1, False, -1, 0
     best_load = load.copy()
     price = np.zeros(load.shape)
@@ -108,8 +109,8 @@ def refine(
                 _reconsider, block.indptr, *block, graph.node_weight, part, price, space.target, space.gain, space.moved
             )
         _apply(graph.node_weight, part, load, space.target, space.moved)
-        price = np.maximum(0.0, price + price_step * (load / cap - 1.0))
-        balanced = rebalance(graph, part, load, cap, fold(seed, i + 1), threads, space.target, space.gain)
+        price = np.maximum(0.0, price + price_step * (load / inner - 1.0))
+        balanced = rebalance(graph, part, load, cap, inner, fold(seed, i + 1), threads, space.target, space.gain)
     part[:], load[:] = space.best, best_load
     return best, best_balanced
 

@@ -7,8 +7,9 @@ from ...rng import combine, fold
 from ..row_threads import RowThreads
 from .weighted_graph import BlockGraph, WeightedGraph
 
-LOOSE_ROUNDS = 6  # from then on a part is entered only where there is room, unless nothing moves
-MAX_ROUNDS = 32
+LOOSE_ROUNDS = 20  # from then on a part is entered only where there is room, unless nothing moves
+MAX_ROUNDS = 40
+INNER = 0.998
 
 _SALT = 0x52454241  # keeps this use of the seed apart from all others
 
@@ -18,6 +19,7 @@ def rebalance(
     part: np.ndarray,
     load: np.ndarray,
     cap: np.ndarray,
+    inner: np.ndarray,
     seed: int,
     threads: RowThreads,
     target: np.ndarray,
@@ -36,6 +38,7 @@ def rebalance(
         part: (num_nodes,) int16; changed in place.
         load: (num_parts, D) int64, weight of each part; kept up to date.
         cap: (num_parts, D) int64.
+        inner: (num_parts, D) int64, the caps that are worked against; see `inner_cap`.
         seed: decides between parts that are equally good.
         threads: threads that read; their number does not change the result.
         target: (num_nodes,) int16, overwritten.
@@ -47,22 +50,30 @@ def rebalance(
     Cost: O(num_entries + num_nodes) a round at most; nodes of other parts are skipped.
     """
     stuck = False
-    for i in range(MAX_ROUNDS):
-        over = (load > cap).any(axis=1)
+    for i in range(0 if (load <= cap).all() else MAX_ROUNDS):
+        over = (load > inner).any(axis=1)
         if not over.any():
             return True
         strict = i >= LOOSE_ROUNDS and not stuck
         target[:] = -1
-        state = (graph.node_weight, part, load, cap, over, strict, np.uint64(fold(seed, _SALT, i)), target, ratio)
+        state = (graph.node_weight, part, load, inner, over, strict, np.uint64(fold(seed, _SALT, i)), target, ratio)
         for block in graph.blocks():
             threads.run(_find_way_out, block.indptr, *block, *state)
         leaving = np.flatnonzero(target >= 0)
         leaving = leaving[np.argsort(-ratio[leaving], kind="stable")]
-        moved = _leave(leaving, graph.node_weight, part, load, cap, target, strict)
+        moved = _leave(leaving, graph.node_weight, part, load, inner, target, strict)
         if not moved and not strict:
-            return False
+            break
         stuck = not moved
     return not (load > cap).any()
+
+
+def inner_cap(cap: np.ndarray) -> np.ndarray:
+    """Return the caps to work against so that `cap` is kept: single moves stall within a node's weight of a cap.
+
+    With one dimension they do not, and `cap` itself is returned.
+    """
+    return cap if cap.shape[1] == 1 else np.maximum(1, (cap * INNER).astype(np.int64))
 
 
 @kernel
