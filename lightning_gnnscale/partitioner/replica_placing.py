@@ -1,0 +1,207 @@
+"""Edges placed by replica sets and loads: the compiled loops of HDRF and of PowerGraph's greedy rules.
+
+Both ask for the least loaded part of one kind: held by both ends, by one end alone, by any part. A replica set is a
+bitmask, and so is the set of the least loaded parts, which answers most of these questions at once.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import GNNScaleError
+from ..jit import kernel
+from ..triton_kernels.intrinsics import prefetch, trailing_zeros
+
+_ROWS_AHEAD = 16  # edges
+_WORD_BITS, _WORD_SHIFT = 32, 5
+_SMALLEST, _LARGEST, _NUM_LEAST = range(3)  # positions in ReplicaState.limits
+_ONE, _NONE, _ALL = np.uint64(1), np.uint64(0), np.uint64(0xFFFFFFFFFFFFFFFF)
+# What the other end's replica set is combined with, so that `and` leaves the parts that it shares, or does not.
+_SHARED, _ALONE = _NONE, _ALL
+_NO_LOAD = np.iinfo(np.int64).max
+
+
+class ReplicaState(NamedTuple):
+    """Where a placing pass stands.
+
+    Attributes:
+        rows: (num_nodes, 1 + num_words) uint32: a number of edges (HDRF: placed so far; PowerGraph: not placed yet),
+            then the replica set, part 0 in the lowest bit of the first word.
+        load: (num_parts,) int64, edges placed; all 0 where they do not count.
+        least: (num_words,) uint64, the parts with the smallest load.
+        limits: (3,) int64: the smallest load, the largest, and how many parts have the smallest.
+    """
+
+    rows: np.ndarray
+    load: np.ndarray
+    least: np.ndarray
+    limits: np.ndarray
+
+    @classmethod
+    def empty(cls, degree: np.ndarray, num_parts: int) -> "ReplicaState":
+        """Return the state before the first edge, all numbers of edges 0; 4 + 4 * ceil(num_parts / 32) bytes a node."""
+        if degree.itemsize > 4 and degree.max(initial=0) > np.iinfo(np.uint32).max:
+            raise GNNScaleError(
+                f"a node has {degree.max()} edges, more than the {np.iinfo(np.uint32).max} counted here"
+            )
+        num_words = -(-num_parts // _WORD_BITS)
+        least = [(1 << min(_WORD_BITS, num_parts - _WORD_BITS * word)) - 1 for word in range(num_words)]
+        rows = np.zeros((len(degree), 1 + num_words), np.uint32)
+        return cls(rows, np.zeros(num_parts, np.int64), np.array(least, np.uint64), np.array([0, 0, num_parts]))
+
+
+@kernel
+def place_by_score(src, dst, rows, load, least, limits, balance_weight, epsilon, part):
+    """Place a block of edges by HDRF; writes `part`, changes the state."""
+    flat, width, length = rows.reshape(-1), rows.shape[1], len(src)
+    smallest, largest, num_least = limits[_SMALLEST], limits[_LARGEST], limits[_NUM_LEAST]
+    step = 1 if balance_weight > 0 else 0  # a load that does not count stays 0, so that ties go to the lowest part
+    for i in range(length):
+        if i + _ROWS_AHEAD < length:
+            prefetch(flat, width * np.int64(src[i + _ROWS_AHEAD]))
+            prefetch(flat, width * np.int64(dst[i + _ROWS_AHEAD]))
+        u, v = src[i], dst[i]
+        rows[u, 0] += 1
+        rows[v, 0] += 1
+        chosen = _best_score(rows, u, v, load, least, smallest, largest, balance_weight, epsilon)
+        part[i] = chosen
+        _hold(rows, u, v, chosen)
+        load[chosen] += step
+        largest = max(largest, load[chosen])
+        num_least -= _leave(least, chosen, step)
+        if num_least == 0:
+            smallest += 1
+            num_least = _find_least(load, smallest, least)
+    limits[_SMALLEST], limits[_LARGEST], limits[_NUM_LEAST] = smallest, largest, num_least
+
+
+@kernel
+def place_by_cases(src, dst, rows, load, least, limits, part):
+    """Place a block of edges by PowerGraph's four cases; writes `part`, changes the state."""
+    flat, width, length = rows.reshape(-1), rows.shape[1], len(src)
+    smallest, num_least = limits[_SMALLEST], limits[_NUM_LEAST]
+    for i in range(length):
+        if i + _ROWS_AHEAD < length:
+            prefetch(flat, width * np.int64(src[i + _ROWS_AHEAD]))
+            prefetch(flat, width * np.int64(dst[i + _ROWS_AHEAD]))
+        u, v = src[i], dst[i]
+        chosen = _by_cases(rows, u, v, load, least)
+        part[i] = chosen
+        rows[u, 0] -= 1
+        rows[v, 0] -= 1
+        _hold(rows, u, v, chosen)
+        load[chosen] += 1
+        num_least -= _leave(least, chosen, 1)
+        if num_least == 0:
+            smallest += 1
+            num_least = _find_least(load, smallest, least)
+    limits[_SMALLEST], limits[_NUM_LEAST] = smallest, num_least
+
+
+@kernel(inline="always")
+def _best_score(rows, u, v, load, least, smallest, largest, balance_weight, epsilon):
+    """Return the part with the largest HDRF score, the lowest of several.
+
+    C_REP depends on a part's kind alone (held by both ends, u alone, v alone, neither), and C_BAL falls with the
+    load: of each kind only the least loaded part, the lowest of several, can win. Of the parts that neither end
+    holds it is the least loaded of all: where that one is held, it is loaded as little and has a C_REP of at least 1
+    on top. With weights up to 1 a kind decides alone: C_BAL < 1, so a part of both ends, with C_REP = 3, beats one of
+    u alone, with 2 - theta_u.
+    """
+    both = _least_loaded(rows, u, v, _SHARED, load, least)
+    if both >= 0 and balance_weight <= 1:
+        return both
+    u_alone = _least_loaded(rows, u, v, _ALONE, load, least)
+    v_alone = _least_loaded(rows, v, u, _ALONE, load, least)
+    chosen = _first_part(least)
+    if both < 0 and u_alone < 0 and v_alone < 0:
+        return chosen
+    spread = epsilon + (largest - smallest)
+    degree_u, degree_v = np.int64(rows[u, 0]), np.int64(rows[v, 0])
+    theta_u = degree_u / (degree_u + degree_v)
+    gain_u, gain_v = 1.0 + (1.0 - theta_u), 1.0 + (1.0 - (1.0 - theta_u))
+    best = balance_weight * ((largest - load[chosen]) / spread)
+    if both >= 0:
+        score = (gain_u + gain_v) + balance_weight * ((largest - load[both]) / spread)
+        if score > best or (score == best and both < chosen):
+            chosen, best = both, score
+    if u_alone >= 0:
+        score = gain_u + balance_weight * ((largest - load[u_alone]) / spread)
+        if score > best or (score == best and u_alone < chosen):
+            chosen, best = u_alone, score
+    if v_alone >= 0:
+        score = gain_v + balance_weight * ((largest - load[v_alone]) / spread)
+        if score > best or (score == best and v_alone < chosen):
+            chosen, best = v_alone, score
+    return chosen
+
+
+@kernel(inline="always")
+def _by_cases(rows, u, v, load, least):
+    """Return the part that the greedy rules choose, the lowest of several."""
+    both = _least_loaded(rows, u, v, _SHARED, load, least)
+    if both >= 0:
+        return both
+    of_u, of_v = _least_loaded(rows, u, u, _SHARED, load, least), _least_loaded(rows, v, v, _SHARED, load, least)
+    if of_u < 0 and of_v < 0:
+        return _first_part(least)
+    if of_v < 0 or (of_u >= 0 and rows[u, 0] > rows[v, 0]):
+        return of_u
+    if of_u < 0 or rows[v, 0] > rows[u, 0]:
+        return of_v
+    u_first = load[of_u] < load[of_v] or (load[of_u] == load[of_v] and of_u < of_v)
+    return of_u if u_first else of_v
+
+
+@kernel(inline="always")
+def _least_loaded(rows, u, v, flip, load, least):
+    """Return u's least loaded part that v has too (_SHARED) or has not (_ALONE), the lowest of several; -1: none."""
+    chosen, fewest = -1, _NO_LOAD
+    for word in range(len(least)):
+        kind = np.uint64(rows[u, 1 + word]) & (np.uint64(rows[v, 1 + word]) ^ flip)
+        # Of the least loaded parts the first will do. Not a branch: it would be guessed wrongly every other time.
+        found = kind & least[word]
+        kind = found & (~found + _ONE) if found else kind
+        while kind:
+            part = (word << _WORD_SHIFT) + np.int64(trailing_zeros(kind))
+            kind &= kind - _ONE
+            if load[part] < fewest:
+                chosen, fewest = part, load[part]
+    return chosen
+
+
+@kernel(inline="always")
+def _first_part(least):
+    """Return the lowest of the least loaded parts."""
+    word = 0
+    while least[word] == _NONE:
+        word += 1
+    return (word << _WORD_SHIFT) + np.int64(trailing_zeros(least[word]))
+
+
+@kernel(inline="always")
+def _hold(rows, u, v, part):
+    """Add the part to the replica sets of both ends."""
+    word, bit = part >> _WORD_SHIFT, _ONE << np.uint64(part & (_WORD_BITS - 1))
+    rows[u, 1 + word] = np.uint64(rows[u, 1 + word]) | bit
+    rows[v, 1 + word] = np.uint64(rows[v, 1 + word]) | bit
+
+
+@kernel(inline="always")
+def _leave(least, part, step):
+    """Take a part whose load has grown by `step` out of the least loaded ones; return 1 if it was there, else 0."""
+    word, place = part >> _WORD_SHIFT, np.uint64(part & (_WORD_BITS - 1))
+    was_least = (least[word] >> place) & np.uint64(step)
+    least[word] &= ~(was_least << place)
+    return np.int64(was_least)
+
+
+@kernel
+def _find_least(load, smallest, least):
+    """Mark the parts with the smallest load, none being marked; return how many there are."""
+    found = 0
+    for part in range(len(load)):
+        if load[part] == smallest:
+            least[part >> _WORD_SHIFT] |= _ONE << np.uint64(part & (_WORD_BITS - 1))
+            found += 1
+    return found
