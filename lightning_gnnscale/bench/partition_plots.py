@@ -111,11 +111,11 @@ def _speedup(rows: list[dict], baseline: str, clock: str):
             ratios = [row[clock] / compared[graph, row["parts"]] for row in own]
             axes.plot(parts, ratios, f"-{marker}", color=colour, label=method)
         axes.axhline(1.0, color="gray", linewidth=0.8)
-        axes.set(xscale="log", yscale="log", xlabel="parts", ylabel=f"{_LABELS[clock]} over {baseline}'s", title=graph)
-        axes.set_xticks(
-            sorted({row["parts"] for row in others}), sorted({str(row["parts"]) for row in others}, key=int)
-        )
+        axes.set(xscale="log", xlabel="parts", ylabel=f"{_LABELS[clock]} over {baseline}'s", title=graph)
+        ticks = sorted({row["parts"] for row in others})
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.minorticks_off()
+        axes.set_ylim(bottom=0)
     _legend(figure, panels)
     return figure
 

@@ -134,6 +134,16 @@ def test_generated_once_and_read_again(tmp_path):
         generate(**{**options, "num_classes": 7}, folder=str(tmp_path))
 
 
+def test_generated_with_communities_of_uneven_sizes(tmp_path):
+    options = {"num_nodes": 600, "num_edges": 2000, "num_communities": 6, "feature_dim": 3, "folder": str(tmp_path)}
+    even = generate(**options)
+    uneven = generate(**options, community_exponent=1.2, max_community=400)
+    sizes = [np.bincount(dataset.labels, minlength=6).max() for dataset in (even, uneven)]
+    assert sizes[0] < 200 < sizes[1] <= 400 + 6 * 20
+    assert len(list(tmp_path.iterdir())) == 2
+    assert even.source != uneven.source
+
+
 def test_masks_of_unknown_names():
     stream = open_edge_stream(np.zeros((2, 1), int))
     with pytest.raises(ValueError, match="masks must be named train, val, test; got valid"):
