@@ -1,6 +1,7 @@
 """The flagship: multilevel partitioning of an edge file of any order, in memory that grows with the nodes alone."""
 
 import os
+import zlib
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from .row_threads import RowThreads
 from .scratch import AUTO
 
 BLOCK_EDGES = 1 << 23
+MIN_QUOTIENT_EDGES = 1 << 20  # a quotient graph of so many edges is never too large
 
 _SALT = 0x464C4147  # keeps this use of the seed apart from all others
 _CLUSTERS_A_PART = 5.0  # full clusters that a part is made of at least, on the streamed graph
@@ -66,7 +68,7 @@ def streaming_multilevel(
         passes: of label propagation over the streamed graph, >= 1.
         refinement_rounds: of Jet over the streamed graph, >= 0.
         quotient_edges_per_node: the quotient graph has at most so many edges a node of the graph, and at least 2**20
-            are let pass; where it would have more, clusters grow coarser. > 0.
+            are let pass; where it would have more, clusters grow coarser, up to one a part, which is let pass. >= 0.
         runs: times that the part in memory is solved; the best counts. >= 1.
         cycles: times that the part in memory is refined from its own result. >= 0.
         block_edges: entries (two an edge) of a block, >= 1; a part of the method.
@@ -105,14 +107,17 @@ def streaming_multilevel(
         "num_parts": num_parts,
         "seed": seed,
         "balance": balance,
-        "passes": passes,
+        "masks": {name: zlib.crc32(np.asarray(masks[name])) for name in balance or {} if name in (masks or {})},
+        "passes": int(passes),
+        "runs": runs,
+        "cycles": cycles,
         "block_edges": block_edges,
         "deduplicate": deduplicate,
         "quotient_edges_per_node": quotient_edges_per_node,
     }
     saved = Checkpoint(checkpoint, stream, {"method": "streaming_multilevel", **settings}, checkpoint_every)
     phase, arrays = saved.load() or ("", {})
-    threads = RowThreads(num_threads)
+    threads = RowThreads(None if num_threads is None else int(num_threads))
     csc = open_external_csc(
         stream,
         scratch,
@@ -120,7 +125,7 @@ def streaming_multilevel(
         deduplicate,
         progress,
         ScanState(*(arrays[name] for name in ScanState._fields)) if phase == "degrees" else None,
-        lambda state: saved.after_chunk("degrees", state._asdict()),
+        None if phase in ("clustering", "parts") else lambda state: saved.after_chunk("degrees", state._asdict()),
     )
     try:
         constraints = resolve_constraints(balance, masks, csc.degree, num_parts)
@@ -166,8 +171,8 @@ def _coarse_parts(graph, cap, settings, effort, threads: RowThreads, saved: Chec
     per_part, label, done = _CLUSTERS_A_PART, None, 0
     if phase == "clustering":
         label, done, per_part = arrays["label"], int(arrays["passes"]), float(arrays["per_part"])
-    max_edges = max(1 << 20, int(settings["quotient_edges_per_node"] * graph.num_nodes))
-    quotient, remaining = None, settings["passes"] - done
+    max_edges = max(MIN_QUOTIENT_EDGES, int(settings["quotient_edges_per_node"] * graph.num_nodes))
+    quotient, remaining = None, max(0, settings["passes"] - done)
     while quotient is None:
         limit = cluster_limit(graph, num_parts, per_part)
         with phases.phase("clustering"):
@@ -177,7 +182,8 @@ def _coarse_parts(graph, cap, settings, effort, threads: RowThreads, saved: Chec
                     saved.save("clustering", {"label": label, "passes": i + 1, "per_part": per_part})
             done += remaining
         with phases.phase("quotient"):
-            quotient, coarse_of = build_quotient(graph, label, max_edges, threads)
+            bound = max_edges if per_part > 1 else graph.csc.num_edges
+            quotient, coarse_of = build_quotient(graph, label, bound, threads)
         per_part, remaining = max(1.0, per_part / 2), 1
     phases.note(quotient_nodes=quotient.num_nodes, quotient_edges=len(quotient.indices) // 2)
     del label

@@ -1,0 +1,361 @@
+import math
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
+from lightning_gnnscale.errors import EdgeStreamError
+from lightning_gnnscale.partitioner import partition, row_threads, streaming_multilevel
+from lightning_gnnscale.partitioner.checkpoint import Checkpoint
+from lightning_gnnscale.partitioner.multilevel import clustering, quotient
+from lightning_gnnscale.partitioner.row_threads import RowThreads
+from tests.oracles.spring import simple_edges
+from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:balance of")
+
+ONE_BLOCK, SOME_BLOCKS = 1 << 23, 400
+
+
+def multilevel(stream, num_parts, num_threads=1, **options):
+    return partition(stream, "streaming_multilevel", num_parts, evaluate=False, num_threads=num_threads, **options)
+
+
+def planted(num_groups=4, size=150, inside=14, outside=3, seed=0):
+    """(edges in random order, group of every node): each node has about so many neighbours in its group, and others."""
+    rng = np.random.default_rng(seed)
+    num_nodes = num_groups * size
+    group = rng.permutation(num_nodes) % num_groups
+    pairs = np.sort(rng.integers(0, num_nodes, (40 * num_nodes * num_groups, 2)), axis=1)
+    pairs = pairs[pairs[:, 0] < pairs[:, 1]]
+    within = group[pairs[:, 0]] == group[pairs[:, 1]]
+    near, far = (np.unique(pairs[chosen], axis=0) for chosen in (within, ~within))
+    near, far = (
+        rng.permutation(found)[: num_nodes * wanted // 2] for found, wanted in ((near, inside), (far, outside))
+    )
+    return rng.permutation(np.concatenate((near, far))), group
+
+
+def cut_of(edges, part):
+    return int((part[edges[:, 0]] != part[edges[:, 1]]).sum())
+
+
+def weights_of(names, num_nodes, edges, masks):
+    """One list of weights a constraint, from the edges of the undirected simple graph."""
+    degree = [0] * num_nodes
+    for u, v in edges:
+        degree[u] += 1
+        degree[v] += 1
+    known = {"nodes": [1] * num_nodes, "volume": degree}
+    return {name: known[name] if name in known else [int(m) for m in masks[name]] for name in names}
+
+
+def check_balance(p, num_nodes, edges, balance, masks=None):
+    """The caps are kept, or what exceeds them is told to the unit; return the violations."""
+    expected = {}
+    balance = balance or {"nodes": 1.03}
+    for name, weight in weights_of(balance, num_nodes, edges, masks).items():
+        load = [0] * p.num_parts
+        for part, w in zip(p.part_id.tolist(), weight, strict=True):
+            load[part] += w
+        mean = sum(weight) / p.num_parts
+        cap = max(math.floor(balance[name] * mean + 1e-9), math.ceil(mean))
+        assert p.notes["balance"][name] == pytest.approx(max(load) / mean)
+        if max(load) > cap:
+            expected[name] = max(load) - cap
+    assert p.notes["balance_violations"] == expected
+    told = p.notes.get("warnings", [])
+    for name, over in expected.items():
+        assert any(f"balance of {name} " in text and f", {over} more than its" in text for text in told)
+    return expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
+def test_parts_are_balanced_or_what_is_too_much_is_told(graph, layout, data):
+    num_nodes, edges = graph
+    arcs = listed(edges, layout, data.draw(st.integers(0, 5)))
+    told = data.draw(st.sampled_from([layout, "auto"])) if edges else "auto"
+    num_parts = data.draw(st.integers(1, num_nodes))
+    choices = [None, {"nodes": 1.0}, {"nodes": 1.5}, {"x": 1.2}, {"volume": 1.4}]
+    balance = data.draw(st.sampled_from(choices if edges else choices[:4]))
+    if edges and data.draw(st.booleans()):
+        balance = {"nodes": 1.1, **(balance or {}), "volume": 1.5}
+    masks = {"x": np.array([True, *data.draw(st.lists(st.booleans(), min_size=num_nodes - 1, max_size=num_nodes - 1))])}
+    options = {
+        "block_edges": data.draw(st.sampled_from([1, 4, 15, ONE_BLOCK])),
+        "seed": data.draw(st.integers(0, 3)),
+        "refinement_rounds": data.draw(st.integers(0, 2)),
+        "balance": balance,
+        "masks": masks,
+    }
+    stream = stream_of(arcs, num_nodes, layout=told, chunk_edges=data.draw(st.integers(1, 30)))
+    try:
+        p = multilevel(stream, num_parts, **options)
+    except ValueError as error:
+        assert "volume" in balance and "cannot be met: node" in str(error)
+        return
+    simple = simple_edges(arcs, p.notes["layout"])
+    violations = check_balance(p, num_nodes, simple, balance, masks)
+    if set(balance or {"nodes": 1}) in ({"nodes"}, {"x"}):  # weights of one can always be shared out
+        assert violations == {}
+    again = stream_of(arcs, num_nodes, np.int64, layout=told, chunk_edges=data.draw(st.integers(1, 30)))
+    assert np.array_equal(multilevel(again, num_parts, **options).part_id, p.part_id)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_graphs(name):
+    num_nodes, edges = ODD[name]
+    with pytest.raises(ValueError, match=rf"num_parts must be in \[1, {num_nodes}\], got {num_nodes + 1}"):
+        multilevel(stream_of(edges, num_nodes), num_nodes + 1)
+    for num_parts in {1, min(2, num_nodes), min(4, num_nodes), num_nodes}:
+        for block_edges in (1, 6, ONE_BLOCK):
+            p = multilevel(stream_of(edges, num_nodes), num_parts, block_edges=block_edges)
+            assert p.part_id.dtype == np.int32
+            simple = simple_edges(edges, p.notes["layout"])
+            assert check_balance(p, num_nodes, simple, None) == {}
+
+
+def use_threads_everywhere(monkeypatch):
+    """Rows are shared out although the graph is small; the list returned gets the ranges that ran side by side."""
+    monkeypatch.setattr(row_threads, "MIN_ENTRIES", 16)
+    monkeypatch.setattr(clustering, "MIN_SHARED_ENTRIES", 1)
+    original, shared = RowThreads.map, []
+
+    def spy(self, function, items):
+        items = list(items)
+        shared.append(len(items) if self.num_threads > 1 else 1)
+        return original(self, function, items)
+
+    monkeypatch.setattr(RowThreads, "map", spy)
+    return shared
+
+
+def grow_tables(monkeypatch):
+    monkeypatch.setattr(quotient, "FIRST_BITS", 2)
+    monkeypatch.setattr(quotient, "STEP_ENTRIES", 64)
+
+
+@pytest.mark.parametrize("block_edges", [ONE_BLOCK, SOME_BLOCKS])
+def test_threads_chunks_and_tables_change_nothing(monkeypatch, block_edges):
+    edges, _ = planted(size=60, outside=6)
+    options = {"block_edges": block_edges, "balance": {"nodes": 1.05, "volume": 1.1}}
+    expected = multilevel(stream_of(edges, 240, layout="once"), 5, **options).part_id
+    shared = use_threads_everywhere(monkeypatch)
+    grow_tables(monkeypatch)
+    for num_threads in (1, 2, 3):
+        shared.clear()
+        stream = stream_of(edges, 240, layout="once", chunk_edges=100 * num_threads)
+        assert np.array_equal(multilevel(stream, 5, num_threads, **options).part_id, expected)
+        if num_threads > 1:
+            assert shared.count(num_threads) > 100
+
+
+@pytest.mark.parametrize("block_edges", [ONE_BLOCK, SOME_BLOCKS])
+def test_file_format_and_id_dtype_change_nothing(tmp_path, block_edges):
+    edges, _ = planted(size=60, outside=6)
+    stream = stream_of(edges, 240, layout="once")
+    expected = multilevel(stream, 4, block_edges=block_edges).part_id
+    for suffix in (".bin", ".npy", ".csv", ".parquet"):
+        path = write_edges(stream, tmp_path / f"edges{suffix}")
+        read = open_edge_stream(path, num_nodes=240, layout="once", chunk_edges=99)
+        assert np.array_equal(multilevel(read, 4, block_edges=block_edges).part_id, expected)
+    wide = stream_of(edges, 240, np.int64, layout="once")
+    assert np.array_equal(multilevel(wide, 4, block_edges=block_edges).part_id, expected)
+
+
+@pytest.mark.parametrize("block_edges", [ONE_BLOCK, SOME_BLOCKS])
+@pytest.mark.parametrize("layout", ["once", "both_ways"])
+def test_a_planted_partition_is_found(block_edges, layout):
+    for seed in range(3):
+        edges, group = planted(seed=seed)
+        arcs = np.concatenate((edges, edges[:, ::-1])) if layout == "both_ways" else edges
+        p = multilevel(stream_of(arcs, 600, layout=layout), 4, seed=seed, block_edges=block_edges)
+        assert cut_of(edges, p.part_id) <= cut_of(edges, group)
+        assert cut_of(edges, p.part_id) < 0.3 * cut_of(edges, np.arange(600) % 4)
+        assert p.notes["balance_violations"] == {}
+
+
+def test_many_blocks_cut_about_as_little_as_one():
+    cuts = {}
+    for block_edges in (ONE_BLOCK, SOME_BLOCKS):
+        cuts[block_edges] = 0
+        for seed in range(4):
+            edges, _ = planted(8, 100, inside=8, outside=5, seed=seed)
+            p = multilevel(stream_of(edges, 800, layout="once"), 8, block_edges=block_edges)
+            cuts[block_edges] += cut_of(edges, p.part_id)
+    assert cuts[SOME_BLOCKS] <= 1.05 * cuts[ONE_BLOCK]
+
+
+def hubs_and_leaves(seed, num_nodes=500, num_edges=2_500):
+    rng = np.random.default_rng(seed)
+    weight = np.minimum(rng.pareto(1.3, num_nodes) + 1, 40)
+    pairs = np.sort(rng.choice(num_nodes, (4 * num_edges, 2), p=weight / weight.sum()), axis=1)
+    return rng.permutation(np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0))[:num_edges]
+
+
+@pytest.mark.parametrize("block_edges", [ONE_BLOCK, SOME_BLOCKS])
+@pytest.mark.parametrize("balance", [{"nodes": 1.05, "volume": 1.1}, {"nodes": 1.05, "volume": 1.1, "train": 1.05}])
+def test_several_constraints_are_kept_at_once(block_edges, balance):
+    for seed in range(3):
+        edges = hubs_and_leaves(seed)
+        train = np.random.default_rng(seed).random(500) < np.where(np.arange(500) < 200, 0.6, 0.05)
+        p = multilevel(
+            stream_of(edges, 500, layout="once"), 4, balance=balance, masks={"train": train}, block_edges=block_edges
+        )
+        assert check_balance(p, 500, edges.tolist(), balance, {"train": train}) == {}
+        assert cut_of(edges, p.part_id) < 0.9 * cut_of(edges, np.arange(500) % 4)
+
+
+class Killed(Exception):
+    pass
+
+
+original_save = Checkpoint.save
+
+
+def killed_after(saves, phases):
+    left = [saves]
+
+    def save(self, phase, arrays):
+        original_save(self, phase, arrays)
+        phases.append(phase)
+        left[0] -= 1
+        if left[0] == 0:
+            raise Killed
+
+    return save
+
+
+COARSER = {"quotient_edges_per_node": 0.02}  # the quotient graph is always too large: clusters grow to the very end
+
+
+@pytest.mark.parametrize(
+    ("saves", "options"),
+    [
+        *((saves, {"block_edges": ONE_BLOCK}) for saves in (1, 4, 6)),
+        *((saves, {"block_edges": SOME_BLOCKS}) for saves in (1, 6, 7, 8, 9, 10)),
+        *((saves, {"block_edges": SOME_BLOCKS, **COARSER}) for saves in (8, 9, 10, 11, 12, 13)),
+    ],
+)
+def test_resuming_after_a_kill_is_bit_identical(tmp_path, monkeypatch, saves, options):
+    monkeypatch.setattr(streaming_multilevel, "MIN_QUOTIENT_EDGES", 1)
+    edges = hubs_and_leaves(1)
+    stream = stream_of(edges, 500, chunk_edges=len(edges) // 6 + 1, layout="once")
+    options = {"balance": {"nodes": 1.05, "volume": 1.1}, **options}
+    expected = multilevel(stream, 6, **options).part_id
+    before, after = [], []
+    resumable = {"checkpoint": tmp_path / "state.npz", "checkpoint_every": 1, "scratch": tmp_path, **options}
+    monkeypatch.setattr(Checkpoint, "save", killed_after(saves, before))
+    with pytest.raises(Killed):
+        multilevel(stream, 6, **resumable)
+    assert [path.name for path in tmp_path.iterdir()] == ["state.npz"]
+    monkeypatch.setattr(Checkpoint, "save", killed_after(-1, after))
+    assert np.array_equal(multilevel(stream, 6, **resumable).part_id, expected)
+    assert list(tmp_path.iterdir()) == []
+    clustering_passes = 0 if options["block_edges"] == ONE_BLOCK else 6 if COARSER.items() <= options.items() else 3
+    whole = ["degrees"] * 6 + ["clustering"] * clustering_passes + ["parts"] * (clustering_passes > 0)
+    assert before + after == whole  # nothing that was saved is done again
+
+
+def test_a_checkpoint_of_other_masks_or_runs_is_not_used(tmp_path, monkeypatch):
+    edges = hubs_and_leaves(1)
+    stream = stream_of(edges, 500, layout="once")
+    masks = [{"train": np.random.default_rng(i).random(500) < 0.3} for i in (0, 1)]
+    options = {"balance": {"nodes": 1.1, "train": 1.05}, "block_edges": SOME_BLOCKS}
+    path = tmp_path / "state.npz"
+    for other in ({"masks": masks[1]}, {"masks": masks[0], "runs": 2}, {"masks": masks[0], "seed": 1}):
+        monkeypatch.setattr(Checkpoint, "save", killed_after(5, []))
+        with pytest.raises(Killed):
+            multilevel(stream, 4, masks=masks[0], checkpoint=path, checkpoint_every=1, **options)
+        monkeypatch.setattr(Checkpoint, "save", original_save)
+        expected = multilevel(stream, 4, **other, **options).part_id
+        assert np.array_equal(multilevel(stream, 4, checkpoint=path, **other, **options).part_id, expected)
+        assert not path.exists()
+
+
+def test_a_quotient_graph_that_is_too_large_makes_clusters_coarser(monkeypatch):
+    edges, group = planted(outside=8)
+    stream = stream_of(edges, 600, layout="once")
+    notes = {}
+    for per_node in (1e6, 0.5, 0.001):
+        p = multilevel(stream, 4, block_edges=SOME_BLOCKS, quotient_edges_per_node=per_node)
+        notes[per_node] = p.notes["quotient_edges"]
+        assert notes[per_node] == notes[1e6]  # below MIN_QUOTIENT_EDGES nothing is too large
+    monkeypatch.setattr(streaming_multilevel, "MIN_QUOTIENT_EDGES", 1)
+    fine, coarse, coarsest = (
+        multilevel(stream, 4, block_edges=SOME_BLOCKS, quotient_edges_per_node=per_node) for per_node in (1e6, 0.5, 0)
+    )
+    assert fine.notes["quotient_edges"] == notes[1e6]
+    assert coarse.notes["quotient_edges"] <= 0.5 * 600 < fine.notes["quotient_edges"]
+    assert coarsest.notes["quotient_nodes"] < coarse.notes["quotient_nodes"] < fine.notes["quotient_nodes"]
+    for p in (coarse, coarsest):
+        assert p.notes["balance_violations"] == {}
+        assert cut_of(edges, p.part_id) <= 1.1 * cut_of(edges, group)
+
+
+@pytest.mark.parametrize("block_edges", [ONE_BLOCK, SOME_BLOCKS])
+def test_a_graph_that_changes_between_passes_is_an_error(tmp_path, block_edges):
+    edges = np.ascontiguousarray(hubs_and_leaves(0).T.astype(np.int32))
+    stream = open_edge_stream(edges, num_nodes=500, layout="once")
+
+    def rewire(what, done, total):
+        if what == "degrees":
+            edges[1, 5] = (edges[1, 5] + 1) % 500
+
+    with pytest.raises(EdgeStreamError, match="changed while they were partitioned"):
+        multilevel(stream, 4, progress=rewire, block_edges=block_edges, scratch=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"passes": 0}, "partitioner.passes must be a finite number >= 1, got 0"),
+        ({"refinement_rounds": -1}, "partitioner.refinement_rounds must be a finite number >= 0, got -1"),
+        ({"runs": 0}, "partitioner.runs"),
+        ({"cycles": float("nan")}, "partitioner.cycles must be a finite number >= 0, got nan"),
+        ({"quotient_edges_per_node": -1}, "partitioner.quotient_edges_per_node"),
+        ({"num_threads": 0}, "partitioner.num_threads must be a finite number >= 1, got 0"),
+        ({"block_edges": 0}, "partitioner.block_edges"),
+        ({"checkpoint_every": "often"}, "partitioner.checkpoint_every"),
+        ({"scratch": None}, "the rows of the graph need scratch disk: give scratch="),
+        ({"balance": {"nodes": 0.9}}, "partitioner.balance.nodes must be a finite number >= 1, got 0.9"),
+        ({"balance": {"train": 1.1}}, "there is no mask 'train'; what can be balanced: nodes, volume"),
+        ({"blocks": 1}, "has no option blocks; allowed: passes, refinement_rounds, quotient_edges_per_node"),
+    ],
+)
+def test_bad_options_are_named(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        multilevel(stream_of([(0, 1)], 2), 2, **{"scratch": tmp_path, **options})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_more_parts_than_16_bits_count_are_refused():
+    with pytest.raises(ValueError, match=r"'streaming_multilevel' must be in \[1, 32767\], got 32768"):
+        multilevel(stream_of([(0, 1)], 40_000), 32_768)
+
+
+def test_nothing_is_left_behind_after_an_error_while_blocks_are_read(tmp_path, monkeypatch):
+    def fail(*_):
+        raise Killed
+
+    monkeypatch.setattr(streaming_multilevel, "build_quotient", fail)
+    threads = threading.active_count()
+    with pytest.raises(Killed):
+        multilevel(stream_of(hubs_and_leaves(0), 500), 4, 2, block_edges=SOME_BLOCKS, scratch=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert threading.active_count() == threads
+
+
+def test_more_effort_does_not_cut_more():
+    for seed in range(2):
+        stream = stream_of(hubs_and_leaves(seed), 500, layout="once")
+        once, more = (
+            cut_of(hubs_and_leaves(seed), multilevel(stream, 4, runs=runs, cycles=cycles).part_id)
+            for runs, cycles in ((1, 0), (2, 2))
+        )
+        assert more <= once
