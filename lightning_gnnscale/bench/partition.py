@@ -186,6 +186,7 @@ def _measure(server, graph: GraphFile, spec: MethodSpec, num_parts: int, setting
         "num_nodes": graph.num_nodes,
         "million_edges_per_s": found["num_edges"] / found["seconds"] / 1e6,
         "bytes_a_node": found["peak_bytes"] / graph.num_nodes,
+        "broken": " ".join(found["notes"].get("balance_violations", ())),
         "phases": json.dumps(found["phases"]),
         "notes": json.dumps(found["notes"]),
     }

@@ -29,7 +29,10 @@ MEASURED = (
     "bytes_a_node",
     "resident_bytes",
 )
-_DESCRIBED, _TOLD = ("family", "partitioner", "options", "balance", "cores_a_case"), ("phases", "notes", "error")
+_DESCRIBED, _TOLD = (
+    ("family", "partitioner", "options", "balance", "cores_a_case"),
+    ("broken", "phases", "notes", "error"),
+)
 COLUMNS = (*KEY, *_DESCRIBED, "seed", *MEASURED, *_TOLD)
 _NUMBERS = ("parts", "seed", *MEASURED)
 
@@ -42,7 +45,8 @@ class RowFile:
         again: what is measured again although there is a row: "none", "failed" or "all".
 
     Attributes:
-        rows: one dict a case; columns in `MEASURED` are numbers, or None where the case failed.
+        rows: one dict a case; columns in `MEASURED` are numbers, or None where the case failed; `broken` names the
+            balance constraints that the method broke.
 
     Raises:
         GNNScaleError: the file has other columns.

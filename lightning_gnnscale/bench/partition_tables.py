@@ -35,7 +35,7 @@ def graph_table(graph: str, rows: list[dict], baseline: str) -> Table:
         ratio = cut_of(row) / cut_of(compared[row["parts"]]) if _is_there(compared.get(row["parts"])) else None
         table.add_row(
             str(row["parts"]),
-            row["method"],
+            row["method"] + (" *" if row["broken"] else ""),
             f"{row['edge_cut_ratio']:.4f}",
             _number(ratio, 3),
             _number(row["replication_factor"], 2),
@@ -47,6 +47,8 @@ def graph_table(graph: str, rows: list[dict], baseline: str) -> Table:
             _number(row["bytes_a_node"], 0),
         )
     reasons = dict.fromkeys(f"{row['method']}: {row['error']}" for row in failed)
+    if any(row["broken"] for row in rows):
+        reasons["* breaks a balance constraint"] = None
     table.caption, table.caption_justify = "\n".join(_escaped(reason) for reason in reasons) or None, "left"
     return table
 
@@ -63,8 +65,8 @@ def mean_rows(rows: list[dict], sets: dict[str, list], baseline: str, clock: str
     Only cases count in which both succeeded; a cut below one edge counts as one edge.
 
     Returns:
-        One dict a set and method: set, method, cases, failed, cut, replication, seconds, peak (ratios, None without a
-        case), and the worst node balance.
+        One dict a set and method: set, method, cases, failed, broken (cases that broke a balance constraint), cut,
+        replication, seconds, peak (ratios, None without a case), and the worst node balance.
     """
     compared = {(row["graph"], row["parts"]): row for row in rows if row["method"] == baseline}
     means = []
@@ -83,6 +85,7 @@ def mean_rows(rows: list[dict], sets: dict[str, list], baseline: str, clock: str
                     "method": method,
                     "cases": len(pairs),
                     "failed": sum(bool(row["error"]) for row in own),
+                    "broken": sum(bool(row["broken"]) for row in own),
                     "cut": _mean(cut_of(row) / cut_of(other) for row, other in pairs),
                     "replication": _ratio_mean(pairs, "replication_factor"),
                     "seconds": _ratio_mean(pairs, clock),
@@ -99,14 +102,15 @@ def means_table(means: list[dict], baseline: str, caption: str) -> Table:
     table = Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=SIMPLE)
     for name in ("set", "method"):
         table.add_column(name, no_wrap=True)
-    for name in ("cases", "failed", "cut", "RF", "seconds", "peak", "worst node\nbalance"):
+    for name in ("cases", "failed", "broken", "cut", "RF", "seconds", "peak", "worst node\nbalance"):
         table.add_column(name, justify="right")
     last = None
     for row in means:
         if last is not None and row["set"] != last:
             table.add_section()
         values = [_number(row[name], 3) for name in ("cut", "replication", "seconds", "peak", "worst_node_balance")]
-        table.add_row(row["set"], row["method"], str(row["cases"]), str(row["failed"]), *values)
+        counts = [str(row[name]) for name in ("cases", "failed", "broken")]
+        table.add_row(row["set"], row["method"], *counts, *values)
         last = row["set"]
     return table
 

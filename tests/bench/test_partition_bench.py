@@ -41,7 +41,7 @@ class FakeServer(partition_process.MeasuringServer):
             "num_edges": 3_000,
             "mask_balance": {"train": 1.25, "other": 1.5},
             "phases": {},
-            "notes": {},
+            "notes": {"balance_violations": {"train": 3}} if num_parts == 3 else {},
         }
 
 
@@ -104,7 +104,9 @@ def test_a_case_that_fails_is_a_row_and_can_be_tried_again(tmp_path, fake, capsy
     failed = [row for row in rows if row["error"]]
     assert [row["error"] for row in failed] == ["partitioner 'spring' takes no balance constraints"] * 2
     assert failed[0]["edge_cut_ratio"] is None
+    assert [row["broken"] for row in rows if not row["error"]] == ["", "train"]
     out = capsys.readouterr().out
+    assert "random *" in out and "* breaks a balance constraint" in out
     assert "2 of 4 cases failed; bench.again=failed tries them again" in out
     bench.run(tmp_path, **CASES, methods=methods, baseline="random")
     assert len(fake.asked) == 4
@@ -178,7 +180,7 @@ def test_means_are_geometric_over_cases_that_both_have():
         row_of("a", "metis", 2, 0.1, seconds=4.0),
         row_of("a", "fast", 2, 0.2),
         row_of("b", "metis", 2, 0.1),
-        row_of("b", "fast", 2, 0.8, peak=40),
+        row_of("b", "fast", 2, 0.8, peak=40, broken="nodes"),
         row_of("b", "metis", 4, 0.0),
         row_of("b", "fast", 4, 0.0),
         row_of("c", "metis", 2, None, error="too large"),
@@ -193,6 +195,7 @@ def test_means_are_geometric_over_cases_that_both_have():
     assert (means["two", "fast"]["cases"], means["two", "metis"]["failed"]) == (2, 1)
     assert means[EVERYTHING, "fast"]["cut"] == pytest.approx(16 ** (1 / 3))
     assert means["two", "fast"]["worst_node_balance"] == 1.8
+    assert (means["two", "fast"]["broken"], means["one", "fast"]["broken"]) == (1, 0)
     assert means[EVERYTHING, "metis"]["cut"] == pytest.approx(1.0)
 
 
@@ -217,7 +220,7 @@ def figure_of(name, rows, baseline, clock="seconds"):
 
 
 def test_peers_are_lines_across_the_cut_plots():
-    rows = [row_of(g, m, p, 0.1 * p) for g in "ab" for m in ("metis", "spring") for p in (2, 4)]
+    rows = [row_of(g, m, p, 0.1 * p, seconds=p, peak=p) for g in "ab" for m in ("metis", "spring") for p in (2, 4)]
     for name in ("cut_seconds", "cut_memory"):
         panels = figure_of(name, rows, "metis")
         assert set(panels) == {"a", "b"}
