@@ -122,7 +122,7 @@ def test_odd_graphs(name):
 def use_threads_everywhere(monkeypatch):
     """Rows are shared out although the graph is small; the list returned gets the ranges that ran side by side."""
     monkeypatch.setattr(row_threads, "MIN_ENTRIES", 16)
-    monkeypatch.setattr(clustering, "MIN_SHARED_ENTRIES", 1)
+    monkeypatch.setattr(clustering, "MIN_SHARED_WORK", 1)
     original, shared = RowThreads.map, []
 
     def spy(self, function, items):

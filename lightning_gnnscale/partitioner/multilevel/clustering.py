@@ -8,15 +8,17 @@ from ...jit import kernel
 from ...rng import fold, mix64
 from ...triton_kernels.intrinsics import prefetch
 from ..row_threads import RowThreads
+from .two_hops import join_two_hops
 from .weighted_graph import PART_DTYPE, BlockGraph, WeightedGraph, total_weight
 
-MAX_BATCH_ENTRIES = 1 << 18  # what one batch reads at most; a fixed part of the method, whatever the threads
-MIN_BATCH_ENTRIES = 1 << 8
-MIN_SHARED_ENTRIES = 1 << 14  # a smaller batch is not shared out over threads
+MAX_BATCH_WORK = 1 << 18  # nodes and entries of a batch at most; a fixed part of the method, whatever the threads
+MIN_BATCH_WORK = 1 << 8
+MIN_SHARED_WORK = 1 << 14  # a smaller batch is not shared out over threads
 BATCHES = 128  # a pass over a small graph is cut into so many
 FIRST_SAMPLE, SAMPLE = 32, 256  # neighbours that a node looks at in its first pass, and later: evenly spaced
 
 _SALT = 0x434C5553  # keeps this use of the seed apart from all others
+NODE_WORK = 8  # what a node costs beside its entries
 WINDOW = 1 << 14  # rows, a power of two
 _GATHER = 1 << 12  # labels read at once
 _HASH = np.uint64(0x9E3779B97F4A7C15)
@@ -35,9 +37,11 @@ def cluster_nodes(
 ) -> np.ndarray:
     """Cluster nodes so that edges inside clusters weigh much and no cluster weighs more than a limit.
 
-    Nodes are visited window by window, within a window from low to high degree, batch by batch: all nodes of a batch choose the cluster that they share most edge weight with, of those that have room, from
-    the same state; then they move one after the other, where there is still room. What stays alone joins others that
-    would have gone to the same cluster (two-hop clustering).
+    Nodes are visited window by window, within a window from low to high degree, batch by batch: all nodes of a batch
+    choose the cluster that they share most edge weight with, of those that have room, from the same state; then they
+    move one after the other, where there is still room. Of a long row a sample is read, and two clusters that meet in
+    a slot of the small table it is added up in count as the heavier one alone. What stays alone at the end joins
+    others that would have gone to the same cluster (two-hop clustering).
 
     Args:
         graph: the graph.
@@ -73,7 +77,7 @@ def cluster_nodes(
             after_pass(label, i + 1)
         if moved * 100 < num_nodes:
             break
-    _join_two_hops(graph.node_weight, limit, group, label, weight, favourite)
+    join_two_hops(graph.node_weight, limit, group, label, weight, favourite)
     return label
 
 
@@ -83,14 +87,14 @@ def cluster_limit(graph: WeightedGraph | BlockGraph, num_parts: int, per_part: f
 
 
 def _propagate(block, node_weight, limit, group, label, weight, favourite, key, sample, threads: RowThreads) -> int:
-    num_entries = len(block.indices)
-    batch_entries = int(np.clip(num_entries // BATCHES, MIN_BATCH_ENTRIES, MAX_BATCH_ENTRIES))
-    order, reach = _visiting_order(block.indptr, key)
-    bounds = np.searchsorted(reach, np.arange(0, num_entries + batch_entries, batch_entries))
+    order, reach = _visiting_order(block.indptr, key, sample)
+    work = int(reach[-1])
+    batch_work = int(np.clip(work // BATCHES, MIN_BATCH_WORK, MAX_BATCH_WORK))
+    bounds = np.searchsorted(reach, np.arange(0, work + batch_work, batch_work))
     bounds = np.unique(np.append(bounds, len(order)))
     choice = np.empty(int(np.diff(bounds).max(initial=0)), label.dtype)
     state = (*block, node_weight, limit, group, label, weight, favourite, key, sample)
-    if threads.num_threads == 1 or batch_entries < MIN_SHARED_ENTRIES:
+    if threads.num_threads == 1 or batch_work < MIN_SHARED_WORK:
         return _propagate_batches(order, bounds, choice, *state)
     moved = 0
     for start, stop in pairwise(bounds.tolist()):
@@ -109,8 +113,8 @@ def _weigh_clusters(label, node_weight, weight):
 
 
 @kernel
-def _visiting_order(indptr, key):
-    """Return the rows in the order of their visits, and their entries added up.
+def _visiting_order(indptr, key, sample):
+    """Return the rows in the order of their visits, and the work up to each: NODE_WORK and its sample of entries.
 
     Windows of rows, so that what is read lies together; within a window from low to high degree (its number of bits),
     and among equals by an affine permutation of the rows' numbers.
@@ -141,7 +145,7 @@ def _visiting_order(indptr, key):
     reach = np.empty(num_rows, np.int64)
     total = np.int64(0)
     for i in range(num_rows):
-        total += indptr[order[i] + 1] - indptr[order[i]]
+        total += NODE_WORK + min(sample, indptr[order[i] + 1] - indptr[order[i]])
         reach[i] = total
     return order, reach
 
@@ -212,8 +216,8 @@ def _choose(
     each = np.int64(-1) if len(edge_weight) == len(indices) else np.int64(0)
     every = np.int64(-1) if len(node_weight) == len(label) else np.int64(0)
     grouped = len(group) == len(label)
-    slots_of, rating = np.full(2 * sample, -1, label.dtype), np.zeros(2 * sample, np.int64)
-    touched = np.empty(sample, np.int32)
+    slots_of, rating = np.full(4 * sample, -1, label.dtype), np.zeros(4 * sample, np.int64)
+    touched = np.empty(sample + 1, np.int32)
     near = np.empty(_GATHER, label.dtype)
     gathered = start  # nodes whose neighbours' labels lie in `near`
     for i in range(start, stop):
@@ -234,30 +238,27 @@ def _choose(
                     filled += 1
                 gathered += 1
             position = 0
-        bits = 3
+        bits = 4
         while (1 << bits) < 2 * ((high - low + stride - 1) // stride):
             bits += 1
-        slots, shift = np.int64((1 << bits) - 1), np.uint64(64 - bits)
+        shift = np.uint64(63 - bits)
         num_touched = 0
         for e in range(low, high, stride):
             c = near[position]
             position += 1
             if grouped and group[indices[e]] != group[v]:
                 continue
+            # One slot a label and no probing, without a branch: of two labels that meet, the heavier stays.
             slot = np.int64((np.uint64(c) * _HASH) >> shift)
-            while slots_of[slot] != c:
-                if slots_of[slot] < 0:
-                    slots_of[slot] = c
-                    touched[num_touched] = slot
-                    num_touched += 1
-                    break
-                slot = (slot + 1) & slots
-            rating[slot] += edge_weight[e & each]
+            held, r = slots_of[slot], rating[slot]
+            w = np.int64(edge_weight[e & each])
+            touched[num_touched] = slot
+            num_touched += held < 0
+            rating[slot] = r + w if held == c else max(r, w)
+            slots_of[slot] = c if held == c or w > r else held
         own = label[v]
         slot = np.int64((np.uint64(own) * _HASH) >> shift)
-        while slots_of[slot] != own and slots_of[slot] >= 0:
-            slot = (slot + 1) & slots
-        own_rating = rating[slot]
+        own_rating = rating[slot] if slots_of[slot] == own else np.int64(0)
         # The best of all is looked for first: only where it is full the others are asked for room, too.
         node_key = mix64(key ^ np.uint64(v)) | np.uint64(1)
         liked, most, liked_tie = own, np.int64(0), np.uint64(0)
@@ -316,38 +317,3 @@ def _join(batch, choice, node_weight, limit, label, weight, first_node):
             label[v] = target
             moved += 1
     return moved
-
-
-@kernel
-def _join_two_hops(node_weight, limit, group, label, weight, favourite):
-    """Let nodes that stayed alone join one another where they like the same cluster; `favourite` is used up.
-
-    A node without neighbours likes itself; all of those count as liking one cluster.
-    """
-    num_nodes, num_dims = len(label), node_weight.shape[1]
-    every = np.int64(-1) if len(node_weight) == num_nodes else np.int64(0)
-    by_group = np.int64(-1) if len(group) == num_nodes else np.int64(0)
-    shared = np.zeros(num_nodes, np.bool_)
-    for v in range(num_nodes):
-        if label[v] != v:
-            shared[v] = shared[label[v]] = True
-    waiting = np.full(num_nodes, -1, label.dtype)
-    lonely = np.full(256, -1, label.dtype)
-    for v in range(num_nodes):
-        if shared[v]:
-            continue
-        g, liked = group[v & by_group], favourite[v]
-        other = lonely[g & 255] if liked == v else waiting[liked]
-        if other >= 0 and group[other & by_group] == g:
-            fits = True
-            for d in range(num_dims):
-                fits = fits and np.int64(weight[other, d]) + node_weight[v & every, d] <= limit[d]
-            if fits:
-                for d in range(num_dims):
-                    weight[other, d] += node_weight[v & every, d]
-                label[v] = other
-                continue
-        if liked == v:
-            lonely[g & 255] = v
-        else:
-            waiting[liked] = v
