@@ -60,7 +60,8 @@ def grem(
         chunk_edges_share: edges a chunk as a share of all simple edges, in (0, 1]; it decides cut and memory.
         chunk_edges: edges a chunk, >= 1, in place of the share; kept through all levels of the recursion. Not to be
             confused with the stream's own chunks, which change nothing.
-        seed_method: "multilevel" (in memory), or a registered partitioner for the first chunk: "metis", "random", ...
+        seed_method: "multilevel" (in memory), or a registered partitioner for the first chunk: "metis", "random", ...;
+            nodes beyond a part's cap in its result are placed like those of later chunks.
         order: "shuffle" brings the edges into a random order on scratch disk; "given" takes them as they stream,
             which is right only where that order is random: edges sorted by id ruin the cut.
         epsilon: a part holds at most (1 + epsilon) * ceil(num_nodes / num_parts) nodes, >= 0.
@@ -160,8 +161,9 @@ class _Run:
             if self._progress is not None:
                 self._progress(what, done, edges.num_edges)
 
-        seed_parts = seed_partitioner(self._seed_method, share, self._seed, self._epsilon, self._scratch)
-        place_edges(edges, np.array(caps, np.int64), self._chunk_edges, seed_parts, state, after_chunk)
+        caps = np.array(caps, np.int64)
+        seed_parts = seed_partitioner(self._seed_method, share, caps, self._epsilon, self._seed, self._scratch)
+        place_edges(edges, caps, self._chunk_edges, seed_parts, state, after_chunk)
         return state.part
 
 

@@ -7,6 +7,8 @@ from ..jit import kernel
 from . import phases
 from .edge_shuffle import EdgeFile
 from .grem_placement import ChunkRows, SeedParts
+from .multilevel import partition_in_memory
+from .multilevel.weighted_graph import ONE, WeightedGraph
 from .registry import available_partitioners, complete_options, get_partitioner
 from .scratch import AUTO
 
@@ -20,15 +22,19 @@ def check_seed_method(name: str) -> None:
         raise ValueError(f"partitioner.seed_method must be one of {', '.join(allowed)}, got {name!r}")
 
 
-def seed_partitioner(method: str, share: tuple[int, ...], seed: int, epsilon: float, scratch=AUTO) -> SeedParts:
+def seed_partitioner(
+    method: str, share: tuple[int, ...], caps: np.ndarray, epsilon: float, seed: int, scratch=AUTO
+) -> SeedParts:
     """Return the function that partitions a first chunk.
 
     Args:
         method: "multilevel", or the name of a registered partitioner; that one partitions into sum(share) parts of one
             size, which are then put together, unless all shares are equal.
         share: of each part, whole numbers >= 1.
+        caps: (num_parts,) int64, of the parts over all nodes.
+        epsilon: slack of the balance over the chunk's nodes, as far as the caps let it; for "multilevel": other
+            methods have their own balance.
         seed: passed on.
-        epsilon: slack of the balance over the chunk's nodes, for "multilevel".
         scratch: for registered partitioners that take it.
 
     Returns:
@@ -43,7 +49,7 @@ def seed_partitioner(method: str, share: tuple[int, ...], seed: int, epsilon: fl
         if num_nodes < num_parts:
             found = np.arange(num_nodes)
         elif method == MULTILEVEL:
-            return _multilevel(rows, rank, num_nodes, share, even, seed, epsilon)
+            return _multilevel(rows, rank, num_nodes, np.array(share), caps, epsilon, seed)
         else:
             found = _registered(method, rank, num_nodes, num_parts, edges, num_edges, seed, scratch)
         if num_parts > len(share):
@@ -53,16 +59,12 @@ def seed_partitioner(method: str, share: tuple[int, ...], seed: int, epsilon: fl
     return seed_parts
 
 
-def _multilevel(rows, rank, num_nodes, share, even, seed, epsilon) -> np.ndarray:
-    from .multilevel import partition_in_memory
-
-    indptr, indices = np.zeros(num_nodes + 1, np.int64), np.empty(len(rows.neighbors), np.int32)
+def _multilevel(rows, rank, num_nodes, share, caps, epsilon, seed) -> np.ndarray:
+    indptr, indices = np.zeros(num_nodes + 1, np.int64), np.empty(len(rows.neighbors), rank.dtype)
     _compact_rows(rows.ends, rows.neighbors, rank, indptr, indices)
-    weight = np.ones((num_nodes, 1), np.int64)
-    num_parts = len(share)
-    cap = np.array([int(-(-num_nodes // num_parts) * (1 + epsilon))], np.int64)
-    relative = None if even else np.asarray(share, np.float64)
-    return partition_in_memory(indptr, indices, None, weight, cap, num_parts, seed=seed, share=relative)
+    graph = WeightedGraph(indptr, indices, ONE, np.ones((1, 1), np.int32))
+    cap = np.minimum(caps, np.floor(-(-num_nodes * share // share.sum()) * (1 + epsilon)).astype(np.int64))
+    return partition_in_memory(graph, cap[:, None], seed, share / share.sum())
 
 
 def _registered(method, rank, num_nodes, num_parts, edges, num_edges, seed, scratch) -> np.ndarray:

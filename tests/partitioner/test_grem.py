@@ -197,7 +197,7 @@ def test_a_graph_that_changes_between_passes_is_an_error():
 
 
 @pytest.mark.parametrize("mode", ["direct", "recursive"])
-@pytest.mark.parametrize("seed_method", ["metis", "spring", "random"])
+@pytest.mark.parametrize("seed_method", ["multilevel", "metis", "spring", "random"])
 def test_any_partitioner_seeds_the_first_chunk(mode, seed_method, tmp_path):
     if seed_method == "metis":
         pytest.importorskip("pymetis")
@@ -238,6 +238,15 @@ def test_refinement_lowers_the_cut_and_an_order_by_id_raises_it(mode):
     by_id = stream_of(edges[np.lexsort(edges.T)], num_nodes)
     given_order, shuffled_order = (grem(by_id, 8, "spring", mode=mode, order=order) for order in ("given", "shuffle"))
     assert cut(shuffled_order.part_id, edges) < 0.9 * cut(given_order.part_id, edges)
+
+
+def test_a_chunk_of_all_edges_is_partitioned_in_memory_and_fits_the_caps_of_every_level():
+    edges, num_nodes = communities()
+    planted = 400 / 6400
+    for mode in ("direct", "recursive"):
+        p = grem(stream_of(edges, num_nodes), 8, "multilevel", mode=mode, chunk_edges_share=1.0)
+        assert cut(p.part_id, edges) < 1.5 * planted
+        assert np.bincount(p.part_id).max() <= math.floor(40 * 1.03)
 
 
 @settings(max_examples=200, deadline=None)
