@@ -42,8 +42,8 @@ def streaming_multilevel(
     passes: int = 3,
     refinement_rounds: int = 2,
     quotient_edges_per_node: float = 2.0,
-    runs: int = 1,
-    cycles: int = 0,
+    runs: int | None = None,
+    cycles: int | None = None,
     block_edges: int = BLOCK_EDGES,
     num_threads: int | None = None,
     deduplicate: bool | None = None,
@@ -69,8 +69,9 @@ def streaming_multilevel(
         refinement_rounds: of Jet over the streamed graph, >= 0.
         quotient_edges_per_node: the quotient graph has at most so many edges a node of the graph, and at least 2**20
             are let pass; where it would have more, clusters grow coarser, up to one a part, which is let pass. >= 0.
-        runs: times that the part in memory is solved; the best counts. >= 1.
-        cycles: times that the part in memory is refined from its own result. >= 0.
+        runs: times that the graph in memory is partitioned; the best counts. >= 1. None: 2 where that is the whole
+            graph, 1 where it is the quotient graph.
+        cycles: times that it is then contracted within its parts and refined again. >= 0. None: 1 or 0, likewise.
         block_edges: entries (two an edge) of a block, >= 1; a part of the method.
         num_threads: >= 1; None: all cores. It does not change the result.
         deduplicate, scratch: see `open_simple_graph`; scratch disk is needed.
@@ -97,8 +98,10 @@ def streaming_multilevel(
         )
     check_number("partitioner.passes", passes, at_least=1)
     check_number("partitioner.refinement_rounds", refinement_rounds, at_least=0)
-    check_number("partitioner.runs", runs, at_least=1)
-    check_number("partitioner.cycles", cycles, at_least=0)
+    if runs is not None:
+        check_number("partitioner.runs", runs, at_least=1)
+    if cycles is not None:
+        check_number("partitioner.cycles", cycles, at_least=0)
     check_number("partitioner.quotient_edges_per_node", quotient_edges_per_node, at_least=0)
     check_number("partitioner.checkpoint_every", checkpoint_every, at_least=1)
     if num_threads is not None:
@@ -131,8 +134,11 @@ def streaming_multilevel(
         constraints = resolve_constraints(balance, masks, csc.degree, num_parts)
         node_weight = node_weights(constraints, csc.degree)
         cap = np.repeat(constraints.cap[None], num_parts, axis=0)
-        effort = Effort(runs=int(runs), cycles=int(cycles))
-        if csc.num_blocks <= 1:
+        whole = csc.num_blocks <= 1
+        effort = Effort(
+            runs=1 + whole if runs is None else int(runs), cycles=int(whole) if cycles is None else int(cycles)
+        )
+        if whole:
             with phases.phase("multilevel"):
                 part = partition_in_memory(_whole(csc, node_weight), cap, seed, effort=effort, threads=threads)
         else:
