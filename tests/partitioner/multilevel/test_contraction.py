@@ -1,0 +1,96 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_gnnscale.partitioner import row_threads
+from lightning_gnnscale.partitioner.external_csc import open_external_csc
+from lightning_gnnscale.partitioner.multilevel import quotient
+from lightning_gnnscale.partitioner.multilevel.contraction import contract
+from lightning_gnnscale.partitioner.multilevel.quotient import build_quotient
+from lightning_gnnscale.partitioner.multilevel.weighted_graph import BlockGraph, total_weight
+from lightning_gnnscale.partitioner.row_threads import RowThreads
+from tests.partitioner.graphs import simple_graphs, stream_of
+from tests.partitioner.multilevel.graphs import dense, node_weights, weighted_graphs
+
+
+def check(coarse, coarse_of, matrix, weight, label):
+    """The coarse graph is what dense matrices give, its nodes in the order of their clusters' lowest nodes."""
+    first_seen = list(dict.fromkeys(label))
+    assert coarse_of.tolist() == [first_seen.index(c) for c in label]
+    member = np.zeros((len(label), len(first_seen)), np.int64)
+    member[np.arange(len(label)), coarse_of] = 1
+    expected = member.T @ matrix @ member
+    np.fill_diagonal(expected, 0)
+    assert np.array_equal(dense(coarse), expected)
+    assert np.array_equal(node_weights(coarse), member.T @ weight)
+    assert len(coarse.indices) == np.count_nonzero(expected)  # no neighbour is listed twice, nor a node by itself
+    assert coarse.total_edge_weight == expected.sum()
+    assert np.array_equal(total_weight(coarse), weight.sum(axis=0))
+
+
+def labels(num_nodes):
+    return st.lists(st.integers(0, num_nodes - 1), min_size=num_nodes, max_size=num_nodes)
+
+
+@settings(max_examples=150, deadline=None)
+@given(graph=weighted_graphs(), data=st.data())
+def test_contraction_equals_dense_matrices(graph, data):
+    label = data.draw(labels(graph.num_nodes))
+    coarse, coarse_of = contract(graph, np.array(label, np.int32))
+    check(coarse, coarse_of, dense(graph), node_weights(graph), label)
+    listed = [[] for _ in range(coarse.num_nodes)]
+    for v in range(graph.num_nodes):
+        for u in graph.indices[graph.indptr[v] : graph.indptr[v + 1]]:
+            if coarse_of[u] != coarse_of[v] and coarse_of[u] not in listed[coarse_of[v]]:
+                listed[coarse_of[v]].append(coarse_of[u])
+    assert coarse.indices.tolist() == [c for row in listed for c in row]
+
+
+@settings(max_examples=100, deadline=None)
+@given(graph=simple_graphs(max_nodes=16), data=st.data())
+def test_the_quotient_of_blocks_equals_dense_matrices(graph, data):
+    num_nodes, edges = graph
+    label = data.draw(labels(num_nodes))
+    max_edges = data.draw(st.integers(0, 20))
+    matrix = np.zeros((num_nodes, num_nodes), np.int64)
+    for u, v in edges:
+        matrix[u, v] = matrix[v, u] = 1
+    vector = st.lists(st.integers(0, 6), min_size=2, max_size=2)
+    weight = data.draw(st.none() | st.lists(vector, min_size=num_nodes, max_size=num_nodes))
+    weight = np.ones((1, 1), np.int32) if weight is None else np.array(weight, np.int32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quotient, "FIRST_BITS", data.draw(st.integers(1, 3)))
+        patch.setattr(quotient, "STEP_ENTRIES", data.draw(st.sampled_from([1, 7, 1 << 10])))
+        patch.setattr(row_threads, "MIN_ENTRIES", 2)
+        threads = RowThreads(data.draw(st.integers(1, 2)))
+        stream = stream_of(edges, num_nodes, layout="once")
+        with open_external_csc(stream, block_edges=data.draw(st.sampled_from([1, 9, 1 << 20]))) as csc:
+            blocks = BlockGraph(csc, weight)
+            coarse, coarse_of = build_quotient(blocks, np.array(label, np.int32), len(edges), threads)
+            bounded, same = build_quotient(blocks, np.array(label, np.int32), max_edges, threads)
+        threads.close()
+    check(coarse, coarse_of, matrix, np.broadcast_to(weight, (num_nodes, weight.shape[1])).astype(np.int64), label)
+    rows = np.split(coarse.indices, coarse.indptr[1:-1])
+    assert all((np.diff(row) > 0).all() for row in rows)  # neighbours ascend
+    assert np.array_equal(same, coarse_of)
+    assert (bounded is None) == (len(coarse.indices) // 2 > max_edges)
+    if bounded is not None:
+        assert all(np.array_equal(one, other) for one, other in zip(bounded, coarse, strict=True))
+
+
+def test_weights_of_many_equal_pairs_are_added_up(monkeypatch):
+    monkeypatch.setattr(quotient, "FIRST_BITS", 1)
+    monkeypatch.setattr(quotient, "STEP_ENTRIES", 100)
+    rng = np.random.default_rng(2)
+    pairs = np.unique(np.sort(rng.integers(0, 300, (4_000, 2)), axis=1), axis=0)
+    pairs = pairs[pairs[:, 0] != pairs[:, 1]]
+    matrix = np.zeros((300, 300), np.int64)
+    matrix[pairs[:, 0], pairs[:, 1]] = matrix[pairs[:, 1], pairs[:, 0]] = 1
+    label = rng.integers(0, 40, 300).astype(np.int32)
+    threads = RowThreads(2)
+    with open_external_csc(stream_of(pairs, 300, layout="once"), block_edges=1_000) as csc:
+        coarse, coarse_of = build_quotient(BlockGraph(csc, np.ones((1, 1), np.int32)), label, len(pairs), threads)
+    threads.close()
+    check(coarse, coarse_of, matrix, np.ones((300, 1), np.int64), label.tolist())
+    assert len(coarse.indices) > 1_000

@@ -1,0 +1,94 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_gnnscale.partitioner import row_threads
+from lightning_gnnscale.partitioner.multilevel.jet import JetSpace, refine
+from lightning_gnnscale.partitioner.row_threads import RowThreads
+from tests.oracles.jet import jet
+from tests.partitioner.multilevel.graphs import cut_of, loads_of, weighted_graph, weighted_graphs
+
+
+def run(graph, part, cap, seed=0, num_threads=1, loss=0.25, patience=3, max_rounds=20):
+    """Return (parts, loads as they were kept, cut, balanced)."""
+    part = np.array(part, np.int16)
+    load = loads_of(graph, part, len(cap))
+    threads = RowThreads(num_threads)
+    space = JetSpace.empty(graph.num_nodes + 3).first(graph.num_nodes)
+    for array in space:
+        array[:] = 1  # whatever an earlier level left there
+    cut, balanced = refine(graph, part, load, cap, seed, threads, space, loss, patience, max_rounds)
+    threads.close()
+    return part, load, cut, balanced
+
+
+def starts(graph, num_parts):
+    return st.lists(st.integers(0, num_parts - 1), min_size=graph.num_nodes, max_size=graph.num_nodes)
+
+
+@settings(max_examples=200, deadline=None)
+@given(graph=weighted_graphs(min_nodes=2), num_parts=st.integers(2, 4), data=st.data())
+def test_without_balance_equals_the_oracle(graph, num_parts, data):
+    start = data.draw(starts(graph, num_parts))
+    loss = data.draw(st.sampled_from([0.0, 0.25, 0.75, 1.0]))
+    patience, max_rounds = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 9))
+    weights = np.broadcast_to(graph.edge_weight, len(graph.indices)).tolist()
+    entries = list(zip(graph.indices.tolist(), weights, strict=True))
+    rows = [entries[a:b] for a, b in zip(graph.indptr[:-1], graph.indptr[1:], strict=True)]
+    no_cap = np.full((num_parts, graph.node_weight.shape[1]), 1 << 40)
+    part, _, cut, balanced = run(graph, start, no_cap, 0, 1, loss, patience, max_rounds)
+    assert balanced
+    assert (part.tolist(), cut) == jet(rows, start, loss, patience, max_rounds)
+
+
+@settings(max_examples=100, deadline=None)
+@given(graph=weighted_graphs(min_nodes=2), num_parts=st.integers(2, 4), data=st.data())
+def test_a_balanced_start_never_gets_worse_and_figures_are_those_counted(graph, num_parts, data):
+    start = np.array(data.draw(starts(graph, num_parts)))
+    load = loads_of(graph, start, num_parts)
+    slack = data.draw(st.integers(0, 4))
+    cap = np.maximum(1, data.draw(st.sampled_from([load, load.max(axis=0) + 0 * load])) + slack)
+    seed = data.draw(st.integers(0, 9))
+    part, kept_load, cut, balanced = run(graph, start, cap, seed)
+    assert balanced
+    assert cut <= cut_of(graph, start)
+    assert cut == cut_of(graph, part)
+    assert np.array_equal(kept_load, loads_of(graph, part, num_parts))
+    assert (kept_load <= cap).all()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_threads, "MIN_ENTRIES", 2)
+        assert np.array_equal(run(graph, start, cap, seed, 2)[0], part)
+
+
+@settings(max_examples=100, deadline=None)
+@given(graph=weighted_graphs(min_nodes=2), num_parts=st.integers(2, 4), data=st.data())
+def test_any_start_ends_with_true_figures(graph, num_parts, data):
+    start = data.draw(starts(graph, num_parts))
+    mean = -(-loads_of(graph, np.array(start), num_parts).sum(axis=0) // num_parts)
+    cap = np.repeat(np.maximum(1, mean + data.draw(st.integers(0, 3)))[None], num_parts, axis=0)
+    part, kept_load, cut, balanced = run(graph, start, cap)
+    assert cut == cut_of(graph, part)
+    assert np.array_equal(kept_load, loads_of(graph, part, num_parts))
+    assert balanced == (kept_load <= cap).all()
+    if graph.node_weight.shape == (1, 1):  # nodes that weigh one always fit
+        assert balanced
+
+
+def test_a_clique_split_in_two_is_put_together_again():
+    """Single moves that gain are none at first: Jet lets several nodes go at a loss, together."""
+    cliques = [(10 * c + u, 10 * c + v) for c in range(4) for u in range(10) for v in range(u)]
+    graph = weighted_graph(40, [*cliques, (0, 10), (20, 30), (5, 35)])
+    start = np.repeat([0, 1, 1, 0, 1, 0, 0, 1], 5)
+    part, _, cut, balanced = run(graph, start, np.array([[24], [24]]), loss=0.75, patience=8, max_rounds=60)
+    assert balanced
+    assert cut <= 2
+    assert cut == cut_of(graph, part)
+
+
+def test_overfull_parts_are_emptied_before_the_cut_counts():
+    graph = weighted_graph(30, [(v, v + 1) for v in range(29)])
+    _, load, cut, balanced = run(graph, np.zeros(30, int), np.array([[10], [10], [10]]))
+    assert balanced
+    assert load.tolist() == [[10], [10], [10]]
+    assert cut <= 6

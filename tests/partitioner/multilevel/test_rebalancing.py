@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_gnnscale.partitioner import row_threads
+from lightning_gnnscale.partitioner.multilevel.rebalancing import inner_cap, rebalance
+from lightning_gnnscale.partitioner.row_threads import RowThreads
+from tests.partitioner.multilevel.graphs import cut_of, loads_of, weighted_graph, weighted_graphs
+
+
+def run(graph, part, cap, seed=0, num_threads=1):
+    part = np.array(part, np.int16)
+    load = loads_of(graph, part, len(cap))
+    threads = RowThreads(num_threads)
+    space = np.empty(graph.num_nodes, np.int16), np.empty(graph.num_nodes)
+    balanced = rebalance(graph, part, load, cap, inner_cap(cap), seed, threads, *space)
+    threads.close()
+    return part, load, balanced
+
+
+def potential(load, cap):
+    return (np.maximum(0, load / cap - 1) ** 2).sum()
+
+
+@settings(max_examples=200, deadline=None)
+@given(graph=weighted_graphs(), num_parts=st.integers(1, 4), data=st.data())
+def test_the_potential_never_rises_and_true_means_within_the_caps(graph, num_parts, data):
+    start = data.draw(st.lists(st.integers(0, num_parts - 1), min_size=graph.num_nodes, max_size=graph.num_nodes))
+    before = loads_of(graph, np.array(start), num_parts)
+    vector = st.lists(st.integers(1, 40), min_size=before.size, max_size=before.size)
+    cap = np.array(data.draw(vector)).reshape(before.shape)
+    part, load, balanced = run(graph, start, cap, seed := data.draw(st.integers(0, 5)))
+    assert np.array_equal(load, loads_of(graph, part, num_parts))
+    assert balanced == (load <= cap).all()
+    inner = inner_cap(cap)
+    assert potential(load, inner) <= potential(before, inner) + 1e-9
+    if (before <= cap).all():
+        assert part.tolist() == start
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_threads, "MIN_ENTRIES", 2)
+        assert np.array_equal(run(graph, start, cap, seed, 2)[0], part)
+
+
+@settings(max_examples=60, deadline=None)
+@given(num_nodes=st.integers(1, 30), num_parts=st.integers(1, 5), seed=st.integers(0, 99))
+def test_nodes_that_weigh_one_always_come_within_caps_that_hold_them(num_nodes, num_parts, seed):
+    rng = np.random.default_rng(seed)
+    cap = np.bincount(rng.integers(0, num_parts, num_nodes), minlength=num_parts)[:, None]
+    start = rng.integers(0, num_parts, num_nodes)
+    cap = np.maximum(cap, 1)
+    _, load, balanced = run(weighted_graph(num_nodes, []), start, cap, seed)
+    assert balanced
+    assert (load <= cap).all()
+
+
+def test_a_heavy_node_enters_a_full_part_which_then_sheds_light_ones():
+    """Parts of 4 x 4 and 10 x 1 under caps of 13: no node of the first fits the second, and yet 3 can be met."""
+    weight = np.array([[4]] * 4 + [[1]] * 10)
+    graph = weighted_graph(14, [(0, 1), (4, 5)], weight)
+    part, load, balanced = run(graph, [0] * 4 + [1] * 10, np.array([[13], [13]]))
+    assert balanced
+    assert load.tolist() == [[13], [13]]
+    assert (part[:4] == 1).sum() == 1
+
+
+def test_what_loses_least_leaves():
+    cliques = [(u, v) for u in range(8) for v in range(u)]
+    graph = weighted_graph(12, [*cliques, (8, 0), (9, 10)])
+    start = [0] * 10 + [1, 1]
+    part, load, balanced = run(graph, start, np.array([[8], [8]]))
+    assert balanced
+    assert load.tolist() == [[8], [4]]
+    assert part.tolist() == [0] * 8 + [1] * 4
+    assert cut_of(graph, part) == 1
+
+
+def test_what_cannot_be_met_is_told():
+    graph = weighted_graph(3, [(0, 1)], np.array([[5], [5], [5]]))
+    _, load, balanced = run(graph, [0, 0, 1], np.array([[7], [7]]))
+    assert not balanced
+    assert sorted(load[:, 0]) == [5, 10]
+
+
+def test_inner_caps_are_lower_where_there_are_several_dimensions():
+    assert inner_cap(np.array([[1000], [3]])).tolist() == [[1000], [3]]
+    assert inner_cap(np.array([[1000, 500], [3, 1]])).tolist() == [[998, 499], [2, 1]]
