@@ -36,7 +36,7 @@ def weighted_graphs(draw, max_nodes=16, min_nodes=1, max_dims=3, min_node_weight
     """A WeightedGraph whose edges all weigh one, or from 1 to 5, and whose nodes have vectors of weights."""
     num_nodes = draw(st.integers(min_nodes, max_nodes))
     pairs = [(u, v) for u in range(num_nodes) for v in range(u)]
-    edges = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=40)) if pairs else []
+    edges = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=60)) if pairs else []
     if edges and draw(st.booleans()):
         edges = {edge: draw(st.integers(1, 5)) for edge in edges}
     num_dims = draw(st.integers(0, max_dims))
