@@ -24,22 +24,24 @@ def visiting_order(degrees, key):
     return order
 
 
-def batches_of(order, work, batch_work):
-    """A row whose work reaches a multiple of batch_work begins a new batch."""
+def _batches(rows, first, last, key, sample, batch_work):
+    """A row whose work, added to all before in its block, reaches a multiple of batch_work begins a new batch."""
+    degrees = [len(row) for row in rows[first:last]]
     batches, reached = [[]], 0
-    for row in order:
-        before, reached = reached, reached + work[row]
+    for row in visiting_order(degrees, key):
+        before, reached = reached, reached + NODE_WORK + min(sample, degrees[row])
         if batches[-1] and before // batch_work != reached // batch_work:
             batches.append([])
-        batches[-1].append(row)
+        batches[-1].append(first + row)
     return batches
 
 
-def label_propagation(rows, node_weight, limit, seed, passes, batch_work, samples, label=None, group=None):
+def label_propagation(rows, starts, node_weight, limit, seed, passes, batch_work, samples, label=None, group=None):
     """Return the label of every node.
 
     Args:
         rows: for every node the list of (neighbour, edge weight).
+        starts: first nodes of the blocks; one block is done after the other.
         node_weight: for every node the list of its weights.
         limit: what a cluster may weigh.
         batch_work: of a batch: NODE_WORK a node and one an entry that is looked at.
@@ -52,6 +54,7 @@ def label_propagation(rows, node_weight, limit, seed, passes, batch_work, sample
     for v, c in enumerate(label):
         weight[c] = [a + b for a, b in zip(weight[c], node_weight[v], strict=True)]
     favourite = list(label)
+    blocks = list(zip(starts, [*starts[1:], num_nodes], strict=True))
 
     def fits(v, cluster):
         return all(a + b <= most for a, b, most in zip(weight[cluster], node_weight[v], limit, strict=True))
@@ -59,10 +62,8 @@ def label_propagation(rows, node_weight, limit, seed, passes, batch_work, sample
     for i in range(passes):
         key = fold(seed, SALT, i)
         sample = samples[0] if fresh and i == 0 else samples[1]
-        degrees = [len(row) for row in rows]
-        work = [NODE_WORK + min(sample, degree) for degree in degrees]
         moved = 0
-        for batch in batches_of(visiting_order(degrees, key), work, batch_work):
+        for batch in (batch for block in blocks for batch in _batches(rows, *block, key, sample, batch_work)):
             choices = []
             for v in batch:
                 choice, favourite[v] = _choose(v, rows[v], label, group, fits, key, sample)

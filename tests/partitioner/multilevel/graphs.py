@@ -1,10 +1,12 @@
 """Weighted graphs in memory that the tests of the multilevel method share."""
 
+from typing import NamedTuple
+
 import numpy as np
 from hypothesis import strategies as st
 
 from lightning_gnnscale.partitioner.multilevel import WeightedGraph
-from lightning_gnnscale.partitioner.multilevel.weighted_graph import ONE
+from lightning_gnnscale.partitioner.multilevel.weighted_graph import ONE, Block
 
 
 def weighted_graph(num_nodes, edges, node_weight=None, order=None):
@@ -45,6 +47,31 @@ def weighted_graphs(draw, max_nodes=16, min_nodes=1, max_dims=3, min_node_weight
         vector = st.lists(st.integers(min_node_weight, 6), min_size=num_dims, max_size=num_dims)
         node_weight = draw(st.lists(vector, min_size=num_nodes, max_size=num_nodes))
     return weighted_graph(num_nodes, edges, node_weight, draw(st.randoms(use_true_random=True)))
+
+
+class CutGraph(NamedTuple):
+    """A WeightedGraph that is read in several blocks, the first row of each in `starts`."""
+
+    whole: WeightedGraph
+    starts: list[int]
+
+    def __getattr__(self, name):
+        return getattr(self.whole, name)
+
+    def blocks(self):
+        indptr, indices, edge_weight = self.whole[:3]
+        for first, last in zip(self.starts, [*self.starts[1:], self.whole.num_nodes], strict=True):
+            entries = slice(indptr[first], indptr[last])
+            weight = edge_weight if len(edge_weight) == 1 else edge_weight[entries]
+            yield Block(first, indptr[first : last + 1] - indptr[first], indices[entries], weight)
+
+
+@st.composite
+def cut_graphs(draw, **options):
+    """A CutGraph of any number of blocks."""
+    graph = draw(weighted_graphs(**options))
+    inner = st.lists(st.integers(1, graph.num_nodes - 1), unique=True) if graph.num_nodes > 1 else st.just([])
+    return CutGraph(graph, [0, *sorted(draw(inner))])
 
 
 def dense(graph):

@@ -7,7 +7,7 @@ from lightning_gnnscale.partitioner import row_threads
 from lightning_gnnscale.partitioner.multilevel.jet import JetSpace, refine
 from lightning_gnnscale.partitioner.row_threads import RowThreads
 from tests.oracles.jet import jet
-from tests.partitioner.multilevel.graphs import cut_of, loads_of, weighted_graph, weighted_graphs
+from tests.partitioner.multilevel.graphs import cut_graphs, cut_of, loads_of, weighted_graph, weighted_graphs
 
 
 def run(graph, part, cap, seed=0, num_threads=1, loss=0.25, patience=3, max_rounds=20):
@@ -43,7 +43,7 @@ def test_without_balance_equals_the_oracle(graph, num_parts, data):
 
 
 @settings(max_examples=100, deadline=None)
-@given(graph=weighted_graphs(min_nodes=2), num_parts=st.integers(2, 4), data=st.data())
+@given(graph=cut_graphs(min_nodes=2), num_parts=st.integers(2, 4), data=st.data())
 def test_a_balanced_start_never_gets_worse_and_figures_are_those_counted(graph, num_parts, data):
     start = np.array(data.draw(starts(graph, num_parts)))
     load = loads_of(graph, start, num_parts)
@@ -58,7 +58,7 @@ def test_a_balanced_start_never_gets_worse_and_figures_are_those_counted(graph, 
     assert (kept_load <= cap).all()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_threads, "MIN_ENTRIES", 2)
-        assert np.array_equal(run(graph, start, cap, seed, 2)[0], part)
+        assert np.array_equal(run(graph.whole, start, cap, seed, 2)[0], part)  # nor do blocks or threads matter
 
 
 @settings(max_examples=100, deadline=None)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from lightning_gnnscale.partitioner import row_threads
 from lightning_gnnscale.partitioner.multilevel.rebalancing import inner_cap, rebalance
 from lightning_gnnscale.partitioner.row_threads import RowThreads
-from tests.partitioner.multilevel.graphs import cut_of, loads_of, weighted_graph, weighted_graphs
+from tests.partitioner.multilevel.graphs import cut_graphs, cut_of, loads_of, weighted_graph
 
 
 def run(graph, part, cap, seed=0, num_threads=1):
@@ -24,7 +24,7 @@ def potential(load, cap):
 
 
 @settings(max_examples=200, deadline=None)
-@given(graph=weighted_graphs(), num_parts=st.integers(1, 4), data=st.data())
+@given(graph=cut_graphs(), num_parts=st.integers(1, 4), data=st.data())
 def test_the_potential_never_rises_and_true_means_within_the_caps(graph, num_parts, data):
     start = data.draw(st.lists(st.integers(0, num_parts - 1), min_size=graph.num_nodes, max_size=graph.num_nodes))
     before = loads_of(graph, np.array(start), num_parts)
@@ -39,7 +39,7 @@ def test_the_potential_never_rises_and_true_means_within_the_caps(graph, num_par
         assert part.tolist() == start
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_threads, "MIN_ENTRIES", 2)
-        assert np.array_equal(run(graph, start, cap, seed, 2)[0], part)
+        assert np.array_equal(run(graph.whole, start, cap, seed, 2)[0], part)  # nor do blocks or threads matter
 
 
 @settings(max_examples=60, deadline=None)
