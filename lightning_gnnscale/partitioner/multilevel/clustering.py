@@ -15,7 +15,7 @@ MAX_BATCH_WORK = 1 << 18  # nodes and entries of a batch at most; a fixed part o
 MIN_BATCH_WORK = 1 << 8
 MIN_SHARED_WORK = 1 << 14  # a smaller batch is not shared out over threads
 BATCHES = 128  # a pass over a small graph is cut into so many
-FIRST_SAMPLE, SAMPLE = 32, 256  # neighbours that a node looks at in its first pass, and later: evenly spaced
+FIRST_SAMPLE, STREAMED_SAMPLE, SAMPLE = 32, 64, 256  # neighbours that a node looks at: first, on disk, in memory
 
 _SALT = 0x434C5553  # keeps this use of the seed apart from all others
 NODE_WORK = 8  # what a node costs beside its entries
@@ -62,6 +62,7 @@ def cluster_nodes(
     num_nodes = graph.num_nodes
     ids = np.int32 if num_nodes <= np.iinfo(np.int32).max else np.int64
     fresh = label is None
+    later = SAMPLE if isinstance(graph, WeightedGraph) else STREAMED_SAMPLE
     label = np.arange(num_nodes, dtype=ids) if fresh else label
     weight = np.zeros((num_nodes, graph.node_weight.shape[1]), np.int32)
     _weigh_clusters(label, graph.node_weight, weight)
@@ -70,7 +71,7 @@ def cluster_nodes(
     limit = np.minimum(limit, np.iinfo(np.int32).max)
     for i in range(passes):
         key, moved = np.uint64(fold(seed, _SALT, i)), 0
-        sample = FIRST_SAMPLE if fresh and i == 0 else SAMPLE
+        sample = FIRST_SAMPLE if fresh and i == 0 else later
         for block in graph.blocks():
             moved += _propagate(block, graph.node_weight, limit, group, label, weight, favourite, key, sample, threads)
         if after_pass is not None:
