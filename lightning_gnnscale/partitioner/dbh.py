@@ -58,8 +58,8 @@ def dbh(
         ValueError: an option outside its range, or a layout that the edges contradict.
         EdgeStreamError: the edges changed between the passes.
 
-    Cost: two passes. Memory a node: one id, and the masters' (4 bytes, or for "majority" about
-        4 + min(degree, num_parts)).
+    Cost: two passes. Memory a node: one id, and the masters': 4 bytes; for "majority" num_parts bytes with up to 16
+        parts, 4 + min(degree, num_parts) with more.
     Source: Xie et al., Distributed Power-law Graph Computing, NIPS 2014, with the degrees of the whole graph.
         Differs: of two ends with one degree the lower id is hashed.
     """

@@ -57,7 +57,8 @@ def hdrf(
         EdgeStreamError: the edges changed between the passes.
 
     Cost: two passes; time grows with the parts that hold an edge's ends, not with num_parts. Memory a node:
-        4 + 4 * ceil(num_parts / 32) bytes, and the masters' (4, or for "majority" about 4 + min(degree, num_parts)).
+        4 + 4 * ceil(num_parts / 32) bytes, and the masters': 4 bytes; for "majority" num_parts bytes with up to 16
+        parts, 4 + min(degree, num_parts) with more.
     Source: Petroni et al., HDRF, CIKM 2015. Differs: ties go to the lowest part; between parts that are held by the
         same ends it is the loads that are compared, which is the score without its rounding.
     """

@@ -15,8 +15,7 @@ from .packing import pack_in_order
 _SALT = 0x4D415354  # keeps this use of the seed apart from all others
 _ROWS_AHEAD, _COUNTS_AHEAD = 24, 12  # edges; a node's counts are asked for once its cursor has come
 _NODES_AT_ONCE = 1 << 16
-
-_FEW_PARTS = 16  # up to here every node has a digit for each part: no larger than lists and their cursors are
+_FEW_PARTS = 16  # up to here every node has a digit for each part: half the time, and cursors are not needed
 
 
 class MajorityMasters(NamedTuple):
@@ -28,7 +27,7 @@ class MajorityMasters(NamedTuple):
     Attributes:
         cursor: (num_nodes,) uint32, or uint64 where that is too small: twice a position in `counts`, plus 1 for a
             list; that of a list moves on as it fills. (0,) with up to 16 parts: node v has the position v * num_parts.
-        counts: (size,) uint8, uint16 with more than 256 parts: digits and lists.
+        counts: (size,) uint8, or uint16 or uint32 with more than 256 or 65,536 parts: digits and lists.
         hubs: (num_hubs,) ids of the nodes whose degree needs more than one digit, ascending.
         carries: (num_hubs, num_parts) uint8, uint16 or uint32, as the largest degree asks for.
 
@@ -43,7 +42,7 @@ class MajorityMasters(NamedTuple):
 
     @classmethod
     def start(cls, degree: np.ndarray, num_parts: int, seed: int) -> "MajorityMasters":
-        digit = np.dtype(np.uint8 if num_parts <= 256 else np.uint16)
+        digit = np.min_scalar_type(num_parts - 1)
         base = 1 << 8 * digit.itemsize
         hubs = np.flatnonzero(degree >= base)
         carries = np.zeros((len(hubs), num_parts), np.min_scalar_type(int(degree.max(initial=0)) // base))
@@ -125,11 +124,11 @@ MASTERS = {"majority": MajorityMasters, "last": LastMasters, "random": RandomMas
 
 def check_masters(masters: str) -> None:
     """Raise ValueError unless there is such a rule."""
-    if masters not in MASTERS:
+    if not isinstance(masters, str) or masters not in MASTERS:
         raise ValueError(f"partitioner.masters must be one of {', '.join(MASTERS)}, got {masters!r}")
 
 
-def assign_masters(masters, num_parts: int) -> np.ndarray:
+def assign_masters(masters: MajorityMasters | LastMasters | RandomMasters, num_parts: int) -> np.ndarray:
     """Return the part of every node, once all edges have been watched.
 
     Args:

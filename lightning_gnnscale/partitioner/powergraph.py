@@ -54,7 +54,8 @@ def powergraph(
         EdgeStreamError: the edges changed between the passes.
 
     Cost: two passes; time grows with the parts that hold an edge's ends, not with num_parts. Memory a node:
-        4 + 4 * ceil(num_parts / 32) bytes, and the masters' (4, or for "majority" about 4 + min(degree, num_parts)).
+        4 + 4 * ceil(num_parts / 32) bytes, and the masters': 4 bytes; for "majority" num_parts bytes with up to 16
+        parts, 4 + min(degree, num_parts) with more.
     Source: Gonzalez et al., PowerGraph, OSDI 2012, section 4.2, run in order on one machine ("coordinated"). Differs:
         of several least loaded parts the lowest is taken.
     """

@@ -105,8 +105,9 @@ def two_phase(
         ValueError: an option outside its range, or a layout that the edges contradict.
         EdgeStreamError: the edges changed between the passes.
 
-    Cost: four passes; time does not grow with num_parts. Memory a node: 16 + 4 * ceil(num_parts / 32) bytes (ids in
-        int32), and the masters' (4, or for "majority" about 4 + min(degree, num_parts)).
+    Cost: four passes; time does not grow with num_parts. Memory a node: 12 + 4 * ceil(num_parts / 32) bytes (ids in
+        int32), and the masters': 4 bytes; for "majority" num_parts bytes with up to 16 parts, 4 + min(degree,
+        num_parts) with more. Before edges are placed there are 8 bytes a node and 28 a cluster instead of the masters'.
     Source: Mayer et al., Out-of-Core Edge Partitioning at Linear Run-Time, ICDE 2022, Algorithms 1 and 2, one
         clustering pass. Settled: where both ends' clusters have as much volume beside them u moves; ties of volume go
         to the lowest founder, of scores and loads to the lowest part, of degrees to the lowest id.

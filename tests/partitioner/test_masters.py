@@ -46,6 +46,14 @@ def test_majority_counts_beyond_one_digit(num_parts, base):
     assert found[1:].tolist() == counts[1:].argmax(axis=1).tolist()
 
 
+@pytest.mark.parametrize("num_parts", [256, 257, 65_536, 65_537])
+@pytest.mark.parametrize("rule", RULES)
+def test_part_ids_of_any_width(num_parts, rule):
+    found = masters_of([0, 0, 0], [1, 2, 3], [0, num_parts - 1, num_parts - 1], 4, num_parts, rule)
+    assert found[1:].tolist() == [0, num_parts - 1, num_parts - 1]
+    assert found[0] == num_parts - 1 or (rule == "random" and found[0] == 0)
+
+
 def test_random_masters_are_uniform_and_follow_the_seed():
     num_nodes, num_parts = 3000, 3
     src = np.arange(num_nodes).repeat(4)  # three edges in part 0, one in part 2, none in part 1
