@@ -16,12 +16,12 @@ def mix(value):
 def visiting_order(degrees, key):
     """Windows of rows; in each from low to high bit length of the degree, among equals by an affine permutation."""
     factor, shift = (mix(key) & ~7) | 5, mix(key ^ 1)
-    order = []
-    for first in range(0, len(degrees), WINDOW):
-        rows = ((i * factor + shift) % WINDOW for i in range(WINDOW))
-        rows = [first + row for row in rows if first + row < len(degrees)]
-        order += sorted(rows, key=lambda row: int(degrees[row]).bit_length())
-    return order
+    inverse = pow(factor, -1, WINDOW)
+
+    def rank(row):
+        return row // WINDOW, int(degrees[row]).bit_length(), (row % WINDOW - shift) * inverse % WINDOW
+
+    return sorted(range(len(degrees)), key=rank)
 
 
 def _batches(rows, first, last, key, sample, batch_work):
