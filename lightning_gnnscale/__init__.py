@@ -12,6 +12,7 @@ _HOME = {
     "open_edge_stream": "edge_stream",
     "EdgeStream": "edge_stream",
     "SyntheticGraph": "edge_stream",
+    "lfr_graph": "edge_stream",
     "write_edges": "edge_stream",
     "partition": "partitioner",
     "Partitioning": "partitioner",
