@@ -124,3 +124,11 @@ def test_ratings_follow_edge_weights_not_counts():
     assert dense(graph)[0].tolist() == [0, 5, 1, 1]
     label = cluster_nodes(graph, np.array([2]), 0, RowThreads(1))
     assert label[0] == label[1] != label[2] == label[3]
+
+
+def test_groups_that_share_a_place_in_the_table_of_lonely_nodes_stay_apart():
+    group = np.array([0, 256, 512, 512, 256, 0, 0], np.int16)
+    label = cluster_nodes(weighted_graph(7, []), np.array([5]), 0, RowThreads(1), group)
+    assert np.array_equal(group[label], group)
+    assert label[3] == label[2]
+    assert label[6] == label[5]

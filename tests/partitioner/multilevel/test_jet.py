@@ -31,7 +31,7 @@ def starts(graph, num_parts):
 @given(graph=weighted_graphs(min_nodes=2), num_parts=st.integers(2, 4), data=st.data())
 def test_without_balance_equals_the_oracle(graph, num_parts, data):
     start = data.draw(starts(graph, num_parts))
-    loss = data.draw(st.sampled_from([0.0, 0.25, 0.75, 1.0]))
+    loss = data.draw(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]))
     patience, max_rounds = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 9))
     weights = np.broadcast_to(graph.edge_weight, len(graph.indices)).tolist()
     entries = list(zip(graph.indices.tolist(), weights, strict=True))

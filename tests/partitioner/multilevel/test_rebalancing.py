@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_gnnscale.partitioner import row_threads
+from lightning_gnnscale.partitioner.multilevel import rebalancing
 from lightning_gnnscale.partitioner.multilevel.rebalancing import inner_cap, rebalance
 from lightning_gnnscale.partitioner.row_threads import RowThreads
 from tests.partitioner.multilevel.graphs import cut_graphs, cut_of, loads_of, weighted_graph
@@ -30,16 +31,18 @@ def test_the_potential_never_rises_and_true_means_within_the_caps(graph, num_par
     before = loads_of(graph, np.array(start), num_parts)
     vector = st.lists(st.integers(1, 40), min_size=before.size, max_size=before.size)
     cap = np.array(data.draw(vector)).reshape(before.shape)
-    part, load, balanced = run(graph, start, cap, seed := data.draw(st.integers(0, 5)))
+    seed, rounds = data.draw(st.integers(0, 5)), data.draw(st.sampled_from([1, 2, 3, 5, 40]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rebalancing, "MAX_ROUNDS", rounds)
+        patch.setattr(row_threads, "MIN_ENTRIES", 2)
+        part, load, balanced = run(graph, start, cap, seed)
+        assert np.array_equal(run(graph.whole, start, cap, seed, 2)[0], part)  # blocks and threads do not matter
     assert np.array_equal(load, loads_of(graph, part, num_parts))
     assert balanced == (load <= cap).all()
     inner = inner_cap(cap)
     assert potential(load, inner) <= potential(before, inner) + 1e-9
     if (before <= cap).all():
         assert part.tolist() == start
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_threads, "MIN_ENTRIES", 2)
-        assert np.array_equal(run(graph.whole, start, cap, seed, 2)[0], part)  # nor do blocks or threads matter
 
 
 @settings(max_examples=60, deadline=None)
@@ -54,8 +57,10 @@ def test_nodes_that_weigh_one_always_come_within_caps_that_hold_them(num_nodes, 
     assert (load <= cap).all()
 
 
-def test_a_heavy_node_enters_a_full_part_which_then_sheds_light_ones():
+@pytest.mark.parametrize("loose_rounds", [0, rebalancing.LOOSE_ROUNDS])
+def test_a_heavy_node_enters_a_full_part_which_then_sheds_light_ones(monkeypatch, loose_rounds):
     """Parts of 4 x 4 and 10 x 1 under caps of 13: no node of the first fits the second, and yet 3 can be met."""
+    monkeypatch.setattr(rebalancing, "LOOSE_ROUNDS", loose_rounds)  # a move that must fit does not help here
     weight = np.array([[4]] * 4 + [[1]] * 10)
     graph = weighted_graph(14, [(0, 1), (4, 5)], weight)
     part, load, balanced = run(graph, [0] * 4 + [1] * 10, np.array([[13], [13]]))
@@ -80,6 +85,15 @@ def test_what_cannot_be_met_is_told():
     _, load, balanced = run(graph, [0, 0, 1], np.array([[7], [7]]))
     assert not balanced
     assert sorted(load[:, 0]) == [5, 10]
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_move_that_only_shifts_the_overload_is_not_made(monkeypatch, rounds):
+    monkeypatch.setattr(rebalancing, "MAX_ROUNDS", rounds)
+    graph = weighted_graph(3, [(0, 2)], np.array([[2], [9], [10]]))
+    part, _, balanced = run(graph, [0, 0, 1], np.array([[10], [10]]))
+    assert part.tolist() == [0, 0, 1]
+    assert not balanced
 
 
 def test_inner_caps_are_lower_where_there_are_several_dimensions():
