@@ -96,7 +96,8 @@ def part_loads(constraints: Constraints, degree: np.ndarray, part_id: np.ndarray
 def judge(constraints: Constraints, loads: np.ndarray) -> None:
     """Keep the balances in the record of the run, and warn of every constraint that is not met, with its size."""
     num_parts, largest = len(loads), loads.max(axis=0)
-    reached = dict(zip(constraints.names, (largest * num_parts / constraints.total).tolist(), strict=True))
+    over_mean = largest * num_parts / np.maximum(1, constraints.total)
+    reached = dict(zip(constraints.names, over_mean.tolist(), strict=True))
     violated = {}
     for d, name in enumerate(constraints.names):
         over = int(largest[d] - constraints.cap[d])

@@ -7,12 +7,16 @@ from ..jit import kernel
 from . import phases
 from .edge_shuffle import EdgeFile
 from .grem_placement import ChunkRows, SeedParts
-from .multilevel import partition_in_memory
+from .multilevel import Effort, partition_in_memory
 from .multilevel.weighted_graph import ONE, WeightedGraph
 from .registry import available_partitioners, complete_options, get_partitioner
 from .scratch import AUTO
 
 MULTILEVEL = "multilevel"
+
+# On a chunk of 2 million entries full effort takes three times as long or more, and later chunks cut no fewer edges.
+_SMALL_ENTRIES = 1 << 18
+_LITTLE_EFFORT = Effort(tries=2, passes=2, patience=3, max_rounds=6)
 
 
 def check_seed_method(name: str) -> None:
@@ -64,7 +68,8 @@ def _multilevel(rows, rank, num_nodes, share, caps, epsilon, seed) -> np.ndarray
     _compact_rows(rows.ends, rows.neighbors, rank, indptr, indices)
     graph = WeightedGraph(indptr, indices, ONE, np.ones((1, 1), np.int32))
     cap = np.minimum(caps, np.floor(-(-num_nodes * share // share.sum()) * (1 + epsilon)).astype(np.int64))
-    return partition_in_memory(graph, cap[:, None], seed, share / share.sum())
+    effort = Effort() if len(indices) <= _SMALL_ENTRIES else _LITTLE_EFFORT
+    return partition_in_memory(graph, cap[:, None], seed, share / share.sum(), effort)
 
 
 def _registered(method, rank, num_nodes, num_parts, edges, num_edges, seed, scratch) -> np.ndarray:

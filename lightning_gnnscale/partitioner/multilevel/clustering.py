@@ -15,7 +15,8 @@ MAX_BATCH_WORK = 1 << 18  # nodes and entries of a batch at most; a fixed part o
 MIN_BATCH_WORK = 1 << 8
 MIN_SHARED_WORK = 1 << 14  # a smaller batch is not shared out over threads
 BATCHES = 128  # a pass over a small graph is cut into so many
-FIRST_SAMPLE, STREAMED_SAMPLE, SAMPLE = 32, 64, 256  # neighbours that a node looks at: first, on disk, in memory
+# Neighbours that a node looks at in its first pass, on disk, in memory: powers of two from 8 on, as tables rely on.
+FIRST_SAMPLE, STREAMED_SAMPLE, SAMPLE = 32, 64, 256
 
 _SALT = 0x434C5553  # keeps this use of the seed apart from all others
 NODE_WORK = 8  # what a node costs beside its entries
