@@ -1,0 +1,204 @@
+"""The one batch of full-graph training: a rank's block of rows, whole, and the loader that yields it each epoch."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..graph import MASK_NAMES
+from ..partition_store import PartitionStore
+from ..partition_store.block_rows import BlockRows
+from ..rng import batch_key
+from ..sampler.minibatch import SparseFeatures, sparse_rows_to_torch
+
+
+@dataclass
+class FullGraphBatch:
+    """All rows of a rank's block, with the arcs into them: one batch an epoch.
+
+    Nodes are local ids: own rows first, then the halo, grouped by the rank that owns it (`BlockRows`). The tensors are
+    those of the DataModule: nobody may change them in place.
+
+    Attributes:
+        n_id: (num_local + num_halo,) int64 store ids.
+        indptr: (num_local + 1,) int64. indices: (num_arcs,) int32 sources as local ids.
+        degree: (num_local + num_halo,) in-degree in the full graph, int64; sums of weights, float32, where the store
+            has weights.
+        batch_size: num_local.
+        part: the rank.
+        key: uint64 as a Python int, the same on every rank; everything random about the epoch follows from it.
+        epoch: of the key.
+        num_nodes_global: nodes of the whole graph.
+        loss_count: labels that the sum of losses is divided by.
+        split: "val", "test" or "predict"; None while training.
+        x_dense: (num_local + num_halo, dim) features of the stored dtype, or None.
+        x_csr: the same rows in compressed form, or None.
+        y: (num_local,) int64, or (num_local, num_labels), or None; also outside the masks.
+        train_mask, val_mask, test_mask: (num_local,) bool, or None where the store has no such mask.
+        edge_weight: (num_arcs,) float32, or None.
+        memo: what models keep from batch to batch; all batches of a loader on one device share it.
+        moved: device to the tensors there; all batches of a DataModule share it.
+        full_graph: marks the class.
+    """
+
+    n_id: Tensor
+    indptr: Tensor
+    indices: Tensor
+    degree: Tensor
+    batch_size: int
+    part: int
+    key: int
+    epoch: int
+    num_nodes_global: int
+    loss_count: int
+    split: str | None = None
+    x_dense: Tensor | None = None
+    x_csr: SparseFeatures | None = None
+    y: Tensor | None = None
+    train_mask: Tensor | None = None
+    val_mask: Tensor | None = None
+    test_mask: Tensor | None = None
+    edge_weight: Tensor | None = None
+    memo: dict[Any, Any] = field(default_factory=dict, repr=False)
+    moved: dict[torch.device, dict[str, Any]] = field(default_factory=dict, repr=False)
+    full_graph: ClassVar[bool] = True
+
+    def __post_init__(self):
+        self._copies: dict[torch.device, FullGraphBatch] = {}
+
+    @property
+    def x(self) -> Tensor | None:
+        """(num_local + num_halo, dim) features; compressed ones are made dense at the first access, and kept."""
+        if self.x_dense is not None or self.x_csr is None:
+            return self.x_dense
+        if "x" not in self.memo:
+            with torch.inference_mode(False):  # made once, and it may be asked for first by validation
+                self.memo["x"] = self.x_csr.dense()
+        return self.memo["x"]
+
+    @x.setter
+    def x(self, value: Tensor | None) -> None:
+        # From here on this batch moves its own tensors: other batches keep theirs.
+        self.x_dense, self.moved, self._copies = value, {}, {}
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.n_id)
+
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "FullGraphBatch":
+        """Return the batch on a device: itself where it is there, else the same copy each time it is asked for.
+
+        Tensors move once for all batches of the DataModule. The copy has a memo of its own.
+
+        Args:
+            device: where to.
+            non_blocking: do not wait for copies from pinned memory.
+        """
+        here = torch.empty(0, device=device).device  # "cuda" and 0 are both cuda:0
+        if here == self.n_id.device:
+            return self
+        if here not in self._copies:
+            if here not in self.moved:
+                # Validation may come first, and tensors made in inference mode could not train.
+                with torch.inference_mode(False):
+                    self.moved[here] = self._tensors(lambda tensor: tensor.to(here, non_blocking=non_blocking))
+            memo = self.memo.setdefault(here, {})
+            self._copies[here] = replace(self, **self.moved[here], memo=memo, moved={})
+        return self._copies[here]
+
+    def _tensors(self, function: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        """Return the fields that hold tensors, with the function applied to each tensor."""
+        changed = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                changed[name] = function(value)
+            elif isinstance(value, SparseFeatures):
+                changed[name] = value.apply(function)
+        return changed
+
+
+def block_batch(store: PartitionStore, blocks: BlockRows) -> FullGraphBatch:
+    """Return the batch of a block, without key, epoch and count of labels: what the loaders make theirs from.
+
+    Args:
+        store: the partition store.
+        blocks: of this rank.
+
+    Cost: reads the features of own and halo rows, in ascending store ids, straight into the batch's memory; labels
+        and masks of the own rows.
+    """
+    begin, end = int(blocks.offsets[blocks.rank]), int(blocks.offsets[blocks.rank + 1])
+    nodes = blocks.nodes
+    data: dict[str, Any] = {}
+    if store.features is not None:
+        rows = store.features.gather(nodes)
+        data |= {"x_csr": sparse_rows_to_torch(rows)} if store.features.is_sparse else {"x_dense": _tensor(rows)}
+    if store.labels is not None:
+        labels = np.array(store.labels[begin:end])
+        data["y"] = _tensor(labels.astype(np.int64, copy=False) if labels.ndim == 1 else labels)
+    for name in MASK_NAMES:
+        if name in store.masks:
+            data[f"{name}_mask"] = _tensor(np.array(store.masks[name][begin:end]))
+    return FullGraphBatch(
+        n_id=_tensor(nodes),
+        indptr=_tensor(blocks.csc.indptr),
+        indices=_tensor(blocks.csc.indices),
+        degree=_tensor(blocks.degree),
+        batch_size=blocks.num_local,
+        part=blocks.rank,
+        key=0,
+        epoch=0,
+        num_nodes_global=store.num_nodes,
+        loss_count=0,
+        edge_weight=None if blocks.edge_weight is None else _tensor(blocks.edge_weight),
+        **data,
+    )
+
+
+class FullGraphLoader:
+    """Yield a rank's block once an epoch; a plain iterable that needs no sharding.
+
+    Args:
+        batch: the block's.
+        loss_count: labels that the sum of losses is divided by.
+        seed: of the keys.
+        split: "val", "test" or "predict", whose key is 0; None: training.
+    """
+
+    def __init__(self, batch: FullGraphBatch, loss_count: int, seed: int = 0, split: str | None = None):
+        self.seed, self.epoch = seed, 0
+        self._batch = replace(batch, loss_count=loss_count, split=split, memo={})
+
+    def __len__(self) -> int:
+        return 1
+
+    @property
+    def batch_sampler(self) -> SimpleNamespace:
+        """Where Lightning looks for `set_epoch`, see `PartLoader`."""
+        return SimpleNamespace(sampler=self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration yields; Lightning calls it."""
+        self.epoch = epoch
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the epoch; the same on all ranks."""
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on with the epoch of a state."""
+        self.epoch = state["epoch"]
+
+    def __iter__(self) -> Iterator[FullGraphBatch]:
+        # The epoch is read at the first batch: Lightning sets it after it made the iterator.
+        training = self._batch.split is None
+        key = batch_key(self.seed, self.epoch, 0, 0) if training else 0
+        yield replace(self._batch, key=key, epoch=self.epoch)
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array))
