@@ -1,0 +1,202 @@
+"""What the DataModules share: a partition store that stands, or what one is made from."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+
+from ..dataset import GraphDataset
+from ..errors import PartitionStoreError, StrategyError
+from ..partition_store import PartitionStore
+from ..partitioner import Partitioning, partition
+from ..planner import Plan, plan
+from .preparation import made_from, partitioning_facts, preparation_fingerprint, prepare_store
+
+
+class StoredGraphDataModule(L.LightningDataModule):
+    """Base of the DataModules: partitions and writes the store in `prepare_data`, opens it in `setup`.
+
+    Give either a store that stands (`store`), or what to make one from (`dataset`, or `stream` with `features`,
+    `labels`, `masks`, all in the stream's node order) and where to put it (`root`).
+
+    Args:
+        store: folder of a partition store, or an open one.
+        root: folder that the store is written to; skipped where the same one stands.
+        dataset: a `GraphDataset`; instead of `stream`, `features`, `labels`, `masks`.
+        stream, features, labels, masks, edge_weight: see `write_partition_store`.
+        partitioner: name of a method, or a callable (stream, num_parts, seed, masks, progress) -> Partitioning.
+        num_parts: parts; "auto" asks the planner.
+        planner: callable with the arguments of `gs.plan`, for "auto"; it may carry memory sizes.
+        seed: of partitioning.
+        overwrite: replace a store made from other input.
+        progress: (what, done, total), called while the store is made.
+
+    Raises:
+        ValueError: an argument is out of range, or neither or both of store and data are given.
+    """
+
+    def __init__(
+        self,
+        store: str | os.PathLike | PartitionStore | None,
+        *,
+        root: str | os.PathLike | None,
+        dataset: GraphDataset | None,
+        stream,
+        features,
+        labels,
+        masks,
+        edge_weight,
+        partitioner: str | Callable[..., Partitioning],
+        num_parts: int | str,
+        planner: Callable[..., Plan] | None,
+        seed: int,
+        overwrite: bool,
+        progress: Callable[[str, int, int | None], None] | None,
+    ):
+        super().__init__()
+        if num_parts != "auto":
+            check_count("num_parts", num_parts)
+        if stream is not None:
+            dataset = GraphDataset("graph", stream, features, labels, masks or {}, edge_weight=edge_weight)
+        if (store is None) == (dataset is None):
+            raise ValueError("give either store, or dataset (or stream) together with root")
+        if dataset is not None and root is None:
+            raise ValueError("root must name the folder that the partition store is written to")
+        self.dataset, self.root = dataset, _folder(root if store is None else store)
+        self.partitioner, self.num_parts, self.planner = partitioner, num_parts, planner or plan
+        self.seed, self.overwrite, self.progress = seed, overwrite, progress
+        self._store: PartitionStore | None = None
+
+    def prepare_data(self) -> None:
+        """Partition and write the store; nothing to do where the same store stands."""
+        if self.dataset is None:
+            PartitionStore.open(self.root)
+            return
+        num_parts = self.planned_parts()
+        prepare_store(
+            self.root,
+            self.dataset,
+            lambda: self._partition(num_parts),
+            self.fingerprint(num_parts),
+            overwrite=self.overwrite,
+            progress=self.progress,
+        )
+
+    def fingerprint(self, num_parts: int) -> str:
+        """Return a digest of what a store of this many parts is made from: input, partitioner, seed."""
+        method = self.partitioner if isinstance(self.partitioner, str) else _describe(self.partitioner)
+        return preparation_fingerprint(self.dataset, {"partitioner": method, "seed": self.seed}, num_parts)
+
+    def planned_parts(self) -> int:
+        """Return the number of parts: as given; else that of a store of this input that stands; else the planner's."""
+        if self.num_parts != "auto":
+            return self.num_parts
+        standing = self.partitioning_facts.get("num_parts")
+        if standing is not None and made_from(self.root) == self.fingerprint(standing):
+            return standing
+        return self.make_plan().num_parts
+
+    def make_plan(self, num_devices: int | None = None, **options) -> Plan:
+        """Return the plan for this graph.
+
+        Args:
+            num_devices: None takes the Trainer's, or 1 without one.
+            options: further arguments of `gs.plan` and `predict_training`; they go before the DataModule's own.
+        """
+        devices = num_devices or self._rank_and_world()[1]
+        return self.planner(**{**self._sizes(), **self._batch_shape(), "num_devices": devices, **options})
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the store.
+
+        Raises:
+            PartitionStoreError: it has no features.
+        """
+        if self.store.features is None:
+            raise PartitionStoreError(f"{self.root}: the store has no features; write it with features= to train on it")
+
+    @property
+    def store(self) -> PartitionStore:
+        """The open store; opened on first use."""
+        if self._store is None:
+            self._store = PartitionStore.open(self.root)
+        return self._store
+
+    @property
+    def num_features(self) -> int:
+        return self.store.features.dim
+
+    @property
+    def num_classes(self) -> int:
+        """Classes, or labels a node where there are several."""
+        if self.dataset is not None and self.dataset.num_classes is not None:
+            return self.dataset.num_classes
+        labels = self.store.labels
+        return int(labels.shape[1] if labels.ndim == 2 else labels.max(initial=-1) + 1)
+
+    @property
+    def partitioning_facts(self) -> dict:
+        """What partitioning measured when the store was made; empty if unknown."""
+        return partitioning_facts(self.root)
+
+    def _batch_shape(self) -> dict[str, Any]:
+        """Return what `predict_training` asks of the batches."""
+        raise NotImplementedError
+
+    def _check_trainable(self) -> None:
+        if self.store.labels is None or "train" not in self.store.masks:
+            raise StrategyError(f"{self.root}: training needs labels and a train mask; write the store with both")
+
+    def _check_testable(self) -> None:
+        if "test" not in self.store.masks:
+            raise StrategyError(f"{self.root}: testing needs a test mask; write the store with masks={{'test': ...}}")
+
+    def _rank_and_world(self) -> tuple[int, int]:
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
+
+    def _sizes(self) -> dict[str, Any]:
+        """Return what the planner asks of the graph: from its input, or from a store that was given."""
+        if self.dataset is None:
+            table = self.store.features
+            sizes = {"num_parts": self.store.num_parts, "feature_dim": 0 if table is None else table.dim}
+            return sizes | {
+                "num_nodes": self.store.num_nodes,
+                "num_edges": self.store.num_arcs,
+                "feature_bytes": 0 if table is None or table.is_sparse else table.array.nbytes,
+            }
+        num_nodes, num_edges = self.dataset.stream.count()
+        twice = 2 if self.dataset.stream.to_undirected and self.dataset.stream.layout != "both_ways" else 1
+        return {
+            "num_parts": None if self.num_parts == "auto" else self.num_parts,
+            "num_nodes": num_nodes,
+            "num_edges": twice * num_edges,
+            "feature_bytes": self.dataset.feature_bytes,
+            "feature_dim": self.dataset.feature_dim,
+            "feature_row_bytes": self.dataset.batch_row_bytes,
+        }
+
+    def _partition(self, num_parts: int) -> Partitioning:
+        options: dict[str, Any] = {"num_parts": num_parts, "seed": self.seed, "masks": self.dataset.masks}
+        if isinstance(self.partitioner, str):
+            return partition(self.dataset.stream, method=self.partitioner, progress=self.progress, **options)
+        return self.partitioner(self.dataset.stream, progress=self.progress, **options)
+
+
+def check_count(name: str, value: int) -> None:
+    """Raise ValueError unless an argument is an integer of at least 1."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+
+
+def _describe(partitioner: Callable) -> str:
+    """Name a callable by what decides its result: a partial by its arguments."""
+    keywords = getattr(partitioner, "keywords", {})
+    function = getattr(partitioner, "func", partitioner)
+    return f"{function.__module__}.{function.__qualname__}({sorted(keywords.items())})"
+
+
+def _folder(store: str | os.PathLike | PartitionStore) -> Path:
+    return store.root if isinstance(store, PartitionStore) else Path(store)
