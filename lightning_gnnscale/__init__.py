@@ -30,6 +30,7 @@ _HOME = {
     "SaintSampler": "sampler",
     "MiniBatch": "sampler",
     "PartitionDataModule": "datamodule",
+    "FullGraphDataModule": "datamodule",
     "PredictionWriter": "datamodule",
     "NodeClassifier": "model",
     "GNNScaleStrategy": "strategy",

@@ -1,8 +1,21 @@
 """The LightningDataModules."""
 
+from .full_graph import FullGraphDataModule
+from .full_graph_batch import FullGraphBatch, FullGraphLoader
 from .layer_source import EvaluationPass, StoreLayerSource
 from .partition import PartitionDataModule
 from .peak_recorder import PeakRecorder
 from .prediction_writer import PredictionWriter
+from .stored_graph import StoredGraphDataModule
 
-__all__ = ["EvaluationPass", "PartitionDataModule", "PeakRecorder", "PredictionWriter", "StoreLayerSource"]
+__all__ = [
+    "EvaluationPass",
+    "FullGraphBatch",
+    "FullGraphDataModule",
+    "FullGraphLoader",
+    "PartitionDataModule",
+    "PeakRecorder",
+    "PredictionWriter",
+    "StoreLayerSource",
+    "StoredGraphDataModule",
+]

@@ -34,6 +34,7 @@ class FullGraphBatch:
         epoch: of the key.
         num_nodes_global: nodes of the whole graph.
         loss_count: labels that the sum of losses is divided by.
+        loss_is_share: whether these are the labels of the whole graph, so that the losses of all ranks add up to one.
         split: "val", "test" or "predict"; None while training.
         x_dense: (num_local + num_halo, dim) features of the stored dtype, or None.
         x_csr: the same rows in compressed form, or None.
@@ -55,6 +56,7 @@ class FullGraphBatch:
     epoch: int
     num_nodes_global: int
     loss_count: int
+    loss_is_share: bool = True
     split: str | None = None
     x_dense: Tensor | None = None
     x_csr: SparseFeatures | None = None
@@ -164,14 +166,16 @@ class FullGraphLoader:
 
     Args:
         batch: the block's.
-        loss_count: labels that the sum of losses is divided by.
+        loss_count, loss_is_share: of its batches.
         seed: of the keys.
         split: "val", "test" or "predict", whose key is 0; None: training.
     """
 
-    def __init__(self, batch: FullGraphBatch, loss_count: int, seed: int = 0, split: str | None = None):
+    def __init__(
+        self, batch: FullGraphBatch, loss_count: int, loss_is_share: bool, seed: int = 0, split: str | None = None
+    ):
         self.seed, self.epoch = seed, 0
-        self._batch = replace(batch, loss_count=loss_count, split=split, memo={})
+        self._batch = replace(batch, loss_count=loss_count, loss_is_share=loss_is_share, split=split, memo={})
 
     def __len__(self) -> int:
         return 1
@@ -192,6 +196,11 @@ class FullGraphLoader:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on with the epoch of a state."""
         self.epoch = state["epoch"]
+
+    def release(self) -> None:
+        """Forget what models kept, and the tensors on other devices; the next batch makes them anew."""
+        self._batch.memo.clear()
+        self._batch.moved.clear()
 
     def __iter__(self) -> Iterator[FullGraphBatch]:
         # The epoch is read at the first batch: Lightning sets it after it made the iterator.

@@ -1,0 +1,178 @@
+"""`FullGraphDataModule`: each process holds a block of rows of the full graph, and an epoch is one batch."""
+
+import os
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+
+from ..dataset import GraphDataset
+from ..errors import StrategyError
+from ..partition_store import PartitionStore
+from ..partition_store.block_rows import BlockRows, load_block_rows
+from ..partitioner import Partitioning
+from ..planner import Plan
+from .full_graph_batch import FullGraphBatch, FullGraphLoader, block_batch
+from .stored_graph import StoredGraphDataModule
+
+UNKNOWN = -1
+_LABEL_ROWS = 1 << 18
+
+
+class FullGraphDataModule(StoredGraphDataModule):
+    """Train on the full graph: every process owns a contiguous run of parts, and reads rows of the others.
+
+    How rows of other ranks come is decided by the strategy's exchange policy. Under weight policies that average
+    models a rank's block is its part, and has a loss of its own.
+
+    Args:
+        store, root, dataset, stream, features, labels, masks, edge_weight, partitioner, planner, overwrite, progress:
+            the store, or what it is made from; see `StoredGraphDataModule`.
+        num_parts: parts; "auto": the planner's number, and at least one a process.
+        seed: of partitioning and of the keys of epochs.
+
+    Attributes:
+        blocks: the `BlockRows` of this rank, after `setup`.
+
+    Raises:
+        ValueError, PartitionStoreError, StrategyError: one line with the remedy.
+
+    Cost: a rank holds its arcs, and features of own and halo rows, on the host and on its device.
+    """
+
+    def __init__(
+        self,
+        store: str | os.PathLike | PartitionStore | None = None,
+        *,
+        root: str | os.PathLike | None = None,
+        dataset: GraphDataset | None = None,
+        stream=None,
+        features=None,
+        labels=None,
+        masks=None,
+        edge_weight=None,
+        partitioner: str | Callable[..., Partitioning] = "spring",
+        num_parts: int | str = "auto",
+        planner: Callable[..., Plan] | None = None,
+        seed: int = 0,
+        overwrite: bool = False,
+        progress: Callable[[str, int, int | None], None] | None = None,
+    ):
+        super().__init__(
+            store,
+            root=root,
+            dataset=dataset,
+            stream=stream,
+            features=features,
+            labels=labels,
+            masks=masks,
+            edge_weight=edge_weight,
+            partitioner=partitioner,
+            num_parts=num_parts,
+            planner=planner,
+            seed=seed,
+            overwrite=overwrite,
+            progress=progress,
+        )
+        self.blocks: BlockRows | None = None
+        self._batch: FullGraphBatch | None = None
+        self._loaders: list[FullGraphLoader] = []
+
+    def planned_parts(self) -> int:
+        """Return the number of parts: as given; else of a store that stands, or the planner's, one a process."""
+        parts = super().planned_parts()
+        return parts if self.num_parts != "auto" else max(parts, self._rank_and_world()[1])
+
+    def make_plan(self, num_devices: int | None = None, **options) -> Plan:
+        plan = super().make_plan(num_devices, **options)
+        if self.dataset is None or self.num_parts != "auto" or plan.num_parts >= plan.num_devices:
+            return plan
+        return super().make_plan(num_devices, **{**options, "num_parts": plan.num_devices})
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the store, and load this rank's block.
+
+        Raises:
+            PartitionStoreError: the store has no features.
+            StrategyError: to train it has no labels or no train mask; there are more processes than parts; the
+                strategy of several processes exchanges nothing.
+        """
+        super().setup(stage)
+        if stage == "fit":
+            self._check_trainable()
+        rank, world_size = self._rank_and_world()
+        if world_size > 1 and not hasattr(self.trainer.strategy, "exchange"):
+            raise StrategyError(
+                f"{type(self.trainer.strategy).__name__} exchanges no rows between the {world_size} processes: "
+                'use Trainer(strategy="gnnscale")'
+            )
+        if self.blocks is None or (self.blocks.rank, self.blocks.world_size) != (rank, world_size):
+            self.blocks = load_block_rows(self.store, rank, world_size)
+            self._batch = block_batch(self.store, self.blocks)
+
+    @property
+    def part_weights(self) -> np.ndarray:
+        """(world_size,) float64: training nodes with a label of each block, the weights of model averaging."""
+        ranges = pairwise(self.blocks.offsets.tolist())
+        return np.array([count_labels(self.store, "train", begin, end)[0] for begin, end in ranges], np.float64)
+
+    def parts_of_rank(self, rank: int, world_size: int) -> list[int]:
+        """Return what model averaging calls the parts of a rank: its block."""
+        return [rank]
+
+    def train_dataloader(self) -> FullGraphLoader:
+        """Return the loader of one batch an epoch; its key is the same on every rank."""
+        self._check_trainable()
+        return self._loader("train", None)
+
+    def val_dataloader(self) -> FullGraphLoader | list:
+        return self._loader("val", "val") if "val" in self.store.masks else []
+
+    def test_dataloader(self) -> FullGraphLoader:
+        self._check_testable()
+        return self._loader("test", "test")
+
+    def predict_dataloader(self) -> FullGraphLoader:
+        return self._loader(None, "predict")
+
+    def teardown(self, stage: str) -> None:
+        """Give the devices' memory back; the block stays on the host."""
+        for loader in self._loaders:
+            loader.release()
+        self._loaders.clear()
+
+    def _loader(self, mask: str | None, split: str | None) -> FullGraphLoader:
+        # Under a policy that averages models each rank has a loss of its own.
+        weights = getattr(getattr(self.trainer, "strategy", None), "weights", None)
+        whole = getattr(weights, "equal_batches", True)
+        offsets, rank = self.blocks.offsets.tolist(), self.blocks.rank
+        begin, end = (offsets[0], offsets[-1]) if whole else offsets[rank : rank + 2]
+        known = mask is not None and self.store.labels is not None
+        count = count_labels(self.store, mask, begin, end)[1] if known else 0
+        self._loaders.append(FullGraphLoader(self._batch, count, whole, self.seed, split))
+        return self._loaders[-1]
+
+    def _batch_shape(self) -> dict:
+        return {"batch_size": None, "fanouts": (), "prefetch_batches": 1}
+
+
+def count_labels(store: PartitionStore, mask: str, begin: int, end: int) -> tuple[int, int]:
+    """Count known labels of the nodes of a mask in a range of store ids.
+
+    Args:
+        store: with labels; -1 is unknown.
+        mask: name of one of its masks.
+        begin, end: of the range.
+
+    Returns:
+        The nodes that have a known label, and the known labels; the two differ where a node has several.
+
+    Cost: one read of the range's mask, and of its labels where the mask is set; a few MB.
+    """
+    num_nodes = num_labels = 0
+    for start in range(begin, end, _LABEL_ROWS):
+        rows = slice(start, min(start + _LABEL_ROWS, end))
+        known = store.labels[rows][np.asarray(store.masks[mask][rows])] != UNKNOWN
+        num_labels += int(np.count_nonzero(known))
+        num_nodes += int(np.count_nonzero(known if known.ndim == 1 else known.any(axis=1)))
+    return num_nodes, num_labels
