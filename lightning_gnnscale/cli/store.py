@@ -5,11 +5,11 @@ from pathlib import Path
 from omegaconf import DictConfig
 from rich.console import Console
 
-from ..datamodule import PartitionDataModule
+from ..datamodule import StoredGraphDataModule
 from ..planner import Plan
 
 
-def make_store(config: DictConfig, datamodule: PartitionDataModule, num_devices: int, **plan_options) -> Plan:
+def make_store(config: DictConfig, datamodule: StoredGraphDataModule, num_devices: int, **plan_options) -> Plan:
     """Plan the parts, name the folder of the store by what it is made from, and make the store.
 
     Args:

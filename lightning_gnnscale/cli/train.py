@@ -1,5 +1,6 @@
 """`gnnscale train`: from a config to a trained model, a summary and a run folder."""
 
+import inspect
 import logging
 import sys
 import warnings
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import torch
 from hydra.core.hydra_config import HydraConfig
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from .. import events
@@ -79,19 +80,23 @@ def train(config: DictConfig, folder: Path) -> dict:
 
 def fit(trainer, model, datamodule, resume: str | None, folder: Path) -> None:
     """Train; Lightning turns Ctrl+C into an exit, which becomes a line that says how to go on."""
-    if trainer.world_size > datamodule.store.num_parts and datamodule.scope != "graph":
-        weights = trainer.strategy.weights
-        if not weights.equal_batches:
-            raise UsageError(
-                f"trainer.devices={trainer.world_size} is more than the {datamodule.store.num_parts} parts; say "
-                f"num_parts={trainer.world_size} or more, or trainer.devices={datamodule.store.num_parts} or fewer"
-            )
+    if trainer.world_size > datamodule.store.num_parts and not _crosses_parts(trainer, datamodule):
+        raise UsageError(
+            f"trainer.devices={trainer.world_size} is more than the {datamodule.store.num_parts} parts; say "
+            f"num_parts={trainer.world_size} or more, or trainer.devices={datamodule.store.num_parts} or fewer"
+        )
     try:
         trainer.fit(model, datamodule, ckpt_path=resume)
     except (SystemExit, KeyboardInterrupt):
         last = folder / "checkpoints" / "last.ckpt"
         go_on = f"go on with resume={last}" if last.is_file() else "no epoch was finished; type the same command again"
         raise Interrupted(go_on) from None
+
+
+def _crosses_parts(trainer, datamodule) -> bool:
+    """Whether batches belong to no part, so that a process needs none of its own."""
+    scope = getattr(datamodule, "scope", "part")
+    return scope == "graph" or (scope == "auto" and trainer.strategy.weights.equal_batches)
 
 
 def _quiet() -> None:
@@ -131,15 +136,16 @@ def make_trainer(config: DictConfig, folder: Path):
 def make_datamodule(config: DictConfig, dataset, progress=None):
     """Return the DataModule with its sampler and partitioner; `make_store` settles its parts and its folder."""
     # Hydra would read a data set or a sampler, which are dataclasses, as configs: they are passed by hand.
+    options = {"sampler": instantiate(config.sampler)} if _takes_sampler(config) else {}
     return instantiate(config.datamodule, _partial_=True)(
         root=config.paths.stores,
         dataset=dataset,
         partitioner=instantiate(config.partitioner),
         planner=instantiate(config.planner),
         num_parts=config.num_parts,
-        sampler=instantiate(config.sampler),
         overwrite=config.overwrite,
         progress=progress,
+        **options,
     )
 
 
@@ -159,12 +165,16 @@ def make_model(config: DictConfig, datamodule):
     return instantiate(OmegaConf.create(rest), backbone=backbone, multilabel=datamodule.store.labels.ndim == 2)
 
 
+def _takes_sampler(config: DictConfig) -> bool:
+    return "sampler" in inspect.signature(get_object(config.datamodule._target_)).parameters
+
+
 def _fanouts(config: DictConfig) -> list[int]:
     return list(config.sampler.get("fanouts") or [])
 
 
 def _batch_size(config: DictConfig) -> int | None:
-    return config.datamodule.batch_size if config.datamodule.mode == "mini_batch" else None
+    return config.datamodule.batch_size if config.datamodule.get("mode") == "mini_batch" else None
 
 
 def _hidden(config: DictConfig) -> dict:

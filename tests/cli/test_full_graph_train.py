@@ -1,0 +1,61 @@
+"""`datamodule=full_graph` on the command line: the same config, without what only mini-batches need."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from lightning_gnnscale.cli.compose import compose_config
+from lightning_gnnscale.cli.errors import UsageError
+from lightning_gnnscale.cli.main import main
+from lightning_gnnscale.cli.overrides import _check_node
+from lightning_gnnscale.cli.train import fit, make_datamodule, make_model
+from lightning_gnnscale.datamodule import FullGraphDataModule, PartitionDataModule
+from lightning_gnnscale.dataset import GraphDataset
+from lightning_gnnscale.edge_stream import SyntheticGraph
+
+
+@pytest.fixture
+def dataset() -> GraphDataset:
+    graph = SyntheticGraph(200, 800, num_communities=4, homophily=0.9, seed=0)
+    return GraphDataset("small", graph.stream(to_undirected=True), graph.features(8), graph.labels(), graph.masks())
+
+
+@pytest.mark.parametrize(("choice", "kind"), [("full_graph", FullGraphDataModule), ("partition", PartitionDataModule)])
+def test_one_config_makes_either_datamodule_and_its_model(tmp_path, dataset, choice, kind):
+    words = [f"datamodule={choice}", "num_parts=2", "seed=3", f"paths.stores={tmp_path}", "model=gcn"]
+    config = compose_config("train", words)
+    _check_node(config, config, "")
+    dm = make_datamodule(config, dataset)
+    assert type(dm) is kind and dm.seed == 3
+    dm.root = tmp_path / "store"
+    dm.prepare_data()
+    assert dm.store.num_parts == 2
+    model = make_model(config, dm)
+    assert (model.backbone.in_channels, model.num_classes) == (8, 4)
+
+
+def test_layers_need_no_fan_outs(tmp_path, dataset):
+    words = ["datamodule=full_graph", "num_parts=2", f"paths.stores={tmp_path}", "model=gcn"]
+    config = compose_config("train", [*words, "model.backbone.num_layers=3"])
+    dm = make_datamodule(config, dataset)
+    dm.root = tmp_path / "store"
+    dm.prepare_data()
+    assert make_model(config, dm).backbone.num_layers == 3
+
+
+@pytest.mark.parametrize("equal_batches", [False, True])
+def test_every_process_needs_a_part(tmp_path, dataset, equal_batches):
+    dm = FullGraphDataModule(root=tmp_path / "store", dataset=dataset, partitioner="random", num_parts=1)
+    dm.prepare_data()
+    weights = SimpleNamespace(equal_batches=equal_batches)
+    trainer = SimpleNamespace(world_size=2, strategy=SimpleNamespace(weights=weights))
+    with pytest.raises(UsageError, match=r"trainer.devices=2 is more than the 1 parts; say num_parts=2 or more"):
+        fit(trainer, None, dm, None, tmp_path)
+
+
+def test_a_setting_of_mini_batches_is_refused(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["train", "datamodule=full_graph", "datamodule.batch_size=4"])
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "datamodule.batch_size is not a setting; datamodule takes" in line
