@@ -1,0 +1,14 @@
+"""A kernel that applies the hash of the row quantisation to arrays, so that tests can look at it."""
+
+import triton
+import triton.language as tl
+from lightning_gnnscale.triton_kernels.quantize_rows.kernel import combine, mix64
+
+
+@triton.jit
+def hash_kernel(values_ptr, keys_ptr, mixed_ptr, folded_ptr, num: tl.constexpr):
+    """Write mix64(value) and combine(key, value) of num uint64 values, held as int64."""
+    at = tl.arange(0, num)
+    values = tl.load(values_ptr + at).to(tl.uint64)
+    tl.store(mixed_ptr + at, mix64(values).to(tl.int64))
+    tl.store(folded_ptr + at, combine(tl.load(keys_ptr + at).to(tl.uint64), values).to(tl.int64))

@@ -1,0 +1,5 @@
+"""Rows of floats as codes of 16, 8, 4 or 2 bits under one scale a row, rounded at random without bias."""
+
+from .op import decode_rows, encode_rows, row_bytes
+
+__all__ = ["decode_rows", "encode_rows", "row_bytes"]
