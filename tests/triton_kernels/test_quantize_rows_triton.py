@@ -1,4 +1,4 @@
-"""Row quantisation in Triton: the bits of plain torch, the hash of the generator, and exact arithmetic once compiled."""
+"""Row quantisation in Triton: the bits of plain torch, the hash of the generator, exact arithmetic when compiled."""
 
 import os
 import subprocess
