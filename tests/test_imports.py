@@ -12,7 +12,7 @@ FLOW = ["edge_stream", "partitioner", "partition_store", "planner", "dataset", "
 ALLOWED = {stage: SHARED | KERNELS | set(FLOW[: i + 1]) for i, stage in enumerate(FLOW)}
 ALLOWED |= {
     "model": SHARED | KERNELS | {"model"},
-    "strategy": SHARED | {"strategy", "model"},
+    "strategy": SHARED | KERNELS | {"strategy", "model"},
     "datamodule": SHARED | KERNELS | {*FLOW, "datamodule", "model"},
     "report": SHARED | {"report"},
     "triton_kernels": {"graph", "rng", "errors", "jit", "triton_kernels"},

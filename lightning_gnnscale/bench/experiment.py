@@ -8,7 +8,7 @@ import csv
 import os
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rich.console import Console
@@ -20,7 +20,10 @@ from ..rng import fold
 
 
 def run_rows(
-    output_dir: str | os.PathLike, cases: Iterable[tuple[dict, list[str]]], log: str = "rows.csv"
+    output_dir: str | os.PathLike,
+    cases: Iterable[tuple[dict, list[str]]],
+    log: str = "rows.csv",
+    measure: Callable[[Path], dict] | None = None,
 ) -> list[dict]:
     """Train each case once and return its row.
 
@@ -28,6 +31,7 @@ def run_rows(
         output_dir: folder of the benchmark; `log` in it is read first, so that finished cases are not run again.
         cases: (what the row says of the case, overrides of `train`).
         log: name of the CSV that rows are appended to.
+        measure: run folder to further fields of its row.
 
     Returns:
         One dict a case: the case's own fields, `test_acc`, `best_val_acc`, `epochs`, `train_s`, `average_s`.
@@ -41,14 +45,14 @@ def run_rows(
         key = {name: str(value) for name, value in case.items()}
         row = next((old for old in done if all(old.get(name) == value for name, value in key.items())), None)
         if row is None:
-            row = _train_case(Path(output_dir), case, overrides)
+            row = _train_case(Path(output_dir), case, overrides, measure)
             _append(path, row)
             Console().print("  ".join(f"{name}={value}" for name, value in row.items()))
         rows.append(row)
     return rows
 
 
-def _train_case(output_dir: Path, case: dict, overrides: list[str]) -> dict:
+def _train_case(output_dir: Path, case: dict, overrides: list[str], measure: Callable[[Path], dict] | None) -> dict:
     folder = output_dir / "runs" / f"{fold(*repr(case).encode()) >> 32:08x}"
     shutil.rmtree(folder, ignore_errors=True)  # a killed run's events would be counted again
     start = time.perf_counter()
@@ -68,6 +72,7 @@ def _train_case(output_dir: Path, case: dict, overrides: list[str]) -> dict:
         "evaluation_average_s": round(sum(e["seconds"] for e in averages if e["purpose"] == "evaluation"), 4),
         "averages": len([event for event in averages if event["purpose"] == "round"]),
         "total_s": round(time.perf_counter() - start, 2),
+        **(measure(folder) if measure else {}),
     }
 
 

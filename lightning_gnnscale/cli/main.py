@@ -19,6 +19,7 @@ BENCHES = {
     "spring": "SPRING's speed, memory and cut",
     "loader": "seeds per CPU-second of the sampler and loader",
     "averaging": "accuracy and synchronisation time against the averaging interval, accuracy against halo hops",
+    "exchange": "exchange policies of full-graph training: bytes beside accuracy",
     "accuracy": "test accuracy of parts with model averaging beside central training",
 }
 

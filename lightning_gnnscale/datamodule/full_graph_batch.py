@@ -41,7 +41,7 @@ class FullGraphBatch:
         y: (num_local,) int64, or (num_local, num_labels), or None; also outside the masks.
         train_mask, val_mask, test_mask: (num_local,) bool, or None where the store has no such mask.
         edge_weight: (num_arcs,) float32, or None.
-        memo: what models keep from batch to batch; all batches of a loader on one device share it.
+        memo: what models keep from batch to batch; all batches of a DataModule on one device share it.
         moved: device to the tensors there; all batches of a DataModule share it.
         full_graph: marks the class.
     """
@@ -175,7 +175,7 @@ class FullGraphLoader:
         self, batch: FullGraphBatch, loss_count: int, loss_is_share: bool, seed: int = 0, split: str | None = None
     ):
         self.seed, self.epoch = seed, 0
-        self._batch = replace(batch, loss_count=loss_count, loss_is_share=loss_is_share, split=split, memo={})
+        self._batch = replace(batch, loss_count=loss_count, loss_is_share=loss_is_share, split=split)
 
     def __len__(self) -> int:
         return 1

@@ -1,6 +1,7 @@
 """What all backbones share: the loop over layers, trimming, and the layer-wise form."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 
 from .block import Block, make_block, target_counts
 from .dropout import dropout
+from .row_arcs import RowArcs, arcs_from
+from .row_dropout import RowDropout
 from .sparse_linear import SparseInput, as_input, drop, is_sparse, num_rows
 
 ACTIVATIONS = {"relu": F.relu, "elu": F.elu}
@@ -128,8 +131,62 @@ class Backbone(nn.Module):
         """Norm, activation and dropout after layer `index`; nothing after the last."""
         if index == self.num_layers - 1:
             return x
-        x = ACTIVATIONS[self.activation](self.norms[index](x))
-        return dropout(x, self.dropout, self.training)
+        return dropout(self.activate(index, x), self.dropout, self.training)
+
+    def activate(self, index: int, x: Tensor) -> Tensor:
+        """Norm and activation after hidden layer `index`."""
+        return ACTIVATIONS[self.activation](self.norms[index](x))
+
+    def forward_rows(self, x: Any, arcs: RowArcs) -> Tensor:
+        """Run all layers over the rows of one process; rows of other processes come through each layer's exchange.
+
+        Args:
+            x: (num_local + num_halo, in_channels) of any number type, or sparse rows.
+            arcs: as `row_arcs` prepares them.
+
+        Returns:
+            (num_local, out_channels).
+        """
+        x = as_input(x, self.reference)
+        h = self.convs[0].first_rows(x, arcs, RowDropout.draw(self.input_dropout, self.training))
+        for index in range(1, self.num_layers):
+            h = self.activate(index - 1, h)
+            h = self.convs[index].rows(h, arcs, RowDropout.draw(self.dropout, self.training))
+        return h
+
+    def row_arcs(self, block: Block, node_ids: Tensor, kept: dict, local_only: bool = False) -> RowArcs:
+        """Prepare the arcs of one process for `forward_rows`; they serve every step of a run.
+
+        Args:
+            block: complete rows of the local nodes, sources local nodes first; with `degree`.
+            node_ids: (num_sources,) int64, the same number for a node on every process.
+            kept: where products of the features are kept; of one graph, one dtype and one value of local_only.
+            local_only: leave out arcs from the halo; degrees are then those of what is left.
+        """
+        if local_only:
+            block = arcs_from(replace(block, degree=None), 0, block.num_targets)
+            node_ids = node_ids[: block.num_targets]
+        prepared = self.prepare_rows(block)
+        plain = block.edge_weight is None and not local_only
+        reverse = self.reverse_weight(arcs_from(prepared, block.num_targets, block.num_sources)) if plain else None
+        return RowArcs(prepared, node_ids, self.dtype, kept, local_only, reverse)
+
+    @property
+    def local_only(self) -> bool:
+        """Whether training leaves out arcs from other processes."""
+        return any(getattr(layer.exchange, "local_only", False) for layer in self.convs)
+
+    def prepare_rows(self, block: Block) -> Block:
+        """Return complete rows as the layers read them, with the weights of a sum where layers are sums."""
+        return self.prepare(block)
+
+    def reverse_weight(self, outer: Block) -> Tensor | None:
+        """Return the (num_arcs,) weights of the arcs back along each arc from the halo, in an undirected graph.
+
+        Args:
+            outer: prepared arcs from the halo, `degree` that of its nodes.
+        """
+        return None
 
     def layer(self, index: int, x: Any, block: Block) -> Tensor:
         """Compute layer `index` for the targets of one block, for layer-wise inference.

@@ -9,10 +9,14 @@ from ..triton_kernels.aggregate import aggregate, edge_add, edge_softmax
 from .backbone import Backbone
 from .block import Block, with_self_loops
 from .dropout import dropout
+from .row_arcs import RowArcs
+from .row_dropout import RowDropout
+from .row_exchange import SentRows
+from .row_layers import RowLayer
 from .sparse_linear import SparseInput, linear
 
 
-class GATLayer(GATConv):
+class GATLayer(GATConv, RowLayer):
     """PyG's `GATConv` (same parameters and names) over a block that has its self-loops."""
 
     @property
@@ -22,7 +26,7 @@ class GATLayer(GATConv):
     def transform(self, x: Tensor | SparseInput) -> Tensor:
         return linear(x, self.lin.weight)
 
-    def combine(self, projected: Tensor, block: Block) -> Tensor:
+    def combine(self, projected: Tensor, block: Block, arc_ids: Tensor | None = None) -> Tensor:
         # A block-diagonal map sums each head's channels in one matrix product.
         src_score = F.linear(projected, torch.block_diag(*self.att_src[0]))
         dst_score = F.linear(projected[: block.num_targets], torch.block_diag(*self.att_dst[0]))
@@ -30,13 +34,28 @@ class GATLayer(GATConv):
         scores = F.leaky_relu(scores, self.negative_slope)
         if block.edge_weight is not None:
             scores = scores + block.edge_weight.to(scores.dtype).log().unsqueeze(-1)
-        share = dropout(edge_softmax(scores, block.indptr), self.dropout, self.training)
+        share = edge_softmax(scores, block.indptr)
+        if arc_ids is None:
+            share = dropout(share, self.dropout, self.training)
+        else:
+            share = RowDropout.draw(self.dropout, self.training)(share, arc_ids)
         values = projected.view(-1, self.heads, self.out_channels)
         out = aggregate(values, block.indptr, block.indices, share)
         return (out.flatten(1) if self.concat else out.mean(dim=1)) + self.bias
 
     def forward(self, x: Tensor | SparseInput, block: Block) -> Tensor:
         return self.combine(self.transform(x), block)
+
+    def first_rows(self, x: Tensor | SparseInput, arcs: RowArcs, drop: RowDropout) -> Tensor:
+        return self.combine(self.transform(drop(x, arcs.node_ids)), arcs.block, arcs.arc_ids)
+
+    def rows(self, h: Tensor, arcs: RowArcs, drop: RowDropout) -> Tensor:
+        if arcs.local_only:
+            return self.combine(self.transform(drop(h, arcs.own_ids)), arcs.block, arcs.arc_ids)
+        sent = SentRows(h, self.exchange, self.training)
+        own = self.transform(drop(sent.rows, arcs.own_ids))
+        halo = self.transform(drop(sent.halo(), arcs.halo_ids))
+        return self.combine(torch.cat([own, halo]), arcs.block, arcs.arc_ids)
 
 
 class GAT(Backbone):

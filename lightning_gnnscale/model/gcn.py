@@ -6,10 +6,11 @@ from torch_geometric.nn import GCNConv
 from ..triton_kernels.aggregate import aggregate
 from .backbone import Backbone, maps_first
 from .block import Block, normalized
+from .row_layers import SummingLayer
 from .sparse_linear import SparseInput, linear
 
 
-class GCNLayer(GCNConv):
+class GCNLayer(GCNConv, SummingLayer):
     """PyG's `GCNConv` (same parameters and names) over a block whose `edge_weight` is the normalisation."""
 
     @property
@@ -26,6 +27,13 @@ class GCNLayer(GCNConv):
         if maps_first(x, block, self.in_channels, self.out_channels):
             return self.combine(self.transform(x), block)
         return linear(aggregate(x, block.indptr, block.indices, block.edge_weight), self.lin.weight, self.bias)
+
+    @property
+    def neighbor_weight(self) -> Tensor:
+        return self.lin.weight
+
+    def add_own(self, mapped: Tensor, own: Tensor | SparseInput) -> Tensor:
+        return mapped + self.bias
 
 
 class GCN(Backbone):
@@ -46,3 +54,6 @@ class GCN(Backbone):
 
     def prepare(self, block: Block) -> Block:
         return normalized(block, self.dtype)
+
+    def reverse_weight(self, outer: Block) -> Tensor:
+        return outer.edge_weight  # symmetric

@@ -1,5 +1,7 @@
 """GraphSAGE over CSC rows."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch_geometric.nn import SAGEConv
@@ -7,10 +9,11 @@ from torch_geometric.nn import SAGEConv
 from ..triton_kernels.aggregate import aggregate
 from .backbone import Backbone, maps_first
 from .block import Block
+from .row_layers import SummingLayer
 from .sparse_linear import SparseInput, head_rows, linear
 
 
-class SAGELayer(SAGEConv):
+class SAGELayer(SAGEConv, SummingLayer):
     """PyG's `SAGEConv` (same parameters and names): mean over in-arcs; a weighted sum where arcs have weights."""
 
     @property
@@ -29,6 +32,13 @@ class SAGELayer(SAGEConv):
         if maps_first(x, block, self.in_channels, self.out_channels):
             return self._sum(linear(x, self.lin_l.weight), block) + root
         return linear(self._sum(x, block), self.lin_l.weight) + root
+
+    @property
+    def neighbor_weight(self) -> Tensor:
+        return self.lin_l.weight
+
+    def add_own(self, mapped: Tensor, own: Tensor | SparseInput) -> Tensor:
+        return mapped + linear(own, self.lin_r.weight, self.lin_l.bias)
 
     @staticmethod
     def _sum(x: Tensor, block: Block) -> Tensor:
@@ -50,3 +60,12 @@ class GraphSAGE(Backbone):
 
     def make_layer(self, index: int) -> SAGELayer:
         return SAGELayer(self.layer_channels(index), self.layer_channels(index + 1))
+
+    def prepare_rows(self, block: Block) -> Block:
+        if block.edge_weight is not None:
+            return block
+        share = block.indptr.diff().clamp(min=1).to(self.dtype).reciprocal()
+        return replace(block, edge_weight=share[block.target_of_arcs()])
+
+    def reverse_weight(self, outer: Block) -> Tensor:
+        return outer.degree.to(self.dtype).reciprocal()[outer.indices]

@@ -13,6 +13,7 @@ from torchmetrics.classification import MulticlassAccuracy, MultilabelF1Score
 
 from ..errors import StrategyError
 from .inference import LayerwiseOutput, layerwise_inference
+from .row_arcs import prepared_rows
 
 LOSSES = ("ce",)
 BATCH_ARGUMENTS = ("edge_weight", "degree", "indptr", "num_sampled_nodes")
@@ -71,6 +72,8 @@ class NodeClassifier(L.LightningModule):
 
     def forward(self, batch: Any) -> Tensor:
         """Return the outputs for a mini-batch, (num_rows, num_classes) with the seeds first."""
+        if getattr(batch, "full_graph", False):
+            return self._forward_rows(batch)
         sparse = getattr(batch, "x_csr", None) if getattr(self.backbone, "accepts_sparse", False) else None
         x = batch.x if sparse is None else sparse
         if isinstance(x, Tensor):
@@ -87,14 +90,33 @@ class NodeClassifier(L.LightningModule):
             arguments["num_sampled_nodes"] = [batch.batch_size]
         return self.backbone(x, batch.edge_index, **{k: v for k, v in arguments.items() if v is not None})
 
+    def _forward_rows(self, batch: Any) -> Tensor:
+        """Return the outputs of this process's rows of the whole graph."""
+        backbone = self.backbone
+        if not hasattr(backbone, "forward_rows"):
+            raise StrategyError(
+                f"{type(backbone).__name__} has no forward_rows(x, arcs), so its layers cannot exchange rows: use GCN, "
+                "GraphSAGE, GAT or SGC, or train on parts with PartitionDataModule"
+            )
+        with_gradient = torch.is_grad_enabled()
+        # What is prepared at the first call serves training too, which cannot use tensors made in inference mode.
+        with torch.inference_mode(False), torch.set_grad_enabled(with_gradient):
+            x, arcs = prepared_rows(backbone, batch, self.training and backbone.local_only)
+            return backbone.forward_rows(x, arcs)
+
     def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
         """Return the loss over the batch's training seeds; 0, with zero gradients, where there are none."""
         outputs, labels, _ = self._seeds(batch, "train")
         losses, counts = self._row_losses(outputs, labels)
-        weight = getattr(batch, "loss_weight", None)
-        loss = (losses * weight).sum() if weight is not None else losses.sum() / counts.sum().clamp(min=1)
-        self.log("train_loss", loss.detach(), on_step=False, on_epoch=True, prog_bar=True, sync_dist=False,
-                 batch_size=max(1, batch.batch_size))  # fmt: skip
+        weight, loss_count = getattr(batch, "loss_weight", None), getattr(batch, "loss_count", None)
+        if loss_count is not None:
+            loss = losses.sum() / max(1, loss_count)
+        else:
+            loss = (losses * weight).sum() if weight is not None else losses.sum() / counts.sum().clamp(min=1)
+        # Shares of one loss over the whole graph add up; losses of batches that only some ranks have are not compared.
+        shares = getattr(batch, "loss_is_share", False)
+        self.log("train_loss", loss.detach(), on_step=False, on_epoch=True, prog_bar=True, sync_dist=shares,
+                 reduce_fx="sum" if shares else "mean", batch_size=max(1, batch.batch_size))  # fmt: skip
         return loss
 
     def on_validation_epoch_start(self) -> None:
@@ -103,13 +125,13 @@ class NodeClassifier(L.LightningModule):
     def on_test_epoch_start(self) -> None:
         self._reset("test")
 
-    def validation_step(self, batch: Any, batch_idx: int = 0) -> None:
-        """Score the validation nodes of an `EvaluationPass` or a `MiniBatch`."""
-        self._evaluate(batch, "val")
+    def validation_step(self, batch: Any, batch_idx: int = 0) -> Tensor | None:
+        """Score the validation nodes of an `EvaluationPass` or a batch; of a batch return the outputs."""
+        return self._evaluate(batch, "val")
 
-    def test_step(self, batch: Any, batch_idx: int = 0) -> None:
-        """Score the test nodes of an `EvaluationPass` or a `MiniBatch`."""
-        self._evaluate(batch, "test")
+    def test_step(self, batch: Any, batch_idx: int = 0) -> Tensor | None:
+        """Score the test nodes of an `EvaluationPass` or a batch; of a batch return the outputs."""
+        return self._evaluate(batch, "test")
 
     def predict_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Any]:
         """Predict this rank's nodes (`EvaluationPass`) or the seeds (`MiniBatch`).
@@ -140,14 +162,14 @@ class NodeClassifier(L.LightningModule):
         scheduler = {"scheduler": self.make_scheduler(optimizer), "monitor": "val_loss"}
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
-    def _evaluate(self, batch: Any, split: str) -> None:
-        score, loss = self.scores[split], self.losses[split]
+    def _evaluate(self, batch: Any, split: str) -> Tensor | None:
+        score, loss, outputs = self.scores[split], self.losses[split], None
         if _is_pass(batch):
             result = self._infer(batch)
-            for nodes, outputs in result.chunks():
+            for nodes, rows in result.chunks():
                 chosen = batch.masks[split][nodes]
                 labels = torch.as_tensor(batch.labels[nodes[chosen]]).long()
-                self._update(score, loss, torch.from_numpy(outputs[chosen]), labels)
+                self._update(score, loss, torch.from_numpy(rows[chosen]), labels)
             batch.source.barrier()
             size = max(1, len(result.rows))
         else:
@@ -156,6 +178,7 @@ class NodeClassifier(L.LightningModule):
         # Metric objects, not numbers: they add up counts over ranks, so no node weighs more on one of them.
         self.log(f"{split}_acc", score, on_step=False, on_epoch=True, prog_bar=True, batch_size=size)
         self.log(f"{split}_loss", loss, on_step=False, on_epoch=True, batch_size=size)
+        return outputs
 
     def _reset(self, split: str) -> None:
         # Counts that were reset in inference mode cannot be added to outside of it, and Lightning leaves that mode

@@ -1,12 +1,15 @@
 """SGC over CSC rows."""
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.nn import SGConv
 
 from ..triton_kernels.aggregate import aggregate
 from .backbone import Backbone
 from .block import Block, normalized
-from .sparse_linear import SparseInput, as_input, dense_rows, linear
+from .row_arcs import RowArcs
+from .row_dropout import RowDropout
+from .row_layers import Propagation, sum_rows
+from .sparse_linear import SparseInput, as_input, dense_rows, is_sparse, linear
 
 
 class SGC(Backbone):
@@ -45,8 +48,8 @@ class SGC(Backbone):
         self.conv = SGConv(in_channels, out_channels, K=num_layers)
         self.maps_first = out_channels <= in_channels
 
-    def make_layer(self, index: int) -> nn.Module:
-        return nn.Identity()  # a propagation has no parameters
+    def make_layer(self, index: int) -> Propagation:
+        return Propagation()
 
     def prepare(self, block: Block) -> Block:
         return normalized(block, self.dtype)
@@ -73,6 +76,26 @@ class SGC(Backbone):
 
     def layer_projected(self, index: int, projected: Tensor, block: Block) -> Tensor:
         return self._propagate(index, as_input(projected, self.reference), self.prepare(block))
+
+    def forward_rows(self, x, arcs: RowArcs) -> Tensor:
+        """Run over the rows of one process; dense features without dropout are propagated once and kept."""
+        x, lin = as_input(x, self.reference), self.conv.lin
+        drop = RowDropout.draw(self.input_dropout, self.training)
+        if not drop.active and not is_sparse(x):
+            propagated = arcs.keep("propagated", lambda: self._propagate_rows(x, arcs, training=False))
+            return linear(propagated, lin.weight, lin.bias)
+        x = drop(x, arcs.node_ids)
+        if not self.maps_first:
+            return linear(self._propagate_rows(dense_rows(x), arcs, self.training), lin.weight, lin.bias)
+        return self._propagate_rows(linear(x, lin.weight), arcs, self.training) + lin.bias
+
+    def _propagate_rows(self, x: Tensor, arcs: RowArcs, training: bool) -> Tensor:
+        """Propagate num_layers times; rows of the halo come exactly unless `training`."""
+        block = arcs.block
+        h = aggregate(x, block.indptr, block.indices, block.edge_weight)
+        for layer in self.convs[1:]:
+            h, _ = sum_rows(layer.exchange, h, arcs, RowDropout(0.0), training)
+        return h
 
     def _propagate(self, index: int, x: Tensor, block: Block) -> Tensor:
         x = aggregate(x, block.indptr, block.indices, block.edge_weight)

@@ -5,7 +5,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import lightning.pytorch as pl
 import torch
@@ -23,7 +23,11 @@ from .round_callback import RoundCallback
 from .trainer_check import check_module
 from .weights import WEIGHT_POLICIES, ModelAveraging, WeightPolicy
 
+if TYPE_CHECKING:
+    from .exchange.run import ExchangeRun
+
 CHECKPOINT_KEY = "gnnscale"
+STAMPS_KEY = "gnnscale_exchange"
 
 
 class GNNScaleStrategy(DDPStrategy):
@@ -79,6 +83,7 @@ class GNNScaleStrategy(DDPStrategy):
         )
         self.weights: WeightPolicy = _policy(weights or ModelAveraging(), WeightPolicy, WEIGHT_POLICIES, "weights")
         self.exchange: ExchangePolicy = _policy(exchange or NoExchange(), ExchangePolicy, EXCHANGE_POLICIES, "exchange")
+        self._exchange_run: ExchangeRun | None = None
 
     @property
     def handles_gradient_accumulation(self) -> bool:
@@ -88,17 +93,19 @@ class GNNScaleStrategy(DDPStrategy):
         fitting = trainer.state.fn == TrainerFn.FITTING
         if fitting:
             check_module(self.lightning_module)
-            self.weights.check(trainer, self.exchange)
+            self.weights.check(trainer)
         super().setup(trainer)
+        from .exchange.setup import start_run  # compiled loops that a plain import does not need
+
+        self._exchange_run = start_run(self.exchange, trainer)
         if fitting:
             self.weights.setup(trainer)
-            self.exchange.setup(trainer)
             # None is how a rank without further batches stays in step: nothing to warn of.
             warnings.filterwarnings("ignore", message=".*train_dataloader yielded None.*")
             # sync_dist in training_step would wait for ranks that have no batch left.
             warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist.*")
             if not any(isinstance(callback, RoundCallback) for callback in trainer.callbacks):
-                trainer.callbacks.insert(0, RoundCallback(self.weights))
+                trainer.callbacks.insert(0, RoundCallback(self.weights, self._exchange_run))
 
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
         try:
@@ -113,6 +120,10 @@ class GNNScaleStrategy(DDPStrategy):
             ) from error
 
     def setup_environment(self) -> None:
+        trainer = self.lightning_module.trainer
+        if trainer.state.fn == TrainerFn.FITTING:
+            self.weights.check_exchange(self.exchange)
+            self.exchange.check(trainer)
         super().setup_environment()
         if self._start_method != "popen" and self.root_device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
             # As Lightning does for processes that it starts by popen: share the cores out.
@@ -128,6 +139,8 @@ class GNNScaleStrategy(DDPStrategy):
         # The one hook that sees every training batch, None included, before anything is done with it.
         if self.lightning_module is not None and self.lightning_module.trainer.training:
             self.weights.begin_batch(batch)
+            if self._exchange_run is not None:
+                self._exchange_run.begin_step(self.lightning_module.trainer.current_epoch)
             key = getattr(batch, "key", None)
             if key is not None:
                 torch.manual_seed(int(key))
@@ -146,6 +159,10 @@ class GNNScaleStrategy(DDPStrategy):
         return super().lightning_module_state_dict()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        if self._exchange_run is not None and "optimizer_states" in checkpoint:
+            # Stamps alone: rows are exchanged exactly in the first epoch after a resume.
+            stamps = _gather_to_rank_zero(self._exchange_run.versions())
+            checkpoint[STAMPS_KEY] = {"policy": repr(self.exchange), "versions": stamps}
         if self.weights.keeps_state and "optimizer_states" in checkpoint:
             merged = self.weights.merge(_gather_to_rank_zero(self.weights.state_dict()))
             if merged:
@@ -171,6 +188,9 @@ class GNNScaleStrategy(DDPStrategy):
     def teardown(self) -> None:
         super().teardown()
         self.weights.teardown()
+        if self._exchange_run is not None:
+            self._exchange_run.detach()
+            self._exchange_run = None
 
 
 def _policy(given: Any, base: type, known: dict[str, type], argument: str) -> Any:

@@ -1,6 +1,6 @@
 """The one callback of the strategy: Lightning's strategies have no hooks at the end of a batch."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
@@ -8,18 +8,22 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from .weights import WeightPolicy
 
+if TYPE_CHECKING:
+    from .exchange.run import ExchangeRun
+
 
 class RoundCallback(Callback):
-    """Tells the weight policy of the moments that only callbacks see.
+    """Tells the policies of the moments that only callbacks see.
 
     It stands first in `trainer.callbacks`, so that loggers, checkpoints and early stopping find the averaged weights.
 
     Args:
         weights: the policy of the strategy that inserted this callback.
+        exchange: the run of its exchange, or None.
     """
 
-    def __init__(self, weights: WeightPolicy) -> None:
-        self._weights = weights
+    def __init__(self, weights: WeightPolicy, exchange: "ExchangeRun | None" = None) -> None:
+        self._weights, self._exchange = weights, exchange
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._weights.on_train_start()
@@ -29,7 +33,10 @@ class RoundCallback(Callback):
     ) -> None:
         # Validation runs before on_train_epoch_end: this is the last moment before it.
         if trainer.is_last_batch:
-            for name, value in self._weights.end_epoch().items():
+            metrics = self._weights.end_epoch()
+            if self._exchange is not None:
+                metrics |= self._exchange.end_epoch()
+            for name, value in metrics.items():
                 pl_module.log(name, value, on_step=False, on_epoch=True, batch_size=1, sync_dist=True, reduce_fx="max")
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -180,8 +180,8 @@ def test_bad_arguments():
         GradientAveraging(bucket_bytes=0)
     with pytest.raises(ValueError, match=r"gradient_averaging, model_averaging, got 'sgd'"):
         GNNScaleStrategy(weights="sgd")
-    with pytest.raises(ValueError, match=r"no_exchange, got 'broadcast'"):
-        GNNScaleStrategy(exchange="broadcast")
+    with pytest.raises(ValueError, match=r"no_exchange, quantized, skip_broadcast, got 'telepathy'"):
+        GNNScaleStrategy(exchange="telepathy")
     with pytest.raises(StrategyError, match=r"find_unused_parameters: it has no DDP wrapper"):
         GNNScaleStrategy(find_unused_parameters=True)
     assert isinstance(GNNScaleStrategy(exchange="no_exchange", timeout=5).exchange, NoExchange)

@@ -1,5 +1,7 @@
 """Checked, differentiable entry points; the device of `x` decides which form runs."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.autograd import Function
@@ -8,7 +10,50 @@ from torch.autograd.function import once_differentiable
 from . import cpu, reference
 
 
-def aggregate(x: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None = None, reduce: str = "sum") -> Tensor:
+class Transposed(NamedTuple):
+    """Arcs grouped by source: what the gradient of `aggregate` walks along.
+
+    Attributes:
+        indptr: (num_src + 1,) int64. indices: (num_arcs,) rows that read each source, of the dtype of the ids.
+        weight: (num_arcs, heads), or (0, heads) where all are 1.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    weight: Tensor
+
+
+def transpose(
+    indptr: Tensor, indices: Tensor, weight: Tensor | None, num_src: int, reduce: str = "sum", dtype=torch.float32
+) -> Transposed:
+    """Group arcs by their source, once for arcs and weights that many backward passes share.
+
+    Args:
+        indptr, indices, weight, reduce: as in `aggregate`, on the CPU.
+        num_src: number of sources.
+        dtype: of the values that are summed.
+
+    Cost: O(num_src + num_arcs), and as many ids and weights again.
+    """
+    _check_rows(indptr, indices, num_src)
+    if weight is None:
+        weight = torch.empty((0, 1), dtype=dtype)
+    elif weight.dim() == 1:
+        weight = weight.unsqueeze(1)
+    weighted = len(weight) > 0
+    factors = weight.detach().to(dtype).numpy()
+    arrays = cpu.transpose(indptr.numpy(), indices.numpy(), factors, weighted, reduce == "mean", num_src)
+    return Transposed(*(torch.from_numpy(array) for array in arrays))
+
+
+def aggregate(
+    x: Tensor,
+    indptr: Tensor,
+    indices: Tensor,
+    weight: Tensor | None = None,
+    reduce: str = "sum",
+    transposed: Transposed | None = None,
+) -> Tensor:
     """Sum or average weighted source values over the in-arcs of each node; differentiable in x and weight.
 
     out[v, h, :] = sum over arcs e of row v of weight[e, h] * x[indices[e], h, :], divided by the number of arcs of
@@ -20,6 +65,8 @@ def aggregate(x: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None 
         indices: (num_arcs,) int32 or int64 in [0, num_src).
         weight: (num_arcs, heads) or (num_arcs,) for all heads alike, floating; None = 1.
         reduce: "sum" or "mean".
+        transposed: `transpose` of the same arcs and weights, for one head; None: the backward makes it. Read on the
+            CPU only.
 
     Returns:
         (num_dst, heads, channels) or (num_dst, channels), the dtype of x.
@@ -45,7 +92,7 @@ def aggregate(x: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None 
     dtype = _working_dtype(x)
     values, weight = values.to(dtype), None if weight is None else weight.to(dtype)
     if x.device.type == "cpu":
-        out = _Aggregate.apply(values, weight, indptr, indices, reduce == "mean")
+        out = _Aggregate.apply(values, weight, indptr, indices, reduce == "mean", transposed)
     else:
         out = reference.aggregate(values, indptr, indices, weight, reduce == "mean")
     return out.to(x.dtype).view(len(indptr) - 1, *x.shape[1:])
@@ -97,12 +144,12 @@ def edge_add(src_value: Tensor, dst_value: Tensor, indptr: Tensor, indices: Tens
 
 class _Aggregate(Function):
     @staticmethod
-    def forward(ctx, x, weight, indptr, indices, mean):
+    def forward(ctx, x, weight, indptr, indices, mean, transposed):
         x = x.contiguous()
         weight = None if weight is None else weight.contiguous()
         needs_weight_grad = weight is not None and ctx.needs_input_grad[1]
         ctx.save_for_backward(x if needs_weight_grad else None, weight, indptr, indices)
-        ctx.mean, ctx.num_src = mean, x.shape[0]
+        ctx.mean, ctx.num_src, ctx.transposed = mean, x.shape[0], transposed
         out = x.new_empty((len(indptr) - 1, *x.shape[1:]))
         rows, arc_weight = indptr.numpy(), _numpy_weight(weight, x)
         cpu.run_rows(
@@ -119,9 +166,12 @@ class _Aggregate(Function):
         rows, sources = indptr.numpy(), indices.numpy()
         x_grad = weight_grad = None
         if ctx.needs_input_grad[0]:
-            offsets, targets, factors = cpu.transpose(
-                rows, sources, _numpy_weight(weight, grad), weight is not None, ctx.mean, ctx.num_src
-            )
+            if ctx.transposed is not None:
+                offsets, targets, factors = (part.numpy() for part in ctx.transposed)
+            else:
+                offsets, targets, factors = cpu.transpose(
+                    rows, sources, _numpy_weight(weight, grad), weight is not None, ctx.mean, ctx.num_src
+                )
             x_grad = grad.new_empty((ctx.num_src, *grad.shape[1:]))
             cpu.run_rows(
                 cpu.gather_sum, offsets, x_grad[:1].numel(),
@@ -133,7 +183,7 @@ class _Aggregate(Function):
                 cpu.arc_dot, rows, grad[:1].numel(),
                 grad.numpy(), x.numpy(), rows, sources, ctx.mean, weight_grad.numpy(),
             )  # fmt: skip
-        return x_grad, weight_grad, None, None, None
+        return x_grad, weight_grad, None, None, None, None
 
 
 class _EdgeSoftmax(Function):

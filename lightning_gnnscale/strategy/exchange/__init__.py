@@ -1,8 +1,32 @@
 """Exchange policies: how layers read rows of other processes. One policy a file."""
 
+from .bounds import BOUNDS, Bound, EpochAdaptive, EpochFixed, VariationGap
+from .broadcast import BroadcastExchange
+from .halo import HaloExchange
 from .no_exchange import NoExchange
 from .policy import ExchangePolicy
+from .quantized import Quantized
+from .skip_broadcast import SkipBroadcast
 
-EXCHANGE_POLICIES: dict[str, type[ExchangePolicy]] = {"no_exchange": NoExchange}
+EXCHANGE_POLICIES: dict[str, type[ExchangePolicy]] = {
+    "no_exchange": NoExchange,
+    "broadcast": BroadcastExchange,
+    "halo": HaloExchange,
+    "quantized": Quantized,
+    "skip_broadcast": SkipBroadcast,
+}
 
-__all__ = ["EXCHANGE_POLICIES", "ExchangePolicy", "NoExchange"]
+__all__ = [
+    "BOUNDS",
+    "EXCHANGE_POLICIES",
+    "Bound",
+    "BroadcastExchange",
+    "EpochAdaptive",
+    "EpochFixed",
+    "ExchangePolicy",
+    "HaloExchange",
+    "NoExchange",
+    "Quantized",
+    "SkipBroadcast",
+    "VariationGap",
+]

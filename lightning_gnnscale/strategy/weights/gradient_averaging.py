@@ -19,27 +19,32 @@ from .policy import Step, WeightPolicy
 class GradientAveraging(WeightPolicy):
     """Average gradients over ranks before each step, g = sum(b_r g_r) / sum(b_r), b_r = targets of rank r's batches.
 
-    With losses that are means over targets this is the gradient of the mean over all of them. Gradients are averaged
-    once a step, accumulated ones included, after the last backward and before clipping. A parameter without gradient
-    on a rank counts as zero there; one without gradient on every rank keeps none. Buffers (BatchNorm) are averaged
-    before validation and checkpoints. Every rank must have the same number of batches.
+    With losses that are means over targets this is the gradient of the mean over all of them. Full-graph batches carry
+    shares of one loss instead: their gradients are added up. It is done once a step, accumulated gradients included,
+    after the last backward and before clipping. A parameter without gradient on a rank counts as zero there; one
+    without gradient on every rank keeps none. Buffers (BatchNorm) are averaged before validation and checkpoints.
+    Every rank must have the same number of batches.
 
     Args:
         bucket_bytes: gradients are sent in buckets of about this size, > 0.
+        local_clip: before gradients are joined, each rank clips the norm of its own to local_clip x
+            sqrt(world_size), > 0; None: no clipping. The Trainer's own clipping comes after, and keeps training exact.
 
     Raises:
-        ValueError: bucket_bytes is not positive.
+        ValueError: a number that is not positive.
 
     Cost: 4 bytes a weight on the wire per step (8 in float64).
-    Source: Zheng et al., DistDGL, section 5.6.
+    Source: Zheng et al., DistDGL, section 5.6; local clipping: SANCUS, Algorithm 3.
     """
 
     equal_batches = True
 
-    def __init__(self, bucket_bytes: int = 25 * 2**20) -> None:
+    def __init__(self, bucket_bytes: int = 25 * 2**20, local_clip: float | None = None) -> None:
         if bucket_bytes <= 0:
             raise ValueError(f"weights.bucket_bytes must be > 0, got {bucket_bytes}")
-        self.bucket_bytes = bucket_bytes
+        if local_clip is not None and not local_clip > 0:
+            raise ValueError(f"weights.local_clip must be > 0 or None, got {local_clip}")
+        self.bucket_bytes, self.local_clip = bucket_bytes, local_clip
         self._trainer: pl.Trainer | None = None
 
     def setup(self, trainer: pl.Trainer) -> None:
@@ -66,6 +71,8 @@ class GradientAveraging(WeightPolicy):
                 f"rank {averaging.rank()}: a train loader yielded None, and GradientAveraging waits for a gradient of "
                 "every rank: split the targets evenly, or use weights=ModelAveraging()"
             )
+        # Shares of one loss over the whole graph are added up, losses of batches are averaged.
+        self._adds_up = getattr(batch, "loss_is_share", False)
         self._targets += int(getattr(batch, "batch_size", None) or 1)
         self._published = False
 
@@ -113,19 +120,30 @@ class GradientAveraging(WeightPolicy):
             return
         start = time.perf_counter()
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        self._bytes += average_gradients(parameters, self._targets, self.bucket_bytes)
+        if self.local_clip is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, self.local_clip * averaging.world_size() ** 0.5)
+        self._bytes += self._join(parameters, optimizer)
         self._seconds += time.perf_counter() - start
         self._steps += 1
 
+    @property
+    def _weight(self) -> float:
+        return 1 if self._adds_up else self._targets
+
+    def _join(self, parameters: list[Tensor], optimizer: Optimizer) -> int:
+        """Join the gradients of all ranks; return the bytes that this rank sent."""
+        return reduce_gradients(parameters, self._weight, self.bucket_bytes, mean=not self._adds_up)
+
 
 @torch.no_grad()
-def average_gradients(parameters: list[Tensor], weight: float, bucket_bytes: int) -> int:
-    """Replace gradients by their weighted mean over all ranks, in place.
+def reduce_gradients(parameters: list[Tensor], weight: float, bucket_bytes: int, mean: bool = True) -> int:
+    """Replace gradients by their weighted mean or sum over all ranks, in place.
 
     Args:
         parameters: the same on every rank; `.grad` may be None.
         weight: this rank's weight, > 0 on one rank at least.
         bucket_bytes: size of the messages, roughly.
+        mean: divide by the sum of the weights.
 
     Returns:
         Bytes that this rank handed to the process group.
@@ -148,8 +166,9 @@ def average_gradients(parameters: list[Tensor], weight: float, bucket_bytes: int
             work.wait()
     present = iter(header[1:].tolist())
     for bucket, message in zip(buckets, messages[1:], strict=True):
-        mean = message.div_(header[0])
-        for p, values in zip(bucket, mean.split([p.numel() for p in bucket]), strict=True):
+        if mean:
+            message.div_(header[0])
+        for p, values in zip(bucket, message.split([p.numel() for p in bucket]), strict=True):
             if next(present):
                 p.grad = values.reshape(p.shape).to(p.dtype)
     return sum(message.numel() * message.element_size() for message in messages)

@@ -73,12 +73,14 @@ class ModelAveraging(WeightPolicy):
     def passes_per_epoch(self) -> int:
         return self.every_n_epochs if self.part_major else 1
 
-    def check(self, trainer: pl.Trainer, exchange: ExchangePolicy) -> None:
+    def check_exchange(self, exchange: ExchangePolicy) -> None:
         if exchange.live:
             raise StrategyError(
-                f"ModelAveraging lets replicas differ, which {type(exchange).__name__} cannot: "
-                "use weights=GradientAveraging(), or exchange=NoExchange()"
+                f"ModelAveraging lets replicas differ, and {type(exchange).__name__} sends gradients between them: use "
+                'weights=GradientAveraging(), exchange=NoExchange(), or SkipBroadcast(remote_gradient="drop")'
             )
+
+    def check(self, trainer: pl.Trainer) -> None:
         check_model_averaging(trainer)
 
     def setup(self, trainer: pl.Trainer) -> None:

@@ -27,11 +27,18 @@ class WeightPolicy:
     passes_per_epoch = 1
     keeps_state = False
 
-    def check(self, trainer: "pl.Trainer", exchange: "ExchangePolicy") -> None:
+    def check_exchange(self, exchange: "ExchangePolicy") -> None:
+        """Refuse an exchange that cannot go with this policy, before processes are joined.
+
+        Raises:
+            StrategyError: the message names the remedy.
+        """
+
+    def check(self, trainer: "pl.Trainer") -> None:
         """Refuse what does not fit, before anything is set up.
 
         Raises:
-            StrategyError: trainer, DataModule or exchange do not fit this policy; the message names the remedy.
+            StrategyError: trainer or DataModule do not fit this policy; the message names the remedy.
         """
 
     def setup(self, trainer: "pl.Trainer") -> None:

@@ -1,0 +1,61 @@
+"""Public graphs with few dense features: rows of length 1, reduced by SVD, so that exchanges can be compared fast."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..dataset import load_npz
+from ..dataset.npz import CSRFeatures
+
+SVD_ROUNDS = 4
+
+
+def reduced_graph(name: str, folder: str | os.PathLike, dim: int, fractions: list[float], seed: int = 0) -> Path:
+    """Write a graph with reduced features once, and return its file.
+
+    Args:
+        name: that `load_npz` knows.
+        folder: for `NAME/graph.npz`.
+        dim: of the features; narrower ones stay as they are but for the length of their rows.
+        fractions: of train, validation and test nodes where the graph has no public split.
+        seed: of the split and of the SVD's first guess.
+
+    Returns:
+        Path of the file, which `load_npz` reads.
+
+    Cost: a randomised SVD of the features, `SVD_ROUNDS` rounds.
+    """
+    path = Path(folder) / name / "graph.npz"
+    if path.is_file():
+        return path
+    dataset = load_npz(name, fractions=tuple(fractions), split_seed=seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".new.npz")
+    edges = [np.stack([chunk.src, chunk.dst]) for chunk in dataset.stream.chunks()]
+    np.savez(
+        fresh,
+        edge_index=np.concatenate(edges, axis=1),
+        x=_reduced(dataset.features, dim, seed),
+        y=dataset.labels,
+        **{f"{split}_mask": mask for split, mask in dataset.masks.items()},
+    )
+    os.replace(fresh, path)
+    return path
+
+
+def _reduced(features, dim: int, seed: int) -> np.ndarray:
+    if isinstance(features, CSRFeatures):
+        parts = (torch.from_numpy(np.asarray(part)) for part in (features.indptr, features.indices.astype(np.int64)))
+        x = torch.sparse_csr_tensor(*parts, torch.from_numpy(features.data.astype(np.float32)), features.shape)
+        x = x.to_sparse_coo()
+    else:
+        x = torch.from_numpy(np.asarray(features, np.float32))
+        x = torch.nn.functional.normalize(x)
+    if x.shape[1] <= dim:
+        return x.to_dense().numpy() if x.is_sparse else x.numpy()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        left, values, _ = torch.svd_lowrank(x, q=dim, niter=SVD_ROUNDS)
+    return (left * values).numpy()

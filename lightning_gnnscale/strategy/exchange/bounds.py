@@ -1,0 +1,116 @@
+"""SANCUS' bounds: when a process must send its rows again. Pure functions of epochs, versions and changes.
+
+A version is the epoch in which the rows were last sent. All bounds agree that rows are sent in the first epoch and in
+every epoch that is exact for another reason; `restart` says what the versions are then.
+"""
+
+import numpy as np
+from torch import Tensor
+
+NORMS = ("relative", "frobenius", "mean_abs")
+
+
+class Bound:
+    """Base of the bounds.
+
+    Attributes:
+        needs_change: the bound looks at values, so that only the owner of rows can tell.
+    """
+
+    needs_change = False
+
+    def restart(self, epoch: int, sources: np.ndarray) -> np.ndarray:
+        """Return the (num,) int64 versions of sources (ranks, or node ids) after all were sent in an epoch."""
+        return np.full(len(sources), epoch, np.int64)
+
+    def due(self, epoch: int, versions: np.ndarray) -> np.ndarray:
+        """Return (num,) bool: which sources must send, by their versions alone."""
+        raise NotImplementedError
+
+
+class EpochFixed(Bound):
+    """Send when the copies are more than max_age epochs old: every max_age + 1 epochs, all at once.
+
+    Args:
+        max_age: epochs, >= 0; 0 sends always.
+
+    Source: SANCUS, Definition 1 and Algorithm 4.
+    """
+
+    def __init__(self, max_age: int) -> None:
+        self.max_age = _checked_age(max_age)
+
+    def due(self, epoch: int, versions: np.ndarray) -> np.ndarray:
+        return epoch - versions > self.max_age
+
+
+class EpochAdaptive(EpochFixed):
+    """Send when some process holds a copy older than max_age epochs; sources take turns.
+
+    In bulk-synchronous training all copies of a block have one age, so versions start staggered: source j at
+    -(j mod (max_age + 1)), after every exact exchange too.
+
+    Args:
+        max_age: epochs, >= 0.
+        initial_versions: one for each rank, in place of the staggered ones, and no exact exchange in the first
+            epoch: for tests and for a state that is known.
+
+    Source: SANCUS, Definition 2 and Algorithm 5. Differs: staggered, since otherwise it is Definition 1 again.
+    """
+
+    def __init__(self, max_age: int, initial_versions: list[int] | None = None) -> None:
+        super().__init__(max_age)
+        self.initial_versions = initial_versions
+
+    def restart(self, epoch: int, sources: np.ndarray) -> np.ndarray:
+        return epoch - sources % (self.max_age + 1)
+
+
+class VariationGap(Bound):
+    """Send when the rows differ from what the receivers hold by more than max_gap.
+
+    Args:
+        max_gap: >= 0; 0 sends whatever has changed.
+        norm: "relative": Frobenius norm of the change over that of what is held (0 over 0 counts as 0);
+            "frobenius": of the change alone, as the paper writes; "mean_abs": mean absolute change, as its code does.
+
+    Source: SANCUS, Definition 3 and Algorithm 6.
+    """
+
+    needs_change = True
+
+    def __init__(self, max_gap: float, norm: str = "relative") -> None:
+        if not max_gap >= 0:
+            raise ValueError(f"bound.max_gap must be at least 0, got {max_gap}")
+        if norm not in NORMS:
+            raise ValueError(f"bound.norm must be one of {', '.join(NORMS)}, got {norm!r}")
+        self.max_gap, self.norm = float(max_gap), norm
+
+    def exceeded(self, fresh: Tensor, held: Tensor, by_row: bool) -> Tensor:
+        """Return whether rows changed too much: (num_rows,) bool by row, else one bool.
+
+        Args:
+            fresh, held: (num_rows, width).
+        """
+        dims = (1,) if by_row else (0, 1)
+        change = fresh - held
+        if self.norm == "mean_abs":
+            # the mean of no rows is no change
+            return (change.abs().mean(dims) if change.numel() else change.abs().sum(dims)) > self.max_gap
+        gap = change.square().sum(dims).sqrt()
+        if self.norm == "frobenius":
+            return gap > self.max_gap
+        return gap > self.max_gap * held.square().sum(dims).sqrt()
+
+
+BOUNDS: dict[str, type[Bound]] = {
+    "epoch_fixed": EpochFixed,
+    "epoch_adaptive": EpochAdaptive,
+    "variation_gap": VariationGap,
+}
+
+
+def _checked_age(max_age: int) -> int:
+    if isinstance(max_age, bool) or int(max_age) != max_age or max_age < 0:
+        raise ValueError(f"bound.max_age must be an integer of at least 0, got {max_age!r}")
+    return int(max_age)

@@ -1,0 +1,104 @@
+"""Messages: rows of bytes for each process, with a bitmap of those that are there where some may be missing."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Packed(NamedTuple):
+    """What leaves: (num_bytes,) uint8 for all processes in turn, and the bytes for each."""
+
+    payload: Tensor
+    sizes: list[int]
+
+
+class Arrived(NamedTuple):
+    """What came: (num, row_bytes) uint8 rows, and the (num,) int64 places they belong to (None: all, in order)."""
+
+    rows: Tensor
+    places: Tensor | None
+
+
+def pack_all(codes: Tensor, leaving: Sequence[Tensor]) -> Packed:
+    """Pack every row that each process is sent.
+
+    Args:
+        codes: (num_rows, row_bytes) uint8.
+        leaving: for each process, positions in codes.
+    """
+    row_bytes = codes.shape[1]
+    return Packed(codes[torch.cat(list(leaving))].flatten(), [len(positions) * row_bytes for positions in leaving])
+
+
+def pack_nothing(like: Tensor, num_processes: int) -> Packed:
+    """Pack no row for anybody."""
+    return Packed(like.new_empty(0, dtype=torch.uint8), [0] * num_processes)
+
+
+def pack_chosen(codes: Tensor, chosen: Tensor, leaving: Sequence[Tensor]) -> Packed:
+    """Pack the chosen rows, behind a bitmap of the rows that a process could have been sent; no row, no bitmap.
+
+    Args:
+        codes: (num_chosen, row_bytes) uint8, the chosen rows in order.
+        chosen: (num_rows,) bool.
+        leaving: for each process, positions among all rows.
+    """
+    place = chosen.cumsum(0) - 1
+    pieces, sizes = [], []
+    for positions in leaving:
+        there = chosen[positions]
+        rows = codes[place[positions[there]]]
+        if len(rows):
+            pieces += [pack_bits(there), rows.flatten()]
+        sizes.append(bitmap_bytes(len(positions)) + rows.numel() if len(rows) else 0)
+    return Packed(torch.cat(pieces) if pieces else codes.new_empty(0), sizes)
+
+
+def unpack_all(payload: Tensor, sizes: Sequence[int], counts: Sequence[int], row_bytes: int) -> Arrived:
+    """Read messages of `pack_all` and `pack_nothing`.
+
+    Args:
+        payload: (sum(sizes),) uint8.
+        sizes: bytes from each process.
+        counts: rows that each process may send.
+        row_bytes: of a row.
+    """
+    rows = payload.view(-1, row_bytes)
+    if list(sizes) == [count * row_bytes for count in counts]:
+        return Arrived(rows, None)
+    places = torch.arange(sum(counts), device=payload.device).split(list(counts))
+    return Arrived(rows, torch.cat([own for own, size in zip(places, sizes, strict=True) if size] or [places[0][:0]]))
+
+
+def unpack_chosen(payload: Tensor, sizes: Sequence[int], counts: Sequence[int], row_bytes: int) -> Arrived:
+    """Read messages of `pack_chosen`; arguments as in `unpack_all`."""
+    rows, places, first = [payload.new_empty((0, row_bytes))], [torch.empty(0, dtype=torch.int64)], 0
+    places[0] = places[0].to(payload.device)
+    for piece, count in zip(payload.split(list(sizes)), counts, strict=True):
+        if len(piece):
+            head = bitmap_bytes(count)
+            places.append(unpack_bits(piece[:head], count).nonzero().squeeze(1) + first)
+            rows.append(piece[head:].view(-1, row_bytes))
+        first += count
+    return Arrived(torch.cat(rows), torch.cat(places))
+
+
+def bitmap_bytes(count: int) -> int:
+    """Return the bytes of a bitmap."""
+    return (count + 7) // 8
+
+
+def pack_bits(bits: Tensor) -> Tensor:
+    """Return (ceil(num / 8),) uint8 of (num,) bool, the first in the lowest bit."""
+    padded = bits.new_zeros(8 * bitmap_bytes(len(bits)))
+    padded[: len(bits)] = bits
+    weights = 2 ** torch.arange(8, device=bits.device)
+    return (padded.view(-1, 8) * weights).sum(1).to(torch.uint8)
+
+
+def unpack_bits(packed: Tensor, count: int) -> Tensor:
+    """Return the (count,) bool of `pack_bits`."""
+    shifts = torch.arange(8, device=packed.device, dtype=torch.uint8)
+    return ((packed.unsqueeze(1) >> shifts) & 1).bool().flatten()[:count]

@@ -1,0 +1,112 @@
+"""Which rows travel between which processes, in both directions."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Blocks(Protocol):
+    """What a DataModule says of this process's block of rows; see `BlockRows`."""
+
+    rank: int
+    world_size: int
+    offsets: np.ndarray
+    halo_nodes: np.ndarray
+    send_rows: tuple[np.ndarray, ...]
+    symmetric: bool
+    num_local: int
+    num_halo: int
+
+
+@dataclass(frozen=True)
+class Route:
+    """Rows that leave a process, and the places of those that arrive.
+
+    Attributes:
+        rank: of this process.
+        boundary: (num_boundary,) int64 local rows that other processes are sent, ascending.
+        boundary_ids: (num_boundary,) int64 store ids of the same.
+        leaving: one (num,) int64 tensor a process: positions in the boundary that it is sent; own entry empty.
+        arriving: one count a process: rows that come from it.
+        pick: (num_halo,) int64 positions of the halo rows among those that arrive; None: they are all, in order.
+    """
+
+    rank: int
+    boundary: Tensor
+    boundary_ids: Tensor
+    leaving: tuple[Tensor, ...]
+    arriving: tuple[int, ...]
+    pick: Tensor | None
+
+    @property
+    def num_arriving(self) -> int:
+        return sum(self.arriving)
+
+    @cached_property
+    def returning(self) -> tuple[Tensor, ...]:
+        """One (num,) int64 tensor a process: positions, among the rows that arrived, of those that came from it."""
+        device = self.boundary.device
+        return tuple(torch.arange(self.num_arriving, device=device).split(list(self.arriving)))
+
+    @cached_property
+    def returned(self) -> tuple[int, ...]:
+        """One count a process: rows that it was sent, whose gradients it returns."""
+        return tuple(len(positions) for positions in self.leaving)
+
+    @cached_property
+    def returned_rows(self) -> Tensor:
+        """(num_returned,) int64: the local row that each returned gradient belongs to."""
+        return self.boundary[torch.cat(self.leaving)]
+
+    @cached_property
+    def arriving_ids(self) -> Tensor:
+        """(num_arriving,) int64: any numbers that tell the arriving rows apart."""
+        return torch.arange(self.num_arriving, device=self.boundary.device)
+
+
+def halo_route(blocks: Blocks, device: torch.device) -> Route:
+    """Return the route by which each process is sent the rows that it reads.
+
+    Args:
+        blocks: of this process.
+        device: where the rows are.
+    """
+    boundary = np.unique(np.concatenate(blocks.send_rows)) if blocks.world_size > 1 else np.zeros(0, np.int64)
+    owners = np.searchsorted(blocks.offsets, blocks.halo_nodes, side="right") - 1
+    counts = np.bincount(owners, minlength=blocks.world_size)
+    leaving = tuple(_tensor(np.searchsorted(boundary, rows), device) for rows in blocks.send_rows)
+    return _route(blocks, boundary, leaving, counts, None, device)
+
+
+def block_route(blocks: Blocks, device: torch.device) -> Route:
+    """Return the route by which every process is sent all rows of every other."""
+    boundary = np.arange(blocks.num_local)
+    nothing, everything = _tensor(np.zeros(0, np.int64), device), _tensor(boundary, device)
+    others = [rank for rank in range(blocks.world_size) if rank != blocks.rank]
+    counts = np.diff(blocks.offsets)
+    counts[blocks.rank] = 0
+    # Arriving rows are those of the ranks before this one, then those after it.
+    own_end, own = blocks.offsets[blocks.rank + 1], blocks.num_local
+    pick = blocks.halo_nodes - np.where(blocks.halo_nodes >= own_end, own, 0)
+    leaving = tuple(everything if rank in others else nothing for rank in range(blocks.world_size))
+    return _route(blocks, boundary, leaving, counts, _tensor(pick, device), device)
+
+
+def _route(blocks, boundary, leaving, counts, pick, device) -> Route:
+    first = int(blocks.offsets[blocks.rank])
+    return Route(
+        rank=blocks.rank,
+        boundary=_tensor(boundary, device),
+        boundary_ids=_tensor(boundary + first, device),
+        leaving=leaving,
+        arriving=tuple(int(count) for count in counts),
+        pick=pick,
+    )
+
+
+def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(device)

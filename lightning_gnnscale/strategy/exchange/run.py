@@ -1,0 +1,103 @@
+"""One run under an exchange policy: the route, the state of every layer, the account of what was sent."""
+
+import numpy as np
+import torch
+
+from ...events import record
+from .. import averaging
+from .coding import CodedRows
+from .layer_exchange import RAW, LayerExchange
+from .policy import ExchangePlan
+from .route import Blocks, block_route, halo_route
+from .transport import BACKWARD, EVALUATION, FORWARD, STATIC, Ledger, Transport
+
+
+class ExchangeRun:
+    """What the exchanges of all layers share during one fit.
+
+    Args:
+        plan: how rows travel.
+        blocks: of this process.
+        layers: the model's exchange layers, in the order of its forward.
+        device: of the model.
+
+    Raises:
+        StrategyError: gradients cannot be pulled; the message names the remedy.
+    """
+
+    def __init__(self, plan: ExchangePlan, blocks: Blocks, layers: list, pulls: list[bool], device: torch.device):
+        self.plan = plan
+        self.route = (block_route if plan.whole_blocks else halo_route)(blocks, device)
+        self.ledger = Ledger()
+        self.transport = Transport(self.ledger, device)
+        self.codec = RAW if plan.coding.bits is None else CodedRows(plan.coding.bits, plan.coding.delta)
+        self.gradient_codec = RAW if plan.backward_bits is None else CodedRows(plan.backward_bits)
+        self.codes_gradients = plan.backward_bits is not None or plan.backward_keep < 1
+        self.keeps_rows = plan.bound is not None or plan.coding.delta
+        self.keeps_sent_rows = plan.coding.delta or getattr(plan.bound, "needs_change", False)
+        # Bounds of a block look at ranks, bounds of rows at nodes.
+        self.sources = self.route.boundary_ids.cpu().numpy() if plan.by_row else np.arange(blocks.world_size)
+        self.epoch, self.exact_step, self._first_epoch = 0, True, None
+        self.layers = [LayerExchange(self, index, pull) for index, pull in enumerate(pulls)]
+        self._modules = layers
+        for module, exchange in zip(layers, self.layers, strict=True):
+            module.exchange = exchange
+
+    def start_versions(self) -> np.ndarray:
+        """Return the versions before the first epoch: those that a bound is given, or none."""
+        given = getattr(self.plan.bound, "initial_versions", None)
+        return np.full(len(self.sources), -1) if given is None else np.asarray(given, np.int64)
+
+    def begin_step(self, epoch: int) -> None:
+        """Begin the training step of an epoch; the first one after a start or a resume exchanges exactly."""
+        if self._first_epoch is None:
+            self._first_epoch = epoch
+        fresh = epoch == self._first_epoch
+        given = getattr(self.plan.bound, "initial_versions", None) is not None
+        resumed = fresh and epoch > 0
+        first_of_bound = fresh and self.plan.bound is not None and not given
+        self.epoch, self.exact_step = epoch, resumed or first_of_bound or epoch < self.plan.warmup_epochs
+
+    def end_epoch(self) -> dict[str, float]:
+        """Write down what the epoch's exchange came to, and return its metrics, the same on every rank."""
+        ledger, rank = self.ledger, averaging.rank()
+        cache_bytes = sum(layer.cache_bytes for layer in self.layers)
+        record(
+            "exchange",
+            epoch=self.epoch,
+            rank=rank,
+            world_size=averaging.world_size(),
+            bytes=[
+                {"layer": layer, "direction": direction, "bytes": count}
+                for (layer, direction), count in sorted(ledger.bytes.items())
+            ],
+            rows=[
+                {"layer": layer, "sent": sent, "skipped": ledger.skipped_rows[layer]}
+                for layer, sent in sorted(ledger.sent_rows.items())
+            ],
+            seconds=ledger.seconds,
+            wait_seconds=ledger.wait_seconds,
+            cache_bytes=cache_bytes,
+        )
+        sent, skipped = sum(ledger.sent_rows.values()), sum(ledger.skipped_rows.values())
+        by_direction = [sum(n for (_, d), n in ledger.bytes.items() if d == direction) for direction in DIRECTIONS]
+        totals = [*by_direction, sent, skipped, cache_bytes]
+        sums = torch.tensor(totals, dtype=torch.float64, device=self.transport.device)
+        averaging.all_reduce(sums, "sum", "adding up bytes")
+        names = [*(f"exchange_{direction}_bytes" for direction in DIRECTIONS)]
+        metrics = dict(zip([*names, "rows_sent", "rows_skipped", "exchange_cache_bytes"], sums.tolist(), strict=True))
+        metrics |= {"exchange_ms": 1e3 * ledger.seconds, "exchange_wait_ms": 1e3 * ledger.wait_seconds}
+        ledger.clear()
+        return metrics
+
+    def versions(self) -> dict[int, list[int]]:
+        """Return the versions of each layer but the first: when what the receivers hold was sent."""
+        return {layer.layer: layer.versions.tolist() for layer in self.layers[1:]}
+
+    def detach(self) -> None:
+        """Leave the model as a single process reads it."""
+        for module in self._modules:
+            del module.exchange
+
+
+DIRECTIONS = (FORWARD, BACKWARD, STATIC, EVALUATION)

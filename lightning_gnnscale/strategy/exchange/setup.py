@@ -1,0 +1,66 @@
+"""The start of a run: what fits a policy, and which layers get an exchange."""
+
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+from torch import nn
+
+from ...errors import StrategyError
+from .local_rows import LocalRows
+from .run import ExchangeRun
+
+if TYPE_CHECKING:
+    from .policy import ExchangePolicy
+
+
+def exchange_layers(model: nn.Module) -> list[Any]:
+    """Return the modules that read rows through an `exchange`, in the order in which they stand in the model."""
+    return [module for module in model.modules() if hasattr(module, "exchange")]
+
+
+def check_exchange(policy: "ExchangePolicy", trainer: pl.Trainer) -> None:
+    """Refuse a model without exchange layers, and a DataModule without blocks; see `ExchangePolicy.check`."""
+    if policy.plan() is None:
+        return
+    name = type(policy).__name__
+    if not hasattr(trainer.datamodule, "blocks"):
+        given = "no DataModule" if trainer.datamodule is None else type(trainer.datamodule).__name__
+        raise StrategyError(
+            f"{name} exchanges rows of the whole graph ({given} gives parts): train with FullGraphDataModule, or use "
+            "exchange=NoExchange()"
+        )
+    layers = exchange_layers(trainer.lightning_module)
+    if not layers:
+        raise StrategyError(
+            f"{name} finds no layer in {type(trainer.lightning_module).__name__} that exchanges rows: use GCN, "
+            "GraphSAGE, GAT or SGC of lightning_gnnscale.model, or exchange=NoExchange()"
+        )
+    pushing = [type(layer).__name__ for layer in layers if not getattr(layer, "can_pull", False)]
+    if policy.plan().backward == "pull" and pushing:
+        raise StrategyError(
+            f'{name}(backward="pull"): {pushing[0]} is not linear in its neighbours: use backward="auto" or "push"'
+        )
+
+
+def start_run(policy: "ExchangePolicy", trainer: pl.Trainer) -> ExchangeRun | LocalRows | None:
+    """Give every exchange layer of the model its exchange; None where the model trains on parts.
+
+    Raises:
+        StrategyError: gradients cannot be pulled in this graph.
+    """
+    blocks = getattr(trainer.datamodule, "blocks", None)
+    if blocks is None:
+        return None
+    layers, device = exchange_layers(trainer.lightning_module), trainer.strategy.root_device
+    plan = policy.plan()
+    if plan is None:
+        return LocalRows(blocks, layers, device)
+    undirected = blocks.symmetric and blocks.edge_weight is None
+    if plan.backward == "pull" and not undirected:
+        kind = "directed" if not blocks.symmetric else "weighted"
+        raise StrategyError(
+            f'{type(policy).__name__}(backward="pull") needs an undirected graph without weights, this one is {kind}: '
+            'use backward="auto" or "push"'
+        )
+    pulls = [plan.backward != "push" and undirected and getattr(layer, "can_pull", False) for layer in layers]
+    return ExchangeRun(plan, blocks, layers, pulls, device)

@@ -1,0 +1,87 @@
+"""SkipG: gradients of other processes are used again for some epochs."""
+
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .. import averaging
+from .gradient_averaging import GradientAveraging, reduce_gradients
+
+
+class BoundedGradientStaleness(GradientAveraging):
+    """Join gradients only every max_age + 1 epochs; SANCUS' baseline beside its own, SkipG.
+
+    In the epochs between, a process steps with its own fresh gradient plus what the others' gradients added up to when
+    they were joined last, so that replicas drift apart. When gradients are joined again, weights and the floating
+    state of the optimizer are averaged, so that replicas are equal after that step. Evaluation and checkpoints see the
+    average of the replicas, and training goes on from each one's own.
+
+    Args:
+        max_age: epochs that gradients of others may be old, an integer of at least 0; 0 is GradientAveraging.
+        bucket_bytes, local_clip: see `GradientAveraging`.
+
+    Raises:
+        ValueError: max_age is no integer of at least 0.
+
+    Cost: one copy of the gradients; between evaluations one copy of the weights.
+    Source: SANCUS, experiments, SkipG, whose rule the paper does not give; this one is ours.
+    """
+
+    def __init__(self, max_age: int = 1, bucket_bytes: int = 25 * 2**20, local_clip: float | None = None) -> None:
+        super().__init__(bucket_bytes, local_clip)
+        if isinstance(max_age, bool) or int(max_age) != max_age or max_age < 0:
+            raise ValueError(f"weights.max_age must be an integer of at least 0, got {max_age!r}")
+        self.max_age = int(max_age)
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        super().setup(trainer)
+        self._joined_epoch: int | None = None
+        self._others: list[Tensor] = []
+        self._own: averaging.State | None = None
+
+    def begin_batch(self, batch: Any) -> None:
+        if self._own is not None:
+            averaging.load_state(self._live, self._own)
+            self._own = None
+        super().begin_batch(batch)
+
+    def publish(self) -> None:
+        if self._trainer is None or self._published:
+            return
+        if averaging.world_size() > 1:
+            self._own = averaging.copy_state(self._live)
+            average, _ = averaging.weighted_average([(1.0, self._live)], like=self._live)
+            averaging.load_state(self._live, average)
+        self._published = True
+
+    @property
+    def _live(self) -> averaging.State:
+        return averaging.module_state(self._trainer.lightning_module)
+
+    def _join(self, parameters: list[Tensor], optimizer: Optimizer) -> int:
+        epoch = self._trainer.current_epoch
+        if self._joined_epoch is not None and epoch - self._joined_epoch <= self.max_age:
+            for parameter, others in zip(parameters, self._others, strict=True):
+                parameter.grad = others.clone() if parameter.grad is None else parameter.grad + others
+            return 0
+        own = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]
+        num_bytes = reduce_gradients(parameters, self._weight, self.bucket_bytes, mean=not self._adds_up)
+        joined = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        self._others = [total - mine for total, mine in zip(joined, own, strict=True)]
+        if self._joined_epoch is not None:
+            num_bytes += self._average_replicas(parameters, optimizer)
+        self._joined_epoch = epoch
+        return num_bytes
+
+    def _average_replicas(self, parameters: list[Tensor], optimizer: Optimizer) -> int:
+        state = dict(self._live)
+        for index, parameter in enumerate(parameters):
+            for name, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor) and value.is_floating_point():
+                    state[f"optimizer.{index}.{name}"] = value
+        average, num_bytes = averaging.weighted_average([(1.0, state)], like=state)
+        averaging.load_state(state, average)
+        return num_bytes

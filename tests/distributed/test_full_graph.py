@@ -1,0 +1,64 @@
+"""Full-graph training in real processes: exact on any number of them (Invariant 1), and what the policies change."""
+
+import pytest
+from full_graph_runs import fit, largest_difference, make_model, write_store
+from processes import launch
+
+from lightning_gnnscale.strategy import (
+    BroadcastExchange,
+    HaloExchange,
+)
+
+STORES = {"undirected": {}, "directed": {"directed": True}, "sparse": {"sparse": True}, "weighted": {"weighted": True}}
+PUSH, PULL, BROADCAST = HaloExchange(), HaloExchange(backward="auto"), BroadcastExchange()
+EXACT = {
+    "gcn": ("undirected", PUSH, {"backbone": "gcn"}),
+    "gcn, pulled": ("undirected", PULL, {"backbone": "gcn"}),
+    "gcn, broadcast": ("undirected", BROADCAST, {"backbone": "gcn"}),
+    "gcn, directed": ("directed", PULL, {"backbone": "gcn"}),
+    "gcn, weighted": ("weighted", PULL, {"backbone": "gcn"}),
+    "gcn, sparse features": ("sparse", PULL, {"backbone": "gcn"}),
+    "gcn, dropout": ("undirected", PULL, {"backbone": "gcn", "dropout": 0.5, "input_dropout": 0.3}),
+    "gcn, sparse, dropout": ("sparse", PUSH, {"backbone": "gcn", "dropout": 0.5, "input_dropout": 0.3}),
+    "graphsage": ("undirected", PUSH, {"backbone": "graphsage"}),
+    "graphsage, pulled": ("undirected", PULL, {"backbone": "graphsage", "dropout": 0.5}),
+    "graphsage, directed": ("directed", BROADCAST, {"backbone": "graphsage"}),
+    "gat": ("undirected", PULL, {"backbone": "gat"}),
+    "gat, directed, dropout": ("directed", PUSH, {"backbone": "gat", "dropout": 0.5}),
+    "sgc": ("undirected", PUSH, {"backbone": "sgc"}),
+    "sgc, sparse": ("sparse", PUSH, {"backbone": "sgc"}),
+}
+
+
+def train_exactly(folder, roots):
+    """Train every case: 20 steps of Adam, a scheduler, and Lightning's clipping of the joined gradient."""
+    results = {}
+    for name, (kind, exchange, options) in EXACT.items():
+        weights, metrics = fit(folder, roots[kind], make_model(**options), exchange, gradient_clip_val=0.1)
+        results[name] = weights, [epoch["train_loss"] for epoch in metrics]
+    return results
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stores")
+    return {kind: write_store(folder / kind, **options) for kind, options in STORES.items()}
+
+
+@pytest.fixture(scope="module")
+def exact_runs(roots, tmp_path_factory):
+    return {
+        world_size: launch(world_size, train_exactly, tmp_path_factory.mktemp("exact"), roots, limit_s=300)
+        for world_size in (1, 2, 3, 4)
+    }
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_exact_exchange_on_several_processes_equals_one(exact_runs, world_size):
+    alone = exact_runs[1][0]
+    for rank, results in enumerate(exact_runs[world_size]):
+        for name, (weights, losses) in results.items():
+            single, single_losses = alone[name]
+            where = f"{name}, rank {rank} of {world_size}"
+            assert largest_difference(weights, single) <= 1e-12, where
+            assert losses == pytest.approx(single_losses, abs=1e-12), where
