@@ -1,6 +1,7 @@
 """What a training run came to, from its events and its metrics."""
 
 import csv
+from collections import Counter
 from pathlib import Path
 
 from .. import events
@@ -24,6 +25,31 @@ def fit_facts(folder: Path, checkpoint) -> dict:
     return facts
 
 
+def _exchange_facts(log: list[dict]) -> dict[str, str]:
+    """Return what full-graph training sent between processes, from its events; nothing where nobody exchanged."""
+    exchanges = [event for event in log if event["event"] == "exchange"]
+    counts: Counter = Counter()
+    for event in exchanges:
+        for entry in event["bytes"]:
+            counts[entry["direction"]] += entry["bytes"]
+        for entry in event["rows"]:
+            counts["sent"] += entry["sent"]
+            counts["skipped"] += entry["skipped"]
+    if not counts:
+        return {}
+    facts = {
+        "exchanged": f"{format_bytes(counts['forward'])} forward, {format_bytes(counts['backward'])} backward, "
+        f"{format_bytes(counts['evaluation'])} to evaluate (all processes)"
+    }
+    if counts["skipped"]:
+        facts["rows skipped"] = f"{counts['skipped'] / (counts['sent'] + counts['skipped']):.1%}"
+    caches: Counter = Counter()
+    for event in exchanges:
+        caches[event["rank"]] = max(caches[event["rank"]], event["cache_bytes"])
+    facts["exchange caches"] = f"{format_bytes(max(caches.values()))} on the fullest process"
+    return facts
+
+
 def run_summary(name: str, folder: Path, datamodule, plan, facts: dict) -> dict:
     """Return what a run came to: stages, facts in the order they are shown, the parts' quality, the plan.
 
@@ -43,7 +69,7 @@ def run_summary(name: str, folder: Path, datamodule, plan, facts: dict) -> dict:
     for key in ("edge_cut_ratio", "replication_factor", "node_balance"):
         if key in quality:
             shown[key.replace("_", " ")] = f"{quality[key]:.4f}"
-    shown |= facts
+    shown |= facts | _exchange_facts(log)
     peaks = [event["peak_bytes"] for event in log if event["event"] == "training_peak"]
     shown |= {
         "training peak of a process": f"{format_bytes(max(peaks, default=0))}, predicted "

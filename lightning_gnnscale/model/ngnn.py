@@ -28,6 +28,9 @@ class NGNNLayer(SAGELayer):
     def forward(self, x: Tensor | SparseInput, block: Block) -> Tensor:
         return self._feed(super().forward(x, block))
 
+    def add_own(self, mapped: Tensor, own: Tensor | SparseInput) -> Tensor:
+        return self._feed(super().add_own(mapped, own))
+
     def _feed(self, x: Tensor) -> Tensor:
         for linear in self.feed_forward:
             x = linear(F.relu(x))
