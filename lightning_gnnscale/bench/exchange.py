@@ -40,7 +40,7 @@ def run(
     Args:
         output_dir: folder for `rows.csv` (one run a row), `exchange.csv` (means over seeds), the plot and the runs.
         graphs: names that `load_npz` knows; symmetrised, features reduced to feature_dim, public split or fractions.
-        policies: name to overrides of `train`; "halo" is what the others are compared with.
+        policies: name to overrides of `train`, or to None: left out; "halo" is what the others are compared with.
         partitioners: methods that the parts come from, one part a process.
         world_sizes: numbers of processes.
         seeds: of training.
@@ -56,6 +56,7 @@ def run(
         of the exact halo's.
     """
     output_dir = Path(output_dir)
+    policies = {name: changes for name, changes in policies.items() if changes is not None}
     files = {graph: reduced_graph(graph, output_dir / "graphs", feature_dim, list(fractions)) for graph in graphs}
     common = [
         f"model.backbone.hidden_channels={hidden_channels}",

@@ -1,5 +1,7 @@
 """One run under an exchange policy: the route, the state of every layer, the account of what was sent."""
 
+import time
+
 import numpy as np
 import torch
 
@@ -52,6 +54,7 @@ class ExchangeRun:
         """Begin the training step of an epoch; the first one after a start or a resume exchanges exactly."""
         if self._first_epoch is None:
             self._first_epoch = epoch
+        self._step_start = time.perf_counter()
         fresh = epoch == self._first_epoch
         given = getattr(self.plan.bound, "initial_versions", None) is not None
         resumed = fresh and epoch > 0
@@ -62,6 +65,7 @@ class ExchangeRun:
         """Write down what the epoch's exchange came to, and return its metrics, the same on every rank."""
         ledger, rank = self.ledger, averaging.rank()
         cache_bytes = sum(layer.cache_bytes for layer in self.layers)
+        compute_seconds = time.perf_counter() - self._step_start - ledger.seconds
         record(
             "exchange",
             epoch=self.epoch,
@@ -77,6 +81,7 @@ class ExchangeRun:
             ],
             seconds=ledger.seconds,
             wait_seconds=ledger.wait_seconds,
+            compute_seconds=compute_seconds,
             cache_bytes=cache_bytes,
         )
         sent, skipped = sum(ledger.sent_rows.values()), sum(ledger.skipped_rows.values())
@@ -86,7 +91,8 @@ class ExchangeRun:
         averaging.all_reduce(sums, "sum", "adding up bytes")
         names = [*(f"exchange_{direction}_bytes" for direction in DIRECTIONS)]
         metrics = dict(zip([*names, "rows_sent", "rows_skipped", "exchange_cache_bytes"], sums.tolist(), strict=True))
-        metrics |= {"exchange_ms": 1e3 * ledger.seconds, "exchange_wait_ms": 1e3 * ledger.wait_seconds}
+        seconds = {"exchange": ledger.seconds, "exchange_wait": ledger.wait_seconds, "compute": compute_seconds}
+        metrics |= {f"{name}_ms": 1e3 * value for name, value in seconds.items()}
         ledger.clear()
         return metrics
 
