@@ -55,3 +55,4 @@ class CodedRows:
 
 
 RowCodec = RawRows | CodedRows
+RAW = RawRows()

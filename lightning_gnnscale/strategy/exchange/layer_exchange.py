@@ -1,6 +1,5 @@
 """The exchange of one layer: what it sends, what it holds, what comes back."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,30 +8,15 @@ from torch import Tensor
 
 from ...rng import fold
 from . import transport
-from .coding import RawRows, RowCodec
+from .coding import RAW, RowCodec
 from .gradient_rows import draw_rows
 from .held_rows import HeldRows
-from .message import Arrived, Packed, pack_all, pack_chosen, pack_nothing, unpack_all, unpack_chosen
+from .message import Packed, pack_all, pack_chosen, pack_nothing
+from .transfers import Layout, NoGradients, PulledGradients, RowTransfer
 from .transport import Message
 
 if TYPE_CHECKING:
     from .run import ExchangeRun
-
-RAW = RawRows()
-
-
-@dataclass
-class _Layout:
-    """How one message is read."""
-
-    codec: RowCodec
-    width: int
-    dtype: torch.dtype
-    partial: bool  # behind a bitmap
-
-    def read(self, message: Message, counts: tuple[int, ...]) -> Arrived:
-        unpack = unpack_chosen if self.partial else unpack_all
-        return unpack(message.wait(), message.sizes, counts, self.codec.row_bytes(self.width, self.dtype))
 
 
 class LayerExchange:
@@ -57,7 +41,7 @@ class LayerExchange:
         """Bytes of the rows that this layer holds from step to step."""
         return sum(held.nbytes for held in (self.sent, self.received) if held is not None)
 
-    def send(self, rows: Tensor, training: bool) -> "RowTransfer":
+    def send(self, rows: Tensor, training: bool) -> RowTransfer:
         """Start to send the rows that others read."""
         run, ledger = self.run, self.run.ledger
         with ledger.timed():
@@ -74,11 +58,11 @@ class LayerExchange:
             return self._start(rows, pack_all(codes, run.route.leaving), run.codec, False)
         return self._send_changes(rows, boundary)
 
-    def _send_exactly(self, rows: Tensor, boundary: Tensor, direction: str) -> "RowTransfer":
+    def _send_exactly(self, rows: Tensor, boundary: Tensor, direction: str) -> RowTransfer:
         packed = pack_all(RAW.encode(boundary, 0, self.run.route.boundary_ids), self.run.route.leaving)
         return self._start(rows, packed, RAW, False, direction)
 
-    def _send_changes(self, rows: Tensor, boundary: Tensor) -> "RowTransfer":
+    def _send_changes(self, rows: Tensor, boundary: Tensor) -> RowTransfer:
         """Send the rows that are due, and note on this side what the receivers hold then."""
         run, route = self.run, self.run.route
         self._make_caches(rows)
@@ -129,7 +113,10 @@ class LayerExchange:
         if bound.needs_change:
             due = bound.exceeded(boundary, self.sent.at(epoch), run.plan.by_row)
             if run.plan.by_row:
+                self.versions[due.cpu().numpy()] = epoch
                 return due, None
+            if bool(due):
+                self.versions[run.route.rank] = epoch
             return (None if bool(due) else nothing), None
         due = bound.due(epoch, self.versions)
         self.versions = np.where(due, epoch, self.versions)
@@ -145,8 +132,8 @@ class LayerExchange:
 
     def _start(
         self, rows: Tensor, packed: Packed, codec: RowCodec, partial: bool, direction=transport.FORWARD, active=None
-    ) -> "RowTransfer":
-        run, layout = self.run, _Layout(codec, rows.shape[1], rows.dtype, partial)
+    ) -> RowTransfer:
+        run, layout = self.run, Layout(codec, rows.shape[1], rows.dtype, partial)
         counts = run.route.arriving
         if direction == transport.FORWARD and active is None and run.keeps_rows:
             sizes = run.transport.agree_on_sizes(packed.sizes, self.layer, direction)
@@ -157,7 +144,7 @@ class LayerExchange:
         held = self.received if direction == transport.FORWARD else None
         return RowTransfer(self, message, layout, rows.shape, held, packed.payload)
 
-    def pull(self, grad: Tensor) -> "PulledGradients | NoGradients":
+    def pull(self, grad: Tensor) -> PulledGradients | NoGradients:
         """Start to send gradients of this layer's output to the owners of the rows that they were made from."""
         run = self.run
         if not run.plan.remote_gradient:
@@ -166,7 +153,7 @@ class LayerExchange:
             boundary = grad[run.route.boundary]
             packed = self.pack_gradients(boundary, run.route.boundary_ids, run.route.leaving)
         message = self.start_gradients(packed, run.route.arriving, partial=True)
-        layout = _Layout(run.gradient_codec, grad.shape[1], grad.dtype, True)
+        layout = Layout(run.gradient_codec, grad.shape[1], grad.dtype, True)
         return PulledGradients(self, message, layout, packed.payload)
 
     def pack_gradients(self, rows: Tensor, ids: Tensor, leaving: tuple[Tensor, ...]) -> Packed:
@@ -188,84 +175,3 @@ class LayerExchange:
     def _key(self, direction: str) -> int:
         kind = {"forward": 0, "backward": 1}[direction]
         return fold(self.run.plan.seed, self.run.epoch, self.layer, kind, self.run.route.rank)
-
-
-class RowTransfer:
-    """Rows on their way forward, and then their gradients on the way back; see the model's `Transfer`."""
-
-    def __init__(self, exchange: LayerExchange, message: Message, layout: _Layout, shape, held, payload: Tensor):
-        self._exchange, self._message, self._layout, self._held = exchange, message, layout, held
-        self._shape, self._payload = shape, payload
-        self._returned: Message | None = None
-
-    def wait(self) -> Tensor:
-        run, layout = self._exchange.run, self._layout
-        arrived = layout.read(self._message, run.route.arriving)
-        self._payload = None
-        with run.ledger.timed():
-            rows = self._decode(arrived)
-            return rows if run.route.pick is None else rows[run.route.pick]
-
-    def _decode(self, arrived: Arrived) -> Tensor:
-        layout, held, epoch = self._layout, self._held, self._exchange.run.epoch
-        if held is None:
-            return layout.codec.decode(arrived.rows, layout.width, layout.dtype)
-        if arrived.places is None or len(arrived.places):
-            base = held.at(epoch, arrived.places).clone()
-            held.store(layout.codec.decode(arrived.rows, layout.width, layout.dtype, held=base), epoch, arrived.places)
-        # A copy: the cache changes in the next epoch, and whoever reads may keep this for its backward.
-        return held.at(epoch).clone()
-
-    def send_back(self, grad: Tensor) -> None:
-        exchange, run = self._exchange, self._exchange.run
-        if not run.plan.remote_gradient:
-            return
-        with run.ledger.timed():
-            if run.route.pick is not None:
-                full = grad.new_zeros((run.route.num_arriving, grad.shape[1]))
-                grad = full.index_copy_(0, run.route.pick, grad)
-            partial = run.codes_gradients
-            if partial:
-                packed = exchange.pack_gradients(grad, run.route.arriving_ids, run.route.returning)
-            else:
-                packed = pack_all(RAW.encode(grad, 0, run.route.arriving_ids), run.route.returning)
-        self._layout = _Layout(run.gradient_codec, grad.shape[1], grad.dtype, partial)
-        self._payload = packed.payload
-        row_bytes = run.gradient_codec.row_bytes(grad.shape[1], grad.dtype)
-        self._returned = exchange.start_gradients(packed, run.route.returned, partial, row_bytes)
-
-    def wait_back(self) -> Tensor | None:
-        if self._returned is None:
-            return None
-        run, layout = self._exchange.run, self._layout
-        arrived = layout.read(self._returned, run.route.returned)
-        with run.ledger.timed():
-            rows = layout.codec.decode(arrived.rows, layout.width, layout.dtype)
-            targets = run.route.returned_rows
-            targets = targets if arrived.places is None else targets[arrived.places]
-            self._payload = None
-            return rows.new_zeros(self._shape).index_add_(0, targets, rows)
-
-
-class PulledGradients:
-    """Gradients of the halo's outputs on their way; rows that do not come are zero."""
-
-    def __init__(self, exchange: LayerExchange, message: Message, layout: _Layout, payload: Tensor):
-        self._exchange, self._message, self._layout, self._payload = exchange, message, layout, payload
-
-    def wait(self) -> Tensor:
-        run, layout = self._exchange.run, self._layout
-        arrived = layout.read(self._message, run.route.arriving)
-        self._payload = None
-        with run.ledger.timed():
-            rows = layout.codec.decode(arrived.rows, layout.width, layout.dtype)
-            out = rows.new_zeros((run.route.num_arriving, layout.width))
-            out[arrived.places] = rows
-            return out if run.route.pick is None else out[run.route.pick]
-
-
-class NoGradients:
-    """What is pulled where nothing flows back."""
-
-    def wait(self) -> None:
-        return None

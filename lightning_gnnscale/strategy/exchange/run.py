@@ -7,8 +7,8 @@ import torch
 
 from ...events import record
 from .. import averaging
-from .coding import CodedRows
-from .layer_exchange import RAW, LayerExchange
+from .coding import RAW, CodedRows
+from .layer_exchange import LayerExchange
 from .policy import ExchangePlan
 from .route import Blocks, block_route, halo_route
 from .transport import BACKWARD, EVALUATION, FORWARD, STATIC, Ledger, Transport
