@@ -4,6 +4,8 @@ A version is the epoch in which the rows were last sent. All bounds agree that r
 every epoch that is exact for another reason; `restart` says what the versions are then.
 """
 
+from numbers import Integral
+
 import numpy as np
 from torch import Tensor
 
@@ -27,6 +29,9 @@ class Bound:
         """Return (num,) bool: which sources must send, by their versions alone."""
         raise NotImplementedError
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
 
 class EpochFixed(Bound):
     """Send when the copies are more than max_age epochs old: every max_age + 1 epochs, all at once.
@@ -38,7 +43,7 @@ class EpochFixed(Bound):
     """
 
     def __init__(self, max_age: int) -> None:
-        self.max_age = _checked_age(max_age)
+        self.max_age = checked_epochs("bound.max_age", max_age)
 
     def due(self, epoch: int, versions: np.ndarray) -> np.ndarray:
         return epoch - versions > self.max_age
@@ -92,6 +97,9 @@ class VariationGap(Bound):
         Args:
             fresh, held: (num_rows, width).
         """
+        if self.max_gap == 0:
+            # the square of a small change is 0
+            return (fresh != held).any(dim=1) if by_row else (fresh != held).any()
         dims = (1,) if by_row else (0, 1)
         change = fresh - held
         if self.norm == "mean_abs":
@@ -110,7 +118,12 @@ BOUNDS: dict[str, type[Bound]] = {
 }
 
 
-def _checked_age(max_age: int) -> int:
-    if isinstance(max_age, bool) or int(max_age) != max_age or max_age < 0:
-        raise ValueError(f"bound.max_age must be an integer of at least 0, got {max_age!r}")
-    return int(max_age)
+def checked_epochs(name: str, value: int) -> int:
+    """Return a number of epochs.
+
+    Raises:
+        ValueError: not an integer of at least 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+        raise ValueError(f"{name} must be an integer of at least 0, got {value!r}")
+    return int(value)

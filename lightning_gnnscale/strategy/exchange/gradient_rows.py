@@ -21,10 +21,11 @@ def draw_rows(rows: Tensor, keep: float, key: int, ids: Tensor) -> tuple[Tensor,
     Cost: a sort of the norms.
     Source: importance sampling; for a given expected number of rows, probabilities ~ norm have the least variance.
     """
-    norms = rows.norm(dim=1)
     if keep == 1:
-        chosen = norms > 0
+        # by value, not by norm: the square of a small number is 0, and NaN is not above it
+        chosen = (rows != 0).any(dim=1)
         return chosen, rows[chosen]
+    norms = rows.norm(dim=1)
     probability = inclusion_probability(norms.double(), keep * int((norms > 0).sum()))
     chosen = uniform(key, ids) < probability
     return chosen, rows[chosen] / probability[chosen].to(rows.dtype).unsqueeze(1)
@@ -39,7 +40,7 @@ def inclusion_probability(size: Tensor, expected: float) -> Tensor:
     """
     ordered, order = size.sort(descending=True)
     rest = ordered.flip(0).cumsum(0).flip(0)  # sum of this and all smaller sizes
-    taken = torch.arange(len(size), device=size.device)  # how many larger ones are certain
+    taken = torch.arange(len(size), dtype=size.dtype, device=size.device)  # how many larger ones are certain
     share = (expected - taken).clamp(min=0) / rest.clamp(min=torch.finfo(size.dtype).tiny)
     # The first place where what is left fits below 1: everything before it is certain.
     fits = share * ordered <= 1

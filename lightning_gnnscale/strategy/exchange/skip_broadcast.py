@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from .bounds import BOUNDS, Bound
+from .bounds import BOUNDS, Bound, checked_epochs
 from .halo import HaloExchange
 from .policy import ExchangePlan, ExchangePolicy
 
@@ -48,10 +48,9 @@ class SkipBroadcast(ExchangePolicy):
         _check_choice("rows", rows, ROWS)
         _check_choice("remote_gradient", remote_gradient, ("straight_through", "drop"))
         _check_choice("stale", stale, ("hold", "extrapolate"))
-        if int(warmup_epochs) != warmup_epochs or warmup_epochs < 0:
-            raise ValueError(f"exchange.warmup_epochs must be an integer of at least 0, got {warmup_epochs!r}")
         self.bound, self.exchange, self.rows = bound, exchange or HaloExchange(), rows
-        self.warmup_epochs, self.remote_gradient, self.stale = int(warmup_epochs), remote_gradient, stale
+        self.warmup_epochs = checked_epochs("exchange.warmup_epochs", warmup_epochs)
+        self.remote_gradient, self.stale = remote_gradient, stale
         check_wrapped(self, self.exchange)
 
     def plan(self) -> ExchangePlan:
