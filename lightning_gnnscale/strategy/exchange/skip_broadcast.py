@@ -65,12 +65,16 @@ class SkipBroadcast(ExchangePolicy):
 
 
 def check_wrapped(policy: ExchangePolicy, inner: ExchangePolicy) -> None:
-    """Refuse an exchange that sends nothing, or one of the same kind, inside another.
+    """Refuse an exchange that sends nothing, or one of the same kind at any depth, inside another.
 
     Raises:
         ValueError: the message says what may stand there.
     """
-    if isinstance(inner, type(policy)) or not isinstance(inner, ExchangePolicy) or inner.plan() is None:
+    innermost = inner
+    while not isinstance(innermost, type(policy)) and hasattr(innermost, "exchange"):
+        innermost = innermost.exchange
+    repeated = isinstance(innermost, type(policy))
+    if repeated or not isinstance(inner, ExchangePolicy) or inner.plan() is None:
         raise ValueError(
             f"{type(policy).__name__}(exchange=...) must be HaloExchange(), BroadcastExchange() or another wrapper "
             f"around one of them, got {inner!r}"
