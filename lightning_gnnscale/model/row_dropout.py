@@ -75,7 +75,8 @@ class _RowDropout(Function):
 
 def _dropped(x: Tensor, ids: Tensor, key: int, probability: float) -> Tensor:
     if x.device.type != "cpu" or x.dtype not in COMPILED:
-        return x * _keep(ids, x.shape[1], key, probability).to(x.dtype) * (1 / (1 - probability))
+        # not a product with the mask: infinity times 0 is NaN
+        return (x * (1 / (1 - probability))).masked_fill(~_keep(ids, x.shape[1], key, probability), 0)
     x = x.detach().contiguous()
     out = torch.empty_like(x)
     scale = x.numpy().dtype.type(1 / (1 - probability))
