@@ -1,0 +1,64 @@
+"""Ranks as threads of one process: what the exchange hands to the process group travels through memory."""
+
+import threading
+from types import SimpleNamespace
+
+from lightning_gnnscale.strategy import averaging
+from lightning_gnnscale.strategy.exchange import transport
+
+
+class ThreadRanks:
+    """Patches rank, world size and all-to-all, until the test ends.
+
+    Attributes:
+        handed_over: for each rank, the bytes that it has handed to others.
+    """
+
+    def __init__(self, world_size: int, monkeypatch):
+        self.world_size, self.handed_over = world_size, [0] * world_size
+        self._local, self._arrived, self._pieces = threading.local(), threading.Condition(), {}
+        monkeypatch.setattr(averaging, "rank", lambda: self._local.rank)
+        monkeypatch.setattr(averaging, "world_size", lambda: world_size)
+        monkeypatch.setattr(transport, "dist", SimpleNamespace(all_to_all_single=self._all_to_all))
+
+    def run(self, function):
+        """Call function(rank) on all ranks at once; return the results in rank order."""
+        results, errors = [None] * self.world_size, []
+
+        def call(rank):
+            self._local.rank, self._local.calls = rank, 0
+            try:
+                results[rank] = function(rank)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=call, args=(rank,), daemon=True) for rank in range(self.world_size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        if errors:
+            raise errors[0]
+        assert not any(thread.is_alive() for thread in threads), "a rank waits for ever"
+        assert not self._pieces, f"sent, and never read: {list(self._pieces)}"
+        return results
+
+    def _all_to_all(self, incoming, outgoing, arriving, sizes, async_op):
+        rank, number = self._local.rank, self._local.calls
+        self._local.calls += 1
+        assert sum(sizes) == len(outgoing) and sum(arriving) == len(incoming) and async_op
+        with self._arrived:
+            for other, piece in enumerate(outgoing.split(sizes)):
+                self._pieces[number, rank, other] = piece
+                self.handed_over[rank] += len(piece) if other != rank else 0
+            self._arrived.notify_all()
+        return SimpleNamespace(wait=lambda: self._deliver(rank, number, incoming, arriving))
+
+    def _deliver(self, rank, number, incoming, arriving):
+        for other, place in enumerate(incoming.split(arriving)):
+            address = number, other, rank
+            with self._arrived:
+                assert self._arrived.wait_for(lambda a=address: a in self._pieces, timeout=10), f"never sent: {address}"
+                piece = self._pieces.pop(address)
+            assert len(piece) == len(place), "the receiver reckons with another number of bytes than were sent"
+            place.copy_(piece)
