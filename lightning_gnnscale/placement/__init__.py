@@ -1,0 +1,7 @@
+"""Which feature rows lie where: how likely each is read, and what goes on which device."""
+
+from .access_probability import access_probability
+from .place import place
+from .placement import DISK, HOST, Placement
+
+__all__ = ["DISK", "HOST", "Placement", "access_probability", "place"]

@@ -1,0 +1,169 @@
+"""How likely each node is to be read as input of a training batch."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ..graph import CSC
+from ..jit import kernel
+from ..rng import batch_key, fold, permutation
+from ..triton_kernels.sample_neighbors import Workspace, check_fanouts, sample_neighbors
+
+
+class GraphRows(Protocol):
+    """What is asked of a store."""
+
+    csc: CSC
+
+
+def access_probability(
+    store: GraphRows,
+    train_nodes: np.ndarray,
+    num_layers: int = 3,
+    method: str = "vip",
+    fanouts: Sequence[int] = (15, 10, 5),
+    batch_size: int = 1024,
+    num_epochs: int = 2,
+    seed: int = 0,
+) -> np.ndarray:
+    """Estimate how likely a batch reads each node's features.
+
+    Args:
+        store: the graph: anything with the `csc` of a partition store, arrays or memory maps.
+        train_nodes: (num_train,) distinct ids in [0, num_nodes), the targets of the batches.
+        num_layers: hops of "reach" and "paths", >= 1.
+        method: "vip": vertex inclusion probability of a batch sampled with the fan-outs, hop by hop; "presample":
+            share of the batches of some sampled epochs; "reach": share of the training nodes that have the node within
+            num_layers hops; "paths": number of paths of at most num_layers hops from training nodes, over the largest.
+        fanouts: of "vip" and "presample": neighbours a node for each hop, >= 1, or -1 for all.
+        batch_size: of "vip" and "presample": training nodes a batch, >= 1.
+        num_epochs: that "presample" draws, >= 1.
+        seed: of "presample".
+
+    Returns:
+        (num_nodes,) float32 in [0, 1].
+
+    Raises:
+        ValueError: an unknown method, or an argument outside its range.
+
+    Cost: "vip", "paths": one pass over the rows a hop, 12 to 16 bytes a node. "presample": num_epochs sampled epochs.
+        "reach": a breadth-first search for each training node: for small graphs.
+    Source: Song and Jiang, ICS 2022 ("reach", "paths"); Kaler et al., SALIENT++, MLSys 2023 ("vip").
+    """
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    csc = CSC(np.asarray(store.csc.indptr), np.asarray(store.csc.indices))
+    train_nodes = _checked_nodes(train_nodes, csc.num_rows)
+    for name, value in {"num_layers": num_layers, "batch_size": batch_size, "num_epochs": num_epochs}.items():
+        if isinstance(value, bool) or int(value) != value or value < 1:
+            raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+    if method in ("reach", "paths"):
+        return METHODS[method](csc, train_nodes, int(num_layers))
+    fanouts = check_fanouts(fanouts)
+    if method == "vip":
+        return _vip(csc, train_nodes, fanouts, int(batch_size))
+    return _presample(csc, train_nodes, fanouts, int(batch_size), int(num_epochs), seed)
+
+
+def _checked_nodes(nodes: np.ndarray, num_nodes: int) -> np.ndarray:
+    nodes = np.ascontiguousarray(nodes)
+    if nodes.ndim != 1 or nodes.dtype.kind not in "iu" or len(nodes) == 0:
+        raise ValueError(f"train_nodes must be ids, at least one, got {nodes.dtype} of shape {nodes.shape}")
+    if nodes.min() < 0 or nodes.max() >= num_nodes:
+        raise ValueError(f"train_nodes must be in [0, {num_nodes}), got {nodes.min()} to {nodes.max()}")
+    if len(np.unique(nodes)) != len(nodes):
+        raise ValueError(f"train_nodes must be distinct, got {len(nodes) - len(np.unique(nodes))} repeats")
+    return nodes.astype(np.int64)
+
+
+def _vip(csc: CSC, train_nodes: np.ndarray, fanouts: tuple[int, ...], batch_size: int) -> np.ndarray:
+    """p_l(u) = 1 - prod over targets v of u of (1 - min(1, fanout / degree(v)) p_(l-1)(v)), joined over all hops."""
+    found = np.zeros(csc.num_rows, np.float32)
+    found[train_nodes] = min(1.0, batch_size / len(train_nodes))
+    missed = 1 - found
+    for fanout in fanouts:
+        log_missed = np.zeros(csc.num_rows, np.float32)
+        _spread_chances(csc.indptr, csc.indices, found, fanout, log_missed)
+        found = -np.expm1(log_missed)
+        missed *= 1 - found
+    return 1 - missed
+
+
+def _presample(csc, train_nodes, fanouts, batch_size, num_epochs, seed) -> np.ndarray:
+    counts, num_batches = np.zeros(csc.num_rows, np.int64), 0
+    space = Workspace(csc.num_rows, csc.indices.dtype)
+    for epoch in range(num_epochs):
+        order = train_nodes[permutation(len(train_nodes), fold(seed, epoch))]
+        for batch, start in enumerate(range(0, len(order), batch_size)):
+            seeds, key = order[start : start + batch_size], batch_key(seed, epoch, 0, batch)
+            counts[sample_neighbors(csc, seeds, fanouts, key, workspace=space).n_id] += 1
+            num_batches += 1
+    return (counts / num_batches).astype(np.float32)
+
+
+def _reach(csc: CSC, train_nodes: np.ndarray, num_layers: int) -> np.ndarray:
+    counts = np.zeros(csc.num_rows, np.int64)
+    _count_reached(csc.indptr, csc.indices, train_nodes, num_layers, counts)
+    return (counts / len(train_nodes)).astype(np.float32)
+
+
+def _paths(csc: CSC, train_nodes: np.ndarray, num_layers: int) -> np.ndarray:
+    paths = np.zeros(csc.num_rows)
+    paths[train_nodes] = 1
+    for _ in range(num_layers):
+        longer = paths.copy()  # a self-loop at every node: shorter paths count too
+        _spread_paths(csc.indptr, csc.indices, paths, longer)
+        paths = longer
+    return (paths / paths.max()).astype(np.float32)
+
+
+@kernel
+def _spread_chances(indptr, indices, found, fanout, log_missed):
+    """Add log(1 - chance) to every source of every target that may be found."""
+    for v in range(len(indptr) - 1):
+        if found[v] == 0:
+            continue
+        degree = indptr[v + 1] - indptr[v]
+        chance = np.float64(found[v])
+        if 0 <= fanout < degree:
+            chance *= fanout / degree
+        # a certain read stays a number: e**-80 is no chance to be missed
+        change = np.float32(np.log1p(-chance) if chance < 1 else -80.0)
+        for e in range(indptr[v], indptr[v + 1]):
+            log_missed[indices[e]] += change
+
+
+@kernel
+def _spread_paths(indptr, indices, paths, longer):
+    for v in range(len(indptr) - 1):
+        if paths[v] != 0:
+            for e in range(indptr[v], indptr[v + 1]):
+                longer[indices[e]] += paths[v]
+
+
+@kernel
+def _count_reached(indptr, indices, train_nodes, num_layers, counts):
+    """Count, for each node, the training nodes that have it within num_layers hops."""
+    num_nodes = len(indptr) - 1
+    seen = np.full(num_nodes, -1, np.int64)
+    queue = np.empty(num_nodes, np.int64)
+    for i in range(len(train_nodes)):
+        queue[0] = train_nodes[i]
+        seen[train_nodes[i]] = i
+        begin, end = 0, 1
+        for _ in range(num_layers):
+            last = end
+            for q in range(begin, last):
+                for e in range(indptr[queue[q]], indptr[queue[q] + 1]):
+                    u = indices[e]
+                    if seen[u] != i:
+                        seen[u] = i
+                        queue[end] = u
+                        end += 1
+            begin = last
+        for q in range(end):
+            counts[queue[q]] += 1
+
+
+METHODS = {"vip": _vip, "presample": _presample, "reach": _reach, "paths": _paths}

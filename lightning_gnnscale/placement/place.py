@@ -1,0 +1,166 @@
+"""`place`: which feature rows go on which device, by rule or as the baselines do."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..rng import fold, permutation
+from .pagraph import assign_training_nodes, most_read_rows
+from .placement import Placement, read_shares
+from .rule import place_group
+
+METHODS = ("rule", "naive", "random", "degree", "metis", "pagraph")
+
+
+def place(
+    prob: np.ndarray,
+    num_devices: int,
+    buffer_rows: int,
+    alpha: float = 0.2,
+    groups: Sequence[Sequence[int]] | None = None,
+    method: str = "rule",
+    store=None,
+    train_nodes: np.ndarray | None = None,
+    num_layers: int = 3,
+    part_id: np.ndarray | None = None,
+    host_rows: int | None = None,
+    seed: int = 0,
+) -> Placement:
+    """Place feature rows on devices.
+
+    Args:
+        prob: (num_nodes,) how likely each node is read, as from `access_probability`.
+        num_devices: >= 1.
+        buffer_rows: rows of each device's buffer, in [1, num_nodes].
+        alpha: cost of a peer read over that of a host read, in [0, 1]: 0.2 for pairs, 0 for all-to-all links in the
+            paper. Read by "rule".
+        groups: devices that reach each other fast, every device in one; None: all in one.
+        method: "rule": Algorithm 1 in groups, Rule 1 (the hottest rows) on lone devices; "naive": ranges of ids;
+            "random"; "degree": the nodes of highest in-degree, in turns; "metis": the hottest nodes of each device's
+            part, by `part_id`; these fill the devices of a group with different rows. "pagraph": each device caches
+            what its own share of the training nodes reads, and no device reads another's.
+        store: for its rows, and whose fingerprint the placement carries; needed by "degree" and "pagraph".
+        train_nodes: (num_train,) distinct ids; needed by "pagraph". num_layers: hops that it looks.
+        part_id: (num_nodes,) ints in [0, num_devices), in the ids of prob; needed by "metis".
+        host_rows: rows that host memory has room for, the hottest of those on no device; None: all. Others: disk.
+        seed: of "random".
+
+    Returns:
+        Placement.
+
+    Raises:
+        ValueError: an argument outside its range, prob with NaN or negative values.
+
+    Cost: a sort of num_nodes, and O(num_devices x buffer_rows).
+    Source: Song and Jiang, ICS 2022.
+    """
+    prob = _checked_prob(prob)
+    _check(len(prob), num_devices, buffer_rows, alpha, method)
+    order = np.argsort(-prob, kind="stable")
+    if method == "pagraph":
+        groups = tuple((device,) for device in range(num_devices))
+        rows = _pagraph(store, train_nodes, num_devices, num_layers, buffer_rows)
+    else:
+        groups = _checked_groups(groups, num_devices)
+        rows = [order[:0]] * num_devices
+        for group in groups:
+            if method == "rule":
+                placed = list(place_group(order, prob, len(group), buffer_rows, alpha))
+            elif method == "metis":
+                placed = _hottest_of_parts(order, _checked_parts(part_id, len(prob), num_devices), group, buffer_rows)
+            else:
+                candidates = _candidates(method, prob, store, seed)
+                placed = _dealt(candidates, len(group), buffer_rows, in_turns=method == "degree")
+            for device, own in zip(group, placed, strict=True):
+                rows[device] = own
+    on_disk = _beyond_host(order, rows, host_rows)
+    shares = read_shares(tuple(rows), groups, on_disk, prob)
+    mean = {tier: float(np.mean([share[tier] for share in shares])) for tier in shares[0]}
+    fingerprint = getattr(store, "fingerprint", "")
+    return Placement(tuple(rows), groups, len(prob), on_disk, mean, shares, method, fingerprint)
+
+
+def _candidates(method: str, prob: np.ndarray, store, seed: int) -> np.ndarray:
+    if method == "naive":
+        return np.arange(len(prob))
+    if method == "random":
+        return permutation(len(prob), fold(seed))
+    if store is None:
+        raise ValueError('method="degree" needs store=, whose rows it counts')
+    return np.argsort(-np.diff(np.asarray(store.csc.indptr)), kind="stable")
+
+
+def _pagraph(store, train_nodes, num_devices: int, num_layers: int, buffer_rows: int) -> list[np.ndarray]:
+    if store is None or train_nodes is None:
+        raise ValueError('method="pagraph" needs store= and train_nodes=, whose neighbourhoods it shares out')
+    train_nodes = np.asarray(train_nodes, np.int64)
+    device = assign_training_nodes(store.csc, train_nodes, num_devices, num_layers)
+    return most_read_rows(store.csc, train_nodes, device, num_devices, num_layers, buffer_rows)
+
+
+def _dealt(candidates: np.ndarray, num_devices: int, buffer_rows: int, in_turns: bool) -> list[np.ndarray]:
+    """Deal the first candidates out to devices, in turns or in ranges, no row twice."""
+    first = candidates[: num_devices * buffer_rows]
+    if in_turns:
+        return [first[device::num_devices] for device in range(num_devices)]
+    return [first[device * buffer_rows : (device + 1) * buffer_rows] for device in range(num_devices)]
+
+
+def _hottest_of_parts(
+    order: np.ndarray, part_id: np.ndarray, group: tuple[int, ...], buffer_rows: int
+) -> list[np.ndarray]:
+    part_of_order = part_id[order]
+    return [order[part_of_order == device][:buffer_rows] for device in group]
+
+
+def _beyond_host(order: np.ndarray, rows: list[np.ndarray], host_rows: int | None) -> np.ndarray | None:
+    """Return (num_nodes,) bool: the coldest rows that are on no device and find no room in host memory."""
+    if host_rows is None:
+        return None
+    if host_rows < 0:
+        raise ValueError(f"host_rows must be at least 0 or None, got {host_rows}")
+    placed = np.zeros(len(order), bool)
+    for own in rows:
+        placed[own] = True
+    on_disk = np.zeros(len(order), bool)
+    on_disk[order[~placed[order]][host_rows:]] = True
+    return on_disk
+
+
+def _checked_prob(prob: np.ndarray) -> np.ndarray:
+    prob = np.asarray(prob)
+    if prob.ndim != 1 or prob.dtype.kind not in "fiu":
+        raise ValueError(f"prob must be numbers, one a node, got {prob.dtype} of shape {prob.shape}")
+    bad = np.flatnonzero(~(prob >= 0) | ~np.isfinite(prob))
+    if len(bad):
+        raise ValueError(f"prob must be finite and at least 0, got {prob[bad[0]]} at node {bad[0]}")
+    return prob
+
+
+def _check(num_nodes: int, num_devices: int, buffer_rows: int, alpha: float, method: str) -> None:
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    if num_devices < 1:
+        raise ValueError(f"num_devices must be at least 1, got {num_devices}")
+    if not 1 <= buffer_rows <= num_nodes:
+        raise ValueError(f"buffer_rows must be in [1, {num_nodes}], the number of nodes, got {buffer_rows}")
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha must be in [0, 1], got {alpha}")
+
+
+def _checked_groups(groups: Sequence[Sequence[int]] | None, num_devices: int) -> tuple[tuple[int, ...], ...]:
+    if groups is None:
+        return (tuple(range(num_devices)),)
+    groups = tuple(tuple(int(device) for device in group) for group in groups)
+    if sorted(device for group in groups for device in group) != list(range(num_devices)):
+        raise ValueError(f"groups must hold each of the devices 0 to {num_devices - 1} once, got {groups}")
+    return groups
+
+
+def _checked_parts(part_id: np.ndarray | None, num_nodes: int, num_devices: int) -> np.ndarray:
+    if part_id is None:
+        raise ValueError('method="metis" needs part_id=, one part a device')
+    part_id = np.asarray(part_id)
+    if part_id.shape != (num_nodes,) or part_id.min() < 0 or part_id.max() >= num_devices:
+        raise ValueError(f"part_id must be ({num_nodes},) ints in [0, {num_devices}), got {part_id.shape}")
+    return part_id

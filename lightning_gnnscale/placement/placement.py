@@ -1,0 +1,86 @@
+"""What a placement is: which feature rows lie on which device, and where each device finds a row."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+HOST, DISK = -1, -2
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Feature rows on devices; what is on none lies in host memory or on disk.
+
+    Attributes:
+        rows: for each device, (num_rows,) int64 node ids in the order of its buffer.
+        groups: devices that read each other's buffers, one tuple a group.
+        num_nodes: of the graph.
+        on_disk: (num_nodes,) bool, rows that are not in host memory either; None: all are.
+        shares: predicted share of reads of each tier, "local", "peer", "host", "disk", the mean over devices.
+        device_shares: the same for each device.
+        method: that placed them. fingerprint: of the store that it was made for, "" where none was given.
+    """
+
+    rows: tuple[np.ndarray, ...]
+    groups: tuple[tuple[int, ...], ...]
+    num_nodes: int
+    on_disk: np.ndarray | None
+    shares: dict[str, float]
+    device_shares: tuple[dict[str, float], ...]
+    method: str
+    fingerprint: str = ""
+
+    @property
+    def num_devices(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def dev_num(self) -> np.ndarray:
+        """(num_devices, num_nodes) int32: where each reading device finds a row, HOST -1, DISK -2; itself first.
+
+        Cost: with `buf_pos` 12 bytes a node and device; `lookup` makes the rows of one device alone.
+        """
+        return np.stack([self.lookup(device)[0] for device in range(self.num_devices)])
+
+    @cached_property
+    def buf_pos(self) -> np.ndarray:
+        """(num_devices, num_nodes) int64: the row's place in the buffer it is read from; its id on host and disk."""
+        return np.stack([self.lookup(device)[1] for device in range(self.num_devices)])
+
+    def lookup(self, device: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the (num_nodes,) `dev_num` and `buf_pos` of one reading device."""
+        dev_num = np.full(self.num_nodes, HOST, np.int32)
+        if self.on_disk is not None:
+            dev_num[self.on_disk] = DISK
+        buf_pos = np.arange(self.num_nodes)
+        peers = next(group for group in self.groups if device in group)
+        # Peers from last to first, then the device itself: the nearest entry is written last.
+        for other in [*reversed([peer for peer in peers if peer != device]), device]:
+            dev_num[self.rows[other]] = other
+            buf_pos[self.rows[other]] = np.arange(len(self.rows[other]))
+        return dev_num, buf_pos
+
+
+def read_shares(
+    rows: tuple[np.ndarray, ...], groups: tuple[tuple[int, ...], ...], on_disk: np.ndarray | None, prob: np.ndarray
+) -> tuple[dict[str, float], ...]:
+    """Return each device's share of reads by tier, where nodes are read in proportion to prob.
+
+    Args:
+        rows, groups, on_disk: see `Placement`.
+        prob: (num_nodes,) >= 0.
+    """
+    total = max(float(prob.sum(dtype=np.float64)), np.finfo(np.float64).tiny)
+    shares = []
+    for device in range(len(rows)):
+        peers = next(group for group in groups if device in group)
+        here, near = np.zeros(len(prob), bool), np.zeros(len(prob), bool)
+        here[rows[device]] = True
+        for peer in peers:
+            near[rows[peer]] = True
+        far = ~near
+        disk = far & on_disk if on_disk is not None else np.zeros(len(prob), bool)
+        tiers = {"local": here, "peer": near & ~here, "host": far & ~disk, "disk": disk}
+        shares.append({name: float(prob[mask].sum(dtype=np.float64)) / total for name, mask in tiers.items()})
+    return tuple(shares)

@@ -1,0 +1,84 @@
+"""Access probabilities: plain-Python counts, and what sampled batches really read."""
+
+import numpy as np
+import pytest
+from test_place import graph, power_law
+
+from lightning_gnnscale.placement import access_probability
+
+
+def within(csc, node, hops):
+    reached = {node}
+    for _ in range(hops):
+        reached |= {int(u) for v in reached for u in csc.indices[csc.indptr[v] : csc.indptr[v + 1]]}
+    return reached
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+def test_reach_counts_training_nodes(num_layers):
+    store, train = power_law(200, 300), np.array([3, 50, 51, 199])
+    expected = np.zeros(200)
+    for node in train:
+        expected[list(within(store.csc, node, num_layers))] += 1
+    got = access_probability(store, train, num_layers, method="reach")
+    assert got.dtype == np.float32 and np.allclose(got, expected / 4)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 4])
+def test_paths_are_powers_of_the_adjacency_with_self_loops(num_layers):
+    store, train = power_law(200, 300), np.array([3, 50, 51, 199])
+    dense = np.eye(200)
+    for v in range(200):
+        np.add.at(dense[v], store.csc.indices[store.csc.indptr[v] : store.csc.indptr[v + 1]], 1)
+    paths = np.isin(np.arange(200), train) @ np.linalg.matrix_power(dense, num_layers)
+    assert np.allclose(access_probability(store, train, num_layers, method="paths"), paths / paths.max(), rtol=1e-6)
+
+
+def test_vip_on_a_star_by_hand():
+    # Leaves 1 to 4 read the hub 0; the hub reads all of them.
+    store = graph(np.array([[0, 0, 0, 0], [1, 2, 3, 4]]), 5)
+    got = access_probability(store, np.array([1, 2]), method="vip", fanouts=[1, 2], batch_size=1)
+    # Hop 1: the hub, unless neither leaf is a seed, each with chance 1/2. Hop 2: two of the hub's four leaves.
+    hub = 1 - (1 - 0.5) ** 2
+    assert got[0] == pytest.approx(hub)
+    assert got[3] == got[4] == pytest.approx(hub * 2 / 4)
+    assert got[1] == pytest.approx(1 - (1 - 0.5) * (1 - hub * 2 / 4))
+
+
+def test_vip_is_near_what_batches_read():
+    store = power_law()
+    train = np.random.default_rng(2).permutation(3000)[:600]
+    options = {"fanouts": [10, 5], "batch_size": 60}
+    estimated = access_probability(store, train, method="vip", **options)
+    counted = access_probability(store, train, method="presample", num_epochs=20, **options)
+    # 200 batches: the mean noise of a chance is at most 0.8 x 0.036; the rest is for taking reads as independent
+    assert np.abs(estimated - counted).mean() < 0.029 + 0.02
+    assert np.corrcoef(estimated, counted)[0, 1] > 0.98
+    assert estimated.sum() == pytest.approx(counted.sum(), rel=0.1)
+
+
+def test_all_neighbours_are_certain_reads():
+    store, train = power_law(200, 800), np.arange(20)
+    got = access_probability(store, train, method="vip", fanouts=[-1, -1], batch_size=20)
+    reached = access_probability(store, train, 2, method="reach") > 0
+    assert np.allclose(got, reached)
+    counted = access_probability(store, train, method="presample", fanouts=[-1, -1], batch_size=20, num_epochs=1)
+    assert np.array_equal(counted, reached)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "guess"}, r"method must be one of vip, presample, reach, paths, got 'guess'"),
+        ({"train_nodes": np.array([5])}, r"train_nodes must be in \[0, 5\), got 5 to 5"),
+        ({"train_nodes": np.array([1, 1])}, r"train_nodes must be distinct, got 1 repeats"),
+        ({"train_nodes": np.array([], np.int64)}, r"at least one"),
+        ({"fanouts": [0]}, r"fanouts\[0\] must be an integer >= 1"),
+        ({"batch_size": 0}, r"batch_size must be an integer of at least 1, got 0"),
+        ({"num_layers": 0, "method": "reach"}, r"num_layers must be an integer of at least 1, got 0"),
+    ],
+)
+def test_bad_arguments_give_one_line(change, message):
+    store = graph(np.array([[0, 0, 0, 0], [1, 2, 3, 4]]), 5)
+    with pytest.raises(ValueError, match=message):
+        access_probability(**{"store": store, "train_nodes": np.array([1]), **change})

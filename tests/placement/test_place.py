@@ -1,0 +1,157 @@
+"""Placement: the seed's example, Algorithm 1 against plain Python, what the baselines read more."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_gnnscale.graph import build_csc
+from lightning_gnnscale.placement import DISK, access_probability, place
+from lightning_gnnscale.placement.pagraph import assign_training_nodes
+
+PAPER_EDGES = np.array([[0, 1], [1, 2], [1, 3], [2, 3], [2, 4], [2, 5]]).T
+
+
+def graph(edges, num_nodes):
+    """An undirected graph as a store would show it."""
+    both = np.concatenate([edges, edges[::-1]], axis=1)
+    return SimpleNamespace(csc=build_csc(both[0], both[1], num_nodes), fingerprint="made here")
+
+
+def power_law(num_nodes=3000, num_edges=20000, seed=0):
+    rng = np.random.default_rng(seed)
+    weight = (rng.pareto(1.5, num_nodes) + 1) ** 1.0
+    ends = rng.choice(num_nodes, (2, num_edges), p=weight / weight.sum())
+    return graph(np.unique(ends[:, ends[0] != ends[1]], axis=1), num_nodes)
+
+
+def algorithm_1(order, prob, num_devices, buffer_rows, alpha):
+    """The rule in plain Python, from the text."""
+    rows = [list(order[:buffer_rows]) for _ in range(num_devices)]
+    added = [0.0] * num_devices
+    following, turn = buffer_rows, list(range(num_devices))
+    for i in range(num_devices * buffer_rows):
+        if num_devices == 1 or following >= len(order):
+            break
+        if i % num_devices == 0:
+            turn = sorted(range(num_devices), key=lambda device: added[device])
+        if i % num_devices == num_devices - 1:
+            continue
+        device, position = turn[i % num_devices], buffer_rows - 1 - i // num_devices
+        if prob[order[following]] <= alpha * prob[rows[device][position]]:
+            break
+        rows[device][position] = order[following]
+        added[device] += prob[order[following]]
+        following += 1
+    return rows
+
+
+def test_the_example_of_the_paper():
+    store = graph(PAPER_EDGES, 6)
+    prob = access_probability(store, np.arange(6), num_layers=2, method="reach")
+    assert (prob * 6).round().astype(int).tolist() == [4, 6, 6, 6, 5, 5]
+    placement = place(prob, num_devices=2, buffer_rows=2, alpha=0.3)
+    assert [rows.tolist() for rows in placement.rows] == [[1, 3], [4, 2]]
+    assert placement.dev_num.tolist() == [[-1, 0, 1, 0, 1, -1]] * 2
+    assert placement.buf_pos.tolist() == [[0, 0, 1, 1, 0, 5]] * 2
+    assert placement.dev_num.dtype == np.int32 and placement.buf_pos.dtype == np.int64
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    chances=st.lists(st.integers(0, 6), min_size=1, max_size=30),
+    num_devices=st.integers(1, 5),
+    data=st.data(),
+    alpha=st.sampled_from([0.0, 0.2, 0.3, 0.7, 1.0]),
+)
+def test_the_rule_equals_plain_python(chances, num_devices, data, alpha):
+    prob = np.array(chances) / 6
+    buffer_rows = data.draw(st.integers(1, len(prob)))
+    placement = place(prob, num_devices, buffer_rows, alpha)
+    order = sorted(range(len(prob)), key=lambda node: -prob[node])
+    assert [rows.tolist() for rows in placement.rows] == algorithm_1(order, prob, num_devices, buffer_rows, alpha)
+
+
+@pytest.mark.parametrize("groups", [None, [[0, 1], [2, 3]], [[0], [1, 2, 3]]])
+@pytest.mark.parametrize("method", ["rule", "naive", "random", "degree", "metis", "pagraph"])
+def test_lookup_finds_every_row_where_it_lies(method, groups):
+    store = power_law()
+    train = np.arange(0, 3000, 7)
+    prob = access_probability(store, train, method="vip", batch_size=64)
+    part_id = np.arange(3000) % 4
+    options = {"store": store, "part_id": part_id, "train_nodes": train, "num_layers": 2, "host_rows": 1000}
+    placement = place(prob, 4, 200, groups=groups, method=method, **options)
+    assert placement.fingerprint == "made here"
+    for device in range(4):
+        dev_num, buf_pos = placement.lookup(device)
+        group = next(group for group in placement.groups if device in group)
+        for node in range(3000):
+            if dev_num[node] < 0:
+                assert buf_pos[node] == node
+                assert not any(node in placement.rows[peer] for peer in group)
+                assert (dev_num[node] == DISK) == placement.on_disk[node]
+            else:
+                assert dev_num[node] in group and placement.rows[dev_num[node]][buf_pos[node]] == node
+        assert (dev_num[placement.rows[device]] == device).all(), "an own row is read here, not from a peer"
+        shares = placement.device_shares[device]
+        assert sum(shares.values()) == pytest.approx(1)
+        local = prob[np.isin(np.arange(3000), placement.rows[device])].sum(dtype=np.float64)
+        assert shares["local"] == pytest.approx(local / prob.sum(dtype=np.float64))
+    assert int((~placement.on_disk).sum()) <= 1000 + 4 * 200
+
+
+@pytest.mark.parametrize("groups", [None, [[0, 1], [2, 3]]])
+def test_the_rule_reads_least_from_the_host_and_costs_least(groups):
+    store = power_law(seed=1)
+    train = np.arange(0, 3000, 5)
+    prob = access_probability(store, train, batch_size=128)
+    options = {"groups": groups, "store": store, "part_id": np.arange(3000) // 750, "train_nodes": train}
+    others = [place(prob, 4, 150, method=name, **options) for name in ("naive", "random", "degree", "metis", "pagraph")]
+    free_peers = place(prob, 4, 150, alpha=0.0, **options)
+    assert free_peers.shares["host"] <= min(other.shares["host"] for other in others) + 1e-9
+    balanced = place(prob, 4, 150, alpha=0.2, **options)
+
+    def cost(placement):
+        return placement.shares["host"] + 0.2 * placement.shares["peer"]
+
+    assert cost(balanced) <= min(cost(other) for other in [*others, free_peers]) + 1e-9
+
+
+def test_lone_devices_keep_their_hottest_rows():
+    prob = np.array([0.1, 0.9, 0.5, 0.7])
+    placement = place(prob, 2, 2, alpha=0.0, groups=[[0], [1]])
+    assert [rows.tolist() for rows in placement.rows] == [[1, 3], [1, 3]]
+    assert placement.shares["peer"] == 0
+
+
+def test_pagraph_keeps_neighbourhoods_together():
+    cliques = [np.array([(i, j) for i in part for j in part if i < j]).T for part in (range(10), range(10, 20))]
+    store = graph(np.concatenate(cliques, axis=1), 20)
+    train = np.array([0, 10, 1, 11, 2, 12, 3, 13])
+    device = assign_training_nodes(store.csc, train, 2, 1)
+    assert device.tolist() == [0, 1] * 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prob": np.array([0.5, np.nan, 0.1])}, r"got nan at node 1"),
+        ({"prob": np.array([0.5, -1.0, 0.1])}, r"got -1.0 at node 1"),
+        ({"num_devices": 0}, r"num_devices must be at least 1, got 0"),
+        ({"buffer_rows": 0}, r"buffer_rows must be in \[1, 3\].*got 0"),
+        ({"buffer_rows": 4}, r"buffer_rows must be in \[1, 3\].*got 4"),
+        ({"alpha": 1.5}, r"alpha must be in \[0, 1\], got 1.5"),
+        ({"method": "best"}, r"method must be one of rule, naive.*got 'best'"),
+        ({"groups": [[0]]}, r"groups must hold each of the devices 0 to 1 once"),
+        ({"method": "degree"}, r"needs store="),
+        ({"method": "metis"}, r"needs part_id="),
+        ({"method": "pagraph"}, r"needs store= and train_nodes="),
+        ({"host_rows": -1}, r"host_rows must be at least 0"),
+    ],
+)
+def test_bad_arguments_give_one_line(change, message):
+    arguments = {"prob": np.array([0.5, 0.2, 0.1]), "num_devices": 2, "buffer_rows": 1, **change}
+    with pytest.raises(ValueError, match=message):
+        place(**arguments)
