@@ -1,5 +1,7 @@
 """Policies: what each composition comes to, what it says of itself, what it refuses."""
 
+import math
+
 import pytest
 
 from lightning_gnnscale.strategy.exchange import (
@@ -30,8 +32,8 @@ PLANS = [
     (BroadcastExchange(), ExchangePlan(whole_blocks=True, backward="push")),
     (Quantized(), ExchangePlan(backward="auto", **FOUR_BITS)),
     (
-        Quantized(bits=2, delta=False, backward_keep=0.25, backward="push", seed=9),
-        ExchangePlan(coding=RowCoding(2), backward="push", backward_bits=4, backward_keep=0.25, seed=9),
+        Quantized(bits=2, delta=False, backward_threshold=0.25, backward="push", seed=9),
+        ExchangePlan(coding=RowCoding(2), backward="push", backward_bits=4, backward_threshold=0.25, seed=9),
     ),
     (
         Quantized(bits=16, backward_bits=2),
@@ -128,9 +130,18 @@ BAD = [
     (lambda: Quantized(bits=None), "exchange.bits must be one of 16, 8, 4, 2, got None"),
     (lambda: Quantized(backward_bits=32), "exchange.backward_bits must be one of 16, 8, 4, 2, got 32"),
     (lambda: Quantized(backward_bits=0), "exchange.backward_bits must be one of 16, 8, 4, 2, got 0"),
-    (lambda: Quantized(backward_keep=0.0), "exchange.backward_keep must be in (0, 1], got 0.0"),
-    (lambda: Quantized(backward_keep=1.5), "exchange.backward_keep must be in (0, 1], got 1.5"),
-    (lambda: Quantized(backward_keep=float("nan")), "exchange.backward_keep must be in (0, 1], got nan"),
+    (
+        lambda: Quantized(backward_threshold=-0.5),
+        "exchange.backward_threshold must be a number of at least 0, got -0.5",
+    ),
+    (
+        lambda: Quantized(backward_threshold=math.inf),
+        "exchange.backward_threshold must be a number of at least 0, got inf",
+    ),
+    (
+        lambda: Quantized(backward_threshold=math.nan),
+        "exchange.backward_threshold must be a number of at least 0, got nan",
+    ),
     (
         lambda: SkipBroadcast(1),
         "exchange.bound must be one of EpochFixed, EpochAdaptive, VariationGap, got 1",

@@ -1,4 +1,4 @@
-"""Which gradient rows are sent: those that are not zero, drawn by their norm where not all may go."""
+"""Which gradient rows are sent: those that are not zero, small ones drawn by their norm."""
 
 import numpy as np
 import torch
@@ -7,49 +7,42 @@ from torch import Tensor
 from ...rng import combine_array
 
 
-def draw_rows(rows: Tensor, keep: float, key: int, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Choose rows with probability min(1, c x norm), and scale them so that their mean is what they were.
+def draw_rows(rows: Tensor, threshold: float, key: int, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Choose rows with probability min(1, norm / (threshold x mean norm)), scaled so that their mean is what they were.
+
+    Where norms are alike nearly all rows are sent; where a few rows carry most of the gradient, few are.
 
     Args:
         rows: (num_rows, width).
-        keep: expected share of the rows that are not zero, in (0, 1]; 1 takes all of them.
-        key: uint64. ids: (num_rows,) int64; a row's chance hangs on (key, id) alone.
+        threshold: in mean norms of the rows that are not zero, >= 0; 0 takes every row that is not zero.
+        key: uint64. ids: (num_rows,) int64; with the norms a row's chance hangs on (key, id) alone.
 
     Returns:
         (num_rows,) bool, and the (num_chosen, width) chosen rows, each divided by its probability.
 
-    Cost: a sort of the norms.
     Source: importance sampling; for a given expected number of rows, probabilities ~ norm have the least variance.
     """
-    if keep == 1:
+    if threshold == 0:
         # by value, not by norm: the square of a small number is 0, and NaN is not above it
         chosen = (rows != 0).any(dim=1)
         return chosen, rows[chosen]
-    norms = rows.norm(dim=1)
-    probability = inclusion_probability(norms.double(), keep * int((norms > 0).sum()))
+    probability = inclusion_probability(rows.norm(dim=1).double(), threshold)
     chosen = uniform(key, ids) < probability
     return chosen, rows[chosen] / probability[chosen].to(rows.dtype).unsqueeze(1)
 
 
-def inclusion_probability(size: Tensor, expected: float) -> Tensor:
-    """Return (num,) float64 probabilities min(1, c x size) that add up to `expected`.
+def inclusion_probability(size: Tensor, threshold: float) -> Tensor:
+    """Return (num,) float64 probabilities min(1, size / (threshold x mean size)); the mean is over sizes above 0.
 
     Args:
-        size: (num,) float64, >= 0.
-        expected: at most the number of sizes above 0.
+        size: (num,) float64, >= 0; one that is not finite is taken for certain: whoever receives it must learn of it.
+        threshold: > 0.
     """
-    ordered, order = size.sort(descending=True)
-    rest = ordered.flip(0).cumsum(0).flip(0)  # sum of this and all smaller sizes
-    taken = torch.arange(len(size), dtype=size.dtype, device=size.device)  # how many larger ones are certain
-    share = (expected - taken).clamp(min=0) / rest.clamp(min=torch.finfo(size.dtype).tiny)
-    # The first place where what is left fits below 1: everything before it is certain.
-    fits = share * ordered <= 1
-    first = int(fits.int().argmax()) if len(size) and bool(fits.any()) else 0
-    scaled = ordered * share[first] if len(size) else ordered
-    scaled[:first] = 1
-    out = torch.empty_like(size)
-    out[order] = scaled.clamp(max=1)
-    return out
+    finite = size.isfinite()
+    counted = size[finite & (size > 0)]
+    floor = threshold * counted.sum() / max(1, len(counted))
+    chances = (size / floor.clamp(min=torch.finfo(size.dtype).tiny)).clamp(max=1)
+    return torch.where(finite, chances, torch.ones_like(chances))
 
 
 def uniform(key: int, ids: Tensor) -> Tensor:

@@ -159,7 +159,7 @@ class LayerExchange:
     def pack_gradients(self, rows: Tensor, ids: Tensor, leaving: tuple[Tensor, ...]) -> Packed:
         """Pack the gradient rows that are drawn, behind bitmaps."""
         run, key = self.run, self._key("backward")
-        chosen, drawn = draw_rows(rows, run.plan.backward_keep, fold(key, 1), ids)
+        chosen, drawn = draw_rows(rows, run.plan.backward_threshold, fold(key, 1), ids)
         codes = run.gradient_codec.encode(drawn, key, ids[chosen])
         return pack_chosen(codes, chosen, leaving)
 

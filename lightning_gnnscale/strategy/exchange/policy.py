@@ -38,7 +38,7 @@ class ExchangePlan:
         backward: "push": gradients of halo rows go back to their owners; "pull": owners read gradients of their
             readers' outputs; "auto": pull where graph and layer allow it.
         backward_bits: of gradient values; None: as they are.
-        backward_keep: share of the gradient rows that are sent, drawn by their norm and scaled up: unbiased.
+        backward_threshold: gradient rows below so many mean norms are drawn by their norm and scaled up: unbiased.
         remote_gradient: False: nothing flows back to other processes.
         seed: of rounding and of the rows that are drawn.
     """
@@ -51,7 +51,7 @@ class ExchangePlan:
     extrapolate: bool = False
     backward: str = "auto"
     backward_bits: int | None = None
-    backward_keep: float = 1.0
+    backward_threshold: float = 0.0
     remote_gradient: bool = True
     seed: int = 0
 

@@ -20,8 +20,9 @@ class Quantized(ExchangePolicy):
         delta: send differences.
         exchange: HaloExchange() by default, or BroadcastExchange().
         backward_bits: of a gradient value; None: as `bits`, but 4 at least.
-        backward_keep: share in (0, 1] of the gradient rows that are sent; drawn with probability ~ norm and scaled by
-            one over it, so that the gradient is unbiased. Rows of zeros are never sent.
+        backward_threshold: gradient rows whose norm is below so many mean norms are sent with probability norm over
+            that, and scaled by one over it, so that the gradient is unbiased; >= 0, 0 sends all. Rows of zeros are
+            never sent.
         backward: see `HaloExchange`; by default pull where it is exact.
         seed: of rounding and drawing.
 
@@ -39,19 +40,20 @@ class Quantized(ExchangePolicy):
         delta: bool = True,
         exchange: ExchangePolicy | None = None,
         backward_bits: int | None = None,
-        backward_keep: float = 1.0,
+        backward_threshold: float = 0.0,
         backward: str = "auto",
         seed: int = 0,
     ) -> None:
         _check_bits("bits", bits)
         if backward_bits is not None:
             _check_bits("backward_bits", backward_bits)
-        if not 0 < backward_keep <= 1:
-            raise ValueError(f"exchange.backward_keep must be in (0, 1], got {backward_keep}")
+        if not 0 <= backward_threshold < float("inf"):
+            raise ValueError(f"exchange.backward_threshold must be a number of at least 0, got {backward_threshold}")
         if backward not in BACKWARDS:
             raise ValueError(f"exchange.backward must be one of {', '.join(BACKWARDS)}, got {backward!r}")
         self.bits, self.delta, self.exchange = bits, bool(delta), exchange or HaloExchange()
-        self.backward_bits, self.backward_keep, self.backward = backward_bits, float(backward_keep), backward
+        self.backward_bits, self.backward = backward_bits, backward
+        self.backward_threshold = float(backward_threshold)
         self.seed = seed
         check_wrapped(self, self.exchange)
 
@@ -62,7 +64,7 @@ class Quantized(ExchangePolicy):
             coding=RowCoding(self.bits, self.delta),
             backward="push" if inner.whole_blocks else self.backward,
             backward_bits=self.backward_bits or max(4, self.bits),
-            backward_keep=self.backward_keep,
+            backward_threshold=self.backward_threshold,
             seed=self.seed,
         )
 

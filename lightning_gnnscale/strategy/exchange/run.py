@@ -34,7 +34,7 @@ class ExchangeRun:
         self.transport = Transport(self.ledger, device)
         self.codec = RAW if plan.coding.bits is None else CodedRows(plan.coding.bits, plan.coding.delta)
         self.gradient_codec = RAW if plan.backward_bits is None else CodedRows(plan.backward_bits)
-        self.codes_gradients = plan.backward_bits is not None or plan.backward_keep < 1
+        self.codes_gradients = plan.backward_bits is not None or plan.backward_threshold > 0
         self.keeps_rows = plan.bound is not None or plan.coding.delta
         self.keeps_sent_rows = plan.coding.delta or getattr(plan.bound, "needs_change", False)
         # Bounds of a block look at ranks, bounds of rows at nodes.
