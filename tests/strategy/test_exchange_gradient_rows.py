@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from lightning_gnnscale.strategy.exchange.gradient_rows import draw_rows, inclusion_probability, uniform
 
-
 SIZES = st.lists(st.one_of(st.just(0.0), st.just(1.0), st.floats(1e-6, 1e3)), max_size=30)
 
 
@@ -76,14 +75,14 @@ def test_the_mean_over_keys_is_the_row(threshold):
 
 def test_a_chance_hangs_on_key_and_id_alone():
     rows, ids = torch.randn(24, 3, generator=torch.Generator().manual_seed(2)), torch.arange(24) * 1000
-    chosen, drawn = draw_rows(rows, 0.5, 3, ids)
+    chosen, drawn = draw_rows(rows, 2, 3, ids)
     order = torch.randperm(24, generator=torch.Generator().manual_seed(0))
-    again, redrawn = draw_rows(rows[order], 0.5, 3, ids[order])
+    again, redrawn = draw_rows(rows[order], 2, 3, ids[order])
     assert torch.equal(again, chosen[order])
     place = {int(i): row for i, row in zip(ids[chosen], drawn, strict=True)}
     # the mean of the norms adds up in another order
     assert all(torch.allclose(row, place[int(i)], rtol=1e-6) for i, row in zip(ids[order][again], redrawn, strict=True))
-    assert not torch.equal(draw_rows(rows, 0.5, 4, ids)[0], chosen)
+    assert not torch.equal(draw_rows(rows, 2, 4, ids)[0], chosen)
 
 
 @pytest.mark.parametrize("threshold", [0, 1.5])
