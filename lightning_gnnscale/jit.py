@@ -9,7 +9,11 @@ from pathlib import Path
 import numba
 
 # Files whose kernels are compiled into kernels of other files: numba does not notice an edit in them.
-_COMPILED_IN = ("rng.py", "partitioner/constraints.py", "partitioner/multilevel/heap.py")
+_COMPILED_IN = (
+    "rng.py",
+    "partitioner/constraints.py",
+    *(f"partitioner/multilevel/{name}.py" for name in ("edge_graph", "heap", "potential")),
+)
 
 
 def cache_folder() -> Path:

@@ -42,6 +42,18 @@ class RowThreads:
         bounds = [0, *np.searchsorted(indptr, targets).tolist(), num_rows]
         return self.map(lambda i: kernel(bounds[i], bounds[i + 1], *args), range(ranges))
 
+    def share(self, kernel, num_entries: int, *args) -> list:
+        """Call kernel(share, num_shares, *args) for all shares of the nodes; return the results in order.
+
+        Args:
+            kernel: a compiled function that reads all entries and writes to nodes of its own share alone.
+            num_entries: what it reads; few of them make one share.
+        """
+        num_shares = min(self.num_threads, max(1, num_entries // MIN_ENTRIES))
+        if num_shares == 1:
+            return [kernel(0, 1, *args)]
+        return self.map(lambda share: kernel(share, num_shares, *args), range(num_shares))
+
     def map(self, function, items) -> list:
         """Call function(item) for each item, several at a time; return the results in order."""
         if self.num_threads == 1:

@@ -9,24 +9,22 @@ from ..jit import kernel
 from ..rng import fold
 from . import phases
 from .checkpoint import Checkpoint
-from .constraints import NODES, Constraints, judge, resolve_constraints, weight_of
-from .external_csc import ExternalCSC, open_external_csc
-from .layout import ScanState
-from .multilevel import Effort, WeightedGraph, partition_in_memory
-from .multilevel.clustering import cluster_limit, cluster_nodes
-from .multilevel.cycle import level_cap, part_loads
+from .coarse_parts import coarse_parts
+from .constraints import NODES, VOLUME, Constraints, judge, resolve_constraints, weight_of
+from .multilevel import Effort, partition_in_memory
+from .multilevel.cycle import part_loads
 from .multilevel.jet import JetSpace, refine
-from .multilevel.quotient import build_quotient
-from .multilevel.weighted_graph import MAX_PARTS, ONE, BlockGraph
+from .multilevel.weighted_graph import MAX_PARTS, PART_DTYPE
 from .registry import check_number, register_partitioner
 from .row_threads import RowThreads
 from .scratch import AUTO
+from .streamed_graph import StreamedEdges, StreamedRows
 
 BLOCK_EDGES = 1 << 23
 MIN_QUOTIENT_EDGES = 1 << 20  # a quotient graph of so many edges is never too large
+REFINEMENT = "refinement"  # a phase, also of a checkpoint
 
 _SALT = 0x464C4147  # keeps this use of the seed apart from all others
-_CLUSTERS_A_PART = 5.0  # full clusters that a part is made of at least, on the streamed graph
 _LOSS = 0.25  # of the connection to its own part that a node may lose for a start, on the streamed graph
 
 
@@ -116,40 +114,34 @@ def streaming_multilevel(
         "cycles": cycles,
         "block_edges": block_edges,
         "deduplicate": deduplicate,
+        "scratch": scratch is not None,
         "quotient_edges_per_node": quotient_edges_per_node,
+        "refinement_rounds": int(refinement_rounds),
     }
     saved = Checkpoint(checkpoint, stream, {"method": "streaming_multilevel", **settings}, checkpoint_every)
     phase, arrays = saved.load() or ("", {})
+    given = (block_edges, deduplicate, progress, saved, phase, arrays)
+    source = StreamedEdges(stream, *given) if scratch is None else StreamedRows(stream, scratch, *given)
     threads = RowThreads(None if num_threads is None else int(num_threads))
-    csc = open_external_csc(
-        stream,
-        scratch,
-        block_edges,
-        deduplicate,
-        progress,
-        ScanState(*(arrays[name] for name in ScanState._fields)) if phase == "degrees" else None,
-        None if phase in ("clustering", "parts") else lambda state: saved.after_chunk("degrees", state._asdict()),
-    )
     try:
-        constraints = resolve_constraints(balance, masks, csc.degree, num_parts)
-        node_weight = node_weights(constraints, csc.degree)
+        constraints = resolve_constraints(balance, masks, source.degree, num_parts)
+        node_weight = node_weights(constraints, source.degree)
         cap = np.repeat(constraints.cap[None], num_parts, axis=0)
-        whole = csc.num_blocks <= 1
+        whole = source.one_block
         effort = Effort(
             runs=1 + whole if runs is None else int(runs), cycles=int(whole) if cycles is None else int(cycles)
         )
         if whole:
             with phases.phase("multilevel"):
-                part = partition_in_memory(_whole(csc, node_weight), cap, seed, effort=effort, threads=threads)
+                part = partition_in_memory(source.in_memory(node_weight), cap, seed, effort=effort, threads=threads)
         else:
-            graph = BlockGraph(csc, node_weight)
-            part = _coarse_parts(graph, cap, settings, effort, threads, saved, phase, arrays)
-            with phases.phase("refinement"):
-                _refine_streamed(graph, part, cap, fold(seed, _SALT, 2), int(refinement_rounds), threads)
+            source.keep_degree(_volume(constraints, node_weight))
+            graph, facts = source.streamed(node_weight), source.facts
+            part = _streamed_parts(graph, cap, settings, effort, threads, saved, phase, arrays, facts)
         judge(constraints, part_loads(node_weight, part, num_parts))
     finally:
         threads.close()
-        csc.close()
+        source.close()
     saved.remove()
     return part.astype(np.int32)
 
@@ -163,51 +155,31 @@ def node_weights(constraints: Constraints, degree: np.ndarray) -> np.ndarray:
     return weight
 
 
-def _whole(csc: ExternalCSC, node_weight: np.ndarray) -> WeightedGraph:
-    for block in csc.blocks():
-        return WeightedGraph(block.indptr, block.indices, ONE, node_weight)
-    return WeightedGraph(np.zeros(csc.num_nodes + 1, np.int64), np.empty(0, np.int32), ONE, node_weight)
+def _volume(constraints: Constraints, node_weight: np.ndarray) -> np.ndarray | None:
+    """Return the degrees as far as constraints weigh them."""
+    dimensions = np.flatnonzero(constraints.kinds == VOLUME)
+    return node_weight[:, dimensions[0]] if len(dimensions) else None
 
 
-def _coarse_parts(graph, cap, settings, effort, threads: RowThreads, saved: Checkpoint, phase: str, arrays):
-    """Return (num_nodes,) int16: the parts of the clusters, carried over to the nodes."""
-    if phase == "parts":
-        return arrays["part"]
-    num_parts, seed = settings["num_parts"], settings["seed"]
-    per_part, label, done = _CLUSTERS_A_PART, None, 0
-    if phase == "clustering":
-        label, done, per_part = arrays["label"], int(arrays["passes"]), float(arrays["per_part"])
-    max_edges = max(MIN_QUOTIENT_EDGES, int(settings["quotient_edges_per_node"] * graph.num_nodes))
-    quotient, remaining = None, max(0, settings["passes"] - done)
-    while quotient is None:
-        limit = cluster_limit(graph, num_parts, per_part)
-        with phases.phase("clustering"):
-            for i in range(done, done + remaining):
-                label = cluster_nodes(graph, limit, fold(seed, _SALT, i), threads, passes=1, label=label)
-                if saved.path is not None:
-                    saved.save("clustering", {"label": label, "passes": i + 1, "per_part": per_part})
-            done += remaining
-        with phases.phase("quotient"):
-            bound = max_edges if per_part > 1 else graph.csc.num_edges
-            quotient, coarse_of = build_quotient(graph, label, bound, threads)
-        per_part, remaining = max(1.0, per_part / 2), 1
-    phases.note(quotient_nodes=quotient.num_nodes, quotient_edges=len(quotient.indices) // 2)
-    del label
-    with phases.phase("multilevel"):
-        share = np.full(num_parts, 1 / num_parts)
-        coarse_part = partition_in_memory(
-            quotient, level_cap(quotient, cap, share), seed, effort=effort, threads=threads
-        )
-    part = coarse_part[coarse_of]
-    if saved.path is not None:
-        saved.save("parts", {"part": part})
+def _streamed_parts(graph, cap, settings: dict, effort, threads, saved: Checkpoint, phase: str, arrays: dict, facts):
+    """Return (num_nodes,) int16: the parts of the clusters, carried over to the nodes and refined on the stream."""
+    seed, rounds = settings["seed"], settings["refinement_rounds"]
+    if phase == REFINEMENT:
+        part = np.empty(graph.num_nodes, PART_DTYPE)
+    else:
+        max_edges = max(MIN_QUOTIENT_EDGES, int(settings["quotient_edges_per_node"] * graph.num_nodes))
+        coarse = (seed, settings["passes"], max_edges, effort, threads, saved, phase, arrays, facts)
+        part = coarse_parts(graph, cap, *coarse)
+
+    def save(state: dict[str, np.ndarray]) -> None:
+        if saved.path is not None:
+            saved.save(REFINEMENT, {**state, **facts})
+
+    with phases.phase(REFINEMENT):
+        load, space = part_loads(graph.node_weight, part, len(cap)), JetSpace.empty(graph.num_nodes)
+        refined = (fold(seed, _SALT, 2), threads, space, _LOSS, rounds + 1, rounds, save)
+        refine(graph, part, load, cap, *refined, arrays if phase == REFINEMENT else None)
     return part
-
-
-def _refine_streamed(graph, part, cap, seed: int, rounds: int, threads: RowThreads) -> None:
-    load = part_loads(graph.node_weight, part, len(cap))
-    space = JetSpace.empty(graph.num_nodes)
-    refine(graph, part, load, cap, seed, threads, space, _LOSS, rounds + 1, rounds)
 
 
 @kernel

@@ -1,20 +1,20 @@
 """Jet refinement: many nodes move at once, some at a loss, and only moves that still pay together are made."""
 
+from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from ...jit import kernel
 from ...rng import fold
-from ...triton_kernels.intrinsics import prefetch
 from ..row_threads import RowThreads
+from .edge_graph import EdgeGraph
 from .rebalancing import inner_cap, rebalance
+from .steps import steps_of
 from .weighted_graph import PART_DTYPE, BlockGraph, WeightedGraph, total_weight
 
 WORTHWHILE = 1e-3  # a cut that falls by less than this share counts as standing still
 PRICE_STEP = 0.15  # of the mean edge weight a unit of weight, by which an overload of 1 raises a price
-
-_ENTRIES_AHEAD = 32
 
 
 class JetSpace(NamedTuple):
@@ -46,8 +46,39 @@ class JetSpace(NamedTuple):
         return JetSpace(*(array[:num_nodes] for array in self))
 
 
+@dataclass
+class Search:
+    """How far refinement has come: plain numbers, so that they can be saved.
+
+    Attributes:
+        round: rounds done.
+        balanced: whether the parts are within their caps now.
+        best, best_balanced: the cut of the best parts so far, -1 before the first; and whether those are balanced.
+        mark: the cut that a worthwhile one must undercut.
+        waited: rounds without one.
+    """
+
+    round: int = 0
+    balanced: bool = False
+    best: int = -1
+    best_balanced: bool = False
+    mark: int = -1
+    waited: int = 0
+
+    def judge(self, cut: int) -> bool:
+        """Take the cut of this round into account; return whether its parts are the best so far."""
+        better = self.best < 0 or (self.balanced, -cut) > (self.best_balanced, -self.best)
+        if better and (self.mark < 0 or self.balanced > self.best_balanced or cut < (1 - WORTHWHILE) * self.mark):
+            self.mark, self.waited = cut, 0
+        else:
+            self.waited += 1
+        if better:
+            self.best, self.best_balanced = cut, self.balanced
+        return better
+
+
 def refine(
-    graph: WeightedGraph | BlockGraph,
+    graph: WeightedGraph | BlockGraph | EdgeGraph,
     part: np.ndarray,
     load: np.ndarray,
     cap: np.ndarray,
@@ -57,13 +88,15 @@ def refine(
     loss: float,
     patience: int,
     max_rounds: int,
+    after_round=None,
+    saved: dict[str, np.ndarray] | None = None,
 ) -> tuple[int, bool]:
     """Rebalance, then lower the cut round by round; the best balanced state is kept.
 
-    A round reads the graph twice. First every node looks for the part that it is best connected to; it is a candidate
-    if it would gain, or lose less than `loss` of its connection to its own part. Then every candidate counts again, as
-    if all candidates with a larger gain had moved; it moves if it still does not lose. Rebalancing follows where
-    needed. Nodes that moved rest for one round.
+    A round reads the graph twice (edges: see `EdgeSteps`). First every node looks for the part that it is best
+    connected to; it is a candidate if it would gain, or lose less than `loss` of its connection to its own part. Then
+    every candidate counts again, as if all candidates with a larger gain had moved; it moves if it still does not
+    lose. Rebalancing follows where needed. Nodes that moved rest for one round.
 
     Args:
         graph: the graph.
@@ -76,6 +109,8 @@ def refine(
         loss: share of the inner connection, in [0, 1].
         patience: rounds without a cut that is lower by WORTHWHILE after which it ends.
         max_rounds: bound on the rounds.
+        after_round: called after a round with arrays by name, to be saved.
+        saved: such arrays, to go on from; `part` and `load` are overwritten.
 
     Returns:
         The cut (edge weight between parts) and whether all parts are within their caps.
@@ -84,114 +119,33 @@ def refine(
     Source: Gilbert et al., Jet, SIAM J. Sci. Comput. 46(5), 2024. Differs: prices, and rebalancing for
         vectors of weights.
     """
-    space.moved[:] = False
-    inner = inner_cap(cap)
-    balanced = rebalance(graph, part, load, cap, inner, fold(seed, 0), threads, space.target, space.gain)
-    best, best_balanced, mark, waited = -1, False, -1, 0
-    best_load = load.copy()
-    price = np.zeros(load.shape)
+    inner, steps = inner_cap(cap), steps_of(graph, threads)
+    spare, best_load = (space.target, space.gain), load.copy()
+    if saved is None:
+        space.moved[:] = False
+        price = np.zeros(load.shape)
+        search = Search(balanced=rebalance(graph, part, load, cap, inner, fold(seed, 0), threads, *spare))
+    else:
+        part[:], space.best[:], space.moved[:] = saved["part"], saved["best"], saved["moved"]
+        load[:], best_load[:], price = saved["load"], saved["best_load"], saved["price"].copy()
+        search = Search(*saved["search"].tolist())
     price_step = PRICE_STEP * graph.total_edge_weight / np.maximum(1, total_weight(graph))
-    for i in range(max_rounds + 1):
-        cut = _select(graph, part, space, price, loss, threads)
-        if best < 0 or (balanced, -cut) > (best_balanced, -best):
-            if mark < 0 or balanced > best_balanced or cut < (1 - WORTHWHILE) * mark:
-                mark, waited = cut, 0
-            else:
-                waited += 1
-            best, best_balanced = cut, balanced
+    while True:
+        cut = steps.select(part, price, loss, *space[:3])
+        if search.judge(cut):
             space.best[:], best_load[:] = part, load
-        else:
-            waited += 1
-        if waited >= patience or i == max_rounds or cut == 0:
+        if search.waited >= patience or search.round == max_rounds or cut == 0:
             break
-        for block in graph.blocks():
-            threads.run(
-                _reconsider, block.indptr, *block, graph.node_weight, part, price, space.target, space.gain, space.moved
-            )
+        steps.reconsider(part, price, *space[:3])
         _apply(graph.node_weight, part, load, space.target, space.moved)
         price = np.maximum(0.0, price + price_step * (load / inner - 1.0))
-        balanced = rebalance(graph, part, load, cap, inner, fold(seed, i + 1), threads, space.target, space.gain)
+        search.round += 1
+        search.balanced = rebalance(graph, part, load, cap, inner, fold(seed, search.round), threads, *spare)
+        if after_round is not None:
+            arrays = {"part": part, "best": space.best, "moved": space.moved, "price": price, "load": load}
+            after_round({**arrays, "best_load": best_load, "search": np.array(astuple(search), np.int64)})
     part[:], load[:] = space.best, best_load
-    return best, best_balanced
-
-
-def _select(graph, part: np.ndarray, space: JetSpace, price, loss: float, threads: RowThreads) -> int:
-    """Find the candidates; return the cut."""
-    across = 0
-    for block in graph.blocks():
-        across += sum(
-            threads.run(_find_candidates, block.indptr, *block, graph.node_weight, part, price, loss, *space[:3])
-        )
-    return across // 2
-
-
-@kernel
-def _find_candidates(
-    start, stop, first_node, indptr, indices, edge_weight, node_weight, part, price, loss, target, gain, moved
-):
-    """Write target and gain of rows [start, stop); return the weight of their edges to other parts."""
-    each = np.int64(-1) if len(edge_weight) == len(indices) else np.int64(0)
-    every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
-    num_parts = len(price)
-    conn = np.zeros(num_parts, np.int64)
-    across, last = np.int64(0), indptr[stop]
-    for row in range(start, stop):
-        v = first_node + row
-        own = part[v]
-        low, high = indptr[row], indptr[row + 1]
-        outside = np.int64(0)
-        for e in range(low, high):
-            if e + _ENTRIES_AHEAD < last:
-                prefetch(part, np.int64(indices[e + _ENTRIES_AHEAD]))
-            b = part[indices[e]]
-            w = edge_weight[e & each]
-            conn[b] += w
-            if b != own:
-                outside += w
-        target[v] = -1
-        if outside > 0:
-            across += outside
-            if not moved[v]:
-                best, most, inside = -1, -np.inf, np.float64(conn[own])
-                for b in range(num_parts):
-                    if b != own and conn[b] > 0:
-                        score = np.float64(conn[b])
-                        for d in range(node_weight.shape[1]):
-                            score -= (price[b, d] - price[own, d]) * node_weight[v & every, d]
-                        if score > most:
-                            best, most = b, score
-                g = most - inside
-                if best >= 0 and (g >= 0 or -g < loss * inside):
-                    target[v], gain[v] = best, g
-        conn[:] = 0
-    return across
-
-
-@kernel
-def _reconsider(start, stop, first_node, indptr, indices, edge_weight, node_weight, part, price, target, gain, moved):
-    """Mark the candidates among rows [start, stop) that do not lose once all better candidates have moved."""
-    each = np.int64(-1) if len(edge_weight) == len(indices) else np.int64(0)
-    every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
-    for row in range(start, stop):
-        v = first_node + row
-        moved[v] = False
-        mine = target[v]
-        if mine < 0:
-            continue
-        own, my_gain = part[v], gain[v]
-        g = 0.0
-        for d in range(node_weight.shape[1]):
-            g -= (price[mine, d] - price[own, d]) * node_weight[v & every, d]
-        for e in range(indptr[row], indptr[row + 1]):
-            u = indices[e]
-            b = part[u]
-            if target[u] >= 0 and (gain[u] > my_gain or (gain[u] == my_gain and u < v)):
-                b = target[u]
-            if b == mine:
-                g += edge_weight[e & each]
-            elif b == own:
-                g -= edge_weight[e & each]
-        moved[v] = g >= 0
+    return search.best, search.best_balanced
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""The graph of clusters, added up in a hash table while the rows of a graph stream by."""
+"""The graph of clusters, added up in a hash table while a graph streams by."""
 
 from itertools import pairwise
 
@@ -8,6 +8,7 @@ from ...jit import kernel
 from ...triton_kernels.intrinsics import prefetch
 from ..row_threads import RowThreads
 from .contraction import number_clusters
+from .edge_graph import EdgeGraph
 from .weighted_graph import BlockGraph, WeightedGraph
 
 SHARDS = 2  # hash tables, one for a thread at a time; a fixed part of the method
@@ -21,9 +22,9 @@ _HASH = np.uint64(0x9E3779B97F4A7C15)
 
 
 def build_quotient(
-    graph: BlockGraph, label: np.ndarray, max_edges: int, threads: RowThreads
+    graph: BlockGraph | EdgeGraph, label: np.ndarray, max_edges: int, threads: RowThreads
 ) -> tuple[WeightedGraph | None, np.ndarray]:
-    """Return the graph of clusters of a graph on disk.
+    """Return the graph of clusters of a graph that is streamed.
 
     Args:
         graph: the graph; its edges weigh one each.
@@ -40,6 +41,16 @@ def build_quotient(
     """
     coarse_of, num_coarse = number_clusters(label)
     tables = [_Table() for _ in range(SHARDS)]
+    pairs = _pairs_of_edges if isinstance(graph, EdgeGraph) else _pairs_of_rows
+    for keys, written in pairs(graph, coarse_of, num_coarse, threads):
+        threads.map(lambda shard: tables[shard].add(keys, written, shard), range(SHARDS))  # noqa: B023
+        if sum(table.size for table in tables) > max_edges:
+            return None, coarse_of
+    return _assemble(graph, tables, coarse_of, num_coarse), coarse_of
+
+
+def _pairs_of_rows(graph: BlockGraph, coarse_of, num_coarse: int, threads: RowThreads):
+    """Yield keys of pairs of clusters, and the ranges in which they stand, every edge once."""
     keys = np.empty(STEP_ENTRIES, np.int64)
     for block in graph.blocks():
         steps = np.searchsorted(block.indptr, np.arange(0, len(block.indices), STEP_ENTRIES), side="left")
@@ -49,11 +60,20 @@ def build_quotient(
             if entries > len(keys):
                 keys = np.empty(entries, np.int64)
             rows = block.indptr[start : stop + 1]
-            written = threads.run(_cluster_pairs, rows, start, *block[:3], coarse_of, num_coarse, keys)
-            threads.map(lambda shard: tables[shard].add(keys, written, shard), range(SHARDS))  # noqa: B023
-            if sum(table.size for table in tables) > max_edges:
-                return None, coarse_of
-    return _assemble(graph, tables, coarse_of, num_coarse), coarse_of
+            yield keys, threads.run(_cluster_pairs, rows, start, *block[:3], coarse_of, num_coarse, keys)
+
+
+def _pairs_of_edges(graph: EdgeGraph, coarse_of, num_coarse: int, threads: RowThreads):
+    """Yield what `_pairs_of_rows` does."""
+    keys, filled = np.empty(STEP_ENTRIES, np.int64), 0
+    for src, dst in graph.edges("quotient"):
+        for start in range(0, len(src), STEP_ENTRIES):
+            stop = min(len(src), start + STEP_ENTRIES)
+            if filled + stop - start > STEP_ENTRIES:
+                yield keys, [(0, filled)]
+                filled = 0
+            filled += _edge_pairs(src[start:stop], dst[start:stop], coarse_of, num_coarse, keys[filled:])
+    yield keys, [(0, filled)]
 
 
 class _Table:
@@ -83,10 +103,12 @@ def _new_slots(bits: int) -> tuple[np.ndarray, np.ndarray]:
     return np.full(1 << bits, _EMPTY, np.int64), np.zeros(1 << bits, np.int64)
 
 
-def _assemble(graph: BlockGraph, tables: list[_Table], coarse_of: np.ndarray, num_coarse: int) -> WeightedGraph:
+def _assemble(
+    graph: BlockGraph | EdgeGraph, tables: list[_Table], coarse_of: np.ndarray, num_coarse: int
+) -> WeightedGraph:
     """Make rows, their neighbours ascending, and add up the nodes' weights; the tables are used up."""
     num_edges = sum(table.size for table in tables)
-    weight_dtype = np.int32 if graph.csc.num_edges <= np.iinfo(np.int32).max else np.int64
+    weight_dtype = np.int32 if graph.total_edge_weight // 2 <= np.iinfo(np.int32).max else np.int64
     low, high = np.empty(num_edges, np.int32), np.empty(num_edges, np.int32)
     weight = np.empty(num_edges, weight_dtype)
     done = 0
@@ -120,6 +142,20 @@ def _cluster_pairs(start, stop, offset, first_node, indptr, indices, coarse_of, 
                 keys[place] = min(mine, other) * num_coarse + max(mine, other)
                 place += other != mine
     return first, place
+
+
+@kernel
+def _edge_pairs(src, dst, coarse_of, num_coarse, keys):
+    """Write the pairs of clusters of edges that lead out of their cluster; return how many."""
+    place = 0
+    for i in range(len(src)):
+        if i + _ENTRIES_AHEAD < len(src):
+            prefetch(coarse_of, np.int64(src[i + _ENTRIES_AHEAD]))
+            prefetch(coarse_of, np.int64(dst[i + _ENTRIES_AHEAD]))
+        mine, other = np.int64(coarse_of[src[i]]), np.int64(coarse_of[dst[i]])
+        keys[place] = min(mine, other) * num_coarse + max(mine, other)
+        place += other != mine
+    return place
 
 
 @kernel

@@ -3,8 +3,11 @@
 import numpy as np
 
 from ...jit import kernel
-from ...rng import combine, fold
+from ...rng import fold
 from ..row_threads import RowThreads
+from .edge_graph import EdgeGraph
+from .potential import has_room, relief_of
+from .steps import steps_of
 from .weighted_graph import BlockGraph, WeightedGraph
 
 LOOSE_ROUNDS = 20  # from then on a part is entered only where there is room, unless nothing moves
@@ -15,7 +18,7 @@ _SALT = 0x52454241  # keeps this use of the seed apart from all others
 
 
 def rebalance(
-    graph: WeightedGraph | BlockGraph,
+    graph: WeightedGraph | BlockGraph | EdgeGraph,
     part: np.ndarray,
     load: np.ndarray,
     cap: np.ndarray,
@@ -27,9 +30,9 @@ def rebalance(
 ) -> bool:
     """Move nodes until no part is over its cap in any dimension, or until no single move helps.
 
-    Each round reads the graph once: every node of an overfull part finds the part that it leaves to at the least loss
-    of edges per relief. Then nodes move, cheapest first, as long as their part is overfull and their move still
-    relieves. What falls with every move is the potential, the sum over parts and dimensions of
+    Each round reads the graph once (edges: see `EdgeSteps`): every node of an overfull part finds the part that it
+    leaves to at the least loss of edges per relief. Then nodes move, cheapest first, as long as their part is overfull
+    and their move still relieves. What falls with every move is the potential, the sum over parts and dimensions of
     max(0, load / cap - 1)^2: a heavy node may enter a full part, which then sheds a light one. After
     LOOSE_ROUNDS rounds a move must fit, as long as there are such moves: that settles the last few units.
 
@@ -49,16 +52,13 @@ def rebalance(
 
     Cost: O(num_entries + num_nodes) a round at most; nodes of other parts are skipped.
     """
-    stuck = False
+    stuck, steps = False, steps_of(graph, threads)
     for i in range(0 if (load <= cap).all() else MAX_ROUNDS):
         over = (load > inner).any(axis=1)
         if not over.any():
             return True
         strict = i >= LOOSE_ROUNDS and not stuck
-        target[:] = -1
-        state = (graph.node_weight, part, load, inner, over, strict, np.uint64(fold(seed, _SALT, i)), target, ratio)
-        for block in graph.blocks():
-            threads.run(_find_way_out, block.indptr, *block, *state)
+        steps.find_ways_out(part, load, inner, over, strict, np.uint64(fold(seed, _SALT, i)), target, ratio)
         leaving = np.flatnonzero(target >= 0)
         leaving = leaving[np.argsort(-ratio[leaving], kind="stable")]
         moved = _leave(leaving, graph.node_weight, part, load, inner, target, strict)
@@ -77,82 +77,6 @@ def inner_cap(cap: np.ndarray) -> np.ndarray:
 
 
 @kernel
-def _relief_of(v, own, other, load, cap, node_weight):
-    """Return by how much the potential falls if a node moves; `v` is its row in `node_weight`."""
-    relief = 0.0
-    for d in range(node_weight.shape[1]):
-        w = np.int64(node_weight[v, d])
-        if w == 0:
-            continue
-        if load[own, d] > cap[own, d]:
-            before = (load[own, d] - cap[own, d]) / cap[own, d]
-            after = max(0, load[own, d] - w - cap[own, d]) / cap[own, d]
-            relief += before * before - after * after
-        if load[other, d] + w > cap[other, d]:
-            before = max(0, load[other, d] - cap[other, d]) / cap[other, d]
-            after = (load[other, d] + w - cap[other, d]) / cap[other, d]
-            relief -= after * after - before * before
-    return relief
-
-
-@kernel
-def has_room(v, part, load, cap, node_weight):
-    for d in range(node_weight.shape[1]):  # noqa: SIM110 (compiled)
-        if load[part, d] + node_weight[v, d] > cap[part, d]:
-            return False
-    return True
-
-
-@kernel
-def _find_way_out(
-    start,
-    stop,
-    first_node,
-    indptr,
-    indices,
-    edge_weight,
-    node_weight,
-    part,
-    load,
-    cap,
-    over,
-    strict,
-    key,
-    target,
-    ratio,
-):
-    """For the nodes of overfull parts among rows [start, stop): the best part to leave to, and gain per relief."""
-    each = np.int64(-1) if len(edge_weight) == len(indices) else np.int64(0)
-    every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
-    num_parts = len(load)
-    conn = np.zeros(num_parts, np.int64)
-    for row in range(start, stop):
-        v = first_node + row
-        own = part[v]
-        if not over[own]:
-            continue
-        conn[:] = 0
-        for e in range(indptr[row], indptr[row + 1]):
-            conn[part[indices[e]]] += edge_weight[e & each]
-        best, best_ratio, best_tie = -1, -np.inf, np.uint64(0)
-        for b in range(num_parts):
-            if b == own or (strict and not has_room(v & every, b, load, cap, node_weight)):
-                continue
-            relief = _relief_of(v & every, own, b, load, cap, node_weight)
-            if relief <= 0.0:
-                continue
-            gain = conn[b] - conn[own]
-            r = gain / relief if gain < 0 else gain * relief
-            if r < best_ratio:
-                continue
-            tie = combine(key ^ np.uint64(v), b)
-            if r > best_ratio or tie > best_tie:
-                best, best_ratio, best_tie = b, r, tie
-        if best >= 0:
-            target[v], ratio[v] = best, best_ratio
-
-
-@kernel
 def _leave(leaving, node_weight, part, load, cap, target, strict):
     """Move nodes in the order given while their part is overfull and their move relieves; return how many moved."""
     every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
@@ -165,7 +89,7 @@ def _leave(leaving, node_weight, part, load, cap, target, strict):
             over = over or load[own, d] > cap[own, d]
         if not over or (strict and not has_room(v & every, other, load, cap, node_weight)):
             continue
-        if _relief_of(v & every, own, other, load, cap, node_weight) <= 0.0:
+        if relief_of(v & every, own, other, load, cap, node_weight) <= 0.0:
             continue
         for d in range(node_weight.shape[1]):
             load[own, d] -= node_weight[v & every, d]

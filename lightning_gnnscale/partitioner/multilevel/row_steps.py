@@ -1,0 +1,159 @@
+"""The steps of refinement over rows: every node's row holds all its neighbours, so that one look settles it."""
+
+import numpy as np
+
+from ...jit import kernel
+from ...triton_kernels.intrinsics import prefetch
+from ..row_threads import RowThreads
+from .potential import best_way_out, surcharge
+from .weighted_graph import BlockGraph, WeightedGraph
+
+_ENTRIES_AHEAD = 32
+
+
+class RowSteps:
+    """What refinement and rebalancing read from a graph in rows.
+
+    Args:
+        graph: the graph.
+        threads: their number does not change what is found.
+    """
+
+    def __init__(self, graph: WeightedGraph | BlockGraph, threads: RowThreads):
+        self.graph, self.threads = graph, threads
+
+    def select(self, part, price, loss: float, target, gain, moved) -> int:
+        """Find the candidates: where each would go (-1: it stays), and what it gains; return the cut.
+
+        Args:
+            part: (num_nodes,) int16.
+            price: (num_parts, D) float64, of a unit of weight.
+            loss: share of the inner connection that a candidate may lose.
+            target, gain: (num_nodes,) int16 and float64, overwritten.
+            moved: (num_nodes,) bool, nodes that rest.
+        """
+        across, weight = 0, self.graph.node_weight
+        for block in self.graph.blocks():
+            state = (*block, weight, part, price, loss, target, gain, moved)
+            across += sum(self.threads.run(_find_candidates, block.indptr, *state))
+        return across // 2
+
+    def reconsider(self, part, price, target, gain, moved) -> None:
+        """Mark in `moved` the candidates that do not lose once all better candidates have moved, and no others."""
+        for block in self.graph.blocks():
+            state = (*block, self.graph.node_weight, part, price, target, gain, moved)
+            self.threads.run(_reconsider, block.indptr, *state)
+
+    def find_ways_out(self, part, load, cap, over, strict: bool, key, target, ratio) -> None:
+        """For the nodes of overfull parts: the part to leave to (-1: none), and what to compare moves by.
+
+        Args:
+            part: (num_nodes,) int16.
+            load, cap: (num_parts, D) int64.
+            over: (num_parts,) bool, parts that nodes leave.
+            strict: only parts with room are entered.
+            key: uint64, decides ties.
+            target, ratio: (num_nodes,) int16 and float64, overwritten; the latter only where there is a way.
+        """
+        target[:] = -1
+        state = (self.graph.node_weight, part, load, cap, over, strict, key, target, ratio)
+        for block in self.graph.blocks():
+            self.threads.run(_find_way_out, block.indptr, *block, *state)
+
+
+@kernel
+def _find_candidates(
+    start, stop, first_node, indptr, indices, edge_weight, node_weight, part, price, loss, target, gain, moved
+):
+    """Write target and gain of rows [start, stop); return the weight of their edges to other parts."""
+    each = np.int64(-1) if len(edge_weight) == len(indices) else np.int64(0)
+    every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
+    num_parts = len(price)
+    conn = np.zeros(num_parts, np.int64)
+    across, last = np.int64(0), indptr[stop]
+    for row in range(start, stop):
+        v = first_node + row
+        own = part[v]
+        low, high = indptr[row], indptr[row + 1]
+        outside = np.int64(0)
+        for e in range(low, high):
+            if e + _ENTRIES_AHEAD < last:
+                prefetch(part, np.int64(indices[e + _ENTRIES_AHEAD]))
+            b = part[indices[e]]
+            w = edge_weight[e & each]
+            conn[b] += w
+            if b != own:
+                outside += w
+        target[v] = -1
+        if outside > 0:
+            across += outside
+            if not moved[v]:
+                best, most, inside = -1, -np.inf, np.float64(conn[own])
+                for b in range(num_parts):
+                    if b != own and conn[b] > 0:
+                        score = conn[b] - surcharge(v & every, own, b, price, node_weight)
+                        if score > most:
+                            best, most = b, score
+                g = most - inside
+                if best >= 0 and (g >= 0 or -g < loss * inside):
+                    target[v], gain[v] = best, g
+        conn[:] = 0
+    return across
+
+
+@kernel
+def _reconsider(start, stop, first_node, indptr, indices, edge_weight, node_weight, part, price, target, gain, moved):
+    each = np.int64(-1) if len(edge_weight) == len(indices) else np.int64(0)
+    every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
+    for row in range(start, stop):
+        v = first_node + row
+        moved[v] = False
+        mine = target[v]
+        if mine < 0:
+            continue
+        own, my_gain = part[v], gain[v]
+        difference = np.int64(0)
+        for e in range(indptr[row], indptr[row + 1]):
+            u = indices[e]
+            b = part[u]
+            if target[u] >= 0 and (gain[u] > my_gain or (gain[u] == my_gain and u < v)):
+                b = target[u]
+            if b == mine:
+                difference += edge_weight[e & each]
+            elif b == own:
+                difference -= edge_weight[e & each]
+        moved[v] = difference >= surcharge(v & every, own, mine, price, node_weight)
+
+
+@kernel
+def _find_way_out(
+    start,
+    stop,
+    first_node,
+    indptr,
+    indices,
+    edge_weight,
+    node_weight,
+    part,
+    load,
+    cap,
+    over,
+    strict,
+    key,
+    target,
+    ratio,
+):
+    each = np.int64(-1) if len(edge_weight) == len(indices) else np.int64(0)
+    every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
+    conn = np.zeros(len(load), np.int64)
+    for row in range(start, stop):
+        v = first_node + row
+        own = part[v]
+        if not over[own]:
+            continue
+        conn[:] = 0
+        for e in range(indptr[row], indptr[row + 1]):
+            conn[part[indices[e]]] += edge_weight[e & each]
+        best, best_ratio = best_way_out(v, v & every, own, conn, node_weight, load, cap, strict, key)
+        if best >= 0:
+            target[v], ratio[v] = best, best_ratio
