@@ -92,7 +92,7 @@ class VariationGap(Bound):
         self.max_gap, self.norm = float(max_gap), norm
 
     def exceeded(self, fresh: Tensor, held: Tensor, by_row: bool) -> Tensor:
-        """Return whether rows changed too much: (num_rows,) bool by row, else one bool.
+        """Return whether rows changed too much: (num_rows,) bool by row, else one bool; NaN always does.
 
         Args:
             fresh, held: (num_rows, width).
@@ -104,11 +104,11 @@ class VariationGap(Bound):
         change = fresh - held
         if self.norm == "mean_abs":
             # the mean of no rows is no change
-            return (change.abs().mean(dims) if change.numel() else change.abs().sum(dims)) > self.max_gap
+            return ~((change.abs().mean(dims) if change.numel() else change.abs().sum(dims)) <= self.max_gap)
         gap = change.square().sum(dims).sqrt()
         if self.norm == "frobenius":
-            return gap > self.max_gap
-        return gap > self.max_gap * held.square().sum(dims).sqrt()
+            return ~(gap <= self.max_gap)
+        return ~(gap <= self.max_gap * held.square().sum(dims).sqrt())
 
 
 BOUNDS: dict[str, type[Bound]] = {

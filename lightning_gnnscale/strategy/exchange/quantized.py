@@ -23,7 +23,7 @@ class Quantized(ExchangePolicy):
         backward_threshold: gradient rows whose norm is below so many mean norms are sent with probability norm over
             that, and scaled by one over it, so that the gradient is unbiased; >= 0, 0 sends all. Rows of zeros are
             never sent.
-        backward: see `HaloExchange`; by default pull where it is exact.
+        backward: see `HaloExchange`, in place of the one that `exchange` says; by default pull where it is exact.
         seed: of rounding and drawing.
 
     Raises:

@@ -55,6 +55,11 @@ def start_run(policy: "ExchangePolicy", trainer: pl.Trainer) -> ExchangeRun | Lo
     plan = policy.plan()
     if plan is None:
         return LocalRows(blocks, layers, device)
+    given = getattr(plan.bound, "initial_versions", None)
+    if given is not None and len(given) != blocks.world_size:
+        raise StrategyError(
+            f"bound.initial_versions must be one for each of the {blocks.world_size} processes, got {len(given)}"
+        )
     undirected = blocks.symmetric and blocks.edge_weight is None
     if plan.backward == "pull" and not undirected:
         kind = "directed" if not blocks.symmetric else "weighted"

@@ -52,6 +52,8 @@ class SkipBroadcast(ExchangePolicy):
         self.warmup_epochs = checked_epochs("exchange.warmup_epochs", warmup_epochs)
         self.remote_gradient, self.stale = remote_gradient, stale
         check_wrapped(self, self.exchange)
+        if rows == "row" and getattr(bound, "initial_versions", None) is not None:
+            raise ValueError('exchange.bound.initial_versions are those of blocks: use rows="block", or leave them out')
 
     def plan(self) -> ExchangePlan:
         return replace(
