@@ -114,7 +114,7 @@ def _measure(folder: Path, late_evaluations: int) -> dict:
     with open(folder / "metrics" / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     evaluations = [(float(r["val_acc"]), float(r["test_beside_acc"])) for r in rows if r.get("val_acc")]
-    best = max(evaluations)[1]
+    best = max(evaluations, key=lambda pair: pair[0])[1]
     late = [(val + test) / 2 for val, test in evaluations[-late_evaluations:]]
 
     def total(name: str) -> float:

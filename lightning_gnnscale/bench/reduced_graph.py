@@ -17,7 +17,7 @@ def reduced_graph(name: str, folder: str | os.PathLike, dim: int, fractions: lis
 
     Args:
         name: that `load_npz` knows.
-        folder: for `NAME/graph.npz`.
+        folder: for `NAME-.../graph.npz`, named by all that decides the file.
         dim: of the features; narrower ones stay as they are but for the length of their rows.
         fractions: of train, validation and test nodes where the graph has no public split.
         seed: of the split and of the SVD's first guess.
@@ -27,7 +27,8 @@ def reduced_graph(name: str, folder: str | os.PathLike, dim: int, fractions: lis
 
     Cost: a randomised SVD of the features, `SVD_ROUNDS` rounds.
     """
-    path = Path(folder) / name / "graph.npz"
+    split = "-".join(f"{100 * fraction:g}" for fraction in fractions)
+    path = Path(folder) / f"{name}-svd{dim}-{split}-seed{seed}" / "graph.npz"
     if path.is_file():
         return path
     dataset = load_npz(name, fractions=tuple(fractions), split_seed=seed)

@@ -85,7 +85,7 @@ class FullGraphBatch:
     @x.setter
     def x(self, value: Tensor | None) -> None:
         # From here on this batch moves its own tensors: other batches keep theirs.
-        self.x_dense, self.moved, self._copies = value, {}, {}
+        self.x_dense, self.x_csr, self.moved, self.memo, self._copies = value, None, {}, {}, {}
 
     @property
     def num_nodes(self) -> int:

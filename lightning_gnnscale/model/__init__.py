@@ -8,6 +8,8 @@ from .inference import LayerwiseOutput, layerwise_inference
 from .layer_source import EvaluationPass, LayerSource, RowBlock
 from .ngnn import NGNN
 from .node_classifier import NodeClassifier
+from .row_arcs import RowArcs, prepared_rows
+from .row_layers import RowLayer
 from .sgc import SGC
 
 __all__ = [
@@ -21,6 +23,9 @@ __all__ = [
     "LayerSource",
     "LayerwiseOutput",
     "NodeClassifier",
+    "RowArcs",
     "RowBlock",
+    "RowLayer",
     "layerwise_inference",
+    "prepared_rows",
 ]

@@ -57,8 +57,8 @@ class RowArcs:
         dtype: of the values that are summed.
         kept: products of the input features that do not change, by name; filled by the layers.
         local_only: arcs from the halo were left out, and nobody is asked for its rows.
-        reverse_weight: (num_outer_arcs,) weight of the arc back along each arc from the halo, where arcs stand in
-            both directions; None elsewhere.
+        reverse_weight: (num_outer_arcs,) weight of the arc back along each arc from the halo, in a graph where arcs
+            stand in both directions (in others there is none, and nobody reads this); None with edge weights.
     """
 
     block: Block

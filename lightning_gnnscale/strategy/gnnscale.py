@@ -86,6 +86,11 @@ class GNNScaleStrategy(DDPStrategy):
         self._exchange_run: ExchangeRun | None = None
 
     @property
+    def exchange_run(self) -> "ExchangeRun | None":
+        """The exchange of the run that goes on; None outside of runs, and where the model trains on parts."""
+        return self._exchange_run
+
+    @property
     def handles_gradient_accumulation(self) -> bool:
         return self.weights.handles_gradient_accumulation
 
@@ -105,7 +110,7 @@ class GNNScaleStrategy(DDPStrategy):
             # sync_dist in training_step would wait for ranks that have no batch left.
             warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist.*")
             if not any(isinstance(callback, RoundCallback) for callback in trainer.callbacks):
-                trainer.callbacks.insert(0, RoundCallback(self.weights, self._exchange_run))
+                trainer.callbacks.insert(0, RoundCallback(self.weights))
 
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
         try:
@@ -197,7 +202,11 @@ def _policy(given: Any, base: type, known: dict[str, type], argument: str) -> An
     if isinstance(given, base):
         return given
     if isinstance(given, str) and given in known:
-        return known[given]()
+        try:
+            return known[given]()
+        except TypeError:
+            name = known[given].__name__
+            raise ValueError(f"strategy.{argument}={given!r} needs arguments: pass {name}(...) itself") from None
     names = ", ".join(sorted(known))
     raise ValueError(f"strategy.{argument} must be a {base.__name__} or one of {names}, got {given!r}")
 

@@ -1,15 +1,13 @@
 """The one callback of the strategy: Lightning's strategies have no hooks at the end of a batch."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 
 from .weights import WeightPolicy
-
-if TYPE_CHECKING:
-    from .exchange.run import ExchangeRun
 
 
 class RoundCallback(Callback):
@@ -19,11 +17,10 @@ class RoundCallback(Callback):
 
     Args:
         weights: the policy of the strategy that inserted this callback.
-        exchange: the run of its exchange, or None.
     """
 
-    def __init__(self, weights: WeightPolicy, exchange: "ExchangeRun | None" = None) -> None:
-        self._weights, self._exchange = weights, exchange
+    def __init__(self, weights: WeightPolicy) -> None:
+        self._weights = weights
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._weights.on_train_start()
@@ -34,9 +31,12 @@ class RoundCallback(Callback):
         # Validation runs before on_train_epoch_end: this is the last moment before it.
         if trainer.is_last_batch:
             metrics = self._weights.end_epoch()
-            if self._exchange is not None:
-                metrics |= self._exchange.end_epoch()
+            exchange = trainer.strategy.exchange_run
+            if exchange is not None:
+                metrics |= exchange.end_epoch(metrics.get("average_ms", 0.0) / 1e3)
             for name, value in metrics.items():
+                # float64: a count of bytes is no float32
+                value = torch.tensor(value, dtype=torch.float64, device=trainer.strategy.root_device)
                 pl_module.log(name, value, on_step=False, on_epoch=True, batch_size=1, sync_dist=True, reduce_fx="max")
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

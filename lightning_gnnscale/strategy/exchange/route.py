@@ -18,6 +18,7 @@ class Blocks(Protocol):
     halo_nodes: np.ndarray
     send_rows: tuple[np.ndarray, ...]
     symmetric: bool
+    edge_weight: np.ndarray | None
     num_local: int
     num_halo: int
 

@@ -21,10 +21,8 @@ class ExchangeRun:
         plan: how rows travel.
         blocks: of this process.
         layers: the model's exchange layers, in the order of its forward.
+        pulls: for each of them, whether gradients are pulled.
         device: of the model.
-
-    Raises:
-        StrategyError: gradients cannot be pulled; the message names the remedy.
     """
 
     def __init__(self, plan: ExchangePlan, blocks: Blocks, layers: list, pulls: list[bool], device: torch.device):
@@ -55,17 +53,24 @@ class ExchangeRun:
         if self._first_epoch is None:
             self._first_epoch = epoch
         self._step_start = time.perf_counter()
+        self.ledger.begin_step()
         fresh = epoch == self._first_epoch
         given = getattr(self.plan.bound, "initial_versions", None) is not None
         resumed = fresh and epoch > 0
         first_of_bound = fresh and self.plan.bound is not None and not given
         self.epoch, self.exact_step = epoch, resumed or first_of_bound or epoch < self.plan.warmup_epochs
 
-    def end_epoch(self) -> dict[str, float]:
-        """Write down what the epoch's exchange came to, and return its metrics, the same on every rank."""
+    def end_epoch(self, averaging_seconds: float = 0.0) -> dict[str, float]:
+        """Write down what the epoch's exchange came to, and return its metrics, sums over all ranks.
+
+        Evaluation bytes are those since the step before; what comes after the last one is written down by `detach`.
+
+        Args:
+            averaging_seconds: that joining gradients took in this step; neither exchange nor compute.
+        """
         ledger, rank = self.ledger, averaging.rank()
         cache_bytes = sum(layer.cache_bytes for layer in self.layers)
-        compute_seconds = time.perf_counter() - self._step_start - ledger.seconds
+        compute_seconds = time.perf_counter() - self._step_start - ledger.seconds - averaging_seconds
         record(
             "exchange",
             epoch=self.epoch,
@@ -82,6 +87,7 @@ class ExchangeRun:
             seconds=ledger.seconds,
             wait_seconds=ledger.wait_seconds,
             compute_seconds=compute_seconds,
+            evaluation_seconds=ledger.evaluation_seconds,
             cache_bytes=cache_bytes,
         )
         sent, skipped = sum(ledger.sent_rows.values()), sum(ledger.skipped_rows.values())
@@ -96,12 +102,21 @@ class ExchangeRun:
         ledger.clear()
         return metrics
 
-    def versions(self) -> dict[int, list[int]]:
-        """Return the versions of each layer but the first: when what the receivers hold was sent."""
-        return {layer.layer: layer.versions.tolist() for layer in self.layers[1:]}
+    def versions(self) -> dict[int, torch.Tensor]:
+        """Return the int64 versions of each layer but the first: when what the receivers hold was sent."""
+        return {layer.layer: torch.from_numpy(layer.versions.copy()) for layer in self.layers[1:]}
 
     def detach(self) -> None:
-        """Leave the model as a single process reads it."""
+        """Leave the model as a single process reads it; write down what was sent since the last epoch's end."""
+        self.ledger.begin_step()
+        if self.ledger.bytes:
+            record(
+                "exchange_evaluation",
+                epoch=self.epoch,
+                rank=averaging.rank(),
+                bytes=sum(self.ledger.bytes.values()),
+                seconds=self.ledger.evaluation_seconds,
+            )
         for module in self._modules:
             del module.exchange
 

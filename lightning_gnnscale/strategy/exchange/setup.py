@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def exchange_layers(model: nn.Module) -> list[Any]:
-    """Return the modules that read rows through an `exchange`, in the order in which they stand in the model."""
-    return [module for module in model.modules() if hasattr(module, "exchange")]
+    """Return the modules that read rows through an `exchange` (`RowLayer`s), in the order in which they stand."""
+    return [module for module in model.modules() if hasattr(module, "exchange") and hasattr(module, "can_pull")]
 
 
 def check_exchange(policy: "ExchangePolicy", trainer: pl.Trainer) -> None:
@@ -34,6 +34,11 @@ def check_exchange(policy: "ExchangePolicy", trainer: pl.Trainer) -> None:
         raise StrategyError(
             f"{name} finds no layer in {type(trainer.lightning_module).__name__} that exchanges rows: use GCN, "
             "GraphSAGE, GAT or SGC of lightning_gnnscale.model, or exchange=NoExchange()"
+        )
+    if trainer.precision not in ("32-true", "64-true"):
+        raise StrategyError(
+            f"{name} sends rows of float32 or float64, not what Trainer(precision={trainer.precision!r}) makes: "
+            'use precision="32-true"'
         )
     pushing = [type(layer).__name__ for layer in layers if not getattr(layer, "can_pull", False)]
     if policy.plan().backward == "pull" and pushing:

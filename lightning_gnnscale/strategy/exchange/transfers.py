@@ -61,7 +61,9 @@ class RowTransfer:
     def _decode(self, arrived: Arrived) -> Tensor:
         layout, held, epoch = self._layout, self._held, self._exchange.run.epoch
         if held is None:
-            return layout.codec.decode(arrived.rows, layout.width, layout.dtype)
+            rows = layout.codec.decode(arrived.rows, layout.width, layout.dtype)
+            # Whoever reads may keep them for its backward, and the buffer serves the next message.
+            return rows.clone() if layout.codec is RAW and self._exchange.run.route.pick is None else rows
         if arrived.places is None or len(arrived.places):
             base = held.at(epoch, arrived.places).clone()
             held.store(layout.codec.decode(arrived.rows, layout.width, layout.dtype, held=base), epoch, arrived.places)

@@ -21,8 +21,10 @@ class Ledger:
         bytes: (layer, direction) to bytes that this rank sent to others; directions are FORWARD, BACKWARD, STATIC
             (input that is exchanged once) and EVALUATION.
         sent_rows, skipped_rows: layer to rows of this rank's boundary that were sent, or left as they were, forward.
-        seconds: spent in exchanging: writing and reading messages, and waiting.
+        seconds: spent in exchanging since `begin_step`: writing and reading messages, and waiting. On CUDA what the
+            process waits for, not what the device does meanwhile.
         wait_seconds: of these, waiting.
+        evaluation_seconds: spent before it.
     """
 
     def __init__(self) -> None:
@@ -32,6 +34,11 @@ class Ledger:
         self.bytes: Counter = Counter()
         self.sent_rows: Counter = Counter()
         self.skipped_rows: Counter = Counter()
+        self.seconds = self.wait_seconds = self.evaluation_seconds = 0.0
+
+    def begin_step(self) -> None:
+        """Begin a training step: what was spent until now went into evaluation."""
+        self.evaluation_seconds += self.seconds
         self.seconds = self.wait_seconds = 0.0
 
     @contextmanager

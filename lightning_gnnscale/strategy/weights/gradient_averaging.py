@@ -47,6 +47,13 @@ class GradientAveraging(WeightPolicy):
         self.bucket_bytes, self.local_clip = bucket_bytes, local_clip
         self._trainer: pl.Trainer | None = None
 
+    def check(self, trainer: pl.Trainer) -> None:
+        if self.local_clip is not None and trainer.precision == "16-mixed":
+            raise StrategyError(
+                'GradientAveraging(local_clip=...) would clip scaled gradients under Trainer(precision="16-mixed"): '
+                "use gradient_clip_val of the Trainer, or another precision"
+            )
+
     def setup(self, trainer: pl.Trainer) -> None:
         self._trainer = trainer
         self._published = True
@@ -116,12 +123,12 @@ class GradientAveraging(WeightPolicy):
         self._published = True
 
     def _average(self, optimizer: Optimizer) -> None:
-        if averaging.world_size() == 1:
-            return
-        start = time.perf_counter()
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         if self.local_clip is not None:
             torch.nn.utils.clip_grad_norm_(parameters, self.local_clip * averaging.world_size() ** 0.5)
+        if averaging.world_size() == 1:
+            return
+        start = time.perf_counter()
         self._bytes += self._join(parameters, optimizer)
         self._seconds += time.perf_counter() - start
         self._steps += 1
