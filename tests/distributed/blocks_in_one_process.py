@@ -1,0 +1,195 @@
+"""The oracle of full-graph training: a GCN in one process, over dense arcs, with a replica of its weights a block."""
+
+import copy
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+from lightning_gnnscale.partition_store import PartitionStore
+from lightning_gnnscale.partition_store.block_rows import load_block_rows
+
+
+@dataclass
+class Graph:
+    """What a store holds, dense.
+
+    Attributes:
+        arcs: (num_nodes, num_nodes) float64, arcs[v, u] the number of arcs u -> v.
+        x, y, train: features, labels, and which nodes the loss goes over.
+        offsets: rank r owns the nodes in [offsets[r], offsets[r + 1]).
+    """
+
+    arcs: torch.Tensor
+    x: torch.Tensor
+    y: torch.Tensor
+    train: torch.Tensor
+    offsets: list
+
+    @property
+    def ranks(self):
+        return range(len(self.offsets) - 1)
+
+    @property
+    def owner(self):
+        """(num_nodes,) the rank of each node."""
+        return torch.bucketize(torch.arange(len(self.y)), torch.tensor(self.offsets[1:]), right=True)
+
+    @property
+    def crossing(self):
+        """(num_nodes, num_nodes) whether two nodes have different owners."""
+        return self.owner[:, None] != self.owner[None, :]
+
+    @property
+    def boundary(self):
+        """(num_nodes,) whether another rank reads the node's rows."""
+        return (self.crossing & (self.arcs > 0)).any(dim=0)
+
+    def normalized(self, crossing=True):
+        """Return the arcs with self-loops as GCN weighs them; without those between ranks, by what is left."""
+        arcs = self.arcs if crossing else self.arcs * ~self.crossing
+        root = (arcs.sum(dim=1) + 1).rsqrt()
+        return root[:, None] * (arcs + torch.eye(len(arcs), dtype=arcs.dtype)) * root
+
+
+def read_graph(root, world_size):
+    store = PartitionStore.open(root)
+    rows = load_block_rows(store, 0, 1)
+    target = torch.repeat_interleave(torch.arange(store.num_nodes), torch.from_numpy(rows.csc.indptr).diff())
+    arcs = torch.zeros(store.num_nodes, store.num_nodes, dtype=torch.float64)
+    arcs.index_put_((target, torch.from_numpy(rows.csc.indices).long()), torch.ones(()).double(), accumulate=True)
+    return Graph(
+        arcs,
+        torch.from_numpy(store.features.gather(rows.nodes)).double(),
+        torch.from_numpy(store.labels[:].astype("int64")),
+        torch.from_numpy(store.masks["train"][:].copy()),
+        load_block_rows(store, 0, world_size).offsets.tolist(),
+    )
+
+
+@dataclass
+class Held:
+    """Rows of one layer as the others last got them.
+
+    Attributes:
+        due: (epoch, fresh rows, what is held) -> (num_nodes,) bool: which rows are sent.
+        extrapolate: what is held goes on along its last change.
+    """
+
+    due: object
+    extrapolate: bool = False
+    sent: list = field(default_factory=list)  # (epoch, rows sent then) of each node
+    flags: list = field(default_factory=list)  # what was sent in each epoch
+
+    def read(self, epoch, fresh):
+        """Return what the others read of the rows in an epoch."""
+        self.sent = self.sent or [[] for _ in fresh]
+        flags = self.due(epoch, fresh, torch.stack([self._row(v, epoch, fresh) for v in range(len(fresh))]))
+        for v in flags.nonzero().flatten().tolist():
+            self.sent[v].append((epoch, fresh[v]))
+        self.flags.append(flags)
+        return torch.stack([self._row(v, epoch, fresh) for v in range(len(fresh))])
+
+    def _row(self, v, epoch, fresh):
+        if not self.sent[v]:
+            return torch.zeros_like(fresh[v])
+        last, row = self.sent[v][-1]
+        if not self.extrapolate or len(self.sent[v]) == 1:
+            return row
+        before, earlier = self.sent[v][-2]
+        return row + (row - earlier) / (last - before) * (epoch - last)
+
+
+def always(epoch, fresh, held):
+    return torch.ones(len(fresh), dtype=torch.bool)
+
+
+class Simulation:
+    """Full-graph training of a GCN on several processes, told in one.
+
+    Args:
+        graph: of `read_graph`.
+        model: a NodeClassifier around a GCN without dropout; it stays as it is.
+        due, extrapolate: see `Held`.
+        remote_gradient: gradients flow back to the rows of other ranks.
+        crossing: arcs between ranks are read.
+        own_count: a rank's loss is divided by its own labels, not by all of them.
+    """
+
+    def __init__(
+        self, graph, model, due=always, extrapolate=False, remote_gradient=True, crossing=True, own_count=False
+    ):
+        self.graph, self.arcs, self.remote_gradient = graph, graph.normalized(crossing), remote_gradient
+        self.own_count = own_count
+        self.replicas = [copy.deepcopy(model.backbone) for _ in graph.ranks]
+        self.optimizers = [
+            model.make_optimizer(net.parameters())
+            if model.make_optimizer
+            else torch.optim.Adam(net.parameters(), 0.005)
+            for net in self.replicas
+        ]
+        self.held = [Held(due, extrapolate) for _ in range(1, model.backbone.num_layers)]
+        self.losses = []
+
+    def forward(self, epoch):
+        """Return the (num_nodes, num_classes) outputs, each rank's rows by its own replica."""
+        h = self.graph.x
+        for layer in range(self.replicas[0].num_layers):
+            if layer == 0:
+                read = h
+            else:
+                h = F.relu(h)
+                read = self.held[layer - 1].read(epoch, h.detach())
+                read = read + (h - h.detach()) if self.remote_gradient else read
+            rows = []
+            for rank, net in enumerate(self.replicas):
+                own = self.graph.owner == rank
+                conv = net.convs[layer]
+                summed = self.arcs[own][:, own] @ h[own] + self.arcs[own][:, ~own] @ read[~own]
+                rows.append(summed @ conv.lin.weight.t() + conv.bias)
+            h = torch.cat(rows)
+        return h
+
+    def backward(self, epoch):
+        """Give every replica the gradient that its process computes."""
+        outputs, train = self.forward(epoch), self.graph.train
+        losses = F.cross_entropy(outputs, self.graph.y, reduction="none") * train
+        shares = []
+        for rank in self.graph.ranks:
+            own = self.graph.owner == rank
+            count = (train & own).sum() if self.own_count else train.sum()
+            shares.append(losses[own].sum() / count.clamp(min=1))
+        sum(shares).backward()
+        self.losses.append(float(sum(shares).detach()))
+
+    def step(self, epoch, join):
+        """Train one epoch; join(simulation, epoch) changes gradients (and weights) before the steps."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        self.backward(epoch)
+        join(self, epoch)
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def parameters(self):
+        """Return, for each parameter, the tensors of all replicas."""
+        return list(zip(*(net.parameters() for net in self.replicas), strict=True))
+
+    def weights(self, rank=0):
+        return {f"backbone.{name}": value.clone() for name, value in self.replicas[rank].state_dict().items()}
+
+
+def add_up(simulation, epoch):
+    """What every exact policy of weights does: all replicas step with the sum of all gradients."""
+    for tensors in simulation.parameters():
+        total = sum(tensor.grad for tensor in tensors)
+        for tensor in tensors:
+            tensor.grad = total.clone()
+
+
+@torch.no_grad()
+def average(tensors):
+    """Set tensors to their mean."""
+    mean = sum(tensors) / len(tensors)
+    for tensor in tensors:
+        tensor.copy_(mean)
