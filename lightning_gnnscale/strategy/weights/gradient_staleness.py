@@ -39,6 +39,7 @@ class BoundedGradientStaleness(GradientAveraging):
     def setup(self, trainer: pl.Trainer) -> None:
         super().setup(trainer)
         self._joined_epoch: int | None = None
+        self._apart = False  # replicas have drifted since they were equal
         self._others: list[Tensor] = []
         self._own: averaging.State | None = None
 
@@ -49,12 +50,12 @@ class BoundedGradientStaleness(GradientAveraging):
         super().begin_batch(batch)
 
     def publish(self) -> None:
-        if self._trainer is None or self._published:
+        if self._trainer is None or self._published or not self._apart:
+            super().publish()
             return
-        if averaging.world_size() > 1:
-            self._own = averaging.copy_state(self._live)
-            average, _ = averaging.weighted_average([(1.0, self._live)], like=self._live)
-            averaging.load_state(self._live, average)
+        self._own = averaging.copy_state(self._live)
+        average, _ = averaging.weighted_average([(1.0, self._live)], like=self._live)
+        averaging.load_state(self._live, average)
         self._published = True
 
     @property
@@ -63,7 +64,8 @@ class BoundedGradientStaleness(GradientAveraging):
 
     def _join(self, parameters: list[Tensor], optimizer: Optimizer) -> int:
         epoch = self._trainer.current_epoch
-        if self._joined_epoch is not None and epoch - self._joined_epoch <= self.max_age:
+        if self._joined_epoch is not None and 0 < epoch - self._joined_epoch <= self.max_age:
+            self._apart = True
             for parameter, others in zip(parameters, self._others, strict=True):
                 parameter.grad = others.clone() if parameter.grad is None else parameter.grad + others
             return 0
@@ -71,9 +73,9 @@ class BoundedGradientStaleness(GradientAveraging):
         num_bytes = reduce_gradients(parameters, self._weight, self.bucket_bytes, mean=not self._adds_up)
         joined = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         self._others = [total - mine for total, mine in zip(joined, own, strict=True)]
-        if self._joined_epoch is not None:
+        if self._apart:  # the mean of equal weights may differ from them in the last bit
             num_bytes += self._average_replicas(parameters, optimizer)
-        self._joined_epoch = epoch
+        self._joined_epoch, self._apart = epoch, False
         return num_bytes
 
     def _average_replicas(self, parameters: list[Tensor], optimizer: Optimizer) -> int:
