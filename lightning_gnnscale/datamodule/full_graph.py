@@ -9,7 +9,7 @@ import numpy as np
 from ..dataset import GraphDataset
 from ..errors import StrategyError
 from ..partition_store import PartitionStore
-from ..partition_store.block_rows import BlockRows, load_block_rows
+from ..partition_store.block_rows import BlockRows, load_block_rows, part_runs
 from ..partitioner import Partitioning
 from ..planner import Plan
 from .full_graph_batch import FullGraphBatch, FullGraphLoader, block_batch
@@ -88,6 +88,12 @@ class FullGraphDataModule(StoredGraphDataModule):
         if self.dataset is None or self.num_parts != "auto" or plan.num_parts >= plan.num_devices:
             return plan
         return super().make_plan(num_devices, **{**options, "num_parts": plan.num_devices})
+
+    def check_processes(self, world_size: int) -> None:
+        """Refuse, before processes are joined, what a store that stands already cannot do; raises as `setup` does."""
+        if self.dataset is None:
+            super().setup()
+            part_runs(self.store.num_parts, world_size)
 
     def setup(self, stage: str | None = None) -> None:
         """Open the store, and load this rank's block.

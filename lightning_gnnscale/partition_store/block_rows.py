@@ -82,7 +82,7 @@ def load_block_rows(store: PartitionStore, rank: int, world_size: int) -> BlockR
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank must be in [0, {world_size}), got {rank}")
-    runs = _part_runs(store.num_parts, world_size)
+    runs = part_runs(store.num_parts, world_size)
     offsets = store.part_offsets[[run.start for run in runs] + [store.num_parts]]
     begin, end = int(offsets[rank]), int(offsets[rank + 1])
     halo_nodes = _halo_of_run(store, runs[rank], begin, end)
@@ -104,7 +104,12 @@ def load_block_rows(store: PartitionStore, rank: int, world_size: int) -> BlockR
     )
 
 
-def _part_runs(num_parts: int, world_size: int) -> list[range]:
+def part_runs(num_parts: int, world_size: int) -> list[range]:
+    """Return the parts of each rank: contiguous runs, as even in their number as can be.
+
+    Raises:
+        StrategyError: there are more ranks than parts.
+    """
     if world_size > num_parts:
         raise StrategyError(
             f"{world_size} processes share {num_parts} parts, so that rank {num_parts} has none: "

@@ -129,6 +129,8 @@ class GNNScaleStrategy(DDPStrategy):
         if trainer.state.fn == TrainerFn.FITTING:
             self.weights.check_exchange(self.exchange)
             self.exchange.check(trainer)
+            if hasattr(trainer.datamodule, "check_processes"):
+                trainer.datamodule.check_processes(trainer.num_devices * trainer.num_nodes)
         super().setup_environment()
         if self._start_method != "popen" and self.root_device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
             # As Lightning does for processes that it starts by popen: share the cores out.
