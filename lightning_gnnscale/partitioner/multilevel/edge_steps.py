@@ -1,8 +1,8 @@
 """The steps of refinement over edges in any order: counters for every node take the place of its row.
 
 A node counts the parts of its neighbours in SLOTS counters by the rule of Misra and Gries; the first counts its own
-part, and exactly. Up to SLOTS parts all counts are exact. With more, counters only propose a part, and one more pass
-over the edges counts what connects a node to it.
+part, and exactly. Up to SLOTS parts all counts are exact. With more, those of other parts may be too low: to look for
+candidates one more pass counts exactly what connects a node to the part in sight; rebalancing takes them as they are.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from ...jit import kernel
 from ...triton_kernels.intrinsics import prefetch
 from ..row_threads import RowThreads
 from .edge_graph import EdgeGraph, share_of
-from .potential import best_way_out, per_relief, relief_of, surcharge
+from .potential import best_way_out, surcharge
 from .weighted_graph import PART_DTYPE
 
 SLOTS = 8
@@ -29,8 +29,8 @@ class EdgeSteps:
         graph: the graph.
         threads: their number does not change what is found.
 
-    Cost: `select` and `find_ways_out` take one pass, or two with more than SLOTS parts, and 48 bytes a node (with
-        int32 ids); `reconsider` takes one pass and 4 bytes a node.
+    Cost: `select` takes one pass, or two with more than SLOTS parts, `find_ways_out` one, both with 48 bytes a node
+        (with int32 ids); `reconsider` takes one pass and 4 bytes a node.
     """
 
     def __init__(self, graph: EdgeGraph, threads: RowThreads):
@@ -55,10 +55,6 @@ class EdgeSteps:
         weight = self.graph.node_weight
         slots, counts, _ = self._count_parts(part, over)
         _choose_ways_out(part, slots, counts, weight, load, cap, over, strict, key, target, ratio)
-        inside = counts[:, 0].copy()
-        del slots, counts
-        if len(load) > SLOTS:
-            _judge_ways_out(part, inside, self._count_towards(part, target), weight, load, cap, target, ratio)
 
     def _count_parts(self, part, active):
         """Return (num_nodes, SLOTS) parts and their counts, for the nodes of active parts; and the cut."""
@@ -228,12 +224,3 @@ def _choose_ways_out(part, slots, counts, node_weight, load, cap, over, strict, 
         for k in range(SLOTS):
             if counts[v, k] > 0:
                 conn[slots[v, k]] = 0
-
-
-@kernel
-def _judge_ways_out(part, inside, towards, node_weight, load, cap, target, ratio):
-    every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
-    for v in range(len(part)):
-        if target[v] >= 0:
-            relief = relief_of(v & every, part[v], target[v], load, cap, node_weight)
-            ratio[v] = per_relief(np.int64(towards[v]) - np.int64(inside[v]), relief)

@@ -43,12 +43,6 @@ def has_room(v, part, load, cap, node_weight):
 
 
 @kernel
-def per_relief(gain, relief):
-    """Return what moves are compared by: a loss counts per unit of relief, a gain as often as it relieves."""
-    return gain / relief if gain < 0 else gain * relief
-
-
-@kernel
 def best_way_out(v, row, own, conn, node_weight, load, cap, strict, key):
     """Return the part that a node leaves to at the least loss per relief, and that ratio; -1 where there is none.
 
@@ -65,7 +59,8 @@ def best_way_out(v, row, own, conn, node_weight, load, cap, strict, key):
         relief = relief_of(row, own, b, load, cap, node_weight)
         if relief <= 0.0:
             continue
-        ratio = per_relief(conn[b] - conn[own], relief)
+        gain = conn[b] - conn[own]
+        ratio = gain / relief if gain < 0 else gain * relief
         if ratio < best_ratio:
             continue
         tie = combine(key ^ np.uint64(v), b)

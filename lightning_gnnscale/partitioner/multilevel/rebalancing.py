@@ -11,6 +11,7 @@ from .steps import steps_of
 from .weighted_graph import BlockGraph, WeightedGraph
 
 LOOSE_ROUNDS = 20  # from then on a part is entered only where there is room, unless nothing moves
+EDGE_LOOSE_ROUNDS = 1  # the same over edges, where a round costs a pass: more of them hardly lower the cut
 MAX_ROUNDS = 40
 INNER = 0.998
 
@@ -34,7 +35,8 @@ def rebalance(
     leaves to at the least loss of edges per relief. Then nodes move, cheapest first, as long as their part is overfull
     and their move still relieves. What falls with every move is the potential, the sum over parts and dimensions of
     max(0, load / cap - 1)^2: a heavy node may enter a full part, which then sheds a light one. After
-    LOOSE_ROUNDS rounds a move must fit, as long as there are such moves: that settles the last few units.
+    LOOSE_ROUNDS rounds (edges: EDGE_LOOSE_ROUNDS) a move must fit, as long as there are such moves: that settles the
+    last few units.
 
     Args:
         graph: the graph.
@@ -53,11 +55,12 @@ def rebalance(
     Cost: O(num_entries + num_nodes) a round at most; nodes of other parts are skipped.
     """
     stuck, steps = False, steps_of(graph, threads)
+    loose_rounds = EDGE_LOOSE_ROUNDS if isinstance(graph, EdgeGraph) else LOOSE_ROUNDS
     for i in range(0 if (load <= cap).all() else MAX_ROUNDS):
         over = (load > inner).any(axis=1)
         if not over.any():
             return True
-        strict = i >= LOOSE_ROUNDS and not stuck
+        strict = i >= loose_rounds and not stuck
         steps.find_ways_out(part, load, inner, over, strict, np.uint64(fold(seed, _SALT, i)), target, ratio)
         leaving = np.flatnonzero(target >= 0)
         leaving = leaving[np.argsort(-ratio[leaving], kind="stable")]
