@@ -10,6 +10,7 @@ from ..dataset import load_npz
 from ..dataset.npz import CSRFeatures
 
 SVD_ROUNDS = 4
+SVD_SPARE = 16  # columns beyond those that are kept: the last ones are inexact
 
 
 def reduced_graph(name: str, folder: str | os.PathLike, dim: int, fractions: list[float], seed: int = 0) -> Path:
@@ -27,11 +28,11 @@ def reduced_graph(name: str, folder: str | os.PathLike, dim: int, fractions: lis
 
     Cost: a randomised SVD of the features, `SVD_ROUNDS` rounds.
     """
+    dataset = load_npz(name, fractions=tuple(fractions), split_seed=seed)
     split = "-".join(f"{100 * fraction:g}" for fraction in fractions)
-    path = Path(folder) / f"{name}-svd{dim}-{split}-seed{seed}" / "graph.npz"
+    path = Path(folder) / f"{dataset.name}-svd{dim}-{split}-seed{seed}" / "graph.npz"
     if path.is_file():
         return path
-    dataset = load_npz(name, fractions=tuple(fractions), split_seed=seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new.npz")
     edges = [np.stack([chunk.src, chunk.dst]) for chunk in dataset.stream.chunks()]
@@ -58,5 +59,5 @@ def _reduced(features, dim: int, seed: int) -> np.ndarray:
         return x.to_dense().numpy() if x.is_sparse else x.numpy()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        left, values, _ = torch.svd_lowrank(x, q=dim, niter=SVD_ROUNDS)
-    return (left * values).numpy()
+        left, values, _ = torch.svd_lowrank(x, q=min(dim + SVD_SPARE, *x.shape), niter=SVD_ROUNDS)
+    return (left * values)[:, :dim].numpy().copy()

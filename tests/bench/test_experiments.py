@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 
-from lightning_gnnscale.bench import accuracy, averaging, experiment
+from lightning_gnnscale.bench import accuracy, averaging, exchange, experiment
 from lightning_gnnscale.edge_stream import SyntheticGraph
 
 SMALL = ["model.backbone.hidden_channels=8", "datamodule.batch_size=64", "sampler=neighbor", "sampler.fanouts=[4,4]"]
@@ -54,3 +54,26 @@ def test_accuracy_puts_parts_beside_central_training(graph, tmp_path, monkeypatc
     assert [(int(run["seed"]), int(run["parts"])) for run in runs] == [(0, 1), (0, 2), (1, 1), (1, 2)]
     with pytest.raises(ValueError, match="bench.models must be of gcn, gat, graphsage; got mlp"):
         accuracy.run(tmp_path / "out", [graph], ["mlp"], [2], [0])
+
+
+def test_exchange_puts_policies_beside_the_exact_halo(graph, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"halo": "halo", "cagnet": "broadcast", "none": "none", "coded": "quantized"}
+    policies = {name: [f"strategy/exchange={choice}"] for name, choice in names.items()} | {"left out": None}
+    sizes = {"hidden_channels": 8, "num_layers": 2, "feature_dim": 4, "max_epochs": 4, "evaluate_every": 2}
+    table = exchange.run(tmp_path / "out", [graph], policies, ["random"], [2], [0], late_evaluations=2, **sizes)
+    rows = {row["policy"]: row for row in table}
+    assert list(rows) == ["halo", "cagnet", "none", "coded"]
+    assert rows["cagnet"]["share_of_cagnet"] == 100  # 300 nodes x 1 other process x 8 columns x 4 bytes x 2 x 4 epochs
+    assert rows["cagnet"]["bytes"] == 300 * 8 * 4 * 2 * 4
+    assert rows["none"]["bytes"] == 0 < rows["coded"]["bytes"] < rows["halo"]["bytes"] < rows["cagnet"]["bytes"]
+    assert rows["cagnet"]["late_acc_lost"] == rows["halo"]["late_acc_lost"] == 0
+    assert (tmp_path / "out" / "exchange.png").stat().st_size > 10_000
+    reduced = np.load(next((tmp_path / "out" / "graphs").glob("tiny-svd4-*/graph.npz")))
+    assert reduced["x"].shape == (300, 4)
+    # An SVD keeps the inner products of rows as well as four columns can.
+    x = np.load(f"{graph}/graph.npz")["x"].astype(np.float64)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    left, values, right = np.linalg.svd(x, full_matrices=False)
+    best = (left[:, :4] * values[:4]) @ right[:4]
+    assert np.allclose(reduced["x"] @ reduced["x"].T, best @ best.T, atol=1e-3)
