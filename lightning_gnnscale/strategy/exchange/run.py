@@ -90,13 +90,17 @@ class ExchangeRun:
             evaluation_seconds=ledger.evaluation_seconds,
             cache_bytes=cache_bytes,
         )
-        sent, skipped = sum(ledger.sent_rows.values()), sum(ledger.skipped_rows.values())
-        by_direction = [sum(n for (_, d), n in ledger.bytes.items() if d == direction) for direction in DIRECTIONS]
-        totals = [*by_direction, sent, skipped, cache_bytes]
-        sums = torch.tensor(totals, dtype=torch.float64, device=self.transport.device)
+        totals = {f"exchange_{direction}_bytes": 0 for direction in DIRECTIONS}
+        totals |= {f"exchange_layer{layer.layer}_bytes": 0 for layer in self.layers[1:]}
+        for (layer, direction), count in ledger.bytes.items():
+            totals[f"exchange_{direction}_bytes"] += count
+            if direction in (FORWARD, BACKWARD):
+                totals[f"exchange_layer{layer}_bytes"] += count
+        totals |= {"rows_sent": sum(ledger.sent_rows.values()), "rows_skipped": sum(ledger.skipped_rows.values())}
+        totals["exchange_cache_bytes"] = cache_bytes
+        sums = torch.tensor(list(totals.values()), dtype=torch.float64, device=self.transport.device)
         averaging.all_reduce(sums, "sum", "adding up bytes")
-        names = [*(f"exchange_{direction}_bytes" for direction in DIRECTIONS)]
-        metrics = dict(zip([*names, "rows_sent", "rows_skipped", "exchange_cache_bytes"], sums.tolist(), strict=True))
+        metrics = dict(zip(totals, sums.tolist(), strict=True))
         seconds = {"exchange": ledger.seconds, "exchange_wait": ledger.wait_seconds, "compute": compute_seconds}
         metrics |= {f"{name}_ms": 1e3 * value for name, value in seconds.items()}
         ledger.clear()
