@@ -54,6 +54,8 @@ def streaming_multilevel(
     The graph's rows go to scratch disk and are read block by block: label propagation clusters them, the edges between
     clusters are added up to a quotient graph, which a multilevel method partitions in memory; its parts are carried
     over to the nodes and refined on the streamed blocks. A graph that fits one block is partitioned in memory at once.
+    Without scratch disk the edges are read from the stream instead, pass after pass, in the order in which they are
+    listed, and counters for every node take the place of its row (see `multilevel.edge_clustering`, `edge_steps`).
 
     Args:
         stream: an EdgeStream.
@@ -63,7 +65,7 @@ def streaming_multilevel(
         balance: {"nodes": 1.05, "volume": 1.10, "train": 1.05}, any of them: the largest part over the mean. None:
             nodes at 1.03. What cannot be kept is told with its size.
         progress: called as progress(what, done, total).
-        passes: of label propagation over the streamed graph, >= 1.
+        passes: of label propagation over the streamed graph, >= 1; without scratch disk each reads it twice.
         refinement_rounds: of Jet over the streamed graph, >= 0.
         quotient_edges_per_node: the quotient graph has at most so many edges a node of the graph, and at least 2**20
             are let pass; where it would have more, clusters grow coarser, up to one a part, which is let pass. >= 0.
@@ -72,21 +74,28 @@ def streaming_multilevel(
         cycles: times that it is then contracted within its parts and refined again. >= 0. None: 1 or 0, likewise.
         block_edges: entries (two an edge) of a block, >= 1; a part of the method.
         num_threads: >= 1; None: all cores. It does not change the result.
-        deduplicate, scratch: see `open_simple_graph`; scratch disk is needed.
+        deduplicate, scratch: see `open_simple_graph`. Without scratch disk (scratch=None) a repeated edge cannot be
+            told from another, but for the two directions of layout "both_ways": it stays, adds to the weight of its
+            pair and to the volume of its nodes, and a warning tells how many there are.
         checkpoint: file to save the state to; when it stands there already, the work goes on from it. It is removed
             at the end. None: nothing is saved.
-        checkpoint_every: chunks of the first pass between two saves, >= 1; later every pass is saved.
+        checkpoint_every: chunks of the first pass between two saves, >= 1; later every pass for clusters, and every
+            round of refinement, is saved.
 
     Returns:
         (num_nodes,) int32 part ids.
 
     Raises:
-        ValueError: an option outside its range, or a constraint that no partition can meet.
+        ValueError: an option outside its range, or a constraint that no partition can meet; or `deduplicate=True`
+            without scratch disk.
         GNNScaleError: too little scratch disk, before anything is written.
         EdgeStreamError: the edges changed between the passes.
 
     Cost: O(num_nodes + num_edges) time; about 45 bytes a node with one constraint, two blocks, and the quotient graph;
-        scratch disk as told by `open_external_csc`.
+        scratch disk as told by `open_external_csc`. Without scratch disk 63 bytes a node where nodes alone are
+        balanced, else 4 more a constraint, and the quotient graph; 3 + 2 * passes passes over the stream, and for a
+        round of refinement 2 (3 with more than 8 parts) and one for each round of rebalancing: 17 to 25 in all by
+        default, up to 120 where several constraints are hard to meet.
     Source: ours. Label propagation and projection: Meyerhenke, Sanders and Schulz, SEA 2014; refinement: Gilbert et
         al., Jet, 2024; the streamed form and balances of several weights are this project's.
     """
