@@ -66,7 +66,7 @@ def cluster_nodes(
     later = SAMPLE if isinstance(graph, WeightedGraph) else STREAMED_SAMPLE
     label = np.arange(num_nodes, dtype=ids) if fresh else label
     weight = np.zeros((num_nodes, graph.node_weight.shape[1]), np.int32)
-    _weigh_clusters(label, graph.node_weight, weight)
+    weigh_clusters(label, graph.node_weight, weight)
     group = np.zeros(1, PART_DTYPE) if group is None else group
     favourite = label.copy()
     limit = np.minimum(limit, np.iinfo(np.int32).max)
@@ -107,7 +107,7 @@ def _propagate(block, node_weight, limit, group, label, weight, favourite, key, 
 
 
 @kernel
-def _weigh_clusters(label, node_weight, weight):
+def weigh_clusters(label, node_weight, weight):
     every = np.int64(-1) if len(node_weight) == len(label) else np.int64(0)
     for v in range(len(label)):
         for d in range(node_weight.shape[1]):

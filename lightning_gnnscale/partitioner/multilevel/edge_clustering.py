@@ -2,8 +2,8 @@
 
 A node begins with the one of its neighbours that a hash puts first: nodes whose neighbourhoods overlap tend to begin
 with the same one. Label propagation follows, with two passes a round: the nodes with even ids add up the clusters of
-their neighbours and move, then those with odd ids. What a node adds up in is a row of SLOTS counters, kept by the rule
-of Misra and Gries; the first counts its own cluster, and exactly.
+their neighbours and move, then those with odd ids. What a node adds up in is a row of SLOTS counters, which fills a
+line of the processor's cache; the first counts its own cluster, and exactly.
 """
 
 import numpy as np
@@ -13,11 +13,12 @@ from ...jit import kernel
 from ...rng import fold, mix64
 from ...triton_kernels.intrinsics import prefetch
 from ..row_threads import RowThreads
+from .clustering import weigh_clusters
+from .counters import SLOTS, count
 from .edge_graph import EdgeGraph, share_of
 from .two_hops import join_two_hops
 from .weighted_graph import PART_DTYPE
 
-SLOTS = 8  # counters a node; with their clusters' ids they fill a line of the processor's cache
 STEPS_A_ROUND = 2
 
 _SALT = 0x45434C55  # keeps this use of the seed apart from all others
@@ -47,7 +48,7 @@ class EdgeClusters:
         self.label = np.arange(graph.num_nodes, dtype=ids) if saved is None else saved["label"]
         self._favourite = self.label.copy() if saved is None else saved["favourite"]
         self._weight = np.zeros((graph.num_nodes, graph.node_weight.shape[1]), np.int32)
-        _weigh(self.label, graph.node_weight, self._weight)
+        weigh_clusters(self.label, graph.node_weight, self._weight)
 
     @staticmethod
     def steps_of(rounds: int) -> int:
@@ -86,14 +87,6 @@ class EdgeClusters:
     def arrays(self) -> dict[str, np.ndarray]:
         """Return what is to be saved between two steps."""
         return {"label": self.label, "favourite": self._favourite}
-
-
-@kernel
-def _weigh(label, node_weight, weight):
-    every = np.int64(-1) if len(node_weight) == len(label) else np.int64(0)
-    for v in range(len(label)):
-        for d in range(node_weight.shape[1]):
-            weight[label[v], d] += node_weight[v & every, d]
 
 
 @kernel
@@ -162,27 +155,9 @@ def _count_clusters(share, num_shares, src, dst, label, table, half):
                 prefetch(flat, (v >> 1) * 2 * SLOTS + SLOTS)
         u, v = src[i], dst[i]
         if u & 1 == half and share_of(u, num_shares) == share:
-            _count(table[u >> 1], label[v])
+            count(table[u >> 1, :SLOTS], table[u >> 1, SLOTS:], label[v])
         if v & 1 == half and share_of(v, num_shares) == share:
-            _count(table[v >> 1], label[u])
-
-
-@kernel(inline="always")
-def _count(row, cluster):
-    free, found = -1, False
-    for k in range(SLOTS):
-        if row[k] == cluster:
-            row[SLOTS + k] += 1
-            found = True
-            break
-        if k > 0 and row[SLOTS + k] == 0:
-            free = k
-    if not found:
-        if free > 0:
-            row[free], row[SLOTS + free] = cluster, 1
-        else:
-            for k in range(1, SLOTS):
-                row[SLOTS + k] -= 1
+            count(table[v >> 1, :SLOTS], table[v >> 1, SLOTS:], label[u])
 
 
 @kernel

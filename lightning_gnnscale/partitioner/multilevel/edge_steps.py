@@ -1,8 +1,8 @@
 """The steps of refinement over edges in any order: counters for every node take the place of its row.
 
-A node counts the parts of its neighbours in SLOTS counters by the rule of Misra and Gries; the first counts its own
-part, and exactly. Up to SLOTS parts all counts are exact. With more, those of other parts may be too low: to look for
-candidates one more pass counts exactly what connects a node to the part in sight; rebalancing takes them as they are.
+A node counts the parts of its neighbours in SLOTS counters; the first counts its own part, and exactly. Up to SLOTS
+parts all counts are exact. With more, those of other parts may be too low: to look for candidates one more pass counts
+exactly what connects a node to the part in sight; rebalancing takes them as they are.
 """
 
 import numpy as np
@@ -11,11 +11,10 @@ from ...graph import id_dtype
 from ...jit import kernel
 from ...triton_kernels.intrinsics import prefetch
 from ..row_threads import RowThreads
+from .counters import SLOTS, count
 from .edge_graph import EdgeGraph, share_of
 from .potential import best_way_out, surcharge
 from .weighted_graph import PART_DTYPE
-
-SLOTS = 8
 
 _AHEAD = 24  # edges
 
@@ -103,28 +102,10 @@ def _count(share, num_shares, src, dst, part, active, slots, counts):
         if share_of(u, num_shares) == share:
             cut += a != b
             if active[a]:
-                _add(slots[u], counts[u], b)
+                count(slots[u], counts[u], b)
         if active[b] and share_of(v, num_shares) == share:
-            _add(slots[v], counts[v], a)
+            count(slots[v], counts[v], a)
     return cut
-
-
-@kernel(inline="always")
-def _add(slots, counts, part):
-    free, found = -1, False
-    for k in range(SLOTS):
-        if slots[k] == part:
-            counts[k] += 1
-            found = True
-            break
-        if k > 0 and counts[k] == 0:
-            free = k
-    if not found:
-        if free > 0:
-            slots[free], counts[free] = part, 1
-        else:
-            for k in range(1, SLOTS):
-                counts[k] -= 1
 
 
 @kernel
