@@ -215,20 +215,15 @@ def test_clipping_by_rank_comes_before_joining_and_the_trainers_after(runs, grap
 
 
 class Models:
-    """Average replicas by the training nodes of their blocks, every so many epochs."""
+    """Average replicas by the training nodes of their blocks."""
 
-    def __init__(self, graph, every):
+    def __init__(self, graph):
         counts = torch.stack([(graph.train & (graph.owner == rank)).sum() for rank in graph.ranks]).double()
-        self.shares, self.every = counts / counts.sum(), every
+        self.shares = counts / counts.sum()
 
     @torch.no_grad()
     def mean(self, tensors):
         return sum(share * tensor for share, tensor in zip(self.shares, tensors, strict=True))
-
-    def __call__(self, simulation, epoch):
-        """Before the step of an epoch, average what the last one left."""
-        if epoch and epoch % self.every == 0:
-            self.average(simulation)
 
     @torch.no_grad()
     def average(self, simulation):
@@ -249,7 +244,7 @@ def in_turns(graph):
 @pytest.mark.parametrize("name", ["local models", "local models, every other epoch", "models, gradients dropped"])
 def test_averaged_models(runs, graph, name):
     _, weights, _ = CASES[name]
-    models = Models(graph, weights.every_n_epochs)
+    models = Models(graph)
     crossing = name == "models, gradients dropped"
     simulation = Simulation(
         graph, make_model("gcn"), in_turns(graph), remote_gradient=False, crossing=crossing, own_count=True
