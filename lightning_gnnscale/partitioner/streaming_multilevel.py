@@ -95,7 +95,7 @@ def streaming_multilevel(
         scratch disk as told by `open_external_csc`. Without scratch disk 63 bytes a node where nodes alone are
         balanced, else 4 more a constraint, and the quotient graph; 3 + 2 * passes passes over the stream, and for a
         round of refinement 2 (3 with more than 8 parts) and one for each round of rebalancing: 17 to 25 in all by
-        default, up to 120 where several constraints are hard to meet.
+        default, up to 90 where several constraints are hard to meet.
     Source: ours. Label propagation and projection: Meyerhenke, Sanders and Schulz, SEA 2014; refinement: Gilbert et
         al., Jet, 2024; the streamed form and balances of several weights are this project's.
     """

@@ -36,7 +36,7 @@ def rebalance(
     and their move still relieves. What falls with every move is the potential, the sum over parts and dimensions of
     max(0, load / cap - 1)^2: a heavy node may enter a full part, which then sheds a light one. After
     LOOSE_ROUNDS rounds (edges: EDGE_LOOSE_ROUNDS) a move must fit, as long as there are such moves: that settles the
-    last few units.
+    last few units. Over edges it ends as soon as `cap` is kept, over rows only when `inner` is.
 
     Args:
         graph: the graph.
@@ -55,11 +55,11 @@ def rebalance(
     Cost: O(num_entries + num_nodes) a round at most; nodes of other parts are skipped.
     """
     stuck, steps = False, steps_of(graph, threads)
-    loose_rounds = EDGE_LOOSE_ROUNDS if isinstance(graph, EdgeGraph) else LOOSE_ROUNDS
+    loose_rounds, enough = (EDGE_LOOSE_ROUNDS, cap) if isinstance(graph, EdgeGraph) else (LOOSE_ROUNDS, inner)
     for i in range(0 if (load <= cap).all() else MAX_ROUNDS):
-        over = (load > inner).any(axis=1)
-        if not over.any():
+        if (load <= enough).all():
             return True
+        over = (load > inner).any(axis=1)
         strict = i >= loose_rounds and not stuck
         steps.find_ways_out(part, load, inner, over, strict, np.uint64(fold(seed, _SALT, i)), target, ratio)
         leaving = np.flatnonzero(target >= 0)
