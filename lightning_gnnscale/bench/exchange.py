@@ -175,9 +175,8 @@ COLUMNS = {
     "best_test_acc_lost": "lost",
     "late_acc": "late",
     "late_acc_lost": "lost",
-    "share_of_cagnet": "% of CAGNET",
-    "share_of_halo": "% of halo",
-    "cache_bytes": "MB",
+    "share_of_cagnet": "CAGNET",
+    "share_of_halo": "halo",
     "train_s": "s",
 }
 
@@ -185,12 +184,18 @@ COLUMNS = {
 def _print(rows: list[dict], num_seeds: int) -> None:
     cases = dict.fromkeys((row["graph"], row["partitioner"], row["world_size"]) for row in rows)
     for graph, method, size in cases:
-        title = f"{graph}, {method} parts, {size} processes, seeds: {num_seeds}; accuracy in %, lost in points"
-        table = Table(title=title, title_justify="left")
+        title = f"{graph}, {method} parts, {size} processes, seeds: {num_seeds}"
+        caption = (
+            "accuracy at the best validation and late, %; lost, points; bytes, % of CAGNET's and of the exact halo's"
+        )
+        table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
         for column in COLUMNS.values():
             table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=column == "policy")
         for row in rows:
             if (row["graph"], row["partitioner"], row["world_size"]) == (graph, method, size):
-                shown = {**row, "cache_bytes": round(row["cache_bytes"] / 1e6, 2)}
-                table.add_row(*(str(shown[name]) for name in COLUMNS))
+                table.add_row(*(_shown(row[name]) for name in COLUMNS))
         Console().print(table)
+
+
+def _shown(value: object) -> str:
+    return f"{value:.1f}" if isinstance(value, float) and abs(value) >= 10 else str(value)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ...errors import StrategyError
 from .. import averaging
 from .gradient_averaging import GradientAveraging, reduce_gradients
 
@@ -35,6 +36,14 @@ class BoundedGradientStaleness(GradientAveraging):
         if isinstance(max_age, bool) or int(max_age) != max_age or max_age < 0:
             raise ValueError(f"weights.max_age must be an integer of at least 0, got {max_age!r}")
         self.max_age = int(max_age)
+
+    def check(self, trainer: pl.Trainer) -> None:
+        super().check(trainer)
+        if not hasattr(trainer.datamodule, "blocks"):
+            raise StrategyError(
+                "BoundedGradientStaleness adds up shares of one loss over the full graph: train with "
+                "FullGraphDataModule, or use weights=GradientAveraging()"
+            )
 
     def setup(self, trainer: pl.Trainer) -> None:
         super().setup(trainer)
