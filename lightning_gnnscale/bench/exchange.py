@@ -185,9 +185,7 @@ def _print(rows: list[dict], num_seeds: int) -> None:
     cases = dict.fromkeys((row["graph"], row["partitioner"], row["world_size"]) for row in rows)
     for graph, method, size in cases:
         title = f"{graph}, {method} parts, {size} processes, seeds: {num_seeds}"
-        caption = (
-            "accuracy at the best validation and late, %; lost, points; bytes, % of CAGNET's and of the exact halo's"
-        )
+        caption = "accuracy, %, at the best validation and late; points lost; bytes, % of CAGNET's and the exact halo's"
         table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
         for column in COLUMNS.values():
             table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=column == "policy")
@@ -198,4 +196,4 @@ def _print(rows: list[dict], num_seeds: int) -> None:
 
 
 def _shown(value: object) -> str:
-    return f"{value:.1f}" if isinstance(value, float) and abs(value) >= 10 else str(value)
+    return f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -20,7 +20,7 @@ def plot_exchange(path: Path, rows: list[dict]) -> None:
 
     columns = min(3, len(cases))
     lines = -(-len(cases) // columns)
-    figure = Figure(figsize=(5 * columns, 4 * lines + 0.6), layout="constrained")
+    figure = Figure(figsize=(5.5 * columns, 4 * lines + 1), layout="constrained")
     panels = figure.subplots(lines, columns, squeeze=False).flatten()
     policies = list(dict.fromkeys(row["policy"] for row in rows))
     for axes, case in zip(panels, cases, strict=False):
@@ -46,5 +46,5 @@ def plot_exchange(path: Path, rows: list[dict]) -> None:
     for axes in panels[len(cases) :]:
         axes.set_visible(False)
     handles = {handle.get_label(): handle for axes in panels for handle in axes.get_legend_handles_labels()[0]}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6, fontsize="small")
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3 * columns, fontsize="small")
     figure.savefig(path, dpi=120)
