@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_gnnscale.partitioner import row_threads
+from lightning_gnnscale.partitioner.multilevel.edge_graph import share_of
 from lightning_gnnscale.partitioner.row_threads import RowThreads, num_cores
 
 
@@ -36,6 +37,18 @@ def test_ranges_have_about_equal_entries(monkeypatch):
     threads.close()
     assert sum(sums) == degrees.sum()
     assert max(sums) - min(sums) <= 2 * 20
+
+
+@pytest.mark.parametrize(("num_entries", "num_shares"), [(0, 1), (19, 1), (20, 2), (1_000, 3)])
+def test_every_share_is_called_once_and_every_node_has_one(monkeypatch, num_entries, num_shares):
+    monkeypatch.setattr(row_threads, "MIN_ENTRIES", 10)
+    threads = RowThreads(3)
+    shares = threads.share(lambda share, among, extra: (share, among, extra), num_entries, "more")
+    threads.close()
+    assert shares == [(share, num_shares, "more") for share in range(num_shares)]
+    owners = np.array([share_of(node, num_shares) for node in range(10_000)])
+    assert set(owners) == set(range(num_shares))
+    assert np.bincount(owners).max() < 1.2 * 10_000 / num_shares
 
 
 def test_several_run_at_a_time_and_end_with_close():

@@ -65,6 +65,7 @@ def rebalance(
         leaving = np.flatnonzero(target >= 0)
         leaving = leaving[np.argsort(-ratio[leaving], kind="stable")]
         moved = _leave(leaving, graph.node_weight, part, load, inner, target, strict)
+        del leaving  # the next round needs the memory
         if not moved and not strict:
             break
         stuck = not moved
