@@ -277,7 +277,7 @@ def _choose(
             for t in range(num_touched):
                 c, r = slots_of[touched[t]], rating[touched[t]]
                 tie = np.uint64(c) * node_key
-                if c == own or r < best_rating or (r == best_rating and tie <= best_tie):
+                if c == own or r < best_rating or (best != own and r == best_rating and tie <= best_tie):
                     continue
                 if _fits(c, v & every, node_weight, weight, limit):
                     best, best_rating, best_tie = c, r, tie
