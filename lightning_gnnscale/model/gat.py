@@ -27,6 +27,13 @@ class GATLayer(GATConv, RowLayer):
         return linear(x, self.lin.weight)
 
     def combine(self, projected: Tensor, block: Block, arc_ids: Tensor | None = None) -> Tensor:
+        """Return (num_targets, width): values summed by attention.
+
+        Args:
+            projected: (num_sources, heads * out_channels), from `transform`.
+            block: arcs with self-loops.
+            arc_ids: (num_arcs,) int64 that dropout of the attention hangs on; None: on positions.
+        """
         # A block-diagonal map sums each head's channels in one matrix product.
         src_score = F.linear(projected, torch.block_diag(*self.att_src[0]))
         dst_score = F.linear(projected[: block.num_targets], torch.block_diag(*self.att_dst[0]))

@@ -9,6 +9,7 @@ from ..graph import CSC
 from ..jit import kernel
 from ..rng import batch_key, fold, permutation
 from ..triton_kernels.sample_neighbors import Workspace, check_fanouts, sample_neighbors
+from .neighborhoods import count_reached
 
 
 class GraphRows(Protocol):
@@ -104,7 +105,7 @@ def _presample(csc, train_nodes, fanouts, batch_size, num_epochs, seed) -> np.nd
 
 def _reach(csc: CSC, train_nodes: np.ndarray, num_layers: int) -> np.ndarray:
     counts = np.zeros(csc.num_rows, np.int64)
-    _count_reached(csc.indptr, csc.indices, train_nodes, num_layers, counts)
+    count_reached(csc.indptr, csc.indices, train_nodes, num_layers, counts)
     return (counts / len(train_nodes)).astype(np.float32)
 
 
@@ -140,30 +141,6 @@ def _spread_paths(indptr, indices, paths, longer):
         if paths[v] != 0:
             for e in range(indptr[v], indptr[v + 1]):
                 longer[indices[e]] += paths[v]
-
-
-@kernel
-def _count_reached(indptr, indices, train_nodes, num_layers, counts):
-    """Count, for each node, the training nodes that have it within num_layers hops."""
-    num_nodes = len(indptr) - 1
-    seen = np.full(num_nodes, -1, np.int64)
-    queue = np.empty(num_nodes, np.int64)
-    for i in range(len(train_nodes)):
-        queue[0] = train_nodes[i]
-        seen[train_nodes[i]] = i
-        begin, end = 0, 1
-        for _ in range(num_layers):
-            last = end
-            for q in range(begin, last):
-                for e in range(indptr[queue[q]], indptr[queue[q] + 1]):
-                    u = indices[e]
-                    if seen[u] != i:
-                        seen[u] = i
-                        queue[end] = u
-                        end += 1
-            begin = last
-        for q in range(end):
-            counts[queue[q]] += 1
 
 
 METHODS = {"vip": _vip, "presample": _presample, "reach": _reach, "paths": _paths}

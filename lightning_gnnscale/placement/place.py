@@ -62,14 +62,16 @@ def place(
         rows = _pagraph(store, train_nodes, num_devices, num_layers, buffer_rows)
     else:
         groups = _checked_groups(groups, num_devices)
+        if method == "metis":
+            part_id = _checked_parts(part_id, len(prob), num_devices)
+        candidates = None if method in ("rule", "metis") else _candidates(method, prob, store, seed)
         rows = [order[:0]] * num_devices
         for group in groups:
             if method == "rule":
                 placed = list(place_group(order, prob, len(group), buffer_rows, alpha))
             elif method == "metis":
-                placed = _hottest_of_parts(order, _checked_parts(part_id, len(prob), num_devices), group, buffer_rows)
+                placed = _hottest_of_parts(order, part_id, group, buffer_rows)
             else:
-                candidates = _candidates(method, prob, store, seed)
                 placed = _dealt(candidates, len(group), buffer_rows, in_turns=method == "degree")
             for device, own in zip(group, placed, strict=True):
                 rows[device] = own

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from ...errors import StrategyError
 from .. import averaging
+from ..exchange.bounds import checked_epochs
 from .gradient_averaging import GradientAveraging, reduce_gradients
 
 
@@ -33,9 +34,7 @@ class BoundedGradientStaleness(GradientAveraging):
 
     def __init__(self, max_age: int = 1, bucket_bytes: int = 25 * 2**20, local_clip: float | None = None) -> None:
         super().__init__(bucket_bytes, local_clip)
-        if isinstance(max_age, bool) or int(max_age) != max_age or max_age < 0:
-            raise ValueError(f"weights.max_age must be an integer of at least 0, got {max_age!r}")
-        self.max_age = int(max_age)
+        self.max_age = checked_epochs("weights.max_age", max_age)
 
     def check(self, trainer: pl.Trainer) -> None:
         super().check(trainer)
