@@ -1,0 +1,221 @@
+"""Placements side by side: the share of reads that each tier serves, predicted and counted."""
+
+import importlib.util
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from ..edge_stream import open_edge_stream
+from ..graph import CSC
+from ..partitioner import partition
+from ..placement import Placement, access_probability, place
+from ..placement.pagraph import assign_training_nodes
+from ..triton_kernels.sample_neighbors import Workspace, check_fanouts
+from .partition_graphs import public_root
+from .placement_graphs import Workload, check_graphs, load_workload
+from .placement_reads import TIERS, Reads, count_epochs
+from .placement_tables import draw, print_tables
+from .results import machine, write_csv
+
+METHODS = ("rule", "naive", "random", "degree", "metis", "metis_local", "pagraph", "pagraph_local")
+LOCAL = "_local"  # each device shuffles its own training nodes only
+ARCS_OF_SEARCH = 5e9  # that PaGraph's searches may read before they look fewer hops; about 20 s
+_PROBES = 32
+
+
+@dataclass(frozen=True)
+class Devices:
+    """A number of devices and which of them read each other's buffers."""
+
+    name: str
+    groups: tuple[tuple[int, ...], ...]
+
+    @property
+    def number(self) -> int:
+        return sum(len(group) for group in self.groups)
+
+
+def run(
+    output_dir: str | os.PathLike,
+    graphs: Sequence[str],
+    devices: Mapping[str, Sequence[int]],
+    buffer_shares: Sequence[float] = (0.1, 0.125, 0.2),
+    methods: Sequence[str] = METHODS,
+    alphas: Sequence[float] = (0.0, 0.2),
+    fanouts: Sequence[int] = (15, 10, 5),
+    batch_size: int = 512,
+    seeds: Sequence[int] = (0, 1, 2, 3, 4),
+    batches_per_device: int = 16,
+    data_root: str | None = None,
+) -> list[dict]:
+    """Place rows by each method, and count where sampled epochs would read them.
+
+    The batches of one seed are the same for all methods; those named `_local` draw each device's batches from the
+    training nodes of its own part instead.
+
+    Args:
+        output_dir: folder for `placement.csv` and `placement.png`.
+        graphs: public graphs, "power_law:NODES", "power_law:NODES:ARCS".
+        devices: name to the sizes of the groups of devices that read each other's buffers.
+        buffer_shares: rows of one device's buffer over all rows, each in (0, 1].
+        methods: of METHODS.
+        alphas: cost of a peer read over that of a host read: "rule" places for each of them.
+        fanouts, batch_size: of the batches.
+        seeds: of seed order and sampling; means and deviations go over them.
+        batches_per_device: epochs are sampled until each device has had this many.
+        data_root: folder of public graphs; None looks for it.
+
+    Returns:
+        One row a graph, devices, buffer and method (and alpha, of "rule").
+    """
+    unknown = sorted(set(methods) - set(METHODS))
+    if unknown:
+        raise ValueError(f"bench.methods must be of {', '.join(METHODS)}; got {', '.join(unknown)}")
+    console = Console(width=max(Console().width, 150))
+    root = public_root(data_root)
+    check_graphs(list(graphs), root)
+    fanouts = check_fanouts(fanouts)
+    if any(method.startswith("metis") for method in methods) and importlib.util.find_spec("pymetis") is None:
+        console.print("METIS is left out: pymetis is not installed (extra \\[metis])")
+        methods = [method for method in methods if not method.startswith("metis")]
+    cases = [_devices(name, sizes) for name, sizes in devices.items()]
+    rows = []
+    for name in graphs:
+        workload = load_workload(name, root)
+        console.print(
+            f"{name}: {workload.csc.num_rows:,} nodes, {workload.csc.num_arcs:,} arcs, "
+            f"{len(workload.train_nodes):,} training nodes"
+        )
+        graph_bench = _GraphBench(workload, fanouts, batch_size, list(seeds), batches_per_device, console)
+        for case in cases:
+            rows += graph_bench.rows(case, buffer_shares, methods, alphas)
+    facts = machine()
+    write_csv(Path(output_dir) / "placement.csv", rows, facts)
+    print_tables(console, rows, facts)
+    draw(Path(output_dir) / "placement.png", rows)
+    return rows
+
+
+class _GraphBench:
+    """One graph: its access probabilities and its counted reads, shared by all placements."""
+
+    def __init__(self, workload: Workload, fanouts, batch_size, seeds, batches_per_device, console: Console):
+        self.workload, self.fanouts, self.batch_size, self.seeds = workload, fanouts, batch_size, seeds
+        self.batches_per_device, self.console = batches_per_device, console
+        csc, nodes = workload.csc, workload.train_nodes
+        self.workspace = Workspace(csc.num_rows, csc.indices.dtype)
+        start = time.perf_counter()
+        self.prob = access_probability(workload, nodes, method="vip", fanouts=fanouts, batch_size=batch_size)
+        self.prob_s = time.perf_counter() - start
+        self._hops: int | None = None
+
+    def rows(self, devices: Devices, buffer_shares, methods, alphas) -> Iterator[dict]:
+        """Yield the rows of one set of devices."""
+        nodes = self.workload.train_nodes
+        part_id = self._metis(devices.number) if any(m.startswith("metis") for m in methods) else None
+        owner = None
+        if any(m.startswith("pagraph") for m in methods):
+            owner = assign_training_nodes(self.workload.csc, nodes, devices.number, self._pagraph_hops())
+        together = self._count([nodes] * devices.number)
+        apart = {}
+        if "metis_local" in methods:
+            apart["metis"] = self._count([nodes[part_id[nodes] == device] for device in range(devices.number)])
+        if "pagraph_local" in methods:
+            apart["pagraph"] = self._count([nodes[owner == device] for device in range(devices.number)])
+        for share in buffer_shares:
+            buffer_rows = max(1, round(share * self.workload.csc.num_rows))
+            for method in methods:
+                kind = method.removesuffix(LOCAL)
+                for alpha in alphas if method == "rule" else alphas[:1]:
+                    start = time.perf_counter()
+                    placement = self._place(kind, devices, buffer_rows, alpha, part_id)
+                    seconds = time.perf_counter() - start
+                    reads = apart[kind] if method.endswith(LOCAL) else together
+                    yield {
+                        "graph": self.workload.name,
+                        "devices": devices.name,
+                        "buffer_share": share,
+                        "method": method,
+                        "alpha": alpha if method == "rule" else None,
+                        **_measured(placement, reads),
+                        "place_s": round(seconds, 3),
+                        "probability_s": round(self.prob_s, 3),
+                    }
+
+    def _place(self, method: str, devices: Devices, buffer_rows: int, alpha: float, part_id) -> Placement:
+        return place(
+            self.prob,
+            devices.number,
+            buffer_rows,
+            alpha=alpha,
+            groups=devices.groups,
+            method=method,
+            store=self.workload,
+            train_nodes=self.workload.train_nodes,
+            num_layers=self._pagraph_hops() if method == "pagraph" else len(self.fanouts),
+            part_id=part_id,
+        )
+
+    def _count(self, train_nodes: list[np.ndarray]) -> list[Reads]:
+        """Return the reads of each seed; epochs until each device has had its batches."""
+        csc, batch_size = self.workload.csc, self.batch_size
+        batches = sum(-(-len(nodes) // batch_size) for nodes in {id(nodes): nodes for nodes in train_nodes}.values())
+        num_epochs = max(1, -(-self.batches_per_device * len(train_nodes) // max(1, batches)))
+        return [
+            count_epochs(csc, train_nodes, self.fanouts, batch_size, seed, num_epochs, self.workspace)
+            for seed in self.seeds
+        ]
+
+    def _metis(self, num_parts: int) -> np.ndarray:
+        csc = self.workload.csc
+        target = np.repeat(np.arange(csc.num_rows, dtype=csc.indices.dtype), csc.in_degree)
+        stream = open_edge_stream(np.stack([csc.indices, target]), num_nodes=csc.num_rows)
+        return partition(stream, "metis", num_parts).part_id
+
+    def _pagraph_hops(self) -> int:
+        """Return as many hops as the sampler has, or fewer where the searches would take too long."""
+        if self._hops is None:
+            self._hops = affordable_hops(self.workload.csc, self.workload.train_nodes, len(self.fanouts))
+            if self._hops < len(self.fanouts):
+                self.console.print(f"PaGraph looks {self._hops} hops far: {len(self.fanouts)} would take too long here")
+        return self._hops
+
+
+def affordable_hops(csc: CSC, train_nodes: np.ndarray, num_layers: int) -> int:
+    """Return the most hops, at least 1, whose searches from all training nodes read at most ARCS_OF_SEARCH arcs."""
+    from ..placement.neighborhoods import count_reads
+
+    probes = train_nodes[:: max(1, len(train_nodes) // _PROBES)]
+    for hops in range(num_layers, 1, -1):
+        arcs = 0
+        for node in probes:
+            degree = np.zeros(csc.num_rows, np.int64)
+            count_reads(csc.indptr, csc.indices, np.array([node]), hops, degree)
+            arcs += int(degree.sum())
+        if arcs / len(probes) * len(train_nodes) <= ARCS_OF_SEARCH:
+            return hops
+    return 1
+
+
+def _measured(placement: Placement, seeds: list[Reads]) -> dict:
+    """Return predicted and counted shares, means over devices, with the deviation over seeds."""
+    counted = [reads.shares(placement) for reads in seeds]
+    row = {f"predicted_{tier}": round(placement.shares[tier], 5) for tier in TIERS}
+    for tier in TIERS:
+        means = [float(shares[tier].mean()) for shares in counted]
+        row[tier] = round(float(np.mean(means)), 5)
+        row[f"{tier}_std"] = round(float(np.std(means, ddof=1)) if len(means) > 1 else 0.0, 5)
+    row["worst_host"] = round(float(np.mean([shares["host"].max() for shares in counted])), 5)
+    return row
+
+
+def _devices(name: str, sizes: Sequence[int]) -> Devices:
+    if isinstance(sizes, int) or not sizes or any(int(size) != size or size < 1 for size in sizes):
+        raise ValueError(f"bench.devices.{name} must list the sizes of groups, each at least 1, got {sizes}")
+    starts = np.cumsum([0, *sizes])
+    return Devices(name, tuple(tuple(range(starts[i], starts[i + 1])) for i in range(len(sizes))))

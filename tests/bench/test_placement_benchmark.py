@@ -1,0 +1,88 @@
+"""The placement benchmark: what it counts, and what its tables say."""
+
+import csv
+
+import numpy as np
+import pytest
+from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
+
+from lightning_gnnscale.bench.placement import run
+from lightning_gnnscale.bench.placement_graphs import load_workload
+from lightning_gnnscale.bench.placement_reads import Reads, count_epochs
+from lightning_gnnscale.bench.placement_tables import cases_of, compared, cost, rule_of
+from lightning_gnnscale.graph import build_csc
+from lightning_gnnscale.placement import Placement
+
+DEVICES = {"2": [2], "2+2": [2, 2]}
+
+
+def test_reads_are_shared_out_by_where_the_reading_device_finds_a_row():
+    placement = Placement((np.array([0, 1]), np.array([2])), ((0, 1),), 5, np.arange(5) == 4, {}, (), "rule")
+    reads = Reads(np.array([[4, 0, 3, 2, 1], [1, 1, 1, 1, 1]]))
+    shares = reads.shares(placement)
+    assert shares["local"].tolist() == [0.4, 0.2]
+    assert shares["peer"].tolist() == [0.3, 0.4]
+    assert shares["host"].tolist() == [0.2, 0.2]
+    assert shares["disk"].tolist() == [0.1, 0.2]
+
+
+def test_global_shuffling_deals_one_order_out_and_local_shuffling_keeps_to_own_nodes():
+    # a star: every node reads node 0
+    num_nodes = 9
+    csc = build_csc(np.zeros(num_nodes - 1, np.int64), np.arange(1, num_nodes), num_nodes)
+    space = Workspace(num_nodes, csc.indices.dtype)
+    together = np.arange(1, num_nodes)
+    counts = count_epochs(csc, [together, together], (1,), 2, 0, 3, space).counts
+    assert counts[:, 1:].sum(axis=0).tolist() == [3] * 8, "each node is a seed once an epoch"
+    assert counts[:, 0].tolist() == [6, 6], "12 batches of two seeds in turns, and each reads node 0 once"
+    apart = count_epochs(csc, [together[:4], together[4:]], (1,), 2, 0, 1, space).counts
+    assert apart[0].tolist() == [2, 1, 1, 1, 1, 0, 0, 0, 0]
+    assert apart[1].tolist() == [2, 0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_a_run_writes_rows_in_which_the_rule_is_never_behind(tmp_path):
+    rows = run(
+        tmp_path,
+        ["power_law:2000:30000"],
+        DEVICES,
+        buffer_shares=[0.1, 0.5],
+        methods=["rule", "naive", "random", "degree", "pagraph", "pagraph_local"],
+        batch_size=32,
+        seeds=[0, 1],
+        batches_per_device=8,
+    )
+    with open(tmp_path / "placement.csv") as file:
+        assert len(list(csv.DictReader(file))) == len(rows) == 2 * 2 * 7
+    assert (tmp_path / "placement.png").stat().st_size > 10_000
+    for case in cases_of(rows):
+        for alpha in (0.0, 0.2):
+            rule, what = rule_of(case, alpha), compared(case, alpha)
+            assert abs(rule["host"] + rule["peer"] + rule["local"] - 1) < 1e-4
+            assert abs(rule["host"] - rule["predicted_host"]) < 0.05
+            for row in case:
+                if row["method"] in ("naive", "random", "degree"):
+                    assert cost(rule, alpha, what) <= cost(row, alpha, what) + 0.005, row
+    # two devices of half the rows hold all of them: peer reads are compared
+    assert {compared(case, 0.0) for case in cases_of(rows) if case[0]["buffer_share"] == 0.5} == {"peer"}
+
+
+def test_a_generated_workload_is_the_same_twice():
+    one, two = (load_workload("power_law:500", None) for _ in range(2))
+    assert np.array_equal(one.csc.indices, two.csc.indices)
+    assert one.csc.num_arcs == 10_000
+    assert np.array_equal(one.train_nodes, two.train_nodes)
+    assert len(one.train_nodes) == 50
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"graphs": ["nothing_there"]}, "no graph 'nothing_there'"),
+        ({"methods": ["rule", "best"]}, "bench.methods must be of .*; got best"),
+        ({"devices": {"x": 4}}, "bench.devices.x must list the sizes of groups"),
+    ],
+)
+def test_bad_settings_are_named(tmp_path, changed, message):
+    settings = {"graphs": ["power_law:500"], "devices": {"2": [2]}, "methods": ["rule"], **changed}
+    with pytest.raises(ValueError, match=message):
+        run(tmp_path, **settings)
