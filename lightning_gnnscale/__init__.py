@@ -35,6 +35,7 @@ _HOME = {
     "PartitionDataModule": "datamodule",
     "FullGraphDataModule": "datamodule",
     "PredictionWriter": "datamodule",
+    "LocalityController": "datamodule",
     "NodeClassifier": "model",
     "GNNScaleStrategy": "strategy",
     "ModelAveraging": "strategy",

@@ -3,6 +3,7 @@
 from .full_graph import FullGraphDataModule
 from .full_graph_batch import FullGraphBatch, FullGraphLoader
 from .layer_source import EvaluationPass, StoreLayerSource
+from .locality_controller import LocalityController
 from .partition import PartitionDataModule
 from .peak_recorder import PeakRecorder
 from .prediction_writer import PredictionWriter
@@ -13,6 +14,7 @@ __all__ = [
     "FullGraphBatch",
     "FullGraphDataModule",
     "FullGraphLoader",
+    "LocalityController",
     "PartitionDataModule",
     "PeakRecorder",
     "PredictionWriter",
