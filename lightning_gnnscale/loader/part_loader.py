@@ -1,9 +1,11 @@
 """The iterable that Lightning trains from: this rank's batches, prepared ahead by threads."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,16 +91,18 @@ class PartLoader:
         if pad_to is not None and pad_to < len(self.walk):
             raise ValueError(f"pad_to must be >= {len(self.walk)}, this rank's batches, got {pad_to}")
         self.length = len(self.walk) if pad_to is None else pad_to
-        self._sampler, self.batch_size, self.seed = sampler, batch_size, seed
+        self.batch_size, self.seed = batch_size, seed
         self.shuffle, self.drop_last = shuffle, drop_last
         self.num_threads, self.prefetch_batches = num_threads, prefetch_batches
         masks = {} if masks is None else masks
-        self._shelf = PartShelf(PartStager(load_part, targets, sampler, labels, masks, seed))
+        self._stager = PartStager(load_part, targets, sampler, labels, masks, seed)
+        self._shelf = PartShelf(self._stager)
         mask_names = tuple(name for name in MASK_NAMES if name in masks)
         self._builder = BatchBuilder(sampler, features, pool or BufferPool(), mask_names, edge_weight, return_e_id)
         self.epoch = 0
         self._delivered = 0
         self._resume_at = 0
+        self._waited_s = self._ran_s = 0.0
 
     def __len__(self) -> int:
         """Return the batches of an epoch, padding included."""
@@ -116,6 +120,26 @@ class PartLoader:
         """Choose the epoch that the next iteration yields; Lightning calls it."""
         if epoch != self.epoch:
             self.epoch, self._delivered, self._resume_at = epoch, 0, 0
+
+    def set_sampler(self, sampler: BatchSampler) -> None:
+        """Draw the batches of the next iteration by another sampler; not while one is under way.
+
+        Raises:
+            ValueError: it would give another number of batches.
+        """
+        for part, count in self.walk.num_batches.items():
+            found = sampler.num_batches(len(self._stager.targets[part]), self.batch_size, self.drop_last)
+            if found != count:
+                raise ValueError(f"part {part} has {count} batches, with the new sampler it would have {found}")
+        # What stands on the shelf was prepared for the old one.
+        self._stager = replace(self._stager, sampler=sampler)
+        self._shelf = PartShelf(self._stager)
+        self._builder.sampler = sampler
+
+    @property
+    def waiting_share(self) -> float:
+        """Share of the last iteration's time that its reader waited for batches, in [0, 1]."""
+        return self._waited_s / self._ran_s if self._ran_s else 0.0
 
     def state_dict(self) -> dict[str, int]:
         """Return where the walk stands, by batches handed over, whatever is prepared already; the same on all ranks."""
@@ -148,12 +172,20 @@ class PartLoader:
         start = self._resume_at if self._resume_at < self.length else 0
         self._resume_at, self._delivered = 0, start
         batches = self._alone(start) if self.num_threads == 0 else self._ahead(start)
+        begun, waited = time.perf_counter(), 0.0
         try:
-            for batch in batches:
+            while True:
+                asked = time.perf_counter()
+                batch = next(batches, None)
+                waited += time.perf_counter() - asked
+                if batch is None:
+                    break
                 self._delivered += 1
                 yield batch
+                del batch
         finally:
             batches.close()
+            self._waited_s, self._ran_s = waited, time.perf_counter() - begun
         while self._delivered < self.length:
             self._delivered += 1
             yield None
@@ -197,7 +229,9 @@ class PartLoader:
     def _build(self, position: Position, staged: Future) -> MiniBatch:
         try:
             part = staged.result()
-            items = part.items(self._sampler, self.batch_size, self.drop_last, self.seed, position.epoch, self.shuffle)
+            items = part.items(
+                self._builder.sampler, self.batch_size, self.drop_last, self.seed, position.epoch, self.shuffle
+            )
             key = batch_key(self.seed, position.epoch, position.part, position.batch)
             return self._builder.build(part, items[position.batch], key)
         except Exception as error:

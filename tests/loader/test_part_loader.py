@@ -415,3 +415,29 @@ def test_batches_that_are_kept_stay_as_they_were():
 def test_bad_options(option, message):
     with pytest.raises(ValueError, match=message):
         make_loader(**option)
+
+
+def test_another_sampler_serves_the_next_iteration():
+    fewer = NeighborSampler([2, 2])
+    loader = make_loader()
+    first = all_contents(loader)
+    loader.set_sampler(fewer)
+    assert all_contents(loader) == all_contents(make_loader(sampler=fewer))
+    loader.set_sampler(SAMPLERS["neighbor"])
+    assert all_contents(loader) == first
+
+
+def test_a_sampler_with_other_batches_is_refused():
+    with pytest.raises(ValueError, match="part 0 has .* batches, with the new sampler it would have 3"):
+        make_loader().set_sampler(SAMPLERS["saint"])
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_the_share_of_waiting(threads):
+    loader = make_loader(num_threads=threads)
+    assert loader.waiting_share == 0
+    list(loader)
+    idle = loader.waiting_share
+    for _ in loader:
+        time.sleep(0.05)
+    assert 0 < loader.waiting_share < idle <= 1

@@ -1,0 +1,104 @@
+"""What a user says of a placement before there is a store: how much goes on each device, and by which method."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .access_probability import METHODS as PROBABILITIES
+from .access_probability import access_probability
+from .place import METHODS, place
+from .placement import Placement
+
+
+@dataclass(frozen=True)
+class PlacementSettings:
+    """How feature rows are placed on the devices of a host.
+
+    Args:
+        method: of `place`; "metis" takes the parts of the store, whatever made them, in turns.
+        buffer_share: rows of each device's buffer over all rows, in (0, 1]; read where buffer_rows is None.
+        buffer_rows: rows of each device's buffer.
+        alpha: cost of a peer read over that of a host read, in [0, 1], or "auto": measured once a machine.
+        groups: devices that reach each other fast; None: all of the host.
+        probability: of `access_probability`.
+        host_rows: rows that host memory has room for beside the buffers; None: all. Others are read from disk.
+        cache_rows: rows of each device's cache of what the placement leaves out; 0: none.
+        cache_policy: "lru" or "sieve".
+
+    Raises:
+        ValueError: an argument outside its range.
+    """
+
+    method: str = "rule"
+    buffer_share: float = 0.1
+    buffer_rows: int | None = None
+    alpha: float | str = "auto"
+    groups: Sequence[Sequence[int]] | None = None
+    probability: str = "vip"
+    host_rows: int | None = None
+    cache_rows: int = 0
+    cache_policy: str = "lru"
+
+    def __post_init__(self):
+        _check_choice("method", self.method, METHODS)
+        _check_choice("probability", self.probability, tuple(PROBABILITIES))
+        if not 0 < self.buffer_share <= 1:
+            raise ValueError(f"placement.buffer_share must be in (0, 1], got {self.buffer_share}")
+        if self.buffer_rows is not None and self.buffer_rows < 1:
+            raise ValueError(f"placement.buffer_rows must be at least 1 or null, got {self.buffer_rows}")
+        if self.cache_rows < 0:
+            raise ValueError(f"placement.cache_rows must be at least 0, got {self.cache_rows}")
+
+    def place(
+        self,
+        store,
+        train_nodes: np.ndarray,
+        num_devices: int,
+        fanouts: Sequence[int],
+        batch_size: int,
+        seed: int = 0,
+    ) -> Placement:
+        """Return the placement on the devices of one host.
+
+        Args:
+            store: a partition store.
+            train_nodes: (num_train,) store ids of the targets of all batches.
+            num_devices: of the host.
+            fanouts: of the sampler, -1 for all neighbours; one a hop.
+            batch_size: targets a batch.
+            seed: of "presample" and "random".
+        """
+        prob = access_probability(
+            store,
+            train_nodes,
+            num_layers=len(fanouts),
+            method=self.probability,
+            fanouts=fanouts,
+            batch_size=batch_size,
+            seed=seed,
+        )
+        return place(
+            prob,
+            num_devices,
+            self.buffer_rows or max(1, round(self.buffer_share * store.num_nodes)),
+            alpha=self.alpha,
+            groups=self.groups,
+            method=self.method,
+            store=store,
+            train_nodes=train_nodes,
+            num_layers=len(fanouts),
+            part_id=_device_of_parts(store, num_devices) if self.method == "metis" else None,
+            host_rows=self.host_rows,
+            seed=seed,
+        )
+
+
+def _device_of_parts(store, num_devices: int) -> np.ndarray:
+    """Return (num_nodes,) int32: the device whose parts, in turns, hold each node."""
+    return np.repeat(np.arange(store.num_parts, dtype=np.int32) % num_devices, np.diff(store.part_offsets))
+
+
+def _check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"placement.{name} must be one of {', '.join(allowed)}, got {value!r}")
