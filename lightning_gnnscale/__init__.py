@@ -31,6 +31,7 @@ _HOME = {
     "NeighborSampler": "sampler",
     "ClusterSampler": "sampler",
     "SaintSampler": "sampler",
+    "LocalityBias": "sampler",
     "MiniBatch": "sampler",
     "PartitionDataModule": "datamodule",
     "FullGraphDataModule": "datamodule",

@@ -2,6 +2,7 @@
 
 from .cluster import ClusterSampler
 from .full_batch import FullBatchSampler
+from .locality import LocalityBias
 from .minibatch import MiniBatch, SparseFeatures
 from .neighbor import NeighborSampler
 from .saint import SaintSampler
@@ -11,6 +12,7 @@ __all__ = [
     "BatchSampler",
     "ClusterSampler",
     "FullBatchSampler",
+    "LocalityBias",
     "MiniBatch",
     "NeighborSampler",
     "SaintSampler",
