@@ -1,0 +1,189 @@
+"""Layer-wise sampling on the CPU: stages of one hop, each a plain loop over flat arrays."""
+
+import numpy as np
+
+from ...jit import kernel
+from ...rng import unit
+from ..intrinsics import prefetch
+
+AHEAD = 32  # items between a prefetch and its use
+
+
+@kernel
+def find_rows(indptr, node, begin, end, row_start, row_degree):
+    """Look up the rows of node[begin:end]; return how many arcs they hold."""
+    total = 0
+    for i in range(begin, end):
+        if i + AHEAD < end:
+            prefetch(indptr, np.int64(node[i + AHEAD]))
+        start = indptr[node[i]]
+        row_start[i - begin] = start
+        row_degree[i - begin] = indptr[node[i] + 1] - start
+        total += row_degree[i - begin]
+    return total
+
+
+@kernel
+def read_rows(indices, row_start, row_degree, num_rows, neighbor):
+    """Copy the rows one after the other into `neighbor`."""
+    at = 0
+    for row in range(num_rows):
+        if row + AHEAD < num_rows and row_degree[row + AHEAD] > 0:
+            prefetch(indices, row_start[row + AHEAD])
+        start = row_start[row]
+        for i in range(row_degree[row]):
+            neighbor[at] = indices[start + i]
+            at += 1
+
+
+@kernel
+def collect_candidates(neighbor, row_degree, num_rows, num_arcs, base, label, candidate, importance, local):
+    """Number the distinct neighbours in order of appearance and add up their importance.
+
+    Args:
+        neighbor: (num_arcs,) node ids, row after row.
+        base: labels below it are of earlier hops and batches.
+        label: (num_nodes,) int32; candidate c of this hop gets base + c.
+        candidate, importance: filled: node id, sum of (1 / degree)^2 over the rows that hold it.
+        local: (num_arcs,) int32, filled with the candidate of each arc.
+
+    Returns:
+        The number of candidates.
+    """
+    count = 0
+    arc = 0
+    for row in range(num_rows):
+        if row_degree[row] == 0:
+            continue
+        share = 1.0 / row_degree[row]
+        square = share * share
+        for _ in range(row_degree[row]):
+            if arc + AHEAD < num_arcs:
+                prefetch(label, np.int64(neighbor[arc + AHEAD]))
+            name = neighbor[arc]
+            known = np.int64(label[name]) - base
+            if known < 0:
+                known = count
+                label[name] = base + count
+                candidate[count] = name
+                importance[count] = 0.0
+                count += 1
+            importance[known] += square
+            local[arc] = known
+            arc += 1
+    return count
+
+
+@kernel
+def prefer(candidate, count, preferred, scale, importance):
+    """Multiply the importance of preferred nodes by scale."""
+    for c in range(count):
+        if preferred[candidate[c]]:
+            importance[c] *= scale
+
+
+@kernel
+def include(importance, count, num_draws, probability):
+    """Write min(1, c * importance) with c such that the sum is num_draws; 1 for all where there are no more than that.
+
+    Each pass solves for c among those below 1 and puts those that reach it at 1, until none does: about as many passes
+    as importance has powers of two at most.
+    """
+    probability[:count] = 1.0 if count <= num_draws else 0.0
+    if count <= num_draws:
+        return
+    left, capped = num_draws, 1
+    factor = 0.0
+    while capped:
+        left_importance = 0.0
+        for c in range(count):
+            if probability[c] < 1.0:
+                left_importance += importance[c]
+        factor = left / left_importance
+        capped = 0
+        for c in range(count):
+            if probability[c] < 1.0 and factor * importance[c] >= 1.0:
+                probability[c] = 1.0
+                capped += 1
+        left -= capped
+    for c in range(count):
+        if probability[c] < 1.0:
+            probability[c] = factor * importance[c]
+
+
+@kernel
+def draw(probability, count, key, position):
+    """Take a candidate with its probability: position 0 where it is taken, -1 where not.
+
+    Systematic: the probabilities below 1 lie end to end on a line, and those are taken that hold one of the points
+    u, u + 1, ... with u the key as a number in [0, 1).
+    """
+    line, point = 0.0, unit(key)
+    for c in range(count):
+        taken = probability[c] >= 1.0
+        if not taken:
+            line += probability[c]
+            if line > point:
+                taken = True
+                point += 1.0
+        position[c] = 0 if taken else -1
+
+
+@kernel
+def share_nodes(node, num_placed, base, label, position):
+    """Let candidates that were taken stand for nodes that the batch holds already (the last copy): the last hop's."""
+    for i in range(num_placed):
+        c = np.int64(label[node[i]]) - base
+        if c >= 0 and position[c] != -1:
+            position[c] = -2 - i  # found; `append_nodes` turns it back
+
+
+@kernel
+def append_nodes(candidate, count, num_placed, node, position):
+    """Append the candidates that were taken and not found to `node`; return the number of nodes after it."""
+    for c in range(count):
+        if position[c] == 0:
+            node[num_placed] = candidate[c]
+            position[c] = num_placed
+            num_placed += 1
+        elif position[c] < -1:
+            position[c] = -2 - position[c]
+    return num_placed
+
+
+@kernel
+def keep_arcs(local, position, probability, row_start, row_degree, begin, end, first, indptr, source, weight, arc):
+    """Write the arcs from candidates that were taken: source position, (1 / degree) / probability, place in the CSC.
+
+    Args:
+        begin, end: the rows' positions; first: arcs of earlier hops.
+        indptr: filled from begin + 1 to end.
+
+    Returns:
+        The number of arcs after it.
+    """
+    read = 0
+    for i in range(begin, end):
+        start, degree = row_start[i - begin], row_degree[i - begin]
+        if degree:
+            share = 1.0 / degree
+            for offset in range(degree):
+                c = local[read]
+                read += 1
+                if position[c] >= 0:
+                    source[first] = position[c]
+                    weight[first] = share / probability[c]
+                    arc[first] = start + offset
+                    first += 1
+        indptr[i + 1] = first
+    return first
+
+
+@kernel
+def emit_arcs(source, weight, indptr, edge_index, edge_weight):
+    """Copy the arcs of a batch, with the target of each."""
+    for row in range(len(indptr) - 1):
+        for i in range(indptr[row], indptr[row + 1]):
+            edge_index[0, i] = source[i]
+            edge_index[1, i] = row
+            edge_weight[i] = weight[i]
