@@ -1,7 +1,9 @@
-"""Machine operations that numba does not offer: prefetch, trailing zeros, and 64-byte streaming copies.
+"""Machine operations that numba does not offer: prefetch, trailing zeros, 64-byte streaming copies, raw addresses.
 
 Each is a few LLVM instructions put in place; with `NUMBA_DISABLE_JIT=1` plain Python stands in for them.
 """
+
+import ctypes
 
 import numba
 from llvmlite import ir
@@ -20,18 +22,30 @@ def _item_pointer(context, builder, array_type, array, index):
     return builder.gep(data, [index])
 
 
+def _emit_prefetch(builder, pointer):
+    function_type = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
+    function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+    read, keep_in_all_levels, data_cache = ir.Constant(_I32, 0), ir.Constant(_I32, 3), ir.Constant(_I32, 1)
+    builder.call(function, [pointer, read, keep_in_all_levels, data_cache])
+
+
 @intrinsic
 def _prefetch(typingctx, array, index):
     def codegen(context, builder, signature, args):
         pointer = _item_pointer(context, builder, signature.args[0], args[0], args[1])
-        pointer = builder.bitcast(pointer, _I8.as_pointer())
-        function_type = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
-        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
-        read, keep_in_all_levels, data_cache = ir.Constant(_I32, 0), ir.Constant(_I32, 3), ir.Constant(_I32, 1)
-        builder.call(function, [pointer, read, keep_in_all_levels, data_cache])
+        _emit_prefetch(builder, builder.bitcast(pointer, _I8.as_pointer()))
         return context.get_dummy_value()
 
     return types.void(array, types.int64), codegen
+
+
+@intrinsic
+def _prefetch_address(typingctx, address):
+    def codegen(context, builder, signature, args):
+        _emit_prefetch(builder, builder.inttoptr(args[0], _I8.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
 
 
 @intrinsic
@@ -42,13 +56,16 @@ def _trailing_zeros(typingctx, value):
     return types.uint64(types.uint64), codegen
 
 
-def _copy_line_codegen(streaming):
+def _copy_line_codegen(streaming, from_address=False):
     def codegen(context, builder, signature, args):
         line = ir.VectorType(_I64, LINE_BYTES // 8)
         target = _item_pointer(context, builder, signature.args[0], args[0], args[1])
-        source = _item_pointer(context, builder, signature.args[2], args[2], args[3])
         target = builder.bitcast(target, line.as_pointer())
-        source = builder.bitcast(source, line.as_pointer())
+        if from_address:
+            source = builder.inttoptr(args[2], line.as_pointer())
+        else:
+            source = _item_pointer(context, builder, signature.args[2], args[2], args[3])
+            source = builder.bitcast(source, line.as_pointer())
         store = builder.store(builder.load(source, align=1), target, align=LINE_BYTES if streaming else 1)
         if streaming:
             store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_I32, 1)]))
@@ -65,6 +82,26 @@ def _stream_line(typingctx, target, target_index, source, source_index):
 @intrinsic
 def _copy_line(typingctx, target, target_index, source, source_index):
     return types.void(target, types.int64, source, types.int64), _copy_line_codegen(streaming=False)
+
+
+@intrinsic
+def _stream_line_from(typingctx, target, target_index, address):
+    return types.void(target, types.int64, types.int64), _copy_line_codegen(streaming=True, from_address=True)
+
+
+@intrinsic
+def _copy_line_from(typingctx, target, target_index, address):
+    return types.void(target, types.int64, types.int64), _copy_line_codegen(streaming=False, from_address=True)
+
+
+@intrinsic
+def _copy_item_from(typingctx, target, target_index, address):
+    def codegen(context, builder, signature, args):
+        to = _item_pointer(context, builder, signature.args[0], args[0], args[1])
+        builder.store(builder.load(builder.inttoptr(args[2], to.type), align=1), to)
+        return context.get_dummy_value()
+
+    return types.void(target, types.int64, types.int64), codegen
 
 
 @intrinsic
@@ -90,6 +127,18 @@ def _plain_copy_line(target, target_index, source, source_index):
     target[target_index : target_index + items] = source[source_index : source_index + items]
 
 
+def _plain_prefetch_address(address):
+    """Stand in for the prefetch where nothing is compiled."""
+
+
+def _plain_copy_line_from(target, target_index, address):
+    ctypes.memmove(target[target_index:].ctypes.data, int(address), LINE_BYTES)
+
+
+def _plain_copy_item_from(target, target_index, address):
+    ctypes.memmove(target[target_index:].ctypes.data, int(address), target.itemsize)
+
+
 def _plain_fence():
     """Stand in for the fence where nothing is compiled."""
 
@@ -97,6 +146,10 @@ def _plain_fence():
 if numba.config.DISABLE_JIT:
     prefetch, trailing_zeros, store_fence = _plain_prefetch, _plain_trailing_zeros, _plain_fence
     stream_line = copy_line = _plain_copy_line
+    prefetch_address, copy_item_from = _plain_prefetch_address, _plain_copy_item_from
+    stream_line_from = copy_line_from = _plain_copy_line_from
 else:
     prefetch, trailing_zeros, store_fence = _prefetch, _trailing_zeros, _store_fence
     stream_line, copy_line = _stream_line, _copy_line
+    prefetch_address, copy_item_from = _prefetch_address, _copy_item_from
+    stream_line_from, copy_line_from = _stream_line_from, _copy_line_from

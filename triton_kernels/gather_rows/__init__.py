@@ -1,5 +1,6 @@
-"""Row gather from a dense table."""
+"""Row gather from a dense table, and from rows that lie in several tables."""
 
-from .op import gather_rows
+from .op import gather_rows, gather_tiers
+from .tiers import RowTables, pack_places, unpack_places
 
-__all__ = ["gather_rows"]
+__all__ = ["RowTables", "gather_rows", "gather_tiers", "pack_places", "unpack_places"]

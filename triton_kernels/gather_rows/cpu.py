@@ -1,10 +1,22 @@
 """Row gather on the CPU: whole cache lines, prefetched, written past the cache where rows are whole lines."""
 
 from ...jit import kernel
-from ..intrinsics import copy_line, prefetch, store_fence, stream_line
+from ..intrinsics import (
+    LINE_BYTES,
+    copy_item_from,
+    copy_line,
+    copy_line_from,
+    prefetch,
+    prefetch_address,
+    store_fence,
+    stream_line,
+    stream_line_from,
+)
 
 AHEAD_ROWS = 8  # rows between a prefetch and its use
 AHEAD_ITEMS = 32  # the same where a row is one item
+AHEAD_PLACES = 32  # between the prefetch of a place and its use
+ROW_BITS = 48  # of a place: the row in its table; the number of the table above
 
 
 @kernel
@@ -70,3 +82,96 @@ def copy_items(table, rows, out):
         if i + AHEAD_ITEMS < num:
             prefetch(table, rows[i + AHEAD_ITEMS])
         out[i] = table[rows[i]]
+
+
+@kernel
+def find_rows(places, nodes, bases, row_bytes, addresses, reads):
+    """Write the address of the row of each node, and count the rows of each table.
+
+    Apart from the copy, the look-up costs half of what it costs inside of it: two random reads do not wait in turns.
+
+    Args:
+        places: (num_places,) int64, table << ROW_BITS | row.
+        nodes: (num,) positions in places.
+        bases: (num_tables,) int64 addresses; 0 for a table that cannot be read: its rows are neither found nor counted.
+        row_bytes: bytes a row.
+        addresses: (num,) int64, filled; 0 for a row of a table that cannot be read.
+        reads: (num_tables,) int64, added to.
+
+    Returns:
+        The first position whose node is not in [0, num_places), where it stopped, or -1.
+    """
+    num, num_places = len(nodes), len(places)
+    for i in range(num):
+        if i + AHEAD_PLACES < num:
+            prefetch(places, nodes[i + AHEAD_PLACES])
+        node = nodes[i]
+        if node < 0 or node >= num_places:
+            return i
+        addresses[i] = _find(places[node], bases, row_bytes, reads)
+    return -1
+
+
+@kernel
+def find_places(places, bases, row_bytes, addresses, reads):
+    """Do as `find_rows`, with the place of each row given; places: (num,)."""
+    for i in range(len(places)):
+        addresses[i] = _find(places[i], bases, row_bytes, reads)
+
+
+@kernel
+def _find(place, bases, row_bytes, reads):
+    table = place >> ROW_BITS
+    base = bases[table]
+    if base == 0:
+        return 0
+    reads[table] += 1
+    return base + (place & ((1 << ROW_BITS) - 1)) * row_bytes
+
+
+@kernel
+def stream_found(addresses, row_bytes, line_items, out):
+    """Copy rows of whole 64-byte lines from their addresses with stores that bypass the cache.
+
+    Args:
+        addresses: (num,) int64; a row at 0 is left as it is in out.
+        row_bytes: bytes a row. line_items: items of out a line.
+        out: one-dimensional view, 64-byte aligned.
+    """
+    num = len(addresses)
+    lines = row_bytes // LINE_BYTES
+    row_items = lines * line_items
+    for i in range(num):
+        if i + AHEAD_ROWS < num:
+            coming = addresses[i + AHEAD_ROWS]
+            for at in range(0, row_bytes, LINE_BYTES):
+                prefetch_address(coming + at)
+        source, target = addresses[i], i * row_items
+        if source == 0:
+            continue
+        for line in range(lines):
+            stream_line_from(out, target + line * line_items, source + line * LINE_BYTES)
+    store_fence()
+
+
+@kernel
+def copy_found(addresses, row_bytes, line_items, out):
+    """Copy rows of any length from their addresses: whole lines, then items; arguments as for `stream_found`."""
+    num = len(addresses)
+    item_bytes = LINE_BYTES // line_items
+    row_items = row_bytes // item_bytes
+    whole = row_bytes - row_bytes % LINE_BYTES
+    for i in range(num):
+        if i + AHEAD_ROWS < num:
+            coming = addresses[i + AHEAD_ROWS]
+            for at in range(0, row_bytes, LINE_BYTES):
+                prefetch_address(coming + at)
+        source, target = addresses[i], i * row_items
+        if source == 0:
+            continue
+        for at in range(0, whole, LINE_BYTES):
+            copy_line_from(out, target, source + at)
+            target += line_items
+        for at in range(whole, row_bytes, item_bytes):
+            copy_item_from(out, target, source + at)
+            target += 1

@@ -1,9 +1,21 @@
-"""Row gather: the checks, and the choice of the implementation."""
+"""Row gathers: the checks, and the choice of the implementation."""
+
+import threading
+from functools import cache
+from types import ModuleType
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ..intrinsics import LINE_BYTES
 from . import cpu
+from .tiers import RowTables
+
+_TILE_BYTES = 8192  # of rows that a Triton program copies at a time
+_PROGRAMS_PER_SM = 16
+_ITEM = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+_scratch = threading.local()
 
 
 def gather_rows(table: np.ndarray, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -46,6 +58,131 @@ def gather_rows(table: np.ndarray, rows: np.ndarray, out: np.ndarray | None = No
     else:
         cpu.copy_rows(source, rows, row_items, line_items, target)
     return out
+
+
+def gather_tiers(
+    places: np.ndarray | Tensor,
+    nodes: np.ndarray | Tensor | None,
+    tables: RowTables,
+    out: np.ndarray | Tensor,
+    reads: np.ndarray | Tensor | None = None,
+) -> np.ndarray | Tensor:
+    """Copy rows that lie in several tables, bit for bit, in the order asked for.
+
+    Args:
+        places: (num_nodes,) int64, table and row of each node, as from `pack_places`; trusted.
+        nodes: (num,) integers in [0, num_nodes); None: places are those of the rows asked for, (num,).
+        tables: of which rows are copied; the rows of a table that is None there are left as they are in out. For a
+            CUDA device: its own memory, that of peers whose access is enabled, pinned host memory.
+        out: (num, ...) array, or tensor of the device that is to do the work, C-contiguous, with rows of the tables'
+            bytes, filled in place. Where a row is a multiple of 64 bytes and `out` is in host memory and 64-byte
+            aligned, it is written past the cache.
+        reads: (num_tables,) int64, where the rows copied out of each table are added; the device of out.
+
+    Returns:
+        `out`.
+
+    Raises:
+        ValueError: nodes are out of range (on a CUDA device this waits for it), or `out` does not fit.
+
+    Cost: one random 8-byte read more than `gather_rows` a row; measured at 512 bytes a row, 1.03 of its time.
+    """
+    num = len(places) if nodes is None else len(nodes)
+    contiguous = out.is_contiguous() if isinstance(out, Tensor) else out.flags.c_contiguous
+    row_bytes = out.dtype.itemsize * int(np.prod(out.shape[1:], dtype=np.int64))
+    if len(out) != num or not contiguous or row_bytes != tables.row_bytes:
+        raise ValueError(
+            f"out must be C-contiguous, {num} rows of {tables.row_bytes} bytes, got {len(out)} of {row_bytes}"
+        )
+    if num == 0 or row_bytes == 0:
+        return out
+    if isinstance(out, Tensor) and out.is_cuda:
+        if nodes is not None:
+            low, high = (int(end) for end in torch.aminmax(nodes))
+            if low < 0 or high >= len(places):
+                raise ValueError(f"nodes must be in [0, {len(places)}), got {low} to {high}")
+        with torch.cuda.device(out.device):
+            gather_tiers_with_triton(places, nodes, tables, out, reads)
+    else:
+        _gather_tiers_on_cpu(*(_as_array(value) for value in (places, nodes)), tables, out, reads)
+    return out
+
+
+def _gather_tiers_on_cpu(places, nodes, tables, out, reads) -> None:
+    target = _as_bytes(out)
+    reads = np.zeros(len(tables), np.int64) if reads is None else _as_array(reads)
+    num = len(places) if nodes is None else len(nodes)
+    addresses = _addresses(num)
+    if nodes is None:
+        cpu.find_places(places, tables.bases, tables.row_bytes, addresses, reads)
+    else:
+        nodes = np.ascontiguousarray(nodes)
+        if nodes.ndim != 1 or nodes.dtype.kind not in "iu":
+            raise ValueError(f"nodes must be one-dimensional integers, got {nodes.dtype} of shape {nodes.shape}")
+        if nodes.dtype not in (np.int32, np.int64):
+            nodes = nodes.astype(np.int64)
+        counted = reads.copy()  # a node out of range leaves the counts as they were
+        outside = cpu.find_rows(places, nodes, tables.bases, tables.row_bytes, addresses, counted)
+        if outside >= 0:
+            raise ValueError(f"nodes[{outside}] must be in [0, {len(places)}), got {nodes[outside]}")
+        reads[:] = counted
+    if tables.row_bytes % LINE_BYTES == 0 and target.ctypes.data % LINE_BYTES == 0:
+        cpu.stream_found(addresses, tables.row_bytes, LINE_BYTES // 8, target.view(np.uint64))
+    else:
+        unit = _unit(tables.row_bytes, target)
+        cpu.copy_found(addresses, tables.row_bytes, LINE_BYTES // unit.itemsize, target.view(unit))
+
+
+def gather_tiers_with_triton(places, nodes, tables: RowTables, out: Tensor, reads, max_programs=None) -> None:
+    """Launch the Triton form on the current device; arguments as for `gather_tiers`, tensors, at least one row.
+
+    Args:
+        max_programs: of one launch, each then takes block after block; None: a few times what the device runs at once.
+    """
+    item_bytes = min(tables.item_bytes, out.data_ptr() & -out.data_ptr())
+    row_items = tables.row_bytes // item_bytes
+    columns = min(_power_of_two(row_items), _TILE_BYTES // item_bytes)
+    rows = max(1, min(128, _TILE_BYTES // (columns * item_bytes)))
+    num = len(out)
+    if max_programs is None:
+        max_programs = _PROGRAMS_PER_SM * torch.cuda.get_device_properties(out.device).multi_processor_count
+    _triton_kernels().gather_tiers_kernel[(min(-(-num // rows), max_programs),)](
+        places, places if nodes is None else nodes, tables.bases_on(out.device),
+        out.view(-1).view(torch.uint8).view(_ITEM[item_bytes]), places if reads is None else reads, num,
+        ROW_ITEMS=row_items, ALIGNMENT=min(tables.alignment, 16), HAS_NODES=nodes is not None, COUNT=reads is not None,
+        NUM_TABLES=len(tables), TABLES=_power_of_two(len(tables)), ROWS=rows, COLUMNS=columns, num_warps=4,
+    )  # fmt: skip
+
+
+@cache
+def _triton_kernels() -> ModuleType:
+    """Return the module of kernels, imported at the first need of it."""
+    from . import kernel
+
+    return kernel
+
+
+def _power_of_two(value: int) -> int:
+    return 1 << (value - 1).bit_length()
+
+
+def _addresses(num: int) -> np.ndarray:
+    """Return (num,) int64 of this thread, reused: fresh memory costs more than the look-up."""
+    held = getattr(_scratch, "addresses", None)
+    if held is None or len(held) < num:
+        held = _scratch.addresses = np.empty(max(4096, num + num // 4), np.int64)
+    return held[:num]
+
+
+def _as_array(value):
+    return value.numpy() if isinstance(value, Tensor) else value
+
+
+def _as_bytes(out: np.ndarray | Tensor) -> np.ndarray:
+    """View an array or a tensor of any dtype, bfloat16 too, as bytes."""
+    if isinstance(out, Tensor):
+        return out.detach().view(-1).view(torch.uint8).numpy()
+    return out.reshape(-1).view(np.uint8)
 
 
 def _check(table, rows, out, shape):
