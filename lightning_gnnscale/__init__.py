@@ -33,6 +33,7 @@ _HOME = {
     "SaintSampler": "sampler",
     "LocalityBias": "sampler",
     "MiniBatch": "sampler",
+    "NeighborLoader": "loader",
     "PartitionDataModule": "datamodule",
     "FullGraphDataModule": "datamodule",
     "PredictionWriter": "datamodule",

@@ -1,5 +1,7 @@
 """From a drawn subgraph to a `MiniBatch`: ids, features, labels, masks, weights, in pooled memory."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 
 import numpy as np
@@ -53,11 +55,8 @@ class BatchBuilder:
             key: uint64, see `rng.batch_key`.
         """
         with_arcs = self.return_e_id or self.edge_weight is not None
-        space = self._workspace(staged.graph)
-        try:
+        with self._workspace(staged.graph) as space:
             drawn = self.sampler.draw(staged.state, items, key, space, self.pool.take, with_arcs)
-        finally:
-            self._spaces.put(space)
         n_id = self._store_ids(staged.graph, drawn.n_id)
         e_id = _arc_ids(staged.graph, drawn) if with_arcs else None
         weight = drawn.edge_weight if e_id is None else self._edge_weight(drawn, e_id)
@@ -77,15 +76,19 @@ class BatchBuilder:
             **self._features(n_id),
         )
 
-    def _workspace(self, graph) -> Workspace:
-        """Return a workspace that fits, one that another batch is done with where there is one."""
+    @contextmanager
+    def _workspace(self, graph) -> Iterator[Workspace]:
+        """Lend a workspace that fits, one that another batch is done with where there is one."""
         try:
             space = self._spaces.get_nowait()
         except Empty:
             space = None
         if space is None or not space.fits(graph.num_local, graph.csc.indices.dtype):
             space = Workspace(graph.num_local, graph.csc.indices.dtype)
-        return space
+        try:
+            yield space
+        finally:
+            self._spaces.put(space)
 
     def _store_ids(self, graph, local: np.ndarray) -> np.ndarray:
         if isinstance(graph, WholeGraph):

@@ -50,6 +50,7 @@ class PartLoader:
         drop_last: leave out a part's last batch where it is short.
         return_e_id: give each batch its positions in the store's arc arrays.
         pool: memory of the batches; one of its own if None.
+        builder: makes the batches, in place of one that is made from features, masks, edge_weight and pool.
 
     Raises:
         ValueError: an argument is out of range.
@@ -76,6 +77,7 @@ class PartLoader:
         drop_last: bool = False,
         return_e_id: bool = False,
         pool: BufferPool | None = None,
+        builder: BatchBuilder | None = None,
     ):
         prefetch_batches = num_threads + 1 if prefetch_batches is None else prefetch_batches
         for name, value, least in (
@@ -98,7 +100,9 @@ class PartLoader:
         self._stager = PartStager(load_part, targets, sampler, labels, masks, seed)
         self._shelf = PartShelf(self._stager)
         mask_names = tuple(name for name in MASK_NAMES if name in masks)
-        self._builder = BatchBuilder(sampler, features, pool or BufferPool(), mask_names, edge_weight, return_e_id)
+        self._builder = builder or BatchBuilder(
+            sampler, features, pool or BufferPool(), mask_names, edge_weight, return_e_id
+        )
         self.epoch = 0
         self._delivered = 0
         self._resume_at = 0

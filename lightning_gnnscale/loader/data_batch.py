@@ -1,0 +1,142 @@
+"""From a drawn subgraph to a batch of PyG's own type: the user's `Data`, cut down to the nodes and edges drawn."""
+
+import copy
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..jit import kernel
+from ..sampler import NeighborSampler
+from ..sampler.subgraph import Subgraph, induced_subgraph
+from ..triton_kernels.gather_rows import gather_rows
+from ..triton_kernels.intrinsics import prefetch
+from .batch_builder import BatchBuilder
+from .buffer_pool import BufferPool
+from .staged_part import StagedPart
+
+_AHEAD = 32  # edges between a prefetch and its use
+_RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # how dtypes that numpy lacks are moved
+
+
+class DataBatchBuilder(BatchBuilder):
+    """Draw one batch and cut the user's `Data` down to it; may be called from several threads at once.
+
+    What is a node's or an edge's attribute, and along which dimension, is PyG's decision, taken anew for each batch:
+    an attribute that the user replaces is seen, as it is in PyG's loader.
+
+    Args:
+        data: a homogeneous `torch_geometric.data.Data`.
+        sampler: what to draw.
+        pool: memory of the batches.
+        subgraph_type: "directional", "bidirectional" or "induced", as PyG means them.
+        edge_order: (num_edges,) the user's number of each arc of the graph, None where they are the same.
+        input_id: (num_nodes,) what the batch names as `input_id` for each seed, None for the seed itself.
+    """
+
+    def __init__(
+        self,
+        data,
+        sampler: NeighborSampler,
+        pool: BufferPool,
+        subgraph_type: str,
+        edge_order: np.ndarray | None,
+        input_id: np.ndarray | None,
+    ):
+        super().__init__(sampler, None, pool)
+        self.data, self.subgraph_type = data, subgraph_type
+        self.edge_order, self.input_id = edge_order, input_id
+
+    def build(self, staged: StagedPart, items: np.ndarray, key: int):
+        """Return the `Data` that (items, key) decide.
+
+        Args:
+            staged: the whole graph.
+            items: (num_seeds,) the batch's seeds.
+            key: uint64, see `rng.batch_key`.
+        """
+        with self._workspace(staged.graph) as space:
+            drawn = self.sampler.draw(staged.state, items, key, space, self.pool.take, True)
+            if self.subgraph_type == "induced":
+                drawn = induced_subgraph(staged.graph.csc, drawn.n_id, len(items), space, self.pool.take, True)
+        edge_index, e_id = torch.from_numpy(drawn.edge_index), torch.from_numpy(self._user_edges(drawn.e_id))
+        if self.subgraph_type == "bidirectional":
+            edge_index, e_id = _both_ways(edge_index, e_id)
+            drawn = drawn._replace(num_sampled_nodes=None, num_sampled_edges=None)
+        batch = self._cut(torch.from_numpy(drawn.n_id), edge_index, e_id)
+        return self._describe(batch, items, drawn)
+
+    def _user_edges(self, arcs: np.ndarray) -> np.ndarray:
+        if self.edge_order is None:
+            return arcs
+        _look_up(self.edge_order, arcs, arcs)
+        return arcs
+
+    def _cut(self, n_id: Tensor, edge_index: Tensor, e_id: Tensor):
+        """Return a copy of the data with node attributes at n_id and edge attributes at e_id."""
+        data = self.data
+        batch = copy.copy(data)
+        for key, value in data._store.items():
+            if key == "edge_index":
+                batch[key] = edge_index.to(value.device)
+            elif key == "num_nodes":
+                batch.num_nodes = len(n_id)
+            elif data.is_node_attr(key):
+                batch[key] = self._select(key, value, n_id)
+            elif data.is_edge_attr(key):
+                batch[key] = self._select(key, value, e_id)
+        for key, value in (("n_id", n_id), ("e_id", e_id)):
+            if key not in batch:
+                batch[key] = value
+        return batch
+
+    def _select(self, key: str, value, index: Tensor):
+        """Return the attribute at the index: in pooled memory where its rows lie one after another in host memory."""
+        dim = self.data.__cat_dim__(key, value, self.data._store)
+        if dim == 0 and (table := _as_table(value)) is not None:
+            out = self.pool.take((len(index), *table.shape[1:]), table.dtype)
+            gathered = torch.from_numpy(gather_rows(table, index.numpy(), out))
+            return gathered.view(value.dtype) if isinstance(value, Tensor) else gathered
+        from torch_geometric.loader.utils import index_select
+
+        return index_select(value, index.to(value.device) if hasattr(value, "device") else index, dim=dim)
+
+    def _describe(self, batch, items: np.ndarray, drawn: Subgraph):
+        if drawn.num_sampled_nodes is not None:
+            batch.num_sampled_nodes, batch.num_sampled_edges = drawn.num_sampled_nodes, drawn.num_sampled_edges
+        if drawn.edge_weight is not None:
+            batch.edge_weight = torch.from_numpy(drawn.edge_weight)
+        batch.input_id = torch.from_numpy(items if self.input_id is None else self.input_id[items])
+        batch.batch_size = len(items)
+        return batch
+
+
+def _as_table(value) -> np.ndarray | None:
+    """Return a numpy view with the value's rows, None where there is none to be had."""
+    if isinstance(value, np.ndarray):
+        return value if value.flags.c_contiguous and not value.dtype.hasobject else None
+    plain = type(value) is Tensor and value.layout == torch.strided and value.device.type == "cpu"
+    if not plain or value.requires_grad or value.is_conj() or value.is_neg() or not value.is_contiguous():
+        return None
+    try:
+        return value.numpy()
+    except TypeError:  # bfloat16 and the like
+        return value.view(_RAW[value.element_size()]).numpy() if value.element_size() in _RAW else None
+
+
+def _both_ways(edge_index: Tensor, e_id: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each edge in both directions, once: PyG's own rule."""
+    from torch_geometric.sampler.utils import to_bidirectional
+
+    row, col, e_id = to_bidirectional(*edge_index, *edge_index, e_id, e_id)
+    return torch.stack([row, col]), e_id
+
+
+@kernel
+def _look_up(table, rows, out):
+    """Write table[rows] as int64; `out` may be `rows`."""
+    num = len(rows)
+    for i in range(num):
+        if i + _AHEAD < num:
+            prefetch(table, rows[i + _AHEAD])
+        out[i] = table[rows[i]]

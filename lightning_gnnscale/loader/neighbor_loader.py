@@ -1,0 +1,156 @@
+"""A drop-in for PyG's `NeighborLoader` on a graph in memory, without a partition store."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from ..graph import group_by_dst
+from ..sampler import NeighborSampler
+from .buffer_pool import BufferPool
+from .data_batch import DataBatchBuilder
+from .part_loader import PartLoader
+from .part_walk import WholeGraph
+from .pyg_arguments import check_data, check_options, check_subgraph_type, check_threads, seeds_of
+from .seed_order import split_targets
+
+
+class NeighborLoader(PartLoader):
+    """Sample neighbours of seed nodes from a homogeneous PyG `Data`, and yield batches of its own type.
+
+    A batch is what PyG's loader makes of the same draws: node attributes at `n_id`, edge attributes at `e_id`,
+    everything else as it is; `n_id` (seeds first), `e_id` (positions in `data.edge_index`), `input_id`, `batch_size`,
+    and, where the subgraph is directional, `num_sampled_nodes` and `num_sampled_edges`. A node with at most as many
+    neighbours as the fan-out gives them all, in the order of `data.edge_index`: then n_id, edge_index and e_id equal
+    those of torch-sparse bit for bit. Neither pyg-lib nor torch-sparse is needed.
+
+    Every choice follows from (seed, epoch, batch): threads and restarts change nothing. The next iteration is the next
+    epoch, other draws in another order; `set_epoch`, which Lightning calls, chooses one.
+
+    Args:
+        data: a `torch_geometric.data.Data` with `edge_index`; attributes are read from it where they are.
+        num_neighbors: neighbours a node for each hop, >= 1, or -1 for all.
+        input_nodes: seeds: distinct node ids as a tensor, array or list, or a (num_nodes,) bool mask; None: all nodes.
+        batch_size: seeds a batch, >= 1.
+        shuffle: a new order of the seeds every epoch. (False is PyG's default.)
+        replace: draw neighbours with replacement.
+        subgraph_type: "directional": the edges drawn; "bidirectional": those and their reverses; "induced": all edges
+            between the nodes drawn.
+        directed: False means subgraph_type="induced" (PyG's older name for it).
+        drop_last: leave out the last batch where it is short.
+        transform: called on each batch in the thread that iterates, in the order of the batches.
+        locality: `LocalityBias` that prefers rows of a placement; the batch then has an `edge_weight` that keeps the
+            mean unbiased. Not together with weights of the data's own, or other subgraph types.
+        seed: of order and draws.
+        num_threads: threads that prepare batches, each a whole one; 0 prepares them in the calling thread; None: 1.
+        num_workers: PyG's name for num_threads (threads, not processes: nothing is copied between them).
+        rank, world_size: this process and how many share the seeds, each the same number; None: one process alone.
+        **pyg: PyG's and DataLoader's other arguments, where they change no result (`pin_memory`, `persistent_workers`,
+            `prefetch_factor`, `is_sorted`, `filter_per_worker`, ...).
+
+    Raises:
+        ValueError: an argument is out of range, or is one of PyG's that this loader does not follow.
+        TypeError: an argument that PyG does not know either.
+
+    Cost: one counting sort of the edges where they are not sorted by target; the CSC of the graph, 4 bytes an edge (and
+    4 more for `e_id` where they are not sorted); 4 bytes a node and thread.
+    Source: `torch_geometric.loader.NeighborLoader` (2.6 to 2.8). Differs: seeds must be distinct; a fan-out of 0 is
+    refused; the counts of a hop are there without pyg-lib too.
+    """
+
+    def __init__(
+        self,
+        data,
+        num_neighbors: Sequence[int],
+        input_nodes=None,
+        *,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        replace: bool = False,
+        subgraph_type: str = "directional",
+        directed: bool = True,
+        drop_last: bool = False,
+        transform: Callable | None = None,
+        locality=None,
+        seed: int = 0,
+        num_threads: int | None = None,
+        num_workers: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        **pyg,
+    ):
+        check_options(pyg)
+        sources, targets = check_data(data)
+        subgraph_type = check_subgraph_type(subgraph_type, directed, locality, data)
+        sampler = _sampler(num_neighbors, replace, locality)
+        seeds, input_id = seeds_of(input_nodes, data.num_nodes)
+        csc, edge_order = group_by_dst(sources, targets, data.num_nodes)
+        self.data, self.transform, self.input_nodes = data, transform, input_nodes
+        self.rank, self.world_size = 0 if rank is None else rank, world_size
+        if world_size is not None:
+            if not 0 <= self.rank < world_size:
+                raise ValueError(f"rank must be in [0, world_size), got rank {rank} of {world_size}")
+            seeds = split_targets(seeds, world_size)[self.rank]
+        self.dataset = range(len(seeds))
+        self._advance = False
+        graph = WholeGraph.of(csc, self.rank)
+        super().__init__(
+            [self.rank],
+            lambda part: graph,
+            None,
+            {self.rank: seeds},
+            sampler,
+            batch_size=batch_size,
+            seed=seed,
+            num_threads=check_threads(num_threads, num_workers),
+            shuffle=shuffle,
+            drop_last=drop_last,
+            builder=DataBatchBuilder(data, sampler, BufferPool(), subgraph_type, edge_order, input_id),
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration yields; Lightning calls it."""
+        super().set_epoch(epoch)
+        self._advance = False
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Let the next iteration go on where the state was taken: within its epoch, or with the next one."""
+        super().load_state_dict(state)
+        self._advance = state["delivered"] >= state["length"] > 0
+
+    def __iter__(self) -> Iterator:
+        self._check_alone()
+        if self._advance:
+            super().set_epoch(self.epoch + 1)
+        self._advance = True
+        for batch in super().__iter__():
+            yield batch if self.transform is None else self.transform(batch)
+            del batch
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def _check_alone(self) -> None:
+        if self.world_size is None and torch.distributed.is_available() and torch.distributed.is_initialized():
+            processes = torch.distributed.get_world_size()
+            if processes > 1:
+                raise ValueError(
+                    f"each of {processes} processes would train on all seeds: pass NeighborLoader rank= and "
+                    "world_size=, or world_size=1 where input_nodes are this process's own"
+                )
+
+
+def _sampler(num_neighbors: Sequence[int], replace: bool, locality) -> NeighborSampler:
+    """Return the sampler; errors name the argument as PyG does."""
+    if isinstance(num_neighbors, dict):
+        raise ValueError("num_neighbors by edge type needs a heterogeneous graph: use torch_geometric's NeighborLoader")
+    if isinstance(num_neighbors, str) or not isinstance(num_neighbors, Sequence | np.ndarray | torch.Tensor):
+        raise ValueError(
+            f"num_neighbors must be a list with a fan-out for each hop, like [15, 10, 5], got {num_neighbors!r}"
+        )
+    fanouts = num_neighbors if isinstance(num_neighbors, Sequence) else num_neighbors.tolist()
+    for hop, fanout in enumerate(fanouts):
+        if isinstance(fanout, bool) or not isinstance(fanout, int | np.integer) or fanout == 0 or fanout < -1:
+            raise ValueError(f"num_neighbors[{hop}] must be an integer >= 1, or -1 for all neighbours, got {fanout!r}")
+    options = {} if locality is None else {"locality": locality}
+    return NeighborSampler([int(fanout) for fanout in fanouts], replace, **options)
