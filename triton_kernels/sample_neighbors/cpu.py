@@ -3,7 +3,7 @@
 import numpy as np
 
 from ...jit import kernel
-from ...rng import GOLDEN, mix64
+from ...rng import GOLDEN, mix64, unit
 from ..intrinsics import prefetch, trailing_zeros
 
 AHEAD = 32  # items between a prefetch and its use
@@ -38,6 +38,7 @@ class Workspace:
         self.row_start = np.empty(0, np.int64)
         self.row_degree = np.empty(0, np.int64)
         self.indptr = np.empty(0, np.int64)
+        self.weight = np.empty(0, np.float32)
         self.taken = np.zeros(0, np.uint64)
 
     def fits(self, num_nodes: int, id_dtype: np.dtype) -> bool:
@@ -182,6 +183,86 @@ def pick_hop(hop_key, node, begin, end, fanout, replace, row_start, row_degree, 
             _pick_in_register(row_key, start, degree, take, arc, at)
         else:
             _pick_with_filter(row_key, start, degree, take, taken, arc, at)
+
+
+@kernel(inline="always")
+def _share_draws(scale, fanout, degree, inside, word):
+    """Share the draws of one row out to its two groups: equation (8) in closed form.
+
+    Args:
+        scale: s, float64. fanout, degree, inside: draws, neighbours, and how many of them are in Q, fanout < degree.
+        word: uint64 that rounds the first group's share.
+
+    Returns:
+        Draws from Q, and the weights 1 / (degree * chance) of arcs from Q and of the others.
+    """
+    preferred, others = np.float64(inside), np.float64(degree - inside)
+    draws, length = np.float64(fanout), np.float64(degree)
+    total = scale * preferred + others
+    if scale * draws > total:  # a preferred neighbour would be drawn more than once: all of them are taken
+        return np.int64(inside), 1.0 / length, others / ((draws - preferred) * length)
+    mean = scale * preferred * draws / total
+    count = np.int64(mean)
+    count += unit(word) < mean - count
+    count = max(min(count, np.int64(inside), fanout), fanout - (degree - inside))  # the last digit of mean is rounded
+    weight = total / (draws * length)
+    return count, weight * (1.0 / scale), weight
+
+
+@kernel(inline="always")
+def _pick_group(key, start, degree, take, taken, arc, at):
+    """Draw `take` of the positions start .. start + degree - 1."""
+    if take == degree:
+        for j in range(take):
+            arc[at + j] = start + j
+    elif degree <= MASK_DEGREE:
+        _pick_in_register(key, start, degree, take, arc, at)
+    else:
+        _pick_with_filter(key, start, degree, take, taken, arc, at)
+
+
+@kernel
+def pick_split_hop(
+    hop_key, node, begin, end, scale, num_inside, row_start, row_degree, block_indptr, taken, arc, weight
+):
+    """Draw positions in rows that have their preferred neighbours first, and weigh them; see `pick_hop`.
+
+    Args:
+        scale: s > 1.
+        num_inside: (num_rows,) int32, preferred neighbours of each row.
+        weight: as long as arc, float32; filled with 1 / (degree * chance to be drawn).
+    """
+    for i in range(begin, end):
+        if i + AHEAD < end:
+            prefetch(num_inside, np.int64(node[i + AHEAD]))
+        start = row_start[i - begin]
+        degree = row_degree[i - begin]
+        at = block_indptr[i]
+        take = block_indptr[i + 1] - at
+        if take == degree:
+            for j in range(take):
+                arc[at + j] = start + j
+                weight[at + j] = 1.0 / degree
+            continue
+        row_key = mix64(hop_key + np.uint64(node[i]) * GOLDEN)
+        other_key = mix64(row_key)
+        inside = np.int64(num_inside[node[i]])
+        count, preferred, other = _share_draws(scale, take, degree, inside, other_key)
+        _pick_group(row_key, start, inside, count, taken, arc, at)
+        _pick_group(other_key, start + inside, degree - inside, take - count, taken, arc, at + count)
+        for j in range(take):
+            weight[at + j] = preferred if j < count else other
+
+
+@kernel
+def unsplit_hop(position, row_start, block_indptr, begin, end, arc):
+    """Turn drawn positions in split rows into positions in the CSC; position: (num_arcs,) int32 within the row."""
+    last = block_indptr[end]
+    for i in range(begin, end):
+        for j in range(block_indptr[i], block_indptr[i + 1]):
+            if j + AHEAD < last:
+                prefetch(position, arc[j + AHEAD])
+            arc[j] = row_start[i - begin] + position[arc[j]]
 
 
 @kernel

@@ -1,5 +1,6 @@
 """Fan-out neighbour sampling: the checks, and the choice of the implementation."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ from ...graph import CSC
 from ...rng import combine_array
 from . import cpu
 from .cpu import Workspace
+from .split_rows import SplitRows
 
 
 class SampledNeighbors(NamedTuple):
@@ -21,6 +23,7 @@ class SampledNeighbors(NamedTuple):
         e_id: (num_arcs,) int64 positions in `csc.indices`, or None.
         num_sampled_nodes: seeds, then new nodes of each hop.
         num_sampled_edges: arcs of each hop.
+        edge_weight: (num_arcs,) float32, 1 / (length of the row * chance of the arc), or None without a preference.
     """
 
     n_id: np.ndarray
@@ -29,6 +32,7 @@ class SampledNeighbors(NamedTuple):
     e_id: np.ndarray | None
     num_sampled_nodes: list[int]
     num_sampled_edges: list[int]
+    edge_weight: np.ndarray | None = None
 
 
 def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
@@ -58,11 +62,19 @@ def sample_neighbors(
     return_e_id: bool = False,
     workspace: Workspace | None = None,
     allocate: Callable[[tuple[int, ...], type], np.ndarray] = np.empty,
+    split: Sequence[SplitRows] | None = None,
+    scale: float = 1.0,
 ) -> SampledNeighbors:
     """Sample in-neighbours hop by hop, each node's row once, at the hop after it was found.
 
     Every choice is a hash of (key, hop, node, draw): the result does not depend on threads or on earlier calls. Without
     replacement a row of at most `fanout` neighbours is taken whole, in row order.
+
+    With `split` and `scale` s > 1 a row prefers its neighbours in a set Q. Of its d neighbours a are in Q, b are not;
+    f are drawn, f < d. With c = f / (s a + b) a neighbour in Q has the chance c s, another one c; where c s > 1, all
+    of Q are taken and another one has the chance (f - a) / b. The number drawn from Q is its expectation, rounded at
+    random to a neighbouring integer, and draws within a group are uniform: every row gives exactly f arcs, with exactly
+    these chances. Arcs of a row come in the order of the split row.
 
     Args:
         csc: the graph; arrays or memory maps, indices int32 or int64.
@@ -73,18 +85,24 @@ def sample_neighbors(
         return_e_id: also return where each arc stands in the CSC.
         workspace: one thread's reusable memory; made for this call if None.
         allocate: gives memory for the results, called with (shape, dtype).
+        split: for each hop the graph's rows with the preferred neighbours first, or None; with return_e_id they have
+            their `position`.
+        scale: how many times likelier a preferred neighbour is, >= 1; 1 draws what is drawn without `split`.
 
     Returns:
         SampledNeighbors.
 
     Raises:
-        ValueError: a fan-out is 0 or below -1, a seed is out of range or repeated, the workspace does not fit.
+        ValueError: a fan-out is 0 or below -1, a seed is out of range or repeated, the workspace or `split` does not
+            fit, the scale is below 1, or a preference is to be drawn with replacement.
 
     Cost: O(sampled arcs + nodes); four bytes a node of the graph in the workspace.
-    Source: Hamilton et al., GraphSAGE, NeurIPS 2017, with PyG's conventions for n_id and the order of arcs.
+    Source: Hamilton et al., GraphSAGE, NeurIPS 2017, with PyG's conventions for n_id and the order of arcs; the
+        preference is equation (8) of Song and Jiang, ICS 2022, with chances capped at 1.
     """
     fanouts = check_fanouts(fanouts)
     csc = CSC(np.asarray(csc.indptr), np.asarray(csc.indices))
+    split = _checked_split(split, scale, csc, len(fanouts), replace, return_e_id)
     seeds = np.ascontiguousarray(seeds)
     space = workspace or Workspace(csc.num_rows, csc.indices.dtype)
     if not space.fits(csc.num_rows, csc.indices.dtype):
@@ -97,12 +115,24 @@ def sample_neighbors(
     begin, first = 0, 0
     for hop, fanout in enumerate(fanouts):
         end = count
-        last, count = _sample_hop(space, csc, begin, end, first, fanout, replace, fold_hop(key, hop))
+        draws = _Draws(fanout, replace, fold_hop(key, hop), split[hop] if split else None, float(scale), return_e_id)
+        last, count = _sample_hop(space, csc, begin, end, first, draws)
         nodes.append(count - end)
         arcs.append(last - first)
         begin, first = end, last
     space.finish(count)
-    return _collect(space, count, begin, first, nodes, arcs, return_e_id, allocate)
+    return _collect(space, count, begin, first, nodes, arcs, return_e_id, split is not None, allocate)
+
+
+class _Draws(NamedTuple):
+    """How one hop draws."""
+
+    fanout: int
+    replace: bool
+    hop_key: np.uint64
+    split: SplitRows | None
+    scale: float
+    return_e_id: bool
 
 
 def fold_hop(key: int, hop: int) -> np.uint64:
@@ -121,8 +151,31 @@ def _place(space: Workspace, seeds: np.ndarray, num_rows: int) -> int:
     return count
 
 
-def _sample_hop(space, csc, begin, end, first, fanout, replace, hop_key):
+def _checked_split(split, scale, csc, num_hops, replace, return_e_id) -> list[SplitRows] | None:
+    """Return the split rows of each hop as arrays, or None where nothing is preferred."""
+    if not (math.isfinite(scale) and scale >= 1):
+        raise ValueError(f"scale must be >= 1 and finite, got {scale}")
+    if split is None or scale == 1:
+        return None
+    if replace:
+        raise ValueError("a preference needs draws without replacement: use replace=False, or scale=1")
+    if len(split) != num_hops:
+        raise ValueError(f"split must have rows for each of {num_hops} hops, got {len(split)}")
+    for rows in split:
+        shapes = (len(rows.indices), len(rows.num_inside), rows.indices.dtype)
+        if shapes != (csc.num_arcs, csc.num_rows, csc.indices.dtype):
+            raise ValueError(
+                f"split rows are of {shapes[1]} rows and {shapes[0]} arcs of {shapes[2]}, the graph has {csc.num_rows} "
+                f"and {csc.num_arcs} of {csc.indices.dtype}"
+            )
+        if return_e_id and rows.position is None:
+            raise ValueError("return_e_id needs the positions of split rows: split them with_position=True")
+    return [SplitRows(*(None if array is None else np.asarray(array) for array in rows)) for rows in split]
+
+
+def _sample_hop(space, csc, begin, end, first, draws):
     """Sample the rows of the nodes begin..end-1; return the number of arcs and of nodes after it."""
+    fanout, replace, hop_key, split = draws.fanout, draws.replace, draws.hop_key, draws.split
     row_start, row_degree = space.reserve("row_start", end - begin), space.reserve("row_degree", end - begin)
     indptr = space.reserve("indptr", end + 1, keep=begin + 1)
     node = space.node
@@ -134,12 +187,22 @@ def _sample_hop(space, csc, begin, end, first, fanout, replace, hop_key):
     words = (largest >> 6) + 1
     if len(space.taken) < words:
         space.taken = np.zeros(words + words // 4, np.uint64)
-    cpu.pick_hop(hop_key, node, begin, end, fanout, replace, row_start, row_degree, indptr, space.taken, arc)
-    cpu.read_hop(csc.indices, arc, first, last, neighbor)
+    if split is None:
+        cpu.pick_hop(hop_key, node, begin, end, fanout, replace, row_start, row_degree, indptr, space.taken, arc)
+        cpu.read_hop(csc.indices, arc, first, last, neighbor)
+    else:
+        weight = space.reserve("weight", last, keep=first)
+        cpu.pick_split_hop(
+            hop_key, node, begin, end, draws.scale, split.num_inside, row_start, row_degree, indptr, space.taken, arc,
+            weight,
+        )  # fmt: skip
+        cpu.read_hop(split.indices, arc, first, last, neighbor)
+        if draws.return_e_id:
+            cpu.unsplit_hop(split.position, row_start, indptr, begin, end, arc)
     return last, cpu.relabel_hop(neighbor, first, last, space.base, space.label, node, end, local)
 
 
-def _collect(space, count, num_targets, num_arcs, nodes, arcs, return_e_id, allocate):
+def _collect(space, count, num_targets, num_arcs, nodes, arcs, return_e_id, weighted, allocate):
     """Copy the batch out of the workspace."""
     n_id = allocate((count,), np.int64)
     n_id[:] = space.node[:count]
@@ -151,4 +214,8 @@ def _collect(space, count, num_targets, num_arcs, nodes, arcs, return_e_id, allo
     if return_e_id:
         e_id = allocate((num_arcs,), np.int64)
         e_id[:] = space.arc[:num_arcs]
-    return SampledNeighbors(n_id, edge_index, indptr, e_id, nodes, arcs)
+    edge_weight = None
+    if weighted:
+        edge_weight = allocate((num_arcs,), np.float32)
+        edge_weight[:] = space.weight[:num_arcs]
+    return SampledNeighbors(n_id, edge_index, indptr, e_id, nodes, arcs, edge_weight)

@@ -8,15 +8,21 @@ from .op import SampledNeighbors, check_fanouts
 _WORD = 1 << 64
 
 
-def sample_neighbors_reference(csc, seeds, fanouts, key, *, replace=False) -> SampledNeighbors:
+def sample_neighbors_reference(
+    csc, seeds, fanouts, key, *, replace=False, preferred=None, scale=1.0
+) -> SampledNeighbors:
     """Sample as `sample_neighbors` does, with dictionaries and lists; arguments and result are its own.
+
+    Args:
+        preferred: for each hop (num_nodes,) bool, the set Q that `split` was made with; or None.
 
     Source: the loop of PyG's neighbour sampler, with Floyd's method (Bentley and Floyd, CACM 1987) over keyed draws.
     """
     fanouts = check_fanouts(fanouts)
     n_id = [int(seed) for seed in seeds]
     label = {node: i for i, node in enumerate(n_id)}
-    sources, targets, e_id, indptr = [], [], [], [0]
+    sources, targets, e_id, indptr, weights = [], [], [], [0], []
+    biased = preferred is not None and scale > 1
     nodes, arcs = [len(n_id)], []
     begin = 0
     for hop, fanout in enumerate(fanouts):
@@ -26,7 +32,13 @@ def sample_neighbors_reference(csc, seeds, fanouts, key, *, replace=False) -> Sa
             node = n_id[target]
             start, degree = int(csc.indptr[node]), int(csc.indptr[node + 1] - csc.indptr[node])
             row_key = _mix((hop_key + node * int(GOLDEN)) % _WORD)
-            for position in pick_positions(row_key, degree, fanout, replace):
+            if biased:
+                inside = [bool(preferred[hop][u]) for u in csc.indices[start : start + degree]]
+                positions, row_weights = pick_preferred(row_key, inside, fanout, scale)
+                weights += row_weights
+            else:
+                positions = pick_positions(row_key, degree, fanout, replace)
+            for position in positions:
                 neighbor = int(csc.indices[start + position])
                 if neighbor not in label:
                     label[neighbor] = len(n_id)
@@ -39,9 +51,11 @@ def sample_neighbors_reference(csc, seeds, fanouts, key, *, replace=False) -> Sa
         arcs.append(len(sources) - first)
         begin = end
     edge_index = np.array([sources, targets], np.int64).reshape(2, -1)
+    edge_weight = np.array(weights, np.float32) if biased else None
     return SampledNeighbors(
-        np.array(n_id, np.int64), edge_index, np.array(indptr, np.int64), np.array(e_id, np.int64), nodes, arcs
-    )
+        np.array(n_id, np.int64), edge_index, np.array(indptr, np.int64), np.array(e_id, np.int64), nodes, arcs,
+        edge_weight,
+    )  # fmt: skip
 
 
 def pick_positions(row_key: int, degree: int, fanout: int, replace: bool) -> list[int]:
@@ -67,6 +81,37 @@ def pick_positions(row_key: int, degree: int, fanout: int, replace: bool) -> lis
     if few != fanout:
         chosen = set(range(degree)) - chosen
     return sorted(chosen)
+
+
+def pick_preferred(row_key: int, inside: list[bool], fanout: int, scale: float) -> tuple[list[int], list[float]]:
+    """Return the positions drawn from one row, those of preferred neighbours first, and the weights of the arcs.
+
+    Args:
+        row_key: as for `pick_positions`.
+        inside: which of the row's neighbours are preferred.
+        fanout: draws, or -1 for the whole row.
+        scale: s > 1.
+    """
+    degree = len(inside)
+    first = [position for position in range(degree) if inside[position]]
+    rest = [position for position in range(degree) if not inside[position]]
+    if fanout < 0 or degree <= fanout:
+        return first + rest, [1 / degree for _ in inside]
+    other_key = _mix(row_key)
+    total = scale * len(first) + len(rest)
+    if scale * fanout > total:
+        count = len(first)
+        weights = 1 / degree, len(rest) / (float(fanout - len(first)) * degree)
+    else:
+        mean = scale * len(first) * fanout / total
+        count = int(mean) + ((other_key >> 11) * 2.0**-53 < mean - int(mean))
+        count = max(min(count, len(first), fanout), fanout - len(rest))
+        weight = total / (float(fanout) * degree)
+        weights = weight * (1.0 / scale), weight
+    others = fanout - count
+    drawn = [first[i] for i in pick_positions(row_key, len(first), count, False)]
+    drawn += [rest[i] for i in pick_positions(other_key, len(rest), others, False)]
+    return drawn, [weights[0]] * count + [weights[1]] * others
 
 
 def _floyd(row_key, degree, count):
