@@ -88,14 +88,28 @@ def aggregate(
         if weight.shape[0] != len(indices) or (weight.dim() == 2 and weight.shape[1] != values.shape[1]):
             expected = (len(indices), values.shape[1])
             raise ValueError(f"weight must be {expected} or {expected[:1]}, got {tuple(weight.shape)}")
-        weight = weight if weight.dim() == 2 else weight.unsqueeze(1).expand(-1, values.shape[1])
-    dtype = _working_dtype(x)
-    values, weight = values.to(dtype), None if weight is None else weight.to(dtype)
-    if x.device.type == "cpu":
-        out = _Aggregate.apply(values, weight, indptr, indices, reduce == "mean", transposed)
+        weight = weight if weight.dim() == 2 else weight.unsqueeze(1)
+        weight = weight.to(_working_dtype(x))
+    out = _aggregate(values, weight, indptr, indices, reduce == "mean", transposed)
+    return out.view(len(indptr) - 1, *x.shape[1:])
+
+
+def _aggregate(values, weight, indptr, indices, mean, transposed) -> Tensor:
+    """Run the form of the device; (num_arcs, 1) weights are those of all heads."""
+    # Not at the head of the file: `segment_mean` stands on this module.
+    from ..segment_mean.op import SegmentSum, is_available
+
+    if is_available(values):
+        with torch.cuda.device(values.device):
+            return SegmentSum.apply(values, weight, indptr, indices, mean)
+    dtype = _working_dtype(values)
+    if weight is not None:
+        weight = weight.expand(-1, values.shape[1])
+    if values.device.type == "cpu":
+        out = _Aggregate.apply(values.to(dtype), weight, indptr, indices, mean, transposed)
     else:
-        out = reference.aggregate(values, indptr, indices, weight, reduce == "mean")
-    return out.to(x.dtype).view(len(indptr) - 1, *x.shape[1:])
+        out = reference.aggregate(values.to(dtype), indptr, indices, weight, mean)
+    return out.to(values.dtype)
 
 
 def edge_softmax(logits: Tensor, indptr: Tensor) -> Tensor:

@@ -1,0 +1,203 @@
+"""Sums over rows in Triton: equal to plain torch in the interpreter for every dtype and odd size, forward and back."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lightning_gnnscale.triton_kernels.aggregate import aggregate
+from lightning_gnnscale.triton_kernels.aggregate import reference as aggregate_reference
+from lightning_gnnscale.triton_kernels.segment_mean import op, reference, segment_mean
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the interpreter takes CPU tensors
+# Sums of at most about 12 terms of order 1 in another order; halves are summed in float32 and rounded once at the end.
+TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+def random_rows(num_dst, num_src, num_arcs, seed, index_dtype=torch.int64):
+    """Arcs thrown at random rows: some rows stay empty, one is long, sources repeat."""
+    generator = torch.Generator().manual_seed(seed)
+    row = torch.randint(num_dst, (num_arcs,), generator=generator) if num_arcs else torch.zeros(0, dtype=torch.int64)
+    row[: num_arcs // 4] = 0
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(row, minlength=num_dst).cumsum(0)])
+    indices = torch.randint(num_src, (num_arcs,), generator=generator).to(index_dtype)
+    return indptr.to(DEVICE), indices.to(DEVICE), generator
+
+
+def values(shape, dtype, generator):
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).to(DEVICE)
+
+
+def close(given, expected, dtype, scale=1.0):
+    torch.testing.assert_close(given.double(), expected.double(), rtol=TOLERANCE[dtype], atol=scale * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", list(op.DTYPES))
+@pytest.mark.parametrize(("heads", "channels"), [(1, 1), (1, 63), (3, 5), (1, 300), (2, 129)])
+@pytest.mark.parametrize("mean", [False, True])
+def test_forward_equals_plain_torch(dtype, heads, channels, mean):
+    pytest.importorskip("triton")
+    index_dtype = torch.int32 if channels % 2 else torch.int64
+    indptr, indices, generator = random_rows(6, 9, 37, channels, index_dtype)
+    x = values((9, heads, channels), dtype, generator)
+    for weight in (None, values((37, heads), torch.float32, generator), values((37, 1), dtype, generator)):
+        out = op.gather_sum(x, weight, indptr, indices, mean)
+        factors = None if weight is None else weight.double()
+        assert out.dtype == dtype
+        close(out, aggregate_reference.aggregate(x.double(), indptr, indices, factors, mean), dtype, 4)
+
+
+@pytest.mark.parametrize("dtype", list(op.DTYPES))
+@pytest.mark.parametrize(
+    ("heads", "channels", "shared"), [(1, 63, False), (3, 5, False), (2, 130, True), (1, 1, False)]
+)
+@pytest.mark.parametrize("mean", [False, True])
+def test_gradients_equal_plain_torch(dtype, heads, channels, shared, mean):
+    pytest.importorskip("triton")
+    indptr, indices, generator = random_rows(5, 7, 29, heads)
+    x = values((7, heads, channels), dtype, generator).requires_grad_()
+    weight = values((29, 1 if shared else heads), torch.float32, generator).requires_grad_()
+    grad = values((5, heads, channels), dtype, generator)
+    op.SegmentSum.apply(x, weight, indptr, indices, mean).backward(grad)
+    wide = [tensor.detach().double() for tensor in (grad, x, weight)]
+    expected = reference.x_gradient(wide[0], indptr, indices, wide[2], mean, 7)
+    close(x.grad, expected, dtype, 4)
+    assert x.grad.dtype == dtype and weight.grad.dtype == torch.float32
+    expected = reference.weight_gradient(wide[0], wide[1], indptr, indices, mean)
+    expected = expected.sum(dim=1, keepdim=True) if shared else expected
+    # float32 sums of products of exact halves: float32's tolerance for all but float64, over up to 260 terms
+    close(weight.grad, expected, torch.float32, 8)
+
+
+def test_the_mean_without_weights_goes_back_too():
+    pytest.importorskip("triton")
+    indptr, indices, generator = random_rows(8, 6, 31, 3)
+    x = values((6, 2, 17), torch.float64, generator).requires_grad_()
+    grad = values((8, 2, 17), torch.float64, generator)
+    op.SegmentSum.apply(x, None, indptr, indices, True).backward(grad)
+    close(x.grad, reference.x_gradient(grad, indptr, indices, None, True, 6), torch.float64)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 12), st.integers(1, 3), st.booleans(), st.integers(0, 99))
+def test_the_reference_has_the_gradients_of_its_forward(num_dst, num_src, num_arcs, heads, mean, seed):
+    indptr, indices, generator = (
+        t.cpu() if isinstance(t, torch.Tensor) else t for t in random_rows(num_dst, num_src, num_arcs, seed)
+    )
+    x = torch.randn(num_src, heads, 3, dtype=torch.float64, generator=generator, requires_grad=True)
+    weight = torch.randn(num_arcs, heads, dtype=torch.float64, generator=generator, requires_grad=True)
+    grad = torch.randn(num_dst, heads, 3, dtype=torch.float64, generator=generator)
+    out = aggregate_reference.aggregate(x, indptr, indices, weight, mean)
+    x_grad, weight_grad = torch.autograd.grad(out, (x, weight), grad)
+    close(reference.x_gradient(grad, indptr, indices, weight.detach(), mean, num_src), x_grad, torch.float64)
+    close(reference.weight_gradient(grad, x.detach(), indptr, indices, mean), weight_grad, torch.float64)
+    assert torch.autograd.gradcheck(lambda x: reference.segment_mean(x, indptr, indices), (x,))
+    assert torch.autograd.gradcheck(lambda x: segment_mean(x, indptr, indices), (x,))
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (7, 2, 3)])
+def test_the_mean_on_the_cpu(shape):
+    indptr, indices = torch.tensor([0, 3, 3, 5]), torch.tensor([6, 0, 0, 1, 2])
+    x = torch.randn(shape, requires_grad=True)
+    out = segment_mean(x, indptr, indices)
+    close(out, reference.segment_mean(x, indptr, indices), torch.float32)
+    close(out[0], (x[6] + 2 * x[0]) / 3, torch.float32)
+    assert not out[1].any()
+    out.sum().backward()
+    close(x.grad[0], torch.full(shape[1:], 2 / 3), torch.float32)
+
+
+def test_rows_arcs_and_channels_that_are_not_there():
+    pytest.importorskip("triton")
+    pointers, none = torch.zeros(4, dtype=torch.int64, device=DEVICE), torch.zeros(0, dtype=torch.int64, device=DEVICE)
+    x = torch.ones((3, 1, 5), device=DEVICE, requires_grad=True)
+    out = op.SegmentSum.apply(x, None, pointers, none, True)
+    assert out.shape == (3, 1, 5) and not out.any()
+    out.sum().backward()
+    assert not x.grad.any()
+    assert op.gather_sum(x.detach(), None, pointers[:1], none, False).shape == (0, 1, 5)
+    one, row = torch.tensor([0, 1], device=DEVICE), torch.tensor([2], device=DEVICE)
+    narrow, weight = torch.ones((3, 2, 0), device=DEVICE), torch.ones((1, 2), device=DEVICE, requires_grad=True)
+    op.SegmentSum.apply(narrow, weight, one, row, False).sum().backward()
+    assert not weight.grad.any()
+
+
+def test_a_long_row_of_halves_is_summed_in_float32():
+    pytest.importorskip("triton")
+    indptr, indices = torch.tensor([0, 4096], device=DEVICE), torch.zeros(4096, dtype=torch.int64, device=DEVICE)
+    x = torch.ones((1, 1, 3), dtype=torch.bfloat16, device=DEVICE)
+    assert op.gather_sum(x, None, indptr, indices, False).tolist() == [[[4096.0] * 3]]
+
+
+def test_refuses_what_aggregate_refuses():
+    with pytest.raises(ValueError, match=r"indices must be in \[0, 5\), got 0 to 5"):
+        segment_mean(torch.zeros(5, 2), torch.tensor([0, 2]), torch.tensor([0, 5]))
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from lightning_gnnscale.triton_kernels.segment_mean import kernel
+
+for floating, index, weighted, block in [("fp32", "i32", True, 16), ("fp16", "i64", False, 128),
+                                         ("bf16", "i64", True, 256), ("fp64", "i64", True, 64)]:
+    factor = "fp64" if floating == "fp64" else "fp32"
+    rows = dict(x_ptr="*" + floating, indptr_ptr="*i64", indices_ptr="*" + index)
+    total = rows | dict(weight_ptr="*" + factor, out_ptr="*" + floating, width="i32", heads="i32", channels="i32",
+                        WEIGHTED=weighted, MEAN=not weighted, ARCS=1024 // block, BLOCK=block)
+    dot = dict(grad_ptr="*" + floating) | rows | dict(out_ptr="*" + factor, heads="i32", channels="i32",
+                                                      MEAN=weighted, ARCS=1024 // block, BLOCK=block)
+    for function, arguments in ((kernel.gather_sum_kernel, total), (kernel.arc_dot_kernel, dot)):
+        types = {name: value if isinstance(value, str) else "constexpr" for name, value in arguments.items()}
+        constants = {name: value for name, value in arguments.items() if not isinstance(value, str)}
+        source = ASTSource(function, signature=types, constexprs=constants)
+        compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": True})
+        assert compiled.asm["cubin"]
+        for atomic in ("atom.", " red.", "\\tred."):  # sums in a fixed order: the same bits every time
+            assert atomic not in compiled.asm["ptx"], (function, atomic)
+"""
+
+
+def run_python(code, **environment):
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run([sys.executable, "-c", code], env=kept | environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-2000:]
+
+
+def test_the_kernels_compile_for_hopper(tmp_path):
+    pytest.importorskip("triton")
+    run_python(COMPILE, TRITON_CACHE_DIR=str(tmp_path))
+
+
+def test_the_package_needs_no_triton():
+    run_python(
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch\n"
+        "from lightning_gnnscale.triton_kernels.segment_mean import op, segment_mean\n"
+        "assert segment_mean(torch.ones(2, 3), torch.tensor([0, 2]), torch.tensor([0, 1])).sum() == 3\n"
+        "assert op._triton_kernels() is None\n"
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_cuda_equals_the_cpu_and_itself(dtype, reduce):
+    indptr, indices, generator = random_rows(500, 700, 5000, 1, torch.int32)
+    results = []
+    for device in ("cuda", "cuda", "cpu"):
+        generator.manual_seed(2)
+        x = torch.randn(700, 4, 33, generator=generator).to(dtype).to(device).requires_grad_()
+        weight = torch.rand(5000, 4, generator=generator).to(device).requires_grad_()
+        out = aggregate(x, indptr.to(device), indices.to(device), weight, reduce)
+        out.sum().backward()
+        results.append([out.detach().cpu(), x.grad.cpu(), weight.grad.cpu()])
+    for first, second, expected in zip(*results, strict=True):
+        assert torch.equal(first, second)
+        # rows of up to 1,250 arcs: sums of that many terms of order 1 in float32, halves rounded once
+        limit = max(1e-4, TOLERANCE[dtype])
+        torch.testing.assert_close(first.float(), expected.float(), rtol=limit, atol=limit)
