@@ -4,8 +4,8 @@ import warnings
 
 from ..edge_stream import open_edge_stream
 from ..partitioner import partition
+from ..partitioner.graph_access.simple_graph import SimpleGraph, open_simple_graph
 from ..partitioner.grem_expectation import expected_greedy_cut
-from ..partitioner.simple_graph import SimpleGraph, open_simple_graph
 from .partition_graphs import GraphFile
 
 

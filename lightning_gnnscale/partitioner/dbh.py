@@ -8,8 +8,8 @@ import numpy as np
 from ..jit import kernel
 from ..rng import below, combine, fold
 from ..triton_kernels.intrinsics import prefetch
+from .graph_access.scratch import AUTO
 from .registry import refuse_balance, register_partitioner
-from .scratch import AUTO
 from .vertex_cut import EdgePass, VertexCut, place_edges
 
 _SALT = 0x444248  # keeps this use of the seed apart from all others

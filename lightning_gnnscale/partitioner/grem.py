@@ -11,13 +11,13 @@ from ..jit import kernel
 from ..triton_kernels.intrinsics import prefetch
 from . import phases
 from .checkpoint import Checkpoint
-from .edge_shuffle import PIECE_EDGES, EdgeFile, copy_edges, shuffle_edges
+from .graph_access.edge_shuffle import PIECE_EDGES, EdgeFile, copy_edges, shuffle_edges
+from .graph_access.resumed_graph import open_or_reopen
+from .graph_access.scratch import AUTO, reserve, scratch_folder
+from .graph_access.simple_graph import SimpleGraph, graph_facts
 from .grem_placement import PlacementState, place_edges
 from .grem_seed import MULTILEVEL, check_seed_method, seed_partitioner
 from .registry import check_number, refuse_balance, register_partitioner
-from .resumed_graph import open_or_reopen
-from .scratch import AUTO, reserve, scratch_folder
-from .simple_graph import SimpleGraph, graph_facts
 
 _TOLERANCE = 1e-12  # relative: keeps a whole number whole where its quotient was rounded
 _PLACING = "placing"

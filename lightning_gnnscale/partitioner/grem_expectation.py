@@ -25,9 +25,9 @@ import numpy as np
 
 from ..jit import kernel
 from ..rng import below, combine, fold, unit
+from .graph_access.scratch import AUTO
+from .graph_access.simple_graph import SimpleGraph, open_simple_graph
 from .registry import check_number
-from .scratch import AUTO
-from .simple_graph import SimpleGraph, open_simple_graph
 
 _SALT = 0x45585043
 

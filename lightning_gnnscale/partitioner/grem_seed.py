@@ -5,12 +5,12 @@ import numpy as np
 from ..edge_stream import open_edge_stream
 from ..jit import kernel
 from . import phases
-from .edge_shuffle import EdgeFile
+from .graph_access.edge_shuffle import EdgeFile
+from .graph_access.scratch import AUTO
 from .grem_placement import ChunkRows, SeedParts
 from .multilevel import Effort, partition_in_memory
 from .multilevel.weighted_graph import ONE, WeightedGraph
 from .registry import available_partitioners, complete_options, get_partitioner
-from .scratch import AUTO
 
 MULTILEVEL = "multilevel"
 

@@ -10,10 +10,10 @@ import numpy as np
 from ..errors import GNNScaleError
 from ..graph import CSC, id_dtype
 from . import phases
-from .adjacency import symmetric_adjacency
+from .graph_access.adjacency import symmetric_adjacency
+from .graph_access.scratch import AUTO, nameless_file, reserve, scratch_folder
+from .graph_access.simple_graph import open_simple_graph
 from .registry import check_number, register_partitioner
-from .scratch import AUTO, nameless_file, reserve, scratch_folder
-from .simple_graph import open_simple_graph
 
 # The ParHIP format: three uint64 (version, nodes, arcs), a uint64 file position a row, then the neighbours. The
 # version's bits say what is left out or narrow: edge weights, node weights, 64-bit positions (4), 64-bit ids (8).

@@ -4,10 +4,10 @@ import os
 
 import numpy as np
 
-from .external_csc import BLOCK_EDGES, ExternalCSC
+from .graph_access.external_csc import BLOCK_EDGES, ExternalCSC
+from .graph_access.scratch import AUTO
 from .node_stream import LINEAR, SizeRule, StreamOptions, stream_nodes
 from .registry import register_partitioner
-from .scratch import AUTO
 
 DEFAULT_SLACK = 1.0
 

@@ -7,12 +7,12 @@ import numpy as np
 from ..errors import GNNScaleError
 from ..graph import CSC, id_dtype
 from . import phases
-from .adjacency import symmetric_adjacency
 from .constraints import MASK, VOLUME, Constraints, judge, part_loads, resolve_constraints
+from .graph_access.adjacency import symmetric_adjacency
+from .graph_access.scratch import AUTO
+from .graph_access.simple_graph import open_simple_graph
 from .metis_library import call_metis, find_metis_library
 from .registry import check_number, register_partitioner
-from .scratch import AUTO
-from .simple_graph import open_simple_graph
 
 _SLACK = 1.03  # METIS' default
 

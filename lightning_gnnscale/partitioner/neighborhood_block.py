@@ -20,11 +20,11 @@ from .block_growing import (
 from .block_merging import Blocks, assign_blocks, link_rows, merge_blocks
 from .block_quotient import QuotientTable, add_edges, quotient_rows
 from .checkpoint import Checkpoint
+from .graph_access.resumed_graph import open_or_reopen
+from .graph_access.scratch import AUTO
+from .graph_access.simple_graph import SimpleGraph, graph_facts
 from .grem import part_cap
 from .registry import check_number, refuse_balance, register_partitioner
-from .resumed_graph import open_or_reopen
-from .scratch import AUTO
-from .simple_graph import SimpleGraph, graph_facts
 
 MAX_ROUNDS = 32  # passes' worth of nodes that follow their neighbours, one hop a round
 # Neighbours by part are counted for so many nodes at a time that their counters stay below the larger of these two.

@@ -12,10 +12,10 @@ from ..triton_kernels.intrinsics import prefetch
 from . import phases
 from .checkpoint import Checkpoint
 from .constraints import judge, resolve_constraints
-from .external_csc import BLOCK_EDGES, ExternalCSC, open_external_csc
-from .layout import ScanState
+from .graph_access.external_csc import BLOCK_EDGES, ExternalCSC, open_external_csc
+from .graph_access.layout import ScanState
+from .graph_access.scratch import AUTO
 from .registry import check_number
-from .scratch import AUTO
 
 ORDERS = ("given", "random")
 LINEAR, POWER = range(2)  # how a part's size lowers its score

@@ -4,9 +4,9 @@ import os
 
 import numpy as np
 
+from .graph_access.scratch import AUTO
 from .registry import refuse_balance, register_partitioner
 from .replica_placing import ReplicaState, place_by_cases
-from .scratch import AUTO
 from .vertex_cut import EdgePass, VertexCut, place_edges
 
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from ..graph import id_dtype
 from ..jit import kernel
+from .graph_access.scratch import AUTO
+from .graph_access.simple_graph import SimpleGraph, open_simple_graph
 from .registry import check_number
-from .scratch import AUTO
-from .simple_graph import SimpleGraph, open_simple_graph
 
 
 @dataclass(frozen=True)

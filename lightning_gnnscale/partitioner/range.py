@@ -7,9 +7,9 @@ import numpy as np
 from ..jit import kernel
 from . import phases
 from .constraints import judge, part_loads, resolve_constraints
+from .graph_access.scratch import AUTO
+from .graph_access.simple_graph import open_simple_graph
 from .registry import register_partitioner
-from .scratch import AUTO
-from .simple_graph import open_simple_graph
 
 
 @register_partitioner("range")

@@ -9,11 +9,11 @@ from ..jit import kernel
 from ..triton_kernels.intrinsics import prefetch
 from . import phases
 from .checkpoint import Checkpoint
-from .layout import ScanState
+from .graph_access.layout import ScanState
+from .graph_access.scratch import AUTO
+from .graph_access.simple_graph import SimpleGraph, graph_facts, open_simple_graph, reopen_simple_graph
 from .merging import merge_and_assign
 from .registry import check_number, refuse_balance, register_partitioner
-from .scratch import AUTO
-from .simple_graph import SimpleGraph, graph_facts, open_simple_graph, reopen_simple_graph
 
 # Columns of SpringState.nodes.
 CLUSTER, DEGREE, RICHEST, RICHEST_DEGREE = range(4)

@@ -11,14 +11,14 @@ from . import phases
 from .checkpoint import Checkpoint
 from .coarse_parts import coarse_parts
 from .constraints import NODES, VOLUME, Constraints, judge, resolve_constraints, weight_of
+from .graph_access.scratch import AUTO
+from .graph_access.streamed_graph import StreamedEdges, StreamedRows
 from .multilevel import Effort, partition_in_memory
 from .multilevel.cycle import part_loads
 from .multilevel.jet import JetSpace, refine
 from .multilevel.weighted_graph import MAX_PARTS, PART_DTYPE
 from .registry import check_number, register_partitioner
 from .row_threads import RowThreads
-from .scratch import AUTO
-from .streamed_graph import StreamedEdges, StreamedRows
 
 BLOCK_EDGES = 1 << 23
 MIN_QUOTIENT_EDGES = 1 << 20  # a quotient graph of so many edges is never too large

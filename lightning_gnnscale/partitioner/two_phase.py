@@ -9,9 +9,9 @@ from ..jit import kernel
 from ..rng import below, combine, fold
 from ..triton_kernels.intrinsics import prefetch
 from . import phases
+from .graph_access.scratch import AUTO
 from .packing import pack_in_order
 from .registry import check_number, refuse_balance, register_partitioner
-from .scratch import AUTO
 from .vertex_cut import EdgePass, VertexCut, place_edges
 
 _SALT = 0x3250534C  # keeps this use of the seed apart from all others

@@ -8,11 +8,11 @@ import numpy as np
 
 from . import phases
 from .checkpoint import Checkpoint
-from .layout import ScanState
+from .graph_access.layout import ScanState
+from .graph_access.scratch import AUTO
+from .graph_access.simple_graph import BLOCK_EDGES, SimpleGraph, graph_facts, open_simple_graph, reopen_simple_graph
 from .masters import MASTERS, assign_masters, check_masters
 from .registry import check_number
-from .scratch import AUTO
-from .simple_graph import BLOCK_EDGES, SimpleGraph, graph_facts, open_simple_graph, reopen_simple_graph
 
 
 class EdgePass(NamedTuple):

@@ -14,8 +14,8 @@ from lightning_gnnscale.rng import combine_array, fold
 from tests.oracles.external_csc import cut_into_blocks, rows_of
 from tests.oracles.fennel import fennel_parts
 from tests.oracles.ldg import ldg_parts
+from tests.partitioner.graph_access.test_external_csc import random_arcs
 from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
-from tests.partitioner.test_external_csc import random_arcs
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

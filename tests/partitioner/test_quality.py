@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lightning_gnnscale.partition_store import PartitionStore, write_partition_store
 from lightning_gnnscale.partitioner import Partitioning, evaluate_partitioning
-from lightning_gnnscale.partitioner.simple_graph import open_simple_graph
+from lightning_gnnscale.partitioner.graph_access.simple_graph import open_simple_graph
 from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...jit import kernel
-from ..simple_graph import SimpleGraph
+from ..graph_access.simple_graph import SimpleGraph
 from .weighted_graph import ONE, WeightedGraph
 
 _HASH = np.uint64(0x9E3779B97F4A7C15)

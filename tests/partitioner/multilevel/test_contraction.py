@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_gnnscale.partitioner import row_threads
-from lightning_gnnscale.partitioner.external_csc import open_external_csc
+from lightning_gnnscale.partitioner.graph_access.external_csc import open_external_csc
 from lightning_gnnscale.partitioner.multilevel import quotient
 from lightning_gnnscale.partitioner.multilevel.contraction import contract
 from lightning_gnnscale.partitioner.multilevel.quotient import build_quotient

@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_gnnscale.partitioner import row_threads
-from lightning_gnnscale.partitioner.external_csc import open_external_csc
+from lightning_gnnscale.partitioner.graph_access.external_csc import open_external_csc
+from lightning_gnnscale.partitioner.graph_access.simple_graph import open_simple_graph
 from lightning_gnnscale.partitioner.multilevel import edge_clustering, quotient, rebalancing
 from lightning_gnnscale.partitioner.multilevel.edge_clustering import EdgeClusters
 from lightning_gnnscale.partitioner.multilevel.edge_graph import EdgeGraph, rows_of
@@ -13,7 +14,6 @@ from lightning_gnnscale.partitioner.multilevel.jet import JetSpace, refine
 from lightning_gnnscale.partitioner.multilevel.quotient import build_quotient
 from lightning_gnnscale.partitioner.multilevel.weighted_graph import BlockGraph
 from lightning_gnnscale.partitioner.row_threads import RowThreads
-from lightning_gnnscale.partitioner.simple_graph import open_simple_graph
 from tests.oracles import edge_counters
 from tests.oracles.jet import afterburner
 from tests.partitioner.graphs import simple_graphs, stream_of

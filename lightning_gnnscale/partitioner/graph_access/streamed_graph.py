@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from ..graph import id_dtype
-from . import phases
+from ...graph import id_dtype
+from .. import phases
+from ..multilevel.edge_graph import EdgeGraph, rows_of
+from ..multilevel.weighted_graph import ONE, BlockGraph, WeightedGraph
 from .external_csc import open_external_csc
 from .layout import ScanState
-from .multilevel.edge_graph import EdgeGraph, rows_of
-from .multilevel.weighted_graph import ONE, BlockGraph, WeightedGraph
 from .simple_graph import graph_facts, open_simple_graph, reopen_simple_graph
 
 DEGREES = "degrees"  # the phase of a checkpoint

@@ -12,8 +12,8 @@ import os
 
 import numpy as np
 
-from ..errors import EdgeStreamError
-from ..jit import kernel
+from ...errors import EdgeStreamError
+from ...jit import kernel
 from .entry_spread import OpenChunks, spread_edges
 
 MAX_ROWS = 1 << 16  # rows of a bucket: their numbers fit two bytes

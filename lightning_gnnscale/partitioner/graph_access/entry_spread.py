@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..jit import kernel
+from ...jit import kernel
 
 _SPARE_CHUNKS = 32
 _COARSE_CELLS = 1 << 13

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ..graph import CSC
-from ..jit import kernel
+from ...graph import CSC
+from ...jit import kernel
 from .simple_graph import SimpleGraph
 
 

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_gnnscale.errors import EdgeStreamError, GNNScaleError
-from lightning_gnnscale.partitioner import first_copies, phases, scratch
-from lightning_gnnscale.partitioner.layout import SAMPLE_COPIES, ScanState, scan
-from lightning_gnnscale.partitioner.simple_graph import open_simple_graph
+from lightning_gnnscale.partitioner import phases
+from lightning_gnnscale.partitioner.graph_access import first_copies, scratch
+from lightning_gnnscale.partitioner.graph_access.layout import SAMPLE_COPIES, ScanState, scan
+from lightning_gnnscale.partitioner.graph_access.simple_graph import open_simple_graph
 from tests.oracles.spring import simple_edges
 from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
 

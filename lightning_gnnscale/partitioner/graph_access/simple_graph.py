@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..errors import EdgeStreamError
-from ..graph import id_dtype
-from ..jit import kernel
-from ..rng import mix64
-from . import phases
+from ...errors import EdgeStreamError
+from ...graph import id_dtype
+from ...jit import kernel
+from ...rng import mix64
+from .. import phases
 from .first_copies import find_first_copies
 from .layout import LayoutReport, ScanState, scan
 from .scratch import AUTO, scratch_folder

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..graph import id_dtype
-from ..jit import kernel
-from ..rng import mix64
+from ...graph import id_dtype
+from ...jit import kernel
+from ...rng import mix64
 from .layout import LayoutReport
 from .scratch import nameless_file, nameless_map, reserve
 

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from lightning_gnnscale.edge_stream import open_edge_stream
 from lightning_gnnscale.errors import EdgeStreamError, GNNScaleError
-from lightning_gnnscale.partitioner import entry_buckets, layout, phases, scratch, simple_graph
-from lightning_gnnscale.partitioner.external_csc import open_external_csc
+from lightning_gnnscale.partitioner import phases
+from lightning_gnnscale.partitioner.graph_access import entry_buckets, layout, scratch, simple_graph
+from lightning_gnnscale.partitioner.graph_access.external_csc import open_external_csc
 from tests.oracles.external_csc import cut_into_blocks, rows_of
 from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
 

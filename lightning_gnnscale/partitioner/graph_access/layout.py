@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import EdgeStreamError
-from ..graph import id_dtype
-from ..jit import kernel
-from ..rng import mix64
+from ...errors import EdgeStreamError
+from ...graph import id_dtype
+from ...jit import kernel
+from ...rng import mix64
 
 LAYOUTS = ("auto", "once", "both_ways", "directed")
 SAMPLE_COPIES = 1 << 13  # copies of pairs that the sample holds at most

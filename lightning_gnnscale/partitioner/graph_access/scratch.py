@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from .. import events
-from ..errors import GNNScaleError
-from . import phases
+from ... import events
+from ...errors import GNNScaleError
+from .. import phases
 
 AUTO = "auto"
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from . import phases
-from .checkpoint import Checkpoint
+from .. import phases
+from ..checkpoint import Checkpoint
 from .layout import ScanState
 from .simple_graph import SimpleGraph, open_simple_graph, reopen_simple_graph
 

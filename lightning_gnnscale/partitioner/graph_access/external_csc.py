@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..edge_stream.read_ahead import read_ahead
-from ..jit import kernel
-from . import phases
+from ...edge_stream.read_ahead import read_ahead
+from ...jit import kernel
+from .. import phases
+from ..registry import check_number
 from .entry_buckets import MAX_ROUNDS, EntryBuckets, cut_ranges, read_at
 from .layout import LayoutReport, ScanState, scan
-from .registry import check_number
 from .scratch import AUTO, nameless_file, reserve, scratch_folder
 from .simple_graph import SimpleGraph
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..graph import id_dtype
-from ..jit import kernel
-from ..rng import below, combine, fold
+from ...graph import id_dtype
+from ...jit import kernel
+from ...rng import below, combine, fold
 from .scratch import nameless_file
 from .simple_graph import SimpleGraph
 

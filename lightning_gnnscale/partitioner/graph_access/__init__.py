@@ -1,0 +1,1 @@
+"""How partitioners read the graph: its layout, its undirected simple form, and its rows on scratch disk."""
