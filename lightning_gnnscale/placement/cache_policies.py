@@ -1,0 +1,216 @@
+"""Which rows a cache keeps: LRU, SIEVE and Belady as compiled steps over flat arrays.
+
+A slot holds one row. LRU and SIEVE keep slots in a list from the newest (head) to the oldest (tail); Belady keeps them
+in a heap, the one that is needed last on top.
+"""
+
+import numpy as np
+
+from ..jit import kernel
+
+LRU, SIEVE, BELADY = 0, 1, 2
+NEVER = np.iinfo(np.int64).max  # the time of a read that does not come
+# Rows of `links`: the list, or the heap and what it is ordered by.
+OLDER, NEWER, VISITED = 0, 1, 2
+HEAP, STANDING, NEXT_READ = 0, 1, 2
+# Entries of `ends`.
+HEAD, TAIL, HAND, SIZE = 0, 1, 2, 3
+
+
+@kernel
+def resolve(policy, nodes, places, limit, cache_place, state, coming, found, slots, positions):
+    """Pass reads through the cache, one after the other.
+
+    Args:
+        policy: LRU, SIEVE or BELADY.
+        nodes: (num,) ids.
+        places: (num_nodes,) int64 places of all nodes; those below `limit` go through the cache.
+        cache_place: the place of slot 0.
+        state: (slot_of, node_of, ready, links, ends); updated in place.
+            slot_of: (num_nodes,) int32, -1 for none. node_of: (capacity,) int64. ready: (capacity,) bool, whether the
+            row stands in its slot already. links: (3, capacity) int64. ends: (4,) int64.
+        coming: (next_read, following, first): see `consume`; empty arrays unless BELADY.
+        found: (num,) int64, filled with the place to read each row from.
+        slots, positions: (num,) int64, filled with the slots that rows are to be written to, and where in nodes.
+
+    Returns:
+        How many of slots and positions are filled.
+    """
+    slot_of, node_of, ready, links, ends = state
+    num_new = 0
+    for i in range(len(nodes)):
+        node = nodes[i]
+        found[i] = places[node]
+        if found[i] >= limit:
+            continue
+        time = consume(node, coming) if policy == BELADY else 0
+        slot = np.int64(slot_of[node])
+        if slot >= 0:
+            if policy == LRU:
+                unlink(links, ends, slot)
+                push(links, ends, slot)
+            elif policy == SIEVE:
+                links[VISITED, slot] = 1
+            else:
+                links[NEXT_READ, slot] = time
+                sift_up(links, sift_down(links, ends, links[STANDING, slot]))
+            if ready[slot]:
+                found[i] = cache_place + slot
+            continue
+        slot = admit(policy, links, ends, time)
+        if slot < 0:
+            continue
+        if node_of[slot] >= 0:
+            slot_of[node_of[slot]] = -1
+        node_of[slot], slot_of[node], ready[slot] = node, slot, False
+        slots[num_new], positions[num_new] = slot, i
+        num_new += 1
+    return num_new
+
+
+@kernel
+def consume(node, coming):
+    """Take the first read of a node off the list of those to come, and return the time of the one after it."""
+    next_read, following, first = coming
+    time = next_read[node]
+    if time != NEVER:
+        next_read[node] = following[time - first[0]]
+    return next_read[node]
+
+
+@kernel
+def admit(policy, links, ends, time):
+    """Return a slot for a new row, emptied if it must be, or -1 where the row is better left out."""
+    capacity = links.shape[1]
+    if policy == BELADY:
+        if time == NEVER:
+            return -1
+        if ends[SIZE] < capacity:
+            slot = ends[SIZE]
+            ends[SIZE] += 1
+            links[HEAP, slot], links[STANDING, slot], links[NEXT_READ, slot] = slot, slot, time
+            sift_up(links, slot)
+            return slot
+        slot = links[HEAP, 0]
+        if links[NEXT_READ, slot] <= time:
+            return -1
+        links[NEXT_READ, slot] = time
+        sift_down(links, ends, 0)
+        return slot
+    if ends[SIZE] < capacity:
+        slot = ends[SIZE]
+        ends[SIZE] += 1
+    elif policy == LRU:
+        slot = ends[TAIL]
+        unlink(links, ends, slot)
+    else:
+        slot = ends[HAND] if ends[HAND] >= 0 else ends[TAIL]
+        while links[VISITED, slot]:
+            links[VISITED, slot] = 0
+            slot = links[NEWER, slot] if links[NEWER, slot] >= 0 else ends[TAIL]
+        ends[HAND] = links[NEWER, slot]
+        unlink(links, ends, slot)
+    push(links, ends, slot)
+    links[VISITED, slot] = 0
+    return slot
+
+
+@kernel
+def push(links, ends, slot):
+    """Put a slot at the head of the list."""
+    links[OLDER, slot], links[NEWER, slot] = ends[HEAD], -1
+    if ends[HEAD] >= 0:
+        links[NEWER, ends[HEAD]] = slot
+    else:
+        ends[TAIL] = slot
+    ends[HEAD] = slot
+
+
+@kernel
+def unlink(links, ends, slot):
+    """Take a slot out of the list."""
+    older, newer = links[OLDER, slot], links[NEWER, slot]
+    if newer >= 0:
+        links[OLDER, newer] = older
+    else:
+        ends[HEAD] = older
+    if older >= 0:
+        links[NEWER, older] = newer
+    else:
+        ends[TAIL] = newer
+
+
+@kernel
+def swap(links, one, two):
+    """Exchange two positions of the heap."""
+    a, b = links[HEAP, one], links[HEAP, two]
+    links[HEAP, one], links[HEAP, two] = b, a
+    links[STANDING, b], links[STANDING, a] = one, two
+
+
+@kernel
+def sift_up(links, at):
+    """Move an entry of the heap towards the top."""
+    while at > 0:
+        parent = (at - 1) // 2
+        if links[NEXT_READ, links[HEAP, parent]] >= links[NEXT_READ, links[HEAP, at]]:
+            return
+        swap(links, at, parent)
+        at = parent
+
+
+@kernel
+def sift_down(links, ends, at):
+    """Move an entry of the heap away from the top, and return where it stands."""
+    while True:
+        child = 2 * at + 1
+        if child >= ends[SIZE]:
+            return at
+        other = child + 1
+        if other < ends[SIZE] and links[NEXT_READ, links[HEAP, other]] > links[NEXT_READ, links[HEAP, child]]:
+            child = other
+        if links[NEXT_READ, links[HEAP, at]] >= links[NEXT_READ, links[HEAP, child]]:
+            return at
+        swap(links, at, child)
+        at = child
+
+
+@kernel
+def append_reads(nodes, time, next_read, last_read, following, first):
+    """Add reads to come, at times from `time` on, behind those that are known."""
+    for i in range(len(nodes)):
+        node = nodes[i]
+        if next_read[node] == NEVER:
+            next_read[node] = time + i
+        else:
+            following[last_read[node] - first] = time + i
+        last_read[node] = time + i
+        following[time + i - first] = NEVER
+
+
+@kernel
+def reorder(node_of, next_read, links, ends):
+    """Make the heap anew after reads were added."""
+    for slot in range(ends[SIZE]):
+        links[NEXT_READ, slot] = next_read[node_of[slot]]
+    for at in range(ends[SIZE] // 2 - 1, -1, -1):
+        sift_down(links, ends, at)
+
+
+@kernel
+def confirm(nodes, node_of, ready, slots, positions):
+    """Mark slots ready whose row is still the one that was to be written, those moved to the front; return how many."""
+    num = 0
+    for k in range(len(slots)):
+        if node_of[slots[k]] == nodes[positions[k]]:
+            ready[slots[k]] = True
+            slots[num], positions[num] = slots[k], positions[k]
+            num += 1
+    return num
+
+
+@kernel
+def write_rows(rows, slots, out, positions):
+    """Copy rows of out to slots; rows, out: (num, row_bytes) uint8."""
+    for k in range(len(slots)):
+        rows[slots[k], :] = out[positions[k], :]
