@@ -7,17 +7,13 @@ Python's (`nogil` kernels), because numba's own parallel loops must not be enter
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-import numba
 import numpy as np
 import torch
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
-from lightning_gnnscale.jit import kernel
+from ...jit import kernel
+from ..intrinsics import LINE_BYTES, prefetch
 
 AHEAD = 8  # arcs whose source rows are asked for early; 4 to 16 measured alike, none costs 25% to 50%
-LINE_BYTES = 64
 MIN_WORK = 1 << 17  # values a thread must have to be worth waking (about 50 microseconds)
 
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
@@ -54,29 +50,6 @@ def _pool(num_workers: int) -> ThreadPoolExecutor:
     return _pools[key]
 
 
-@intrinsic
-def _prefetch_compiled(typingctx, array, position):
-    """Ask for the cache line that holds array[position] (1-D, contiguous); reads nothing, so it cannot fault."""
-
-    def codegen(context, builder, signature, args):
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        pointer = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(8).as_pointer())
-        i32 = ir.IntType(32)
-        prototype = ir.FunctionType(ir.VoidType(), [pointer.type, i32, i32, i32])
-        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], prototype)
-        builder.call(prefetch, [pointer, i32(0), i32(3), i32(1)])  # a read, keep it near, data
-        return context.get_dummy_value()
-
-    return types.void(array, position), codegen
-
-
-def _prefetch_nothing(array, position):
-    """Stand in where compilation is off (NUMBA_DISABLE_JIT=1)."""
-
-
-_prefetch = _prefetch_nothing if numba.config.DISABLE_JIT else _prefetch_compiled
-
-
 @kernel(error_model="numpy", fastmath={"contract"})
 def gather_sum(x, indptr, indices, weight, weighted, mean, out, first_row, last_row):
     """Write out[v, h] = sum of weight[e, h] * x[indices[e], h] over row v (mean: over its number of arcs).
@@ -98,7 +71,7 @@ def gather_sum(x, indptr, indices, weight, weighted, mean, out, first_row, last_
             if e + AHEAD < end:
                 ahead = np.int64(indices[e + AHEAD]) * width
                 for c in range(0, width, line):
-                    _prefetch(flat, ahead + c)
+                    prefetch(flat, ahead + c)
             source = np.uint64(indices[e])
             for h in range(heads):
                 values, total = x[source, h], row[h]
@@ -164,7 +137,7 @@ def arc_dot(grad, x, indptr, indices, mean, out, first_row, last_row):
             if e + AHEAD < end:
                 ahead = np.int64(indices[e + AHEAD]) * width
                 for c in range(0, width, line):
-                    _prefetch(flat, ahead + c)
+                    prefetch(flat, ahead + c)
             source = np.uint64(indices[e])
             for h in range(heads):
                 left, right = grad[v, h], x[source, h]
