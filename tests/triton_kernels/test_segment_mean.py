@@ -125,6 +125,18 @@ def test_rows_arcs_and_channels_that_are_not_there():
     assert not weight.grad.any()
 
 
+def test_pointers_and_ids_that_are_views():
+    pytest.importorskip("triton")
+    indptr, indices, generator = random_rows(4, 6, 20, 9)
+    x, grad = values((6, 1, 5), torch.float64, generator), values((4, 1, 5), torch.float64, generator)
+    x.requires_grad_()
+    columns = torch.stack([indices, indices.flip(0)], dim=1)
+    out = op.SegmentSum.apply(x, None, torch.stack([indptr, indptr], dim=1)[:, 0], columns[:, 0], False)
+    out.backward(grad)
+    close(out.detach(), aggregate_reference.aggregate(x.detach(), indptr, indices, None, False), torch.float64, 4)
+    close(x.grad, reference.x_gradient(grad, indptr, indices, None, False, 6), torch.float64, 4)
+
+
 def test_a_long_row_of_halves_is_summed_in_float32():
     pytest.importorskip("triton")
     indptr, indices = torch.tensor([0, 4096], device=DEVICE), torch.zeros(4096, dtype=torch.int64, device=DEVICE)

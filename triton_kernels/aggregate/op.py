@@ -76,7 +76,7 @@ def aggregate(
 
     Cost: reads num_arcs * heads * channels values. The gradient of x regroups the arcs by source (one int and one
     weight an arc) and reads as much again, without races and in a fixed order; on the CPU the number of threads
-    changes no bit of any result.
+    changes no bit of any result. On CUDA the kernels of `segment_mean` run: no message is held in memory.
     """
     _check_rows(indptr, indices, x.shape[0])
     if reduce not in ("sum", "mean"):

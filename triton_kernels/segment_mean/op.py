@@ -46,7 +46,7 @@ class SegmentSum(Function):
 
     @staticmethod
     def forward(ctx, x, weight, indptr, indices, mean):
-        x = x.contiguous()
+        x, indptr, indices = x.contiguous(), indptr.contiguous(), indices.contiguous()
         weight = None if weight is None else weight.contiguous()
         needs_weight_grad = weight is not None and ctx.needs_input_grad[1]
         ctx.save_for_backward(x if needs_weight_grad else None, weight, indptr, indices)
