@@ -59,7 +59,7 @@ class BatchBuilder:
             drawn = self.sampler.draw(staged.state, items, key, space, self.pool.take, with_arcs)
         n_id = self._store_ids(staged.graph, drawn.n_id)
         e_id = _arc_ids(staged.graph, drawn) if with_arcs else None
-        weight = drawn.edge_weight if e_id is None else self._edge_weight(drawn, e_id)
+        weight, averaging = self._edge_weight(drawn, e_id)
         return MiniBatch(
             n_id=torch.from_numpy(n_id),
             edge_index=torch.from_numpy(drawn.edge_index),
@@ -70,6 +70,7 @@ class BatchBuilder:
             num_sampled_nodes=drawn.num_sampled_nodes,
             num_sampled_edges=drawn.num_sampled_edges,
             edge_weight=_tensor(weight),
+            averaging_weights=averaging,
             loss_weight=_tensor(drawn.loss_weight),
             e_id=_tensor(e_id) if self.return_e_id else None,
             **self._node_data(staged, drawn.n_id),
@@ -120,14 +121,19 @@ class BatchBuilder:
         out = self.pool.take((len(n_id), self.features.dim), self.features.dtype)
         return {"x_dense": torch.from_numpy(self.features.gather(n_id, out=out))}
 
-    def _edge_weight(self, drawn: Subgraph, e_id: np.ndarray) -> np.ndarray | None:
-        """Return stored weights over the probability that the arc was drawn; the sampler's own where it has some."""
-        if self.edge_weight is None or drawn.edge_weight is not None:
-            return drawn.edge_weight
+    def _edge_weight(self, drawn: Subgraph, e_id: np.ndarray | None) -> tuple[np.ndarray | None, bool]:
+        """Return the arcs' weights and whether they average: stored ones over the chance of the arc, or the sampler's.
+
+        A sampler that gives arcs weights and no `row_scale` (GraphSAINT) keeps its own.
+        """
+        if self.edge_weight is None or (drawn.edge_weight is not None and drawn.row_scale is None):
+            return drawn.edge_weight, drawn.averaging_weights
         weight = np.asarray(self.edge_weight[e_id], np.float32)
         if drawn.row_scale is not None:
             weight *= np.repeat(drawn.row_scale, np.diff(drawn.indptr))
-        return weight
+        if drawn.edge_weight is not None:
+            weight *= drawn.edge_weight
+        return weight, False
 
 
 def _arc_ids(graph, drawn: Subgraph) -> np.ndarray:

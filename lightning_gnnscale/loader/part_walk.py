@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -74,6 +75,7 @@ class WholeGraph:
         csc: the store's; positions in it are arc positions already.
         degree: (num_nodes,) in-degree.
         symmetric: whether every arc stands in both directions.
+        root, fingerprint: of the store that it lies in; None and "" where it lies in none.
     """
 
     part: int
@@ -81,11 +83,21 @@ class WholeGraph:
     degree: np.ndarray
     core_start: int = 0
     symmetric: bool = False
+    root: Path | None = None
+    fingerprint: str = ""
 
     @classmethod
-    def of(cls, csc: CSC, part: int, symmetric: bool = False) -> "WholeGraph":
+    def of(
+        cls, csc: CSC, part: int, symmetric: bool = False, root: Path | None = None, fingerprint: str = ""
+    ) -> "WholeGraph":
         """Return the view of a CSC for one rank; reads `indptr` once for the degrees."""
-        return cls(part, csc, np.diff(csc.indptr).astype(np.int32), symmetric=symmetric)
+        degree = np.diff(csc.indptr).astype(np.int32)
+        return cls(part, csc, degree, symmetric=symmetric, root=root, fingerprint=fingerprint)
+
+    @classmethod
+    def of_store(cls, store, part: int) -> "WholeGraph":
+        """Return the view of a `PartitionStore` for one rank."""
+        return cls.of(store.csc, part, store.symmetric, store.root, store.fingerprint)
 
     @property
     def num_core(self) -> int:

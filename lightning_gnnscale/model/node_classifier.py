@@ -228,11 +228,12 @@ class NodeClassifier(L.LightningModule):
     def _edge_weight(self, batch: Any) -> Tensor | None:
         """Return the batch's arc weights, as the backbone sums them.
 
-        A sampler that weighs losses (GraphSAINT) gives arcs the weights of a mean, with 1 / degree in them; a
+        Samplers that weigh arcs give them the weights of a mean, with 1 / degree in them (`averaging_weights`); a
         backbone that does not average has that factor taken out again.
         """
         weight = getattr(batch, "edge_weight", None)
-        if weight is None or getattr(batch, "loss_weight", None) is None or getattr(self.backbone, "averages", True):
+        averaging = getattr(batch, "averaging_weights", False)
+        if weight is None or not averaging or getattr(self.backbone, "averages", True):
             return weight
         return weight * batch.degree[batch.edge_index[1]]
 

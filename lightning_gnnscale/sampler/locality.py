@@ -95,7 +95,12 @@ class LocalityBias:
 
         Returns:
             num_hops arrays of ids of the graph, ascending: Q_num_hops, ..., Q_2, Q_1.
+
+        Raises:
+            PlacementError: the graph is a whole one, and the placement was made for another.
         """
+        if hasattr(graph, "fingerprint"):
+            self.check_store(graph.csc.num_rows, graph.fingerprint)
         rows = local_ids(graph, self.rows)
         return neighbor_sets(graph.csc, rows, num_hops, self.neighbor_set_size)[::-1]
 

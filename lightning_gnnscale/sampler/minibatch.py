@@ -72,6 +72,8 @@ class MiniBatch:
         y: (num_nodes,) int64, or (num_nodes, num_labels), or None.
         train_mask, val_mask, test_mask: (num_nodes,) bool, or None where the store has no such mask.
         edge_weight: (num_arcs,) float32 by which a plain sum multiplies messages, or None.
+        averaging_weights: edge_weight has 1 / degree in it: the plain sum is the unbiased mean over all neighbours, and
+            times the degree of the target their unbiased sum. False: it is stored weights over the arcs' chances.
         loss_weight: (batch_size,) float32 by which the sum of the seeds' losses is weighted, or None for their mean.
         e_id: (num_arcs,) int64 positions of the arcs in the store's arc arrays, or None.
     """
@@ -94,6 +96,7 @@ class MiniBatch:
     edge_weight: Tensor | None = None
     loss_weight: Tensor | None = None
     e_id: Tensor | None = None
+    averaging_weights: bool = False
 
     @property
     def x(self) -> Tensor | None:

@@ -107,7 +107,8 @@ class SaintSampler:
         edge_weight = allocate(drawn.e_id.shape, np.float32)
         np.take(state.arc_weight, drawn.e_id, out=edge_weight)
         loss_weight = state.loss_weight[drawn.n_id[: drawn.num_seeds]]
-        return drawn._replace(edge_weight=edge_weight, loss_weight=loss_weight.astype(np.float32, copy=False))
+        loss_weight = loss_weight.astype(np.float32, copy=False)
+        return drawn._replace(edge_weight=edge_weight, averaging_weights=True, loss_weight=loss_weight)
 
     def _draw(self, state: SaintState, key: int, workspace: Workspace, allocate: Allocate) -> Subgraph:
         csc, key = state.csc, np.uint64(key)

@@ -23,8 +23,11 @@ class Subgraph(NamedTuple):
         e_id: (num_arcs,) int64 positions in the part's CSC, or None where they were not asked for.
         num_sampled_nodes, num_sampled_edges: per hop, or None.
         edge_weight: (num_arcs,) float32 or None.
+        averaging_weights: edge_weight has 1 / degree in it, see `MiniBatch`.
         loss_weight: (num_seeds,) float32 or None.
-        row_scale: (num_targets,) float32, 1 / (probability that an arc of the row was drawn); None where it is 1.
+        row_scale: (num_targets,) float32, times edge_weight where there is one: 1 / (probability that an arc of the
+            row was drawn), by which stored weights are multiplied. None: 1; beside an edge_weight: stored weights do
+            not count.
     """
 
     n_id: np.ndarray
@@ -37,6 +40,7 @@ class Subgraph(NamedTuple):
     edge_weight: np.ndarray | None = None
     loss_weight: np.ndarray | None = None
     row_scale: np.ndarray | None = None
+    averaging_weights: bool = False
 
 
 class BatchSampler(Protocol):

@@ -275,15 +275,17 @@ def test_a_users_module_gets_what_it_names(graph):
 
 
 def test_weights_of_a_mean_are_turned_into_weights_of_a_sum(graph):
-    """Weights 1 / degree beside loss weights (GraphSAINT): every backbone gives its full-neighbour value."""
+    """Weights with 1 / degree in them: every backbone gives its full-neighbour value; others are left as they are."""
     batch = make_batch(graph, list(range(16)))
     for kind in (GCN, SGC, GAT, GraphSAGE):
         model = NodeClassifier(kind(in_channels=12, hidden_channels=8, out_channels=4)).eval()
-        batch.edge_weight = batch.loss_weight = None
+        batch.edge_weight, batch.averaging_weights = None, False
         full = model(batch)
         batch.edge_weight = 1 / batch.degree[batch.edge_index[1]].float()
-        batch.loss_weight = torch.ones(16)
+        batch.averaging_weights = True
         torch.testing.assert_close(model(batch), full)
+        batch.edge_weight, batch.averaging_weights = torch.ones(batch.edge_index.shape[1]), False
+        assert torch.allclose(model(batch), full) == (kind is not GraphSAGE)
 
 
 def test_optimizer_and_scheduler_from_partials(graph):

@@ -1,6 +1,14 @@
 """Fan-out neighbour sampling over a CSC, uniform or with a preference for a set of nodes."""
 
 from .op import SampledNeighbors, Workspace, check_fanouts, sample_neighbors
-from .split_rows import SplitRows, split_rows
+from .split_rows import SplitRows, split_range, split_rows
 
-__all__ = ["SampledNeighbors", "SplitRows", "Workspace", "check_fanouts", "sample_neighbors", "split_rows"]
+__all__ = [
+    "SampledNeighbors",
+    "SplitRows",
+    "Workspace",
+    "check_fanouts",
+    "sample_neighbors",
+    "split_range",
+    "split_rows",
+]
