@@ -2,6 +2,7 @@
 
 from .cluster import ClusterSampler
 from .full_batch import FullBatchSampler
+from .layerwise import LayerwiseSampler
 from .locality import LocalityBias
 from .minibatch import MiniBatch, SparseFeatures
 from .neighbor import NeighborSampler
@@ -12,6 +13,7 @@ __all__ = [
     "BatchSampler",
     "ClusterSampler",
     "FullBatchSampler",
+    "LayerwiseSampler",
     "LocalityBias",
     "MiniBatch",
     "NeighborSampler",

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..graph import CSC
-from ..rng import permutation
 from ..triton_kernels.sample_neighbors import Workspace, check_fanouts, sample_neighbors
 from .locality import LocalityBias
 from .locality_index import PreferredRows
-from .subgraph import Allocate, Subgraph, num_slices, slices
+from .subgraph import Allocate, Subgraph, num_slices, row_scale, seed_slices
 
 DIRECTIONS = ("in", "both")
 
@@ -77,10 +76,7 @@ class NeighborSampler:
         return NeighborState(part.csc, targets, preferred)
 
     def items(self, state: NeighborState, batch_size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
-        targets = state.targets
-        if order_key is not None:
-            targets = targets[permutation(len(targets), order_key)]
-        return slices(targets, batch_size, drop_last)
+        return seed_slices(state.targets, batch_size, drop_last, order_key)
 
     def draw(
         self,
@@ -113,18 +109,6 @@ class NeighborSampler:
             drawn.num_sampled_nodes,
             drawn.num_sampled_edges,
             edge_weight=drawn.edge_weight,
-            row_scale=_row_scale(state.csc, drawn) if return_e_id else None,
+            row_scale=row_scale(state.csc, drawn) if return_e_id else None,
             averaging_weights=drawn.edge_weight is not None,
         )
-
-
-def _row_scale(csc: CSC, drawn) -> np.ndarray:
-    """Return (num_targets,) float32, 1 for empty rows: length of the row, over arcs drawn from it if they weigh alike.
-
-    With edge_weight = 1 / (length * chance) either is 1 / (chance of the arc).
-    """
-    targets = drawn.n_id[: len(drawn.indptr) - 1]
-    degree = np.maximum(np.asarray(csc.indptr[targets + 1] - csc.indptr[targets]), 1)
-    if drawn.edge_weight is None:
-        degree = degree / np.maximum(np.diff(drawn.indptr), 1)
-    return degree.astype(np.float32)

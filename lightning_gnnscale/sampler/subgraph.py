@@ -7,6 +7,7 @@ import numpy as np
 
 from ..graph import CSC
 from ..jit import kernel
+from ..rng import permutation
 from ..triton_kernels.sample_neighbors import Workspace
 
 Allocate = Callable[[tuple[int, ...], type], np.ndarray]
@@ -71,15 +72,36 @@ class BatchSampler(Protocol):
         """Draw one batch: a function of state, items and key."""
 
 
-def slices(values: np.ndarray, size: int, drop_last: bool) -> list[np.ndarray]:
-    """Cut values into consecutive pieces of `size`, the last one shorter or left out."""
-    stop = len(values) - len(values) % size if drop_last else len(values)
-    return [values[start : min(start + size, stop)] for start in range(0, stop, size)]
+def seed_slices(targets: np.ndarray, size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
+    """Return the seeds of each batch of a pass: consecutive pieces of `size`, the last one shorter or left out.
+
+    Args:
+        targets: (num_targets,) local ids.
+        size: seeds a batch, >= 1.
+        drop_last: leave out a short last piece.
+        order_key: targets are first permuted by it; None keeps their order.
+    """
+    if order_key is not None:
+        targets = targets[permutation(len(targets), order_key)]
+    stop = len(targets) - len(targets) % size if drop_last else len(targets)
+    return [targets[start : min(start + size, stop)] for start in range(0, stop, size)]
 
 
 def num_slices(num_values: int, size: int, drop_last: bool) -> int:
-    """Return the length of `slices`."""
+    """Return the length of `seed_slices`."""
     return num_values // size if drop_last else -(-num_values // size)
+
+
+def row_scale(csc: CSC, drawn) -> np.ndarray:
+    """Return (num_targets,) float32, 1 for empty rows: length of the row, over arcs drawn from it if they weigh alike.
+
+    With edge_weight = 1 / (length * chance) either is 1 / (chance of the arc).
+    """
+    targets = drawn.n_id[: len(drawn.indptr) - 1]
+    degree = np.maximum(np.asarray(csc.indptr[targets + 1] - csc.indptr[targets]), 1)
+    if drawn.edge_weight is None:
+        degree = degree / np.maximum(np.diff(drawn.indptr), 1)
+    return degree.astype(np.float32)
 
 
 def induced_subgraph(
