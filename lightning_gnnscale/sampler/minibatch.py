@@ -57,7 +57,7 @@ class MiniBatch:
     The batch is a function of its key alone (Invariant 3). It has PyG's attributes, so a PyG model takes it unchanged.
 
     Attributes:
-        n_id: (num_nodes,) int64 store ids; the first `batch_size` are the seeds.
+        n_id: (num_nodes,) int64 store ids; the first `batch_size` are the seeds. Distinct, but for layer-wise samples.
         edge_index: (2, num_arcs) int64, source and target as positions in n_id, grouped by target in ascending order.
         indptr: (num_targets + 1,) int64, the arcs of each target. Targets are the first `num_targets` nodes: those of
             all hops but the last in a batch sampled hop by hop, all nodes in one that is not.
