@@ -8,7 +8,7 @@ import numpy as np
 
 from ..graph import CSC, build_csc
 from ..rng import fold, permutation
-from .loader import power_law_graph
+from .power_law import power_law_graph
 
 TRAIN_SHARE = 0.1  # of the nodes, where a graph has no published split
 _SEED, _NODE_SALT, _TRAIN_SALT = 0, 11, 12

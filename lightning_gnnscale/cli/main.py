@@ -18,6 +18,7 @@ BENCHES = {
     "partition": "partitioners side by side: cut, replication, balances, time and memory",
     "spring": "SPRING's speed, memory and cut",
     "loader": "seeds per CPU-second of the sampler and loader",
+    "sample": "NeighborLoader beside PyG's and GraphBolt's, uniform and locality-biased: seeds per CPU-second",
     "placement": "where feature rows are read from under each placement",
     "averaging": "accuracy and synchronisation time against the averaging interval, accuracy against halo hops",
     "exchange": "exchange policies of full-graph training: bytes beside accuracy",

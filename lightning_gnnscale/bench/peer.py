@@ -1,0 +1,94 @@
+"""Another library's loader as a contender: it runs in a process of its own, with its own Python where it needs one."""
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from .turns import Contender, Taken
+
+
+class Peer:
+    """A peer's process, which waits for its turns.
+
+    Args:
+        kind: "pyg" or "graphbolt".
+        python: the interpreter of an environment that has it.
+        folder: with the graph, see `peer_worker.py`.
+        options: fanouts and batch_size.
+
+    Raises:
+        ValueError: the interpreter is not there, or cannot run the peer.
+    """
+
+    def __init__(self, kind: str, python: str, folder: str | os.PathLike, options: Mapping):
+        self.kind, self.rows_a_seed = kind, 0.0
+        script = Path(__file__).with_name("peer_worker.py")
+        command = [python, str(script), kind, str(folder), json.dumps(dict(options))]
+        if os.path.dirname(python) == "" or not os.access(python, os.X_OK):
+            raise ValueError(f"bench.{kind}_python must be an interpreter like /path/to/venv/bin/python, got {python}")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
+        )
+        self.versions: dict[str, str] = self._answer()["versions"]
+
+    def contender(self, workers: int) -> Contender:
+        """Return one epoch with this many worker processes, timed over the peer's whole tree of processes."""
+
+        def run() -> Taken:
+            start, start_cpu = time.perf_counter(), tree_cpu_s(self._process.pid)
+            print(workers, file=self._process.stdin, flush=True)
+            answer = self._answer()
+            self.rows_a_seed = answer["rows"] / answer["seeds"]
+            return Taken(answer["seeds"], tree_cpu_s(self._process.pid) - start_cpu, time.perf_counter() - start)
+
+        return run
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._errors.close()
+
+    def _answer(self) -> dict:
+        line = self._process.stdout.readline()
+        if line:
+            return json.loads(line)
+        self._process.wait()
+        self._errors.seek(0)
+        last = (self._errors.read().strip().splitlines() or ["it ended without a word"])[-1]
+        self.close()
+        raise ValueError(f"bench.{self.kind}_python: {last}")
+
+
+def tree_cpu_s(pid: int) -> float:
+    """Return the CPU seconds, user and system, of a process and all its descendants, the ended ones included."""
+    import psutil
+
+    root = psutil.Process(pid)
+    total = 0.0
+    for process in (root, *root.children(recursive=True)):
+        try:
+            total += sum(process.cpu_times()[:4])  # user, system, and both of ended children
+        except psutil.NoSuchProcess:  # it ended meanwhile: its parent's times hold it
+            continue
+    return total
+
+
+def write_graph(folder: Path, csc, features: np.ndarray, seeds: np.ndarray) -> None:
+    """Write what `peer_worker.py` reads."""
+    for name, array in zip(("indptr", "indices"), csc, strict=True):
+        np.save(folder / f"{name}.npy", array)
+    np.save(folder / "features.npy", features)
+    np.save(folder / "seeds.npy", seeds)

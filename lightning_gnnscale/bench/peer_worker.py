@@ -1,0 +1,114 @@
+"""Another library's loader in a process, and a Python, of its own: run as a script, it imports nothing of this package.
+
+    python peer_worker.py pyg|graphbolt FOLDER OPTIONS
+
+FOLDER holds indptr.npy, indices.npy (CSC), features.npy and seeds.npy; OPTIONS is JSON with fanouts and batch_size. It
+answers in lines of JSON: first the versions of what it runs, then, for each line on its standard input, a number of
+workers, the seeds and the feature rows of one epoch. It ends where its input does.
+"""
+
+import importlib.metadata
+import json
+import os
+import sys
+import warnings
+
+if __name__ == "__main__":
+    del sys.path[0]  # the folder of this script: its names must hide none of the peer's
+
+import numpy as np
+
+
+def main(kind, folder, options):
+    # What the library prints belongs to the error stream: answers have the pipe for themselves.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    warnings.simplefilter("ignore")
+    import torch
+
+    torch.set_num_threads(1)
+    names = ("indptr", "indices", "features", "seeds")
+    arrays = {name: torch.from_numpy(np.load(os.path.join(folder, f"{name}.npy"))) for name in names}
+    make, packages = {"pyg": (pyg, PYG), "graphbolt": (graphbolt, GRAPHBOLT)}[kind]
+    make_epoch = make(torch, arrays, options["fanouts"], options["batch_size"])
+    print(json.dumps({"versions": versions(packages)}), file=answers)
+    epochs = {}
+    for line in sys.stdin:
+        workers = int(line)
+        if workers not in epochs:
+            epochs[workers] = make_epoch(workers)
+        seeds = rows = 0
+        for batch_seeds, batch_rows in epochs[workers]():
+            seeds += batch_seeds
+            rows += batch_rows
+        print(json.dumps({"seeds": seeds, "rows": rows}), file=answers)
+
+
+PYG = ("torch", "torch-geometric", "torch-sparse", "pyg-lib")
+GRAPHBOLT = ("torch", "dgl")
+
+
+def versions(packages):
+    found = {}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def pyg(torch, arrays, fanouts, batch_size):
+    from torch_geometric import typing
+    from torch_geometric.data import Data
+    from torch_geometric.loader import NeighborLoader
+
+    if not (typing.WITH_PYG_LIB or typing.WITH_TORCH_SPARSE):
+        raise SystemExit("neither torch-sparse nor pyg-lib is installed there")
+    num_nodes = len(arrays["features"])
+    target = torch.repeat_interleave(torch.arange(num_nodes), arrays["indptr"].diff())
+    data = Data(
+        x=arrays["features"],
+        edge_index=torch.stack([arrays["indices"].long(), target]),
+        y=torch.arange(num_nodes) % 47,
+        train_mask=torch.ones(num_nodes, dtype=torch.bool),
+    )
+
+    def make_epoch(workers):
+        loader = NeighborLoader(
+            data,
+            fanouts,
+            arrays["seeds"],
+            batch_size=batch_size,
+            shuffle=True,
+            is_sorted=True,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+        )
+        return lambda: ((batch.batch_size, len(batch.x)) for batch in loader)
+
+    return make_epoch
+
+
+def graphbolt(torch, arrays, fanouts, batch_size):
+    os.environ.setdefault("DGLBACKEND", "pytorch")
+    import dgl.graphbolt as gb
+
+    num_nodes = len(arrays["features"])
+    graph = gb.fused_csc_sampling_graph(arrays["indptr"], arrays["indices"].long())
+    tables = {"x": arrays["features"], "y": (torch.arange(num_nodes) % 47).unsqueeze(1)}
+    store = gb.BasicFeatureStore({("node", None, name): gb.TorchBasedFeature(table) for name, table in tables.items()})
+    items = gb.ItemSet(arrays["seeds"], names="seed_nodes")
+
+    def make_epoch(workers):
+        pipe = gb.ItemSampler(items, batch_size=batch_size, shuffle=True)
+        pipe = pipe.sample_neighbor(graph, fanouts[::-1])  # named from the input layer to the output
+        pipe = pipe.fetch_feature(store, node_feature_keys=["x", "y"])
+        loader = gb.DataLoader(pipe, num_workers=workers)
+        return lambda: ((len(batch.seed_nodes), len(batch.node_features["x"])) for batch in loader)
+
+    return make_epoch
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))

@@ -1,0 +1,124 @@
+"""`gnnscale bench sample` at a small size, with and without peers, and what a peer's turn counts."""
+
+import csv
+import re
+import sys
+import textwrap
+
+import pytest
+
+from lightning_gnnscale.bench.peer import Peer, tree_cpu_s
+from lightning_gnnscale.bench.sample import Name, run
+from lightning_gnnscale.bench.sample_rows import rows_of
+from lightning_gnnscale.bench.turns import Taken
+
+SMALL = {"num_nodes": 2000, "num_edges": 20_000, "dim": 16, "fanouts": (4, 3), "batch_size": 64}
+SMALL |= {"num_batches": 3, "peer_batches": 2, "repeats": 1}
+
+# Stands for peer_worker.py: it answers like one; a child of its own burns CPU and ends, or stays.
+FAKE = """
+    import json, subprocess, sys, time
+    print(json.dumps({"versions": {"fake": "1.0"}}), flush=True)
+    burn = "import time\\nwhile time.process_time() < 0.4: pass\\n"
+    for line in sys.stdin:
+        end = time.process_time() + 0.03
+        while time.process_time() < end: pass
+        if int(line) == 2:
+            alive = subprocess.Popen([sys.executable, "-c", burn + "print(1, flush=True); time.sleep(60)"], stdout=-1)
+            alive.stdout.readline()
+        elif int(line) == 1:
+            subprocess.run([sys.executable, "-c", burn])
+        elif int(line) == 9:
+            sys.exit("the graph does not fit")
+        print(json.dumps({"seeds": 100, "rows": 700}), flush=True)
+    if "alive" in globals():
+        alive.kill()
+        alive.wait()
+"""
+
+
+@pytest.fixture
+def fake_python(tmp_path):
+    script, python = tmp_path / "fake.py", tmp_path / "python"
+    script.write_text(textwrap.dedent(FAKE))
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}"\n')
+    python.chmod(0o755)
+    return str(python)
+
+
+def test_it_runs_without_peers_and_says_how_to_have_them(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("lightning_gnnscale.bench.sample._this_python", lambda: None)
+    found = run(tmp_path, **SMALL)
+    said = capsys.readouterr().out
+    assert re.search(r"PyG NeighborLoader is left out: pass bench.pyg_python=.*torch-sparse", said)
+    assert re.search(r"GraphBolt is left out: pass bench.graphbolt_python=.*dgl==", said)
+    rows = list(csv.DictReader((tmp_path / "sample.csv").open()))
+    assert [row["what"] for row in rows] == [row["what"] for row in found["sample"]]
+    assert {(row["what"], float(row["locality_scale"]), int(row["threads"])) for row in rows} == {
+        ("NeighborLoader", 1, 1),
+        ("NeighborLoader", 1, 2),
+        ("NeighborLoader", 8, 1),
+        ("sampling alone", 1, 1),
+        ("sampling alone", 8, 1),
+        ("row copy alone (bound)", 1, 1),
+        ("row copy alone (bound)", 1, 2),
+    }
+    assert all(float(row["seeds_per_cpu_s"]) > 0 and row["cpu"] and not row["times_pyg"] for row in rows)
+    uniform, biased = (next(r for r in found["sample"] if r["locality_scale"] == s) for s in (1, 8))
+    assert biased["rows_a_seed"] < uniform["rows_a_seed"] and biased["batch_time_over_uniform"] > 0
+    assert (tmp_path / "sample.png").stat().st_size > 1000
+
+
+def test_peers_take_part_and_end_with_the_run(tmp_path, fake_python):
+    rows = run(tmp_path, **SMALL, pyg_python=fake_python, graphbolt_python=fake_python)["sample"]
+    peers = [(row["what"], row["workers"], row["rows_a_seed"]) for row in rows if row["times_one_thread"] is None][-3:]
+    assert peers == [("PyG NeighborLoader", 0, 7.0), ("PyG NeighborLoader", 2, 7.0), ("GraphBolt", 0, 7.0)]
+    assert all(row["times_pyg"] and row["times_pyg_workers"] and row["times_graphbolt"] for row in rows)
+    assert "fake 1.0" in (tmp_path / "sample.csv").read_text()
+
+
+def test_a_peers_turn_counts_all_its_processes(tmp_path, fake_python):
+    peer = Peer("pyg", fake_python, tmp_path, {})
+    try:
+        for workers in (1, 2):  # a child that ended, one that lives
+            taken = peer.contender(workers)()
+            assert taken.seeds == 100 and 0.35 <= taken.cpu_s <= taken.wall_s + 0.1
+        assert tree_cpu_s(peer._process.pid) >= 0.75
+        with pytest.raises(ValueError, match=r"^bench.pyg_python: the graph does not fit$"):
+            peer.contender(9)()
+    finally:
+        peer.close()
+    assert peer._process.returncode is not None
+
+
+def test_an_interpreter_that_cannot_run_its_peer_is_told_in_one_line(tmp_path):
+    with pytest.raises(ValueError, match="must be an interpreter like .*, got /no/such/python"):
+        run(tmp_path, **SMALL, pyg_python="/no/such/python")
+    with pytest.raises(ValueError, match=r"^bench.graphbolt_python: ModuleNotFoundError: No module named 'dgl'"):
+        run(tmp_path, **SMALL, graphbolt_python=sys.executable)
+
+
+def test_ratios_are_taken_within_a_turn():
+    """The second turn ran on a machine half as fast: rates differ, ratios do not."""
+    loader, sampling, peer = Name("NeighborLoader"), Name("sampling alone"), Name("PyG NeighborLoader")
+    seconds = {
+        loader: 1,
+        loader._replace(threads=2): 0.5,
+        loader._replace(scale=8.0): 0.8,
+        sampling: 0.5,
+        sampling._replace(scale=8.0): 0.6,
+        Name("row copy alone (bound)"): 0.5,
+        peer: 20,
+        peer._replace(workers=2): 16,
+        Name("GraphBolt"): 12,
+    }
+    found = {name: [Taken(100, s, s), Taken(100, 2 * s, 2 * s)] for name, s in seconds.items()}
+    counts = dict.fromkeys((loader, sampling), (7.0, 500.0))
+    counts |= {name._replace(scale=8.0): (4.0, 400.0) for name in counts}
+    plain, two, biased, drawn, drawn_biased, copies, *_ = rows_of(found, counts, 1)
+    assert (plain["times_pyg"], plain["times_pyg_workers"], plain["times_graphbolt"]) == (20, 16, 12)
+    assert plain["share_of_copy_bound"] == 0.5 and copies["share_of_copy_bound"] == 1
+    assert two["times_one_thread"] == 2 and plain["times_one_thread"] is None
+    assert biased["batch_time_over_uniform"] == pytest.approx(0.8)
+    assert drawn_biased["edge_time_over_uniform"] == pytest.approx(1.2 * 500 / 400)
+    assert drawn["ns_per_edge"] == pytest.approx(1e9 / 150 / 500)  # 200 and 100 seeds per CPU-second
