@@ -25,6 +25,7 @@ _HOME = {
     "access_probability": "placement",
     "place": "placement",
     "Placement": "placement",
+    "FeatureBuffer": "placement",
     "FeatureCache": "placement",
     "plan": "planner",
     "Plan": "planner",

@@ -1,8 +1,19 @@
 """Which feature rows lie where: how likely each is read, and what goes on which device."""
 
 from .access_probability import access_probability
+from .feature_buffer import FeatureBuffer
 from .feature_cache import FeatureCache
 from .place import place
 from .placement import DISK, HOST, Placement
+from .settings import PlacementSettings
 
-__all__ = ["DISK", "HOST", "FeatureCache", "Placement", "access_probability", "place"]
+__all__ = [
+    "DISK",
+    "HOST",
+    "FeatureBuffer",
+    "FeatureCache",
+    "Placement",
+    "PlacementSettings",
+    "access_probability",
+    "place",
+]

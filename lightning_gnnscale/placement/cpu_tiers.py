@@ -1,0 +1,105 @@
+"""Rows of simulated devices, host and disk, read by the CPU: all of them are addresses of this process."""
+
+import threading
+
+import numpy as np
+
+from ..triton_kernels.gather_rows import RowTables, gather_tiers
+from ..triton_kernels.gather_rows.cpu import first_outside
+from .cache_policies import write_rows
+from .feature_cache import FeatureCache
+from .row_layout import OUTSIDE, first_place
+from .shared_rows import own_rows
+
+
+class CPUTiers:
+    """Gather rows out of arrays; may be called from several threads at once.
+
+    Args:
+        places: (num_nodes,) int64, as from `row_places`.
+        tables: one array a table, None for those that this device does not read; without the cache's.
+        dim, dtype: of a row.
+        cache: of rows outside the devices, or None.
+    """
+
+    def __init__(self, places: np.ndarray, tables: list, dim: int, dtype: np.dtype, cache: FeatureCache | None):
+        row_bytes = dim * dtype.itemsize
+        self.places, self.cache, self.dim, self.dtype = places, cache, dim, dtype
+        self._reads, self._lock = np.zeros(len(tables) + 1, np.int64), threading.Lock()
+        self._tables = RowTables([*tables, None], row_bytes)
+        self._cached_rows = None
+        if cache is not None:
+            self._cached_rows = own_rows(cache.capacity, dim, dtype)
+            self._cached = RowTables([None] * len(tables) + [self._cached_rows], row_bytes)
+            self._cache_place = first_place(len(tables))
+
+    @property
+    def cache_bytes(self) -> int:
+        return 0 if self.cache is None else self._cached_rows.nbytes
+
+    def reads(self) -> np.ndarray:
+        """Return (num_tables,) int64, the rows read from each table so far."""
+        with self._lock:
+            return self._reads.copy()
+
+    def gather(self, nodes, out: np.ndarray | None) -> np.ndarray:
+        """Copy rows; see `FeatureBuffer.gather`."""
+        nodes = as_ids(nodes) if self.cache is None else checked_nodes(nodes, len(self.places))
+        shape = (len(nodes), self.dim)
+        if out is None:
+            out = np.empty(shape, self.dtype)
+        elif out.shape != shape or out.dtype != self.dtype or not out.flags.c_contiguous:
+            raise ValueError(
+                f"out must be C-contiguous {self.dtype} of shape {shape}, got {out.dtype} of shape {out.shape}"
+            )
+        reads = np.zeros(len(self._tables), np.int64)
+        if self.cache is None:
+            gather_tiers(self.places, nodes, self._tables, out, reads)
+        else:
+            self._gather_cached(nodes, out, reads)
+        with self._lock:
+            self._reads += reads
+        return out
+
+    def _gather_cached(self, nodes: np.ndarray, out: np.ndarray, reads: np.ndarray) -> None:
+        with self.cache.lock:  # a slot may be given away as soon as the lock is free
+            resolved = self.cache.resolve(nodes, self.places, OUTSIDE, self._cache_place)
+            gather_tiers(resolved.places, None, self._cached, out, reads)
+        gather_tiers(resolved.places, None, self._tables, out, reads)
+        with self.cache.lock:
+            slots, positions = self.cache.confirm(nodes, resolved)
+            if len(slots) and out.size:
+                write_rows(_bytes(self._cached_rows), slots, _bytes(out), positions)
+
+    def close(self) -> None:
+        """Let go of the rows."""
+        self._tables = self._cached = self._cached_rows = None
+
+
+def _bytes(rows: np.ndarray) -> np.ndarray:
+    return rows.reshape(len(rows), -1).view(np.uint8)
+
+
+def checked_nodes(nodes, num_rows: int) -> np.ndarray:
+    """Return ids as contiguous int32 or int64, all in [0, num_rows).
+
+    Raises:
+        ValueError: they are not, with the first that is not.
+    """
+    nodes = as_ids(nodes)
+    outside = first_outside(nodes, num_rows)
+    if outside >= 0:
+        raise ValueError(f"nodes[{outside}] must be in [0, {num_rows}), got {nodes[outside]}")
+    return nodes
+
+
+def as_ids(nodes) -> np.ndarray:
+    """Return ids as contiguous int32 or int64.
+
+    Raises:
+        ValueError: they are no integers, or not one-dimensional.
+    """
+    nodes = np.ascontiguousarray(nodes)
+    if nodes.ndim != 1 or (nodes.dtype.kind not in "iu" and len(nodes)):
+        raise ValueError(f"nodes must be one-dimensional integers, got {nodes.dtype} of shape {nodes.shape}")
+    return nodes if nodes.dtype in (np.int32, np.int64) else nodes.astype(np.int64)

@@ -1,0 +1,151 @@
+"""How a placement becomes tables of rows: numbers of tables, places of nodes, and which rows each table holds."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import PlacementError
+from ..triton_kernels.gather_rows import pack_places
+from .placement import DISK, HOST, Placement
+
+DISK_TABLE, HOST_TABLE, FIRST_DEVICE = 0, 1, 2  # device d is table FIRST_DEVICE + d; the cache comes last
+
+
+def first_place(table: int) -> int:
+    """Return the place of the first row of a table."""
+    return pack_places(np.array(table), np.array(0)).item()
+
+
+OUTSIDE = first_place(FIRST_DEVICE)  # places below lie on no device of the group
+
+
+class LaidRows(NamedTuple):
+    """The tables of some devices in memory, numbered as above, without the cache's.
+
+    Attributes:
+        tables: arrays or tensors; None for what is not read.
+        host_ids: (num_host,) the rows of the host table, ascending; None: all, by id.
+    """
+
+    tables: list
+    host_ids: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """A placement and the rows that it places.
+
+    Attributes:
+        placement: of the rows.
+        features: a dense table over a memory map.
+        copies_host: whether host rows are copied to memory of their own.
+        memory_bytes: of each device, None for what there is.
+    """
+
+    placement: Placement
+    features: Any
+    copies_host: bool = False
+    memory_bytes: int | None = None
+
+    @property
+    def row_bytes(self) -> int:
+        return self.features.dim * np.dtype(self.features.dtype).itemsize
+
+    def host_ids(self, devices: list[int]) -> np.ndarray | None:
+        """Return the rows of the host table of some devices, None for the memory map."""
+        return host_rows(self.placement, devices) if self.copies_host else None
+
+    def device_rows(self, device: int, free_bytes: int | None = None) -> np.ndarray:
+        """Return the ids of a device's rows.
+
+        Args:
+            free_bytes: of the device, where that is known.
+
+        Raises:
+            PlacementError: it has no room for them.
+        """
+        ids = self.placement.rows[device]
+        room = min((size for size in (self.memory_bytes, free_bytes) if size is not None), default=None)
+        if room is not None:
+            check_room(len(ids), self.row_bytes, room, device)
+        return ids
+
+
+def tier_of_tables(device: int, num_devices: int) -> list[str]:
+    """Return the tier that each table is, read from one device."""
+    devices = ["local" if other == device else "peer" for other in range(num_devices)]
+    return ["disk", "host", *devices, "cache"]
+
+
+def group_of(placement: Placement, device: int) -> tuple[int, ...]:
+    """Return the devices that a device reads, itself included."""
+    return next(group for group in placement.groups if device in group)
+
+
+def host_rows(placement: Placement, devices: list[int]) -> np.ndarray:
+    """Return the ids, ascending, of the rows that some of the devices read from host memory."""
+    needed = np.zeros(placement.num_nodes, bool)
+    for group in placement.groups:
+        if set(group) & set(devices):
+            needed |= placement.lookup(group[0])[0] == HOST
+    return np.flatnonzero(needed)
+
+
+def row_places(placement: Placement, device: int, host_ids: np.ndarray | None) -> np.ndarray:
+    """Return the (num_nodes,) int64 place of each row, as one device reads it.
+
+    Args:
+        placement: of the rows.
+        device: that reads.
+        host_ids: the rows of the host table, ascending; None: all, by id.
+    """
+    dev_num, buf_pos = placement.lookup(device)
+    if host_ids is not None:
+        on_host = np.flatnonzero(dev_num == HOST)
+        buf_pos[on_host] = np.searchsorted(host_ids, on_host)
+    return pack_places(dev_num - DISK + DISK_TABLE, buf_pos)
+
+
+def check_layout(placement: Placement, features, device: int, fingerprint: str) -> None:
+    """Refuse features that the placement was not made for.
+
+    Raises:
+        PlacementError: sparse features, another store, another number of rows, rows that are no nodes.
+        ValueError: device is none of the placement's.
+    """
+    if features is None or features.is_sparse:
+        kind = "there are none" if features is None else "they are sparse (CSR)"
+        raise PlacementError(f"a placement needs dense features, and {kind}: store dense rows, or go without placement")
+    if placement.num_nodes != features.num_rows:
+        raise PlacementError(
+            f"the placement is for {placement.num_nodes} nodes, the features have {features.num_rows} rows: "
+            f"make it anew with place()"
+        )
+    if placement.fingerprint and fingerprint and placement.fingerprint != fingerprint:
+        raise PlacementError(
+            f"the placement was made for another store (fingerprint {placement.fingerprint[:12]}, this store has "
+            f"{fingerprint[:12]}): make it anew with place(..., store=store)"
+        )
+    if not 0 <= device < placement.num_devices:
+        raise ValueError(f"device must be in [0, {placement.num_devices}), got {device}")
+    for number, rows in enumerate(placement.rows):
+        if len(rows) and not (rows.min() >= 0 and rows.max() < placement.num_nodes):
+            raise PlacementError(
+                f"rows of device {number} must be in [0, {placement.num_nodes}), got {rows.min()} to {rows.max()}"
+            )
+
+
+def check_room(num_rows: int, row_bytes: int, memory_bytes: int, device) -> None:
+    """Refuse a buffer that is larger than what is free on its device.
+
+    Raises:
+        PlacementError: with the largest number of rows that fit.
+    """
+    if num_rows * row_bytes > memory_bytes:
+        raise PlacementError(
+            f"{num_rows} rows of {row_bytes} bytes need {num_rows * row_bytes} bytes on device {device}, which has "
+            f"{memory_bytes}: buffer_rows must be in [1, {memory_bytes // row_bytes}]"
+            if memory_bytes >= row_bytes
+            else f"device {device} has {memory_bytes} bytes, less than one row of {row_bytes}: train without placement"
+        )
