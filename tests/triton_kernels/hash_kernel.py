@@ -1,8 +1,8 @@
-"""A kernel that applies the hash of the row quantisation to arrays, so that tests can look at it."""
+"""A kernel that applies the generator's hash to arrays, so that tests can look at it."""
 
 import triton
 import triton.language as tl
-from lightning_gnnscale.triton_kernels.quantize_rows.kernel import combine, mix64
+from lightning_gnnscale.triton_kernels.random_bits import combine, mix64
 
 
 @triton.jit

@@ -6,27 +6,12 @@ Launch with `enable_fp_fusion=False`: a multiplication and an addition made one 
 import triton
 import triton.language as tl
 
-_GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
-_MULTIPLY_1 = tl.constexpr(0xBF58476D1CE4E5B9)
-_MULTIPLY_2 = tl.constexpr(0x94D049BB133111EB)
+from ..random_bits import GOLDEN, combine, mix64
+
 _SCALE_INF = tl.constexpr(0x7F80)  # bits of bfloat16
 _SCALE_NAN = tl.constexpr(0x7FC0)
 _DRAW_UNIT = tl.constexpr(2.0**-16)
 _DRAW_HALF = tl.constexpr(2.0**-17)
-
-
-@triton.jit
-def mix64(value):
-    """Mix a uint64 tensor: `rng.mix64`."""
-    value = (value ^ (value >> 30)) * _MULTIPLY_1
-    value = (value ^ (value >> 27)) * _MULTIPLY_2
-    return value ^ (value >> 31)
-
-
-@triton.jit
-def combine(key, value):
-    """Fold a uint64 tensor into a uint64 key: `rng.combine`."""
-    return mix64(key ^ mix64(value + _GOLDEN))
 
 
 @triton.jit
@@ -89,7 +74,7 @@ def encode_kernel(
     row_key = combine(key.to(tl.uint64), tl.load(row_ids_ptr + row).to(tl.uint64))
     for start in range(0, tl.cdiv(width, 4), GROUPS):
         groups = start + tl.arange(0, GROUPS)
-        word = mix64(row_key + (groups + 1).to(tl.uint64) * _GOLDEN)
+        word = mix64(row_key + (groups + 1).to(tl.uint64) * GOLDEN)
         byte = tl.zeros((GROUPS,), tl.int32)
         for lane in tl.static_range(4):
             columns = groups * 4 + lane

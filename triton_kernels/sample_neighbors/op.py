@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from ...graph import CSC
 from ...rng import combine_array
@@ -77,7 +78,8 @@ def sample_neighbors(
     these chances. Arcs of a row come in the order of the split row.
 
     Args:
-        csc: the graph; arrays or memory maps, indices int32 or int64.
+        csc: the graph; arrays or memory maps, indices int32 or int64; or tensors on one device, then so are seeds,
+            `split` and the result (on CUDA drawn by Triton; `workspace` is then a `DeviceWorkspace`).
         seeds: (num_seeds,) integers in [0, num_rows), distinct.
         fanouts: neighbours a node for each hop, >= 1, or -1 for all.
         key: uint64, the batch's key.
@@ -100,9 +102,16 @@ def sample_neighbors(
     Source: Hamilton et al., GraphSAGE, NeurIPS 2017, with PyG's conventions for n_id and the order of arcs; the
         preference is equation (8) of Song and Jiang, ICS 2022, with chances capped at 1.
     """
+    if isinstance(csc.indices, Tensor):
+        from .device import sample_tensors  # imports this module
+
+        return sample_tensors(
+            csc, seeds, fanouts, key, replace=replace, return_e_id=return_e_id, workspace=workspace, split=split,
+            scale=scale,
+        )  # fmt: skip
     fanouts = check_fanouts(fanouts)
     csc = CSC(np.asarray(csc.indptr), np.asarray(csc.indices))
-    split = _checked_split(split, scale, csc, len(fanouts), replace, return_e_id)
+    split = checked_split(split, scale, csc, len(fanouts), replace, return_e_id)
     seeds = np.ascontiguousarray(seeds)
     space = workspace or Workspace(csc.num_rows, csc.indices.dtype)
     if not space.fits(csc.num_rows, csc.indices.dtype):
@@ -151,8 +160,8 @@ def _place(space: Workspace, seeds: np.ndarray, num_rows: int) -> int:
     return count
 
 
-def _checked_split(split, scale, csc, num_hops, replace, return_e_id) -> list[SplitRows] | None:
-    """Return the split rows of each hop as arrays, or None where nothing is preferred."""
+def checked_split(split, scale, csc, num_hops, replace, return_e_id) -> Sequence[SplitRows] | None:
+    """Return the split rows of each hop, or None where nothing is preferred; see `sample_neighbors`."""
     if not (math.isfinite(scale) and scale >= 1):
         raise ValueError(f"scale must be >= 1 and finite, got {scale}")
     if split is None or scale == 1:
@@ -170,7 +179,7 @@ def _checked_split(split, scale, csc, num_hops, replace, return_e_id) -> list[Sp
             )
         if return_e_id and rows.position is None:
             raise ValueError("return_e_id needs the positions of split rows: split them with_position=True")
-    return [SplitRows(*(None if array is None else np.asarray(array) for array in rows)) for rows in split]
+    return split
 
 
 def _sample_hop(space, csc, begin, end, first, draws):
