@@ -14,7 +14,9 @@ from ..edge_stream import open_edge_stream
 from ..graph import CSC
 from ..partitioner import partition
 from ..placement import Placement, access_probability, place
-from ..placement.pagraph import assign_training_nodes
+from ..placement.neighborhoods import count_reads
+from ..placement.pagraph import assign_training_nodes, most_read_rows
+from ..placement.placement import mean_shares, read_shares
 from ..triton_kernels.sample_neighbors import Workspace, check_fanouts
 from .partition_graphs import public_root
 from .placement_graphs import Workload, check_graphs, load_workload
@@ -24,7 +26,7 @@ from .results import machine, write_csv
 
 METHODS = ("rule", "naive", "random", "degree", "metis", "metis_local", "pagraph", "pagraph_local")
 LOCAL = "_local"  # each device shuffles its own training nodes only
-ARCS_OF_SEARCH = 5e9  # that PaGraph's searches may read before they look fewer hops; about 20 s
+ARCS_OF_SEARCH = 2e9  # that PaGraph's searches may read before they look fewer hops; about 10 s
 _PROBES = 32
 
 
@@ -84,7 +86,7 @@ def run(
         console.print("METIS is left out: pymetis is not installed (extra \\[metis])")
         methods = [method for method in methods if not method.startswith("metis")]
     cases = [_devices(name, sizes) for name, sizes in devices.items()]
-    rows = []
+    rows, facts = [], machine()
     for name in graphs:
         workload = load_workload(name, root)
         console.print(
@@ -94,8 +96,7 @@ def run(
         graph_bench = _GraphBench(workload, fanouts, batch_size, list(seeds), batches_per_device, console)
         for case in cases:
             rows += graph_bench.rows(case, buffer_shares, methods, alphas)
-    facts = machine()
-    write_csv(Path(output_dir) / "placement.csv", rows, facts)
+            write_csv(Path(output_dir) / "placement.csv", rows, facts)
     print_tables(console, rows, facts)
     draw(Path(output_dir) / "placement.png", rows)
     return rows
@@ -118,9 +119,11 @@ class _GraphBench:
         """Yield the rows of one set of devices."""
         nodes = self.workload.train_nodes
         part_id = self._metis(devices.number) if any(m.startswith("metis") for m in methods) else None
-        owner = None
+        own_rows = owner = None
         if any(m.startswith("pagraph") for m in methods):
-            owner = assign_training_nodes(self.workload.csc, nodes, devices.number, self._pagraph_hops())
+            csc, hops, most = self.workload.csc, self._pagraph_hops(), self._buffer_rows(max(buffer_shares))
+            owner = assign_training_nodes(csc, nodes, devices.number, hops)
+            own_rows = most_read_rows(csc, nodes, owner, devices.number, hops, most)
         together = self._count([nodes] * devices.number)
         apart = {}
         if "metis_local" in methods:
@@ -128,12 +131,15 @@ class _GraphBench:
         if "pagraph_local" in methods:
             apart["pagraph"] = self._count([nodes[owner == device] for device in range(devices.number)])
         for share in buffer_shares:
-            buffer_rows = max(1, round(share * self.workload.csc.num_rows))
+            buffer_rows = self._buffer_rows(share)
             for method in methods:
                 kind = method.removesuffix(LOCAL)
                 for alpha in alphas if method == "rule" else alphas[:1]:
                     start = time.perf_counter()
-                    placement = self._place(kind, devices, buffer_rows, alpha, part_id)
+                    if kind == "pagraph":
+                        placement = self._pagraph([rows[:buffer_rows] for rows in own_rows])
+                    else:
+                        placement = self._place(kind, devices, buffer_rows, alpha, part_id)
                     seconds = time.perf_counter() - start
                     reads = apart[kind] if method.endswith(LOCAL) else together
                     yield {
@@ -156,10 +162,17 @@ class _GraphBench:
             groups=devices.groups,
             method=method,
             store=self.workload,
-            train_nodes=self.workload.train_nodes,
-            num_layers=self._pagraph_hops() if method == "pagraph" else len(self.fanouts),
             part_id=part_id,
         )
+
+    def _pagraph(self, rows: list[np.ndarray]) -> Placement:
+        """Return what `place` makes of PaGraph's rows; its searches are done once for all buffers."""
+        groups = tuple((device,) for device in range(len(rows)))
+        shares = read_shares(tuple(rows), groups, None, self.prob)
+        return Placement(tuple(rows), groups, len(self.prob), None, mean_shares(shares), shares, "pagraph")
+
+    def _buffer_rows(self, share: float) -> int:
+        return max(1, round(share * self.workload.csc.num_rows))
 
     def _count(self, train_nodes: list[np.ndarray]) -> list[Reads]:
         """Return the reads of each seed; epochs until each device has had its batches."""
@@ -188,8 +201,6 @@ class _GraphBench:
 
 def affordable_hops(csc: CSC, train_nodes: np.ndarray, num_layers: int) -> int:
     """Return the most hops, at least 1, whose searches from all training nodes read at most ARCS_OF_SEARCH arcs."""
-    from ..placement.neighborhoods import count_reads
-
     probes = train_nodes[:: max(1, len(train_nodes) // _PROBES)]
     for hops in range(num_layers, 1, -1):
         arcs = 0

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..rng import fold, permutation
+from .link_cost import link_alpha
 from .pagraph import assign_training_nodes, most_read_rows
-from .placement import Placement, read_shares
+from .placement import Placement, mean_shares, read_shares
 from .rule import place_group
 
 METHODS = ("rule", "naive", "random", "degree", "metis", "pagraph")
@@ -16,7 +17,7 @@ def place(
     prob: np.ndarray,
     num_devices: int,
     buffer_rows: int,
-    alpha: float = 0.2,
+    alpha: float | str = 0.2,
     groups: Sequence[Sequence[int]] | None = None,
     method: str = "rule",
     store=None,
@@ -33,7 +34,7 @@ def place(
         num_devices: >= 1.
         buffer_rows: rows of each device's buffer, in [1, num_nodes].
         alpha: cost of a peer read over that of a host read, in [0, 1]: 0.2 for pairs, 0 for all-to-all links in the
-            paper. Read by "rule".
+            paper; "auto": measured once a machine, see `link_alpha`. Read by "rule".
         groups: devices that reach each other fast, every device in one; None: all in one.
         method: "rule": Algorithm 1 in groups, Rule 1 (the hottest rows) on lone devices; "naive": ranges of ids;
             "random"; "degree": the nodes of highest in-degree, in turns; "metis": the hottest nodes of each device's
@@ -62,6 +63,8 @@ def place(
         rows = _pagraph(store, train_nodes, num_devices, num_layers, buffer_rows)
     else:
         groups = _checked_groups(groups, num_devices)
+        if alpha == "auto":
+            alpha = link_alpha() if method == "rule" and max(map(len, groups)) > 1 else 0.0
         if method == "metis":
             part_id = _checked_parts(part_id, len(prob), num_devices)
         candidates = None if method in ("rule", "metis") else _candidates(method, prob, store, seed)
@@ -77,9 +80,8 @@ def place(
                 rows[device] = own
     on_disk = _beyond_host(order, rows, host_rows)
     shares = read_shares(tuple(rows), groups, on_disk, prob)
-    mean = {tier: float(np.mean([share[tier] for share in shares])) for tier in shares[0]}
     fingerprint = getattr(store, "fingerprint", "")
-    return Placement(tuple(rows), groups, len(prob), on_disk, mean, shares, method, fingerprint)
+    return Placement(tuple(rows), groups, len(prob), on_disk, mean_shares(shares), shares, method, fingerprint)
 
 
 def _candidates(method: str, prob: np.ndarray, store, seed: int) -> np.ndarray:
@@ -139,15 +141,15 @@ def _checked_prob(prob: np.ndarray) -> np.ndarray:
     return prob
 
 
-def _check(num_nodes: int, num_devices: int, buffer_rows: int, alpha: float, method: str) -> None:
+def _check(num_nodes: int, num_devices: int, buffer_rows: int, alpha: float | str, method: str) -> None:
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     if num_devices < 1:
         raise ValueError(f"num_devices must be at least 1, got {num_devices}")
     if not 1 <= buffer_rows <= num_nodes:
         raise ValueError(f"buffer_rows must be in [1, {num_nodes}], the number of nodes, got {buffer_rows}")
-    if not 0 <= alpha <= 1:
-        raise ValueError(f"alpha must be in [0, 1], got {alpha}")
+    if alpha != "auto" and (isinstance(alpha, str) or not 0 <= alpha <= 1):
+        raise ValueError(f'alpha must be in [0, 1] or "auto", got {alpha!r}')
 
 
 def _checked_groups(groups: Sequence[Sequence[int]] | None, num_devices: int) -> tuple[tuple[int, ...], ...]:

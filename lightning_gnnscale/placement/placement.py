@@ -84,3 +84,8 @@ def read_shares(
         tiers = {"local": here, "peer": near & ~here, "host": far & ~disk, "disk": disk}
         shares.append({name: float(prob[mask].sum(dtype=np.float64)) / total for name, mask in tiers.items()})
     return tuple(shares)
+
+
+def mean_shares(device_shares: tuple[dict[str, float], ...]) -> dict[str, float]:
+    """Return the mean over devices of each tier's share."""
+    return {tier: float(np.mean([shares[tier] for shares in device_shares])) for tier in device_shares[0]}
