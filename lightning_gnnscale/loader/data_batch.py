@@ -106,6 +106,7 @@ class DataBatchBuilder(BatchBuilder):
             batch.num_sampled_nodes, batch.num_sampled_edges = drawn.num_sampled_nodes, drawn.num_sampled_edges
         if drawn.edge_weight is not None:
             batch.edge_weight = torch.from_numpy(drawn.edge_weight)
+            batch.averaging_weights = drawn.averaging_weights
         batch.input_id = torch.from_numpy(items if self.input_id is None else self.input_id[items])
         batch.batch_size = len(items)
         return batch

@@ -50,6 +50,7 @@ class NeighborLoader(PartLoader):
 
     Raises:
         ValueError: an argument is out of range, or is one of PyG's that this loader does not follow.
+        PlacementError: the placement of locality is for another number of nodes.
         TypeError: an argument that PyG does not know either.
 
     Cost: one counting sort of the edges where they are not sorted by target; the CSC of the graph, 4 bytes an edge (and
@@ -84,6 +85,8 @@ class NeighborLoader(PartLoader):
         subgraph_type = check_subgraph_type(subgraph_type, directed, locality, data)
         sampler = _sampler(num_neighbors, replace, locality)
         seeds, input_id = seeds_of(input_nodes, data.num_nodes)
+        if locality is not None:
+            locality.check_store(data.num_nodes)
         csc, edge_order = group_by_dst(sources, targets, data.num_nodes)
         self.data, self.transform, self.input_nodes = data, transform, input_nodes
         self.rank, self.world_size = 0 if rank is None else rank, world_size

@@ -8,9 +8,11 @@ import numpy as np
 from ..graph import CSC
 from ..jit import kernel
 from ..rng import permutation
+from ..triton_kernels.intrinsics import prefetch
 from ..triton_kernels.sample_neighbors import Workspace
 
 Allocate = Callable[[tuple[int, ...], type], np.ndarray]
+_AHEAD = 32  # rows between a prefetch and its use
 
 
 class Subgraph(NamedTuple):
@@ -97,11 +99,9 @@ def row_scale(csc: CSC, drawn) -> np.ndarray:
 
     With edge_weight = 1 / (length * chance) either is 1 / (chance of the arc).
     """
-    targets = drawn.n_id[: len(drawn.indptr) - 1]
-    degree = np.maximum(np.asarray(csc.indptr[targets + 1] - csc.indptr[targets]), 1)
-    if drawn.edge_weight is None:
-        degree = degree / np.maximum(np.diff(drawn.indptr), 1)
-    return degree.astype(np.float32)
+    scale = np.empty(len(drawn.indptr) - 1, np.float32)
+    _scale_rows(np.asarray(csc.indptr), drawn.n_id, drawn.indptr, drawn.edge_weight is None, scale)
+    return scale
 
 
 def induced_subgraph(
@@ -129,6 +129,16 @@ def induced_subgraph(
     n_id = allocate((len(nodes),), np.int64)
     n_id[:] = nodes
     return Subgraph(n_id, edge_index, indptr, num_seeds, e_id if return_e_id else None)
+
+
+@kernel
+def _scale_rows(indptr, targets, drawn_indptr, over_drawn, scale):
+    num = len(scale)
+    for i in range(num):
+        if i + _AHEAD < num:
+            prefetch(indptr, targets[i + _AHEAD])
+        degree = max(indptr[targets[i] + 1] - indptr[targets[i]], 1)
+        scale[i] = degree / max(drawn_indptr[i + 1] - drawn_indptr[i], 1) if over_drawn else degree
 
 
 @kernel

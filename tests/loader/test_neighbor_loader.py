@@ -336,3 +336,61 @@ def test_an_error_while_a_batch_is_prepared_reaches_the_reader():
     data.notes = ["a"] * NUM_NODES
     with pytest.raises(GNNScaleError, match="batch 0 of epoch 0"):
         next(iter(loader))
+
+
+def near_rows(share: float = 0.2, scale: float = 8.0) -> gs.LocalityBias:
+    degree = torch.bincount(DATA.edge_index[0], minlength=NUM_NODES).numpy().astype(np.float32)
+    return gs.LocalityBias(gs.place(degree, num_devices=1, buffer_rows=int(share * NUM_NODES), alpha=0), scale)
+
+
+def test_locality_reads_near_rows_and_keeps_the_mean():
+    data = make_data()
+    del data.edge_weight
+    bias = near_rows()
+    options = {"batch_size": 40, "input_nodes": range(40)}
+    near = torch.from_numpy(bias.rows)
+    shares, means = [], []
+    for locality in (None, bias):
+        loader = gs.NeighborLoader(data, [3], locality=locality, **options)
+        batches = [next(iter(loader)) for _ in range(400)]
+        shares.append(np.mean([torch.isin(batch.n_id[40:], near).float().mean() for batch in batches]))
+        for batch in batches:
+            assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
+            assert torch.equal(batch.edge_attr, data.edge_attr[batch.e_id])
+            assert batch.get("averaging_weights", False) is (locality is not None)
+        weights = [b.edge_weight if locality else torch.ones(b.num_edges) for b in batches]
+        sums = [
+            torch.zeros(40).index_add_(0, b.edge_index[1], w * b.x[b.edge_index[0], 0])
+            for b, w in zip(batches, weights, strict=True)
+        ]
+        means.append(torch.stack(sums))
+    assert shares[1] > 1.2 * shares[0]
+    degree = torch.bincount(data.edge_index[1], minlength=NUM_NODES)[:40].float()
+    total = torch.zeros(NUM_NODES).index_add_(0, data.edge_index[1], data.x[data.edge_index[0], 0])[:40]
+    expected, found = total / degree.clamp(min=1), means[1]
+    deviation = found.std(0) / 400**0.5
+    # 40 nodes, two sides: a right sampler exceeds 4.5 with a chance of 3e-4; rows that are taken whole have none.
+    assert ((found.mean(0) - expected).abs() <= 4.5 * deviation + 1e-5).all()
+
+
+def test_a_scale_of_one_changes_nothing():
+    data = make_data()
+    del data.edge_weight
+    plain, biased = (
+        gs.NeighborLoader(data, [3, 2], batch_size=30, locality=bias) for bias in (None, near_rows(scale=1.0))
+    )
+    assert epoch(plain) == epoch(biased)
+
+
+def test_what_locality_does_not_go_with():
+    with pytest.raises(ValueError, match="data has one: rename data.edge_weight"):
+        gs.NeighborLoader(DATA, [3], locality=near_rows())
+    data = make_data()
+    del data.edge_weight
+    with pytest.raises(ValueError, match='locality weights the edges drawn, a subgraph of type "induced" has others'):
+        gs.NeighborLoader(data, [3], locality=near_rows(), directed=False)
+    with pytest.raises(ValueError, match="replace must be False"):
+        gs.NeighborLoader(data, [3], locality=near_rows(), replace=True)
+    other = gs.Placement((np.arange(2),), ((0,),), 7, None, {}, ({},), "degree")
+    with pytest.raises(gs.PlacementError, match="is for 7 nodes, the graph has 120"):
+        gs.NeighborLoader(data, [3], locality=gs.LocalityBias(other, 2.0))
