@@ -1,0 +1,133 @@
+"""What a peer read costs beside a host read: measured once a machine, remembered in the user's cache folder."""
+
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+from filelock import FileLock
+
+from ..triton_kernels.gather_rows import RowTables, gather_tiers
+from .shared_rows import SharedRows
+
+ROW_BYTES = 512
+_TABLE_ROWS, _READS, _ROUNDS = 1 << 16, 1 << 15, 7
+
+
+def link_alpha() -> float:
+    """Return the cost of a peer read over that of a host read, in [0, 1], of this machine.
+
+    With two GPUs that reach each other: reads of the second's memory and of pinned memory by the kernel that gathers.
+    With GPUs that do not, 1: nothing is gained from a peer. Without GPUs: reads of shared memory and of a memory map.
+
+    Cost: under a second, once for these devices; then one small file is read. Ranks wait for the first to measure.
+    """
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    if not names:
+        return remembered(f"cpu: {_processor()}", measure_on_cpu)["alpha"]
+    if len(names) < 2 or not torch.cuda.can_device_access_peer(0, 1):
+        return 1.0
+    return remembered("cuda: " + ", ".join(names), measure_on_cuda)["alpha"]
+
+
+def remembered(devices: str, measure: Callable[[], tuple[float, float]]) -> dict:
+    """Return what was measured for these devices, after measuring if it never was.
+
+    Args:
+        devices: their names.
+        measure: returns seconds a peer row and seconds a host row.
+
+    Returns:
+        {"alpha": in [0, 1], "peer_ns_per_row": ..., "host_ns_per_row": ...}.
+    """
+    path = memory_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock"):
+            known = _read(path)
+            if devices not in known:
+                known[devices] = _entry(*measure())
+                part = path.with_suffix(".part")
+                part.write_text(json.dumps(known, indent=1))
+                os.replace(part, path)
+            return known[devices]
+    except OSError:  # a folder that cannot be written to
+        return _entry(*measure())
+
+
+def memory_file() -> Path:
+    """Return the file of what was measured; `XDG_CACHE_HOME` is respected."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "lightning_gnnscale" / "link_cost.json"
+
+
+def measure_on_cpu() -> tuple[float, float]:
+    """Return seconds a row of shared memory and of a memory map, rows at random, the best of some rounds in turns."""
+    width = ROW_BYTES // 8
+    peer = SharedRows.create(_TABLE_ROWS, width, np.float64)
+    peer.array[:] = 0
+    with tempfile.NamedTemporaryFile(suffix=".npy") as file:
+        np.save(file, peer.array)
+        file.flush()
+        host = np.load(file.name, mmap_mode="r")
+        out, order = np.empty((_READS, width)), np.random.default_rng(0).permutation(_TABLE_ROWS)[:_READS]
+        best = [np.inf, np.inf]
+        for _ in range(_ROUNDS):
+            for i, table in enumerate((peer.array, host)):
+                begin = time.perf_counter()
+                gather_tiers(order, None, RowTables([table]), out)
+                best[i] = min(best[i], time.perf_counter() - begin)
+    peer.release()
+    return best[0] / _READS, best[1] / _READS
+
+
+def measure_on_cuda() -> tuple[float, float]:
+    """Return seconds a row of the second GPU's memory and of pinned memory, read by the first."""
+    width, here = ROW_BYTES // 8, torch.device("cuda", 0)
+    peer = torch.zeros(_TABLE_ROWS, width, dtype=torch.float64, device="cuda:1")
+    peer[:1].to(here)  # a copy between the two opens the way for kernels
+    host = torch.zeros(_TABLE_ROWS, width, dtype=torch.float64).pin_memory()
+    order = torch.randperm(_TABLE_ROWS, generator=torch.Generator().manual_seed(0))[:_READS].to(here)
+    out, best = torch.empty(_READS, width, dtype=torch.float64, device=here), [np.inf, np.inf]
+    with torch.cuda.device(here):
+        for _ in range(_ROUNDS):
+            for i, table in enumerate((peer, host)):
+                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                begin.record()
+                gather_tiers(order, None, RowTables([table]), out)
+                end.record()
+                end.synchronize()
+                best[i] = min(best[i], begin.elapsed_time(end) / 1e3)
+    return best[0] / _READS, best[1] / _READS
+
+
+def _entry(peer_s: float, host_s: float) -> dict:
+    alpha = min(1.0, max(0.0, peer_s / host_s))
+    return {"alpha": alpha, "peer_ns_per_row": peer_s * 1e9, "host_ns_per_row": host_s * 1e9}
+
+
+def _read(path: Path) -> dict:
+    with suppress(OSError, ValueError):  # missing or damaged: measured anew
+        known = json.loads(path.read_text())
+        if isinstance(known, dict):
+            return {name: entry for name, entry in known.items() if _is_entry(entry)}
+    return {}
+
+
+def _is_entry(entry) -> bool:
+    alpha = entry.get("alpha") if isinstance(entry, dict) else None
+    return isinstance(alpha, int | float) and 0 <= alpha <= 1
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,82 @@
+"""alpha="auto": measured once, remembered by devices, clipped."""
+
+import json
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import lightning_gnnscale as gs
+from lightning_gnnscale.placement import link_cost
+
+
+@pytest.fixture
+def memory(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "lightning_gnnscale" / "link_cost.json"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="measures simulated devices: needs a machine without a GPU")
+def test_auto_measures_once_and_remembers(memory, monkeypatch):
+    prob = np.random.default_rng(0).random(50)
+    placement = gs.place(prob, 2, 10, alpha="auto")
+    (devices, entry), *others = json.loads(memory.read_text()).items()
+    assert devices.startswith("cpu: ") and not others
+    assert 0 <= entry["alpha"] <= 1 and entry["peer_ns_per_row"] > 0 and entry["host_ns_per_row"] > 0
+    assert entry["alpha"] == min(1, entry["peer_ns_per_row"] / entry["host_ns_per_row"])
+    monkeypatch.setattr(link_cost, "measure_on_cpu", lambda: pytest.fail("measured again"))
+    again = gs.place(prob, 2, 10, alpha="auto")
+    expected = gs.place(prob, 2, 10, alpha=entry["alpha"])
+    for rows in (placement.rows, again.rows):
+        assert [own.tolist() for own in rows] == [own.tolist() for own in expected.rows]
+
+
+def test_nothing_is_measured_where_no_peer_is_read(memory):
+    gs.place(np.ones(9), 2, 3, alpha="auto", groups=[[0], [1]])
+    gs.place(np.ones(9), 2, 3, alpha="auto", method="naive")
+    assert not memory.exists()
+
+
+@pytest.mark.parametrize(("peer", "host", "alpha"), [(1.0, 4.0, 0.25), (3.0, 2.0, 1.0), (0.0, 1.0, 0.0)])
+def test_values_are_clipped_and_kept_by_device(memory, peer, host, alpha):
+    assert link_cost.remembered("a", lambda: (peer, host))["alpha"] == alpha
+    assert link_cost.remembered("b", lambda: (1.0, 2.0))["alpha"] == 0.5
+    assert link_cost.remembered("a", lambda: pytest.fail("measured again"))["alpha"] == alpha
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"a": 3}', '{"a": {"alpha": 7}}', '{"a": {"alpha": NaN}}'])
+def test_a_damaged_file_is_measured_anew(memory, content):
+    memory.parent.mkdir(parents=True)
+    memory.write_text(content)
+    assert link_cost.remembered("a", lambda: (1.0, 2.0))["alpha"] == 0.5
+    assert json.loads(memory.read_text())["a"]["alpha"] == 0.5
+
+
+def test_side_by_side_one_measures(memory):
+    measured = []
+
+    def measure():
+        measured.append(1)
+        return 1.0, 2.0
+
+    threads = [threading.Thread(target=link_cost.remembered, args=("a", measure)) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(measured) == 1
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert link_cost.remembered("a", lambda: (1.0, 2.0))["alpha"] == 0.5
+
+
+@pytest.mark.gpu
+def test_peers_cost_less_than_the_host(memory):
+    if torch.cuda.device_count() < 2:
+        assert link_cost.link_alpha() == 1.0
+    else:
+        assert 0 < link_cost.link_alpha() <= 1
