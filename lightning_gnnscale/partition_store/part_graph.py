@@ -53,8 +53,9 @@ class PartGraph:
     def symmetrised(self) -> "PartGraph":
         """Return the part with both directions of every arc it holds, repeats dropped.
 
-        An arc that stood there keeps its `arc_id`; an added one carries the id of the arc it reverses. `degree`
-        stays the full graph's in-degree. A part that is symmetric already is returned as it is.
+        An arc that stood there keeps its `arc_id`; an added one carries the id of the arc it reverses. `degree` stays
+        the full graph's in-degree where the new row is not longer; sums of weights stay as they are. A part that is
+        symmetric already is returned as it is.
 
         Cost: O(num_local + num_arcs) time; three copies of the arcs while it runs.
         """
@@ -65,7 +66,11 @@ class PartGraph:
         arc_id = self.arc_id if carry else np.zeros(0, np.int64)
         out_indptr, out_indices, out_arc = _transpose(indptr, indices, arc_id, carry)
         both = _merge(indptr, indices, arc_id, out_indptr, out_indices, out_arc, carry)
-        return replace(self, csc=CSC(both[0], both[1]), arc_id=both[2] if carry else None, symmetric=True)
+        degree = self.degree
+        if degree.dtype.kind != "f":  # a row longer than its degree would be taken for a part of a shorter one
+            degree = np.maximum(degree, np.diff(both[0])).astype(degree.dtype)
+        csc, arc_id = CSC(both[0], both[1]), both[2] if carry else None
+        return replace(self, csc=csc, degree=degree, arc_id=arc_id, symmetric=True)
 
 
 @kernel

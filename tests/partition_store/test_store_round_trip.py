@@ -84,6 +84,10 @@ def test_symmetrised_holds_both_directions_once(no_disk_wait, graph, hops):
             loaded = store.load_part(part, hops)
             both = loaded.symmetrised()
             assert both.symmetric
+            if loaded.symmetric:
+                assert both is loaded
+            else:
+                assert (both.degree == np.maximum(loaded.degree, both.csc.in_degree)).all()
             targets = np.repeat(np.arange(loaded.num_local), np.diff(loaded.csc.indptr)).tolist()
             arcs = set(zip(loaded.csc.indices.tolist(), targets, strict=True))
             targets = np.repeat(np.arange(both.num_local), np.diff(both.csc.indptr)).tolist()

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 from locality_runs import PLACED, WEIGHT, WORLD, batches, biased
+from oracles.parts import small_world
 from torch import nn
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import StrategyError
+from lightning_gnnscale.loader import PartLoader
 from lightning_gnnscale.model import GAT, GCN, SGC, GraphSAGE, backbone
 
 ERROR_RATE = 1e-6  # of a false alarm over all comparisons of one statistical test
@@ -94,6 +96,28 @@ def test_attention_gets_one_over_the_chance():
     whole = next(iter(batches(gs.NeighborSampler([-1]), **options)))
     torch.testing.assert_close(model(next(iter(loader)))[:8], model(whole)[:8])
     assert_mean(keyed_outputs(batches(biased([3], scale=3.0), **options), sums, NUM_KEYS), exact)
+
+
+def test_arcs_followed_both_ways_keep_gcn_unbiased(linear):
+    """In a directed graph rows of both directions are longer than in-degrees; weights and degrees speak of the same."""
+    world = small_world(both_ways=False, seed=4)
+    part = world.load_part(1).symmetrised()
+    targets = np.arange(8)
+    locality = gs.LocalityBias(gs.Placement((np.arange(0, 300, 3),), ((0,),), 300, None, {}, (), "test"), 3.0)
+    model = linear(GCN, 1)
+
+    def loader(sampler):
+        store_ids = {1: targets + part.core_start}
+        return PartLoader([1], world.load_part, world.features, store_ids, sampler, num_threads=0, shuffle=False)
+
+    def outputs(batch):
+        return model(batch)[:8]
+
+    whole = gs.NeighborSampler([-1], direction="both")
+    (exact,) = keyed_outputs(loader(whole), outputs, 1)
+    assert (part.csc.in_degree[targets] > world.load_part(1).degree[targets]).any()
+    for sampler in (gs.NeighborSampler([4], direction="both"), gs.NeighborSampler([4], False, "both", locality)):
+        assert_mean(keyed_outputs(loader(sampler), outputs, NUM_KEYS), exact)
 
 
 def test_a_model_that_takes_no_weights_is_refused():
