@@ -40,7 +40,9 @@ def lay_jointly(
     rows = [None] * placement.num_devices
     for peer in group_of(placement, device):
         rows[peer] = own.array if peer == device else SharedRows.attach(tickets[peer][0]).array
-    host = map_host(layout, own_host, tickets[here[0]][1])
+    host = layout.features.array
+    if layout.copies_host:
+        host = (own_host or SharedRows.attach(tickets[here[0]][1])).array
     exchange(None)  # all have mapped
     own.release()
     if own_host is not None:
@@ -60,10 +62,3 @@ def shared_copy(layout: RowLayout, ids: np.ndarray, folder: str | Path | None = 
     rows = SharedRows.create(len(ids), features.dim, features.dtype, folder)
     features.gather(ids, out=rows.array)
     return rows
-
-
-def map_host(layout: RowLayout, own: SharedRows | None, ticket) -> np.ndarray:
-    """Return the host table: the store's memory map, own rows, or those of another process."""
-    if not layout.copies_host:
-        return layout.features.array
-    return (own or SharedRows.attach(ticket)).array

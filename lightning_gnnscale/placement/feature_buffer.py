@@ -85,9 +85,10 @@ class FeatureBuffer:
         if on == "cpu":
             self._tiers = CPUTiers(self._places, tables, self.dim, self.dtype, cache)
         else:
+            from .cuda_rows import device_of
             from .cuda_tiers import CUDATiers
 
-            self._tiers = CUDATiers(self._places, tables, features, cache, _cuda_device(on, device))
+            self._tiers = CUDATiers(self._places, tables, features, cache, device_of(on, device))
         self.nbytes = len(placement.rows[device]) * layout.row_bytes + self._places.nbytes + self._tiers.cache_bytes
         self._before = self._last = np.zeros(len(tables) + 1, np.int64)
 
@@ -218,7 +219,3 @@ def _row_module(on: str):
 
 def _where(on: str) -> dict:
     return {} if on == "cpu" else {"on": on}
-
-
-def _cuda_device(on: str, device: int) -> torch.device:
-    return torch.device("cuda", device) if on == "cuda" else torch.device(on)

@@ -68,21 +68,25 @@ class SharedRows:
             ) from None
 
     @classmethod
-    def attach(cls, ticket: RowTicket) -> "SharedRows":
-        """Map the rows of another process of this host, for reading.
+    def attach(cls, ticket: RowTicket, write: bool = False) -> "SharedRows":
+        """Map the rows of another process of this host.
+
+        Args:
+            ticket: of the process that made them.
+            write: whether the mapping may be written to, as pinning asks for.
 
         Raises:
             PlacementError: that process has ended, or may not be read.
         """
         try:
-            fd = os.open(f"/proc/{ticket.pid}/fd/{ticket.fd}", os.O_RDONLY)
+            fd = os.open(f"/proc/{ticket.pid}/fd/{ticket.fd}", os.O_RDWR if write else os.O_RDONLY)
         except OSError as error:
             raise PlacementError(
                 f"the rows of process {ticket.pid} cannot be mapped ({error.strerror}): "
                 f"ranks that share rows must run on one host as one user, and all be alive"
             ) from None
         try:
-            return cls(_map(fd, ticket.shape, np.dtype(ticket.dtype), write=False))
+            return cls(_map(fd, ticket.shape, np.dtype(ticket.dtype), write))
         finally:
             os.close(fd)
 

@@ -145,7 +145,8 @@ def gather_tiers_with_triton(places, nodes, tables: RowTables, out: Tensor, read
     rows = max(1, min(128, _TILE_BYTES // (columns * item_bytes)))
     num = len(out)
     if max_programs is None:
-        max_programs = _PROGRAMS_PER_SM * torch.cuda.get_device_properties(out.device).multi_processor_count
+        device = torch.cuda.get_device_properties(out.device) if out.is_cuda else None
+        max_programs = _PROGRAMS_PER_SM * (device.multi_processor_count if device else 1)
     _triton_kernels().gather_tiers_kernel[(min(-(-num // rows), max_programs),)](
         places, places if nodes is None else nodes, tables.bases_on(out.device),
         out.view(-1).view(torch.uint8).view(_ITEM[item_bytes]), places if reads is None else reads, num,

@@ -1,0 +1,211 @@
+"""Rows of own memory, peers and pinned host memory read by one kernel, rows on disk through pinned blocks.
+
+On a CPU device, which tests use, the kernel runs in Triton's interpreter.
+"""
+
+import threading
+from contextlib import nullcontext
+from queue import SimpleQueue
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import PlacementError
+from ..triton_kernels.gather_rows import RowTables
+from ..triton_kernels.gather_rows.op import gather_tiers_with_triton
+from .cpu_tiers import as_ids, checked_nodes
+from .feature_cache import FeatureCache
+from .row_layout import HOST_TABLE, OUTSIDE, first_place
+
+_UNITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+
+
+class CUDATiers:
+    """Gather rows on a device; may be called from several threads at once, on any streams.
+
+    Args:
+        places: (num_nodes,) int64, as from `row_places`.
+        tables: (num_rows, row_bytes) uint8 tensors, None for those that this device does not read and for the disk.
+        features: of the rows on disk.
+        cache: of rows outside the devices, or None.
+        device: that reads.
+        ring_rows, ring_blocks: size of the ring of pinned blocks that rows on disk come through.
+    """
+
+    def __init__(
+        self,
+        places: np.ndarray,
+        tables: list,
+        features,
+        cache: FeatureCache | None,
+        device: torch.device,
+        ring_rows: int = 8192,
+        ring_blocks: int = 4,
+    ):
+        self.device, self.features, self.cache, self.dim = device, features, cache, features.dim
+        self.dtype = torch_dtype(np.dtype(features.dtype))
+        self._row_bytes = self.dim * self.dtype.itemsize
+        self._cached_rows = None
+        if cache is not None:
+            self._cached_rows = torch.empty((cache.capacity, self._row_bytes), dtype=torch.uint8, device=device)
+        self.cache_bytes = 0 if cache is None else self._cached_rows.numel()
+        self._cache_place, self._cache_used = first_place(len(tables)), None
+        self._tables = RowTables([None, *tables[1:], self._cached_rows], self._row_bytes)
+        self._num_nodes, self._places = len(places), torch.from_numpy(places).to(device)
+        on_disk = bool((places < first_place(HOST_TABLE)).any())
+        # Which rows are on disk, or cached, is found on the host; without such rows nothing waits for the device.
+        self._host_places = places if on_disk or cache is not None else None
+        self._ring_rows, self._ring = ring_rows, SimpleQueue()
+        for _ in range(ring_blocks if on_disk else 0):
+            self._ring.put(_Block(ring_rows, features, device))
+        self._reads = torch.zeros(len(tables) + 1, dtype=torch.int64, device=device)
+        self._disk_reads, self._lock = 0, threading.Lock()
+
+    def reads(self) -> np.ndarray:
+        """Return (num_tables,) int64, the rows read from each table so far; waits for the device."""
+        counts = self._reads.cpu().numpy().copy()
+        with self._lock:
+            counts[0] += self._disk_reads
+        return counts
+
+    def gather(self, nodes, out: Tensor | None) -> Tensor:
+        """Copy rows; see `FeatureBuffer.gather`."""
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            if self._host_places is None:
+                nodes = self._on_device(nodes)
+                out = self._checked_out(out, len(nodes))
+                self._launch(self._places, nodes, out)
+                return out
+            nodes = checked_nodes(nodes.cpu().numpy() if isinstance(nodes, Tensor) else nodes, self._num_nodes)
+            out = self._checked_out(out, len(nodes))
+            if self.cache is None:
+                self._gather_found(self._host_places[nodes], nodes, out)
+            else:
+                self._gather_cached(nodes, out)
+            return out
+
+    def close(self) -> None:
+        """Wait for the device and let go of the rows."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self._tables = self._cached_rows = None
+
+    def _gather_found(self, places: np.ndarray, nodes: np.ndarray, out: Tensor) -> None:
+        self._launch(torch.from_numpy(places).to(self.device), None, out)
+        self._stage(places, nodes, out)
+
+    def _gather_cached(self, nodes: np.ndarray, out: Tensor) -> None:
+        with self.cache.lock:  # a slot may be given away as soon as the lock is free: later writes wait for this read
+            resolved = self.cache.resolve(nodes, self._host_places, OUTSIDE, self._cache_place)
+            self._wait_for_cache()
+            self._launch(torch.from_numpy(resolved.places).to(self.device), None, out)
+            self._mark_cache()
+        self._stage(resolved.places, nodes, out)
+        with self.cache.lock:
+            slots, positions = (torch.from_numpy(ids) for ids in self.cache.confirm(nodes, resolved))
+            if len(slots) and self._row_bytes:
+                self._wait_for_cache()
+                rows = self._items(out).index_select(0, positions.to(self.device))
+                self._cached_rows.view(rows.dtype).index_copy_(0, slots.to(self.device), rows)
+                self._mark_cache()
+
+    def _launch(self, places: Tensor, nodes: Tensor | None, out: Tensor) -> None:
+        if out.numel():
+            gather_tiers_with_triton(places, nodes, self._tables, out, self._reads)
+
+    def _stage(self, places: np.ndarray, nodes: np.ndarray, out: Tensor) -> None:
+        """Bring the rows on disk through the ring: a block is read while others are on their way."""
+        on_disk = np.flatnonzero(places < first_place(HOST_TABLE))
+        with self._lock:
+            self._disk_reads += len(on_disk)
+        if len(on_disk) == 0 or not out.numel():
+            return
+        rows = self._items(out)
+        for first in range(0, len(on_disk), self._ring_rows):
+            positions = on_disk[first : first + self._ring_rows]
+            block = self._ring.get()
+            try:
+                staged = block.fill(self.features, nodes[positions]).view(rows.dtype)
+                rows.index_copy_(
+                    0, torch.from_numpy(positions).to(self.device), staged.to(self.device, non_blocking=True)
+                )
+                block.mark_used()
+            finally:
+                self._ring.put(block)
+
+    def _items(self, out: Tensor) -> Tensor:
+        """View rows as the widest integers that divide them."""
+        unit = next(unit for unit in _UNITS if (self._row_bytes | out.data_ptr()) % unit == 0)
+        return out.view(torch.uint8).view(_UNITS[unit])
+
+    def _wait_for_cache(self) -> None:
+        if self._cache_used is not None:
+            torch.cuda.current_stream().wait_event(self._cache_used)
+
+    def _mark_cache(self) -> None:
+        if self.device.type == "cuda":
+            self._cache_used = torch.cuda.current_stream().record_event()
+
+    def _on_device(self, nodes) -> Tensor:
+        if not isinstance(nodes, Tensor) or nodes.device.type == "cpu":
+            nodes = checked_nodes(nodes.numpy() if isinstance(nodes, Tensor) else nodes, self._num_nodes)
+            return torch.from_numpy(nodes).to(self.device, non_blocking=True)
+        if nodes.dim() != 1 or nodes.is_floating_point() or nodes.dtype == torch.bool:
+            raise ValueError(f"nodes must be one-dimensional integers, got {nodes.dtype} of shape {tuple(nodes.shape)}")
+        if len(nodes):
+            low, high = (int(end) for end in torch.aminmax(nodes))
+            if low < 0 or high >= self._num_nodes:
+                raise ValueError(f"nodes must be in [0, {self._num_nodes}), got {low} to {high}")
+        return nodes.to(self.device).contiguous()
+
+    def _checked_out(self, out: Tensor | None, num: int) -> Tensor:
+        shape = (num, self.dim)
+        if out is None:
+            return torch.empty(shape, dtype=self.dtype, device=self.device)
+        fits = isinstance(out, Tensor) and out.is_contiguous() and out.device == self.device
+        if not fits or tuple(out.shape) != shape or out.dtype != self.dtype:
+            kind = f"{out.dtype} of shape {tuple(out.shape)}" + (f" on {out.device}" if isinstance(out, Tensor) else "")
+            raise ValueError(
+                f"out must be a contiguous {self.dtype} tensor of shape {shape} on {self.device}, got {kind}"
+            )
+        return out
+
+
+class _Block:
+    """One block of the ring, in pinned memory."""
+
+    def __init__(self, num_rows: int, features, device: torch.device):
+        dtype = np.dtype(features.dtype)
+        row_bytes = features.dim * dtype.itemsize
+        self.rows = torch.empty((num_rows, row_bytes), dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._typed = self.rows.numpy().view(dtype).reshape(num_rows, features.dim) if row_bytes else None
+        self._used = torch.cuda.Event() if device.type == "cuda" else None
+
+    def fill(self, features, ids: np.ndarray) -> Tensor:
+        """Read rows into the block, once the device is done with what it held; return them."""
+        if self._used is not None:
+            self._used.synchronize()
+        features.gather(as_ids(ids), out=self._typed[: len(ids)])
+        return self.rows[: len(ids)]
+
+    def mark_used(self) -> None:
+        """Note that the device reads the block until what was launched so far is done."""
+        if self._used is not None:
+            self._used.record()
+
+
+def torch_dtype(dtype: np.dtype) -> torch.dtype:
+    """Return torch's name of a dtype.
+
+    Raises:
+        PlacementError: it has none.
+    """
+    try:
+        return torch.from_numpy(np.empty(0, dtype)).dtype
+    except TypeError:
+        if isinstance(getattr(torch, dtype.name, None), torch.dtype):
+            return getattr(torch, dtype.name)  # bfloat16 and the like, of packages that give them to numpy
+        raise PlacementError(
+            f"features of dtype {dtype} cannot lie on a GPU: store them as float32 or float16"
+        ) from None
