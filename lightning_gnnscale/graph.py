@@ -58,27 +58,6 @@ def build_csc(src: np.ndarray, dst: np.ndarray, num_nodes: int) -> CSC:
     return CSC(indptr, indices)
 
 
-def group_by_dst(src: np.ndarray, dst: np.ndarray, num_nodes: int) -> tuple[CSC, np.ndarray | None]:
-    """Group arcs by destination and keep the order that they were given in within a row, as PyG's samplers do.
-
-    Args:
-        src, dst: (num_arcs,) integers in [0, num_nodes).
-        num_nodes: number of rows.
-
-    Returns:
-        CSC whose rows are NOT ascending, indices of `id_dtype(num_nodes)`; and order, (num_arcs,) `id_dtype(num_arcs)`:
-        arc i of the CSC is arc order[i] of the input, None where they are the same.
-
-    Cost: O(num_nodes + num_arcs) time (one counting sort).
-    """
-    dtype = id_dtype(num_nodes)
-    if (dst[1:] >= dst[:-1]).all():
-        indptr = np.concatenate([[0], np.cumsum(np.bincount(dst, minlength=num_nodes))]).astype(np.int64)
-        return CSC(indptr, src.astype(dtype)), None
-    indptr, order = _count_sort(dst, np.arange(len(dst), dtype=id_dtype(len(dst))), num_nodes)
-    return CSC(indptr, src[order].astype(dtype)), order
-
-
 @kernel
 def _count_sort(keys, values, num_keys):
     """Sort values by their integer key, stably; return the (num_keys + 1,) offsets and the sorted values."""

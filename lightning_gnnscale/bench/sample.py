@@ -142,7 +142,7 @@ def _ours(csc, features, seeds, fanouts, batch_size, threads, bias, seed) -> tup
     contenders, counts = {}, {}
     for scale in (1.0, bias.scale):
         locality = bias if scale > 1 else None
-        options = {"batch_size": batch_size, "shuffle": True, "seed": seed, "locality": locality}
+        options = {"batch_size": batch_size, "shuffle": True, "seed": seed, "locality": locality, "is_sorted": True}
         for count in threads if scale == 1 else threads[:1]:
             name = Name(LOADER, scale, count)
             loader = NeighborLoader(data, fanouts, torch.from_numpy(seeds), num_threads=count, **options)

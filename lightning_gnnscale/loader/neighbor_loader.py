@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
-from ..graph import group_by_dst
 from ..sampler import NeighborSampler
 from .buffer_pool import BufferPool
 from .data_batch import DataBatchBuilder
+from .data_graph import check_data, compress
 from .part_loader import PartLoader
 from .part_walk import WholeGraph
-from .pyg_arguments import check_data, check_options, check_subgraph_type, check_threads, seeds_of
+from .pyg_arguments import check_options, check_subgraph_type, check_threads, seeds_of
 from .seed_order import split_targets
 
 
@@ -21,8 +21,8 @@ class NeighborLoader(PartLoader):
     A batch is what PyG's loader makes of the same draws: node attributes at `n_id`, edge attributes at `e_id`,
     everything else as it is; `n_id` (seeds first), `e_id` (positions in `data.edge_index`), `input_id`, `batch_size`,
     and, where the subgraph is directional, `num_sampled_nodes` and `num_sampled_edges`. A node with at most as many
-    neighbours as the fan-out gives them all, in the order of `data.edge_index`: then n_id, edge_index and e_id equal
-    those of torch-sparse bit for bit. Neither pyg-lib nor torch-sparse is needed.
+    neighbours as the fan-out gives them all, in the order in which PyG sorts them: then n_id, edge_index and e_id equal
+    those of PyG with torch-sparse bit for bit. Neither pyg-lib nor torch-sparse is needed.
 
     Every choice follows from (seed, epoch, batch): threads and restarts change nothing. The next iteration is the next
     epoch, other draws in another order; `set_epoch`, which Lightning calls, chooses one.
@@ -39,6 +39,8 @@ class NeighborLoader(PartLoader):
         directed: False means subgraph_type="induced" (PyG's older name for it).
         drop_last: leave out the last batch where it is short.
         transform: called on each batch in the thread that iterates, in the order of the batches.
+        is_sorted: `data.edge_index` is sorted by target, and is not sorted again. (PyG's sort may exchange edges into
+            one node, and not alike on every kind of machine.)
         locality: `LocalityBias` that prefers rows of a placement; the batch then has an `edge_weight` that keeps the
             mean unbiased. Not together with weights of the data's own, or other subgraph types.
         seed: of order and draws.
@@ -46,15 +48,15 @@ class NeighborLoader(PartLoader):
         num_workers: PyG's name for num_threads (threads, not processes: nothing is copied between them).
         rank, world_size: this process and how many share the seeds, each the same number; None: one process alone.
         **pyg: PyG's and DataLoader's other arguments, where they change no result (`pin_memory`, `persistent_workers`,
-            `prefetch_factor`, `is_sorted`, `filter_per_worker`, ...).
+            `prefetch_factor`, `filter_per_worker`, ...).
 
     Raises:
         ValueError: an argument is out of range, or is one of PyG's that this loader does not follow.
         PlacementError: the placement of locality is for another number of nodes.
         TypeError: an argument that PyG does not know either.
 
-    Cost: one counting sort of the edges where they are not sorted by target; the CSC of the graph, 4 bytes an edge (and
-    4 more for `e_id` where they are not sorted); 4 bytes a node and thread.
+    Cost: one sort of the edges unless is_sorted; the CSC of the graph, 4 bytes an edge (4 more for `e_id` unless
+    is_sorted); 4 bytes a node and thread.
     Source: `torch_geometric.loader.NeighborLoader` (2.6 to 2.8). Differs: seeds must be distinct; a fan-out of 0 is
     refused; the counts of a hop are there without pyg-lib too.
     """
@@ -72,6 +74,7 @@ class NeighborLoader(PartLoader):
         directed: bool = True,
         drop_last: bool = False,
         transform: Callable | None = None,
+        is_sorted: bool = False,
         locality=None,
         seed: int = 0,
         num_threads: int | None = None,
@@ -87,7 +90,7 @@ class NeighborLoader(PartLoader):
         seeds, input_id = seeds_of(input_nodes, data.num_nodes)
         if locality is not None:
             locality.check_store(data.num_nodes)
-        csc, edge_order = group_by_dst(sources, targets, data.num_nodes)
+        csc, edge_order = compress(sources, targets, data.num_nodes, is_sorted)
         self.data, self.transform, self.input_nodes = data, transform, input_nodes
         self.rank, self.world_size = 0 if rank is None else rank, world_size
         if world_size is not None:

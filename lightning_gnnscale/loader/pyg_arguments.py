@@ -16,7 +16,6 @@ _WITHOUT_EFFECT = {
     "multiprocessing_context",
     "timeout",
     "in_order",
-    "is_sorted",
     "filter_per_worker",
     "collate_fn",
     "dataset",
@@ -54,42 +53,6 @@ def check_options(options: Mapping) -> None:
         nothing, instead = _REFUSED[name]
         if value is not nothing and not (isinstance(value, bool | str) and value == nothing):
             raise ValueError(f"NeighborLoader does not follow {name}={_short(value)}: {instead}")
-
-
-def check_data(data) -> tuple[np.ndarray, np.ndarray]:
-    """Return the (num_edges,) sources and targets of a homogeneous graph.
-
-    Raises:
-        ValueError: it is not a homogeneous `Data`, has no `edge_index`, or one with ids out of range.
-    """
-    from torch_geometric.data import Data
-
-    if not isinstance(data, Data):
-        raise ValueError(
-            f"data must be a homogeneous torch_geometric.data.Data, got {type(data).__name__}: other graphs need "
-            "torch_geometric's NeighborLoader"
-        )
-    if data.edge_index is None:
-        other = next((name for name in ("adj_t", "adj") if name in data), None)
-        remedy = f"set it from data.{other}" if other else "set it to a (2, num_edges) tensor of node ids"
-        raise ValueError(f"data has no edge_index: {remedy}")
-    edge_index = data.edge_index
-    edge_index = edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else torch.as_tensor(edge_index)
-    if edge_index.ndim != 2 or len(edge_index) != 2 or edge_index.dtype not in (torch.int64, torch.int32):
-        raise ValueError(
-            f"data.edge_index must be integers of shape (2, num_edges), got {edge_index.dtype} of shape "
-            f"{tuple(edge_index.shape)}"
-        )
-    if data.num_nodes is None:
-        raise ValueError("data.num_nodes is not known: set it")
-    sources, targets = edge_index.cpu().numpy()
-    for row, ids in enumerate((sources, targets)):
-        if len(ids) and not (ids.min() >= 0 and ids.max() < data.num_nodes):
-            raise ValueError(
-                f"data.edge_index[{row}] must be in [0, {data.num_nodes}), data.num_nodes, got {ids.min()} to "
-                f"{ids.max()}"
-            )
-    return sources, targets
 
 
 def check_subgraph_type(subgraph_type, directed: bool, locality, data) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch_geometric import typing
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import SAGEConv
-from torch_geometric.utils import trim_to_layer
+from torch_geometric.utils import index_sort, trim_to_layer
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import GNNScaleError
@@ -44,11 +44,11 @@ def make_data(seed: int = 0, is_sorted: bool = False) -> Data:
 DATA = make_data()
 
 
-def pyg_order(data: Data, seeds: list[int], fanouts: list[int]) -> tuple[list, list, list, list]:
+def pyg_order(data: Data, seeds: list[int], fanouts: list[int], is_sorted: bool) -> tuple[list, list, list, list]:
     """PyG's documented order where every neighbour is taken: seeds, then new nodes as they appear, hop by hop."""
     incoming: dict[int, list[int]] = {}
-    for edge, target in enumerate(data.edge_index[1].tolist()):
-        incoming.setdefault(target, []).append(edge)
+    for edge in range(NUM_EDGES) if is_sorted else index_sort(data.edge_index[1])[1].tolist():
+        incoming.setdefault(int(data.edge_index[1, edge]), []).append(edge)
     n_id, place = list(seeds), {node: i for i, node in enumerate(seeds)}
     row, col, e_id, begin = [], [], [], 0
     for fanout in fanouts:
@@ -81,9 +81,9 @@ def epoch(loader) -> list[dict]:
 def test_whole_neighbourhoods_come_in_pygs_order(is_sorted, fanouts):
     data = make_data(1, is_sorted)
     seeds = torch.tensor([3, 117, 0, 45, 44])
-    loader = gs.NeighborLoader(data, fanouts, seeds, batch_size=2)
+    loader = gs.NeighborLoader(data, fanouts, seeds, batch_size=2, is_sorted=is_sorted)
     for number, batch in enumerate(loader):
-        expected = pyg_order(data, seeds[2 * number : 2 * number + 2].tolist(), fanouts)
+        expected = pyg_order(data, seeds[2 * number : 2 * number + 2].tolist(), fanouts, is_sorted)
         assert (batch.n_id.tolist(), *batch.edge_index.tolist(), batch.e_id.tolist()) == expected
 
 
@@ -301,6 +301,7 @@ def edge_index(*edges):
         ({"num_workers": -1}, "num_threads must be >= 0, got -1"),
         ({"num_workers": 1, "num_threads": 2}, "num_workers is another name of num_threads, got 1 and 2"),
         ({"subgraph_type": "cyclic"}, "must be one of directional, bidirectional, induced, got 'cyclic'"),
+        ({"is_sorted": True}, "is_sorted=True needs data.edge_index[1] ascending, got "),
         ({"disjoint": True}, "does not follow disjoint=True"),
         ({"time_attr": "time"}, "does not follow time_attr='time': sampling by time needs torch_geometric's"),
         ({"weight_attr": "edge_weight"}, "sampling by edge weight needs"),
