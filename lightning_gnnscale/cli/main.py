@@ -19,6 +19,8 @@ BENCHES = {
     "spring": "SPRING's speed, memory and cut",
     "loader": "seeds per CPU-second of the sampler and loader",
     "sample": "NeighborLoader beside PyG's and GraphBolt's, uniform and locality-biased: seeds per CPU-second",
+    "gather": "feature rows through placements and caches, beside plain copies",
+    "locality": "locality-aware sampling: host reads saved against variance and accuracy",
     "placement": "where feature rows are read from under each placement",
     "averaging": "accuracy and synchronisation time against the averaging interval, accuracy against halo hops",
     "exchange": "exchange policies of full-graph training: bytes beside accuracy",

@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 from .. import events
+from ..placement.feature_buffer import TIERS
 from ..report.summary import stage_rows
 from ..units import format_bytes
 
@@ -50,6 +51,30 @@ def _exchange_facts(log: list[dict]) -> dict[str, str]:
     return facts
 
 
+def _placement_facts(log: list[dict]) -> dict[str, str]:
+    """Return where feature rows lay and which tier served how many reads; nothing where none were placed."""
+    placed = [event for event in log if event["event"] == "placement"]
+    if not placed:
+        return {}
+    bytes_held = max(event["buffer_bytes"] for event in placed)
+    facts = {
+        "placement": f"{placed[0]['method']}, {placed[0]['buffer_rows']:,} rows on each of {len(placed)} devices, "
+        f"{format_bytes(bytes_held)} with look-up"
+    }
+    reads = [event for event in log if event["event"] == "reads"]
+    counts = {tier: sum(event[tier] for event in reads) for tier in TIERS}
+    total = sum(counts.values())
+    if total:
+        shares = ", ".join(f"{count / total:.1%} {tier}" for tier, count in counts.items() if count)
+        predicted = ", ".join(
+            f"{sum(event['predicted'][tier] for event in placed) / len(placed):.1%} {tier}"
+            for tier in TIERS
+            if any(event["predicted"].get(tier) for event in placed)
+        )
+        facts["feature reads"] = f"{shares} (predicted {predicted})"
+    return facts
+
+
 def run_summary(name: str, folder: Path, datamodule, plan, facts: dict) -> dict:
     """Return what a run came to: stages, facts in the order they are shown, the parts' quality, the plan.
 
@@ -69,7 +94,7 @@ def run_summary(name: str, folder: Path, datamodule, plan, facts: dict) -> dict:
     for key in ("edge_cut_ratio", "replication_factor", "node_balance"):
         if key in quality:
             shown[key.replace("_", " ")] = f"{quality[key]:.4f}"
-    shown |= facts | _exchange_facts(log)
+    shown |= facts | _exchange_facts(log) | _placement_facts(log)
     peaks = [event["peak_bytes"] for event in log if event["event"] == "training_peak"]
     shown |= {
         "training peak of a process": f"{format_bytes(max(peaks, default=0))}, predicted "

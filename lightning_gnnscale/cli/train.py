@@ -136,7 +136,9 @@ def make_trainer(config: DictConfig, folder: Path):
 def make_datamodule(config: DictConfig, dataset, progress=None):
     """Return the DataModule with its sampler and partitioner; `make_store` settles its parts and its folder."""
     # Hydra would read a data set or a sampler, which are dataclasses, as configs: they are passed by hand.
-    options = {"sampler": instantiate(config.sampler)} if _takes_sampler(config) else {}
+    options = {}
+    if _takes_sampler(config):
+        options = {"sampler": instantiate(config.sampler), "placement": instantiate(config.placement) or None}
     return instantiate(config.datamodule, _partial_=True)(
         root=config.paths.stores,
         dataset=dataset,

@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 
 from ..dataset import GraphDataset
+from ..errors import StrategyError
 from ..loader import PartLoader, parts_of_rank
 from ..partition_store import PartitionStore
 from ..partitioner import Partitioning
+from ..placement import FeatureBuffer, Placement, PlacementSettings
 from ..planner import Plan
-from ..sampler import ClusterSampler, FullBatchSampler, NeighborSampler
+from ..sampler import ClusterSampler, FullBatchSampler, LocalityBias, NeighborSampler
 from .clustering import clusters_by
 from .layer_source import EvaluationLoader, EvaluationPass, StoreLayerSource
+from .placed_features import close_buffer, open_buffer
 from .scratch import open_scratch
 from .stored_graph import StoredGraphDataModule, check_count
 from .train_loader import (
@@ -51,6 +54,11 @@ class PartitionDataModule(StoredGraphDataModule):
         seed: of partitioning, seed order and sampling.
         num_threads, prefetch_batches: threads that prepare batches on each rank, and how many stand ready.
         shuffle: new seed order every epoch.
+        placement: where feature rows lie while training, one device a process: `PlacementSettings`, a method's name
+            for its defaults, a `Placement` made before, or None: batches read the store.
+        locality_scale: s >= 1 by which the sampler prefers rows that are near, 1 where `LocalityController` is to
+            raise it; None: no preference. Needs a placement, and a sampler that takes `locality`.
+        neighbor_set_size: see `LocalityBias`.
         block_arcs: arcs a block of layer-wise inference.
 
     Raises:
@@ -83,6 +91,9 @@ class PartitionDataModule(StoredGraphDataModule):
         num_threads: int = 1,
         prefetch_batches: int = 2,
         shuffle: bool = True,
+        placement: PlacementSettings | Placement | str | None = None,
+        locality_scale: float | None = None,
+        neighbor_set_size: int = 8192,
         block_arcs: int = 1 << 20,
         overwrite: bool = False,
         progress: Callable[[str, int, int | None], None] | None = None,
@@ -116,13 +127,43 @@ class PartitionDataModule(StoredGraphDataModule):
             self.sampler = replace(self.sampler, cluster=clusters_by("spring"))
         self.halo_hops, self.block_arcs = halo_hops, block_arcs
         self.loader_options = LoaderOptions(batch_size, num_threads, prefetch_batches, shuffle, seed)
+        self.placement = PlacementSettings(placement) if isinstance(placement, str) else placement
+        if not isinstance(self.placement, PlacementSettings | Placement | None):
+            raise ValueError(
+                f"placement must be PlacementSettings, a Placement, a method's name or None, got {placement}"
+            )
+        if locality_scale is not None and self.placement is None:
+            raise ValueError(
+                f"locality_scale={locality_scale} needs a placement, whose rows are near: say placement=rule"
+            )
+        if locality_scale is not None and not hasattr(self.sampler, "locality"):
+            raise ValueError(
+                f"locality_scale={locality_scale} needs a sampler that takes locality, NeighborSampler or "
+                f"LayerwiseSampler, got {type(self.sampler).__name__}"
+            )
+        self.locality_scale, self.neighbor_set_size = locality_scale, neighbor_set_size
+        self.buffer: FeatureBuffer | None = None
+        self._train_loader: PartLoader | None = None
         self._scratch: Path | None = None
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the store, and a scratch folder for evaluation."""
+        """Open the store, a scratch folder for evaluation, and for training the placed features."""
         super().setup(stage)
         if self._scratch is None:
             self._scratch = open_scratch(self.root, self.trainer)
+        if stage in ("fit", None) and self.placement is not None and self.buffer is None:
+            self._check_trainable()
+            targets = np.concatenate(list(part_targets(self.store).values()))
+            options = self.loader_options
+            self.buffer = open_buffer(
+                self.store, self.placement, targets, self.sampler, options.batch_size, options.seed, self.trainer
+            )
+            if self.locality_scale is not None:
+                placed, rank = self.buffer.placement, self.buffer.device
+                bias = LocalityBias(placed, self.locality_scale, self.neighbor_set_size, device=rank)
+                self.sampler = replace(self.sampler, locality=bias)
+        if getattr(self.sampler, "locality", None) is not None:
+            self.sampler.locality.check_store(self.store.num_nodes, self.store.fingerprint)
 
     @property
     def part_weights(self) -> np.ndarray:
@@ -143,10 +184,16 @@ class PartitionDataModule(StoredGraphDataModule):
             scope = "graph" if getattr(weights, "equal_batches", False) else "part"
         check_scope(scope, weights, self.sampler, self.store)
         ranks = self._rank_and_world()
+        features = self.store.features if self.buffer is None else self.buffer
+        if self._gathers_on_device:
+            features = None
         if scope == "graph":
-            return make_graph_loader(self.store, self.sampler, self.loader_options, *ranks)
-        passes = getattr(weights, "passes_per_epoch", 1)
-        return make_part_loader(self.store, self.sampler, self.halo_hops, passes, self.loader_options, *ranks)
+            loader = make_graph_loader(self.store, self.sampler, self.loader_options, features, *ranks)
+        else:
+            passes, hops = getattr(weights, "passes_per_epoch", 1), self.halo_hops
+            loader = make_part_loader(self.store, self.sampler, hops, passes, self.loader_options, features, *ranks)
+        self._train_loader = loader
+        return loader
 
     def val_dataloader(self):
         return self._evaluation("val") if "val" in self.store.masks else []
@@ -158,11 +205,42 @@ class PartitionDataModule(StoredGraphDataModule):
     def predict_dataloader(self):
         return self._evaluation(None)
 
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Gather the features of a training batch where it trains, out of all tiers."""
+        if self._gathers_on_device and getattr(batch, "x_dense", batch) is None and batch.x_csr is None:
+            batch.x = self.buffer.gather(batch.n_id)
+        return batch
+
+    def set_locality_scale(self, scale: float) -> None:
+        """Let the batches of the next epoch prefer near rows by this scale; `LocalityController` calls it.
+
+        Raises:
+            StrategyError: the sampler has no locality.
+        """
+        locality = getattr(self.sampler, "locality", None)
+        if locality is None:
+            raise StrategyError("the sampler has no locality whose scale could be set: say locality_scale=1")
+        if locality.scale != scale:
+            self.sampler = replace(self.sampler, locality=replace(locality, scale=scale))
+            if self._train_loader is not None:
+                self._train_loader.set_sampler(self.sampler)
+
+    def loading_share(self) -> float:
+        """Return the share of the last epoch's time in which training waited for batches, in [0, 1]."""
+        return 0.0 if self._train_loader is None else self._train_loader.waiting_share
+
     def teardown(self, stage: str) -> None:
-        """Remove the scratch folder."""
+        """Remove the scratch folder, and let go of placed features."""
+        if self.buffer is not None and stage == "fit":
+            close_buffer(self.buffer)
+            self.buffer = None
         if self._scratch is not None:
             StoreLayerSource(self.store, [], self._scratch).close()
             self._scratch = None
+
+    @property
+    def _gathers_on_device(self) -> bool:
+        return self.buffer is not None and self.buffer.on != "cpu"
 
     def _evaluation(self, split: str | None) -> EvaluationLoader | PartLoader:
         rank, world_size = self._rank_and_world()

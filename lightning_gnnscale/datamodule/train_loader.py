@@ -60,7 +60,14 @@ def check_scope(scope: str, weights, sampler, store: PartitionStore) -> None:
 
 
 def make_part_loader(
-    store: PartitionStore, sampler, halo_hops: int, passes: int, options: LoaderOptions, rank: int, world_size: int
+    store: PartitionStore,
+    sampler,
+    halo_hops: int,
+    passes: int,
+    options: LoaderOptions,
+    features,
+    rank: int,
+    world_size: int,
 ) -> PartLoader:
     """Return a loader over the parts of a rank; batches stay in core and halo of their part.
 
@@ -70,6 +77,7 @@ def make_part_loader(
         halo_hops: of the parts, 0 to 3.
         passes: over a part in one visit.
         options: of the loader.
+        features: a `FeatureTable` by store id, or None: batches come without.
         rank, world_size: this process and how many there are.
     """
     targets = part_targets(store)
@@ -80,17 +88,20 @@ def make_part_loader(
         targets=targets,
         passes=passes,
         pad_to=longest_rank(counts, world_size),
-        **_shared(store, sampler, options),
+        **_shared(store, sampler, options, features),
     )
 
 
-def make_graph_loader(store: PartitionStore, sampler, options: LoaderOptions, rank: int, world_size: int) -> PartLoader:
+def make_graph_loader(
+    store: PartitionStore, sampler, options: LoaderOptions, features, rank: int, world_size: int
+) -> PartLoader:
     """Return a loader over a rank's equal share of all targets; batches cross parts.
 
     Args:
         store: the partition store.
         sampler: what a batch draws.
         options: of the loader.
+        features: a `FeatureTable` by store id, or None: batches come without.
         rank, world_size: this process and how many there are.
 
     Raises:
@@ -101,9 +112,9 @@ def make_graph_loader(store: PartitionStore, sampler, options: LoaderOptions, ra
         raise StrategyError(
             f"{len(targets)} training nodes cannot be shared out to {world_size} processes: use devices={len(targets)}"
         )
-    whole = _weighted(store, WholeGraph.of(store.csc, rank, store.symmetric))
+    whole = _weighted(store, WholeGraph.of_store(store, rank))
     mine = split_targets(targets, world_size)[rank]
-    return PartLoader([rank], lambda part: whole, targets={rank: mine}, **_shared(store, sampler, options))
+    return PartLoader([rank], lambda part: whole, targets={rank: mine}, **_shared(store, sampler, options, features))
 
 
 def make_evaluation_loader(
@@ -123,7 +134,7 @@ def make_evaluation_loader(
             f"{len(nodes)} nodes cannot be shared out to {world_size} processes: use devices=1 to evaluate"
         )
     whole = _weighted(store, WholeGraph.of(store.csc, rank, store.symmetric))
-    shared = _shared(store, NeighborSampler([-1] * num_hops), options) | {"shuffle": False}
+    shared = _shared(store, NeighborSampler([-1] * num_hops), options, store.features) | {"shuffle": False}
     mine = np.array_split(nodes, world_size)[rank]
     return PartLoader([rank], lambda part: whole, targets={rank: mine}, **shared)
 
@@ -136,9 +147,9 @@ def _weighted(store: PartitionStore, graph):
     return replace(graph, degree=np.concatenate([core, store.weighted_degree[graph.halo_nodes]]))
 
 
-def _shared(store: PartitionStore, sampler, options: LoaderOptions) -> dict:
+def _shared(store: PartitionStore, sampler, options: LoaderOptions, features) -> dict:
     return {
-        "features": store.features,
+        "features": features,
         "sampler": sampler,
         "labels": store.labels,
         "masks": store.masks,

@@ -142,7 +142,7 @@ class PartLoader:
 
     @property
     def waiting_share(self) -> float:
-        """Share of the last iteration's time that its reader waited for batches, in [0, 1]."""
+        """Share of time that the reader waited for batches, in [0, 1]: of the iteration under way, or of the last."""
         return self._waited_s / self._ran_s if self._ran_s else 0.0
 
     def state_dict(self) -> dict[str, int]:
@@ -176,12 +176,13 @@ class PartLoader:
         start = self._resume_at if self._resume_at < self.length else 0
         self._resume_at, self._delivered = 0, start
         batches = self._alone(start) if self.num_threads == 0 else self._ahead(start)
-        begun, waited = time.perf_counter(), 0.0
+        begun, self._waited_s = time.perf_counter(), 0.0
         try:
             while True:
                 asked = time.perf_counter()
                 batch = next(batches, None)
-                waited += time.perf_counter() - asked
+                given = time.perf_counter()
+                self._waited_s, self._ran_s = self._waited_s + given - asked, given - begun
                 if batch is None:
                     break
                 self._delivered += 1
@@ -189,7 +190,6 @@ class PartLoader:
                 del batch
         finally:
             batches.close()
-            self._waited_s, self._ran_s = waited, time.perf_counter() - begun
         while self._delivered < self.length:
             self._delivered += 1
             yield None

@@ -10,17 +10,19 @@ from .access_probability import access_probability
 from .place import METHODS, place
 from .placement import Placement
 
+CACHE_POLICIES = ("lru", "sieve")  # "belady" wants the coming reads, which the loader does not know ahead
+
 
 @dataclass(frozen=True)
 class PlacementSettings:
-    """How feature rows are placed on the devices of a host.
+    """How feature rows are placed on devices.
 
     Args:
         method: of `place`; "metis" takes the parts of the store, whatever made them, in turns.
         buffer_share: rows of each device's buffer over all rows, in (0, 1]; read where buffer_rows is None.
         buffer_rows: rows of each device's buffer.
         alpha: cost of a peer read over that of a host read, in [0, 1], or "auto": measured once a machine.
-        groups: devices that reach each other fast; None: all of the host.
+        groups: devices that reach each other fast; None: those of each host.
         probability: of `access_probability`.
         host_rows: rows that host memory has room for beside the buffers; None: all. Others are read from disk.
         cache_rows: rows of each device's cache of what the placement leaves out; 0: none.
@@ -43,6 +45,7 @@ class PlacementSettings:
     def __post_init__(self):
         _check_choice("method", self.method, METHODS)
         _check_choice("probability", self.probability, tuple(PROBABILITIES))
+        _check_choice("cache_policy", self.cache_policy, CACHE_POLICIES)
         if not 0 < self.buffer_share <= 1:
             raise ValueError(f"placement.buffer_share must be in (0, 1], got {self.buffer_share}")
         if self.buffer_rows is not None and self.buffer_rows < 1:
@@ -58,16 +61,18 @@ class PlacementSettings:
         fanouts: Sequence[int],
         batch_size: int,
         seed: int = 0,
+        groups: Sequence[Sequence[int]] | None = None,
     ) -> Placement:
-        """Return the placement on the devices of one host.
+        """Return the placement.
 
         Args:
             store: a partition store.
             train_nodes: (num_train,) store ids of the targets of all batches.
-            num_devices: of the host.
+            num_devices: how many there are.
             fanouts: of the sampler, -1 for all neighbours; one a hop.
             batch_size: targets a batch.
             seed: of "presample" and "random".
+            groups: where the settings have none.
         """
         prob = access_probability(
             store,
@@ -83,7 +88,7 @@ class PlacementSettings:
             num_devices,
             self.buffer_rows or max(1, round(self.buffer_share * store.num_nodes)),
             alpha=self.alpha,
-            groups=self.groups,
+            groups=self.groups or groups,
             method=self.method,
             store=store,
             train_nodes=train_nodes,

@@ -1,0 +1,90 @@
+"""The features of training batches through a placement: made once a fit, one buffer a process."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ..errors import PlacementError
+from ..events import record
+from ..partition_store import PartitionStore
+from ..placement import FeatureBuffer, FeatureCache, Placement, PlacementSettings
+
+HOPS_UNKNOWN = 2  # of samplers without fan-outs
+
+
+def open_buffer(
+    store: PartitionStore,
+    placement: PlacementSettings | Placement,
+    train_nodes: np.ndarray,
+    sampler,
+    batch_size: int,
+    seed: int,
+    trainer,
+) -> FeatureBuffer:
+    """Place the features and return this process's buffer; a device is a process of the Trainer.
+
+    Args:
+        store: with dense features.
+        placement: how to place, or a placement that was made for as many devices as there are processes.
+        train_nodes: (num_train,) store ids of all targets.
+        sampler: whose fan-outs the placement goes by; one without them is taken to read all neighbours.
+        batch_size: targets a batch.
+        seed: of placing.
+        trainer: the Trainer, or None: one process.
+
+    Raises:
+        PlacementError: sparse features, or a placement for another number of devices or another store.
+    """
+    rank, world_size = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
+    on = _device(trainer)
+    settings = placement if isinstance(placement, PlacementSettings) else PlacementSettings()
+    if placement is settings:
+        groups = settings.groups or _groups_by_host(world_size, getattr(trainer, "num_nodes", 1))
+        placement = settings.place(store, train_nodes, world_size, fanouts_of(sampler), batch_size, seed, groups)
+    if placement.num_devices != world_size:
+        raise PlacementError(
+            f"the placement has {placement.num_devices} devices, training has {world_size} processes: place for "
+            f"num_devices={world_size}"
+        )
+    options = {
+        "on": on,
+        "cache": FeatureCache(settings.cache_rows, settings.cache_policy) if settings.cache_rows else None,
+        "fingerprint": store.fingerprint,
+    }
+    if world_size > 1:
+        buffer = FeatureBuffer.join(placement, store.features, rank, **options)
+    else:
+        buffer = FeatureBuffer(placement, store.features, rank, **options)
+    record(
+        "placement",
+        rank=rank,
+        method=placement.method,
+        buffer_rows=len(placement.rows[rank]),
+        buffer_bytes=buffer.nbytes,
+        predicted=placement.device_shares[rank],
+    )
+    return buffer
+
+
+def close_buffer(buffer: FeatureBuffer) -> None:
+    """Record what each tier served, and let go of the rows."""
+    record("reads", rank=buffer.device, **buffer.hits)
+    buffer.close()
+
+
+def fanouts_of(sampler) -> tuple[int, ...]:
+    """Return a sampler's fan-outs; all neighbours of as many hops as it has layers where it has none."""
+    hops = getattr(sampler, "num_layers", HOPS_UNKNOWN)
+    return tuple(getattr(sampler, "fanouts", ())) or (-1,) * hops
+
+
+def _groups_by_host(world_size: int, num_hosts: int) -> Sequence[range]:
+    """Return the ranks of each host: its devices are taken to reach each other fast."""
+    size = world_size // num_hosts
+    return [range(first, first + size) for first in range(0, world_size, size)]
+
+
+def _device(trainer) -> str:
+    device = trainer.strategy.root_device if trainer is not None else torch.device("cpu")
+    return str(device) if device.type == "cuda" else "cpu"

@@ -1,0 +1,135 @@
+"""Placed features in training: the same batches bit for bit, counted reads, and the dial of locality."""
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+
+import lightning_gnnscale as gs
+from lightning_gnnscale import events
+from lightning_gnnscale.errors import PlacementError, StrategyError
+from lightning_gnnscale.placement import PlacementSettings
+
+METHODS = ["rule", "naive", "random", "degree", "metis", "pagraph"]
+
+
+def trainer(max_epochs=3, **options):
+    return L.Trainer(
+        accelerator="cpu", devices=1, max_epochs=max_epochs, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0,
+        strategy=gs.GNNScaleStrategy(weights=gs.GradientAveraging()), **options,
+    )  # fmt: skip
+
+
+def make(store_root, **options) -> gs.PartitionDataModule:
+    settings = {"sampler": gs.NeighborSampler([4, 3]), "batch_size": 32, "seed": 1} | options
+    return gs.PartitionDataModule(store=store_root, **settings)
+
+
+def trained(dm, callbacks=(), **options) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    model = gs.NodeClassifier(gs.model.GraphSAGE(dm.store.features.dim, 8, dm.num_classes), lr=0.02)
+    trainer(callbacks=list(callbacks), **options).fit(model, dm)
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def last(name: str) -> dict:
+    return [event for event in events.recent() if event["event"] == name][-1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_training_through_any_placement_changes_no_bit(store_root, method):
+    plain = trained(make(store_root))
+    settings = PlacementSettings(method, buffer_share=0.2, alpha=0.2, cache_rows=5)
+    placed = trained(make(store_root, placement=settings))
+    assert all(torch.equal(plain[name], placed[name]) for name in plain)
+    assert last("placement")["method"] == method
+
+
+def test_reads_are_counted_and_predicted(store_root):
+    dm = make(store_root, placement=PlacementSettings(buffer_share=0.25, alpha=0.2, host_rows=400 // 2))
+    trained(dm)
+    placed, reads = last("placement"), last("reads")
+    total = sum(reads[tier] for tier in ("local", "peer", "host", "disk", "cache"))
+    assert placed["buffer_rows"] == round(0.25 * 400)
+    assert reads["peer"] == reads["cache"] == 0
+    assert reads["local"] > 0.25 * total
+    for tier in ("local", "host", "disk"):
+        assert abs(reads[tier] / total - placed["predicted"][tier]) < 0.05
+    assert dm.buffer is None, "the rows are gone with the fit"
+
+
+def test_a_placement_made_before_is_taken(store_root):
+    store = gs.PartitionStore.open(store_root)
+    train = np.flatnonzero(store.masks["train"])
+    prob = gs.access_probability(store, train, fanouts=[4, 3], batch_size=32)
+    placement = gs.place(prob, 1, 50, alpha=0, store=store)
+    dm = make(store_root, placement=placement)
+    dm.setup("fit")
+    assert dm.buffer.placement is placement
+    two = gs.place(prob, 2, 50, alpha=0)
+    with pytest.raises(PlacementError, match="the placement has 2 devices, training has 1 processes"):
+        make(store_root, placement=two).setup("fit")
+
+
+def test_locality_prefers_placed_rows_from_the_next_epoch_on(store_root):
+    dm = make(store_root, placement=PlacementSettings(buffer_share=0.1, alpha=0), locality_scale=1)
+    dm.setup("fit")
+    loader = dm.train_dataloader()
+    near = set(dm.buffer.placement.rows[0].tolist())
+
+    def share_near(batches):
+        nodes = np.concatenate([batch.n_id.numpy() for batch in batches])
+        return np.isin(nodes, list(near)).mean()
+
+    even = list(loader)
+    assert all(batch.edge_weight is None for batch in even)
+    dm.set_locality_scale(8.0)
+    loader.set_epoch(1)
+    biased = list(dm.train_dataloader())
+    assert all(batch.averaging_weights for batch in biased)
+    assert share_near(biased) > share_near(even)
+    assert dm.loading_share() > 0
+
+
+def test_the_controller_turns_the_dial(store_root):
+    controller = gs.LocalityController(lower=0.0, upper=0.0, max_scale=4)
+    dm = make(store_root, placement="rule", locality_scale=1)
+    trained(dm, [controller], max_epochs=4)
+    assert controller.state.scale == dm.sampler.locality.scale == 4
+    with pytest.raises(StrategyError, match="LocalityController needs a sampler with locality"):
+        trained(make(store_root, placement="rule"), [gs.LocalityController()])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"locality_scale": 2.0}, "locality_scale=2.0 needs a placement"),
+        ({"locality_scale": 2.0, "placement": "rule", "sampler": gs.SaintSampler()}, "needs a sampler that takes loc"),
+        ({"placement": "best"}, "placement.method must be one of rule, naive, .*, got 'best'"),
+        ({"placement": PlacementSettings}, "placement must be"),
+    ],
+)
+def test_bad_settings_are_refused(store_root, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(store_root, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"buffer_share": 0.0}, r"placement.buffer_share must be in \(0, 1\], got 0.0"),
+        ({"buffer_rows": 0}, "placement.buffer_rows must be at least 1 or null, got 0"),
+        ({"cache_rows": -1}, "placement.cache_rows must be at least 0, got -1"),
+        ({"probability": "guess"}, "placement.probability must be one of"),
+        ({"cache_policy": "fifo"}, "placement.cache_policy must be one of"),
+    ],
+)
+def test_bad_placement_settings_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        PlacementSettings(**options)
+
+
+def test_a_locality_that_is_not_there_cannot_be_set(store_root):
+    with pytest.raises(StrategyError, match="the sampler has no locality whose scale could be set"):
+        make(store_root).set_locality_scale(2.0)

@@ -1,0 +1,82 @@
+"""Feature rows on two devices, one a process: training reads its peer's rows and changes no bit."""
+
+import lightning as L
+import pytest
+import torch
+from full_graph_runs import write_store
+from processes import launch
+
+import lightning_gnnscale as gs
+from lightning_gnnscale import events
+from lightning_gnnscale.errors import PlacementError
+from lightning_gnnscale.placement import PlacementSettings
+
+
+def train(folder, root):
+    """Train without a placement, with one of two linked devices, and with one of two that are not."""
+    results = {}
+    for name, placement in {
+        "plain": None,
+        "linked": PlacementSettings("rule", buffer_share=0.3, alpha=0),
+        "alone": PlacementSettings("rule", buffer_share=0.3, alpha=0, groups=[[0], [1]], cache_rows=50),
+    }.items():
+        dm = gs.PartitionDataModule(
+            store=root, sampler=gs.NeighborSampler([3, 3]), batch_size=8, placement=placement,
+            locality_scale=None if placement is None else 1,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        model = gs.NodeClassifier(gs.model.GraphSAGE(dm.store.features.dim, 8, dm.num_classes), lr=0.02).double()
+        trainer = L.Trainer(
+            accelerator="cpu", devices=2, max_epochs=2, logger=False, enable_checkpointing=False,
+            default_root_dir=folder, enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0,
+            strategy=gs.GNNScaleStrategy(weights=gs.GradientAveraging()),
+            callbacks=[Raise()] if name == "linked" else [],
+        )  # fmt: skip
+        trainer.fit(model, dm)
+        reads = [event for event in events.recent() if event["event"] == "reads"]
+        scale = dm.sampler.locality.scale if placement else None
+        results[name] = model.state_dict(), reads[-1] if placement else None, scale
+    return results
+
+
+class Raise(gs.LocalityController):
+    """Raise the scale after the last epoch alone: training stays the plain one's, but the ranks must agree."""
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        if trainer.current_epoch == trainer.max_epochs - 1:
+            trainer.datamodule.loading_share = lambda: 1.0 - trainer.global_rank  # the mean is a half
+            super().on_train_epoch_end(trainer, pl_module)
+
+
+def place_for_one(folder, root):
+    settings = PlacementSettings(buffer_rows=5, alpha=0)
+    store = gs.PartitionStore.open(root)
+    placement = settings.place(store, store.masks["train"].nonzero()[0], 1, (3, 3), 8)
+    dm = gs.PartitionDataModule(store=root, sampler=gs.NeighborSampler([3, 3]), placement=placement)
+    model = gs.NodeClassifier(gs.model.GraphSAGE(dm.store.features.dim, 8, dm.num_classes))
+    trainer = L.Trainer(
+        accelerator="cpu", devices=2, max_epochs=1, logger=False, enable_checkpointing=False, default_root_dir=folder,
+        strategy=gs.GNNScaleStrategy(weights=gs.GradientAveraging()),
+    )  # fmt: skip
+    with pytest.raises(PlacementError, match="the placement has 1 devices, training has 2 processes"):
+        trainer.fit(model, dm)
+
+
+def test_two_processes_read_each_others_rows_and_train_alike(tmp_path):
+    write_store(tmp_path / "store")
+    ranks = launch(2, train, tmp_path / "run", tmp_path / "store", limit_s=120)
+    for results in ranks:
+        plain = results["plain"][0]
+        for name in ("linked", "alone"):
+            weights, reads, scale = results[name]
+            assert all(torch.equal(plain[key], weights[key]) for key in plain), name
+            assert (reads["peer"] > 0) == (name == "linked")
+            assert (reads["cache"] > 0) == (name == "alone")
+            assert reads["local"] > 0
+            assert reads["disk"] == 0
+            assert scale == (2 if name == "linked" else 1)
+
+
+def test_a_placement_for_another_number_of_devices_is_refused_on_every_rank(tmp_path):
+    write_store(tmp_path / "store")
+    launch(2, place_for_one, tmp_path / "run", tmp_path / "store", limit_s=90)
