@@ -25,6 +25,7 @@ _HOME = {
     "access_probability": "placement",
     "place": "placement",
     "Placement": "placement",
+    "PlacementSettings": "placement",
     "FeatureBuffer": "placement",
     "FeatureCache": "placement",
     "plan": "planner",
