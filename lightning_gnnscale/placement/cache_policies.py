@@ -7,7 +7,9 @@ in a heap, the one that is needed last on top.
 import numpy as np
 
 from ..jit import kernel
+from ..triton_kernels.intrinsics import LINE_BYTES, copy_line, prefetch
 
+AHEAD_NODES, AHEAD_ROWS = 32, 8  # between a prefetch and its use
 LRU, SIEVE, BELADY = 0, 1, 2
 NEVER = np.iinfo(np.int64).max  # the time of a read that does not come
 # Rows of `links`: the list, or the heap and what it is ordered by.
@@ -39,6 +41,9 @@ def resolve(policy, nodes, places, limit, cache_place, state, coming, found, slo
     slot_of, node_of, ready, links, ends = state
     num_new = 0
     for i in range(len(nodes)):
+        if i + AHEAD_NODES < len(nodes):
+            prefetch(places, nodes[i + AHEAD_NODES])
+            prefetch(slot_of, nodes[i + AHEAD_NODES])
         node = nodes[i]
         found[i] = places[node]
         if found[i] >= limit:
@@ -210,7 +215,16 @@ def confirm(nodes, node_of, ready, slots, positions):
 
 
 @kernel
-def write_rows(rows, slots, out, positions):
-    """Copy rows of out to slots; rows, out: (num, row_bytes) uint8."""
+def write_rows(rows, slots, out, positions, row_bytes):
+    """Copy rows of out to slots; rows, out: one-dimensional uint8 views."""
+    whole = row_bytes - row_bytes % LINE_BYTES
     for k in range(len(slots)):
-        rows[slots[k], :] = out[positions[k], :]
+        if k + AHEAD_ROWS < len(slots):
+            coming = positions[k + AHEAD_ROWS] * row_bytes
+            for at in range(0, row_bytes, LINE_BYTES):
+                prefetch(out, coming + at)
+        target, source = slots[k] * row_bytes, positions[k] * row_bytes
+        for at in range(0, whole, LINE_BYTES):
+            copy_line(rows, target + at, out, source + at)
+        for at in range(whole, row_bytes):
+            rows[target + at] = out[source + at]

@@ -69,7 +69,7 @@ class CPUTiers:
         with self.cache.lock:
             slots, positions = self.cache.confirm(nodes, resolved)
             if len(slots) and out.size:
-                write_rows(_bytes(self._cached_rows), slots, _bytes(out), positions)
+                write_rows(_bytes(self._cached_rows), slots, _bytes(out), positions, self._tables.row_bytes)
 
     def close(self) -> None:
         """Let go of the rows."""
@@ -77,7 +77,7 @@ class CPUTiers:
 
 
 def _bytes(rows: np.ndarray) -> np.ndarray:
-    return rows.reshape(len(rows), -1).view(np.uint8)
+    return rows.reshape(-1).view(np.uint8)
 
 
 def checked_nodes(nodes, num_rows: int) -> np.ndarray:
