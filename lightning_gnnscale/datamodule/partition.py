@@ -187,11 +187,14 @@ class PartitionDataModule(StoredGraphDataModule):
         features = self.store.features if self.buffer is None else self.buffer
         if self._gathers_on_device:
             features = None
+        options = self.loader_options
+        if features is not None and features is self.buffer and self.buffer.foretold:
+            options = replace(options, lookahead_batches=self.placement.lookahead_batches)
         if scope == "graph":
-            loader = make_graph_loader(self.store, self.sampler, self.loader_options, features, *ranks)
+            loader = make_graph_loader(self.store, self.sampler, options, features, *ranks)
         else:
             passes, hops = getattr(weights, "passes_per_epoch", 1), self.halo_hops
-            loader = make_part_loader(self.store, self.sampler, hops, passes, self.loader_options, features, *ranks)
+            loader = make_part_loader(self.store, self.sampler, hops, passes, options, features, *ranks)
         self._train_loader = loader
         return loader
 

@@ -19,6 +19,7 @@ class LoaderOptions:
     prefetch_batches: int
     shuffle: bool
     seed: int
+    lookahead_batches: int = 0
 
 
 def part_targets(store: PartitionStore) -> dict[int, np.ndarray]:
@@ -150,6 +151,7 @@ def _weighted(store: PartitionStore, graph):
 def _shared(store: PartitionStore, sampler, options: LoaderOptions, features) -> dict:
     return {
         "features": features,
+        "lookahead_batches": options.lookahead_batches,
         "sampler": sampler,
         "labels": store.labels,
         "masks": store.masks,

@@ -47,7 +47,11 @@ class BatchBuilder:
         self._spaces: SimpleQueue[Workspace] = SimpleQueue()
 
     def build(self, staged: StagedPart, items: np.ndarray, key: int) -> MiniBatch:
-        """Return the batch that (part, items, key) decide.
+        """Return the batch that (part, items, key) decide; arguments as in `draw`."""
+        return self.fill(self.draw(staged, items, key))
+
+    def draw(self, staged: StagedPart, items: np.ndarray, key: int) -> MiniBatch:
+        """Return the batch without its features.
 
         Args:
             staged: the part.
@@ -74,8 +78,19 @@ class BatchBuilder:
             loss_weight=_tensor(drawn.loss_weight),
             e_id=_tensor(e_id) if self.return_e_id else None,
             **self._node_data(staged, drawn.n_id),
-            **self._features(n_id),
         )
+
+    def fill(self, batch: MiniBatch) -> MiniBatch:
+        """Gather the features of a batch, in place, and return it."""
+        n_id = batch.n_id.numpy()
+        if self.features is None:
+            return batch
+        if self.features.is_sparse:
+            batch.x_csr = sparse_rows_to_torch(self.features.gather(n_id))
+        else:
+            out = self.pool.take((len(n_id), self.features.dim), self.features.dtype)
+            batch.x_dense = torch.from_numpy(self.features.gather(n_id, out=out))
+        return batch
 
     @contextmanager
     def _workspace(self, graph) -> Iterator[Workspace]:
@@ -112,14 +127,6 @@ class BatchBuilder:
             out = self.pool.take((len(local), *staged.labels.shape[1:]), staged.labels.dtype)
             data["y"] = torch.from_numpy(gather_rows(staged.labels, local, out))
         return data
-
-    def _features(self, n_id: np.ndarray) -> dict:
-        if self.features is None:
-            return {}
-        if self.features.is_sparse:
-            return {"x_csr": sparse_rows_to_torch(self.features.gather(n_id))}
-        out = self.pool.take((len(n_id), self.features.dim), self.features.dtype)
-        return {"x_dense": torch.from_numpy(self.features.gather(n_id, out=out))}
 
     def _edge_weight(self, drawn: Subgraph, e_id: np.ndarray | None) -> tuple[np.ndarray | None, bool]:
         """Return the arcs' weights and whether they average: stored ones over the chance of the arc, or the sampler's.

@@ -45,6 +45,8 @@ class PartLoader:
         passes: passes over a part before the next one; the key's epoch is epoch * passes + pass.
         num_threads: threads that prepare batches, each a whole one; 0 prepares them in the calling thread.
         prefetch_batches: batches under way or ready, >= 1; None: num_threads + 1.
+        lookahead_batches: batches drawn further ahead, whose reads `features.expect` is told before they are gathered:
+            what a Belady cache lives on. 0: none.
         pad_to: batches of the longest rank; None is yielded from the own end up to there. None: no padding.
         shuffle: a new order of the targets every pass.
         drop_last: leave out a part's last batch where it is short.
@@ -72,6 +74,7 @@ class PartLoader:
         passes: int = 1,
         num_threads: int = 1,
         prefetch_batches: int | None = None,
+        lookahead_batches: int = 0,
         pad_to: int | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
@@ -85,6 +88,7 @@ class PartLoader:
             ("passes", passes, 1),
             ("num_threads", num_threads, 0),
             ("prefetch_batches", prefetch_batches, 1),
+            ("lookahead_batches", lookahead_batches, 0),
         ):
             if value < least:
                 raise ValueError(f"{name} must be >= {least}, got {value}")
@@ -96,6 +100,7 @@ class PartLoader:
         self.batch_size, self.seed = batch_size, seed
         self.shuffle, self.drop_last = shuffle, drop_last
         self.num_threads, self.prefetch_batches = num_threads, prefetch_batches
+        self.lookahead_batches = lookahead_batches
         masks = {} if masks is None else masks
         self._stager = PartStager(load_part, targets, sampler, labels, masks, seed)
         self._shelf = PartShelf(self._stager)
@@ -175,7 +180,7 @@ class PartLoader:
         # Nothing is read before the first batch is asked for: Lightning sets the epoch after it made the iterator.
         start = self._resume_at if self._resume_at < self.length else 0
         self._resume_at, self._delivered = 0, start
-        batches = self._alone(start) if self.num_threads == 0 else self._ahead(start)
+        batches = self._batches(start)
         begun, self._waited_s = time.perf_counter(), 0.0
         try:
             while True:
@@ -196,13 +201,45 @@ class PartLoader:
 
     def batch_at(self, position: Position) -> MiniBatch:
         """Prepare one batch in the calling thread."""
-        return self._build(position, self._shelf.request(position.part, None))
+        return self._prepare(self._builder.build, position, self._shelf.request(position.part, None))
 
-    def _alone(self, start: int) -> Iterator[MiniBatch]:
+    def _batches(self, start: int) -> Iterator[MiniBatch]:
+        prepare = self._builder.draw if self.lookahead_batches else self._builder.build
+        batches = self._alone(start, prepare) if self.num_threads == 0 else self._ahead(start, prepare)
+        return self._foretold(batches) if self.lookahead_batches else batches
+
+    def _alone(self, start: int, prepare: Callable) -> Iterator[MiniBatch]:
         for position in self.walk.positions(self.epoch, start):
-            yield self.batch_at(position)
+            yield self._prepare(prepare, position, self._shelf.request(position.part, None))
 
-    def _ahead(self, start: int) -> Iterator[MiniBatch]:
+    def _foretold(self, drawn: Iterator[MiniBatch]) -> Iterator[MiniBatch]:
+        """Yield drawn batches in order, their features gathered once the reads of those behind them are told."""
+        fillers = ThreadPoolExecutor(max(1, self.num_threads), thread_name_prefix=_THREAD_NAME)
+        features, ended = self._builder.features, False
+        told: deque[MiniBatch] = deque()
+        pending: deque[Future] = deque()
+        try:
+            while not ended or told or pending:
+                while not ended and len(told) + len(pending) < self.lookahead_batches + self.prefetch_batches:
+                    batch = next(drawn, None)
+                    ended = batch is None
+                    if not ended:
+                        features.expect([batch.n_id.numpy()])
+                        told.append(batch)
+                while told and len(pending) < self.prefetch_batches:
+                    pending.append(fillers.submit(self._builder.fill, told.popleft()))
+                if pending:
+                    batch = pending.popleft().result()
+                    if ended and not (told or pending):
+                        _stop(fillers)  # Lightning stops asking at the last batch: no thread may outlive it
+                    yield batch
+                    del batch
+        finally:
+            drawn.close()
+            _stop(fillers)
+            features.forget()
+
+    def _ahead(self, start: int, prepare: Callable) -> Iterator[MiniBatch]:
         """Yield batches in order while threads prepare the next ones, at most one part further."""
         workers = ThreadPoolExecutor(self.num_threads, thread_name_prefix=_THREAD_NAME)
         stager = ThreadPoolExecutor(1, thread_name_prefix=f"{_THREAD_NAME}-part")
@@ -214,7 +251,7 @@ class PartLoader:
                 visit = pending[0][0].visit if pending else coming.visit
                 while coming and len(pending) < self.prefetch_batches and coming.visit <= visit + 1:
                     staged = self._shelf.request(coming.part, stager)
-                    pending.append((coming, workers.submit(self._build, coming, staged)))
+                    pending.append((coming, workers.submit(self._prepare, prepare, coming, staged)))
                     coming = next(positions, None)
                 position, future = pending.popleft()
                 after = self.walk.after(position.part)
@@ -230,14 +267,14 @@ class PartLoader:
             pending.clear()
             _stop(workers, stager)
 
-    def _build(self, position: Position, staged: Future) -> MiniBatch:
+    def _prepare(self, prepare: Callable, position: Position, staged: Future) -> MiniBatch:
         try:
             part = staged.result()
             items = part.items(
                 self._builder.sampler, self.batch_size, self.drop_last, self.seed, position.epoch, self.shuffle
             )
             key = batch_key(self.seed, position.epoch, position.part, position.batch)
-            return self._builder.build(part, items[position.batch], key)
+            return prepare(part, items[position.batch], key)
         except Exception as error:
             raise GNNScaleError(
                 f"part {position.part}, batch {position.batch} of epoch {position.epoch}: "

@@ -7,10 +7,9 @@ import numpy as np
 
 from .access_probability import METHODS as PROBABILITIES
 from .access_probability import access_probability
+from .feature_cache import POLICIES
 from .place import METHODS, place
 from .placement import Placement
-
-CACHE_POLICIES = ("lru", "sieve")  # "belady" wants the coming reads, which the loader does not know ahead
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,8 @@ class PlacementSettings:
         probability: of `access_probability`.
         host_rows: rows that host memory has room for beside the buffers; None: all. Others are read from disk.
         cache_rows: rows of each device's cache of what the placement leaves out; 0: none.
-        cache_policy: "lru" or "sieve".
+        cache_policy: "lru", "sieve" or "belady", see `FeatureCache`.
+        lookahead_batches: batches drawn ahead, whose reads "belady" goes by, >= 1; the others do not read it.
 
     Raises:
         ValueError: an argument outside its range.
@@ -41,17 +41,20 @@ class PlacementSettings:
     host_rows: int | None = None
     cache_rows: int = 0
     cache_policy: str = "lru"
+    lookahead_batches: int = 16
 
     def __post_init__(self):
         _check_choice("method", self.method, METHODS)
         _check_choice("probability", self.probability, tuple(PROBABILITIES))
-        _check_choice("cache_policy", self.cache_policy, CACHE_POLICIES)
+        _check_choice("cache_policy", self.cache_policy, tuple(POLICIES))
         if not 0 < self.buffer_share <= 1:
             raise ValueError(f"placement.buffer_share must be in (0, 1], got {self.buffer_share}")
         if self.buffer_rows is not None and self.buffer_rows < 1:
             raise ValueError(f"placement.buffer_rows must be at least 1 or null, got {self.buffer_rows}")
         if self.cache_rows < 0:
             raise ValueError(f"placement.cache_rows must be at least 0, got {self.cache_rows}")
+        if self.lookahead_batches < 1:
+            raise ValueError(f"placement.lookahead_batches must be at least 1, got {self.lookahead_batches}")
 
     def place(
         self,

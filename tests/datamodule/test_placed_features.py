@@ -59,6 +59,16 @@ def test_reads_are_counted_and_predicted(store_root):
     assert dm.buffer is None, "the rows are gone with the fit"
 
 
+def test_belady_goes_by_the_reads_of_batches_drawn_ahead(store_root):
+    reads = {}
+    for policy in ("lru", "belady"):
+        settings = PlacementSettings(buffer_share=0.1, alpha=0, cache_rows=60, cache_policy=policy, lookahead_batches=4)
+        weights = trained(make(store_root, placement=settings))
+        reads[policy] = last("reads")
+        assert all(torch.equal(weights[name], value) for name, value in trained(make(store_root)).items())
+    assert reads["belady"]["cache"] > reads["lru"]["cache"] > 0
+
+
 def test_a_placement_made_before_is_taken(store_root):
     store = gs.PartitionStore.open(store_root)
     train = np.flatnonzero(store.masks["train"])
@@ -122,7 +132,8 @@ def test_bad_settings_are_refused(store_root, options, message):
         ({"buffer_rows": 0}, "placement.buffer_rows must be at least 1 or null, got 0"),
         ({"cache_rows": -1}, "placement.cache_rows must be at least 0, got -1"),
         ({"probability": "guess"}, "placement.probability must be one of"),
-        ({"cache_policy": "fifo"}, "placement.cache_policy must be one of"),
+        ({"cache_policy": "fifo"}, "placement.cache_policy must be one of lru, sieve, belady"),
+        ({"lookahead_batches": 0}, "placement.lookahead_batches must be at least 1, got 0"),
     ],
 )
 def test_bad_placement_settings_are_refused(options, message):

@@ -441,3 +441,41 @@ def test_the_share_of_waiting(threads):
     for _ in loader:
         time.sleep(0.05)
     assert 0 < loader.waiting_share < idle <= 1
+
+
+class ToldFeatures:
+    """Features that note what was told and what was gathered, in the order of both."""
+
+    def __init__(self, table):
+        self.table, self.notes = table, []
+        self.is_sparse, self.dim, self.dtype = False, table.dim, table.dtype
+
+    def gather(self, nodes, out=None):
+        self.notes.append(("gather", nodes.tobytes()))
+        return self.table.gather(nodes, out)
+
+    def expect(self, batches):
+        self.notes += [("expect", nodes.tobytes()) for nodes in batches]
+
+    def forget(self):
+        self.notes.append(("forget", b""))
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_reads_are_told_before_they_come_and_change_nothing(threads):
+    features = ToldFeatures(WORLD.features)
+    options = {"num_threads": threads, "prefetch_batches": 2, "lookahead_batches": 4}
+    batches = list(make_loader(features=features, **options))
+    assert all_contents(batches) == all_contents(make_loader(num_threads=0))
+    told = [nodes for what, nodes in features.notes if what == "expect"]
+    assert told == [batch.n_id.numpy().tobytes() for batch in batches]
+    assert [what for what, _ in features.notes][:6] == ["expect"] * 6, "a window is told before the first gather"
+    assert features.notes[-1][0] == "forget"
+
+
+def test_a_foretold_iteration_that_is_broken_off_forgets():
+    features = ToldFeatures(WORLD.features)
+    batches = iter(make_loader(features=features, num_threads=1, lookahead_batches=3))
+    next(batches)
+    batches.close()
+    assert features.notes[-1][0] == "forget"
