@@ -235,7 +235,7 @@ class PartitionDataModule(StoredGraphDataModule):
     def teardown(self, stage: str) -> None:
         """Remove the scratch folder, and let go of placed features."""
         if self.buffer is not None and stage == "fit":
-            close_buffer(self.buffer)
+            close_buffer(self.buffer, self.trainer)
             self.buffer = None
         if self._scratch is not None:
             StoreLayerSource(self.store, [], self._scratch).close()

@@ -67,9 +67,11 @@ def open_buffer(
     return buffer
 
 
-def close_buffer(buffer: FeatureBuffer) -> None:
-    """Record what each tier served, and let go of the rows."""
+def close_buffer(buffer: FeatureBuffer, trainer) -> None:
+    """Record what each tier served, and let go of the rows; on GPUs once no peer reads them any more."""
     record("reads", rank=buffer.device, **buffer.hits)
+    if buffer.on != "cpu" and trainer is not None and trainer.world_size > 1:
+        trainer.strategy.barrier("close_buffer")
     buffer.close()
 
 
