@@ -22,27 +22,41 @@ def _item_pointer(context, builder, array_type, array, index):
     return builder.gep(data, [index])
 
 
-def _emit_prefetch(builder, pointer):
+# How near to the core a prefetch brings a line: single items into the first level; whole rows, of which more lines are
+# under way than that level can wait for, into the second (a quarter faster on an EPYC).
+_ITEM, _ROW = 3, 2
+
+
+def _emit_prefetch(builder, pointer, level):
     function_type = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
     function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
-    read, keep_in_all_levels, data_cache = ir.Constant(_I32, 0), ir.Constant(_I32, 3), ir.Constant(_I32, 1)
-    builder.call(function, [pointer, read, keep_in_all_levels, data_cache])
+    read, data_cache = ir.Constant(_I32, 0), ir.Constant(_I32, 1)
+    builder.call(function, [pointer, read, ir.Constant(_I32, level), data_cache])
+
+
+def _prefetch_codegen(level):
+    def codegen(context, builder, signature, args):
+        pointer = _item_pointer(context, builder, signature.args[0], args[0], args[1])
+        _emit_prefetch(builder, builder.bitcast(pointer, _I8.as_pointer()), level)
+        return context.get_dummy_value()
+
+    return codegen
 
 
 @intrinsic
 def _prefetch(typingctx, array, index):
-    def codegen(context, builder, signature, args):
-        pointer = _item_pointer(context, builder, signature.args[0], args[0], args[1])
-        _emit_prefetch(builder, builder.bitcast(pointer, _I8.as_pointer()))
-        return context.get_dummy_value()
+    return types.void(array, types.int64), _prefetch_codegen(_ITEM)
 
-    return types.void(array, types.int64), codegen
+
+@intrinsic
+def _prefetch_line(typingctx, array, index):
+    return types.void(array, types.int64), _prefetch_codegen(_ROW)
 
 
 @intrinsic
 def _prefetch_address(typingctx, address):
     def codegen(context, builder, signature, args):
-        _emit_prefetch(builder, builder.inttoptr(args[0], _I8.as_pointer()))
+        _emit_prefetch(builder, builder.inttoptr(args[0], _I8.as_pointer()), _ROW)
         return context.get_dummy_value()
 
     return types.void(types.int64), codegen
@@ -145,11 +159,13 @@ def _plain_fence():
 
 if numba.config.DISABLE_JIT:
     prefetch, trailing_zeros, store_fence = _plain_prefetch, _plain_trailing_zeros, _plain_fence
+    prefetch_line = _plain_prefetch
     stream_line = copy_line = _plain_copy_line
     prefetch_address, copy_item_from = _plain_prefetch_address, _plain_copy_item_from
     stream_line_from = copy_line_from = _plain_copy_line_from
 else:
     prefetch, trailing_zeros, store_fence = _prefetch, _trailing_zeros, _store_fence
+    prefetch_line = _prefetch_line
     stream_line, copy_line = _stream_line, _copy_line
     prefetch_address, copy_item_from = _prefetch_address, _copy_item_from
     stream_line_from, copy_line_from = _stream_line_from, _copy_line_from

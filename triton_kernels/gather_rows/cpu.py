@@ -8,6 +8,7 @@ from ..intrinsics import (
     copy_line_from,
     prefetch,
     prefetch_address,
+    prefetch_line,
     store_fence,
     stream_line,
     stream_line_from,
@@ -48,7 +49,7 @@ def stream_rows(table, rows, row_items, line_items, out):
         if i + AHEAD_ROWS < num:
             coming = rows[i + AHEAD_ROWS] * row_items
             for at in range(0, row_items, line_items):
-                prefetch(table, coming + at)
+                prefetch_line(table, coming + at)
         source = rows[i] * row_items
         target = i * row_items
         for at in range(0, row_items, line_items):
@@ -65,7 +66,7 @@ def copy_rows(table, rows, row_items, line_items, out):
         if i + AHEAD_ROWS < num:
             coming = rows[i + AHEAD_ROWS] * row_items
             for at in range(0, row_items, line_items):
-                prefetch(table, coming + at)
+                prefetch_line(table, coming + at)
         source = rows[i] * row_items
         target = i * row_items
         for at in range(0, whole, line_items):
