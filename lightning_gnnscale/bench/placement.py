@@ -28,6 +28,7 @@ METHODS = ("rule", "naive", "random", "degree", "metis", "metis_local", "pagraph
 LOCAL = "_local"  # each device shuffles its own training nodes only
 ARCS_OF_SEARCH = 2e9  # that PaGraph's searches may read before they look fewer hops; about 10 s
 _PROBES = 32
+_PROBABILITY_SEED = 1 << 20  # none of the counted epochs' seeds
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ def run(
     batch_size: int = 512,
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
     batches_per_device: int = 16,
+    probability: str = "vip_sampled",
     data_root: str | None = None,
 ) -> list[dict]:
     """Place rows by each method, and count where sampled epochs would read them.
@@ -70,6 +72,7 @@ def run(
         fanouts, batch_size: of the batches.
         seeds: of seed order and sampling; means and deviations go over them.
         batches_per_device: epochs are sampled until each device has had this many.
+        probability: method of `access_probability` that rows are placed by.
         data_root: folder of public graphs; None looks for it.
 
     Returns:
@@ -93,7 +96,7 @@ def run(
             f"{name}: {workload.csc.num_rows:,} nodes, {workload.csc.num_arcs:,} arcs, "
             f"{len(workload.train_nodes):,} training nodes"
         )
-        graph_bench = _GraphBench(workload, fanouts, batch_size, list(seeds), batches_per_device, console)
+        graph_bench = _GraphBench(workload, fanouts, batch_size, list(seeds), batches_per_device, probability, console)
         for case in cases:
             rows += graph_bench.rows(case, buffer_shares, methods, alphas)
             write_csv(Path(output_dir) / "placement.csv", rows, facts)
@@ -105,13 +108,16 @@ def run(
 class _GraphBench:
     """One graph: its access probabilities and its counted reads, shared by all placements."""
 
-    def __init__(self, workload: Workload, fanouts, batch_size, seeds, batches_per_device, console: Console):
+    def __init__(
+        self, workload: Workload, fanouts, batch_size, seeds, batches_per_device, probability: str, console: Console
+    ):
         self.workload, self.fanouts, self.batch_size, self.seeds = workload, fanouts, batch_size, seeds
         self.batches_per_device, self.console = batches_per_device, console
         csc, nodes = workload.csc, workload.train_nodes
         self.workspace = Workspace(csc.num_rows, csc.indices.dtype)
         start = time.perf_counter()
-        self.prob = access_probability(workload, nodes, method="vip", fanouts=fanouts, batch_size=batch_size)
+        options = {"method": probability, "fanouts": fanouts, "batch_size": batch_size}
+        self.prob = access_probability(workload, nodes, seed=_PROBABILITY_SEED, **options)
         self.prob_s = time.perf_counter() - start
         self._hops: int | None = None
 

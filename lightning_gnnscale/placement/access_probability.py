@@ -10,6 +10,7 @@ from ..jit import kernel
 from ..rng import batch_key, fold, permutation
 from ..triton_kernels.sample_neighbors import Workspace, check_fanouts, sample_neighbors
 from .neighborhoods import count_reached
+from .sampled_frontiers import corrected
 
 
 class GraphRows(Protocol):
@@ -26,6 +27,7 @@ def access_probability(
     fanouts: Sequence[int] = (15, 10, 5),
     batch_size: int = 1024,
     num_epochs: int = 2,
+    num_batches: int = 32,
     seed: int = 0,
 ) -> np.ndarray:
     """Estimate how likely a batch reads each node's features.
@@ -34,13 +36,15 @@ def access_probability(
         store: the graph: anything with the `csc` of a partition store, arrays or memory maps.
         train_nodes: (num_train,) distinct ids in [0, num_nodes), the targets of the batches.
         num_layers: hops of "reach" and "paths", >= 1.
-        method: "vip": vertex inclusion probability of a batch sampled with the fan-outs, hop by hop; "presample":
-            share of the batches of some sampled epochs; "reach": share of the training nodes that have the node within
+        method: "vip": vertex inclusion probability of a batch sampled with the fan-outs, hop by hop, neighbours taken
+            as independent; "vip_sampled": the same, corrected by batches of which all hops but the last are drawn;
+            "presample": share of the batches of some sampled epochs; "reach": share of the training nodes that have the node within
             num_layers hops; "paths": number of paths of at most num_layers hops from training nodes, over the largest.
-        fanouts: of "vip" and "presample": neighbours a node for each hop, >= 1, or -1 for all.
-        batch_size: of "vip" and "presample": training nodes a batch, >= 1.
+        fanouts: of "vip", "vip_sampled" and "presample": neighbours a node for each hop, >= 1, or -1 for all.
+        batch_size: of the same: training nodes a batch, >= 1.
         num_epochs: that "presample" draws, >= 1.
-        seed: of "presample".
+        num_batches: that "vip_sampled" draws, >= 2.
+        seed: of "vip_sampled" and "presample".
 
     Returns:
         (num_nodes,) float32 in [0, 1].
@@ -48,7 +52,8 @@ def access_probability(
     Raises:
         ValueError: an unknown method, or an argument outside its range.
 
-    Cost: "vip", "paths": one pass over the rows a hop, 12 to 16 bytes a node. "presample": num_epochs sampled epochs.
+    Cost: "vip", "paths": one pass over the rows a hop, 12 to 16 bytes a node. "vip_sampled": also num_batches sampled
+        batches, 48 bytes a node. "presample": num_epochs sampled epochs.
         "reach": a breadth-first search for each training node: for small graphs.
     Source: Song and Jiang, ICS 2022 ("reach", "paths"); Kaler et al., SALIENT++, MLSys 2023 ("vip").
     """
@@ -59,11 +64,16 @@ def access_probability(
     for name, value in {"num_layers": num_layers, "batch_size": batch_size, "num_epochs": num_epochs}.items():
         if isinstance(value, bool) or int(value) != value or value < 1:
             raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+    if isinstance(num_batches, bool) or int(num_batches) != num_batches or num_batches < 2:
+        raise ValueError(f"num_batches must be an integer of at least 2, got {num_batches!r}")
     if method in ("reach", "paths"):
         return METHODS[method](csc, train_nodes, int(num_layers))
     fanouts = check_fanouts(fanouts)
     if method == "vip":
         return _vip(csc, train_nodes, fanouts, int(batch_size))
+    if method == "vip_sampled":
+        prior = _vip(csc, train_nodes, fanouts, int(batch_size))
+        return corrected(prior, csc, train_nodes, fanouts, int(batch_size), int(num_batches), seed)
     return _presample(csc, train_nodes, fanouts, int(batch_size), int(num_epochs), seed)
 
 
@@ -143,4 +153,4 @@ def _spread_paths(indptr, indices, paths, longer):
                 longer[indices[e]] += paths[v]
 
 
-METHODS = {"vip": _vip, "presample": _presample, "reach": _reach, "paths": _paths}
+METHODS = {"vip": _vip, "vip_sampled": corrected, "presample": _presample, "reach": _reach, "paths": _paths}

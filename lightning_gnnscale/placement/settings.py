@@ -37,7 +37,7 @@ class PlacementSettings:
     buffer_rows: int | None = None
     alpha: float | str = "auto"
     groups: Sequence[Sequence[int]] | None = None
-    probability: str = "vip"
+    probability: str = "vip_sampled"
     host_rows: int | None = None
     cache_rows: int = 0
     cache_policy: str = "lru"
@@ -74,7 +74,7 @@ class PlacementSettings:
             num_devices: how many there are.
             fanouts: of the sampler, -1 for all neighbours; one a hop.
             batch_size: targets a batch.
-            seed: of "presample" and "random".
+            seed: of sampled probabilities and of "random".
             groups: where the settings have none.
         """
         prob = access_probability(

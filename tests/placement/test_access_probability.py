@@ -69,7 +69,7 @@ def test_all_neighbours_are_certain_reads():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"method": "guess"}, r"method must be one of vip, presample, reach, paths, got 'guess'"),
+        ({"method": "guess"}, r"method must be one of vip, vip_sampled, presample, reach, paths, got 'guess'"),
         ({"train_nodes": np.array([5])}, r"train_nodes must be in \[0, 5\), got 5 to 5"),
         ({"train_nodes": np.array([1, 1])}, r"train_nodes must be distinct, got 1 repeats"),
         ({"train_nodes": np.array([], np.int64)}, r"at least one"),
@@ -82,3 +82,45 @@ def test_bad_arguments_give_one_line(change, message):
     store = graph(np.array([[0, 0, 0, 0], [1, 2, 3, 4]]), 5)
     with pytest.raises(ValueError, match=message):
         access_probability(**{"store": store, "train_nodes": np.array([1]), **change})
+
+
+def test_sampled_frontiers_give_the_chances_of_the_last_hop_by_hand():
+    # Leaves 1 to 4 read the hub 0; the hub reads all of them. Seeds are leaves, so hop 1 always finds the hub.
+    store = graph(np.array([[0, 0, 0, 0], [1, 2, 3, 4]]), 5)
+    got = access_probability(store, np.array([1]), method="vip_sampled", fanouts=[1, 2], batch_size=1, num_batches=4)
+    assert np.allclose(got, [1, 1, 0.5, 0.5, 0.5])
+    one_hop = access_probability(store, np.array([0]), method="vip_sampled", fanouts=[3], batch_size=1, num_batches=2)
+    assert np.allclose(one_hop, [1, 0.75, 0.75, 0.75, 0.75])
+
+
+def test_sampled_frontiers_see_that_neighbours_are_found_together():
+    """Cliques of 12: a seed reads its own clique again and again, which independent neighbours would overcount."""
+    size, cliques = 12, 200
+    inside = np.array([(u, v) for u in range(size) for v in range(size) if u != v]).T
+    arcs = np.concatenate([inside + size * c for c in range(cliques)], axis=1)
+    num_nodes = size * cliques
+    links = np.random.default_rng(0).integers(0, num_nodes, (2, num_nodes))
+    store = graph(np.concatenate([arcs[:, arcs[0] < arcs[1]], links], axis=1), num_nodes)
+    train = np.arange(0, num_nodes, 4)
+    options = {"fanouts": [5, 5, 5], "batch_size": 20}
+    counted = access_probability(store, train, method="presample", num_epochs=40, **options)
+    independent = access_probability(store, train, method="vip", **options)
+    sampled = access_probability(store, train, method="vip_sampled", num_batches=64, **options)
+    assert independent.sum() > 1.15 * counted.sum()
+    assert sampled.sum() == pytest.approx(counted.sum(), rel=0.03)
+
+
+def test_the_prior_rules_where_batches_say_little():
+    """Independent arcs: the formula is right, two batches are mostly noise."""
+    store, train = power_law(), np.random.default_rng(2).permutation(3000)[:600]
+    options = {"fanouts": [10, 5], "batch_size": 60}
+    counted = access_probability(store, train, method="presample", num_epochs=20, **options)
+    prior = access_probability(store, train, method="vip", **options)
+    few = access_probability(store, train, method="vip_sampled", num_batches=3, **options)
+    assert np.abs(few - counted).mean() < 1.1 * np.abs(prior - counted).mean()
+
+
+def test_few_sampled_batches_are_refused():
+    store = graph(np.array([[0, 0], [1, 2]]), 3)
+    with pytest.raises(ValueError, match="num_batches must be an integer of at least 2, got 1"):
+        access_probability(store, np.array([1]), method="vip_sampled", num_batches=1)
