@@ -46,6 +46,14 @@ class BatchBuilder:
         self.mask_names, self.edge_weight, self.return_e_id = mask_names, edge_weight, return_e_id
         self._spaces: SimpleQueue[Workspace] = SimpleQueue()
 
+    def __getstate__(self) -> dict:
+        """Leave out memory: another process takes its own."""
+        state = {name: value for name, value in vars(self).items() if name != "_spaces"}
+        return state | {"pool": self.pool.max_bytes}
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state, pool=BufferPool(state["pool"]), _spaces=SimpleQueue())
+
     def build(self, staged: StagedPart, items: np.ndarray, key: int) -> MiniBatch:
         """Return the batch that (part, items, key) decide; arguments as in `draw`."""
         return self.fill(self.draw(staged, items, key))
@@ -77,6 +85,8 @@ class BatchBuilder:
             averaging_weights=averaging,
             loss_weight=_tensor(drawn.loss_weight),
             e_id=_tensor(e_id) if self.return_e_id else None,
+            pairs=_tensor(drawn.pairs),
+            negatives=_tensor(drawn.negatives),
             **self._node_data(staged, drawn.n_id),
         )
 

@@ -1,27 +1,28 @@
-"""The iterable that Lightning trains from: this rank's batches, prepared ahead by threads."""
+"""The iterable that Lightning trains from: this rank's batches, prepared ahead by a `BatchSource`."""
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from ..errors import GNNScaleError
 from ..graph import MASK_NAMES
-from ..rng import batch_key
 from ..sampler.minibatch import MiniBatch
 from ..sampler.subgraph import BatchSampler
 from .batch_builder import BatchBuilder
+from .batch_maker import BatchMaker
+from .batch_source import BatchKey, BatchSource
 from .buffer_pool import BufferPool
+from .local_source import THREAD_NAME, LocalSource, stop
 from .part_walk import PartWalk, Position
-from .staged_part import PartShelf, PartStager
+from .staged_part import PartStager, StagedPart
 
-_THREAD_NAME = "gnnscale-batch"
+SourceFactory = Callable[[Callable[[int], StagedPart], BatchMaker], BatchSource]
 
 
 class PartLoader:
@@ -44,9 +45,13 @@ class PartLoader:
         seed: of order and draws.
         passes: passes over a part before the next one; the key's epoch is epoch * passes + pass.
         num_threads: threads that prepare batches, each a whole one; 0 prepares them in the calling thread.
+        source: what prepares batches in place of these threads: (stage, maker) to `BatchSource`, for example
+            `functools.partial(ProcessSource, num_workers=4)`. It is kept over iterations; `close` ends it.
+        fill_here: the source draws batches without features, and num_threads (at least one) gather them in this
+            process: for features that lie in it, as those of a `FeatureBuffer`.
         prefetch_batches: batches under way or ready, >= 1; None: num_threads + 1.
         lookahead_batches: batches drawn further ahead, whose reads `features.expect` is told before they are gathered:
-            what a Belady cache lives on. 0: none.
+            what a Belady cache lives on; fill_here is implied. 0: none.
         pad_to: batches of the longest rank; None is yielded from the own end up to there. None: no padding.
         shuffle: a new order of the targets every pass.
         drop_last: leave out a part's last batch where it is short.
@@ -73,6 +78,8 @@ class PartLoader:
         seed: int = 0,
         passes: int = 1,
         num_threads: int = 1,
+        source: SourceFactory | None = None,
+        fill_here: bool = False,
         prefetch_batches: int | None = None,
         lookahead_batches: int = 0,
         pad_to: int | None = None,
@@ -102,12 +109,14 @@ class PartLoader:
         self.num_threads, self.prefetch_batches = num_threads, prefetch_batches
         self.lookahead_batches = lookahead_batches
         masks = {} if masks is None else masks
-        self._stager = PartStager(load_part, targets, sampler, labels, masks, seed)
-        self._shelf = PartShelf(self._stager)
+        self.fill_here = fill_here or lookahead_batches > 0
         mask_names = tuple(name for name in MASK_NAMES if name in masks)
+        self._stager = PartStager(load_part, targets, sampler, labels, masks, seed)
         self._builder = builder or BatchBuilder(
             sampler, features, pool or BufferPool(), mask_names, edge_weight, return_e_id
         )
+        self._make_source = source or partial(LocalSource, num_threads=num_threads)
+        self._source = self._new_source()
         self.epoch = 0
         self._delivered = 0
         self._resume_at = 0
@@ -140,10 +149,14 @@ class PartLoader:
             found = sampler.num_batches(len(self._stager.targets[part]), self.batch_size, self.drop_last)
             if found != count:
                 raise ValueError(f"part {part} has {count} batches, with the new sampler it would have {found}")
-        # What stands on the shelf was prepared for the old one.
+        self._source.close()  # its parts were prepared for the old one
         self._stager = replace(self._stager, sampler=sampler)
-        self._shelf = PartShelf(self._stager)
         self._builder.sampler = sampler
+        self._source = self._new_source()
+
+    def close(self) -> None:
+        """End what prepares batches; another iteration starts it again."""
+        self._source.close()
 
     @property
     def waiting_share(self) -> float:
@@ -199,22 +212,17 @@ class PartLoader:
             self._delivered += 1
             yield None
 
-    def batch_at(self, position: Position) -> MiniBatch:
-        """Prepare one batch in the calling thread."""
-        return self._prepare(self._builder.build, position, self._shelf.request(position.part, None))
+    def _new_source(self) -> BatchSource:
+        maker = BatchMaker(self._builder, self.batch_size, self.shuffle, self.drop_last, gathers=not self.fill_here)
+        return self._make_source(self._stager, maker)
 
     def _batches(self, start: int) -> Iterator[MiniBatch]:
-        prepare = self._builder.draw if self.lookahead_batches else self._builder.build
-        batches = self._alone(start, prepare) if self.num_threads == 0 else self._ahead(start, prepare)
-        return self._foretold(batches) if self.lookahead_batches else batches
+        batches = self._ahead(start)
+        return self._filled(batches) if self.fill_here else batches
 
-    def _alone(self, start: int, prepare: Callable) -> Iterator[MiniBatch]:
-        for position in self.walk.positions(self.epoch, start):
-            yield self._prepare(prepare, position, self._shelf.request(position.part, None))
-
-    def _foretold(self, drawn: Iterator[MiniBatch]) -> Iterator[MiniBatch]:
+    def _filled(self, drawn: Iterator[MiniBatch]) -> Iterator[MiniBatch]:
         """Yield drawn batches in order, their features gathered once the reads of those behind them are told."""
-        fillers = ThreadPoolExecutor(max(1, self.num_threads), thread_name_prefix=_THREAD_NAME)
+        fillers = ThreadPoolExecutor(max(1, self.num_threads), thread_name_prefix=THREAD_NAME)
         features, ended = self._builder.features, False
         told: deque[MiniBatch] = deque()
         pending: deque[Future] = deque()
@@ -224,66 +232,43 @@ class PartLoader:
                     batch = next(drawn, None)
                     ended = batch is None
                     if not ended:
-                        features.expect([batch.n_id.numpy()])
+                        if self.lookahead_batches:
+                            features.expect([batch.n_id.numpy()])
                         told.append(batch)
                 while told and len(pending) < self.prefetch_batches:
                     pending.append(fillers.submit(self._builder.fill, told.popleft()))
                 if pending:
                     batch = pending.popleft().result()
                     if ended and not (told or pending):
-                        _stop(fillers)  # Lightning stops asking at the last batch: no thread may outlive it
+                        stop(fillers)  # Lightning stops asking at the last batch: no thread may outlive it
                     yield batch
                     del batch
         finally:
             drawn.close()
-            _stop(fillers)
-            features.forget()
+            stop(fillers)
+            if self.lookahead_batches:
+                features.forget()
 
-    def _ahead(self, start: int, prepare: Callable) -> Iterator[MiniBatch]:
-        """Yield batches in order while threads prepare the next ones, at most one part further."""
-        workers = ThreadPoolExecutor(self.num_threads, thread_name_prefix=_THREAD_NAME)
-        stager = ThreadPoolExecutor(1, thread_name_prefix=f"{_THREAD_NAME}-part")
-        pending: deque[tuple[Position, Future]] = deque()
+    def _ahead(self, start: int) -> Iterator[MiniBatch]:
+        """Yield batches in order while the source prepares the next ones, at most one part further."""
+        source = self._source
+        pending: deque[Position] = deque()
         positions = self.walk.positions(self.epoch, start)
         coming = next(positions, None)
         try:
             while coming or pending:
-                visit = pending[0][0].visit if pending else coming.visit
+                visit = pending[0].visit if pending else coming.visit
                 while coming and len(pending) < self.prefetch_batches and coming.visit <= visit + 1:
-                    staged = self._shelf.request(coming.part, stager)
-                    pending.append((coming, workers.submit(self._prepare, prepare, coming, staged)))
+                    source.request(BatchKey(self.seed, coming.epoch, coming.part, coming.batch))
+                    pending.append(coming)
                     coming = next(positions, None)
-                position, future = pending.popleft()
-                after = self.walk.after(position.part)
+                after = self.walk.after(pending.popleft().part)
                 if after is not None:
-                    self._shelf.request(after, stager)
-                batch = future.result()
-                del future
+                    source.expect_part(after)
+                _, batch = source.ready()
                 if not (coming or pending):
-                    _stop(workers, stager)  # Lightning stops asking at the last batch: no thread may outlive it
+                    source.forget()  # Lightning stops asking at the last batch: no thread may outlive it
                 yield batch
                 del batch
         finally:
-            pending.clear()
-            _stop(workers, stager)
-
-    def _prepare(self, prepare: Callable, position: Position, staged: Future) -> MiniBatch:
-        try:
-            part = staged.result()
-            items = part.items(
-                self._builder.sampler, self.batch_size, self.drop_last, self.seed, position.epoch, self.shuffle
-            )
-            key = batch_key(self.seed, position.epoch, position.part, position.batch)
-            return prepare(part, items[position.batch], key)
-        except Exception as error:
-            raise GNNScaleError(
-                f"part {position.part}, batch {position.batch} of epoch {position.epoch}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-
-
-def _stop(*executors: ThreadPoolExecutor) -> None:
-    """End the threads and wait for them; a thread of theirs that runs this (garbage collection) does not."""
-    inside = threading.current_thread().name.startswith(_THREAD_NAME)
-    for executor in executors:
-        executor.shutdown(wait=not inside, cancel_futures=True)
+            source.forget()

@@ -31,6 +31,9 @@ class StagedPart:
     _items: dict = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
+    def __reduce__(self):
+        return StagedPart, (self.graph, self.state, self.labels, self.masks)
+
     def items(self, sampler: BatchSampler, batch_size: int, drop_last: bool, seed: int, epoch: int, shuffle: bool):
         """Return what each batch of a pass starts from; made once a pass."""
         with self._lock:

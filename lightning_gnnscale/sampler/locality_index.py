@@ -37,6 +37,12 @@ class PreferredRows:
         self._rows: list[SplitRows] | None = None
         self._lock = Lock()
 
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state, _lock=Lock())
+
     def split(self, with_position: bool) -> list[SplitRows]:
         """Return the split rows of each hop, first hop first; those with the positions of arcs serve both kinds.
 

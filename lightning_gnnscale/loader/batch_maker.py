@@ -1,0 +1,53 @@
+"""How the batch of a key is made from its part: what every source does, wherever it does it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..errors import GNNScaleError
+from ..rng import batch_key
+from ..sampler.minibatch import MiniBatch
+from .batch_builder import BatchBuilder
+from .batch_source import BatchKey
+from .staged_part import StagedPart
+
+
+@dataclass(frozen=True)
+class BatchMaker:
+    """Make batches of staged parts; may be called from several threads at once.
+
+    Args:
+        builder: draws batches and fills them.
+        batch_size: targets a batch.
+        shuffle, drop_last: of a pass over a part.
+        gathers: False leaves out the features, for `builder.fill`.
+    """
+
+    builder: BatchBuilder
+    batch_size: int
+    shuffle: bool = True
+    drop_last: bool = False
+    gathers: bool = True
+
+    def make(self, key: BatchKey, staged: Callable[[], StagedPart]) -> MiniBatch:
+        """Return the batch of a key.
+
+        Args:
+            key: of the batch.
+            staged: returns the part; called once.
+
+        Raises:
+            GNNScaleError: whatever went wrong, with part, batch and epoch.
+        """
+        try:
+            part = staged()
+            sampler = self.builder.sampler
+            items = part.items(sampler, self.batch_size, self.drop_last, key.seed, key.epoch, self.shuffle)
+            prepare = self.builder.build if self.gathers else self.builder.draw
+            return prepare(part, items[key.batch], batch_key(*key))
+        except Exception as error:
+            raise batch_error(key, f"{type(error).__name__}: {error}") from error
+
+
+def batch_error(key: BatchKey, what: str) -> GNNScaleError:
+    """Return the error of a batch that could not be prepared."""
+    return GNNScaleError(f"part {key.part}, batch {key.batch} of epoch {key.epoch}: {what}")

@@ -1,0 +1,48 @@
+"""The protocol between a loader, which says what batches it wants, and whatever prepares them."""
+
+from typing import NamedTuple, Protocol
+
+from ..sampler.minibatch import MiniBatch
+
+
+class BatchKey(NamedTuple):
+    """What decides a batch, bit for bit; `rng.batch_key(*key)` is its random key.
+
+    Attributes:
+        seed: of the run.
+        epoch: the key's epoch: Lightning's epoch times passes, plus the pass.
+        part: part id.
+        batch: number of the batch in the pass over the part.
+    """
+
+    seed: int
+    epoch: int
+    part: int
+    batch: int
+
+
+class BatchSource(Protocol):
+    """Prepare batches ahead of their use; used by one thread.
+
+    A batch is a pure function of its key, so that a source may prepare it anywhere, again, or twice.
+    """
+
+    def request(self, key: BatchKey) -> None:
+        """Ask for a batch, in the order in which batches are wanted; never blocks."""
+
+    def ready(self) -> tuple[BatchKey, MiniBatch]:
+        """Return the next requested batch, in request order; waits for it.
+
+        Raises:
+            GNNScaleError: what preparing it raised, with part, batch and epoch.
+            ValueError: nothing is requested.
+        """
+
+    def expect_part(self, part: int) -> None:
+        """Hear which part is wanted next, so that it can be loaded by then; may do nothing."""
+
+    def forget(self) -> None:
+        """Drop what was requested and not taken, at the end of an iteration; requests may follow."""
+
+    def close(self) -> None:
+        """Forget, and let go of everything: no thread, process or shared memory outlives it."""
