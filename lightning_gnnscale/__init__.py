@@ -35,6 +35,7 @@ _HOME = {
     "ClusterSampler": "sampler",
     "SaintSampler": "sampler",
     "LayerwiseSampler": "sampler",
+    "LinkSampler": "sampler",
     "LocalityBias": "sampler",
     "MiniBatch": "sampler",
     "NeighborLoader": "loader",

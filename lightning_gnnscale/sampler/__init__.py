@@ -3,6 +3,8 @@
 from .cluster import ClusterSampler
 from .full_batch import FullBatchSampler
 from .layerwise import LayerwiseSampler
+from .link_sampler import LinkSampler
+from .links import AliasTable, draw_negatives, draw_positives
 from .locality import LocalityBias
 from .minibatch import MiniBatch, SparseFeatures
 from .neighbor import NeighborSampler
@@ -10,14 +12,18 @@ from .saint import SaintSampler
 from .subgraph import BatchSampler, Subgraph
 
 __all__ = [
+    "AliasTable",
     "BatchSampler",
     "ClusterSampler",
     "FullBatchSampler",
     "LayerwiseSampler",
+    "LinkSampler",
     "LocalityBias",
     "MiniBatch",
     "NeighborSampler",
     "SaintSampler",
     "SparseFeatures",
     "Subgraph",
+    "draw_negatives",
+    "draw_positives",
 ]

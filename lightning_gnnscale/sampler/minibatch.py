@@ -76,6 +76,10 @@ class MiniBatch:
             times the degree of the target their unbiased sum. False: it is stored weights over the arcs' chances.
         loss_weight: (batch_size,) float32 by which the sum of the seeds' losses is weighted, or None for their mean.
         e_id: (num_arcs,) int64 positions of the arcs in the store's arc arrays, or None.
+        pairs: (2, num_pairs) int64 positions of the links to train on, among the seeds, or None. PyG's names of what
+            follows from them (`src_index`, `dst_pos_index`, `dst_neg_index`) are there too.
+        negatives: (num_pairs, num_negatives) int64 positions of false other ends of pairs[0], or (1, num_negatives)
+            where all pairs share them, or None.
     """
 
     n_id: Tensor
@@ -97,6 +101,8 @@ class MiniBatch:
     loss_weight: Tensor | None = None
     e_id: Tensor | None = None
     averaging_weights: bool = False
+    pairs: Tensor | None = None
+    negatives: Tensor | None = None
 
     @property
     def x(self) -> Tensor | None:
@@ -113,6 +119,21 @@ class MiniBatch:
     def indices(self) -> Tensor:
         """(num_arcs,) int64, the source of each arc: with `indptr` the CSC of the batch."""
         return self.edge_index[0]
+
+    @property
+    def src_index(self) -> Tensor | None:
+        """(num_pairs,) int64: first ends of the links, as PyG's triplets name them."""
+        return None if self.pairs is None else self.pairs[0]
+
+    @property
+    def dst_pos_index(self) -> Tensor | None:
+        """(num_pairs,) int64: their other ends."""
+        return None if self.pairs is None else self.pairs[1]
+
+    @property
+    def dst_neg_index(self) -> Tensor | None:
+        """(num_pairs, num_negatives) int64: false other ends."""
+        return None if self.negatives is None else self.negatives.expand(self.pairs.shape[1], -1)
 
     @property
     def num_nodes(self) -> int:

@@ -31,6 +31,9 @@ class Subgraph(NamedTuple):
         row_scale: (num_targets,) float32, times edge_weight where there is one: 1 / (probability that an arc of the
             row was drawn), by which stored weights are multiplied. None: 1; beside an edge_weight: stored weights do
             not count.
+        pairs: (2, num_pairs) int64 positions in n_id below num_seeds, the links to train on; None without.
+        negatives: (num_pairs, num_negatives) int64 likewise, each the false other end of pairs[0]; one row where all
+            pairs share them; None without.
     """
 
     n_id: np.ndarray
@@ -44,6 +47,8 @@ class Subgraph(NamedTuple):
     loss_weight: np.ndarray | None = None
     row_scale: np.ndarray | None = None
     averaging_weights: bool = False
+    pairs: np.ndarray | None = None
+    negatives: np.ndarray | None = None
 
 
 class BatchSampler(Protocol):

@@ -1,0 +1,224 @@
+"""Batches for losses over links: seeds with positives and negatives, and the neighbourhoods of them all."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..jit import kernel
+from ..rng import combine_array, permutation
+from ..triton_kernels.sample_neighbors import Workspace
+from .layerwise import LayerwiseSampler
+from .links import AliasTable, draw_negatives, draw_positives
+from .neighbor import NeighborSampler
+from .subgraph import Allocate, Subgraph, num_slices, seed_slices
+
+POSITIVES = ("neighbor", "walk", "edge")
+NEGATIVES = ("degree", "uniform")
+# Far above the hops of a batch, whose keys are folded from the same one.
+_POSITIVE_KEY, _NEGATIVE_KEY = np.uint64(1 << 40), np.uint64((1 << 40) + 1)
+
+
+class LinkState(NamedTuple):
+    """A part as `LinkSampler` reads it.
+
+    Attributes:
+        inner: the wrapped sampler's state.
+        targets: (num_targets,) local ids.
+        num_core: negatives are drawn from [0, num_core).
+        table: of the core's degrees, or None: uniform negatives.
+        offsets: (num_targets + 1,) int64 running sum of the targets' row lengths, for positives="edge"; else None.
+    """
+
+    inner: Any
+    targets: np.ndarray
+    num_core: int
+    table: AliasTable | None
+    offsets: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class LinkSampler:
+    """Draw links to train on, and the neighbourhoods of all their nodes by another sampler.
+
+    The seeds of a batch are the distinct nodes of [seeds | positives | negatives]; `pairs` and `negatives` say which
+    of them make the links. Every core node is a target, labelled or not. Links whose two ends are one node are left
+    out: of seeds without neighbours, and of walks that came back.
+
+    Args:
+        sampler: draws the neighbourhoods: a `NeighborSampler` or a `LayerwiseSampler`; None: fan-outs 25 and 10.
+        positives: "neighbor": a uniform neighbour of each seed; "walk": a node of a random walk from it; "edge":
+            edges of the targets, drawn alike and without replacement, in place of seeds.
+        walk_length: steps of a walk, >= 1; each of its nodes is drawn alike, as in the source.
+        num_negatives: negatives a positive, >= 1.
+        negatives: "degree": in proportion to degree ** degree_power; "uniform". From the core of the part, or from
+            all nodes where batches cross parts (scope="graph").
+        degree_power: of negatives="degree".
+        share_negatives: all positives of a batch share one draw of `num_negatives`: fewer seeds a batch.
+        edges_per_node: edges drawn in a pass for each target, >= 1; only for positives="edge".
+        exclude_pairs: leave the arcs of a batch's positives, both ways, out of its neighbourhoods, so that a link is
+            not told from its own message. Those arcs are missed by an otherwise unbiased mean.
+
+    Raises:
+        ValueError: an argument is out of range, or a sampler that cannot be wrapped.
+
+    Source: Hamilton et al., GraphSAGE, NeurIPS 2017, equation (1); degree ** 0.75 as in word2vec. Differs: one walk a
+    seed and pass; negatives are each positive's own unless shared (the published code shares 20 over a batch).
+    """
+
+    sampler: NeighborSampler | LayerwiseSampler | None = None
+    positives: str = "neighbor"
+    walk_length: int = 5
+    num_negatives: int = 5
+    negatives: str = "degree"
+    degree_power: float = 0.75
+    share_negatives: bool = False
+    edges_per_node: int = 1
+    exclude_pairs: bool = False
+
+    def __post_init__(self):
+        if self.sampler is None:
+            object.__setattr__(self, "sampler", NeighborSampler([25, 10]))
+        if not isinstance(self.sampler, NeighborSampler | LayerwiseSampler):
+            raise ValueError(
+                f"sampler of LinkSampler must be a NeighborSampler or a LayerwiseSampler, got "
+                f"{type(self.sampler).__name__}"
+            )
+        for name, allowed in (("positives", POSITIVES), ("negatives", NEGATIVES)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        if self.exclude_pairs and not isinstance(self.sampler, NeighborSampler):
+            raise ValueError(
+                "exclude_pairs must be False with a LayerwiseSampler, whose batches repeat nodes, got True"
+            )
+        for name in ("walk_length", "num_negatives", "edges_per_node"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def trains_on_links(self) -> bool:
+        """Targets need no labels."""
+        return True
+
+    @property
+    def direction(self) -> str:
+        return self.sampler.direction
+
+    @property
+    def fanouts(self) -> tuple[int, ...]:
+        """Of the wrapped sampler; empty where it has none."""
+        return tuple(getattr(self.sampler, "fanouts", ()))
+
+    @property
+    def seeds_per_item(self) -> int:
+        """Most nodes that a seed or an edge puts at the head of a batch."""
+        return 2 + (0 if self.share_negatives else self.num_negatives)
+
+    def num_batches(self, num_targets: int, batch_size: int, drop_last: bool) -> int:
+        return num_slices(self._num_items(num_targets), batch_size, drop_last)
+
+    def prepare(self, part: Any, targets: np.ndarray, seed: int) -> LinkState:
+        table = None
+        if self.negatives == "degree":
+            degree = np.asarray(part.degree[: part.num_core], np.float64)
+            if degree.any():
+                table = AliasTable.of(degree**self.degree_power)
+        offsets = None
+        if self.positives == "edge":
+            indptr = np.asarray(part.csc.indptr)
+            offsets = np.concatenate([[0], np.cumsum(indptr[targets + 1] - indptr[targets])]).astype(np.int64)
+        return LinkState(self.sampler.prepare(part, targets, seed), targets, part.num_core, table, offsets)
+
+    def items(self, state: LinkState, batch_size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
+        if self.positives != "edge":
+            return seed_slices(state.targets, batch_size, drop_last, order_key)
+        num_edges, num_items = int(state.offsets[-1]), self._num_items(len(state.targets))
+        order = np.arange(num_edges) if order_key is None else permutation(num_edges, order_key)
+        if num_edges:
+            return seed_slices(np.resize(order, num_items), batch_size, drop_last, None)
+        return [order] * self.num_batches(len(state.targets), batch_size, drop_last)
+
+    def draw(
+        self,
+        state: LinkState,
+        items: np.ndarray,
+        key: int,
+        workspace: Workspace,
+        allocate: Allocate,
+        return_e_id: bool,
+    ) -> Subgraph:
+        csc = state.inner.csc
+        seeds, positives = self._links(state, csc, items, key)
+        rows = 1 if self.share_negatives and len(seeds) else len(seeds)
+        drawn = draw_negatives(
+            max(1, state.num_core), rows * self.num_negatives, _stream(key, _NEGATIVE_KEY), state.table
+        )
+        nodes = np.concatenate([seeds, positives, drawn])
+        count = workspace.place(nodes)
+        place = workspace.label[nodes].astype(np.int64) - workspace.base
+        distinct = workspace.node[:count].astype(np.int64)
+        workspace.finish(count)
+        subgraph = self.sampler.draw(state.inner, distinct, key, workspace, allocate, return_e_id)
+        size = len(seeds)
+        pairs = place[: 2 * size].reshape(2, size)
+        pairs = np.ascontiguousarray(pairs[:, seeds != positives])
+        negatives = place[2 * size :].reshape(rows, self.num_negatives)
+        if not self.share_negatives:
+            negatives = negatives[seeds != positives]
+        if self.exclude_pairs:
+            subgraph = _without_pairs(subgraph, pairs, allocate)
+        return subgraph._replace(pairs=pairs, negatives=negatives)
+
+    def _num_items(self, num_targets: int) -> int:
+        return num_targets * self.edges_per_node if self.positives == "edge" else num_targets
+
+    def _links(self, state: LinkState, csc, items: np.ndarray, key: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the two ends of the positives, (num_items,) int64 local ids each."""
+        if self.positives == "edge":
+            row = np.searchsorted(state.offsets, items, side="right") - 1
+            seeds = np.asarray(state.targets, np.int64)[row]
+            return seeds, csc.indices[csc.indptr[seeds] + items - state.offsets[row]].astype(np.int64)
+        seeds = np.asarray(items, np.int64)
+        length = self.walk_length if self.positives == "walk" else 1
+        return seeds, draw_positives(csc, seeds, _stream(key, _POSITIVE_KEY), length, "any")
+
+
+def _stream(key: int, number: np.uint64) -> int:
+    return int(combine_array(key, number))
+
+
+def _without_pairs(drawn: Subgraph, pairs: np.ndarray, allocate: Allocate) -> Subgraph:
+    """Return the subgraph without the arcs between the two ends of any pair."""
+    size = np.int64(drawn.num_seeds)
+    codes = np.unique(np.concatenate([pairs[0] * size + pairs[1], pairs[1] * size + pairs[0]]))
+    kept = np.ones(drawn.edge_index.shape[1], np.bool_)
+    indptr = allocate((len(drawn.indptr),), np.int64)
+    _mark_kept(drawn.edge_index, drawn.indptr, size, codes, kept, indptr)
+    edge_index = allocate((2, int(indptr[-1])), np.int64)
+    np.compress(kept, drawn.edge_index, axis=1, out=edge_index)
+    arcs = None
+    if drawn.num_sampled_nodes is not None:
+        hops = np.minimum(np.cumsum([0, *drawn.num_sampled_nodes[:-1]]), len(indptr) - 1)
+        arcs = np.diff(indptr[hops]).tolist()
+    return drawn._replace(
+        edge_index=edge_index,
+        indptr=indptr,
+        e_id=None if drawn.e_id is None else drawn.e_id[kept],
+        edge_weight=None if drawn.edge_weight is None else drawn.edge_weight[kept],
+        num_sampled_edges=arcs,
+    )
+
+
+@kernel
+def _mark_kept(edge_index, indptr, num_seeds, codes, kept, out_indptr):
+    out_indptr[0] = 0
+    for target in range(len(indptr) - 1):
+        count = 0
+        for arc in range(indptr[target], indptr[target + 1]):
+            source = edge_index[0, arc]
+            if source < num_seeds and target < num_seeds and len(codes):
+                code = source * num_seeds + target
+                found = np.searchsorted(codes, code)
+                kept[arc] = found == len(codes) or codes[found] != code
+            count += kept[arc]
+        out_indptr[target + 1] = out_indptr[target] + count

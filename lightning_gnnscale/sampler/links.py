@@ -1,0 +1,167 @@
+"""Positive and negative samples of links: neighbours, ends of short random walks, nodes drawn by degree."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..graph import CSC
+from ..jit import kernel
+from ..rng import below, combine, mix64, unit
+
+MAX_NODES = 1 << 31  # of one draw: `rng.below` maps 32 bits
+CHOICES = ("end", "any")
+
+
+class AliasTable(NamedTuple):
+    """Weights over [0, num_nodes) in a form that is drawn from in constant time.
+
+    Attributes:
+        threshold: (num_nodes,) float64 in [0, 1], the chance with which a slot stands for itself.
+        alias: (num_nodes,) int64, what it stands for otherwise.
+
+    Source: Walker 1977, in Vose's form (IEEE Transactions on Software Engineering, 1991).
+    """
+
+    threshold: np.ndarray
+    alias: np.ndarray
+
+    @classmethod
+    def of(cls, weights: np.ndarray) -> "AliasTable":
+        """Build the table of some weights.
+
+        Args:
+            weights: (num_nodes,) real, >= 0 and finite, not all 0.
+
+        Raises:
+            ValueError: a weight is negative or not finite, or none is above 0.
+
+        Cost: O(num_nodes) time, 32 bytes a node while it runs, 16 after.
+        """
+        weights = np.ascontiguousarray(weights, np.float64)
+        if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
+            raise ValueError("weights of negative samples must be finite, >= 0 and not all 0; use uniform negatives")
+        return cls(*_build_alias(weights))
+
+
+def draw_positives(csc: CSC, seeds: np.ndarray, key: int, walk_length: int = 1, choose: str = "end") -> np.ndarray:
+    """Draw one positive for each seed: a uniform neighbour, or a node of a short random walk.
+
+    A walk steps to a uniform in-neighbour; it ends early at a node that has none.
+
+    Args:
+        csc: rows of the graph; rows of seeds and of what a walk passes are read.
+        seeds: (num,) integer row numbers.
+        key: uint64; with a seed's place it decides its walk.
+        walk_length: steps, >= 1; 1 draws a neighbour.
+        choose: "end" of the walk, or "any": one of its nodes after the seed, each alike.
+
+    Returns:
+        (num,) int64. A seed without neighbours gets itself, and a walk may come back to it: no positive then.
+
+    Raises:
+        ValueError: walk_length or choose out of range.
+
+    Cost: O(num * walk_length) random reads.
+    Source: Hamilton et al., GraphSAGE, NeurIPS 2017, section 3.2 (v co-occurs near u on a fixed-length random walk).
+    """
+    if walk_length < 1:
+        raise ValueError(f"walk_length must be at least 1, got {walk_length}")
+    if choose not in CHOICES:
+        raise ValueError(f"choose must be one of {', '.join(CHOICES)}, got {choose!r}")
+    out = np.empty(len(seeds), np.int64)
+    seeds = np.ascontiguousarray(seeds, np.int64)
+    _walk(np.asarray(csc.indptr), np.asarray(csc.indices), seeds, np.uint64(key), walk_length, choose == "any", out)
+    return out
+
+
+def draw_negatives(num_nodes: int, num: int, key: int, table: AliasTable | None = None) -> np.ndarray:
+    """Draw nodes with replacement, uniformly or in proportion to a table's weights.
+
+    Args:
+        num_nodes: nodes are drawn from [0, num_nodes), 1 to 2**31.
+        num: how many to draw, >= 0.
+        key: uint64; with a draw's place it decides the draw.
+        table: of (num_nodes,) weights, None: uniform. GraphSAGE and word2vec take degree ** 0.75.
+
+    Returns:
+        (num,) int64. Neighbours of a seed may be among them, as in the source.
+
+    Raises:
+        ValueError: num_nodes out of range, or not that of the table.
+
+    Cost: one hash a draw, two with a table and one random read.
+    """
+    if not 1 <= num_nodes <= MAX_NODES:
+        raise ValueError(f"num_nodes of negative samples must be in [1, {MAX_NODES}], got {num_nodes}")
+    if table is not None and len(table.alias) != num_nodes:
+        raise ValueError(f"the table of negative samples must have {num_nodes} nodes, got {len(table.alias)}")
+    out = np.empty(num, np.int64)
+    if table is None:
+        _draw_uniform(num_nodes, np.uint64(key), out)
+    else:
+        _draw_alias(table.threshold, table.alias, np.uint64(key), out)
+    return out
+
+
+@kernel
+def _walk(indptr, indices, seeds, key, walk_length, anywhere, out):
+    for i in range(len(seeds)):
+        node = seeds[i]
+        mine = combine(key, i)
+        # One of the nodes after the seed, each alike: the end of a walk whose length is drawn.
+        steps = 1 + below(combine(mine, walk_length), walk_length) if anywhere else walk_length
+        for step in range(steps):
+            degree = indptr[node + 1] - indptr[node]
+            if degree == 0:
+                break
+            node = np.int64(indices[indptr[node] + below(combine(mine, step), degree)])
+        out[i] = node
+
+
+@kernel
+def _draw_uniform(num_nodes, key, out):
+    for i in range(len(out)):
+        out[i] = below(combine(key, i), num_nodes)
+
+
+@kernel
+def _draw_alias(threshold, alias, key, out):
+    for i in range(len(out)):
+        random = combine(key, i)
+        slot = below(random, len(alias))
+        out[i] = slot if unit(mix64(random)) < threshold[slot] else alias[slot]
+
+
+@kernel
+def _build_alias(weights):
+    num = len(weights)
+    total = 0.0
+    for i in range(num):
+        total += weights[i]
+    threshold = np.empty(num, np.float64)
+    alias = np.arange(num)
+    # One stack grows from each end: slots below the mean, and the others.
+    stack = np.empty(num, np.int64)
+    small, large = 0, num
+    for i in range(num):
+        threshold[i] = weights[i] / total * num
+        if threshold[i] < 1.0:
+            stack[small] = i
+            small += 1
+        else:
+            large -= 1
+            stack[large] = i
+    while small > 0 and large < num:
+        small -= 1
+        poor, rich = stack[small], stack[large]
+        alias[poor] = rich
+        threshold[rich] -= 1.0 - threshold[poor]
+        if threshold[rich] < 1.0:
+            large += 1
+            stack[small] = rich
+            small += 1
+    for i in range(small):  # what rounding left over
+        threshold[stack[i]] = 1.0
+    for i in range(large, num):
+        threshold[stack[i]] = 1.0
+    return threshold, alias

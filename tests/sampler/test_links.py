@@ -1,0 +1,232 @@
+"""Positive and negative samples, and the batches of links, against plain Python."""
+
+import numpy as np
+import pytest
+import torch
+from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
+from oracles import links as oracle
+from oracles.parts import small_world
+
+from lightning_gnnscale.graph import CSC, build_csc
+from lightning_gnnscale.loader import PartLoader, WholeGraph
+from lightning_gnnscale.rng import batch_key
+from lightning_gnnscale.sampler import (
+    AliasTable,
+    ClusterSampler,
+    LayerwiseSampler,
+    LinkSampler,
+    NeighborSampler,
+    draw_negatives,
+    draw_positives,
+)
+
+WORLD = small_world()
+PART = WORLD.load_part(1)
+CORE = np.arange(PART.num_core)
+KEYS = [0, 1, 0x123456789ABCDEF, (1 << 64) - 1]
+
+
+def rows_of(csc) -> list[list[int]]:
+    return [csc.indices[csc.indptr[v] : csc.indptr[v + 1]].tolist() for v in range(csc.num_rows)]
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize(("walk_length", "choose"), [(1, "end"), (4, "end"), (4, "any")])
+def test_positives_equal_the_oracles(key, walk_length, choose):
+    seeds = np.random.default_rng(0).integers(0, PART.num_local, 200)
+    expected = oracle.positives(rows_of(PART.csc), seeds.tolist(), key, walk_length, choose)
+    assert draw_positives(PART.csc, seeds, key, walk_length, choose).tolist() == expected
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_negatives_equal_the_oracles(key, weighted):
+    weights = np.random.default_rng(1).random(77) ** 4 * (np.arange(77) % 5 > 0)
+    table = AliasTable.of(weights) if weighted else None
+    expected = oracle.negatives(77, 500, key, oracle.alias_table(weights.tolist()) if weighted else None)
+    assert draw_negatives(77, 500, key, table).tolist() == expected
+
+
+def chi_square(found, chances) -> float:
+    """Distance of counts from their expectation, in standard deviations of the chi-square distribution."""
+    chances = np.asarray(chances) / np.sum(chances)
+    counts = np.bincount(found, minlength=len(chances))
+    assert not counts[chances == 0].any()
+    known = chances > 0
+    expected = chances[known] * len(found)
+    assert expected.min() > 10
+    freedom = known.sum() - 1
+    return (((counts[known] - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom)
+
+
+# A correct draw exceeds 6 standard deviations in less than one of 10**5 keys (the upper tail of a chi-square with 39
+# degrees of freedom beyond 39 + 6 * sqrt(78) = 92 is 4e-6); a wrong power or a missing node is hundreds away.
+def test_negatives_come_in_proportion_to_degree_to_the_three_quarters():
+    degree = np.arange(40)
+    table = AliasTable.of(degree**0.75)
+    found = np.concatenate([draw_negatives(40, 5000, key, table) for key in range(40)])
+    assert abs(chi_square(found, degree**0.75)) < 6
+    assert abs(chi_square(found, degree)) > 100
+    assert abs(chi_square(draw_negatives(40, 100_000, 3), np.ones(40))) < 6
+
+
+def test_a_walk_visits_nodes_with_the_chances_of_its_chain():
+    """Against powers of the transition matrix; 6 standard deviations, as above."""
+    csc = build_csc(np.array([1, 2, 2, 0, 3, 3, 4, 0]), np.array([0, 0, 1, 2, 2, 1, 3, 4]), 5)
+    step = np.zeros((5, 5))
+    for node, row in enumerate(rows_of(csc)):
+        for neighbor in row:
+            step[node, neighbor] += 1 / len(row)
+    seeds = np.zeros(100_000, np.int64)
+    powers = [np.linalg.matrix_power(step, length)[0] for length in (1, 2, 3)]
+    assert abs(chi_square(draw_positives(csc, seeds, 5, 3), powers[2])) < 6
+    assert abs(chi_square(draw_positives(csc, seeds, 6, 3, "any"), sum(powers))) < 6
+    assert abs(chi_square(draw_positives(csc, seeds, 6, 3, "any"), powers[2] + 1e-3)) > 30
+
+
+def test_a_seed_without_neighbours_gets_itself():
+    csc = CSC(np.array([0, 0, 1]), np.array([0], np.int32))
+    assert draw_positives(csc, np.array([0, 1, 1]), 7, 5).tolist() == [0, 0, 0]
+
+
+def draw_all(sampler, part=PART, targets=CORE, batch_size=16, order=7):
+    state = sampler.prepare(part, targets, seed=3)
+    items = sampler.items(state, batch_size, False, order)
+    assert len(items) == sampler.num_batches(len(targets), batch_size, False)
+    space = Workspace(part.num_local, part.csc.indices.dtype)
+    return [sampler.draw(state, item, batch_key(3, 0, 1, i), space, np.empty, True) for i, item in enumerate(items)]
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("inner", [NeighborSampler([4, 3]), LayerwiseSampler(32, 2)])
+@pytest.mark.parametrize("positives", ["neighbor", "walk", "edge"])
+def test_batches_hold_links_of_the_part_and_negatives_of_its_core(positives, inner, share):
+    sampler = LinkSampler(inner, positives, walk_length=2, num_negatives=3, share_negatives=share)
+    rows = rows_of(PART.csc)
+    near = [set(row).union(*(rows[u] for u in row)) if positives == "walk" else set(row) for row in rows]
+    drawn = draw_all(sampler)
+    for batch in drawn:
+        seeds = batch.n_id[: batch.num_seeds]
+        assert len(set(seeds.tolist())) == len(seeds)
+        if batch.num_sampled_nodes is not None:
+            assert batch.num_sampled_nodes[0] == batch.num_seeds
+        source, other = seeds[batch.pairs]
+        assert all(v in near[u] and u != v for u, v in zip(source.tolist(), other.tolist(), strict=True))
+        assert batch.negatives.shape == (1 if share else len(source), 3)
+        assert (seeds[batch.negatives] < PART.num_core).all()
+        used = {*batch.pairs.ravel().tolist(), *batch.negatives.ravel().tolist()}
+        if positives == "edge" and share:
+            assert used == set(range(batch.num_seeds))
+    firsts = np.concatenate([batch.n_id[batch.pairs[0]] for batch in drawn])
+    if positives == "neighbor":
+        linked = [v for v in CORE if rows[v] and rows[v] != [v]]
+        assert set(firsts) <= set(linked)
+        assert len(firsts) > 0.9 * len(linked)  # but for the self-loops drawn
+    assert sum(len(b.n_id) for b in drawn) > 0
+
+
+def test_edges_are_drawn_alike_and_none_twice_before_all_were_seen():
+    rows = rows_of(PART.csc)
+    edges = sorted((v, u) for v in CORE for u in rows[v] if u != v)
+    per_node = -(-sum(len(rows[v]) for v in CORE) // len(CORE))
+    sampler = LinkSampler(NeighborSampler([2]), "edge", edges_per_node=per_node)
+    found = []
+    for batch in draw_all(sampler, batch_size=64):
+        found += list(zip(*batch.n_id[batch.pairs].tolist(), strict=True))
+    assert set(found) == set(edges)
+    once = draw_all(LinkSampler(NeighborSampler([2]), "edge"), batch_size=64)
+    firsts = [pair for batch in once for pair in zip(*batch.n_id[batch.pairs].tolist(), strict=True)]
+    assert len(set(firsts)) == len(firsts)
+
+
+def test_excluded_pairs_leave_their_arcs_and_no_others():
+    plain = draw_all(LinkSampler(NeighborSampler([-1, 3]), "edge"))
+    without = draw_all(LinkSampler(NeighborSampler([-1, 3]), "edge", exclude_pairs=True))
+    removed = 0
+    for full, less in zip(plain, without, strict=True):
+        np.testing.assert_array_equal(full.n_id, less.n_id)
+        ends = {frozenset(pair) for pair in zip(*full.pairs.tolist(), strict=True)}
+        arcs = list(zip(*full.edge_index.tolist(), full.e_id.tolist(), strict=True))
+        kept = [arc for arc in arcs if frozenset(arc[:2]) not in ends]
+        assert kept == list(zip(*less.edge_index.tolist(), less.e_id.tolist(), strict=True))
+        np.testing.assert_array_equal(
+            np.repeat(np.arange(len(less.indptr) - 1), np.diff(less.indptr)), less.edge_index[1]
+        )
+        assert sum(less.num_sampled_edges) == len(kept)
+        first = (less.edge_index[1] < less.num_sampled_nodes[0]).sum()
+        assert less.num_sampled_edges[0] == first
+        removed += len(arcs) - len(kept)
+    assert removed > 0
+
+
+def loader(num_threads, parts=(0, 1, 2), **options):
+    targets = {p: np.arange(*WORLD.part_offsets[p : p + 2]) for p in range(3)}
+    sampler = LinkSampler(NeighborSampler([3, 2]), **options)
+    return PartLoader(
+        parts, WORLD.load_part, WORLD.features, targets, sampler, batch_size=20, seed=5, num_threads=num_threads
+    )
+
+
+@pytest.mark.parametrize("options", [{"positives": "walk"}, {"positives": "edge", "exclude_pairs": True}])
+def test_threads_and_the_walk_change_no_batch(options):
+    alone = {batch.key: batch for batch in loader(0, **options)}
+    count = 0
+    for batch in [*loader(2, (2, 0), **options), *loader(1, (1,), **options)]:
+        same = alone[batch.key]
+        for name in ("n_id", "edge_index", "pairs", "negatives", "x"):
+            assert torch.equal(getattr(batch, name), getattr(same, name)), name
+        count += 1
+    assert count == len(alone)
+
+
+def test_a_batch_has_pygs_names_and_moves():
+    batch = next(iter(loader(0, share_negatives=True))).to("cpu")
+    assert torch.equal(batch.src_index, batch.pairs[0])
+    assert torch.equal(batch.dst_pos_index, batch.pairs[1])
+    assert batch.dst_neg_index.shape == (batch.pairs.shape[1], 5)
+
+
+def test_negatives_of_the_whole_graph_come_from_all_nodes():
+    whole = WholeGraph.of(WORLD.csc, 0)
+    sampler = LinkSampler(NeighborSampler([1]), negatives="uniform", num_negatives=20)
+    drawn = draw_all(sampler, whole, np.arange(0, 300, 3), batch_size=50)
+    seen = np.concatenate([batch.n_id[batch.negatives].ravel() for batch in drawn])
+    assert len(np.unique(seen)) > 290  # 300 (1 - e**-6.6) = 299.6 of 300
+
+
+@pytest.mark.parametrize("positives", ["neighbor", "walk", "edge"])
+def test_parts_without_edges_or_targets(positives):
+    lonely = WholeGraph.of(CSC(np.zeros(6, np.int64), np.zeros(0, np.int32)), 0)
+    for batch in draw_all(LinkSampler(NeighborSampler([2]), positives), lonely, np.arange(5), batch_size=2):
+        assert batch.pairs.shape == (2, 0)
+        assert batch.negatives.shape == (0, 5)
+    assert draw_all(LinkSampler(NeighborSampler([2]), positives), lonely, np.arange(0)) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"positives": "all"}, "positives must be one of neighbor, walk, edge, got 'all'"),
+        ({"negatives": "hard"}, "negatives must be one of degree, uniform, got 'hard'"),
+        ({"num_negatives": 0}, "num_negatives must be at least 1, got 0"),
+        ({"walk_length": 0}, "walk_length must be at least 1, got 0"),
+        ({"sampler": ClusterSampler(4)}, "must be a NeighborSampler or a LayerwiseSampler, got ClusterSampler"),
+        ({"sampler": LayerwiseSampler(8), "exclude_pairs": True}, "exclude_pairs must be False"),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        LinkSampler(**options)
+
+
+def test_bad_draws():
+    with pytest.raises(ValueError, match=r"walk_length must be at least 1, got 0"):
+        draw_positives(PART.csc, CORE, 1, 0)
+    with pytest.raises(ValueError, match="choose must be one of end, any, got 'start'"):
+        draw_positives(PART.csc, CORE, 1, 2, "start")
+    with pytest.raises(ValueError, match=r"num_nodes of negative samples must be in \[1, 2147483648\], got 0"):
+        draw_negatives(0, 1, 1)
+    with pytest.raises(ValueError, match="must have 3 nodes, got 2"):
+        draw_negatives(3, 1, 1, AliasTable.of([1, 2]))
+    with pytest.raises(ValueError, match="finite, >= 0 and not all 0"):
+        AliasTable.of([1, -2])
