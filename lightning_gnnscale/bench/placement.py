@@ -16,6 +16,7 @@ from ..partitioner import partition
 from ..placement import Placement, access_probability, place
 from ..placement.neighborhoods import count_reads
 from ..placement.pagraph import assign_training_nodes, most_read_rows
+from ..placement.place import RULES
 from ..placement.placement import mean_shares, read_shares
 from ..triton_kernels.sample_neighbors import Workspace, check_fanouts
 from .partition_graphs import public_root
@@ -24,7 +25,7 @@ from .placement_reads import TIERS, Reads, count_epochs
 from .placement_tables import draw, print_tables
 from .results import machine, write_csv
 
-METHODS = ("rule", "naive", "random", "degree", "metis", "metis_local", "pagraph", "pagraph_local")
+METHODS = ("rule", "rule_by_cost", "naive", "random", "degree", "metis", "metis_local", "pagraph", "pagraph_local")
 LOCAL = "_local"  # each device shuffles its own training nodes only
 ARCS_OF_SEARCH = 2e9  # that PaGraph's searches may read before they look fewer hops; about 10 s
 _PROBES = 32
@@ -68,7 +69,7 @@ def run(
         devices: name to the sizes of the groups of devices that read each other's buffers.
         buffer_shares: rows of one device's buffer over all rows, each in (0, 1].
         methods: of METHODS.
-        alphas: cost of a peer read over that of a host read: "rule" places for each of them.
+        alphas: cost of a peer read over that of a host read: "rule" and "rule_by_cost" place for each of them.
         fanouts, batch_size: of the batches.
         seeds: of seed order and sampling; means and deviations go over them.
         batches_per_device: epochs are sampled until each device has had this many.
@@ -76,7 +77,7 @@ def run(
         data_root: folder of public graphs; None looks for it.
 
     Returns:
-        One row a graph, devices, buffer and method (and alpha, of "rule").
+        One row a graph, devices, buffer and method (and alpha, of the rules).
     """
     unknown = sorted(set(methods) - set(METHODS))
     if unknown:
@@ -140,7 +141,7 @@ class _GraphBench:
             buffer_rows = self._buffer_rows(share)
             for method in methods:
                 kind = method.removesuffix(LOCAL)
-                for alpha in alphas if method == "rule" else alphas[:1]:
+                for alpha in alphas if method in RULES else alphas[:1]:
                     start = time.perf_counter()
                     if kind == "pagraph":
                         placement = self._pagraph([rows[:buffer_rows] for rows in own_rows])
@@ -153,7 +154,7 @@ class _GraphBench:
                         "devices": devices.name,
                         "buffer_share": share,
                         "method": method,
-                        "alpha": alpha if method == "rule" else None,
+                        "alpha": alpha if method in RULES else None,
                         **_measured(placement, reads),
                         "place_s": round(seconds, 3),
                         "probability_s": round(self.prob_s, 3),

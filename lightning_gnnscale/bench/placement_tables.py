@@ -9,23 +9,27 @@ from rich.table import Table
 
 from .results import machine_line
 
+RULES = ("rule", "rule_by_cost")
 PEERS = ("naive", "random", "degree", "metis")  # read each other's buffers and the same batches, like "rule"
 
 
 def print_tables(console: Console, rows: list[dict], facts: Mapping) -> None:
     """Print one table for each alpha, and what rule wins or loses in the worst case."""
     methods = list(dict.fromkeys(row["method"] for row in rows if row["method"] != "rule"))
+    rules = [rule for rule in RULES if rule in ("rule", *methods)]
     for alpha in sorted({row["alpha"] for row in rows if row["alpha"] is not None}):
         table = Table(title=_title(alpha), caption=machine_line(facts), box=SIMPLE, title_justify="left")
         for name in ("graph", "devices", "buffer", "of", "rule", *methods, "less than\nnaive", "predicted"):
             table.add_column(name.replace("_", "\n"), justify="left" if name in ("graph", "devices", "of") else "right")
-        worst = 0.0
+        worst = dict.fromkeys(rules, 0.0)
         for case in cases_of(rows):
             rule = rule_of(case, alpha)
             what = compared(case, alpha)
             value = cost(rule, alpha, what)
-            others = {row["method"]: cost(row, alpha, what) for row in case if row["method"] != "rule"}
-            worst = max([worst, *(value - others[name] for name in PEERS if name in others)])
+            others = {row["method"]: cost(row, alpha, what) for row in case if row["alpha"] in (None, alpha)}
+            for rule_name in rules:
+                behind = (others[rule_name] - others[name] for name in PEERS if name in others)
+                worst[rule_name] = max(worst[rule_name], *behind, 0.0)
             naive = others.get("naive")
             table.add_row(
                 rule["graph"],
@@ -38,7 +42,10 @@ def print_tables(console: Console, rows: list[dict], facts: Mapping) -> None:
                 f"{100 * cost(rule, alpha, what, 'predicted_'):.1f}",
             )
         console.print(table)
-        console.print(f"alpha {alpha:g}: rule loses at most {100 * worst:.2f} points against {', '.join(PEERS)}")
+        for rule_name, points in worst.items():
+            console.print(
+                f"alpha {alpha:g}: {rule_name} loses at most {100 * points:.2f} points against {', '.join(PEERS)}"
+            )
     gap = max(abs(row[tier] - row[f"predicted_{tier}"]) for row in rows if not row["method"].endswith("_local")
               for tier in ("local", "peer", "host"))  # fmt: skip
     console.print(
@@ -54,9 +61,9 @@ def cases_of(rows: list[dict]) -> list[list[dict]]:
     return list(cases.values())
 
 
-def rule_of(case: list[dict], alpha: float) -> dict:
-    """Return the row of "rule" for one alpha."""
-    return next(row for row in case if row["method"] == "rule" and row["alpha"] == alpha)
+def rule_of(case: list[dict], alpha: float, method: str = "rule") -> dict:
+    """Return the row of a rule for one alpha."""
+    return next(row for row in case if row["method"] == method and row["alpha"] == alpha)
 
 
 def compared(case: list[dict], alpha: float) -> str:
@@ -88,7 +95,7 @@ def draw(path: Path, rows: list[dict]) -> None:
         cases = [case for case in cases_of(rows) if case[0]["graph"] == graph]
         width = 0.8 / len(methods)
         for number, method in enumerate(methods):
-            chosen = [rule_of(case, alpha) if method == "rule" else _row(case, method) for case in cases]
+            chosen = [rule_of(case, alpha, method) if method in RULES else _row(case, method) for case in cases]
             places = [place + (number - len(methods) / 2) * width for place in range(len(cases))]
             heights = [100 * row["host"] for row in chosen]
             errors = [100 * row["host_std"] for row in chosen]

@@ -38,8 +38,9 @@ def access_probability(
         num_layers: hops of "reach" and "paths", >= 1.
         method: "vip": vertex inclusion probability of a batch sampled with the fan-outs, hop by hop, neighbours taken
             as independent; "vip_sampled": the same, corrected by batches of which all hops but the last are drawn;
-            "presample": share of the batches of some sampled epochs; "reach": share of the training nodes that have the node within
-            num_layers hops; "paths": number of paths of at most num_layers hops from training nodes, over the largest.
+            "presample": share of the batches of some sampled epochs; "reach": share of the training nodes that have
+            the node within num_layers hops; "paths": number of paths of at most num_layers hops from training nodes,
+            over the largest.
         fanouts: of "vip", "vip_sampled" and "presample": neighbours a node for each hop, >= 1, or -1 for all.
         batch_size: of the same: training nodes a batch, >= 1.
         num_epochs: that "presample" draws, >= 1.

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .joining import make_on_all
 from .row_layout import LaidRows, RowLayout, group_of
 from .shared_rows import SharedRows, own_rows
 
@@ -32,22 +33,29 @@ def lay_jointly(
         exchange: see `FeatureBuffer.join`.
         folder: of the rows, None for memory.
     """
-    placement = layout.placement
-    own = shared_copy(layout, layout.device_rows(device), folder)
-    host_ids = layout.host_ids(here)
-    own_host = shared_copy(layout, host_ids, folder) if layout.copies_host and device == here[0] else None
-    tickets = dict(exchange((device, (own.ticket, own_host and own_host.ticket))))
-    rows = [None] * placement.num_devices
-    for peer in group_of(placement, device):
-        rows[peer] = own.array if peer == device else SharedRows.attach(tickets[peer][0]).array
-    host = layout.features.array
-    if layout.copies_host:
-        host = (own_host or SharedRows.attach(tickets[here[0]][1])).array
-    exchange(None)  # all have mapped
+    placement, host_ids = layout.placement, layout.host_ids(here)
+
+    def make():
+        own = shared_copy(layout, layout.device_rows(device), folder)
+        host = shared_copy(layout, host_ids, folder) if layout.copies_host and device == here[0] else None
+        return (own, host), (own.ticket, host and host.ticket)
+
+    (own, own_host), tickets = make_on_all(exchange, device, make)
+
+    def map_others():
+        rows = [None] * placement.num_devices
+        for peer in group_of(placement, device):
+            rows[peer] = own.array if peer == device else SharedRows.attach(tickets[peer][0]).array
+        host = layout.features.array
+        if layout.copies_host:
+            host = (own_host or SharedRows.attach(tickets[here[0]][1])).array
+        return LaidRows([layout.features.array, host, *rows], host_ids), None
+
+    laid, _ = make_on_all(exchange, device, map_others)
     own.release()
     if own_host is not None:
         own_host.release()
-    return LaidRows([layout.features.array, host, *rows], host_ids)
+    return laid
 
 
 def private_copy(layout: RowLayout, ids: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 from ..errors import PlacementError
 from .cpu_rows import private_copy, shared_copy
+from .joining import make_on_all
 from .row_layout import LaidRows, RowLayout, group_of
 from .shared_rows import SharedRows
 
@@ -53,20 +54,28 @@ def lay_jointly(
     Args: see `cpu_rows.lay_jointly`; all processes see the same GPUs under the same numbers.
     """
     placement, own_device = layout.placement, device_of(on, device)
-    own = fill_device(layout, device, own_device)
     host_ids = layout.host_ids(here)
-    host = shared_copy(layout, host_ids, folder) if device == here[0] else None
-    tickets = dict(exchange((device, (reduce_tensor(own), host and host.ticket))))
-    rows: list[Tensor | None] = [None] * placement.num_devices
-    for peer in group_of(placement, device):
-        rebuild, arguments = tickets[peer][0]
-        rows[peer] = own if peer == device else rebuild(*arguments)
-    open_peers(own_device, [rows[peer] for peer in group_of(placement, device)])
-    mapped = host or SharedRows.attach(tickets[here[0]][1], write=True)
-    exchange(None)  # all have mapped
-    if host is not None:
-        host.release()
-    return LaidRows([None, pinned(mapped.array, own_device), *rows], host_ids)
+
+    def make():
+        own = fill_device(layout, device, own_device)
+        host = shared_copy(layout, host_ids, folder) if device == here[0] else None
+        return (own, host), (reduce_tensor(own), host and host.ticket)
+
+    (own, own_host), tickets = make_on_all(exchange, device, make)
+
+    def map_others():
+        rows: list[Tensor | None] = [None] * placement.num_devices
+        for peer in group_of(placement, device):
+            rebuild, arguments = tickets[peer][0]
+            rows[peer] = own if peer == device else rebuild(*arguments)
+        open_peers(own_device, [rows[peer] for peer in group_of(placement, device)])
+        host = own_host or SharedRows.attach(tickets[here[0]][1], write=True)
+        return LaidRows([None, pinned(host.array, own_device), *rows], host_ids), None
+
+    laid, _ = make_on_all(exchange, device, map_others)
+    if own_host is not None:
+        own_host.release()
+    return laid
 
 
 def fill_device(layout: RowLayout, number: int, device: torch.device) -> Tensor:

@@ -10,7 +10,7 @@ from ..errors import PlacementError
 from . import cpu_rows
 from .cpu_tiers import CPUTiers, checked_nodes
 from .feature_cache import FeatureCache
-from .joining import devices_here, gather_objects
+from .joining import devices_here, digest_of, gather_objects
 from .placement import Placement
 from .row_layout import FIRST_DEVICE, OUTSIDE, LaidRows, RowLayout, check_layout, group_of, row_places, tier_of_tables
 from .shared_rows import machine_id
@@ -140,11 +140,11 @@ class FeatureBuffer:
             folder: of simulated devices' and host rows, on a local file system; None: memory.
 
         Raises:
-            PlacementError: also where a group spans hosts, or a process has ended.
+            PlacementError: also where a group spans hosts, placements differ, or a process has ended or failed.
         """
         layout = _layout(placement, features, device, on, host, fingerprint, memory_bytes)
         exchange = exchange or gather_objects
-        here = devices_here(placement, device, exchange((device, machine_id())))
+        here = devices_here(placement, device, exchange((device, machine_id(), digest_of(placement))))
         laid = _row_module(on).lay_jointly(layout, device, here, exchange, folder, **_where(on))
         return cls(placement, features, device, on=on, host=host, cache=cache, fingerprint=fingerprint, laid=laid)
 

@@ -8,9 +8,10 @@ from ..rng import fold, permutation
 from .link_cost import link_alpha
 from .pagraph import assign_training_nodes, most_read_rows
 from .placement import Placement, mean_shares, read_shares
-from .rule import place_group
+from .rule import alpha_by_cost, place_group
 
-METHODS = ("rule", "naive", "random", "degree", "metis", "pagraph")
+RULES = ("rule", "rule_by_cost")
+METHODS = ("rule", "naive", "random", "degree", "metis", "pagraph", "rule_by_cost")
 
 
 def place(
@@ -36,7 +37,9 @@ def place(
         alpha: cost of a peer read over that of a host read, in [0, 1]: 0.2 for pairs, 0 for all-to-all links in the
             paper; "auto": measured once a machine, see `link_alpha`. Read by "rule".
         groups: devices that reach each other fast, every device in one; None: all in one.
-        method: "rule": Algorithm 1 in groups, Rule 1 (the hottest rows) on lone devices; "naive": ranges of ids;
+        method: "rule": Algorithm 1 in groups, Rule 1 (the hottest rows) on lone devices; "rule_by_cost": the same, but
+            copies give way as long as the reads of all devices together get cheaper (`alpha_by_cost`); "naive": ranges
+            of ids;
             "random"; "degree": the nodes of highest in-degree, in turns; "metis": the hottest nodes of each device's
             part, by `part_id`; these fill the devices of a group with different rows. "pagraph": each device caches
             what its own share of the training nodes reads, and no device reads another's.
@@ -64,14 +67,15 @@ def place(
     else:
         groups = _checked_groups(groups, num_devices)
         if alpha == "auto":
-            alpha = link_alpha() if method == "rule" and max(map(len, groups)) > 1 else 0.0
+            alpha = link_alpha() if method in RULES and max(map(len, groups)) > 1 else 0.0
         if method == "metis":
             part_id = _checked_parts(part_id, len(prob), num_devices)
-        candidates = None if method in ("rule", "metis") else _candidates(method, prob, store, seed)
+        candidates = None if method in (*RULES, "metis") else _candidates(method, prob, store, seed)
         rows = [order[:0]] * num_devices
         for group in groups:
-            if method == "rule":
-                placed = list(place_group(order, prob, len(group), buffer_rows, alpha))
+            if method in RULES:
+                threshold = alpha if method == "rule" else alpha_by_cost(alpha, len(group))
+                placed = list(place_group(order, prob, len(group), buffer_rows, threshold))
             elif method == "metis":
                 placed = _hottest_of_parts(order, part_id, group, buffer_rows)
             else:

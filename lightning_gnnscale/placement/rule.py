@@ -30,6 +30,20 @@ def place_group(order: np.ndarray, prob: np.ndarray, num_devices: int, buffer_ro
     return rows
 
 
+def alpha_by_cost(alpha: float, num_devices: int) -> float:
+    """Return the alpha with which Algorithm 1 stops where an exchange no longer pays for all devices together.
+
+    A copy of row a that gives way to a row b that is on no device costs its own device alpha p(a), and saves host reads
+    of b: p(b) there, and (1 - alpha) p(b) on each of the other devices. That pays while p(b) (n - (n - 1) alpha) >
+    alpha p(a). The printed rule asks for p(b) > alpha p(a), and keeps copies that cost the other devices more.
+
+    Args:
+        alpha: cost of a peer read over that of a host read, in [0, 1].
+        num_devices: n, of the group.
+    """
+    return alpha / (num_devices - (num_devices - 1) * alpha)
+
+
 @kernel
 def _spread(order, prob, alpha, rows):
     num_devices, buffer_rows = rows.shape

@@ -30,7 +30,7 @@ class SharedRows:
 
     Attributes:
         array: (num_rows, dim), page-aligned; writable by the process that made it.
-        ticket: for `SharedRows.attach` of other processes, until `release`.
+        ticket: for `SharedRows.attach` of other processes, until `release`, or until this object is gone.
     """
 
     def __init__(self, array: np.ndarray, fd: int = -1):
@@ -101,6 +101,9 @@ class SharedRows:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def __del__(self):
+        self.release()  # rows that found no room beside them, or no peers, are not held for good
 
 
 def own_rows(num_rows: int, dim: int, dtype: np.dtype) -> np.ndarray:

@@ -156,3 +156,20 @@ def test_bad_arguments_give_one_line(change, message):
     arguments = {"prob": np.array([0.5, 0.2, 0.1]), "num_devices": 2, "buffer_rows": 1, **change}
     with pytest.raises(ValueError, match=message):
         place(**arguments)
+
+
+@pytest.mark.parametrize("num_devices", [2, 3, 5])
+@pytest.mark.parametrize("alpha", [0.0, 0.2, 0.6, 1.0])
+def test_rule_by_cost_stops_where_all_devices_together_are_cheapest(num_devices, alpha):
+    """Of all the states that Algorithm 1 passes through, none has a lower predicted cost."""
+    prob = np.sort(np.random.default_rng(num_devices).pareto(0.7, 60))[::-1]
+    prob = prob / prob.max()
+
+    def cost_of(placement):
+        return placement.shares["host"] + alpha * placement.shares["peer"]
+
+    chosen = cost_of(place(prob, num_devices, 12, alpha=alpha, method="rule_by_cost"))
+    passed = [cost_of(place(prob, num_devices, 12, alpha=threshold)) for threshold in np.linspace(0, 1, 400)]
+    assert chosen <= min(passed) + 1e-12
+    if num_devices == 5 and alpha in (0.2, 0.6):
+        assert chosen < cost_of(place(prob, num_devices, 12, alpha=alpha, method="rule"))
