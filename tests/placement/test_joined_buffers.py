@@ -6,7 +6,10 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -108,9 +111,71 @@ def test_processes_that_do_not_fit_the_placement_are_refused():
     with pytest.raises(PlacementError, match=r"has 2 devices, the processes are for \[0\]"):
         gs.FeatureBuffer.join(placement, features, 0, exchange=lambda own: [own])
     with pytest.raises(PlacementError, match="on different hosts: give groups= by host"):
-        gs.FeatureBuffer.join(placement, features, 0, exchange=lambda own: [own, (1, "elsewhere")])
+        gs.FeatureBuffer.join(placement, features, 0, exchange=lambda own: [own, (1, "elsewhere", own[2])])
     with pytest.raises(PlacementError, match=r"needs torch.distributed, or exchange="):
         gs.FeatureBuffer.join(placement, features, 0)
+
+
+class ThreadExchange:
+    """All objects of threads that stand for processes."""
+
+    def __init__(self, world):
+        self.barrier, self.objects = threading.Barrier(world, timeout=60), [None] * world
+
+    def of(self, rank):
+        def exchange(own):
+            self.objects[rank] = own
+            self.barrier.wait()
+            objects = list(self.objects)
+            self.barrier.wait()
+            return objects
+
+        return exchange
+
+
+def errors_of(joins):
+    """What each of some threads raises that join side by side."""
+    exchange = ThreadExchange(len(joins))
+
+    def join(rank):
+        with pytest.raises(PlacementError) as caught:
+            joins[rank](exchange=exchange.of(rank))
+        return str(caught.value)
+
+    with ThreadPoolExecutor(len(joins)) as pool:
+        return list(pool.map(join, range(len(joins))))
+
+
+def test_where_one_process_finds_no_room_none_waits_for_it():
+    features, placement = table(30, 4, "f4"), placed(30, 2, [[0, 1]])
+    join = partial(gs.FeatureBuffer.join, placement, features)
+    joins = [partial(join, 0), partial(join, 1, memory_bytes=8)]
+    reason = "device 1 has 8 bytes, less than one row of 16: train without placement"
+    assert errors_of(joins) == [f"device 1 could not share its rows: {reason}", reason]
+
+
+def test_rows_that_cannot_be_mapped_stop_all(monkeypatch):
+    features, placement = table(30, 4, "f4"), placed(30, 2, [[0, 1]])
+
+    def attach(ticket):
+        raise PlacementError(f"no way to {len(ticket.shape)} dimensions")
+
+    monkeypatch.setattr(SharedRows, "attach", attach)
+    found = errors_of([partial(gs.FeatureBuffer.join, placement, features, rank) for rank in range(2)])
+    assert found == ["no way to 2 dimensions"] * 2
+
+
+def test_processes_that_placed_other_rows_are_refused():
+    features, joins = table(30, 4, "f4"), []
+    for rank, seed in enumerate((0, 1)):
+        joins.append(partial(gs.FeatureBuffer.join, placed(30, 2, [[0, 1]], seed=seed), features, rank))
+    assert all("a host have placements that differ: place with the same" in error for error in errors_of(joins))
+
+
+def test_rows_that_nobody_holds_leave_no_file_open():
+    before = len(os.listdir("/proc/self/fd"))
+    SharedRows.create(3, 2, "f4")
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_lone_process_joins_itself():
@@ -118,4 +183,5 @@ def test_a_lone_process_joins_itself():
     buffer = gs.FeatureBuffer.join(placement, features, 0, exchange=lambda own: [own], cache=gs.FeatureCache(3))
     assert buffer.gather(np.arange(30)).tobytes() == features.array.tobytes()
     with pytest.raises(ValueError, match="read-only|not writeable"):
-        SharedRows.attach(SharedRows.create(2, 2, "f4").ticket).array[:] = 1
+        SharedRows.attach((rows := SharedRows.create(2, 2, "f4")).ticket).array[:] = 1
+    rows.release()
