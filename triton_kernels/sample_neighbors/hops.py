@@ -1,0 +1,213 @@
+"""One batch sampled hop by hop: what has to happen between two hops is the caller's."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ...graph import CSC
+from ...rng import combine_array
+from . import cpu
+from .cpu import Workspace
+from .split_rows import SplitRows
+
+
+class SampledNeighbors(NamedTuple):
+    """A sampled computation graph in PyG's form.
+
+    Attributes:
+        n_id: (num_nodes,) int64, the graph's ids; seeds first, then new nodes hop by hop in order of appearance.
+        edge_index: (2, num_arcs) int64, source and target as positions in n_id, grouped by target.
+        indptr: (num_targets + 1,) int64, the arcs of each target; targets are the nodes of all hops but the last.
+        e_id: (num_arcs,) int64 positions in `csc.indices`, or None.
+        num_sampled_nodes: seeds, then new nodes of each hop.
+        num_sampled_edges: arcs of each hop.
+        edge_weight: (num_arcs,) float32, 1 / (length of the row * chance of the arc), or None without a preference.
+    """
+
+    n_id: np.ndarray
+    edge_index: np.ndarray
+    indptr: np.ndarray
+    e_id: np.ndarray | None
+    num_sampled_nodes: list[int]
+    num_sampled_edges: list[int]
+    edge_weight: np.ndarray | None = None
+
+
+def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
+    """Return the fan-outs as a tuple of ints.
+
+    Raises:
+        ValueError: none given, or one is 0, below -1 or not an integer.
+    """
+    if isinstance(fanouts, str):
+        raise ValueError(f"fanouts must be a list of integers like [15, 10, 5], got {fanouts!r}")
+    fanouts = tuple(fanouts)
+    if not fanouts:
+        raise ValueError("fanouts must name at least one hop, got []")
+    for hop, fanout in enumerate(fanouts):
+        if isinstance(fanout, bool) or int(fanout) != fanout or fanout == 0 or fanout < -1:
+            raise ValueError(f"fanouts[{hop}] must be an integer >= 1, or -1 for all neighbours, got {fanout}")
+    return tuple(int(fanout) for fanout in fanouts)
+
+
+def fold_hop(key: int, hop: int) -> np.uint64:
+    """Return the key of one hop: combine(key, hop)."""
+    return np.uint64(combine_array(np.uint64(key), np.uint64(hop)))
+
+
+def checked_split(split, scale, csc, num_hops, replace, return_e_id) -> Sequence[SplitRows] | None:
+    """Return the split rows of each hop, or None where nothing is preferred; see `sample_neighbors`."""
+    if not (math.isfinite(scale) and scale >= 1):
+        raise ValueError(f"scale must be >= 1 and finite, got {scale}")
+    if split is None or scale == 1:
+        return None
+    if replace:
+        raise ValueError("a preference needs draws without replacement: use replace=False, or scale=1")
+    if len(split) != num_hops:
+        raise ValueError(f"split must have rows for each of {num_hops} hops, got {len(split)}")
+    for rows in split:
+        shapes = (len(rows.indices), len(rows.num_inside), rows.indices.dtype)
+        if shapes != (csc.num_arcs, csc.num_rows, csc.indices.dtype):
+            raise ValueError(
+                f"split rows are of {shapes[1]} rows and {shapes[0]} arcs of {shapes[2]}, the graph has {csc.num_rows} "
+                f"and {csc.num_arcs} of {csc.indices.dtype}"
+            )
+        if return_e_id and rows.position is None:
+            raise ValueError("return_e_id needs the positions of split rows: split them with_position=True")
+    return split
+
+
+class HopSampling:
+    """`sample_neighbors` in steps: `sample` once a hop, then `collect`; arguments and errors are its own.
+
+    The workspace belongs to the batch until `collect` or `abandon`. Hops come one after the other, from any thread.
+    Between hops the rows of the next one are looked up already, so that `num_neighbors` costs nothing.
+    """
+
+    def __init__(
+        self,
+        csc: CSC,
+        seeds: np.ndarray,
+        fanouts: Sequence[int],
+        key: int,
+        *,
+        workspace: Workspace,
+        replace: bool = False,
+        return_e_id: bool = False,
+        split: Sequence[SplitRows] | None = None,
+        scale: float = 1.0,
+    ):
+        self.fanouts = check_fanouts(fanouts)
+        self._csc = CSC(np.asarray(csc.indptr), np.asarray(csc.indices))
+        self._split = checked_split(split, scale, self._csc, len(self.fanouts), replace, return_e_id)
+        self._key, self._replace, self._scale, self._return_e_id = key, replace, float(scale), return_e_id
+        self._space = workspace
+        if not workspace.fits(csc.num_rows, self._csc.indices.dtype):
+            raise ValueError(
+                f"workspace is for {workspace.num_nodes} nodes of {workspace.id_dtype}, the graph has {csc.num_rows} "
+                f"of {self._csc.indices.dtype}"
+            )
+        self._count = self._place(np.ascontiguousarray(seeds))
+        self._nodes, self._arcs = [self._count], []
+        self._begin, self._first = 0, 0  # targets and arcs of the hop to come
+        self._look_up()
+
+    @property
+    def hop(self) -> int:
+        """Hops sampled so far."""
+        return len(self._arcs)
+
+    @property
+    def num_neighbors(self) -> int:
+        """Neighbours that the targets of the next hop have in all, drawn or not; 0 after the last hop."""
+        return 0 if self.hop == len(self.fanouts) else int(self._rows()[1].sum())
+
+    @property
+    def newest(self) -> np.ndarray:
+        """(num_new,) ids found at the last hop, at first the seeds: a view that holds until `collect`."""
+        return self._space.node[self._count - self._nodes[-1] : self._count]
+
+    def sample(self) -> None:
+        """Sample the next hop."""
+        space, end, first = self._space, self._count, self._first
+        fanout, hop_key = self.fanouts[self.hop], fold_hop(self._key, self.hop)
+        row_start, row_degree = self._rows()
+        indptr, begin = space.indptr, self._begin
+        last = int(indptr[end])
+        arc = space.reserve("arc", last, keep=first)
+        neighbor, local = space.reserve("neighbor", last - first), space.reserve("local", last, keep=first)
+        node = space.reserve("node", min(end + last - first, space.num_nodes) + 1, keep=end)
+        if self._split is None:
+            cpu.pick_hop(
+                hop_key, node, begin, end, fanout, self._replace, row_start, row_degree, indptr, space.taken, arc
+            )
+            cpu.read_hop(self._csc.indices, arc, first, last, neighbor)
+        else:
+            split, weight = self._split[self.hop], space.reserve("weight", last, keep=first)
+            cpu.pick_split_hop(
+                hop_key, node, begin, end, self._scale, split.num_inside, row_start, row_degree, indptr, space.taken,
+                arc, weight,
+            )  # fmt: skip
+            cpu.read_hop(split.indices, arc, first, last, neighbor)
+            if self._return_e_id:
+                cpu.unsplit_hop(split.position, row_start, indptr, begin, end, arc)
+        self._count = cpu.relabel_hop(neighbor, first, last, space.base, space.label, node, end, local)
+        self._nodes.append(self._count - end)
+        self._arcs.append(last - first)
+        self._begin, self._first = end, last
+        if self.hop < len(self.fanouts):
+            self._look_up()
+
+    def collect(self, allocate: Callable[[tuple[int, ...], type], np.ndarray] = np.empty) -> SampledNeighbors:
+        """Copy the batch out of the workspace, which is free then; called once, after the last hop."""
+        space, num_targets, num_arcs = self._space, self._begin, self._first
+        n_id = allocate((self._count,), np.int64)
+        n_id[:] = space.node[: self._count]
+        indptr = allocate((num_targets + 1,), np.int64)
+        indptr[:] = space.indptr[: num_targets + 1]
+        edge_index = allocate((2, num_arcs), np.int64)
+        cpu.emit_edges(space.local, indptr, edge_index)
+        e_id = None
+        if self._return_e_id:
+            e_id = allocate((num_arcs,), np.int64)
+            e_id[:] = space.arc[:num_arcs]
+        edge_weight = None
+        if self._split is not None:
+            edge_weight = allocate((num_arcs,), np.float32)
+            edge_weight[:] = space.weight[:num_arcs]
+        self.abandon()
+        return SampledNeighbors(n_id, edge_index, indptr, e_id, self._nodes, self._arcs, edge_weight)
+
+    def abandon(self) -> None:
+        """Let go of the workspace without a result; not while a hop is being sampled."""
+        self._space.finish(self._count)
+
+    def _place(self, seeds: np.ndarray) -> int:
+        space, num_rows = self._space, self._csc.num_rows
+        if len(seeds) and not (seeds.min() >= 0 and seeds.max() < num_rows):
+            raise ValueError(f"seeds must be in [0, {num_rows}), got {seeds.min()} to {seeds.max()}")
+        space.reserve("indptr", 1)[0] = 0
+        count = space.place(seeds)
+        if count != len(seeds):
+            space.finish(count)
+            raise ValueError(f"seeds must be distinct, got {len(seeds) - count} repeats among {len(seeds)}")
+        return count
+
+    def _rows(self) -> tuple[np.ndarray, np.ndarray]:
+        targets = self._count - self._begin
+        return self._space.row_start[:targets], self._space.row_degree[:targets]
+
+    def _look_up(self) -> None:
+        """Look up the rows of the targets of the next hop, and lay out their draws."""
+        space, begin, end = self._space, self._begin, self._count
+        row_start, row_degree = space.reserve("row_start", end - begin), space.reserve("row_degree", end - begin)
+        indptr = space.reserve("indptr", end + 1, keep=begin + 1)
+        largest = cpu.count_hop(
+            self._csc.indptr, space.node, begin, end, self.fanouts[self.hop], self._replace, row_start, row_degree,
+            indptr,
+        )  # fmt: skip
+        words = (largest >> 6) + 1
+        if len(space.taken) < words:
+            space.taken = np.zeros(words + words // 4, np.uint64)
