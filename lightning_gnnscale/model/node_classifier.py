@@ -1,27 +1,21 @@
 """The Lightning module: trains any backbone on mini-batches, evaluates exactly, predicts."""
 
-import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-import lightning as L
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy, MultilabelF1Score
 
-from ..errors import StrategyError
-from .inference import LayerwiseOutput, layerwise_inference
-from .row_arcs import prepared_rows
+from .backbone_module import MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
 
 LOSSES = ("ce",)
-BATCH_ARGUMENTS = ("edge_weight", "degree", "indptr", "num_sampled_nodes")
-MAKE_OPTIMIZER = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 UNKNOWN = -1  # label of a node that has none
 
 
-class NodeClassifier(L.LightningModule):
+class NodeClassifier(BackboneModule):
     """Classify nodes: cross-entropy over one class a node, or over several labels a node.
 
     A training batch is a `MiniBatch`: the loss goes over its seeds that are in the train mask and have a label.
@@ -53,56 +47,20 @@ class NodeClassifier(L.LightningModule):
         multilabel: bool = False,
         num_classes: int | None = None,
         optimizer: MAKE_OPTIMIZER | None = None,
-        scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
+        scheduler: MAKE_SCHEDULER | None = None,
         loss: str | Callable[[Tensor, Tensor], Tensor] = "ce",
         predict_logits: bool = False,
     ):
-        super().__init__()
+        super().__init__(backbone, optimizer, scheduler)
         num_classes = num_classes or getattr(backbone, "out_channels", None)
         if num_classes is None:
             raise ValueError("num_classes must be given: the backbone has no out_channels to take it from")
         if not callable(loss) and loss not in LOSSES:
             raise ValueError(f"loss must be a callable or one of {list(LOSSES)}, got {loss!r}")
         self.save_hyperparameters(ignore=["backbone", "optimizer", "scheduler", "loss"])
-        self.backbone, self.multilabel, self.num_classes = backbone, multilabel, int(num_classes)
-        self.make_optimizer, self.make_scheduler, self.loss = optimizer, scheduler, loss
+        self.multilabel, self.num_classes, self.loss = multilabel, int(num_classes), loss
         self.scores = nn.ModuleDict({split: self._score() for split in ("val", "test")})
         self.losses = nn.ModuleDict({split: MeanMetric() for split in ("val", "test")})
-        self._accepted = _accepted_arguments(backbone)
-
-    def forward(self, batch: Any) -> Tensor:
-        """Return the outputs for a mini-batch, (num_rows, num_classes) with the seeds first."""
-        if getattr(batch, "full_graph", False):
-            return self._forward_rows(batch)
-        sparse = getattr(batch, "x_csr", None) if getattr(self.backbone, "accepts_sparse", False) else None
-        x = batch.x if sparse is None else sparse
-        if isinstance(x, Tensor):
-            x = x.to(next(self.backbone.parameters()).dtype)
-        arguments = {name: getattr(batch, name, None) for name in self._accepted}
-        if "edge_weight" in arguments:
-            arguments["edge_weight"] = self._edge_weight(batch)
-        elif getattr(batch, "edge_weight", None) is not None:
-            raise StrategyError(
-                f"{type(self.backbone).__name__}.forward takes no edge_weight, but the batches carry one: "
-                "use another sampler, or let forward take edge_weight"
-            )
-        if "num_sampled_nodes" in arguments and arguments["num_sampled_nodes"] is None:
-            arguments["num_sampled_nodes"] = [batch.batch_size]
-        return self.backbone(x, batch.edge_index, **{k: v for k, v in arguments.items() if v is not None})
-
-    def _forward_rows(self, batch: Any) -> Tensor:
-        """Return the outputs of this process's rows of the whole graph."""
-        backbone = self.backbone
-        if not hasattr(backbone, "forward_rows"):
-            raise StrategyError(
-                f"{type(backbone).__name__} has no forward_rows(x, arcs), so its layers cannot exchange rows: use GCN, "
-                "GraphSAGE, GAT or SGC, or train on parts with PartitionDataModule"
-            )
-        with_gradient = torch.is_grad_enabled()
-        # What is prepared at the first call serves training too, which cannot use tensors made in inference mode.
-        with torch.inference_mode(False), torch.set_grad_enabled(with_gradient):
-            x, arcs = prepared_rows(backbone, batch, self.training and backbone.local_only)
-            return backbone.forward_rows(x, arcs)
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
         """Return the loss over the batch's training seeds; 0, with zero gradients, where there are none."""
@@ -140,7 +98,7 @@ class NodeClassifier(L.LightningModule):
             "nodes": (num_rows,) int64 array of store ids; "prediction": (num_rows,) int64 classes on the CPU, or
             (num_rows, num_labels) of 0 and 1, or (num_rows, num_classes) outputs with `predict_logits`.
         """
-        if not _is_pass(batch):
+        if not is_pass(batch):
             nodes = batch.n_id[: batch.batch_size].cpu().numpy()
             return {"nodes": nodes, "prediction": self._decide(self(batch)[: batch.batch_size]).cpu()}
         result = self._infer(batch)
@@ -149,22 +107,9 @@ class NodeClassifier(L.LightningModule):
         nothing = self._decide(torch.zeros(0, self.num_classes))
         return {"nodes": result.rows, "prediction": torch.cat([nothing, *pieces])}
 
-    def configure_optimizers(self) -> Any:
-        """Return the optimizer, with the scheduler where one is given."""
-        if self.make_optimizer is not None:
-            optimizer = self.make_optimizer(self.parameters())
-        else:
-            optimizer = torch.optim.Adam(
-                self.parameters(), lr=self.hparams["lr"], weight_decay=self.hparams["weight_decay"]
-            )
-        if self.make_scheduler is None:
-            return optimizer
-        scheduler = {"scheduler": self.make_scheduler(optimizer), "monitor": "val_loss"}
-        return {"optimizer": optimizer, "lr_scheduler": scheduler}
-
     def _evaluate(self, batch: Any, split: str) -> Tensor | None:
         score, loss, outputs = self.scores[split], self.losses[split], None
-        if _is_pass(batch):
+        if is_pass(batch):
             result = self._infer(batch)
             for nodes, rows in result.chunks():
                 chosen = batch.masks[split][nodes]
@@ -217,26 +162,6 @@ class NodeClassifier(L.LightningModule):
             return torch.where(known, losses, torch.zeros_like(losses)).sum(dim=-1), known.sum(dim=-1)
         return F.cross_entropy(outputs, labels, ignore_index=UNKNOWN, reduction="none"), known
 
-    def _infer(self, batch: Any) -> LayerwiseOutput:
-        if not hasattr(self.backbone, "layer"):
-            raise StrategyError(
-                f"{type(self.backbone).__name__} has no layer(index, x, block), so it cannot be evaluated layer by "
-                'layer: give the DataModule evaluation="sampled"'
-            )
-        return layerwise_inference(self.backbone, batch.source, device=self.device)
-
-    def _edge_weight(self, batch: Any) -> Tensor | None:
-        """Return the batch's arc weights, as the backbone sums them.
-
-        Samplers that weigh arcs give them the weights of a mean, with 1 / degree in them (`averaging_weights`); a
-        backbone that does not average has that factor taken out again.
-        """
-        weight = getattr(batch, "edge_weight", None)
-        averaging = getattr(batch, "averaging_weights", False)
-        if weight is None or not averaging or getattr(self.backbone, "averages", True):
-            return weight
-        return weight * batch.degree[batch.edge_index[1]]
-
     def _decide(self, outputs: Tensor) -> Tensor:
         if self.hparams["predict_logits"]:
             return outputs
@@ -245,15 +170,3 @@ class NodeClassifier(L.LightningModule):
     def _score(self) -> Metric:
         kind = MultilabelF1Score if self.multilabel else MulticlassAccuracy
         return kind(self.num_classes, average="micro", ignore_index=UNKNOWN, validate_args=False)
-
-
-def _is_pass(batch: Any) -> bool:
-    return hasattr(batch, "source")
-
-
-def _accepted_arguments(backbone: nn.Module) -> tuple[str, ...]:
-    """Return which of a batch's further arguments a backbone's forward names (all, if it takes any keyword)."""
-    parameters = inspect.signature(backbone.forward).parameters
-    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return BATCH_ARGUMENTS
-    return tuple(name for name in BATCH_ARGUMENTS if name in parameters)

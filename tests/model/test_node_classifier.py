@@ -20,8 +20,8 @@ from lightning_gnnscale.model import (
     SGC,
     GraphSAGE,
     NodeClassifier,
+    backbone_module,
     layerwise_inference,
-    node_classifier,
 )
 from lightning_gnnscale.model import LayerwiseOutput as Output
 
@@ -179,7 +179,7 @@ def test_evaluation_counts_each_node_of_the_split_once(graph, monkeypatch):
     for split, step in (("val", model.validation_step), ("test", model.test_step)):
         for rank in range(2):  # two ranks' rows, one after the other, into the same counts
             rows = np.arange(graph.num_nodes)[rank::2]
-            monkeypatch.setattr(node_classifier, "layerwise_inference", lambda *a, **o: Output(rows, outputs.numpy()))  # noqa: B023
+            monkeypatch.setattr(backbone_module, "layerwise_inference", lambda *a, **o: Output(rows, outputs.numpy()))  # noqa: B023
             step(Pass(graph, split))
         known = graph.masks[split] & (graph.y >= 0)
         accuracy = (outputs.argmax(1) == graph.y)[known].float().mean()

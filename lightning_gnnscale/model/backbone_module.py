@@ -1,0 +1,113 @@
+"""What the Lightning modules share: a backbone run on batches, on rows and layer by layer, and its optimizer."""
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+
+from ..errors import StrategyError
+from .inference import LayerwiseOutput, layerwise_inference
+from .row_arcs import prepared_rows
+
+BATCH_ARGUMENTS = ("edge_weight", "degree", "indptr", "num_sampled_nodes")
+MAKE_OPTIMIZER = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+MAKE_SCHEDULER = Callable[[torch.optim.Optimizer], Any]
+
+
+class BackboneModule(L.LightningModule):
+    """Base of the Lightning modules.
+
+    Args:
+        backbone: a model of this package, or any module called as (x, edge_index); it is also given those of
+            `edge_weight`, `degree`, `indptr` and `num_sampled_nodes` that its `forward` names.
+        optimizer: callable parameters -> optimizer (a partial), or None: Adam with `hparams` lr and weight_decay.
+        scheduler: callable optimizer -> learning-rate scheduler, stepped each epoch by `val_loss`, or None.
+    """
+
+    def __init__(self, backbone: nn.Module, optimizer: MAKE_OPTIMIZER | None, scheduler: MAKE_SCHEDULER | None):
+        super().__init__()
+        self.backbone, self.make_optimizer, self.make_scheduler = backbone, optimizer, scheduler
+        self._accepted = _accepted_arguments(backbone)
+
+    def forward(self, batch: Any) -> Tensor:
+        """Return the outputs for a mini-batch, (num_rows, out_channels) with the seeds first."""
+        if getattr(batch, "full_graph", False):
+            return self._forward_rows(batch)
+        sparse = getattr(batch, "x_csr", None) if getattr(self.backbone, "accepts_sparse", False) else None
+        x = batch.x if sparse is None else sparse
+        if isinstance(x, Tensor):
+            x = x.to(next(self.backbone.parameters()).dtype)
+        arguments = {name: getattr(batch, name, None) for name in self._accepted}
+        if "edge_weight" in arguments:
+            arguments["edge_weight"] = self._edge_weight(batch)
+        elif getattr(batch, "edge_weight", None) is not None:
+            raise StrategyError(
+                f"{type(self.backbone).__name__}.forward takes no edge_weight, but the batches carry one: "
+                "use another sampler, or let forward take edge_weight"
+            )
+        if "num_sampled_nodes" in arguments and arguments["num_sampled_nodes"] is None:
+            arguments["num_sampled_nodes"] = [batch.batch_size]
+        return self.backbone(x, batch.edge_index, **{k: v for k, v in arguments.items() if v is not None})
+
+    def _forward_rows(self, batch: Any) -> Tensor:
+        """Return the outputs of this process's rows of the whole graph."""
+        backbone = self.backbone
+        if not hasattr(backbone, "forward_rows"):
+            raise StrategyError(
+                f"{type(backbone).__name__} has no forward_rows(x, arcs), so its layers cannot exchange rows: use GCN, "
+                "GraphSAGE, GAT or SGC, or train on parts with PartitionDataModule"
+            )
+        with_gradient = torch.is_grad_enabled()
+        # What is prepared at the first call serves training too, which cannot use tensors made in inference mode.
+        with torch.inference_mode(False), torch.set_grad_enabled(with_gradient):
+            x, arcs = prepared_rows(backbone, batch, self.training and backbone.local_only)
+            return backbone.forward_rows(x, arcs)
+
+    def configure_optimizers(self) -> Any:
+        """Return the optimizer, with the scheduler where one is given."""
+        if self.make_optimizer is not None:
+            optimizer = self.make_optimizer(self.parameters())
+        else:
+            optimizer = torch.optim.Adam(
+                self.parameters(), lr=self.hparams["lr"], weight_decay=self.hparams["weight_decay"]
+            )
+        if self.make_scheduler is None:
+            return optimizer
+        scheduler = {"scheduler": self.make_scheduler(optimizer), "monitor": "val_loss"}
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def _infer(self, batch: Any) -> LayerwiseOutput:
+        if not hasattr(self.backbone, "layer"):
+            raise StrategyError(
+                f"{type(self.backbone).__name__} has no layer(index, x, block), so it cannot be evaluated layer by "
+                'layer: give the DataModule evaluation="sampled"'
+            )
+        return layerwise_inference(self.backbone, batch.source, device=self.device)
+
+    def _edge_weight(self, batch: Any) -> Tensor | None:
+        """Return the batch's arc weights, as the backbone sums them.
+
+        Samplers that weigh arcs give them the weights of a mean, with 1 / degree in them (`averaging_weights`); a
+        backbone that does not average has that factor taken out again.
+        """
+        weight = getattr(batch, "edge_weight", None)
+        averaging = getattr(batch, "averaging_weights", False)
+        if weight is None or not averaging or getattr(self.backbone, "averages", True):
+            return weight
+        return weight * batch.degree[batch.edge_index[1]]
+
+
+def is_pass(batch: Any) -> bool:
+    """Whether an evaluation batch is an `EvaluationPass`."""
+    return hasattr(batch, "source")
+
+
+def _accepted_arguments(backbone: nn.Module) -> tuple[str, ...]:
+    """Return which of a batch's further arguments a backbone's forward names (all, if it takes any keyword)."""
+    parameters = inspect.signature(backbone.forward).parameters
+    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return BATCH_ARGUMENTS
+    return tuple(name for name in BATCH_ARGUMENTS if name in parameters)
