@@ -1,6 +1,7 @@
 """The features of training batches through a placement: made once a fit, one buffer a process."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -9,6 +10,8 @@ from ..errors import PlacementError
 from ..events import record
 from ..partition_store import PartitionStore
 from ..placement import FeatureBuffer, FeatureCache, Placement, PlacementSettings
+from ..placement.link_cost import link_alpha
+from ..placement.place import RULES
 
 HOPS_UNKNOWN = 2  # of samplers without fan-outs
 
@@ -41,7 +44,9 @@ def open_buffer(
     settings = placement if isinstance(placement, PlacementSettings) else PlacementSettings()
     if placement is settings:
         groups = settings.groups or _groups_by_host(world_size, getattr(trainer, "num_nodes", 1))
-        placement = settings.place(store, train_nodes, world_size, fanouts_of(sampler), batch_size, seed, groups)
+        placement = _with_one_alpha(settings, trainer).place(
+            store, train_nodes, world_size, fanouts_of(sampler), batch_size, seed, groups
+        )
     if placement.num_devices != world_size:
         raise PlacementError(
             f"the placement has {placement.num_devices} devices, training has {world_size} processes: place for "
@@ -79,6 +84,13 @@ def fanouts_of(sampler) -> tuple[int, ...]:
     """Return a sampler's fan-outs; all neighbours of as many hops as it has layers where it has none."""
     hops = getattr(sampler, "num_layers", HOPS_UNKNOWN)
     return tuple(getattr(sampler, "fanouts", ())) or (-1,) * hops
+
+
+def _with_one_alpha(settings: PlacementSettings, trainer) -> PlacementSettings:
+    """Return settings with the alpha that the first process measured: two measurements give two placements."""
+    if settings.alpha != "auto" or settings.method not in RULES or trainer is None or trainer.world_size == 1:
+        return settings
+    return replace(settings, alpha=trainer.strategy.broadcast(link_alpha() if trainer.global_rank == 0 else None))
 
 
 def _groups_by_host(world_size: int, num_hosts: int) -> Sequence[range]:

@@ -1,15 +1,20 @@
 """Feature rows on two devices, one a process: training reads its peer's rows and changes no bit."""
 
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
 import lightning as L
 import pytest
 import torch
+import torch.distributed as dist
 from full_graph_runs import write_store
 from processes import launch
 
 import lightning_gnnscale as gs
 from lightning_gnnscale import events
 from lightning_gnnscale.errors import PlacementError
-from lightning_gnnscale.placement import PlacementSettings
+from lightning_gnnscale.placement import PlacementSettings, link_cost
 
 
 def train(folder, root):
@@ -60,6 +65,37 @@ def place_for_one(folder, root):
     )  # fmt: skip
     with pytest.raises(PlacementError, match="the placement has 1 devices, training has 2 processes"):
         trainer.fit(model, dm)
+
+
+def set_up_by_measurement(folder, root):
+    """Place where no rank finds what another one measured, and each measures something else."""
+    Path("file").write_text("")
+    os.environ["XDG_CACHE_HOME"] = str(Path("file").resolve())  # no folder can be made there
+    link_cost.measure_on_cpu = link_cost.measure_on_cuda = lambda: ((0.0, 0.9)[dist.get_rank()], 1.0)
+    dm = gs.PartitionDataModule(
+        store=root, sampler=gs.NeighborSampler([3, 3]), placement=PlacementSettings("rule", buffer_share=0.3)
+    )
+    dm.trainer = SimpleNamespace(
+        global_rank=dist.get_rank(), world_size=2, num_nodes=1,
+        strategy=SimpleNamespace(root_device=torch.device("cpu"), broadcast=broadcast),
+    )  # fmt: skip
+    dm.setup("fit")
+    rows = [own.tolist() for own in dm.buffer.placement.rows]
+    dm.buffer.close()
+    return rows
+
+
+def broadcast(value):
+    values = [value]
+    dist.broadcast_object_list(values)
+    return values[0]
+
+
+def test_ranks_place_by_one_measurement(tmp_path):
+    write_store(tmp_path / "store")
+    first, second = launch(2, set_up_by_measurement, tmp_path / "run", tmp_path / "store", limit_s=90)
+    assert first == second
+    assert not set(first[0]) & set(first[1]), "a peer's read costs nothing, as the first measured"
 
 
 def test_two_processes_read_each_others_rows_and_train_alike(tmp_path):
