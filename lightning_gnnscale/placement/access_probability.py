@@ -61,7 +61,7 @@ def access_probability(
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     csc = CSC(np.asarray(store.csc.indptr), np.asarray(store.csc.indices))
-    train_nodes = _checked_nodes(train_nodes, csc.num_rows)
+    train_nodes = checked_nodes(train_nodes, csc.num_rows)
     for name, value in {"num_layers": num_layers, "batch_size": batch_size, "num_epochs": num_epochs}.items():
         if isinstance(value, bool) or int(value) != value or value < 1:
             raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
@@ -78,7 +78,12 @@ def access_probability(
     return _presample(csc, train_nodes, fanouts, int(batch_size), int(num_epochs), seed)
 
 
-def _checked_nodes(nodes: np.ndarray, num_nodes: int) -> np.ndarray:
+def checked_nodes(nodes: np.ndarray, num_nodes: int) -> np.ndarray:
+    """Return training nodes as (num_train,) int64.
+
+    Raises:
+        ValueError: they are not distinct ids in [0, num_nodes), at least one.
+    """
     nodes = np.ascontiguousarray(nodes)
     if nodes.ndim != 1 or nodes.dtype.kind not in "iu" or len(nodes) == 0:
         raise ValueError(f"train_nodes must be ids, at least one, got {nodes.dtype} of shape {nodes.shape}")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..rng import fold, permutation
+from .access_probability import checked_nodes
 from .link_cost import link_alpha
 from .pagraph import assign_training_nodes, most_read_rows
 from .placement import Placement, mean_shares, read_shares
@@ -39,14 +40,14 @@ def place(
         groups: devices that reach each other fast, every device in one; None: all in one.
         method: "rule": Algorithm 1 in groups, Rule 1 (the hottest rows) on lone devices; "rule_by_cost": the same, but
             copies give way as long as the reads of all devices together get cheaper (`alpha_by_cost`); "naive": ranges
-            of ids;
-            "random"; "degree": the nodes of highest in-degree, in turns; "metis": the hottest nodes of each device's
-            part, by `part_id`; these fill the devices of a group with different rows. "pagraph": each device caches
-            what its own share of the training nodes reads, and no device reads another's.
+            of ids; "random"; "degree": the nodes of highest in-degree, in turns; "metis": the hottest nodes of each
+            device's part, by `part_id`; these fill the devices of a group with different rows. "pagraph": each device
+            caches what its own share of the training nodes reads, and no device reads another's.
         store: for its rows, and whose fingerprint the placement carries; needed by "degree" and "pagraph".
         train_nodes: (num_train,) distinct ids; needed by "pagraph". num_layers: hops that it looks.
         part_id: (num_nodes,) ints in [0, num_devices), in the ids of prob; needed by "metis".
-        host_rows: rows that host memory has room for, the hottest of those on no device; None: all. Others: disk.
+        host_rows: rows that host memory has room for, the hottest of those that a group reads from there; None: all.
+            Others: disk.
         seed: of "random".
 
     Returns:
@@ -63,7 +64,7 @@ def place(
     order = np.argsort(-prob, kind="stable")
     if method == "pagraph":
         groups = tuple((device,) for device in range(num_devices))
-        rows = _pagraph(store, train_nodes, num_devices, num_layers, buffer_rows)
+        rows = _pagraph(store, train_nodes, len(prob), num_devices, num_layers, buffer_rows)
     else:
         groups = _checked_groups(groups, num_devices)
         if alpha == "auto":
@@ -82,7 +83,7 @@ def place(
                 placed = _dealt(candidates, len(group), buffer_rows, in_turns=method == "degree")
             for device, own in zip(group, placed, strict=True):
                 rows[device] = own
-    on_disk = _beyond_host(order, rows, host_rows)
+    on_disk = _beyond_host(order, rows, groups, host_rows)
     shares = read_shares(tuple(rows), groups, on_disk, prob)
     fingerprint = getattr(store, "fingerprint", "")
     return Placement(tuple(rows), groups, len(prob), on_disk, mean_shares(shares), shares, method, fingerprint)
@@ -95,13 +96,17 @@ def _candidates(method: str, prob: np.ndarray, store, seed: int) -> np.ndarray:
         return permutation(len(prob), fold(seed))
     if store is None:
         raise ValueError('method="degree" needs store=, whose rows it counts')
+    _check_store(store, len(prob))
     return np.argsort(-np.diff(np.asarray(store.csc.indptr)), kind="stable")
 
 
-def _pagraph(store, train_nodes, num_devices: int, num_layers: int, buffer_rows: int) -> list[np.ndarray]:
+def _pagraph(
+    store, train_nodes, num_nodes: int, num_devices: int, num_layers: int, buffer_rows: int
+) -> list[np.ndarray]:
     if store is None or train_nodes is None:
         raise ValueError('method="pagraph" needs store= and train_nodes=, whose neighbourhoods it shares out')
-    train_nodes = np.asarray(train_nodes, np.int64)
+    _check_store(store, num_nodes)
+    train_nodes = checked_nodes(train_nodes, num_nodes)
     device = assign_training_nodes(store.csc, train_nodes, num_devices, num_layers)
     return most_read_rows(store.csc, train_nodes, device, num_devices, num_layers, buffer_rows)
 
@@ -121,17 +126,20 @@ def _hottest_of_parts(
     return [order[part_of_order == device][:buffer_rows] for device in group]
 
 
-def _beyond_host(order: np.ndarray, rows: list[np.ndarray], host_rows: int | None) -> np.ndarray | None:
-    """Return (num_nodes,) bool: the coldest rows that are on no device and find no room in host memory."""
+def _beyond_host(order: np.ndarray, rows: list[np.ndarray], groups, host_rows: int | None) -> np.ndarray | None:
+    """Return (num_nodes,) bool: the coldest rows that some group does not hold and that find no room in host memory."""
     if host_rows is None:
         return None
     if host_rows < 0:
         raise ValueError(f"host_rows must be at least 0 or None, got {host_rows}")
-    placed = np.zeros(len(order), bool)
-    for own in rows:
-        placed[own] = True
+    needed = np.zeros(len(order), bool)
+    for group in groups:
+        held = np.zeros(len(order), bool)
+        for device in group:
+            held[rows[device]] = True
+        needed |= ~held
     on_disk = np.zeros(len(order), bool)
-    on_disk[order[~placed[order]][host_rows:]] = True
+    on_disk[order[needed[order]][host_rows:]] = True
     return on_disk
 
 
@@ -142,18 +150,29 @@ def _checked_prob(prob: np.ndarray) -> np.ndarray:
     bad = np.flatnonzero(~(prob >= 0) | ~np.isfinite(prob))
     if len(bad):
         raise ValueError(f"prob must be finite and at least 0, got {prob[bad[0]]} at node {bad[0]}")
-    return prob
+    return prob if prob.dtype in (np.float32, np.float64) else prob.astype(np.float64)
 
 
 def _check(num_nodes: int, num_devices: int, buffer_rows: int, alpha: float | str, method: str) -> None:
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    if num_devices < 1:
-        raise ValueError(f"num_devices must be at least 1, got {num_devices}")
+    if not _is_integer(num_devices) or num_devices < 1:
+        raise ValueError(f"num_devices must be an integer of at least 1, got {num_devices!r}")
+    if not _is_integer(buffer_rows):
+        raise ValueError(f"buffer_rows must be an integer, got {buffer_rows!r}")
     if not 1 <= buffer_rows <= num_nodes:
         raise ValueError(f"buffer_rows must be in [1, {num_nodes}], the number of nodes, got {buffer_rows}")
-    if alpha != "auto" and (isinstance(alpha, str) or not 0 <= alpha <= 1):
+    if alpha != "auto" and not (isinstance(alpha, int | float | np.number) and 0 <= alpha <= 1):
         raise ValueError(f'alpha must be in [0, 1] or "auto", got {alpha!r}')
+
+
+def _check_store(store, num_nodes: int) -> None:
+    if store.csc.num_rows != num_nodes:
+        raise ValueError(f"prob is for {num_nodes} nodes, store has {store.csc.num_rows}: both must be of one graph")
+
+
+def _is_integer(value) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _checked_groups(groups: Sequence[Sequence[int]] | None, num_devices: int) -> tuple[tuple[int, ...], ...]:
@@ -169,6 +188,8 @@ def _checked_parts(part_id: np.ndarray | None, num_nodes: int, num_devices: int)
     if part_id is None:
         raise ValueError('method="metis" needs part_id=, one part a device')
     part_id = np.asarray(part_id)
-    if part_id.shape != (num_nodes,) or part_id.min() < 0 or part_id.max() >= num_devices:
-        raise ValueError(f"part_id must be ({num_nodes},) ints in [0, {num_devices}), got {part_id.shape}")
+    if part_id.shape != (num_nodes,) or part_id.dtype.kind not in "iu":
+        raise ValueError(f"part_id must be ({num_nodes},) ints, got {part_id.dtype} of shape {part_id.shape}")
+    if part_id.min() < 0 or part_id.max() >= num_devices:
+        raise ValueError(f"part_id must be in [0, {num_devices}), got {part_id.min()} to {part_id.max()}")
     return part_id

@@ -11,6 +11,7 @@ from lightning_gnnscale.graph import build_csc
 from lightning_gnnscale.placement import DISK, access_probability, place
 from lightning_gnnscale.placement.pagraph import assign_training_nodes
 
+PAIR = SimpleNamespace(csc=build_csc(np.array([0]), np.array([1]), 2))
 PAPER_EDGES = np.array([[0, 1], [1, 2], [1, 3], [2, 3], [2, 4], [2, 5]]).T
 
 
@@ -119,6 +120,26 @@ def test_the_rule_reads_least_from_the_host_and_costs_least(groups):
     assert cost(balanced) <= min(cost(other) for other in [*others, free_peers]) + 1e-9
 
 
+@pytest.mark.parametrize("nodes", [[3, 9], [-1], [True, False], [1, 1], []])
+def test_training_nodes_that_pagraph_cannot_take_are_refused(nodes):
+    with pytest.raises(ValueError, match="train_nodes must be"):
+        place(np.ones(9), 2, 3, method="pagraph", store=power_law(9, 12), train_nodes=np.array(nodes))
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i2", "f2", "f4"])
+def test_probabilities_of_any_dtype_place_alike(dtype):
+    counts = np.array([4, 6, 0, 6, 5, 0])
+    expected = [rows.tolist() for rows in place(counts.astype(float), 2, 2, alpha=0.3).rows]
+    assert [rows.tolist() for rows in place(counts.astype(dtype), 2, 2, alpha=0.3).rows] == expected
+
+
+def test_host_rows_count_what_other_groups_hold():
+    prob = np.array([0.9, 0.8, 0.7, 0.6, 0.5, 0.4])
+    placement = place(prob, 2, 1, groups=[[0], [1]], method="metis", part_id=np.arange(6) % 2, host_rows=2)
+    # Row 0 is on device 0, row 1 on device 1: each reads the other's from the host, which has no room for more.
+    assert placement.dev_num.tolist() == [[0, -1, -2, -2, -2, -2], [-1, 1, -2, -2, -2, -2]]
+
+
 def test_lone_devices_keep_their_hottest_rows():
     prob = np.array([0.1, 0.9, 0.5, 0.7])
     placement = place(prob, 2, 2, alpha=0.0, groups=[[0], [1]])
@@ -139,16 +160,26 @@ def test_pagraph_keeps_neighbourhoods_together():
     [
         ({"prob": np.array([0.5, np.nan, 0.1])}, r"got nan at node 1"),
         ({"prob": np.array([0.5, -1.0, 0.1])}, r"got -1.0 at node 1"),
-        ({"num_devices": 0}, r"num_devices must be at least 1, got 0"),
+        ({"num_devices": 0}, r"num_devices must be an integer of at least 1, got 0"),
+        ({"num_devices": 2.0}, r"num_devices must be an integer of at least 1, got 2.0"),
+        ({"buffer_rows": 1.5}, r"buffer_rows must be an integer, got 1.5"),
         ({"buffer_rows": 0}, r"buffer_rows must be in \[1, 3\].*got 0"),
         ({"buffer_rows": 4}, r"buffer_rows must be in \[1, 3\].*got 4"),
         ({"alpha": 1.5}, r'alpha must be in \[0, 1\] or "auto", got 1.5'),
         ({"alpha": "low"}, r"""alpha must be in \[0, 1\] or "auto", got 'low'"""),
+        ({"alpha": None}, r'alpha must be in \[0, 1\] or "auto", got None'),
         ({"method": "best"}, r"method must be one of rule, naive.*got 'best'"),
         ({"groups": [[0]]}, r"groups must hold each of the devices 0 to 1 once"),
         ({"method": "degree"}, r"needs store="),
         ({"method": "metis"}, r"needs part_id="),
+        (
+            {"method": "metis", "part_id": np.array([0, 1, np.nan])},
+            r"must be \(3,\) ints, got float64 of shape",
+        ),
+        ({"method": "metis", "part_id": np.array([0, 1, 2])}, r"part_id must be in \[0, 2\), got 0 to 2"),
         ({"method": "pagraph"}, r"needs store= and train_nodes="),
+        ({"method": "pagraph", "store": PAIR, "train_nodes": [0]}, "prob is for 3 nodes, store has 2"),
+        ({"method": "degree", "store": PAIR}, "prob is for 3 nodes, store has 2"),
         ({"host_rows": -1}, r"host_rows must be at least 0"),
     ],
 )
