@@ -66,11 +66,25 @@ class BatchBuilder:
             items: what the batch starts from, for example its seeds.
             key: uint64, see `rng.batch_key`.
         """
-        with_arcs = self.return_e_id or self.edge_weight is not None
         with self._workspace(staged.graph) as space:
-            drawn = self.sampler.draw(staged.state, items, key, space, self.pool.take, with_arcs)
-        n_id = self._store_ids(staged.graph, drawn.n_id)
-        e_id = _arc_ids(staged.graph, drawn) if with_arcs else None
+            drawn = self.sampler.draw(staged.state, items, key, space, self.pool.take, self.with_arcs)
+        return self.assemble(staged, drawn, key)
+
+    @property
+    def with_arcs(self) -> bool:
+        """Whether a sampler is asked for the positions of arcs."""
+        return self.return_e_id or self.edge_weight is not None
+
+    def assemble(self, staged: StagedPart, drawn: Subgraph, key: int) -> MiniBatch:
+        """Return the batch of a drawn subgraph, without its features.
+
+        Args:
+            staged: the part that it was drawn from.
+            drawn: with `e_id` where `with_arcs`.
+            key: uint64, the batch's.
+        """
+        n_id = self.store_ids(staged.graph, drawn.n_id)
+        e_id = _arc_ids(staged.graph, drawn) if self.with_arcs else None
         weight, averaging = self._edge_weight(drawn, e_id)
         return MiniBatch(
             n_id=torch.from_numpy(n_id),
@@ -102,21 +116,30 @@ class BatchBuilder:
             batch.x_dense = torch.from_numpy(self.features.gather(n_id, out=out))
         return batch
 
-    @contextmanager
-    def _workspace(self, graph) -> Iterator[Workspace]:
-        """Lend a workspace that fits, one that another batch is done with where there is one."""
+    def lend(self, graph) -> Workspace:
+        """Return a workspace that fits a part, one that another batch gave back where there is one."""
         try:
             space = self._spaces.get_nowait()
         except Empty:
             space = None
         if space is None or not space.fits(graph.num_local, graph.csc.indices.dtype):
             space = Workspace(graph.num_local, graph.csc.indices.dtype)
+        return space
+
+    def give_back(self, space: Workspace) -> None:
+        """Take a workspace back whose batch is finished or abandoned."""
+        self._spaces.put(space)
+
+    @contextmanager
+    def _workspace(self, graph) -> Iterator[Workspace]:
+        space = self.lend(graph)
         try:
             yield space
         finally:
-            self._spaces.put(space)
+            self.give_back(space)
 
-    def _store_ids(self, graph, local: np.ndarray) -> np.ndarray:
+    def store_ids(self, graph, local: np.ndarray) -> np.ndarray:
+        """Return (num,) int64 store ids of (num,) local ids of a part, in pooled memory; of a whole graph as given."""
         if isinstance(graph, WholeGraph):
             return local
         out = self.pool.take(local.shape, np.int64)
