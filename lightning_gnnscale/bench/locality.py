@@ -75,7 +75,7 @@ def run(
         raise ValueError(f"bench.scales must hold 1, which the others are compared with, got {list(scales)}")
     console, output = Console(width=max(Console().width, 120)), Path(output_dir)
     root, facts = public_root(data_root), machine()
-    check_graphs(list(graphs), root)
+    check_graphs([*graphs, *train_graphs], root)
     makers = {"neighbor": NeighborSampler(fanouts), "layerwise": LayerwiseSampler([nodes_per_layer] * len(fanouts))}
     dial = []
     for name in graphs:
@@ -169,7 +169,8 @@ def _against_one(rows: list[dict]) -> None:
     base = {(row["graph"], row["sampler"]): row for row in rows if row["scale"] == 1}
     for row in rows:
         one = base[row["graph"], row["sampler"]]
-        row["host_reads_saved"] = round(1 - row["host_rows_a_seed"] / one["host_rows_a_seed"], 4)
+        host = one["host_rows_a_seed"]
+        row["host_reads_saved"] = round(1 - row["host_rows_a_seed"] / host, 4) if host else 0.0
         row["variance_ratio"] = round(row["variance"] / one["variance"], 3) if one["variance"] else None
 
 

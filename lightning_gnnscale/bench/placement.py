@@ -82,6 +82,13 @@ def run(
     unknown = sorted(set(methods) - set(METHODS))
     if unknown:
         raise ValueError(f"bench.methods must be of {', '.join(METHODS)}; got {', '.join(unknown)}")
+    if "rule" not in methods:
+        raise ValueError(f"bench.methods must hold rule, which the others are compared with, got {list(methods)}")
+    for name, values in {"alphas": alphas, "buffer_shares": buffer_shares, "seeds": seeds}.items():
+        if len(values) == 0:
+            raise ValueError(f"bench.{name} must hold at least one value, got none")
+    if not all(0 < share <= 1 for share in buffer_shares):
+        raise ValueError(f"bench.buffer_shares must be in (0, 1], got {list(buffer_shares)}")
     console = Console(width=max(Console().width, 150))
     root = public_root(data_root)
     check_graphs(list(graphs), root)

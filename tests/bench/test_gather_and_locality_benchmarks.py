@@ -68,12 +68,21 @@ def test_the_dial_saves_reads_and_costs_variance(tmp_path):
     assert (tmp_path / "locality.png").stat().st_size > 5000
 
 
+def test_a_dial_without_host_reads_saves_none(tmp_path):
+    rows = locality.run(
+        tmp_path, ["power_law:100"], scales=[1, 2], samplers=["neighbor"], buffer_share=1.0, num_batches=1, num_keys=2,
+        num_targets=4,
+    )["dial"]  # fmt: skip
+    assert [row["host_reads_saved"] for row in rows] == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"scales": [2, 4]}, r"bench.scales must hold 1, .* got \[2, 4\]"),
         ({"samplers": ["walk"]}, "bench.samplers must be of neighbor, layerwise; got walk"),
         ({"graphs": ["nothing_there"]}, "no graph 'nothing_there'"),
+        ({"train_graphs": ["nothing_there"]}, "no graph 'nothing_there'"),
     ],
 )
 def test_bad_settings_are_named(tmp_path, options, message):

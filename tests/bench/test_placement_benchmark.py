@@ -79,6 +79,9 @@ def test_a_generated_workload_is_the_same_twice():
     [
         ({"graphs": ["nothing_there"]}, "no graph 'nothing_there'"),
         ({"methods": ["rule", "best"]}, "bench.methods must be of .*; got best"),
+        ({"methods": ["naive"]}, r"bench.methods must hold rule, which the others are compared with, got \['naive'\]"),
+        ({"seeds": []}, "bench.seeds must hold at least one value"),
+        ({"buffer_shares": [0.1, 1.5]}, r"bench.buffer_shares must be in \(0, 1\], got \[0.1, 1.5\]"),
         ({"devices": {"x": 4}}, "bench.devices.x must list the sizes of groups"),
     ],
 )
