@@ -31,6 +31,8 @@ _HOME = {
     "plan": "planner",
     "Plan": "planner",
     "GraphDataset": "dataset",
+    "LinkSet": "dataset",
+    "hold_out_edges": "dataset",
     "NeighborSampler": "sampler",
     "ClusterSampler": "sampler",
     "SaintSampler": "sampler",

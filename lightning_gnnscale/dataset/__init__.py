@@ -3,8 +3,19 @@
 from .files import load_files
 from .generated import generate
 from .graph_dataset import CSRFeatures, GraphDataset
+from .link_split import LinkSet, hold_out_edges
 from .npz import load_npz
 from .pyg import load_pyg
 from .split import random_split
 
-__all__ = ["CSRFeatures", "GraphDataset", "generate", "load_files", "load_npz", "load_pyg", "random_split"]
+__all__ = [
+    "CSRFeatures",
+    "GraphDataset",
+    "LinkSet",
+    "generate",
+    "hold_out_edges",
+    "load_files",
+    "load_npz",
+    "load_pyg",
+    "random_split",
+]

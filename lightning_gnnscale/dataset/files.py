@@ -6,6 +6,7 @@ import numpy as np
 
 from ..edge_stream import EdgeStream, NodeIds, open_edge_stream
 from .graph_dataset import GraphDataset
+from .link_split import held_out
 from .split import random_split
 
 
@@ -30,6 +31,7 @@ def load_files(
     relabel: bool = False,
     nodes: str | None = None,
     reader: dict | None = None,
+    hold_out: dict | None = None,
 ) -> GraphDataset:
     """Open a graph from files; nothing but labels and masks is read into memory.
 
@@ -47,6 +49,7 @@ def load_files(
         nodes: with relabel, .npy of (num_nodes,) ids: which node each row of the other files is about. Without it,
             rows go by the first appearance of an id in the edges.
         reader: options of the edge reader, for example {"dtype": "int32"} for .bin.
+        hold_out: edges held out as links, arguments of `hold_out_edges` by name, or None.
 
     Raises:
         FileNotFoundError, ValueError: one line that names the key and the file.
@@ -87,7 +90,7 @@ def load_files(
     masks = {key[:-5]: _as_mask(key, arrays[key], num_nodes) for key in arrays if key.endswith("_mask")}
     if not masks and label_array is not None:
         masks = random_split(label_array, fractions, split_seed)
-    return GraphDataset(
+    dataset = GraphDataset(
         name=name or Path(edges).name.split(".")[0].replace("*", "") or "graph",
         stream=stream,
         features=arrays.get("features"),
@@ -98,6 +101,7 @@ def load_files(
         edge_features=arrays.get("edge_features"),
         source={key: _stamp(path) for key, path in (("features", features), ("labels", labels)) if path},
     )
+    return held_out(dataset, hold_out)
 
 
 def _num_rows(arrays: dict[str, np.ndarray], needs_nodes: bool) -> int | None:

@@ -9,6 +9,7 @@ from filelock import FileLock
 from ..edge_stream import SyntheticGraph, open_edge_stream, write_edges
 from ..rng import fold
 from .graph_dataset import GraphDataset
+from .link_split import held_out
 
 
 def generate(
@@ -33,6 +34,7 @@ def generate(
     community_exponent: float | None = None,
     max_community: float | None = None,
     progress: Callable[[str, int, int | None], None] | None = None,
+    hold_out: dict | None = None,
 ) -> GraphDataset:
     """Generate a planted-partition graph with power-law degrees, or open the one that was generated before.
 
@@ -46,6 +48,7 @@ def generate(
         name: of the data set.
         to_undirected, remove_self_loops, chunk_edges: see `open_edge_stream`.
         progress: (what, done, total).
+        hold_out: edges held out as links, arguments of `hold_out_edges` by name, or None.
 
     Cost: about 0.1 us an edge and 15 ns a feature value, once; 8 bytes an edge on disk.
     """
@@ -81,7 +84,7 @@ def generate(
         remove_self_loops=remove_self_loops,
         dtype="int32",
     )
-    return GraphDataset(
+    dataset = GraphDataset(
         name=name,
         stream=stream,
         features=str(rows),
@@ -90,3 +93,4 @@ def generate(
         num_classes=classes,
         source={"generated": parameters, "num_classes": classes},
     )
+    return held_out(dataset, hold_out)

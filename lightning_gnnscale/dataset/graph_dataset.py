@@ -67,6 +67,7 @@ class GraphDataset:
         masks: {"train": bool (num_nodes,), "val": ..., "test": ...}.
         num_classes: classes, or labels a node where there are several.
         edge_weight, edge_features: by edge id of the stream, or None.
+        links: {"val": LinkSet, "test": LinkSet}, edges that the stream does not have, see `hold_out_edges`.
         source: what identifies it beyond the stream, for fingerprints: plain values.
     """
 
@@ -79,6 +80,7 @@ class GraphDataset:
     edge_weight: Any = None
     edge_features: Any = None
     source: dict = field(default_factory=dict)
+    links: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
         unknown = sorted(set(self.masks) - set(MASK_NAMES))

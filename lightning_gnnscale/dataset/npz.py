@@ -7,6 +7,7 @@ import numpy as np
 
 from ..edge_stream import open_edge_stream
 from .graph_dataset import CSRFeatures, GraphDataset
+from .link_split import held_out
 from .split import random_split
 
 ENV_ROOT = "GNNSCALE_DATA"
@@ -35,6 +36,7 @@ def load_npz(
     to_undirected: bool = True,
     remove_self_loops: bool = True,
     chunk_edges: int = 1 << 22,
+    hold_out: dict | None = None,
 ) -> GraphDataset:
     """Open one folder of public graphs.
 
@@ -45,6 +47,7 @@ def load_npz(
         fractions, split_seed: of a random split, see `random_split`.
         normalize: divide each row of sparse features by its Euclidean length; False keeps counts.
         to_undirected, remove_self_loops, chunk_edges: see `open_edge_stream`.
+        hold_out: edges held out as links, arguments of `hold_out_edges` by name, or None.
 
     The file holds `edge_index` (2, num_edges); `x` (num_nodes, dim) or `x_data`, `x_indices`, `x_indptr`, `x_shape`;
     `y` (num_nodes,), -1 = unknown; `train_mask`, `val_mask`, `test_mask`. Everything but the edges is optional.
@@ -78,7 +81,8 @@ def load_npz(
         to_undirected=to_undirected,
         remove_self_loops=remove_self_loops,
     )
-    return GraphDataset(name=path.parent.name, stream=stream, features=features, labels=labels, masks=masks)
+    dataset = GraphDataset(name=path.parent.name, stream=stream, features=features, labels=labels, masks=masks)
+    return held_out(dataset, hold_out)
 
 
 def _find(name: str, root: str | None) -> Path:

@@ -4,6 +4,7 @@ import numpy as np
 
 from ..edge_stream import open_edge_stream
 from .graph_dataset import GraphDataset
+from .link_split import held_out
 from .split import random_split
 
 
@@ -16,6 +17,7 @@ def load_pyg(
     to_undirected: bool = True,
     remove_self_loops: bool = False,
     chunk_edges: int = 1 << 22,
+    hold_out: dict | None = None,
     **dataset_options,
 ) -> GraphDataset:
     """Take a graph from PyG.
@@ -24,6 +26,7 @@ def load_pyg(
         data: a `torch_geometric.data.Data` with `edge_index`, and `x`, `y`, `train_mask`, ... where it has them.
         dataset: instead of `data`, a class of `torch_geometric.datasets`, for example "Planetoid"; its first graph.
         name: of the data set, passed on to the class where it takes one.
+        hold_out: edges held out as links, arguments of `hold_out_edges` by name, or None.
         dataset_options: further arguments of the class, for example `root`.
 
     Raises:
@@ -56,10 +59,11 @@ def load_pyg(
         remove_self_loops=remove_self_loops,
     )
     features = getattr(data, "x", None)
-    return GraphDataset(
+    graph = GraphDataset(
         name=(name or dataset or "pyg").lower(),
         stream=stream,
         features=None if features is None else features.numpy(),
         labels=labels,
         masks=masks,
     )
+    return held_out(graph, hold_out)

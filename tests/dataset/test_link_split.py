@@ -1,0 +1,126 @@
+"""Held-out links: none of them comes back into the graph, whatever the order, direction or repeats of the edges."""
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lightning_gnnscale.dataset import GraphDataset, generate, hold_out_edges, load_npz
+from lightning_gnnscale.dataset.link_split import held_out
+from lightning_gnnscale.edge_stream import open_edge_stream
+from lightning_gnnscale.partition_store import write_partition_store
+from lightning_gnnscale.partitioner import partition
+
+EDGES = np.random.default_rng(0).integers(0, 200, (2, 3000))
+
+
+def dataset_of(edges, **options) -> GraphDataset:
+    return GraphDataset("g", open_edge_stream(np.ascontiguousarray(edges), **options))
+
+
+def edges_of(stream) -> np.ndarray:
+    return np.concatenate([np.stack([chunk.src, chunk.dst]) for chunk in stream.chunks()], axis=1)
+
+
+def pairs(edges) -> set:
+    return {tuple(sorted(edge)) for edge in np.asarray(edges).T.tolist()}
+
+
+@pytest.mark.parametrize("options", [{"to_undirected": True}, {"layout": "directed"}])
+def test_the_three_sets_are_disjoint_and_complete(options):
+    made = hold_out_edges(dataset_of(EDGES, num_nodes=210, **options), val=0.1, test=0.2, seed=3)
+    kept, val, test = (
+        pairs(edges) for edges in (edges_of(made.stream), made.links["val"].edges, made.links["test"].edges)
+    )
+    assert not kept & val and not kept & test and not val & test
+    assert kept | val | test == pairs(EDGES)
+    assert made.stream.count() == (210, made.stream.num_edges)
+    # Shares of some 2,800 distinct pairs: 4 standard deviations of a binomial are below 0.035.
+    total = len(kept | val | test)
+    assert abs(len(val) / total - 0.1) < 0.035
+    assert abs(len(test) / total - 0.2) < 0.035
+    assert np.array_equal(edges_of(made.stream), edges_of(made.stream))
+
+
+def test_self_loops_stay_and_undirected_links_stand_once_in_either_direction():
+    both = np.concatenate([EDGES, EDGES[::-1]], axis=1)
+    made = hold_out_edges(dataset_of(both, to_undirected=True), val=0.2, test=0.2)
+    loops = int((both[0] == both[1]).sum())
+    kept = edges_of(made.stream)
+    assert loops == int((kept[0] == kept[1]).sum())
+    edges = made.links["test"].edges
+    assert len(pairs(edges)) == edges.shape[1]
+    assert 0.3 < (edges[0] < edges[1]).mean() < 0.7
+
+
+@pytest.mark.parametrize("chunk_edges", [7, 500, 1 << 20])
+def test_order_chunks_direction_and_repeats_change_no_split(chunk_edges):
+    reference = hold_out_edges(dataset_of(EDGES, to_undirected=True), seed=5)
+    order = np.random.default_rng(1).permutation(EDGES.shape[1])
+    other = np.concatenate([EDGES[:, order][::-1], EDGES[:, :100]], axis=1)
+    made = hold_out_edges(dataset_of(other, to_undirected=True, chunk_edges=chunk_edges), seed=5)
+    for name in ("val", "test"):
+        assert np.array_equal(made.links[name].edges, reference.links[name].edges)
+    assert pairs(edges_of(made.stream)) == pairs(edges_of(reference.stream))
+    assert pairs(hold_out_edges(dataset_of(EDGES), seed=6).links["test"].edges) != pairs(reference.links["test"].edges)
+
+
+def test_a_store_holds_no_held_out_link_in_any_direction(tmp_path):
+    made = hold_out_edges(dataset_of(EDGES, to_undirected=True), val=0.1, test=0.1)
+    store = write_partition_store(tmp_path / "s", made.stream, partition(made.stream, "random", num_parts=3))
+    targets = np.repeat(np.arange(store.num_nodes), np.diff(store.csc.indptr))
+    arcs = pairs(store.original_nid[np.stack([np.asarray(store.csc.indices), targets])])
+    assert len(arcs) > 1000
+    for links in made.links.values():
+        assert not arcs & pairs(links.edges)
+
+
+def test_edge_weights_follow_their_edges():
+    weight = EDGES[0] * 1000.0 + EDGES[1]
+    made = hold_out_edges(replace(dataset_of(EDGES), edge_weight=weight, edge_features=weight[:, None]))
+    kept = edges_of(made.stream)
+    assert np.array_equal(made.edge_weight, kept[0] * 1000.0 + kept[1])
+    assert np.array_equal(made.edge_features[:, 0], made.edge_weight)
+
+
+def test_arbitrary_ids_and_fingerprints():
+    named = EDGES.astype(np.int64) * 10**12
+    made = hold_out_edges(dataset_of(named, relabel=True))
+    ids = np.asarray(made.stream.node_ids)
+    original = {tuple(sorted(ids[list(pair)].tolist())) for pair in pairs(edges_of(made.stream))}
+    assert original <= pairs(named)
+    prints = {
+        hold_out_edges(dataset_of(EDGES), val, 0.1, seed).stream.fingerprint() for val in (0, 0.1) for seed in (0, 1)
+    }
+    assert len(prints | {dataset_of(EDGES).stream.fingerprint()}) == 5
+
+
+def test_a_filtered_stream_goes_to_another_process():
+    made = hold_out_edges(dataset_of(EDGES))
+    assert np.array_equal(edges_of(pickle.loads(pickle.dumps(made.stream))), edges_of(made.stream))
+
+
+def test_loaders_take_hold_out(tmp_path, public_graphs):
+    small = {"num_nodes": 300, "num_edges": 2000, "folder": str(tmp_path)}
+    made = generate(**small, hold_out={"val": 0.0, "test": 0.1})
+    assert set(made.links) == {"test"}
+    assert made.stream.count()[1] < 2000 == generate(**small).stream.count()[1]
+    cora = load_npz("cora", str(public_graphs), hold_out={"seed": 1})
+    assert set(cora.links) == {"val", "test"}
+    assert 150 < cora.links["val"].edges.shape[1] < 380  # a twentieth of 5,278, and 6 standard deviations
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"val": 1.0}, r"dataset.hold_out.val must be in \[0, 1\), got 1.0"),
+        ({"val": 0.5, "test": 0.5}, "val \\+ test must be above 0 and below 1, got 1.0"),
+        ({"val": 0, "test": 0}, "must be above 0 and below 1, got 0"),
+        ({"test": 1e-9}, "dataset.hold_out.test=1e-09 holds none of 3000 edges: raise it"),
+        ({"tests": 0.1}, "dataset.hold_out takes val, test and seed, got tests"),
+    ],
+)
+def test_bad_shares(options, message):
+    with pytest.raises(ValueError, match=message):
+        held_out(dataset_of(EDGES), options)
