@@ -24,7 +24,7 @@ def test_auto_measures_once_and_remembers(memory, monkeypatch):
     (devices, entry), *others = json.loads(memory.read_text()).items()
     assert devices.startswith("cpu: ") and not others
     assert 0 <= entry["alpha"] <= 1 and entry["peer_ns_per_row"] > 0 and entry["host_ns_per_row"] > 0
-    assert entry["alpha"] == min(1, entry["peer_ns_per_row"] / entry["host_ns_per_row"])
+    assert entry["alpha"] == pytest.approx(min(1, entry["peer_ns_per_row"] / entry["host_ns_per_row"]))
     monkeypatch.setattr(link_cost, "measure_on_cpu", lambda: pytest.fail("measured again"))
     again = gs.place(prob, 2, 10, alpha="auto")
     expected = gs.place(prob, 2, 10, alpha=entry["alpha"])
