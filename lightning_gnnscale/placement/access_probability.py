@@ -27,7 +27,7 @@ def access_probability(
     fanouts: Sequence[int] = (15, 10, 5),
     batch_size: int = 1024,
     num_epochs: int = 2,
-    num_batches: int = 32,
+    num_batches: int = 64,
     seed: int = 0,
 ) -> np.ndarray:
     """Estimate how likely a batch reads each node's features.
