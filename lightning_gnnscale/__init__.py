@@ -41,6 +41,10 @@ _HOME = {
     "LocalityBias": "sampler",
     "MiniBatch": "sampler",
     "NeighborLoader": "loader",
+    "DistributedEmbedding": "embedding",
+    "RemoteFeatures": "embedding",
+    "SparseAdam": "embedding",
+    "SparseSGD": "embedding",
     "PartitionDataModule": "datamodule",
     "FullGraphDataModule": "datamodule",
     "PredictionWriter": "datamodule",
@@ -66,6 +70,7 @@ _HOME = {
 }
 _SUBMODULES = (
     "dataset",
+    "embedding",
     "events",
     "loader",
     "model",

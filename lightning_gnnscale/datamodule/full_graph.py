@@ -40,6 +40,8 @@ class FullGraphDataModule(StoredGraphDataModule):
     Cost: a rank holds its arcs, and features of own and halo rows, on the host and on its device.
     """
 
+    takes_inputs = False
+
     def __init__(
         self,
         store: str | os.PathLike | PartitionStore | None = None,

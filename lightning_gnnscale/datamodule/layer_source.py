@@ -50,7 +50,9 @@ class StoreLayerSource:
                 start = stop
 
     def gather(self, nodes: np.ndarray):
-        """Return the features of some nodes: a (num, dim) tensor, or sparse rows as the batch's `x_csr`."""
+        """Return the features of some nodes: a (num, dim) tensor, or sparse rows as `x_csr`; None without features."""
+        if self.store.features is None:
+            return None
         rows = self.store.features.gather(nodes)
         return sparse_rows_to_torch(rows) if self.store.features.is_sparse else torch.from_numpy(rows)
 

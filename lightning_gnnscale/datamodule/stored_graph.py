@@ -38,6 +38,8 @@ class StoredGraphDataModule(L.LightningDataModule):
         ValueError: an argument is out of range, or neither or both of store and data are given.
     """
 
+    takes_inputs = True  # whether the model may bring rows in place of features
+
     def __init__(
         self,
         store: str | os.PathLike | PartitionStore | None,
@@ -113,10 +115,14 @@ class StoredGraphDataModule(L.LightningDataModule):
         """Open the store.
 
         Raises:
-            PartitionStoreError: it has no features.
+            PartitionStoreError: it has no features, and the model brings none.
         """
-        if self.store.features is None:
-            raise PartitionStoreError(f"{self.root}: the store has no features; write it with features= to train on it")
+        inputs = getattr(getattr(self.trainer, "lightning_module", None), "inputs", None)
+        if self.store.features is None and (inputs is None or not self.takes_inputs):
+            remedy = ", or train embeddings: inputs=DistributedEmbedding(...) of the model" if self.takes_inputs else ""
+            raise PartitionStoreError(
+                f"{self.root}: the store has no features; write it with features= to train on it{remedy}"
+            )
 
     @property
     def store(self) -> PartitionStore:
@@ -127,7 +133,8 @@ class StoredGraphDataModule(L.LightningDataModule):
 
     @property
     def num_features(self) -> int:
-        return self.store.features.dim
+        """Width of the stored features; 0 without."""
+        return 0 if self.store.features is None else self.store.features.dim
 
     @property
     def num_classes(self) -> int:

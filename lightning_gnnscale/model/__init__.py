@@ -8,6 +8,7 @@ from .inference import LayerwiseOutput, layerwise_inference
 from .layer_source import EvaluationPass, LayerSource, RowBlock
 from .ngnn import NGNN
 from .node_classifier import NodeClassifier
+from .node_inputs import NodeInputs, TakesInputs
 from .row_arcs import RowArcs, prepared_rows
 from .row_layers import RowLayer
 from .sgc import SGC
@@ -23,9 +24,11 @@ __all__ = [
     "LayerSource",
     "LayerwiseOutput",
     "NodeClassifier",
+    "NodeInputs",
     "RowArcs",
     "RowBlock",
     "RowLayer",
+    "TakesInputs",
     "layerwise_inference",
     "prepared_rows",
 ]

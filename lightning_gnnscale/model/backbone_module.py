@@ -4,12 +4,12 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import lightning as L
 import torch
 from torch import Tensor, nn
 
 from ..errors import StrategyError
 from .inference import LayerwiseOutput, layerwise_inference
+from .node_inputs import NodeInputs, TakesInputs
 from .row_arcs import prepared_rows
 
 BATCH_ARGUMENTS = ("edge_weight", "degree", "indptr", "num_sampled_nodes")
@@ -17,7 +17,7 @@ MAKE_OPTIMIZER = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 MAKE_SCHEDULER = Callable[[torch.optim.Optimizer], Any]
 
 
-class BackboneModule(L.LightningModule):
+class BackboneModule(TakesInputs):
     """Base of the Lightning modules.
 
     Args:
@@ -25,10 +25,18 @@ class BackboneModule(L.LightningModule):
             `edge_weight`, `degree`, `indptr` and `num_sampled_nodes` that its `forward` names.
         optimizer: callable parameters -> optimizer (a partial), or None: Adam with `hparams` lr and weight_decay.
         scheduler: callable optimizer -> learning-rate scheduler, stepped each epoch by `val_loss`, or None.
+        inputs: rows by node, see `TakesInputs`, or None.
     """
 
-    def __init__(self, backbone: nn.Module, optimizer: MAKE_OPTIMIZER | None, scheduler: MAKE_SCHEDULER | None):
+    def __init__(
+        self,
+        backbone: nn.Module,
+        optimizer: MAKE_OPTIMIZER | None,
+        scheduler: MAKE_SCHEDULER | None,
+        inputs: NodeInputs | None = None,
+    ):
         super().__init__()
+        self.inputs = inputs
         self.backbone, self.make_optimizer, self.make_scheduler = backbone, optimizer, scheduler
         self._accepted = _accepted_arguments(backbone)
 
@@ -36,8 +44,7 @@ class BackboneModule(L.LightningModule):
         """Return the outputs for a mini-batch, (num_rows, out_channels) with the seeds first."""
         if getattr(batch, "full_graph", False):
             return self._forward_rows(batch)
-        sparse = getattr(batch, "x_csr", None) if getattr(self.backbone, "accepts_sparse", False) else None
-        x = batch.x if sparse is None else sparse
+        x = self._features(batch)
         if isinstance(x, Tensor):
             x = x.to(next(self.backbone.parameters()).dtype)
         arguments = {name: getattr(batch, name, None) for name in self._accepted}
@@ -52,9 +59,18 @@ class BackboneModule(L.LightningModule):
             arguments["num_sampled_nodes"] = [batch.batch_size]
         return self.backbone(x, batch.edge_index, **{k: v for k, v in arguments.items() if v is not None})
 
+    def _features(self, batch: Any) -> Any:
+        """Return what the backbone reads of a mini-batch; sparse rows stay sparse where it takes them."""
+        if self.inputs is not None:
+            return self.features_of(batch)
+        sparse = getattr(batch, "x_csr", None) if getattr(self.backbone, "accepts_sparse", False) else None
+        return batch.x if sparse is None else sparse
+
     def _forward_rows(self, batch: Any) -> Tensor:
         """Return the outputs of this process's rows of the whole graph."""
         backbone = self.backbone
+        if self.inputs is not None:
+            raise StrategyError("inputs= is for mini-batches, not for the whole graph: use PartitionDataModule")
         if not hasattr(backbone, "forward_rows"):
             raise StrategyError(
                 f"{type(backbone).__name__} has no forward_rows(x, arcs), so its layers cannot exchange rows: use GCN, "
@@ -85,7 +101,7 @@ class BackboneModule(L.LightningModule):
                 f"{type(self.backbone).__name__} has no layer(index, x, block), so it cannot be evaluated layer by "
                 'layer: give the DataModule evaluation="sampled"'
             )
-        return layerwise_inference(self.backbone, batch.source, device=self.device)
+        return layerwise_inference(self.backbone, self.source_of(batch), device=self.device)
 
     def _edge_weight(self, batch: Any) -> Tensor | None:
         """Return the batch's arc weights, as the backbone sums them.

@@ -10,6 +10,7 @@ from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy, MultilabelF1Score
 
 from .backbone_module import MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
+from .node_inputs import NodeInputs
 
 LOSSES = ("ce",)
 UNKNOWN = -1  # label of a node that has none
@@ -34,6 +35,9 @@ class NodeClassifier(BackboneModule):
         scheduler: callable optimizer -> learning-rate scheduler, stepped each epoch, or None.
         loss: "ce" (binary for several labels), or a callable (outputs, labels) -> (num_rows,) losses.
         predict_logits: predict the outputs, not the class (or the 0/1 labels).
+        inputs: rows by node that stand behind the stored features, or in their place where there are none:
+            `DistributedEmbedding`, which is trained along, or `RemoteFeatures`; None: stored features alone. The
+            backbone's `in_channels` counts them.
 
     Raises:
         ValueError: num_classes is neither given nor the backbone's; an unknown loss.
@@ -50,14 +54,15 @@ class NodeClassifier(BackboneModule):
         scheduler: MAKE_SCHEDULER | None = None,
         loss: str | Callable[[Tensor, Tensor], Tensor] = "ce",
         predict_logits: bool = False,
+        inputs: NodeInputs | None = None,
     ):
-        super().__init__(backbone, optimizer, scheduler)
+        super().__init__(backbone, optimizer, scheduler, inputs)
         num_classes = num_classes or getattr(backbone, "out_channels", None)
         if num_classes is None:
             raise ValueError("num_classes must be given: the backbone has no out_channels to take it from")
         if not callable(loss) and loss not in LOSSES:
             raise ValueError(f"loss must be a callable or one of {list(LOSSES)}, got {loss!r}")
-        self.save_hyperparameters(ignore=["backbone", "optimizer", "scheduler", "loss"])
+        self.save_hyperparameters(ignore=["backbone", "optimizer", "scheduler", "loss", "inputs"])
         self.multilabel, self.num_classes, self.loss = multilabel, int(num_classes), loss
         self.scores = nn.ModuleDict({split: self._score() for split in ("val", "test")})
         self.losses = nn.ModuleDict({split: MeanMetric() for split in ("val", "test")})

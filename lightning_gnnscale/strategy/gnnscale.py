@@ -17,7 +17,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.optim import Optimizer
 
 from ..errors import StrategyError
-from . import averaging
+from . import averaging, rows_beside
 from .exchange import EXCHANGE_POLICIES, ExchangePolicy, NoExchange
 from .round_callback import RoundCallback
 from .trainer_check import check_module
@@ -146,6 +146,8 @@ class GNNScaleStrategy(DDPStrategy):
         # The one hook that sees every training batch, None included, before anything is done with it.
         if self.lightning_module is not None and self.lightning_module.trainer.training:
             self.weights.begin_batch(batch)
+            if batch is None and hasattr(self.lightning_module, "on_batch_missing"):
+                self.lightning_module.on_batch_missing()
             if self._exchange_run is not None:
                 self._exchange_run.begin_step(self.lightning_module.trainer.current_epoch)
             key = getattr(batch, "key", None)
@@ -174,7 +176,30 @@ class GNNScaleStrategy(DDPStrategy):
             merged = self.weights.merge(_gather_to_rank_zero(self.weights.state_dict()))
             if merged:
                 checkpoint[CHECKPOINT_KEY] = merged
+        kept = self._save_inputs(checkpoint, filepath)
         super().save_checkpoint(checkpoint, filepath, storage_options)
+        if kept is not None and self.is_global_zero:
+            rows_beside.remove_others(filepath, kept)
+
+    def _save_inputs(self, checkpoint: dict[str, Any], filepath: Any) -> list[dict[str, Any]] | None:
+        """Let each rank write the rows that it owns; the checkpoint tells their names."""
+        if not hasattr(self.lightning_module, "save_inputs"):
+            return None
+        folder = rows_beside.folder_of(filepath)
+        own = self.lightning_module.save_inputs(folder, "optimizer_states" in checkpoint)
+        if own is None:
+            return None
+        ranks = _gather_to_rank_zero(own)
+        checkpoint[rows_beside.CHECKPOINT_KEY] = {"folder": str(folder), "ranks": ranks}
+        return ranks
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        return rows_beside.located(super().load_checkpoint(checkpoint_path, weights_only), checkpoint_path)
+
+    def remove_checkpoint(self, filepath: Any) -> None:
+        super().remove_checkpoint(filepath)
+        if self.is_global_zero:
+            rows_beside.remove(filepath)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         super().load_optimizer_state_dict(checkpoint)

@@ -1,0 +1,204 @@
+"""`DistributedEmbedding`: learnable rows by node, pulled and pushed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..rng import fold
+from .initial_rows import default_scale, fill_initial
+from .optimizers import OPTIMIZERS, SparseAdam, SparseSGD, sum_duplicates
+from .owned_rows import OwnedRows, _as_array
+from .ownership import Ownership, checked_nodes
+from .row_exchange import Requests, push_rows
+from .shards import load_rows, save_rows
+from .shared_table import Column, SharedTable
+
+
+class DistributedEmbedding(OwnedRows):
+    """Learnable node embeddings (num_nodes, dim), sharded by part, with a sparse optimizer of their own.
+
+    `pull` reads rows, `push` steps the rows of a batch by their gradients. The processes of a host write to one
+    table without locks (Hogwild): steps of the same row at the same moment may overwrite each other, rows that no
+    other process pushes lose nothing. Rows of another host are pulled from it and pushed to it: both calls are then
+    collectives that every rank enters, one without a batch by `skip`; what several ranks push to a row of another
+    host in one call is one step.
+
+    Give it to `NodeClassifier(inputs=...)`: the rows of `batch.n_id` are then the batch's features, or stand behind
+    its stored ones; they are pulled in the forward and pushed after the backward. Its weights are no parameters:
+    weight policies, schedulers and clipping leave them alone.
+
+    Args:
+        num_nodes, dim: of the table, >= 1.
+        part_offsets: (num_parts + 1,) of the store; see `OwnedRows`.
+        optimizer: `SparseAdam`, `SparseSGD`, "adam" or "sgd"; its state lies beside the rows.
+        seed: of the initial values.
+        scale: initial values are uniform in [-scale, scale); None: sqrt(3 / dim), rows of about length 1.
+        node_keys: (num_nodes,) integers that initial values go by, for example `store.original_nid`, so that they do
+            not depend on how the graph was partitioned; None: the ids.
+        dtype: "float32" or "float64".
+        hosts: see `OwnedRows`.
+
+    Attributes:
+        nbytes: of this host's rows and their optimizer's state.
+        received_bytes: rows and gradients that came from other hosts so far.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Cost: dim * 4 bytes a row; with Adam three times as much and 4 bytes.
+    Source: Zheng et al., DistDGL, sections 5.4 and 5.6. Differs: bias correction by row is an option, and values
+        that were pulled together from another host are pushed together.
+    """
+
+    what = "DistributedEmbedding"
+    remedy = 'take a smaller dim, optimizer="sgd", or more hosts'
+
+    def __init__(
+        self,
+        num_nodes: int,
+        dim: int,
+        part_offsets: np.ndarray | None = None,
+        optimizer: SparseAdam | SparseSGD | str = "adam",
+        seed: int = 0,
+        scale: float | None = None,
+        node_keys: np.ndarray | None = None,
+        dtype: str = "float32",
+        hosts: Sequence[int] | None = None,
+    ):
+        if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, or an optimizer, got {optimizer!r}")
+        if np.dtype(dtype).name not in ("float32", "float64"):
+            raise ValueError(f"dtype must be float32 or float64, got {dtype!r}")
+        if scale is not None and not (scale >= 0 and np.isfinite(scale)):
+            raise ValueError(f"scale must be finite and >= 0, or None, got {scale}")
+        if node_keys is not None and len(node_keys) != num_nodes:
+            raise ValueError(f"node_keys must have {num_nodes} entries, got {len(node_keys)}")
+        self.optimizer = OPTIMIZERS[optimizer]() if isinstance(optimizer, str) else optimizer
+        super().__init__(num_nodes, dim, dtype, part_offsets, hosts)
+        self.seed, self.scale, self.node_keys = seed, default_scale(dim) if scale is None else scale, node_keys
+        self.loaded = False
+        self._traced: list[tuple[np.ndarray, Tensor]] = []
+
+    @property
+    def num_pushes(self) -> int:
+        """Pushes to this host's rows so far, each rank's counted."""
+        return int(self._table.counter[0]) if self.is_open else 0
+
+    def push(self, nodes: np.ndarray | Tensor, gradients: np.ndarray | Tensor) -> None:
+        """Step the rows of some nodes; with several hosts a collective.
+
+        Args:
+            nodes: (num,) integers in [0, num_nodes); gradients of a node that comes twice are added up first.
+            gradients: (num, dim), of the loss by the rows.
+
+        Raises:
+            ValueError: a node is out of range, or gradients of another shape.
+            StrategyError: another rank was lost.
+        """
+        ids = checked_nodes(_as_array(nodes), self.num_nodes)
+        values = np.ascontiguousarray(_as_array(gradients), self.dtype)
+        if values.shape != (len(ids), self.dim):
+            raise ValueError(f"gradients must have shape ({len(ids)}, {self.dim}), got {values.shape}")
+        ids, values = sum_duplicates(ids, values)
+        if self.is_local:
+            self._apply(ids, values)
+            return
+        requests = Requests(ids, self._ownership, self._hosts)
+        rows, received = push_rows(
+            requests, self._hosts, values, lambda: self._apply(requests.rows, values[requests.here])
+        )
+        self.received_bytes += received.nbytes
+        self._apply(*sum_duplicates(rows, received))
+
+    def __call__(self, nodes: Tensor) -> Tensor:
+        """Return the rows of a batch's nodes on their device; with gradients enabled, `step` pushes theirs.
+
+        Args:
+            nodes: (num,) int64 tensor.
+        """
+        rows = self.pull(nodes).to(nodes.device)
+        if torch.is_grad_enabled():
+            rows.requires_grad_()
+            self._traced.append((_as_array(nodes), rows))
+        return rows
+
+    def step(self) -> None:
+        """Push the gradients of all rows that were called for since the last step; rows without one push nothing."""
+        traced, self._traced = self._traced, []
+        for nodes, rows in traced:
+            if rows.grad is None:
+                self.push(nodes[:0], np.empty((0, self.dim), self.dtype))
+            else:
+                self.push(nodes, rows.grad)
+
+    def skip(self) -> None:
+        """Take part in a training step without a batch."""
+        if not self.is_local:
+            nothing = np.empty(0, np.int64)
+            self.pull(nothing)
+            self.push(nothing, np.empty((0, self.dim), self.dtype))
+
+    def save(self, folder: str | Path, with_state: bool = True) -> dict[str, Any]:
+        """Write this rank's share of its host's rows; on every rank, into one folder that all reach.
+
+        Args:
+            folder: created if it is missing; files of earlier saves stay.
+            with_state: the optimizer's state too.
+
+        Returns:
+            What this rank wrote, plain containers; the list of those of all ranks is what `load` takes.
+        """
+        arrays = self._arrays()
+        chosen = {name: arrays[name] for name in self._columns() if name == "rows" or with_state}
+        facts = {"num_nodes": self.num_nodes, "dim": self.dim, "dtype": self.dtype.str, "pushes": self.num_pushes}
+        return facts | {"files": save_rows(Path(folder), chosen, self._share())}
+
+    def load(self, folder: str | Path, saved: list[dict[str, Any]]) -> None:
+        """Read this rank's share of its host's rows, however they were sharded when they were saved; on every rank.
+
+        Args:
+            folder: as given to `save`.
+            saved: what `save` returned on every rank then.
+
+        Raises:
+            PartitionStoreError: a file is missing or damaged, or the rows are of other shape.
+        """
+        load_rows(Path(folder), saved, self._arrays(), self._share(), (self.num_nodes, self.dim, self.dtype.str))
+        self._table.counter[0] = max(one["pushes"] for one in saved)
+        self.loaded = True
+        self._barrier()
+
+    def _apply(self, rows: np.ndarray, gradients: np.ndarray) -> None:
+        arrays = self._arrays()
+        self._table.counter[0] += 1
+        self.optimizer.apply(
+            rows, gradients, arrays["rows"], arrays.get("moments"), arrays.get("counts"), self.num_pushes
+        )
+
+    def _columns(self) -> dict[str, Column]:
+        columns = super()._columns()
+        if self.optimizer.num_moments:
+            columns["moments"] = Column(self.optimizer.num_moments * self.dim, self.dtype.str)
+            columns["counts"] = Column(1, "<i4")
+        return columns
+
+    def _fill(self, share: list[tuple[slice, slice]], before: tuple[SharedTable, Ownership] | None = None) -> None:
+        if before is not None:
+            self._copy(share, *before)
+            return
+        key = np.uint64(fold(self.seed, self.dim))
+        for ids, rows in share:
+            nodes = np.arange(ids.start, ids.stop) if self.node_keys is None else np.asarray(self.node_keys[ids])
+            fill_initial(self._arrays()["rows"][rows], nodes, key, self.scale)
+
+    def _copy(self, share: list[tuple[slice, slice]], table: SharedTable, ownership: Ownership) -> None:
+        """Take over rows that this process had before they were shared out."""
+        for ids, rows in share:
+            _, places = ownership.locate(np.arange(ids.start, ids.stop))
+            for name, array in self._arrays().items():
+                array[rows] = table.arrays[name][places]
+        self._table.counter[0] = table.counter[0]

@@ -1,0 +1,211 @@
+"""Rows by node that the hosts of a run own: what embeddings and remote features share."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import PlacementError
+from ..events import record
+from ..loader import BufferPool
+from ..placement.joining import gather_objects
+from ..triton_kernels.gather_rows import gather_rows
+from .hosts import Hosts
+from .ownership import Ownership, checked_nodes, checked_offsets
+from .row_exchange import Requests, pull_rows
+from .shared_table import Column, SharedTable, table_bytes
+
+
+class OwnedRows:
+    """A table of (num_nodes, dim), a part of it in the memory of each host, that every rank reads as a whole.
+
+    With one host a read is a copy out of shared memory, and ranks do as they please. With several, `pull` is a
+    collective: every rank enters it in every step, one without a batch by `skip`.
+
+    Args:
+        num_nodes, dim: of the table, >= 1.
+        dtype: of the rows.
+        part_offsets: (num_parts + 1,) a part is a range of ids and belongs to the host of the rank that trains it;
+            None: each host owns an equal range.
+        hosts: host of each rank; None: by the machines that the ranks run on.
+
+    Raises:
+        ValueError: an argument outside its range.
+    """
+
+    what = "rows"
+    remedy = "take more hosts"
+
+    def __init__(
+        self,
+        num_nodes: int,
+        dim: int,
+        dtype,
+        part_offsets: np.ndarray | None = None,
+        hosts: Sequence[int] | None = None,
+    ):
+        for name, value in {"num_nodes": num_nodes, "dim": dim}.items():
+            if not isinstance(value, int | np.integer) or value < 1:
+                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+        self.num_nodes, self.dim, self.dtype = int(num_nodes), int(dim), np.dtype(dtype)
+        self.part_offsets = None if part_offsets is None else checked_offsets(part_offsets)
+        if part_offsets is not None and self.part_offsets[-1] != num_nodes:
+            raise ValueError(f"part_offsets must end at num_nodes {num_nodes}, got {self.part_offsets[-1]}")
+        self.hosts_given = None if hosts is None else list(hosts)
+        self._hosts = Hosts.alone()
+        self._ownership = self._owners(self._hosts)
+        self._table: SharedTable | None = None
+        self._pool = BufferPool(1 << 30)
+        self.received_bytes = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the rows are in memory."""
+        return self._table is not None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether one host owns all rows, so that no call waits for another rank."""
+        return self._hosts.num_hosts == 1
+
+    @property
+    def nbytes(self) -> int:
+        """What the rows of this host take, all told; known before they are made."""
+        return table_bytes(self._ownership.num_rows(self._hosts.host), self._columns())
+
+    def open(self) -> "OwnedRows":
+        """Make all rows for this process alone, unless they stand; forked processes then share them."""
+        if self._table is None:
+            self._table = self._create()
+            self._fill(self._share())
+        return self
+
+    def join(self) -> "OwnedRows":
+        """Share the rows with the other ranks of the run; every rank must call it. Rows that stand are kept.
+
+        Raises:
+            PlacementError: too little memory.
+        """
+        hosts, owned_before = Hosts.join(self.hosts_given, self._hosts), self._ownership
+        if len(hosts.host_of_rank) == 1:
+            return self.open()
+        if self._table is not None and not self.is_local and hosts.host_of_rank != self._hosts.host_of_rank:
+            raise PlacementError(f"{self.what}: the hosts of the run have changed: save the rows and load them anew")
+        kept = self._table is not None and (hosts.num_hosts == 1 or not self.is_local)
+        before, self._hosts, self._ownership = self._table, hosts, self._owners(hosts)
+        leads = hosts.place[0] == 0
+        if leads and not kept:
+            self._table = self._create()
+        kept, ticket = gather_objects((kept, self._table.ticket) if leads else None)[hosts.ranks(hosts.host)[0]]
+        if not leads and (before is None or before.token != ticket[0]):
+            self._table = SharedTable.attach(ticket)
+        if not kept:
+            self._fill(self._share(), None if before is None else (before, owned_before))
+        gather_objects(None)  # all have mapped and filled
+        if before is not None and before is not self._table:
+            before.close()
+        return self
+
+    def close(self) -> None:
+        """Let go of the rows; processes that share them keep them."""
+        if self._table is not None:
+            self._table.close()
+            self._table = None
+
+    def pull(self, nodes: np.ndarray | Tensor) -> Tensor:
+        """Return the rows of some nodes; with several hosts a collective.
+
+        Args:
+            nodes: (num,) integers in [0, num_nodes), repeats allowed.
+
+        Returns:
+            (num, dim) tensor on the CPU, of memory that is used again when it is gone.
+
+        Raises:
+            ValueError: a node is out of range.
+            StrategyError: another rank was lost.
+        """
+        ids = checked_nodes(_as_array(nodes), self.num_nodes)
+        return torch.from_numpy(self._read(ids, self._pool.take((len(ids), self.dim), self.dtype)))
+
+    def rows_here(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """Yield (ids, their rows) of this rank's share of its host's rows; over all ranks each row comes once."""
+        values = self._arrays()["rows"]
+        for ids, rows in self._share():
+            yield ids, values[rows]
+
+    def _read(self, ids: np.ndarray, out: np.ndarray) -> np.ndarray:
+        values = self._arrays()["rows"]
+        if self.is_local:
+            return gather_rows(values, self._ownership.locate(ids)[1] if self._is_split else ids, out)
+        requests = Requests(ids, self._ownership, self._hosts)
+        self.received_bytes += pull_rows(requests, self._hosts, lambda rows: gather_rows(values, rows), out)
+        return out
+
+    @property
+    def _is_split(self) -> bool:
+        """Whether a row's place is not its id."""
+        return self._ownership.num_hosts > 1
+
+    def _columns(self) -> dict[str, Column]:
+        """Return the arrays of a host; "rows" are those that are pulled."""
+        return {"rows": Column(self.dim, self.dtype.str)}
+
+    def _fill(self, share: list[tuple[slice, slice]], before: tuple[SharedTable, Ownership] | None = None) -> None:
+        """Fill (ids, rows) of this host; `before`: rows that this process had before they were shared, and whose."""
+        raise NotImplementedError
+
+    def _create(self) -> SharedTable:
+        num_rows = self._ownership.num_rows(self._hosts.host)
+        record("rows", what=self.what, num_rows=num_rows, bytes=self.nbytes, host=self._hosts.host)
+        return SharedTable.create(num_rows, self._columns(), self.what, self.remedy)
+
+    def _share(self) -> list[tuple[slice, slice]]:
+        """Return (ids, rows) of this rank's share of its host's rows."""
+        position, ranks = self._hosts.place
+        num_rows = self._ownership.num_rows(self._hosts.host)
+        first, last = num_rows * position // ranks, num_rows * (position + 1) // ranks
+        pieces = []
+        for _, ids, rows in self._ownership.parts(self._hosts.host):
+            start, stop = max(rows.start, first), min(rows.stop, last)
+            if start < stop:
+                shift = ids.start - rows.start
+                pieces.append((slice(start + shift, stop + shift), slice(start, stop)))
+        return pieces
+
+    def _owners(self, hosts: Hosts) -> Ownership:
+        if self.part_offsets is not None:
+            return Ownership.by_rank(self.part_offsets, hosts.host_of_rank)
+        number = hosts.num_hosts
+        offsets = [self.num_nodes * host // number for host in range(number + 1)]
+        return Ownership(np.array(offsets), range(number), number)
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        if self._table is None:
+            raise PlacementError(f"{self.what}: the rows are not in memory: call open(), or join() on every rank")
+        return self._table.arrays
+
+    def _barrier(self) -> None:
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.barrier()
+
+    def __getstate__(self) -> dict:
+        """Send the rows to a process that this one starts as a ticket: both map the same rows."""
+        state = self.__dict__ | {"_pool": None, "_hosts": Hosts.alone(), "_table": None}
+        if self._table is not None and not self.is_local:
+            raise PlacementError(f"{self.what}: rows that several hosts own cannot be sent to another process")
+        state["_ownership"] = self._owners(Hosts.alone())
+        state["_ticket"] = None if self._table is None else self._table.ticket
+        return state
+
+    def __setstate__(self, state: dict) -> None:
+        ticket = state.pop("_ticket")
+        self.__dict__.update(state, _pool=BufferPool(1 << 30))
+        if ticket is not None:
+            self._table = SharedTable.attach(ticket)
+
+
+def _as_array(values: np.ndarray | Tensor) -> np.ndarray:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)

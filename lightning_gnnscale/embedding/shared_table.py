@@ -1,0 +1,86 @@
+"""One host's rows and what stands beside them, in memory that its processes share."""
+
+import uuid
+from typing import NamedTuple
+
+import numpy as np
+import psutil
+
+from ..errors import PlacementError
+from ..placement.shared_rows import RowTicket, SharedRows
+from ..units import format_bytes
+
+_COUNTER = "counter"
+
+
+class Column(NamedTuple):
+    """One array of a table: its width and dtype."""
+
+    width: int
+    dtype: str
+
+
+class SharedTable:
+    """Named arrays of as many rows, zero at first, writable by all processes of the host.
+
+    They have no name: they are gone with the last process that maps them, however that ends. A process that was
+    forked after they were made has them already.
+
+    Attributes:
+        token: of these very rows, on this host.
+        arrays: name to (num_rows, width).
+        counter: (1,) int64, of the table as a whole.
+    """
+
+    def __init__(self, token: str, rows: dict[str, SharedRows]):
+        self.token, self._rows = token, rows
+        self.arrays = {name: shared.array for name, shared in rows.items() if name != _COUNTER}
+        self.counter = rows[_COUNTER].array[0]
+
+    @classmethod
+    def create(cls, num_rows: int, columns: dict[str, Column], what: str, remedy: str) -> "SharedTable":
+        """Make the arrays.
+
+        Args:
+            num_rows: >= 0.
+            columns: name to width and dtype.
+            what, remedy: for the error.
+
+        Raises:
+            PlacementError: they need more memory than is free here; told before any is taken.
+        """
+        needed, free = table_bytes(num_rows, columns), psutil.virtual_memory().available
+        if needed > free:
+            raise PlacementError(
+                f"{what}: {num_rows} rows need {format_bytes(needed)} of shared memory on this host, "
+                f"{format_bytes(free)} are free: {remedy}"
+            )
+        rows = {name: SharedRows.create(num_rows, width, dtype) for name, (width, dtype) in columns.items()}
+        rows[_COUNTER] = SharedRows.create(1, 1, np.int64)
+        return cls(uuid.uuid4().hex, rows)
+
+    @property
+    def ticket(self) -> tuple[str, dict[str, RowTicket]]:
+        """What `attach` of another process of the host needs; good while this process lives."""
+        return self.token, {name: shared.ticket for name, shared in self._rows.items()}
+
+    @classmethod
+    def attach(cls, ticket: tuple[str, dict[str, RowTicket]]) -> "SharedTable":
+        """Map the arrays of another process.
+
+        Raises:
+            PlacementError: that process has ended.
+        """
+        token, tickets = ticket
+        return cls(token, {name: SharedRows.attach(one, write=True) for name, one in tickets.items()})
+
+    def close(self) -> None:
+        """Let go of the arrays; others that map them keep them."""
+        for shared in self._rows.values():
+            shared.release()
+        self._rows, self.arrays = {}, {}
+
+
+def table_bytes(num_rows: int, columns: dict[str, Column]) -> int:
+    """Return what the arrays of a table take."""
+    return num_rows * sum(width * np.dtype(dtype).itemsize for width, dtype in columns.values())
