@@ -44,7 +44,7 @@ def access_probability(
         fanouts: of "vip", "vip_sampled" and "presample": neighbours a node for each hop, >= 1, or -1 for all.
         batch_size: of the same: training nodes a batch, >= 1.
         num_epochs: that "presample" draws, >= 1.
-        num_batches: that "vip_sampled" draws, >= 2.
+        num_batches: that "vip_sampled" draws at most, >= 2.
         seed: of "vip_sampled" and "presample".
 
     Returns:

@@ -7,6 +7,7 @@ from ..jit import kernel
 from ..rng import batch_key, fold, permutation
 from ..triton_kernels.sample_neighbors import Workspace, sample_neighbors
 
+FIRST_LOOK = 8  # batches after which it may turn out that the prior needs no correction
 _CERTAIN = np.float32(-80.0)  # log of the chance to be missed, where a read is certain
 
 
@@ -30,7 +31,7 @@ def corrected(
     Args:
         prior: (num_nodes,) estimates, not all 0.
         csc, train_nodes, fanouts, batch_size, seed: see `access_probability`.
-        num_batches: >= 2.
+        num_batches: at most, >= 2; FIRST_LOOK suffice where the prior is right.
 
     Returns:
         (num_nodes,) float32 in [0, 1].
@@ -41,15 +42,25 @@ def corrected(
     num_nodes = csc.num_rows
     log_missed, touched = np.zeros(num_nodes, np.float32), np.empty(num_nodes, np.int64)
     total, squares = np.zeros(num_nodes), np.zeros(num_nodes)
-    for seeds, key in _batches(train_nodes, batch_size, num_batches, seed):
+    for number, (seeds, key) in enumerate(_batches(train_nodes, batch_size, num_batches, seed), 1):
         found, first = _all_but_last_hop(csc, seeds, fanouts, key)
         _add_batch(csc.indptr, csc.indices, found, first, fanouts[-1], log_missed, touched, total, squares)
+        if number == num_batches or number == FIRST_LOOK:
+            mean, scaled, weight = _shrinkage(prior, total, squares, number)
+            if weight == 1:  # all that the batches differ from the prior by is noise
+                break
+    return (mean + weight * (scaled - mean)).astype(np.float32)
+
+
+def _shrinkage(
+    prior: np.ndarray, total: np.ndarray, squares: np.ndarray, num_batches: int
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return the mean over batches, the prior scaled to its sum, and the weight of the prior."""
     mean = total / num_batches
     variance = (squares - num_batches * mean**2) / (num_batches * (num_batches - 1))
-    prior = np.minimum(prior * (mean.sum() / prior.sum()), 1.0)
-    distance = ((prior - mean) ** 2).sum()
-    weight = min(1.0, max(0.0, variance.sum()) / distance) if distance > 0 else 0.0
-    return (mean + weight * (prior - mean)).astype(np.float32)
+    scaled = np.minimum(prior * (mean.sum() / prior.sum()), 1.0)
+    distance = ((scaled - mean) ** 2).sum()
+    return mean, scaled, min(1.0, max(0.0, variance.sum()) / distance) if distance > 0 else 0.0
 
 
 def _batches(train_nodes: np.ndarray, batch_size: int, num_batches: int, seed: int):
