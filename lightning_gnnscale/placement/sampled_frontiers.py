@@ -45,7 +45,7 @@ def corrected(
     for number, (seeds, key) in enumerate(_batches(train_nodes, batch_size, num_batches, seed), 1):
         found, first = _all_but_last_hop(csc, seeds, fanouts, key)
         _add_batch(csc.indptr, csc.indices, found, first, fanouts[-1], log_missed, touched, total, squares)
-        if number == num_batches or number == FIRST_LOOK:
+        if number in (num_batches, FIRST_LOOK):
             mean, scaled, weight = _shrinkage(prior, total, squares, number)
             if weight == 1:  # all that the batches differ from the prior by is noise
                 break
