@@ -39,7 +39,7 @@ class FeatureCache:
     Raises:
         ValueError: an argument outside its range.
 
-    Cost: 50 bytes a slot and 4 a node; "belady" 16 more a node and 8 a coming read; O(1) a read, "belady" O(log rows).
+    Cost: 33 bytes a slot and 4 a node; "belady" 16 more a node and 8 a coming read; O(1) a read, "belady" O(log rows).
     Source: Zhang et al., SIEVE, NSDI 2024; Belady, IBM Systems Journal 5 (2), 1966, with the choice to take no row.
     """
 

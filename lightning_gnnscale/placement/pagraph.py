@@ -22,7 +22,7 @@ def assign_training_nodes(csc: CSC, train_nodes: np.ndarray, num_devices: int, n
     Returns:
         (num_train,) int32 device of each training node.
 
-    Cost: a breadth-first search for each training node; num_devices bits a node.
+    Cost: a breadth-first search for each training node; num_devices + 16 bytes a node.
     Source: Lin et al., PaGraph, SoCC 2020, section 4.2.
     """
     device = np.empty(len(train_nodes), np.int32)

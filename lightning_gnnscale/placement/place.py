@@ -36,7 +36,7 @@ def place(
         num_devices: >= 1.
         buffer_rows: rows of each device's buffer, in [1, num_nodes].
         alpha: cost of a peer read over that of a host read, in [0, 1]: 0.2 for pairs, 0 for all-to-all links in the
-            paper; "auto": measured once a machine, see `link_alpha`. Read by "rule".
+            paper; "auto": measured once a machine, see `link_alpha`. Read by "rule" and "rule_by_cost".
         groups: devices that reach each other fast, every device in one; None: all in one.
         method: "rule": Algorithm 1 in groups, Rule 1 (the hottest rows) on lone devices; "rule_by_cost": the same, but
             copies give way as long as the reads of all devices together get cheaper (`alpha_by_cost`); "naive": ranges
@@ -56,7 +56,7 @@ def place(
     Raises:
         ValueError: an argument outside its range, prob with NaN or negative values.
 
-    Cost: a sort of num_nodes, and O(num_devices x buffer_rows).
+    Cost: a sort of num_nodes, and a few passes over the nodes for each device. "pagraph": see `assign_training_nodes`.
     Source: Song and Jiang, ICS 2022.
     """
     prob = _checked_prob(prob)
