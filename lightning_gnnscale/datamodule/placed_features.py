@@ -43,7 +43,7 @@ def open_buffer(
     on = _device(trainer)
     settings = placement if isinstance(placement, PlacementSettings) else PlacementSettings()
     if placement is settings:
-        groups = settings.groups or _groups_by_host(world_size, getattr(trainer, "num_nodes", 1))
+        groups = settings.groups or linked_groups(trainer, world_size)
         placement = _with_one_alpha(settings, trainer).place(
             store, train_nodes, world_size, fanouts_of(sampler), batch_size, seed, groups
         )
@@ -93,9 +93,13 @@ def _with_one_alpha(settings: PlacementSettings, trainer) -> PlacementSettings:
     return replace(settings, alpha=trainer.strategy.broadcast(link_alpha() if trainer.global_rank == 0 else None))
 
 
-def _groups_by_host(world_size: int, num_hosts: int) -> Sequence[range]:
-    """Return the ranks of each host: its devices are taken to reach each other fast."""
-    size = world_size // num_hosts
+def linked_groups(trainer, world_size: int) -> Sequence[range]:
+    """Return the ranks of each host, whose devices are taken to reach each other fast; GPUs that do not, alone."""
+    size = world_size // getattr(trainer, "num_nodes", 1)
+    devices = getattr(getattr(trainer, "strategy", None), "parallel_devices", None) or []
+    pairs = ((one, other) for one in devices for other in devices if one != other and one.type == "cuda")
+    if not all(torch.cuda.can_device_access_peer(one, other) for one, other in pairs):
+        size = 1
     return [range(first, first + size) for first in range(0, world_size, size)]
 
 

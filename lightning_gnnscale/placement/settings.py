@@ -21,7 +21,7 @@ class PlacementSettings:
         buffer_share: rows of each device's buffer over all rows, in (0, 1]; read where buffer_rows is None.
         buffer_rows: rows of each device's buffer.
         alpha: cost of a peer read over that of a host read, in [0, 1], or "auto": measured once a machine.
-        groups: devices that reach each other fast; None: those of each host.
+        groups: devices that reach each other fast; None: those of each host, each GPU alone where they cannot.
         probability: of `access_probability`.
         host_rows: rows that host memory has room for beside the buffers; None: all. Others are read from disk.
         cache_rows: rows of each device's cache of what the placement leaves out; 0: none.

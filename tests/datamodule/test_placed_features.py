@@ -1,5 +1,7 @@
 """Placed features in training: the same batches bit for bit, counted reads, and the dial of locality."""
 
+from types import SimpleNamespace
+
 import lightning as L
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import torch
 
 import lightning_gnnscale as gs
 from lightning_gnnscale import events
+from lightning_gnnscale.datamodule.placed_features import linked_groups
 from lightning_gnnscale.errors import PlacementError, StrategyError
 from lightning_gnnscale.placement import PlacementSettings
 
@@ -67,6 +70,15 @@ def test_belady_goes_by_the_reads_of_batches_drawn_ahead(store_root):
         reads[policy] = last("reads")
         assert all(torch.equal(weights[name], value) for name, value in trained(make(store_root)).items())
     assert reads["belady"]["cache"] > reads["lru"]["cache"] > 0
+
+
+@pytest.mark.parametrize(("kind", "reach", "size"), [("cuda", True, 2), ("cuda", False, 1), ("cpu", False, 2)])
+def test_devices_of_a_host_are_one_group_where_they_reach_each_other(monkeypatch, kind, reach, size):
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: reach)
+    strategy = SimpleNamespace(parallel_devices=[torch.device(kind, number) for number in range(2)])
+    groups = linked_groups(SimpleNamespace(num_nodes=2, strategy=strategy), 4)
+    assert [list(group) for group in groups] == [list(range(first, first + size)) for first in range(0, 4, size)]
+    assert [list(group) for group in linked_groups(None, 1)] == [[0]]
 
 
 def test_a_placement_made_before_is_taken(store_root):
