@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..graph import CSC
-from ..triton_kernels.sample_neighbors import Workspace, check_fanouts, sample_neighbors
+from ..triton_kernels.sample_neighbors import HopSampling, Workspace, check_fanouts
 from .locality import LocalityBias
 from .locality_index import PreferredRows
 from .subgraph import Allocate, Subgraph, num_slices, row_scale, seed_slices
@@ -87,28 +87,41 @@ class NeighborSampler:
         allocate: Allocate,
         return_e_id: bool,
     ) -> Subgraph:
+        hops = self.begin(state, items, key, workspace, return_e_id)
+        for _ in self.fanouts:
+            hops.sample()
+        return self.finish(state, hops, allocate)
+
+    def begin(
+        self, state: NeighborState, seeds: np.ndarray, key: int, workspace: Workspace, return_e_id: bool
+    ) -> HopSampling:
+        """Return a batch to be sampled one hop at a time; arguments as for `draw`."""
         scale = 1.0 if self.locality is None else self.locality.scale
-        drawn = sample_neighbors(
+        split = state.preferred.split(return_e_id) if scale > 1 else None
+        return HopSampling(
             state.csc,
-            items,
+            seeds,
             self.fanouts,
             key,
+            workspace=workspace,
             replace=self.replace,
             return_e_id=return_e_id,
-            workspace=workspace,
-            allocate=allocate,
-            split=state.preferred.split(return_e_id) if scale > 1 else None,
+            split=split,
             scale=scale,
         )
+
+    def finish(self, state: NeighborState, hops: HopSampling, allocate: Allocate) -> Subgraph:
+        """Return what the hops of `begin` drew, all of which are sampled."""
+        drawn = hops.collect(allocate)
         return Subgraph(
             drawn.n_id,
             drawn.edge_index,
             drawn.indptr,
-            len(items),
+            drawn.num_sampled_nodes[0],
             drawn.e_id,
             drawn.num_sampled_nodes,
             drawn.num_sampled_edges,
             edge_weight=drawn.edge_weight,
-            row_scale=row_scale(state.csc, drawn) if return_e_id else None,
+            row_scale=None if drawn.e_id is None else row_scale(state.csc, drawn),
             averaging_weights=drawn.edge_weight is not None,
         )

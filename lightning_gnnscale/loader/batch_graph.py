@@ -1,0 +1,67 @@
+"""The tasks of one batch, as a scheduler sees them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..sampler.minibatch import MiniBatch, SparseFeatures
+
+
+class Task:
+    """One piece of a batch's preparation.
+
+    Args:
+        dag_id: of its batch.
+        number: its place among the batch's tasks.
+        kind: what it does, for example "neighborhood" or "fetch".
+        dependencies: numbers of the tasks that come before it.
+        run: does it; called once.
+        cost: gives what it will cost, in the units of its kind; asked for when all dependencies are done.
+    """
+
+    __slots__ = ("cost", "dag_id", "dependencies", "kind", "number", "run")
+
+    def __init__(
+        self,
+        dag_id: int,
+        number: int,
+        kind: str,
+        dependencies: Sequence[int],
+        run: Callable[[], None],
+        cost: Callable[[], float],
+    ):
+        self.dag_id, self.number, self.kind = dag_id, number, kind
+        self.dependencies, self.run, self.cost = tuple(dependencies), run, cost
+
+
+class BatchGraph:
+    """A physical task graph: the tasks of one batch, each behind those it depends on.
+
+    Args:
+        tasks: in an order in which they may run one after the other.
+        result: gives the batch when all of them ran.
+        num_bytes: gives the bytes of the batch; None: those of its tensors.
+
+    Raises:
+        ValueError: there is no task, or one depends on itself or a later one.
+    """
+
+    def __init__(self, tasks: Sequence[Task], result: Callable[[], Any], num_bytes: Callable[[], int] | None = None):
+        if not tasks:
+            raise ValueError("a task graph must have at least one task, got none")
+        for number, task in enumerate(tasks):
+            if task.number != number or not all(0 <= other < number for other in task.dependencies):
+                raise ValueError(
+                    f"task {number} ({task.kind}) must depend on tasks before it, got number {task.number} and "
+                    f"dependencies {list(task.dependencies)}"
+                )
+        self.tasks, self.result = list(tasks), result
+        self.num_bytes = num_bytes or (lambda: batch_bytes(result()))
+
+
+def batch_bytes(batch: MiniBatch) -> int:
+    """Return the bytes of a batch's tensors."""
+    values = list(vars(batch).values())
+    values += [part for value in values if isinstance(value, SparseFeatures) for part in value]
+    return sum(value.nbytes for value in values if isinstance(value, Tensor))

@@ -1,0 +1,89 @@
+"""Neighbourhoods that are drawn one hop at a time, and rows that are fetched one hop at a time."""
+
+from typing import Protocol
+
+import numpy as np
+
+from ...sampler.neighbor import NeighborSampler
+from ...sampler.subgraph import Allocate, Subgraph
+from ...triton_kernels.sample_neighbors import HopSampling, Workspace
+from ..staged_part import StagedPart
+
+
+class Neighborhood(Protocol):
+    """The neighbourhood of one batch while it is drawn, one hop after the other."""
+
+    num_neighbors: int  # in all, of the nodes whose neighbours the next hop draws: what the hop costs
+    newest: np.ndarray  # (num_new,) local ids found at the last hop, at first the seeds; a view
+
+    def sample(self) -> None:
+        """Draw the next hop."""
+
+    def collect(self, allocate: Allocate) -> Subgraph:
+        """Return what was drawn, with the nodes and arcs of each hop; the workspace is free then."""
+
+
+class NeighborhoodOperator(Protocol):
+    """Draws neighbourhoods; has no state of a batch."""
+
+    num_hops: int
+
+    def begin(
+        self, staged: StagedPart, seeds: np.ndarray, key: int, workspace: Workspace, return_e_id: bool
+    ) -> Neighborhood:
+        """Return the neighbourhood of a batch before its first hop.
+
+        Args:
+            staged: the part.
+            seeds: (num_seeds,) distinct local ids.
+            key: uint64, of this operator and batch.
+            workspace: the batch's own until `collect`.
+            return_e_id: whether positions of arcs are asked for.
+        """
+
+
+class FetchOperator(Protocol):
+    """Gathers rows; every `FeatureTable` and `FeatureBuffer` is one."""
+
+    dim: int
+    dtype: np.dtype
+    is_sparse: bool
+
+    def gather(self, nodes: np.ndarray, out: np.ndarray | None = None):
+        """Return the rows of (num,) store ids, in `out` where they are dense; called by several threads at once."""
+
+
+class FanoutNeighborhood:
+    """The draws of a `NeighborSampler`, in steps: the same subgraphs, bit for bit.
+
+    Args:
+        sampler: the one that parts are staged for.
+    """
+
+    def __init__(self, sampler: NeighborSampler):
+        self.sampler, self.num_hops = sampler, len(sampler.fanouts)
+
+    def begin(
+        self, staged: StagedPart, seeds: np.ndarray, key: int, workspace: Workspace, return_e_id: bool
+    ) -> "_FanoutHops":
+        """Return the neighbourhood of a batch before its first hop; see `NeighborhoodOperator`."""
+        return _FanoutHops(
+            self.sampler, staged.state, self.sampler.begin(staged.state, seeds, key, workspace, return_e_id)
+        )
+
+
+class _FanoutHops:
+    def __init__(self, sampler: NeighborSampler, state, hops: HopSampling):
+        self._sampler, self._state, self._hops = sampler, state, hops
+        self.sample = hops.sample
+
+    @property
+    def num_neighbors(self) -> int:
+        return self._hops.num_neighbors
+
+    @property
+    def newest(self) -> np.ndarray:
+        return self._hops.newest
+
+    def collect(self, allocate: Allocate) -> Subgraph:
+        return self._sampler.finish(self._state, self._hops, allocate)

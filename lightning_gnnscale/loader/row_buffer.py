@@ -1,0 +1,86 @@
+"""Feature rows of one batch, gathered piece by piece while the batch still grows."""
+
+import threading
+
+import numpy as np
+import torch
+
+from ..partition_store.features import SparseRows
+from ..sampler.minibatch import MiniBatch, sparse_rows_to_torch
+from .buffer_pool import BufferPool
+from .operators import FetchOperator
+
+
+class RowSize:
+    """Rows of the largest batch so far: how much room the next one is given at first."""
+
+    def __init__(self):
+        self.largest = 0
+
+
+class RowBuffer:
+    """Room for the rows of a batch whose size is not known yet; pieces may be gathered side by side.
+
+    Memory is taken at the first piece, for as many rows as the largest batch so far had. A piece that lies beyond it
+    has memory of its own, and the batch is then put together in a copy; after the first batches that is rare.
+
+    Args:
+        fetch: gathers rows.
+        pool: of the memory.
+        size: shared by the batches of a workflow.
+    """
+
+    def __init__(self, fetch: FetchOperator, pool: BufferPool, size: RowSize):
+        self._fetch, self._pool, self._size = fetch, pool, size
+        self._rows: np.ndarray | None = None
+        self._pieces: dict[int, tuple[int, object]] = {}  # first row: (end, rows)
+        self._lock = threading.Lock()
+
+    def gather(self, nodes: np.ndarray, first: int, total: int | None) -> None:
+        """Gather the rows first, first + 1, ... of the batch.
+
+        Args:
+            nodes: (num,) store ids.
+            first: place of the first one in the batch.
+            total: rows of the whole batch, None: not known yet.
+        """
+        end = first + len(nodes)
+        if self._fetch.is_sparse:
+            self._pieces[first] = (end, self._fetch.gather(nodes))
+            return
+        with self._lock:
+            if self._rows is None:
+                self._rows = self._take(max(end, self._size.largest) if total is None else total)
+            room = self._rows[first:end] if end <= len(self._rows) else None
+        if room is None:
+            room = self._take(len(nodes))
+            self._pieces[first] = (end, room)
+        self._fetch.gather(nodes, out=room)
+
+    def attach(self, batch: MiniBatch) -> None:
+        """Give the batch its rows, all of which are gathered."""
+        total = batch.num_nodes
+        self._size.largest = max(self._size.largest, total)
+        if self._fetch.is_sparse:
+            batch.x_csr = sparse_rows_to_torch(_joined([self._pieces[first] for first in sorted(self._pieces)]))
+            return
+        rows = self._rows
+        if self._pieces:
+            rows = self._take(total)
+            kept = min(self._pieces)
+            rows[:kept] = self._rows[:kept]
+            for first, (end, piece) in self._pieces.items():
+                rows[first:end] = piece
+        batch.x_dense = torch.from_numpy(rows[:total])
+
+    def _take(self, num_rows: int) -> np.ndarray:
+        return self._pool.take((num_rows, self._fetch.dim), self._fetch.dtype)
+
+
+def _joined(pieces: list[tuple[int, SparseRows]]) -> SparseRows:
+    """Return sparse rows one behind the other."""
+    rows = [piece for _, piece in pieces]
+    starts = np.cumsum([0, *(piece.indptr[-1] for piece in rows)])
+    indptr = np.concatenate([[0], *(piece.indptr[1:] + start for piece, start in zip(rows, starts, strict=False))])
+    indices = np.concatenate([piece.indices for piece in rows])
+    return SparseRows(indptr.astype(np.int64), indices, np.concatenate([piece.data for piece in rows]), rows[0].dim)

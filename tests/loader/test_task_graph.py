@@ -1,0 +1,333 @@
+"""Task graphs: batches as `BatchBuilder` makes them, links in three branches, PinSAGE's walks, orders of tasks."""
+
+from collections import Counter
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.parts import small_world
+from oracles.visit_counts import visited_most
+
+import lightning_gnnscale as gs
+from lightning_gnnscale.loader import BufferPool, WholeGraph
+from lightning_gnnscale.loader.batch_builder import BatchBuilder
+from lightning_gnnscale.loader.batch_graph import BatchGraph, Task, batch_bytes
+from lightning_gnnscale.loader.operators import FanoutNeighborhood, LinkNegatives, LinkPositives, PinSageNeighborhood
+from lightning_gnnscale.loader.staged_part import PartStager
+from lightning_gnnscale.loader.task_graph import Operators, Workflow
+from lightning_gnnscale.partition_store.features import CSRFeatures
+from lightning_gnnscale.rng import batch_key, combine_array
+from lightning_gnnscale.sampler import NeighborSampler, Subgraph
+
+WORLD = small_world(num_parts=3)
+WEIGHT = np.random.default_rng(0).uniform(0.5, 2, WORLD.csc.num_arcs).astype(np.float32)
+PLACED = gs.Placement((np.arange(0, 300, 3),), ((0,),), 300, None, {}, (), "test", "")
+SAMPLERS = {
+    "uniform": NeighborSampler([4, 3, 2]),
+    "all": NeighborSampler([-1, 2]),
+    "replace": NeighborSampler([4, 3], replace=True),
+    "locality": NeighborSampler([4, 3], locality=gs.LocalityBias(PLACED, 4.0, neighbor_set_size=30)),
+}
+KEY = batch_key(1, 2, 0, 3)
+
+
+def stage(sampler, whole=False, part=0):
+    targets = {p: WORLD.targets(p) for p in range(3)}
+    if whole:
+        targets = {0: np.concatenate(list(targets.values()))}
+    load_part = (lambda number: WholeGraph.of(WORLD.csc, number)) if whole else WORLD.load_part
+    return PartStager(load_part, targets, sampler, WORLD.labels, WORLD.masks, 1)(part)
+
+
+def contents(batch) -> dict:
+    values = {}
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        tensors = value if isinstance(value, tuple) else (value,)
+        values[field.name] = [v.numpy().tobytes() if isinstance(v, torch.Tensor) else v for v in tensors]
+    return values
+
+
+def run(graph: BatchGraph, order=None):
+    for number in range(len(graph.tasks)) if order is None else order:
+        assert graph.tasks[number].cost() >= 0
+        graph.tasks[number].run()
+    return graph.result()
+
+
+def random_order(graph: BatchGraph, draw) -> list[int]:
+    """Any order that the dependencies allow."""
+    done, order = set(), []
+    while len(order) < len(graph.tasks):
+        ready = [t.number for t in graph.tasks if t.number not in done and done.issuperset(t.dependencies)]
+        order.append(draw(ready))
+        done.add(order[-1])
+    return order
+
+
+def sparse_features() -> CSRFeatures:
+    dense = np.random.default_rng(0).random((300, 20)) < 0.2
+    rows, columns = np.nonzero(dense)
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=300))])
+    return CSRFeatures(indptr, columns.astype(np.int32), np.ones(len(rows), np.float32), 20)
+
+
+FEATURES = {"dense": WORLD.features, "sparse": sparse_features(), "none": None}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("arcs", [False, True])
+def test_a_supervised_batch_is_the_builders(name, whole, features, arcs):
+    sampler = SAMPLERS[name]
+    staged = stage(sampler, whole)
+    options = {"edge_weight": WEIGHT, "return_e_id": True} if arcs else {}
+    builder = BatchBuilder(sampler, FEATURES[features], BufferPool(), **options)
+    workflow = Workflow(builder, Operators(FanoutNeighborhood(sampler)))
+    for number, items in enumerate(staged.items(sampler, 16, False, 1, 0, True)):
+        key = batch_key(1, 0, 0, number)
+        expected = contents(builder.build(staged, items, key))
+        # Fetching first wants room before the size is known; sampling first knows it.
+        graphs = [workflow.instance(number, key, staged, items) for _ in range(2)]
+        eager = random_order(graphs[0], lambda ready: min(ready, key=lambda n: workflow.tasks[n].kind != "fetch"))
+        assert contents(run(graphs[0], eager)) == contents(run(graphs[1])) == expected
+
+
+LINKED = Operators(
+    FanoutNeighborhood(SAMPLERS["uniform"]), positives=LinkPositives(gs.sampler.draw_positives),
+    negatives=LinkNegatives(gs.sampler.draw_negatives, 4),
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=25)
+@given(data=st.data(), linked=st.booleans())
+def test_any_order_that_dependencies_allow_gives_the_same_batch(data, linked):
+    staged = stage(SAMPLERS["uniform"])
+    builder = BatchBuilder(SAMPLERS["uniform"], WORLD.features, BufferPool())
+    workflow = Workflow(builder, LINKED if linked else Operators(FanoutNeighborhood(SAMPLERS["uniform"])))
+    items = staged.state.targets[:20]
+    expected = contents(run(workflow.instance(0, KEY, staged, items)))
+    graph = workflow.instance(1, KEY, staged, items)
+    order = random_order(graph, lambda ready: data.draw(st.sampled_from(ready)))
+    assert contents(run(graph, order)) == expected
+
+
+def test_dependencies_of_the_logical_graph():
+    """A hop is drawn after the one before it, fetched after it is drawn, and the end comes last."""
+    for operators in (LINKED, Operators(FanoutNeighborhood(SAMPLERS["uniform"]))):
+        workflow = Workflow(BatchBuilder(SAMPLERS["uniform"], WORLD.features, BufferPool()), operators)
+        tasks = workflow.tasks
+        before = [set(task.dependencies) for task in tasks]
+        for number, task in enumerate(tasks):
+            assert all(other < number for other in task.dependencies)
+            for other in task.dependencies:
+                before[number] |= before[other]
+        found = {(t.kind, t.branch, t.hop): n for n, t in enumerate(tasks)}
+        assert len(found) == len(tasks)
+        first = ("seeds", "positives", "negatives")
+        for branch in range(workflow.num_branches):
+            for hop in range(4):
+                drawn = found["neighborhood" if hop else first[branch], branch, hop]
+                fetched = found["fetch", branch, hop]
+                assert drawn in before[fetched]
+                later = [found["neighborhood", b, h] for b in range(workflow.num_branches) for h in range(hop + 1, 4)]
+                assert not before[fetched].intersection(later)
+                if hop:
+                    assert found["neighborhood" if hop > 1 else first[branch], branch, hop - 1] in before[drawn]
+        assert before[-1] == set(range(len(tasks) - 1))
+
+
+def test_costs_are_neighbours_and_values():
+    staged = stage(SAMPLERS["uniform"])
+    builder = BatchBuilder(SAMPLERS["uniform"], WORLD.features, BufferPool())
+    workflow = Workflow(builder, Operators(FanoutNeighborhood(SAMPLERS["uniform"])))
+    graph = workflow.instance(0, KEY, staged, staged.state.targets[:16])
+    costs = []
+    for task in graph.tasks:
+        costs.append(task.cost())
+        task.run()
+    batch = graph.result()
+    starts = np.cumsum([0, *batch.num_sampled_nodes])
+    place = {int(node): i for i, node in enumerate(staged.graph.nodes)}
+    degree = np.diff(staged.graph.csc.indptr)[[place[int(node)] for node in batch.n_id]]
+    for number, task in enumerate(workflow.tasks):
+        if task.kind == "neighborhood":
+            assert costs[number] == degree[starts[task.hop - 1] : starts[task.hop]].sum()
+        elif task.kind == "fetch":
+            assert costs[number] == batch.num_sampled_nodes[task.hop] * 16
+
+
+def rows_of(batch) -> dict[int, list]:
+    """Sources of each target by position."""
+    indptr, n_id = batch.indptr.tolist(), batch.n_id.tolist()
+    return {
+        t: [n_id[s] for s in batch.edge_index[0, indptr[t] : indptr[t + 1]].tolist()] for t in range(len(indptr) - 1)
+    }
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_links_have_three_branches_side_by_side(whole):
+    staged = stage(SAMPLERS["uniform"], whole)
+    builder = BatchBuilder(SAMPLERS["uniform"], WORLD.features, BufferPool(), edge_weight=WEIGHT, return_e_id=True)
+    seeds = staged.state.targets[:20]
+    graph = Workflow(builder, LINKED).instance(0, KEY, staged, seeds)
+    batch = run(graph)
+    n_id = batch.n_id.numpy()
+    np.testing.assert_array_equal(batch.x.numpy(), WORLD.features.array[n_id])
+    np.testing.assert_array_equal(batch.y.numpy(), WORLD.labels[n_id])
+    np.testing.assert_array_equal(np.diff(batch.indptr).sum(), batch.num_edges)
+    assert batch.edge_index[1].tolist() == sorted(batch.edge_index[1].tolist())
+    assert sum(batch.num_sampled_nodes) == batch.num_nodes
+    assert sum(batch.num_sampled_edges) == batch.num_edges
+    assert batch.num_targets == batch.num_nodes - batch.num_sampled_nodes[-1]
+    source, target = n_id[batch.edge_index.numpy()]
+    np.testing.assert_array_equal(WORLD.csc.indices[batch.e_id.numpy()], source)
+    local = batch.n_id[: len(seeds)].numpy()
+    np.testing.assert_array_equal(local, staged.graph.core_start + seeds)
+    for seed, other in batch.pairs.T.tolist():
+        row = WORLD.csc.indices[WORLD.csc.indptr[n_id[seed]] : WORLD.csc.indptr[n_id[seed] + 1]]
+        assert n_id[other] in row and seed < len(seeds) <= other
+    assert batch.negatives.shape == (batch.pairs.shape[1], 4)
+    assert int(batch.negatives.min()) > int(batch.pairs.max())
+    assert int(batch.negatives.max()) < batch.batch_size
+    # The branch of the seeds is the batch that the seeds alone would be.
+    alone = run(Workflow(builder, Operators(FanoutNeighborhood(SAMPLERS["uniform"]))).instance(0, KEY, staged, seeds))
+    joined, single = rows_of(batch), rows_of(alone)
+    for target in range(len(seeds)):
+        assert joined[target] == single[target]
+    assert batch_bytes(batch) == graph.num_bytes() > batch.x.nbytes
+
+
+def test_branches_of_the_whole_batch_stay_apart():
+    """Following arcs from a seed reaches the nodes of its own branch alone."""
+    staged = stage(SAMPLERS["uniform"])
+    builder = BatchBuilder(SAMPLERS["uniform"], WORLD.features, BufferPool())
+    batch = run(Workflow(builder, LINKED).instance(0, KEY, staged, staged.state.targets[:20]))
+    label = np.full(batch.num_nodes, -1)
+    label[:20] = 0
+    label[20 : int(batch.negatives.min())] = 1
+    first_negative = len(np.unique(batch.pairs[1].numpy())) + 20
+    label[: batch.batch_size] = np.where(np.arange(batch.batch_size) < 20, 0, 1)
+    label[first_negative : batch.batch_size] = 2
+    for source, target in batch.edge_index.T.tolist():
+        assert label[source] in (-1, label[target])
+        label[source] = label[target]
+    assert (label >= 0).all()
+    assert len({(int(n), int(b)) for n, b in zip(batch.n_id, label, strict=True)}) == batch.num_nodes
+
+
+class FirstNeighbors:
+    """A user's own neighbourhood: the first neighbour of every node, one hop."""
+
+    num_hops = 1
+
+    def begin(self, staged, seeds, key, workspace, return_e_id):
+        return _First(staged.graph.csc, seeds)
+
+
+class _First:
+    def __init__(self, csc, seeds):
+        self.csc, self.nodes, self.rows = csc, list(seeds), []
+        self.newest, self.num_neighbors = np.asarray(seeds), len(seeds)
+
+    def sample(self):
+        seeds = list(self.nodes)
+        for seed in seeds:
+            row = self.csc.indices[self.csc.indptr[seed] : self.csc.indptr[seed + 1]][:1]
+            self.rows.append([int(u) for u in row])
+            self.nodes += [int(u) for u in row if int(u) not in self.nodes]
+        self.newest = np.array(self.nodes[len(seeds) :], np.int64)
+
+    def collect(self, allocate):
+        indptr = np.cumsum([0] + [len(row) for row in self.rows])
+        arcs = [(self.nodes.index(u), t) for t, row in enumerate(self.rows) for u in row]
+        num = len(self.rows)
+        edge_index = np.array(arcs, np.int64).T.copy()
+        counts = [num, len(self.nodes) - num]
+        return Subgraph(np.array(self.nodes), edge_index, indptr, num, None, counts, [len(arcs)])
+
+
+class EveryOther:
+    """A user's own seeds: every other item."""
+
+    def draw(self, staged, items, key):
+        return items[::2]
+
+
+class Doubled:
+    """A user's own rows: twice the stored ones."""
+
+    is_sparse, dim, dtype = False, 16, np.dtype(np.float32)
+
+    def gather(self, nodes, out=None):
+        out[:] = 2 * WORLD.features.array[nodes]
+        return out
+
+
+def test_a_users_operators_take_the_place_of_ours():
+    staged = stage(SAMPLERS["uniform"])
+    builder = BatchBuilder(SAMPLERS["uniform"], WORLD.features, BufferPool())
+    operators = Operators(FirstNeighbors(), seeds=EveryOther(), fetch=Doubled())
+    items = staged.state.targets[:10]
+    batch = run(Workflow(builder, operators).instance(0, KEY, staged, items))
+    assert batch.n_id[:5].tolist() == (staged.graph.core_start + items[::2]).tolist()
+    np.testing.assert_array_equal(batch.x.numpy(), 2 * WORLD.features.array[batch.n_id.numpy()])
+    for target, row in rows_of(batch).items():
+        node = int(batch.n_id[target])
+        assert row == WORLD.csc.indices[WORLD.csc.indptr[node] : WORLD.csc.indptr[node + 1]][:1].tolist()
+
+
+def test_pinsage_walks_are_those_of_the_oracle():
+    staged = stage(SAMPLERS["uniform"])
+    builder = BatchBuilder(SAMPLERS["uniform"], WORLD.features, BufferPool())
+    pinsage = PinSageNeighborhood(num_neighbors=3, num_hops=2, num_walks=6, walk_length=3)
+    batch = run(Workflow(builder, Operators(pinsage)).instance(0, KEY, staged, staged.state.targets[:12]))
+    csc, nodes = staged.graph.csc, staged.graph.nodes
+    place = {int(node): i for i, node in enumerate(nodes)}
+    starts = np.cumsum([0, *batch.num_sampled_nodes])
+    assert batch.averaging_weights
+    for target, row in rows_of(batch).items():
+        hop_key = combine_array(np.uint64(KEY), np.uint64(int(target >= starts[1])))
+        expected = visited_most(csc, place[int(batch.n_id[target])], hop_key, 6, 3, 3)
+        weight = batch.edge_weight[int(batch.indptr[target]) : int(batch.indptr[target + 1])].tolist()
+        assert [place[node] for node in row] == [node for node, _ in expected]
+        assert weight == pytest.approx([share for _, share in expected], rel=1e-6)
+
+
+def test_pinsage_visits_neighbours_as_often_as_chance_has_it():
+    """Visits of one-step walks over many keys are uniform over the neighbours: within 5 standard deviations."""
+    staged = stage(SAMPLERS["uniform"])
+    csc = staged.graph.csc
+    node = int(np.argmax(np.diff(csc.indptr)[: staged.graph.num_core]))
+    visits = Counter()
+    for number in range(400):
+        hop_key = combine_array(np.uint64(number), np.uint64(0))
+        for other, share in visited_most(csc, node, hop_key, 8, 1, 8):
+            visits[other] += round(8 * share)
+    row = [int(u) for u in csc.indices[csc.indptr[node] : csc.indptr[node + 1]] if u != node]
+    mean = sum(visits.values()) / len(row)
+    assert set(visits) <= set(row)
+    assert all(abs(visits[other] - mean) < 5 * mean**0.5 for other in row)
+
+
+def test_bad_graphs_are_refused():
+    nothing = lambda: None  # noqa: E731
+    with pytest.raises(ValueError, match="must depend on tasks before it, got number 0 and dependencies \\[1\\]"):
+        BatchGraph([Task(0, 0, "a", [1], nothing, nothing), Task(0, 1, "b", [], nothing, nothing)], nothing)
+    with pytest.raises(ValueError, match="at least one task"):
+        BatchGraph([], nothing)
+    with pytest.raises(ValueError, match="given together, got negatives=None"):
+        Operators(FanoutNeighborhood(SAMPLERS["uniform"]), positives=LINKED.positives)
+    with pytest.raises(ValueError, match="num_walks must be at least 1, got 0"):
+        PinSageNeighborhood(num_walks=0)
+    with pytest.raises(ValueError, match="num_negatives must be at least 1, got 0"):
+        LinkNegatives(None, 0)
+    staged = stage(SAMPLERS["uniform"])
+    builder = BatchBuilder(SAMPLERS["uniform"], None, BufferPool(), return_e_id=True)
+    graph = Workflow(builder, Operators(PinSageNeighborhood())).instance(0, KEY, staged, staged.state.targets[:4])
+    with pytest.raises(ValueError, match="neighbours by walks are no arcs of the store"):
+        run(graph)
