@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lightning_gnnscale.triton_kernels.sample_layer import sample_layers
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace, sample_neighbors
 from lightning_gnnscale.triton_kernels.sample_neighbors.reference import sample_neighbors_reference
 from oracles.pyg_neighbor import pyg_neighbor_sample
@@ -241,6 +242,10 @@ def test_sampled_aggregation_is_unbiased(replace):
         ([-2], r"fanouts\[0\] must be .* got -2"),
         ([2.5], r"fanouts\[0\] must be .* got 2.5"),
         ([True], r"fanouts\[0\] must be .* got True"),
+        ([float("nan")], r"fanouts\[0\] must be .* got nan"),
+        ([4, None], r"fanouts\[1\] must be .* got None"),
+        (["ten"], r"fanouts\[0\] must be .* got ten"),
+        (5, r"fanouts must be a list of integers like \[15, 10, 5\], got 5"),
     ],
 )
 def test_bad_fan_outs_are_named(fanouts, message):
@@ -252,6 +257,18 @@ def test_bad_fan_outs_are_named(fanouts, message):
 def test_seeds_out_of_range_are_named(seeds):
     with pytest.raises(ValueError, match=r"seeds must be in \[0, 5\)"):
         sample_neighbors(random_csc(5, 10), np.array(seeds), [2], 0)
+
+
+@pytest.mark.parametrize("seeds", [np.array([0.0, 1.0]), np.array([True, False]), np.array([[0, 1]])])
+@pytest.mark.parametrize("sample", [sample_neighbors, sample_layers])
+def test_seeds_that_are_no_ids_are_named(sample, seeds):
+    with pytest.raises(ValueError, match=r"^seeds must be one-dimensional integers, got .* of shape \([\d, ]*\)$"):
+        sample(random_csc(5, 10), seeds, [2], 0)
+
+
+@pytest.mark.parametrize("sample", [sample_neighbors, sample_layers])
+def test_no_seeds_give_no_nodes(sample):
+    assert len(sample(random_csc(5, 10), [], [2, 3], 0).n_id) == 0
 
 
 def test_a_workspace_of_another_graph_is_refused():

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...graph import CSC
 from ..sample_neighbors import Workspace
-from ..sample_neighbors.op import fold_hop
+from ..sample_neighbors.hops import fold_hop, place_seeds
 from . import cpu
 
 
@@ -127,7 +127,8 @@ def sample_layers(
             f"workspace is for {space.num_nodes} nodes of {space.id_dtype}, the graph has {csc.num_rows} of "
             f"{csc.indices.dtype}: make Workspace(num_rows, indices.dtype)"
         )
-    count = _place(space, np.ascontiguousarray(seeds), csc.num_rows)
+    count = place_seeds(space, seeds, csc.num_rows)
+    space.finish(count)
     nodes, arcs = [count], []
     begin, first = 0, 0
     for hop, size in enumerate(sizes):
@@ -141,17 +142,6 @@ def sample_layers(
         arcs.append(first - before)
         begin = end
     return _emit(space, count, begin, first, nodes, arcs, return_e_id, allocate)
-
-
-def _place(space: Workspace, seeds: np.ndarray, num_rows: int) -> int:
-    if len(seeds) and not (seeds.min() >= 0 and seeds.max() < num_rows):
-        raise ValueError(f"seeds must be in [0, {num_rows}), got {seeds.min()} to {seeds.max()}")
-    count = space.place(seeds)
-    space.finish(count)
-    if count != len(seeds):
-        raise ValueError(f"seeds must be distinct, got {len(seeds) - count} repeats among {len(seeds)}")
-    space.reserve("indptr", 1)[0] = 0
-    return count
 
 
 def _collect(space: Workspace, csc: CSC, begin: int, end: int, mask: np.ndarray | None, scale: float) -> int:

@@ -1,7 +1,7 @@
 """One batch sampled hop by hop: what has to happen between two hops is the caller's."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,15 +41,35 @@ def check_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
     Raises:
         ValueError: none given, or one is 0, below -1 or not an integer.
     """
-    if isinstance(fanouts, str):
+    if isinstance(fanouts, str) or not isinstance(fanouts, Iterable):
         raise ValueError(f"fanouts must be a list of integers like [15, 10, 5], got {fanouts!r}")
     fanouts = tuple(fanouts)
     if not fanouts:
         raise ValueError("fanouts must name at least one hop, got []")
     for hop, fanout in enumerate(fanouts):
-        if isinstance(fanout, bool) or int(fanout) != fanout or fanout == 0 or fanout < -1:
+        known = isinstance(fanout, int | float | np.number) and not isinstance(fanout, bool)
+        if not known or fanout != fanout // 1 or fanout == 0 or fanout < -1:
             raise ValueError(f"fanouts[{hop}] must be an integer >= 1, or -1 for all neighbours, got {fanout}")
     return tuple(int(fanout) for fanout in fanouts)
+
+
+def place_seeds(space: Workspace, seeds: np.ndarray, num_rows: int) -> int:
+    """Begin a batch with its seeds; return how many they are.
+
+    Raises:
+        ValueError: they are not distinct integers in [0, num_rows); the workspace is free then.
+    """
+    seeds = np.ascontiguousarray(seeds)
+    if seeds.ndim != 1 or (seeds.dtype.kind not in "iu" and len(seeds)):
+        raise ValueError(f"seeds must be one-dimensional integers, got {seeds.dtype} of shape {seeds.shape}")
+    if len(seeds) and not (seeds.min() >= 0 and seeds.max() < num_rows):
+        raise ValueError(f"seeds must be in [0, {num_rows}), got {seeds.min()} to {seeds.max()}")
+    space.reserve("indptr", 1)[0] = 0
+    count = space.place(seeds if len(seeds) else seeds.astype(np.int64))
+    if count != len(seeds):
+        space.finish(count)
+        raise ValueError(f"seeds must be distinct, got {len(seeds) - count} repeats among {len(seeds)}")
+    return count
 
 
 def fold_hop(key: int, hop: int) -> np.uint64:
@@ -109,7 +129,7 @@ class HopSampling:
                 f"workspace is for {workspace.num_nodes} nodes of {workspace.id_dtype}, the graph has {csc.num_rows} "
                 f"of {self._csc.indices.dtype}"
             )
-        self._count = self._place(np.ascontiguousarray(seeds))
+        self._count = place_seeds(workspace, seeds, csc.num_rows)
         self._nodes, self._arcs = [self._count], []
         self._begin, self._first = 0, 0  # targets and arcs of the hop to come
         self._look_up()
@@ -183,17 +203,6 @@ class HopSampling:
     def abandon(self) -> None:
         """Let go of the workspace without a result; not while a hop is being sampled."""
         self._space.finish(self._count)
-
-    def _place(self, seeds: np.ndarray) -> int:
-        space, num_rows = self._space, self._csc.num_rows
-        if len(seeds) and not (seeds.min() >= 0 and seeds.max() < num_rows):
-            raise ValueError(f"seeds must be in [0, {num_rows}), got {seeds.min()} to {seeds.max()}")
-        space.reserve("indptr", 1)[0] = 0
-        count = space.place(seeds)
-        if count != len(seeds):
-            space.finish(count)
-            raise ValueError(f"seeds must be distinct, got {len(seeds) - count} repeats among {len(seeds)}")
-        return count
 
     def _rows(self) -> tuple[np.ndarray, np.ndarray]:
         targets = self._count - self._begin
