@@ -171,6 +171,8 @@ def _write(csc: CSC, inside: np.ndarray, stem: Path, dtypes: dict[str, np.dtype]
     finally:
         for file in files.values():
             file.release()
+        for path in unfinished.values():  # there where the disk was full
+            path.unlink(missing_ok=True)
 
 
 def _row_blocks(indptr: np.ndarray) -> Iterator[tuple[int, int]]:

@@ -1,5 +1,6 @@
 """Index files of preferred neighbours: bits, names, damage, kills, two writers at once, and what cannot be written."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -124,6 +125,16 @@ def test_two_writers_wait_for_each_other(tmp_path, monkeypatch):
     assert_right(stored_split_rows(CSC_200, NODES, tmp_path, "abc"))
     child.join(60)
     assert child.exitcode == 0
+
+
+def test_a_full_disk_is_left_as_it_was(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(locality_index.ArrayFile, "append", full)
+    with pytest.raises(PartitionStoreError, match="No space left on device.*make room"):
+        stored_split_rows(CSC_200, NODES, tmp_path, "abc")
+    assert not [path for path in tmp_path.iterdir() if path.suffix != ".lock"]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
