@@ -50,6 +50,7 @@ _HOME = {
     "PredictionWriter": "datamodule",
     "LocalityController": "datamodule",
     "NodeClassifier": "model",
+    "LinkPredictor": "model",
     "GNNScaleStrategy": "strategy",
     "ModelAveraging": "strategy",
     "GradientAveraging": "strategy",

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from ..model.layer_source import RowBlock
 from ..partition_store import PartitionStore
 from ..sampler.minibatch import sparse_rows_to_torch
+from .link_evaluation import EvaluationLinks
 
 
 class StoreLayerSource:
@@ -104,12 +105,14 @@ class EvaluationPass:
         split: "val", "test", or None to predict every node.
         labels: (num_nodes,) or (num_nodes, num_labels) in store ids, None without labels.
         masks: {"train" | "val" | "test": bool (num_nodes,)} in store ids.
+        links: this rank's `EvaluationLinks`, or None.
     """
 
     source: StoreLayerSource
     split: str | None
     labels: np.ndarray | None
     masks: dict[str, np.ndarray]
+    links: EvaluationLinks | None = None
 
     @property
     def rows(self) -> np.ndarray:

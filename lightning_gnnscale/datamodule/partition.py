@@ -1,14 +1,14 @@
 """`PartitionDataModule`: partitions in `prepare_data`, trains on parts, evaluates exactly."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..dataset import GraphDataset
+from ..dataset import GraphDataset, LinkSet
 from ..errors import StrategyError
 from ..loader import PartLoader, parts_of_rank
 from ..partition_store import PartitionStore
@@ -18,6 +18,7 @@ from ..planner import Plan
 from ..sampler import ClusterSampler, FullBatchSampler, LocalityBias, NeighborSampler
 from .clustering import clusters_by
 from .layer_source import EvaluationLoader, EvaluationPass, StoreLayerSource
+from .link_evaluation import evaluation_links
 from .placed_features import close_buffer, open_buffer
 from .scratch import open_scratch
 from .stored_graph import StoredGraphDataModule, check_count
@@ -28,6 +29,7 @@ from .train_loader import (
     make_graph_loader,
     make_part_loader,
     part_targets,
+    trains_on_links,
 )
 
 MODES = ("mini_batch", "full_batch")
@@ -60,6 +62,10 @@ class PartitionDataModule(StoredGraphDataModule):
             raise it; None: no preference. Needs a placement, and a sampler that takes `locality`.
         neighbor_set_size: see `LocalityBias`.
         block_arcs: arcs a block of layer-wise inference.
+        links: {"val": LinkSet, "test": LinkSet} in original ids, edges that the store does not have; None: the data
+            set's. They are evaluated on where the sampler is a `LinkSampler`, in place of masks and labels.
+        eval_negatives: false ends that each of them is ranked among, >= 1; drawn alike from all nodes that no edge or
+            held-out link joins to the first end, where the set brings none of its own.
 
     Raises:
         ValueError, PartitionStoreError, StrategyError: one line with the remedy.
@@ -95,6 +101,8 @@ class PartitionDataModule(StoredGraphDataModule):
         locality_scale: float | None = None,
         neighbor_set_size: int = 8192,
         block_arcs: int = 1 << 20,
+        links: Mapping[str, LinkSet] | None = None,
+        eval_negatives: int = 100,
         overwrite: bool = False,
         progress: Callable[[str, int, int | None], None] | None = None,
     ):
@@ -119,6 +127,7 @@ class PartitionDataModule(StoredGraphDataModule):
         _check_choice("evaluation", evaluation, ("layerwise", "sampled"))
         check_count("batch_size", batch_size)
         check_count("num_threads", num_threads)
+        check_count("eval_negatives", eval_negatives)
         if halo_hops not in (0, 1, 2, 3):
             raise ValueError(f"halo_hops must be 0, 1, 2 or 3, got {halo_hops!r}")
         self.mode, self.scope, self.evaluation = mode, scope, evaluation
@@ -126,6 +135,8 @@ class PartitionDataModule(StoredGraphDataModule):
         if isinstance(self.sampler, ClusterSampler) and self.sampler.cluster is None:
             self.sampler = replace(self.sampler, cluster=clusters_by("spring"))
         self.halo_hops, self.block_arcs = halo_hops, block_arcs
+        self.links = getattr(self.dataset, "links", {}) if links is None else dict(links)
+        self.eval_negatives = eval_negatives
         self.loader_options = LoaderOptions(batch_size, num_threads, prefetch_batches, shuffle, seed)
         self.placement = PlacementSettings(placement) if isinstance(placement, str) else placement
         if not isinstance(self.placement, PlacementSettings | Placement | None):
@@ -153,7 +164,7 @@ class PartitionDataModule(StoredGraphDataModule):
             self._scratch = open_scratch(self.root, self.trainer)
         if stage in ("fit", None) and self.placement is not None and self.buffer is None:
             self._check_trainable()
-            targets = np.concatenate(list(part_targets(self.store).values()))
+            targets = np.concatenate(list(part_targets(self.store, self.sampler).values()))
             options = self.loader_options
             self.buffer = open_buffer(
                 self.store, self.placement, targets, self.sampler, options.batch_size, options.seed, self.trainer
@@ -168,7 +179,7 @@ class PartitionDataModule(StoredGraphDataModule):
     @property
     def part_weights(self) -> np.ndarray:
         """(num_parts,) float64: training nodes of each part, the weights of model averaging."""
-        return np.array([len(nodes) for nodes in part_targets(self.store).values()], np.float64)
+        return np.array([len(nodes) for nodes in part_targets(self.store, self.sampler).values()], np.float64)
 
     def parts_of_rank(self, rank: int, world_size: int) -> list[int]:
         """Return the parts of a rank, in the order of their visits: rank, rank + world_size, ..."""
@@ -199,7 +210,8 @@ class PartitionDataModule(StoredGraphDataModule):
         return loader
 
     def val_dataloader(self):
-        return self._evaluation("val") if "val" in self.store.masks else []
+        there = self.links if trains_on_links(self.sampler) else self.store.masks
+        return self._evaluation("val") if "val" in there else []
 
     def test_dataloader(self):
         self._check_testable()
@@ -245,17 +257,37 @@ class PartitionDataModule(StoredGraphDataModule):
     def _gathers_on_device(self) -> bool:
         return self.buffer is not None and self.buffer.on != "cpu"
 
+    def _check_trainable(self) -> None:
+        if not trains_on_links(self.sampler):
+            super()._check_trainable()
+
+    def _check_testable(self) -> None:
+        if not trains_on_links(self.sampler):
+            super()._check_testable()
+        elif "test" not in self.links:
+            raise StrategyError("testing needs test links, and none are held out: use hold_out_edges, or links=")
+
     def _evaluation(self, split: str | None) -> EvaluationLoader | PartLoader:
         rank, world_size = self._rank_and_world()
+        links = None
+        if split is not None and trains_on_links(self.sampler):
+            if self.evaluation == "sampled":
+                raise StrategyError(
+                    'links are ranked by the embeddings of all nodes, evaluation="sampled" has those of a batch: use '
+                    '"layerwise", and a backbone with layer(index, x, block)'
+                )
+            seed = self.loader_options.seed
+            links = evaluation_links(self.store, self.links, split, self.eval_negatives, seed, rank, world_size)
         if self.evaluation == "sampled":
             hops = len(getattr(self.sampler, "fanouts", ())) or 2
             return make_evaluation_loader(self.store, hops, split, self.loader_options, rank, world_size)
         source = StoreLayerSource(self.store, self.parts_of_rank(rank, world_size), self._scratch, self.block_arcs)
-        return EvaluationLoader(EvaluationPass(source, split, self.store.labels, self.store.masks))
+        return EvaluationLoader(EvaluationPass(source, split, self.store.labels, self.store.masks, links))
 
     def _batch_shape(self) -> dict[str, Any]:
+        seeds = self.loader_options.batch_size * getattr(self.sampler, "seeds_per_item", 1)
         return {
-            "batch_size": self.loader_options.batch_size if self.mode == "mini_batch" else None,
+            "batch_size": seeds if self.mode == "mini_batch" else None,
             "fanouts": getattr(self.sampler, "fanouts", ()),
             "prefetch_batches": self.loader_options.prefetch_batches + 1,
         }

@@ -22,10 +22,21 @@ class LoaderOptions:
     lookahead_batches: int = 0
 
 
-def part_targets(store: PartitionStore) -> dict[int, np.ndarray]:
-    """Return each part's training nodes with a known label: part to (num,) int64 store ids, ascending."""
+def trains_on_links(sampler) -> bool:
+    """Whether the sampler makes links of nodes, labelled or not."""
+    return getattr(sampler, "trains_on_links", False)
+
+
+def part_targets(store: PartitionStore, sampler=None) -> dict[int, np.ndarray]:
+    """Return each part's targets: part to (num,) int64 store ids, ascending.
+
+    They are its training nodes with a known label, and all of its nodes where the sampler trains on links.
+    """
     targets = {}
     for part in range(store.num_parts):
+        if trains_on_links(sampler):
+            targets[part] = np.arange(store.part_offsets[part], store.part_offsets[part + 1])
+            continue
         nodes = core_targets(store.masks["train"], store.part_offsets, part)
         labels = np.asarray(store.labels[nodes])
         targets[part] = nodes[labels >= 0] if labels.ndim == 1 else nodes
@@ -81,7 +92,7 @@ def make_part_loader(
         features: a `FeatureTable` by store id, or None: batches come without.
         rank, world_size: this process and how many there are.
     """
-    targets = part_targets(store)
+    targets = part_targets(store, sampler)
     counts = [passes * sampler.num_batches(len(nodes), options.batch_size, False) for nodes in targets.values()]
     return PartLoader(
         parts_of_rank(store.num_parts, rank, world_size),
@@ -108,7 +119,7 @@ def make_graph_loader(
     Raises:
         StrategyError: fewer targets than ranks.
     """
-    targets = np.concatenate(list(part_targets(store).values()))
+    targets = np.concatenate(list(part_targets(store, sampler).values()))
     if len(targets) < world_size:
         raise StrategyError(
             f"{len(targets)} training nodes cannot be shared out to {world_size} processes: use devices={len(targets)}"

@@ -6,6 +6,8 @@ from .gcn import GCN
 from .graphsage import GraphSAGE
 from .inference import LayerwiseOutput, layerwise_inference
 from .layer_source import EvaluationPass, LayerSource, RowBlock
+from .link_metrics import HitsAt, MeanReciprocalRank, link_ranks
+from .link_predictor import DotDecoder, LinkPredictor, MLPDecoder
 from .ngnn import NGNN
 from .node_classifier import NodeClassifier
 from .node_inputs import NodeInputs, TakesInputs
@@ -19,10 +21,15 @@ __all__ = [
     "NGNN",
     "SGC",
     "Backbone",
+    "DotDecoder",
     "EvaluationPass",
     "GraphSAGE",
+    "HitsAt",
     "LayerSource",
     "LayerwiseOutput",
+    "LinkPredictor",
+    "MLPDecoder",
+    "MeanReciprocalRank",
     "NodeClassifier",
     "NodeInputs",
     "RowArcs",
@@ -30,5 +37,6 @@ __all__ = [
     "RowLayer",
     "TakesInputs",
     "layerwise_inference",
+    "link_ranks",
     "prepared_rows",
 ]

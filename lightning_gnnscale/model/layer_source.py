@@ -47,17 +47,32 @@ class LayerSource(Protocol):
         """Wait until every rank is here: what each wrote to a table can then be read by all."""
 
 
+class LinkSource(Protocol):
+    """One rank's share of the links that are evaluated.
+
+    Attributes:
+        num_negatives: false ends of each link.
+    """
+
+    num_negatives: int
+
+    def chunks(self, num_links: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield (pairs (2, num), negatives (num, num_negatives)) in store ids, num <= num_links; -1 for no negative."""
+
+
 class EvaluationPass(Protocol):
-    """One rank's share of an exact evaluation: what `NodeClassifier` takes in place of a mini-batch.
+    """One rank's share of an exact evaluation: what the Lightning modules take in place of a mini-batch.
 
     Attributes:
         source: the graph; its blocks are the rows that this rank answers for.
         split: "val", "test", or None: predict.
         labels: (num_nodes,) or (num_nodes, num_labels) integers in store order, -1 = unknown; None: predict only.
         masks: name ("train", "val", "test") to (num_nodes,) bool, in store order.
+        links: what `LinkPredictor` ranks, or None.
     """
 
     source: LayerSource
     split: str | None
     labels: np.ndarray | None
     masks: Mapping[str, np.ndarray]
+    links: LinkSource | None

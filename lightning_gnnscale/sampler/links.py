@@ -9,6 +9,7 @@ from ..jit import kernel
 from ..rng import below, combine, mix64, unit
 
 MAX_NODES = 1 << 31  # of one draw: `rng.below` maps 32 bits
+MAX_TRIES = 64  # draws of one false end before it is given up: the first end is joined to almost every node
 CHOICES = ("end", "any")
 
 
@@ -101,6 +102,79 @@ def draw_negatives(num_nodes: int, num: int, key: int, table: AliasTable | None 
     else:
         _draw_alias(table.threshold, table.alias, np.uint64(key), out)
     return out
+
+
+def draw_false_ends(
+    csc: CSC, held: CSC, sources: np.ndarray, num: int, key: int, first: int = 0, store_nid: np.ndarray | None = None
+) -> np.ndarray:
+    """Draw false other ends for links that are evaluated: nodes that no known link joins to the first end.
+
+    Args:
+        csc: the graph that training sees; rows ascending.
+        held: links held out of it, in both directions; rows ascending.
+        sources: (num_links,) int64 first ends.
+        num: false ends a link, >= 1, with replacement.
+        key: uint64; with the number of a link and a draw's place it decides the draw.
+        first: number of the first link: pieces of the links are drawn as the whole would be.
+        store_nid: (num_nodes,) what a drawn number stands for, so that relabelled stores draw the same nodes; or None.
+
+    Returns:
+        (num_links, num) int64, -1 where `MAX_TRIES` draws in a row were the first end itself or joined to it.
+
+    Cost: a few hashes and two binary searches a draw.
+    Source: the filtered setting of Bordes et al., TransE, NeurIPS 2013.
+    """
+    out = np.empty((len(sources), num), np.int64)
+    names = np.empty(0, np.int64) if store_nid is None else np.asarray(store_nid)
+    graph = (np.asarray(csc.indptr), np.asarray(csc.indices), np.asarray(held.indptr), np.asarray(held.indices))
+    _draw_false_ends(*graph, np.ascontiguousarray(sources, np.int64), np.uint64(key), first, names, out)
+    return out
+
+
+def count_joined(csc: CSC, edges: np.ndarray) -> int:
+    """Return how many of (2, num) pairs a graph with ascending rows joins, in one direction or the other."""
+    edges = np.ascontiguousarray(edges, np.int64)
+    return int(_count_joined(np.asarray(csc.indptr), np.asarray(csc.indices), edges))
+
+
+@kernel
+def _joined(indptr, indices, one, other):
+    begin, end = indptr[one], indptr[one + 1]
+    while begin < end:
+        middle = (begin + end) // 2
+        if indices[middle] < other:
+            begin = middle + 1
+        else:
+            end = middle
+    return begin < indptr[one + 1] and indices[begin] == other
+
+
+@kernel
+def _count_joined(indptr, indices, edges):
+    count = 0
+    for i in range(edges.shape[1]):
+        one, other = edges[0, i], edges[1, i]
+        count += _joined(indptr, indices, one, other) or _joined(indptr, indices, other, one)
+    return count
+
+
+@kernel
+def _draw_false_ends(indptr, indices, held_indptr, held_indices, sources, key, first, names, out):
+    num_nodes = len(indptr) - 1
+    for i in range(len(sources)):
+        source = sources[i]
+        mine = combine(key, first + i)
+        for place in range(out.shape[1]):
+            out[i, place] = -1
+            for attempt in range(MAX_TRIES):
+                node = below(combine(combine(mine, place), attempt), num_nodes)
+                if len(names):
+                    node = np.int64(names[node])
+                known = node == source or _joined(held_indptr, held_indices, source, node)
+                if known or _joined(indptr, indices, source, node) or _joined(indptr, indices, node, source):
+                    continue
+                out[i, place] = node
+                break
 
 
 @kernel

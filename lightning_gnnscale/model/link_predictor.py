@@ -1,0 +1,204 @@
+"""The Lightning module over links: unsupervised node embeddings, and link prediction."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchmetrics import MeanMetric
+
+from ..errors import StrategyError
+from .backbone_module import MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
+from .link_metrics import HitsAt, MeanReciprocalRank, link_ranks
+from .node_inputs import NodeInputs
+
+DECODERS = ("dot", "mlp")
+CHUNK_BYTES = 64 << 20  # of embeddings read at once while links are ranked
+
+
+class DotDecoder(nn.Module):
+    """Score of a link: the dot product of its ends."""
+
+    def forward(self, source: Tensor, other: Tensor) -> Tensor:
+        """Return the scores of (..., channels) ends that broadcast."""
+        return (source * other).sum(dim=-1)
+
+
+class MLPDecoder(nn.Module):
+    """Score of a link: a small network of the product of its ends, column by column; no direction is told apart.
+
+    Args:
+        channels: of the embeddings, and of the hidden layer.
+    """
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.hidden, self.out = nn.Linear(channels, channels), nn.Linear(channels, 1)
+
+    def forward(self, source: Tensor, other: Tensor) -> Tensor:
+        """Return the scores of (..., channels) ends that broadcast."""
+        return self.out(self.hidden(source * other).relu()).squeeze(-1)
+
+
+class LinkPredictor(BackboneModule):
+    """Embed nodes so that linked ones score high: unsupervised training, and link prediction.
+
+    The loss is the mean over the batch's pairs of -log s(u, v) - w * mean over negatives of log(1 - s(u, n)), s the
+    sigmoid of the decoder: GraphSAGE's loss where w is the number of negatives (the default), plain binary
+    cross-entropy over a balanced set where w = 1. A training batch is a `MiniBatch` of a `LinkSampler`.
+
+    An evaluation batch is an `EvaluationPass` with links: all embeddings, exact, layer by layer, then each held-out
+    link among its false ends, a bounded piece at a time, shared out over the ranks. Logged: `train_loss`, and of val
+    and test `*_loss`, `*_mrr` and `*_hits@k`. Predicted are the embeddings, by node.
+
+    Args:
+        backbone: as of `NodeClassifier`; its `out_channels` is the width of the embeddings.
+        lr, weight_decay: of Adam, where no optimizer is given.
+        decoder: "dot", "mlp", or a module called as (source, other) over (..., channels) that broadcast.
+        negative_weight: w above; None: the number of negatives.
+        hits: the k of Hits@k, each >= 1.
+        embedding_channels: width of the embeddings; None: the backbone's `out_channels`.
+        optimizer, scheduler, inputs: as of `NodeClassifier`.
+
+    Raises:
+        ValueError: an unknown decoder, a hit below 1, or an embedding of unknown width.
+
+    Source: Hamilton et al., GraphSAGE, NeurIPS 2017, equation (1).
+    """
+
+    trains_on_links = True
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        lr: float = 0.01,
+        weight_decay: float = 0.0,
+        decoder: str | Callable[[Tensor, Tensor], Tensor] = "dot",
+        negative_weight: float | None = None,
+        hits: Sequence[int] = (1, 10),
+        embedding_channels: int | None = None,
+        optimizer: MAKE_OPTIMIZER | None = None,
+        scheduler: MAKE_SCHEDULER | None = None,
+        inputs: NodeInputs | None = None,
+    ):
+        super().__init__(backbone, optimizer, scheduler, inputs)
+        channels = embedding_channels or getattr(backbone, "out_channels", None)
+        if channels is None:
+            raise ValueError("embedding_channels must be given: the backbone has no out_channels to take it from")
+        if not callable(decoder) and decoder not in DECODERS:
+            raise ValueError(f"decoder must be a module or one of {', '.join(DECODERS)}, got {decoder!r}")
+        if negative_weight is not None and negative_weight < 0:
+            raise ValueError(f"negative_weight must be at least 0 or None, got {negative_weight}")
+        hits = [int(k) for k in hits]
+        self.save_hyperparameters(ignore=["backbone", "decoder", "optimizer", "scheduler", "inputs"])
+        self.channels, self.negative_weight, self.hits = int(channels), negative_weight, hits
+        self.decoder = decoder if callable(decoder) else DotDecoder() if decoder == "dot" else MLPDecoder(self.channels)
+        self.losses = nn.ModuleDict({split: MeanMetric() for split in ("val", "test")})
+        self.scores = nn.ModuleDict({split: self._scores() for split in ("val", "test")})
+
+    def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
+        """Return the loss over the batch's pairs; 0, with zero gradients, where there are none."""
+        if getattr(batch, "pairs", None) is None:
+            raise StrategyError(
+                "LinkPredictor trains on batches with pairs, and these have none: use LinkSampler (sampler=links) with "
+                "PartitionDataModule and mode=mini_batch"
+            )
+        embeddings = self(batch)[: batch.batch_size]
+        source = embeddings[batch.pairs[0]]
+        positive = self.decoder(source, embeddings[batch.pairs[1]])
+        negative = self.decoder(source[:, None], embeddings[batch.negatives])
+        num_pairs, num_negatives = max(1, len(source)), batch.negatives.shape[1]
+        loss = F.softplus(-positive).sum() / num_pairs
+        loss = loss + self._negative_weight(num_negatives) * F.softplus(negative).sum() / (num_pairs * num_negatives)
+        self.log("train_loss", loss.detach(), on_step=False, on_epoch=True, prog_bar=True, batch_size=num_pairs)
+        return loss
+
+    def on_validation_epoch_start(self) -> None:
+        self._reset("val")
+
+    def on_test_epoch_start(self) -> None:
+        self._reset("test")
+
+    def validation_step(self, batch: Any, batch_idx: int = 0) -> None:
+        """Rank this rank's share of the validation links."""
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: Any, batch_idx: int = 0) -> None:
+        """Rank this rank's share of the test links."""
+        self._evaluate(batch, "test")
+
+    def predict_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Any]:
+        """Embed this rank's nodes (`EvaluationPass`) or the seeds (`MiniBatch`).
+
+        Returns:
+            "nodes": (num_rows,) int64 array of store ids; "prediction": (num_rows, channels) float32 on the CPU.
+        """
+        if not is_pass(batch):
+            nodes = batch.n_id[: batch.batch_size].cpu().numpy()
+            return {"nodes": nodes, "prediction": self(batch)[: batch.batch_size].float().cpu()}
+        result = self._infer(batch)
+        pieces = [torch.from_numpy(outputs) for _, outputs in result.chunks()]
+        batch.source.barrier()
+        return {"nodes": result.rows, "prediction": torch.cat([torch.zeros(0, self.channels), *pieces])}
+
+    def _evaluate(self, batch: Any, split: str) -> None:
+        links = getattr(batch, "links", None)
+        if links is None:
+            raise StrategyError(
+                f"LinkPredictor evaluates on held-out links, and the {split} loader has none: hold some out "
+                "(hold_out_edges, or dataset.hold_out), and give PartitionDataModule sampler=LinkSampler(...)"
+            )
+        table = self._infer(batch).table
+        count = 0
+        for pairs, negatives in links.chunks(self._chunk_links(links.num_negatives)):
+            ranks, losses = self._rank(table, pairs, negatives)
+            self._update(split, ranks, losses)
+            count += len(ranks)
+        if count == 0:  # a metric wants an update, and a rank without one would be warned about
+            self._update(split, torch.zeros(0, device=self.device), torch.zeros(0, device=self.device))
+        batch.source.barrier()
+        # Metric objects, not numbers: they add up counts over ranks, so no link weighs more on one of them.
+        for name, metric in self.scores[split].items():
+            self.log(f"{split}_{name}", metric, on_step=False, on_epoch=True, prog_bar=name == "mrr", batch_size=1)
+        self.log(f"{split}_loss", self.losses[split], on_step=False, on_epoch=True, batch_size=1)
+
+    def _rank(self, table: np.ndarray, pairs: np.ndarray, negatives: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Return (num_links,) ranks and losses; `negatives` has -1 where there is none."""
+        missing = torch.from_numpy(negatives < 0).to(self.device)
+        source, other, false = (self._rows(table, nodes) for nodes in (pairs[0], pairs[1], np.maximum(negatives, 0)))
+        positive = self.decoder(source, other).float()
+        negative = self.decoder(source[:, None], false).float().masked_fill(missing, -torch.inf)
+        found = (~missing).sum(dim=1)
+        weight = self._negative_weight(negatives.shape[1])
+        losses = F.softplus(-positive) + weight * F.softplus(negative).sum(dim=1) / found.clamp(min=1)
+        return link_ranks(positive, negative), losses
+
+    def _rows(self, table: np.ndarray, nodes: np.ndarray) -> Tensor:
+        dtype = next(self.backbone.parameters()).dtype
+        return torch.from_numpy(np.asarray(table[nodes])).to(device=self.device, dtype=dtype)
+
+    def _update(self, split: str, ranks: Tensor, losses: Tensor) -> None:
+        for metric in self.scores[split].values():
+            metric.update(ranks)
+        weight = float(len(losses))
+        self.losses[split].update(
+            losses.detach().mean() if len(losses) else torch.zeros((), device=self.device), weight
+        )
+
+    def _reset(self, split: str) -> None:
+        # As in NodeClassifier: counts reset in inference mode cannot be added to outside of it.
+        with torch.inference_mode(False):
+            self.losses[split].reset()
+            for metric in self.scores[split].values():
+                metric.reset()
+
+    def _negative_weight(self, num_negatives: int) -> float:
+        return num_negatives if self.negative_weight is None else self.negative_weight
+
+    def _chunk_links(self, num_negatives: int) -> int:
+        return max(1, CHUNK_BYTES // (4 * self.channels * (num_negatives + 2)))
+
+    def _scores(self) -> nn.ModuleDict:
+        return nn.ModuleDict({"mrr": MeanReciprocalRank(), **{f"hits@{k}": HitsAt(k) for k in self.hits}})
