@@ -152,6 +152,7 @@ class DistributedEmbedding(OwnedRows):
         Returns:
             What this rank wrote, plain containers; the list of those of all ranks is what `load` takes.
         """
+        self._barrier()  # no rank pushes to rows that another is writing
         arrays = self._arrays()
         chosen = {name: arrays[name] for name in self._columns() if name == "rows" or with_state}
         facts = {"num_nodes": self.num_nodes, "dim": self.dim, "dtype": self.dtype.str, "pushes": self.num_pushes}

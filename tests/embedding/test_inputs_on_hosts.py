@@ -1,0 +1,70 @@
+"""Embeddings and remote features in training on two processes, of one host and of two that are simulated."""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from embedding_runs import NUM, embedding, fit, write_store
+
+import lightning_gnnscale as gs
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "distributed"))
+from processes import launch
+
+
+def train_on_hosts(folder, root, hosts, policy):
+    """Three parts on two ranks: rank 1 lacks batches under model averaging, and takes part without them."""
+    store = gs.PartitionStore.open(root)
+    inputs = embedding(store, hosts=hosts)
+    weights = {"model": gs.ModelAveraging, "gradient": gs.GradientAveraging}[policy]()
+    trainer, model, dm = fit(folder, root, inputs, weights, devices=2)
+    metrics = trainer.test(model, dm, verbose=False)[0]
+    rows = inputs.pull(np.arange(NUM)).clone()
+    path = trainer.checkpoint_callback.best_model_path
+    fresh = embedding(store, hosts=hosts, seed=5)
+    model.inputs = fresh
+    again = trainer.test(model, dm, ckpt_path=path, verbose=False)[0]
+    same = torch.equal(fresh.pull(np.arange(NUM)), rows)
+    owners = [sorted(os.listdir(f"{path}.rows"))] if Path(f"{path}.rows").is_dir() else []
+    return metrics, again, rows, same, inputs.received_bytes, len(owners[0])
+
+
+@pytest.mark.parametrize("policy", ["model", "gradient"])
+@pytest.mark.parametrize("hosts", [[0, 1], None])
+def test_two_processes_train_one_table(tmp_path, policy, hosts):
+    store = write_store(tmp_path / "store")
+    ranks = launch(2, train_on_hosts, tmp_path / "run", store.root, hosts, policy, limit_s=120)
+    for metrics, again, rows, same, received, num_files in ranks:
+        assert metrics["test_acc"] > 0.75
+        assert metrics == again == ranks[0][0]
+        assert torch.equal(rows, ranks[0][2])
+        assert same
+        assert (received > 0) == (hosts is not None)
+        assert num_files >= 6  # rows, moments and counts of each rank's share
+
+
+def train_remote(folder, root, bare, policy):
+    """Stored features against the same rows on two hosts."""
+    results = []
+    store = gs.PartitionStore.open(root)
+    for remote in (False, True):
+        inputs = gs.RemoteFeatures(store.features.array, store.part_offsets, hosts=[0, 1]) if remote else None
+        weights = {"model": gs.ModelAveraging, "gradient": gs.GradientAveraging}[policy]()
+        trainer, model, dm = fit(
+            folder / str(remote), bare if remote else root, inputs, weights, epochs=2, width=8, devices=2
+        )
+        results.append((model.state_dict(), trainer.test(model, dm, verbose=False)[0]))
+    return results, inputs.received_bytes
+
+
+@pytest.mark.parametrize("policy", ["model", "gradient"])
+def test_training_on_features_of_other_hosts_changes_no_bit(tmp_path, policy):
+    full, bare = write_store(tmp_path / "full", features=True), write_store(tmp_path / "bare")
+    for results, received in launch(2, train_remote, tmp_path / "run", full.root, bare.root, policy, limit_s=120):
+        (stored, metrics), (remote, of_remote) = results
+        assert all(torch.equal(stored[key], remote[key]) for key in stored)
+        assert metrics == of_remote
+        assert received > 0
