@@ -1,16 +1,23 @@
 """How to iterate: target order, the walk over parts, preparation ahead of training."""
 
+from .batch_source import BatchKey, BatchSource
 from .buffer_pool import BufferPool
+from .local_source import LocalSource
 from .neighbor_loader import NeighborLoader
 from .part_loader import PartLoader
 from .part_walk import PartWalk, WholeGraph, parts_of_rank
+from .process_source import ProcessSource
 from .seed_order import core_targets, longest_rank, split_targets
 
 __all__ = [
+    "BatchKey",
+    "BatchSource",
     "BufferPool",
+    "LocalSource",
     "NeighborLoader",
     "PartLoader",
     "PartWalk",
+    "ProcessSource",
     "WholeGraph",
     "core_targets",
     "longest_rank",

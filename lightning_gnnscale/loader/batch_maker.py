@@ -1,6 +1,7 @@
 """How the batch of a key is made from its part: what every source does, wherever it does it."""
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 
 from ..errors import GNNScaleError
@@ -27,6 +28,13 @@ class BatchMaker:
     shuffle: bool = True
     drop_last: bool = False
     gathers: bool = True
+
+    def __reduce__(self):
+        builder = self.builder
+        if not self.gathers:
+            builder = copy(builder)
+            builder.features = None  # they stay where they are
+        return BatchMaker, (builder, self.batch_size, self.shuffle, self.drop_last, self.gathers)
 
     def make(self, key: BatchKey, staged: Callable[[], StagedPart]) -> MiniBatch:
         """Return the batch of a key.

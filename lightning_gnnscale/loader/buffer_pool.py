@@ -41,7 +41,7 @@ class BufferPool:
         dtype = np.dtype(dtype)
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        capacity = _capacity(num_bytes)
+        capacity = rounded_capacity(num_bytes)
         buffer, pooled = self._find(capacity)
         # The base of this array is a memoryview, not an array: numpy then makes the array itself, not the buffer,
         # the base of views of it, so that any view keeps it alive.
@@ -74,7 +74,7 @@ class BufferPool:
                 self.held_bytes -= size
 
 
-def _capacity(num_bytes: int) -> int:
+def rounded_capacity(num_bytes: int) -> int:
     """Round up to one of eight sizes an octave, so that batches of about one size share buffers."""
     size = max(num_bytes, _SMALLEST)
     step = 1 << max(size.bit_length() - 4, 6)

@@ -128,6 +128,10 @@ class PartShelf:
         self._parts[part] = future  # last: the least recently requested part goes first
         return future
 
+    def clear(self) -> None:
+        """Let go of all parts."""
+        self._parts.clear()
+
 
 def _done(function: Callable, argument: int) -> Future:
     future: Future = Future()

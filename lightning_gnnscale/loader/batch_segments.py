@@ -1,0 +1,105 @@
+"""Shared memory that finished batches lie in, capped in bytes, and handed out again when a batch is gone."""
+
+import mmap
+import os
+import weakref
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+
+from .buffer_pool import rounded_capacity
+from .shared_value import room
+
+
+class SegmentTicket(NamedTuple):
+    """What a worker needs to write to a segment."""
+
+    pid: int
+    fd: int
+    capacity: int
+
+    def open(self) -> int:
+        """Return a descriptor of the segment.
+
+        Raises:
+            OSError: the process that it belongs to has ended.
+        """
+        return os.open(f"/proc/{self.pid}/fd/{self.fd}", os.O_RDWR)
+
+
+class Segment:
+    """Memory of one batch; unmapped when the last array in it is gone.
+
+    Raises:
+        OSError: there is no room.
+    """
+
+    def __init__(self, capacity: int):
+        fd = room(capacity)
+        weakref.finalize(self, os.close, fd).atexit = False
+        self.capacity, self.memory = capacity, mmap.mmap(fd, capacity)
+        self.ticket = SegmentTicket(os.getpid(), fd, capacity)
+
+
+class SegmentPool:
+    """Segments of one process; all but `hand_out`'s finaliser run under the caller's lock.
+
+    Args:
+        max_bytes: most bytes of segments that are lent or waiting, > 0. Those handed out with a batch do not count.
+
+    Attributes:
+        held_bytes: of segments that are lent or waiting.
+    """
+
+    def __init__(self, max_bytes: int):
+        self.max_bytes, self.held_bytes = max_bytes, 0
+        self._waiting: list[Segment] = []
+        # A finaliser may run at any allocation, also while this thread holds the lock: it only appends.
+        self._returned: deque[Segment] = deque()
+
+    def lend(self, num_bytes: int) -> Segment | None:
+        """Return a segment of at least num_bytes, None where the cap leaves no room for one.
+
+        Raises:
+            OSError: the system has no room.
+        """
+        self._sort_returned()
+        fitting = [segment for segment in self._waiting if segment.capacity >= num_bytes]
+        if fitting:
+            segment = min(fitting, key=lambda segment: segment.capacity)
+            self._waiting.remove(segment)
+            return segment
+        capacity = min(rounded_capacity(num_bytes), self.max_bytes)
+        while self._waiting and self.held_bytes + capacity > self.max_bytes:
+            self.held_bytes -= self._waiting.pop(0).capacity
+        if num_bytes > self.max_bytes or self.held_bytes + capacity > self.max_bytes:
+            return None
+        segment = Segment(capacity)
+        self.held_bytes += capacity
+        return segment
+
+    def give_back(self, segment: Segment | None) -> None:
+        """Take back a lent segment."""
+        if segment is not None:
+            self._waiting.append(segment)
+
+    def hand_out(self, segment: Segment) -> memoryview:
+        """Return the memory of a segment, which comes back when the last view of it is gone."""
+        self.held_bytes -= segment.capacity
+        array = np.frombuffer(segment.memory, np.uint8)
+        weakref.finalize(array, self._returned.append, segment).atexit = False
+        return memoryview(array)
+
+    def close(self) -> None:
+        """Let go of all segments that wait."""
+        self._sort_returned()
+        self.held_bytes -= sum(segment.capacity for segment in self._waiting)
+        self._waiting.clear()
+
+    def _sort_returned(self) -> None:
+        while self._returned:
+            segment = self._returned.popleft()
+            if self.held_bytes + segment.capacity <= self.max_bytes:
+                self.held_bytes += segment.capacity
+                self._waiting.append(segment)

@@ -1,0 +1,104 @@
+"""Batches prepared by worker processes of this host, handed over in shared memory."""
+
+import weakref
+from collections.abc import Callable
+
+from ..sampler.minibatch import MiniBatch
+from .batch_maker import BatchMaker
+from .batch_source import BatchKey
+from .batch_worker import START_METHODS
+from .shared_value import SharedValue
+from .staged_part import StagedPart
+from .worker_crew import WorkerCrew
+
+QUEUE_BYTES = 1 << 30
+
+
+class ProcessSource:
+    """A `BatchSource` of worker processes, started at the first request and kept until `close`.
+
+    No process has a copy of the graph: what lies in files is mapped by each worker itself, a part is loaded once, by a
+    thread of this process, into memory that all of them map. At most two parts are there. A batch is written once, into
+    shared memory without a name, and its tensors lie there. Nothing is left behind by a process that is killed, this
+    one included. The batch of a worker that ended is prepared by another one, and a new one is started in its place.
+
+    Args:
+        stage: part id to `StagedPart`.
+        maker: of the batches; it and what `stage` returns can be pickled.
+        num_workers: processes, >= 1.
+        queue_bytes: most bytes of batches that are prepared and not taken, > 0. Where they are reached, preparation
+            stops; a later batch makes room for an earlier one. Beside it each worker holds one batch of its own memory.
+        start_method: "forkserver" or "spawn".
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Cost: a start of a worker takes tens of milliseconds after the first one, and loads its compiled kernels; a batch,
+        one copy of it and two messages.
+    """
+
+    def __init__(
+        self,
+        stage: Callable[[int], StagedPart],
+        maker: BatchMaker,
+        num_workers: int = 1,
+        queue_bytes: int = QUEUE_BYTES,
+        start_method: str = "forkserver",
+    ):
+        if num_workers < 1:
+            raise ValueError(f"num_workers must be >= 1, got {num_workers}")
+        if queue_bytes < 1:
+            raise ValueError(f"queue_bytes must be >= 1, got {queue_bytes}")
+        if start_method not in START_METHODS:
+            raise ValueError(f"start_method must be one of {', '.join(START_METHODS)}, got {start_method!r}")
+        self._stage, self._maker = stage, maker
+        self._options = (num_workers, queue_bytes, start_method)
+        self._crew: WorkerCrew | None = None
+        self._end: Callable[[], None] | None = None
+
+    def request(self, key: BatchKey) -> None:
+        """Let the next free worker prepare a batch; starts them where none runs.
+
+        Raises:
+            GNNScaleError: the maker cannot be sent to a worker.
+        """
+        if self._crew is None:
+            self._crew = WorkerCrew(self._stage, SharedValue(self._maker, "what prepares batches"), *self._options)
+            self._end = weakref.finalize(self, self._crew.stop)
+        self._crew.request(key)
+
+    def ready(self) -> tuple[BatchKey, MiniBatch]:
+        """Return the next batch; see `BatchSource`.
+
+        Raises:
+            GNNScaleError: also where no worker could be started.
+        """
+        if self._crew is None:
+            raise ValueError("no batch is requested: call request(key) before ready()")
+        return self._crew.take()
+
+    def expect_part(self, part: int) -> None:
+        """Load a part in the thread that does so, unless it is there."""
+        if self._crew is not None:
+            self._crew.expect_part(part)
+
+    def forget(self) -> None:
+        """Drop what was requested and not taken; the workers stay."""
+        if self._crew is not None:
+            self._crew.forget()
+
+    def close(self) -> None:
+        """End the workers; batches that were taken stay as they are. A request starts anew."""
+        if self._crew is not None:
+            self._end()
+            self._crew = None
+
+    @property
+    def queue_bytes(self) -> int:
+        """Bytes of shared memory held for batches now, those that were taken left out."""
+        return 0 if self._crew is None else self._crew.pool.held_bytes
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers that run now."""
+        return [] if self._crew is None else self._crew.pids()

@@ -1,0 +1,187 @@
+"""Values for other processes of this host: arrays in memory are shared, arrays on files are mapped again."""
+
+import io
+import itertools
+import mmap
+import os
+import pickle
+import weakref
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..errors import GNNScaleError
+
+LINE_BYTES = 64
+_RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # how dtypes that numpy lacks travel
+_numbers = itertools.count()
+
+
+class Packed(NamedTuple):
+    """A value apart from its arrays.
+
+    Attributes:
+        meta: everything but the arrays, pickled.
+        views: bytes of the arrays.
+        spans: where each array's bytes lie, (start, stop), once they are written; starts are whole cache lines.
+        num_bytes: of all spans.
+    """
+
+    meta: bytes
+    views: list[memoryview]
+    spans: list[tuple[int, int]]
+    num_bytes: int
+
+    def write(self, fd: int) -> None:
+        """Write the arrays into a file that has room for them."""
+        for view, (start, _) in zip(self.views, self.spans, strict=True):
+            while len(view):
+                written = os.pwrite(fd, view, start)
+                start, view = start + written, view[written:]
+
+
+def pack(value: Any) -> Packed:
+    """Take a value apart: arrays and CPU tensors that are contiguous stay where they are, all else is pickled.
+
+    An array that lies in a mapped file is named by its place there, and is no part of the spans.
+
+    Raises:
+        Exception: what pickling raises.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    _Pickler(stream, 5, buffer_callback=buffers.append).dump(value)
+    views, spans, stop = [buffer.raw() for buffer in buffers], [], 0
+    for view in views:
+        start = -(-stop // LINE_BYTES) * LINE_BYTES
+        stop = start + len(view)
+        spans.append((start, stop))
+    return Packed(stream.getvalue(), views, spans, stop)
+
+
+def unpack(meta: bytes, spans: list[tuple[int, int]], memory: memoryview) -> Any:
+    """Return a value whose arrays lie in `memory`, which lives as long as they do."""
+    return pickle.loads(meta, buffers=[memory[start:stop] for start, stop in spans])
+
+
+class Ticket(NamedTuple):
+    """What another process of the host needs to open a value, while the process that shares it holds it.
+
+    Attributes:
+        number: of the value in its process.
+    """
+
+    number: int
+    pid: int
+    fd: int
+    meta: bytes
+    spans: list[tuple[int, int]]
+    num_bytes: int
+
+    def open(self) -> Any:
+        """Return the value; its arrays are mapped: what this process writes to them, no other sees.
+
+        Raises:
+            OSError: the process that shares it has ended.
+        """
+        if self.num_bytes == 0:
+            return unpack(self.meta, self.spans, memoryview(b""))
+        fd = os.open(f"/proc/{self.pid}/fd/{self.fd}", os.O_RDONLY)
+        try:
+            memory = mmap.mmap(fd, self.num_bytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+        finally:
+            os.close(fd)
+        return unpack(self.meta, self.spans, memoryview(memory))
+
+
+class SharedValue:
+    """A value whose arrays were copied once into memory that has no name: it is gone with the last one who maps it.
+
+    Args:
+        value: see `pack`.
+        what: names it in errors.
+
+    Attributes:
+        ticket: for other processes, as long as this object lives and is not closed.
+
+    Raises:
+        GNNScaleError: there is no room for it, or it cannot be pickled.
+    """
+
+    def __init__(self, value: Any, what: str = "a value"):
+        try:
+            packed = pack(value)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise GNNScaleError(
+                f"{what} cannot be sent to worker processes: {error}: use threads, or classes and functions of modules"
+            ) from error
+        try:
+            fd = room(packed.num_bytes)
+        except OSError as error:
+            raise GNNScaleError(
+                f"{what} needs {packed.num_bytes} bytes of shared memory, and there is no room: {error}"
+            ) from None
+        self.close = weakref.finalize(self, os.close, fd)  # those who opened it keep it
+        self.close.atexit = False
+        packed.write(fd)
+        self.ticket = Ticket(next(_numbers), os.getpid(), fd, packed.meta, packed.spans, packed.num_bytes)
+
+
+def room(num_bytes: int) -> int:
+    """Return the descriptor of a file in memory, without a name, that has its pages already.
+
+    Raises:
+        OSError: there is no room.
+    """
+    fd = os.memfd_create("gnnscale")
+    try:
+        if num_bytes:
+            os.posix_fallocate(fd, 0, num_bytes)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any):
+        if isinstance(value, np.ndarray):
+            place = _mapped_place(value)
+            return NotImplemented if place is None else (_map_again, place)
+        return _reduce_tensor(value) if _is_plain(value) else NotImplemented
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is a tensor that numpy can hold, its dtype aside."""
+    if type(value) is not torch.Tensor or value.device.type != "cpu" or value.layout != torch.strided:
+        return False
+    return not (value.requires_grad or value.is_conj() or value.is_neg())
+
+
+def _reduce_tensor(value: torch.Tensor) -> tuple:
+    try:
+        return _tensor, (value.numpy(), None)
+    except TypeError:  # bfloat16 and the like
+        return _tensor, (value.contiguous().view(_RAW[value.element_size()]).numpy(), value.dtype)
+
+
+def _tensor(array: np.ndarray, dtype: torch.dtype | None) -> torch.Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor if dtype is None else tensor.view(dtype)
+
+
+def _mapped_place(array: np.ndarray) -> tuple | None:
+    """Return file, offset, dtype and shape of a contiguous read-only array on a file, None of any other."""
+    if array.flags.writeable or not array.flags.c_contiguous or array.size == 0:
+        return None
+    root = array
+    while isinstance(root.base, np.ndarray):
+        root = root.base
+    if not isinstance(root, np.memmap) or root.filename is None or array.dtype.hasobject:
+        return None
+    return str(root.filename), root.offset + array.ctypes.data - root.ctypes.data, array.dtype, array.shape
+
+
+def _map_again(path: str, offset: int, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    return np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape))
