@@ -6,6 +6,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,8 @@ class Peer:
 
         def run() -> Taken:
             start, start_cpu = time.perf_counter(), tree_cpu_s(self._process.pid)
-            print(workers, file=self._process.stdin, flush=True)
+            with suppress(BrokenPipeError):  # it ended since its last turn: its answer says why
+                print(workers, file=self._process.stdin, flush=True)
             answer = self._answer()
             self.rows_a_seed = answer["rows"] / answer["seeds"]
             return Taken(answer["seeds"], tree_cpu_s(self._process.pid) - start_cpu, time.perf_counter() - start)
@@ -52,7 +54,8 @@ class Peer:
 
     def close(self) -> None:
         """End the process."""
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:

@@ -1,6 +1,7 @@
 """`gnnscale bench sample` at a small size, with and without peers, and what a peer's turn counts."""
 
 import csv
+import os
 import re
 import sys
 import textwrap
@@ -31,6 +32,8 @@ FAKE = """
         elif int(line) == 9:
             sys.exit("the graph does not fit")
         print(json.dumps({"seeds": 100, "rows": 700}), flush=True)
+        if int(line) == 8:
+            sys.exit("it ran out of memory")
     if "alive" in globals():
         alive.kill()
         alive.wait()
@@ -89,6 +92,15 @@ def test_a_peers_turn_counts_all_its_processes(tmp_path, fake_python):
     finally:
         peer.close()
     assert peer._process.returncode is not None
+
+
+def test_a_peer_that_ended_between_its_turns_is_told_in_one_line(tmp_path, fake_python):
+    peer = Peer("pyg", fake_python, tmp_path, {})
+    peer.contender(8)()
+    os.waitid(os.P_PID, peer._process.pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(ValueError, match=r"^bench.pyg_python: it ran out of memory$"):
+        peer.contender(0)()
+    peer.close()
 
 
 def test_an_interpreter_that_cannot_run_its_peer_is_told_in_one_line(tmp_path):
