@@ -1,0 +1,218 @@
+"""What a scheduler would have done on other machines: measured task times, run again in simulated time."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .batch_graph import BatchGraph, Task
+from .scheduling_policy import Policy, Run, Wait
+from .task_trace import BatchTimes, TaskTrace
+
+_ENDED_S = 1e-12  # rest of a piece of work that rounding left over
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay predicts; it is a prediction, not a measurement.
+
+    Attributes:
+        seconds: from the first request to the end of the last training step.
+        num_seeds: that were trained.
+        waited_s: that the trainer waited for batches.
+        busy_share: of the threads' time in which they prepared, in [0, 1].
+        peak_bytes: most bytes of finished batches that waited at a time.
+        delivered_s: when the trainer had each batch.
+        ran: (time, thread, dag_id, task number) of every task as it began, in order; -1 for making a task graph.
+    """
+
+    seconds: float
+    num_seeds: int
+    waited_s: float
+    busy_share: float
+    peak_bytes: int
+    delivered_s: list[float]
+    ran: list[tuple[float, int, int, int]]
+
+    @property
+    def seeds_per_s(self) -> float:
+        return self.num_seeds / self.seconds if self.seconds else 0.0
+
+    @property
+    def wait_share(self) -> float:
+        """Share of the time that the trainer waited, in [0, 1]."""
+        return self.waited_s / self.seconds if self.seconds else 0.0
+
+
+def replay(
+    trace: TaskTrace,
+    policy: Policy,
+    cores: int,
+    *,
+    train_s: float | None = None,
+    train_cores: float = 0.0,
+    overhead_s: float = 0.0,
+    requests_ahead: int | None = None,
+    num_batches: int | None = None,
+) -> Replayed:
+    """Run a trace through a policy's decisions, in simulated time; deterministic.
+
+    Whatever is at work shares the cores: with more work than cores all of it slows down alike. Task times are taken as
+    they were measured, so that memory bandwidth and caches that more cores would share are not modelled.
+
+    Args:
+        trace: of at least one batch; batches are taken round and round.
+        policy: fresh; its threads are simulated.
+        cores: of the machine, >= 1.
+        train_s: seconds of a training step; None: those of the trace, round and round (0 where it has none).
+        train_cores: cores that training uses while it runs, >= 0; 0: it has a device of its own.
+        overhead_s: added to every task, for what scheduling itself costs.
+        requests_ahead: batches requested and not taken at a time, >= 1; None: all of them.
+        num_batches: how many to train; None: as many as the trace has.
+
+    Returns:
+        Replayed.
+
+    Raises:
+        ValueError: an argument is out of range, or the trace is empty.
+
+    Cost: O(events * threads), in plain Python.
+    """
+    if not trace.batches:
+        raise ValueError("the trace must have at least one batch, got none: record it with trace=TaskTrace()")
+    for name, value, least in (("cores", cores, 1), ("train_cores", train_cores, 0), ("overhead_s", overhead_s, 0)):
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    if requests_ahead is not None and requests_ahead < 1:
+        raise ValueError(f"requests_ahead must be at least 1, or None for all, got {requests_ahead}")
+    steps = [train_s] if train_s is not None else trace.train_s or [0.0]
+    machine = _Machine(trace, policy, cores, steps, train_cores, overhead_s)
+    return machine.run(len(trace.batches) if num_batches is None else num_batches, requests_ahead)
+
+
+@dataclass
+class _Work:
+    """What a thread or the trainer is doing."""
+
+    left_s: float  # at full speed
+    then: Callable[[], None]
+
+
+class _Machine:
+    """Simulated threads and a simulated trainer on shared cores."""
+
+    def __init__(self, trace, policy: Policy, cores: int, steps: list[float], train_cores: float, overhead_s: float):
+        self.trace, self.policy, self.cores, self.steps = trace, policy, cores, steps
+        self.train_cores, self.overhead_s = train_cores, overhead_s
+        self.now = self.busy_s = self.waited_s = 0.0
+        self.working: dict[int, _Work] = {}
+        self.training: _Work | None = None
+        self.wake_s: dict[int, float] = {}  # threads that ask again at a time of their own
+        self.finished: set[int] = set()
+        self.delivered_s: list[float] = []
+        self.ran: list[tuple[float, int, int, int]] = []
+        self.num_seeds = 0
+        self.graphs: dict[int, BatchGraph] = {}
+
+    def run(self, num_batches: int, requests_ahead: int | None) -> Replayed:
+        requested, asked = 0, 0.0
+        while len(self.delivered_s) < num_batches or self.training:
+            taken = len(self.delivered_s)
+            ahead = num_batches if requests_ahead is None else requests_ahead
+            while requested < min(num_batches, taken + ahead):
+                self.policy.request(requested)
+                requested += 1
+            if self.training is None and taken in self.finished:
+                self._deliver(taken, asked)
+                continue  # the trainer asks for more before anyone acts
+            self._step_threads()
+            if self._advance():
+                asked = self.now
+        threads = self.policy.num_threads
+        share = self.busy_s / (threads * self.now) if self.now else 0.0
+        return Replayed(
+            self.now, self.num_seeds, self.waited_s, share, self.policy.peak_bytes, self.delivered_s, self.ran
+        )
+
+    def _deliver(self, dag_id: int, asked: float) -> None:
+        """Hand the next batch to the trainer, which begins its step."""
+        self.finished.discard(dag_id)
+        self.policy.taken(dag_id, self.now)
+        self.waited_s += self.now - asked
+        self.delivered_s.append(self.now)
+        self.num_seeds += self._times(dag_id).num_seeds
+        begun, step = self.now, self.steps[dag_id % len(self.steps)]
+        self.training = _Work(step, lambda: self.policy.trained(self.now - begun))
+
+    def _step_threads(self) -> None:
+        """Let every free thread ask for work, lowest number first."""
+        for thread in range(self.policy.num_threads):
+            if thread not in self.working:
+                self.wake_s.pop(thread, None)
+                self._step(thread)
+
+    def _step(self, thread: int) -> None:
+        action = self.policy.step(thread, self.now)
+        if isinstance(action, Wait):
+            if action.seconds is not None:
+                self.wake_s[thread] = self.now + action.seconds
+        elif isinstance(action, Run):
+            seconds = self._times(action.dag_id).tasks[action.task.number].seconds + self.overhead_s
+            self._work(thread, action.dag_id, action.task.number, seconds, self._done)
+        elif seconds := self._times(action.dag_id).launch_s:
+            self._work(thread, action.dag_id, -1, seconds, self._made)
+        else:
+            self.ran.append((self.now, thread, action.dag_id, -1))
+            self._made(thread, action.dag_id, -1)
+            self._step(thread)
+
+    def _work(self, thread: int, dag_id: int, number: int, seconds: float, then: Callable) -> None:
+        self.ran.append((self.now, thread, dag_id, number))
+        self.working[thread] = _Work(seconds, lambda: then(thread, dag_id, number))
+
+    def _made(self, thread: int, dag_id: int, number: int) -> None:
+        self.graphs[dag_id] = _graph(dag_id, self._times(dag_id))
+        self.policy.launched(thread, dag_id, self.graphs[dag_id])
+
+    def _done(self, thread: int, dag_id: int, number: int) -> None:
+        task = self.graphs[dag_id].tasks[number]
+        if self.policy.done(thread, dag_id, task, self.now) is None:
+            self.finished.add(dag_id)
+            del self.graphs[dag_id]
+
+    def _times(self, dag_id: int) -> BatchTimes:
+        return self.trace.batches[dag_id % len(self.trace.batches)]
+
+    def _advance(self) -> bool:
+        """Go to the next instant at which something ends, and end it; return whether the trainer's step did."""
+        demand = len(self.working) + (self.train_cores if self.training else 0)
+        speed = min(1.0, self.cores / demand) if demand else 1.0
+        train_speed = speed if self.train_cores else 1.0
+        coming = [work.left_s / speed for work in self.working.values()]
+        coming += [until - self.now for until in self.wake_s.values()]
+        coming += [self.training.left_s / train_speed] if self.training else []
+        passed = max(min(coming), 0.0)
+        self.now += passed
+        self.busy_s += passed * len(self.working)
+        trained = False
+        if self.training:
+            self.training.left_s -= passed * train_speed
+            if self.training.left_s <= _ENDED_S:
+                self.training.then()
+                self.training, trained = None, True
+        for work in self.working.values():
+            work.left_s -= passed * speed
+        for thread in sorted(thread for thread, work in self.working.items() if work.left_s <= _ENDED_S):
+            self.working.pop(thread).then()
+        return trained
+
+
+def _graph(dag_id: int, times: BatchTimes) -> BatchGraph:
+    """Return a task graph whose tasks take no time of their own: the machine counts it."""
+    tasks = [
+        Task(dag_id, number, task.kind, task.dependencies, _nothing, lambda cost=task.cost: cost)
+        for number, task in enumerate(times.tasks)
+    ]
+    return BatchGraph(tasks, _nothing, lambda: times.num_bytes)
+
+
+def _nothing() -> None:
+    pass

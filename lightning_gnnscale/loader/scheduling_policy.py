@@ -1,0 +1,322 @@
+"""Which piece of preparation a free thread does next: decisions alone, without threads or a clock.
+
+The threads of `scheduler` and the simulated ones of `replay` are driven by the same objects.
+"""
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .batch_graph import BatchGraph, Task
+
+POLL_S = 0.005
+_NEWEST = 1 / 16  # least weight of the newest value in a running mean
+
+
+class Run(NamedTuple):
+    """Run a task of a batch."""
+
+    dag_id: int
+    task: Task
+
+
+class Launch(NamedTuple):
+    """Make the task graph of a key, and tell `launched`."""
+
+    dag_id: int
+    key: Hashable
+
+
+class Wait(NamedTuple):
+    """Ask again after so many seconds, or (None) when something happened."""
+
+    seconds: float | None
+
+
+@dataclass
+class _UnderWay:
+    """A batch between its launch and its last task."""
+
+    graph: BatchGraph
+    launched_s: float
+    missing: list[int]  # unfinished dependencies of each task
+    dependents: list[list[int]]
+    left: int
+
+
+class RunningMean:
+    """A mean over all values so far, and from the sixteenth on one that forgets old ones."""
+
+    def __init__(self):
+        self.value: float | None = None
+        self._num = 0
+
+    def add(self, value: float) -> None:
+        self._num += 1
+        weight = max(1 / self._num, _NEWEST)
+        self.value = value if self.value is None else self.value + weight * (value - self.value)
+
+
+def launch_score(
+    gap_s: float, sample_s: float | None, train_s: float | None, queue_size: int, busy_percent: float
+) -> float:
+    """Return how much speaks for launching another batch: T_gap * f(C_util) * balance.
+
+    T_gap is in average sampling times, so that the score has no unit; f(C) = 101 - e^(C / c), c = 100 / ln 101, falls
+    from 100 for idle cores to 0 for busy ones; balance = sample_s / (train_s * queue_size). The sampling time cancels
+    out of the product: with idle cores the score is 50 once half of the time has passed in which the queue is trained.
+
+    Args:
+        gap_s: seconds since the last launch.
+        sample_s: average seconds from a batch's launch to its end, None: none has ended.
+        train_s: average seconds of a training step, None: none has ended.
+        queue_size: finished batches that wait for the trainer.
+        busy_percent: use of the cores, in [0, 100].
+
+    Returns:
+        >= 0; infinite where the queue is empty, or training takes no time.
+
+    Source: ByteGNN (Zheng et al., VLDB 2022), Algorithm 1.
+    """
+    if queue_size == 0 or sample_s is None or not train_s:
+        return math.inf
+    if sample_s == 0:
+        return 0.0 if gap_s == 0 else math.inf
+    idle = max(101 - math.exp(busy_percent * math.log(101) / 100), 0.0)
+    return gap_s / sample_s * idle * (sample_s / (train_s * queue_size))
+
+
+class Policy:
+    """What both policies keep: requests, batches under way, the finished ones, bytes and average times.
+
+    Batches are launched in the order of their requests; a request's number is its batch's `dag_id`.
+
+    Attributes:
+        num_threads: threads that ask for work.
+        sample_s, train_s: running means of the seconds from launch to end, and of a training step.
+        queue_size, held_bytes: finished batches that wait for the trainer, and their bytes.
+        peak_bytes: most bytes held at a time.
+    """
+
+    def __init__(self, num_threads: int):
+        if num_threads < 1:
+            raise ValueError(f"num_threads must be at least 1, got {num_threads}")
+        self.num_threads = num_threads
+        self.sample_s, self.train_s = RunningMean(), RunningMean()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget requests and batches; averages stay."""
+        self._requested: deque[Launch] = deque()
+        self._next_id = 0
+        self._launching: dict[int, float] = {}  # dag_id and time of the launch
+        self._under_way: dict[int, _UnderWay] = {}
+        self._finished: dict[int, int] = {}
+        self._working: set[int] = set()
+        self._last_launch_s = -math.inf
+        self._step_begun_s: float | None = None  # or of the trainer's delay before its first step
+        self.held_bytes = self.peak_bytes = 0
+
+    @property
+    def queue_size(self) -> int:
+        return len(self._finished)
+
+    @property
+    def num_under_way(self) -> int:
+        """Batches that are launched and not finished."""
+        return len(self._under_way) + len(self._launching)
+
+    @property
+    def busy_percent(self) -> float:
+        """Share of the threads that work, in percent."""
+        return 100 * len(self._working) / self.num_threads
+
+    def request(self, key: Hashable) -> int:
+        """Take note of a wanted batch and return its dag_id."""
+        self._requested.append(Launch(self._next_id, key))
+        self._next_id += 1
+        return self._next_id - 1
+
+    def step(self, thread: int, now: float) -> Run | Launch | Wait:
+        """Return what a thread does next, which has finished what it did before.
+
+        Args:
+            thread: number of the thread, in [0, num_threads).
+            now: seconds on any clock.
+        """
+        self._working.discard(thread)
+        action = self._choose(thread, now)
+        if not isinstance(action, Wait):
+            self._working.add(thread)
+        return action
+
+    def launched(self, thread: int, dag_id: int, graph: BatchGraph) -> None:
+        """Take the graph of a `Launch`."""
+        launched_s = self._launching.pop(dag_id)
+        dependents: list[list[int]] = [[] for _ in graph.tasks]
+        for number, task in enumerate(graph.tasks):
+            for other in task.dependencies:
+                dependents[other].append(number)
+        missing = [len(task.dependencies) for task in graph.tasks]
+        self._under_way[dag_id] = _UnderWay(graph, launched_s, missing, dependents, len(graph.tasks))
+        for number, count in enumerate(missing):
+            if count == 0:
+                self._ready(thread, dag_id, number)
+
+    def done(self, thread: int, dag_id: int, task: Task, now: float) -> int | None:
+        """Take note that a task ran; return how many became ready, or None where the batch is finished."""
+        batch = self._under_way.get(dag_id)
+        if batch is None:  # another of its tasks failed
+            return 0
+        batch.left -= 1
+        if batch.left == 0:
+            num_bytes = batch.graph.num_bytes()
+            del self._under_way[dag_id]
+            self.sample_s.add(now - batch.launched_s)
+            self._step_begun_s = now if self._step_begun_s is None else self._step_begun_s
+            self._finish(dag_id, num_bytes)
+            return None
+        count = 0
+        for number in batch.dependents[task.number]:
+            batch.missing[number] -= 1
+            if batch.missing[number] == 0:
+                self._ready(thread, dag_id, number)
+                count += 1
+        return count
+
+    def failed(self, dag_id: int) -> None:
+        """Drop a batch whose launch or task raised; it stands in the queue, without bytes, until it is taken."""
+        if dag_id in self._launching or dag_id in self._under_way:
+            self._launching.pop(dag_id, None)
+            self._under_way.pop(dag_id, None)
+            self._finish(dag_id, 0)
+
+    def taken(self, dag_id: int, now: float) -> None:
+        """Take note that the trainer has a batch, and begins a step."""
+        self.held_bytes -= self._finished.pop(dag_id)
+        self._step_begun_s = now
+
+    def trained(self, seconds: float) -> None:
+        """Take note of how long a training step took."""
+        self.train_s.add(seconds)
+
+    def _finish(self, dag_id: int, num_bytes: int) -> None:
+        self._finished[dag_id] = num_bytes
+        self.held_bytes += num_bytes
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+
+    def _launch(self, now: float) -> Launch:
+        self._last_launch_s = now
+        launch = self._requested.popleft()
+        self._launching[launch.dag_id] = now
+        return launch
+
+    def _choose(self, thread: int, now: float) -> Run | Launch | Wait:
+        raise NotImplementedError
+
+    def _ready(self, thread: int, dag_id: int, number: int) -> None:
+        raise NotImplementedError
+
+
+class TwoLevelPolicy(Policy):
+    """ByteGNN's: tasks of older batches first, then cheaper ones; another batch where the score says so.
+
+    A thread without a ready task takes the coarse step: it launches the next requested batch where `launch_score` is
+    at least sigma and the batch would fit under the cap, else it asks again 5 ms later, or when something happened.
+
+    Args:
+        num_threads: threads that ask for work, >= 1.
+        sigma: threshold, >= 0. The default lets a queue of one batch launch two a training step, one of two batches
+            one, while cores are idle: two batches wait in the steady state.
+        queue_bytes: cap on the bytes of finished batches and of those under way, each of which counts as much as the
+            largest one so far (a larger one may exceed the cap by the difference). One batch always fits; the first one
+            is prepared alone. None: no cap.
+        utilisation: gives the use of the cores in percent; None: the share of the threads that work, which knows no
+            delay and nothing of what else runs on the machine.
+
+    Source: ByteGNN (Zheng et al., VLDB 2022), section 5, Algorithm 1.
+    """
+
+    def __init__(
+        self,
+        num_threads: int,
+        sigma: float = 50.0,
+        queue_bytes: int | None = None,
+        utilisation: Callable[[], float] | None = None,
+    ):
+        if not sigma >= 0:
+            raise ValueError(f"sigma must be >= 0, got {sigma}")
+        if queue_bytes is not None and queue_bytes < 1:
+            raise ValueError(f"queue_bytes must be at least 1, or None for no cap, got {queue_bytes}")
+        self.sigma, self.queue_bytes, self.utilisation = sigma, queue_bytes, utilisation
+        self.largest_bytes = 0
+        super().__init__(num_threads)
+
+    def clear(self) -> None:
+        super().clear()
+        self._heap: list[tuple[int, float, int]] = []
+
+    def _choose(self, thread: int, now: float) -> Run | Launch | Wait:
+        while self._heap:
+            dag_id, _, number = heapq.heappop(self._heap)
+            if dag_id in self._under_way:  # not failed meanwhile
+                return Run(dag_id, self._under_way[dag_id].graph.tasks[number])
+        if not self._requested or not self._fits():
+            return Wait(None)
+        busy = self.busy_percent if self.utilisation is None else self.utilisation()
+        gap = now - self._last_launch_s
+        train_s = self.train_s.value
+        if train_s is None and self._step_begun_s is not None:
+            train_s = now - self._step_begun_s  # the first step, as long as it has taken so far
+        score = launch_score(gap, self.sample_s.value, train_s, self.queue_size, busy)
+        return self._launch(now) if score >= self.sigma else Wait(POLL_S)
+
+    def _fits(self) -> bool:
+        if self.num_under_way + self.queue_size == 0 or self.queue_bytes is None:
+            return True
+        if self.largest_bytes == 0:  # the first batch tells the size of the others
+            return False
+        return self.held_bytes + (self.num_under_way + 1) * self.largest_bytes <= self.queue_bytes
+
+    def _finish(self, dag_id: int, num_bytes: int) -> None:
+        super()._finish(dag_id, num_bytes)
+        self.largest_bytes = max(self.largest_bytes, num_bytes)
+
+    def _ready(self, thread: int, dag_id: int, number: int) -> None:
+        cost = self._under_way[dag_id].graph.tasks[number].cost()
+        heapq.heappush(self._heap, (dag_id, cost, number))
+
+
+class FixedPrefetchPolicy(Policy):
+    """The baseline: a thread prepares a whole batch; at most `depth` batches are under way or wait for the trainer.
+
+    Args:
+        num_threads: threads that ask for work, >= 1.
+        depth: batches, >= 1.
+    """
+
+    def __init__(self, num_threads: int, depth: int):
+        if depth < 1:
+            raise ValueError(f"depth must be at least 1, got {depth}")
+        self.depth = depth
+        super().__init__(num_threads)
+
+    def clear(self) -> None:
+        super().clear()
+        self._own: dict[int, tuple[int, list[int]]] = {}
+
+    def _choose(self, thread: int, now: float) -> Run | Launch | Wait:
+        dag_id, ready = self._own.get(thread, (-1, []))
+        if ready and dag_id in self._under_way:
+            return Run(dag_id, self._under_way[dag_id].graph.tasks[heapq.heappop(ready)])
+        if self._requested and self.num_under_way + self.queue_size < self.depth:
+            return self._launch(now)
+        return Wait(None)
+
+    def _ready(self, thread: int, dag_id: int, number: int) -> None:
+        if self._own.get(thread, (-1, []))[0] != dag_id:
+            self._own[thread] = (dag_id, [])
+        heapq.heappush(self._own[thread][1], number)
