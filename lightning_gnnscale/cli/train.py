@@ -15,9 +15,9 @@ from .. import events
 from ..datamodule import PeakRecorder, PredictionWriter
 from ..report.progress import ProgressBars
 from ..report.summary import print_summary, write_summary
-from .check_dataset import check_dataset
+from .check_dataset import check_dataset, trains_on_links
 from .errors import Interrupted, UsageError
-from .ranks import is_first_rank, start_method
+from .ranks import is_first_rank, start_method, started_from_outside
 from .run_summary import fit_facts, run_summary
 from .store import make_store
 
@@ -156,15 +156,47 @@ def make_model(config: DictConfig, datamodule):
     from lightning import seed_everything
 
     seed_everything(config.seed, verbose=False)
-    widths = {"in_channels": datamodule.num_features, "out_channels": datamodule.num_classes}
+    if trains_on_links(config):
+        return _make_link_model(config, datamodule)
+    inputs = _inputs(config, datamodule)
+    in_channels = datamodule.num_features + getattr(inputs, "dim", 0)
+    widths = {"in_channels": in_channels, "out_channels": datamodule.num_classes}
     backbone = instantiate(config.model.backbone, **widths)
+    _check_hops(config, backbone)
+    rest = {key: value for key, value in config.model.items() if key not in ("backbone", "inputs")}
+    given = {"inputs": inputs} if inputs is not None else {}
+    multilabel = datamodule.store.labels.ndim == 2
+    return instantiate(OmegaConf.create(rest), backbone=backbone, multilabel=multilabel, **given)
+
+
+def _inputs(config: DictConfig, datamodule):
+    """Return the embeddings that the model learns, or None; initial values go by the nodes' original ids."""
+    if not config.model.get("inputs"):
+        return None
+    store = datamodule.store
+    inputs = instantiate(
+        config.model.inputs,
+        _partial_=True,
+    )(store.num_nodes, part_offsets=store.part_offsets, node_keys=store.original_nid)
+    if config.strategy.get("start_method") != "popen" and not started_from_outside():
+        inputs.open()  # processes that are forked or spawned share the rows, and this one has them afterwards
+    return inputs
+
+
+def _make_link_model(config: DictConfig, datamodule):
+    """Return the module of a run on links; the width of its embeddings is a setting of the backbone."""
+    backbone = instantiate(config.model.backbone, in_channels=datamodule.num_features)
+    _check_hops(config, backbone)
+    rest = {key: value for key, value in config.model.items() if key != "backbone"}
+    return instantiate(OmegaConf.create(rest), backbone=backbone)
+
+
+def _check_hops(config: DictConfig, backbone) -> None:
     layers, hops = getattr(backbone, "num_layers", None), _fanouts(config)
     if layers and hops and _batch_size(config) and layers != len(hops):
         raise UsageError(
             f"sampler.fanouts has {len(hops)} hops, but model.backbone.num_layers is {layers}; give one fan-out a layer"
         )
-    rest = {key: value for key, value in config.model.items() if key != "backbone"}
-    return instantiate(OmegaConf.create(rest), backbone=backbone, multilabel=datamodule.store.labels.ndim == 2)
 
 
 def _takes_sampler(config: DictConfig) -> bool:
@@ -172,7 +204,8 @@ def _takes_sampler(config: DictConfig) -> bool:
 
 
 def _fanouts(config: DictConfig) -> list[int]:
-    return list(config.sampler.get("fanouts") or [])
+    inner = config.sampler.get("sampler") or config.sampler
+    return list(inner.get("fanouts") or [])
 
 
 def _batch_size(config: DictConfig) -> int | None:

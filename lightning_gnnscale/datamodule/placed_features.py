@@ -37,8 +37,10 @@ def open_buffer(
         trainer: the Trainer, or None: one process.
 
     Raises:
-        PlacementError: sparse features, or a placement for another number of devices or another store.
+        PlacementError: no features, sparse ones, or a placement for another number of devices or another store.
     """
+    if store.features is None:
+        raise PlacementError(f"{store.root}: the store has no features that could be placed: leave placement out")
     rank, world_size = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
     on = _device(trainer)
     settings = placement if isinstance(placement, PlacementSettings) else PlacementSettings()

@@ -37,6 +37,7 @@ def load_npz(
     remove_self_loops: bool = True,
     chunk_edges: int = 1 << 22,
     hold_out: dict | None = None,
+    use_features: bool = True,
 ) -> GraphDataset:
     """Open one folder of public graphs.
 
@@ -48,6 +49,7 @@ def load_npz(
         normalize: divide each row of sparse features by its Euclidean length; False keeps counts.
         to_undirected, remove_self_loops, chunk_edges: see `open_edge_stream`.
         hold_out: edges held out as links, arguments of `hold_out_edges` by name, or None.
+        use_features: False leaves stored features out, for a model that learns embeddings in their place.
 
     The file holds `edge_index` (2, num_edges); `x` (num_nodes, dim) or `x_data`, `x_indices`, `x_indptr`, `x_shape`;
     `y` (num_nodes,), -1 = unknown; `train_mask`, `val_mask`, `test_mask`. Everything but the edges is optional.
@@ -81,6 +83,7 @@ def load_npz(
         to_undirected=to_undirected,
         remove_self_loops=remove_self_loops,
     )
+    features = features if use_features else None
     dataset = GraphDataset(name=path.parent.name, stream=stream, features=features, labels=labels, masks=masks)
     return held_out(dataset, hold_out)
 
