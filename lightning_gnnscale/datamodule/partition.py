@@ -34,6 +34,7 @@ from .train_loader import (
 
 MODES = ("mini_batch", "full_batch")
 SCOPES = ("auto", "part", "graph")
+SOURCES = ("threads", "processes")
 
 
 class PartitionDataModule(StoredGraphDataModule):
@@ -54,7 +55,12 @@ class PartitionDataModule(StoredGraphDataModule):
         evaluation: "layerwise": exact, a layer at a time over the whole graph; "sampled": batches with all neighbours
             of as many hops as the sampler has fan-outs (2 without), exact too, for any backbone, and dearer.
         seed: of partitioning, seed order and sampling.
-        num_threads, prefetch_batches: threads that prepare batches on each rank, and how many stand ready.
+        source: what prepares training batches on each rank: "threads", or "processes", worker processes that map the
+            store themselves and hand batches over in shared memory; the batches are the same.
+        num_threads: threads that prepare batches on each rank; under "processes" they gather placed features.
+        num_workers: worker processes of each rank under "processes".
+        prefetch_batches: batches that stand ready; None: one more than threads or processes prepare.
+        queue_bytes: most bytes of ready batches in shared memory, each rank's, under "processes".
         shuffle: new seed order every epoch.
         placement: where feature rows lie while training, one device a process: `PlacementSettings`, a method's name
             for its defaults, a `Placement` made before, or None: batches read the store.
@@ -94,8 +100,11 @@ class PartitionDataModule(StoredGraphDataModule):
         scope: str = "auto",
         evaluation: str = "layerwise",
         seed: int = 0,
+        source: str = "threads",
         num_threads: int = 1,
-        prefetch_batches: int = 2,
+        num_workers: int = 1,
+        prefetch_batches: int | None = None,
+        queue_bytes: int = 1 << 30,
         shuffle: bool = True,
         placement: PlacementSettings | Placement | str | None = None,
         locality_scale: float | None = None,
@@ -126,7 +135,9 @@ class PartitionDataModule(StoredGraphDataModule):
         _check_choice("scope", scope, SCOPES)
         _check_choice("evaluation", evaluation, ("layerwise", "sampled"))
         check_count("batch_size", batch_size)
-        check_count("num_threads", num_threads)
+        _check_choice("source", source, SOURCES)
+        for name, value in (("num_threads", num_threads), ("num_workers", num_workers), ("queue_bytes", queue_bytes)):
+            check_count(name, value)
         check_count("eval_negatives", eval_negatives)
         if halo_hops not in (0, 1, 2, 3):
             raise ValueError(f"halo_hops must be 0, 1, 2 or 3, got {halo_hops!r}")
@@ -137,7 +148,16 @@ class PartitionDataModule(StoredGraphDataModule):
         self.halo_hops, self.block_arcs = halo_hops, block_arcs
         self.links = getattr(self.dataset, "links", {}) if links is None else dict(links)
         self.eval_negatives = eval_negatives
-        self.loader_options = LoaderOptions(batch_size, num_threads, prefetch_batches, shuffle, seed)
+        self.loader_options = LoaderOptions(
+            batch_size,
+            num_threads,
+            prefetch_batches,
+            shuffle,
+            seed,
+            source=source,
+            num_workers=num_workers,
+            queue_bytes=queue_bytes,
+        )
         self.placement = PlacementSettings(placement) if isinstance(placement, str) else placement
         if not isinstance(self.placement, PlacementSettings | Placement | None):
             raise ValueError(
@@ -199,13 +219,15 @@ class PartitionDataModule(StoredGraphDataModule):
         if self._gathers_on_device:
             features = None
         options = self.loader_options
-        if features is not None and features is self.buffer and self.buffer.foretold:
-            options = replace(options, lookahead_batches=self.placement.lookahead_batches)
+        if features is not None and features is self.buffer:  # rows of this process: workers draw, its threads gather
+            ahead = self.placement.lookahead_batches if self.buffer.foretold else 0
+            options = replace(options, lookahead_batches=ahead, fill_here=options.source == "processes")
         if scope == "graph":
             loader = make_graph_loader(self.store, self.sampler, options, features, *ranks)
         else:
             passes, hops = getattr(weights, "passes_per_epoch", 1), self.halo_hops
             loader = make_part_loader(self.store, self.sampler, hops, passes, options, features, *ranks)
+        self._close_loader()
         self._train_loader = loader
         return loader
 
@@ -246,12 +268,18 @@ class PartitionDataModule(StoredGraphDataModule):
 
     def teardown(self, stage: str) -> None:
         """Remove the scratch folder, and let go of placed features."""
+        if stage == "fit":
+            self._close_loader()
         if self.buffer is not None and stage == "fit":
             close_buffer(self.buffer, self.trainer)
             self.buffer = None
         if self._scratch is not None:
             StoreLayerSource(self.store, [], self._scratch).close()
             self._scratch = None
+
+    def _close_loader(self) -> None:
+        if self._train_loader is not None:
+            self._train_loader.close()
 
     @property
     def _gathers_on_device(self) -> bool:
@@ -289,7 +317,7 @@ class PartitionDataModule(StoredGraphDataModule):
         return {
             "batch_size": seeds if self.mode == "mini_batch" else None,
             "fanouts": getattr(self.sampler, "fanouts", ()),
-            "prefetch_batches": self.loader_options.prefetch_batches + 1,
+            "prefetch_batches": self.loader_options.batches_ahead + 1,
         }
 
 

@@ -1,11 +1,12 @@
 """The mini-batch loaders of one rank: over its parts, or over its share of the whole graph's targets."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from ..errors import StrategyError
-from ..loader import PartLoader, WholeGraph, core_targets, longest_rank, parts_of_rank, split_targets
+from ..loader import PartLoader, ProcessSource, WholeGraph, core_targets, longest_rank, parts_of_rank, split_targets
 from ..partition_store import PartitionStore
 from ..sampler import NeighborSampler, SaintSampler
 
@@ -16,10 +17,21 @@ class LoaderOptions:
 
     batch_size: int
     num_threads: int
-    prefetch_batches: int
+    prefetch_batches: int | None
     shuffle: bool
     seed: int
     lookahead_batches: int = 0
+    source: str = "threads"
+    num_workers: int = 1
+    queue_bytes: int = 1 << 30
+    fill_here: bool = False
+
+    @property
+    def batches_ahead(self) -> int:
+        """Batches that stand ready or are under way, one for each thread or process and one more unless given."""
+        if self.prefetch_batches is not None:
+            return self.prefetch_batches
+        return 1 + (self.num_workers if self.source == "processes" else self.num_threads)
 
 
 def trains_on_links(sampler) -> bool:
@@ -146,7 +158,11 @@ def make_evaluation_loader(
             f"{len(nodes)} nodes cannot be shared out to {world_size} processes: use devices=1 to evaluate"
         )
     whole = _weighted(store, WholeGraph.of(store.csc, rank, store.symmetric))
-    shared = _shared(store, NeighborSampler([-1] * num_hops), options, store.features) | {"shuffle": False}
+    shared = _shared(store, NeighborSampler([-1] * num_hops), options, store.features) | {
+        "shuffle": False,
+        "source": None,
+        "fill_here": False,
+    }
     mine = np.array_split(nodes, world_size)[rank]
     return PartLoader([rank], lambda part: whole, targets={rank: mine}, **shared)
 
@@ -160,8 +176,11 @@ def _weighted(store: PartitionStore, graph):
 
 
 def _shared(store: PartitionStore, sampler, options: LoaderOptions, features) -> dict:
+    processes = partial(ProcessSource, num_workers=options.num_workers, queue_bytes=options.queue_bytes)
     return {
         "features": features,
+        "source": processes if options.source == "processes" else None,
+        "fill_here": options.fill_here,
         "lookahead_batches": options.lookahead_batches,
         "sampler": sampler,
         "labels": store.labels,
@@ -170,6 +189,6 @@ def _shared(store: PartitionStore, sampler, options: LoaderOptions, features) ->
         "batch_size": options.batch_size,
         "seed": options.seed,
         "num_threads": options.num_threads,
-        "prefetch_batches": options.prefetch_batches,
+        "prefetch_batches": options.batches_ahead,
         "shuffle": options.shuffle,
     }
