@@ -172,8 +172,8 @@ class Scheduler:
         batch = self._under_way.pop(dag_id)
         self._results[dag_id] = result = batch.graph.result()
         if self.trace is not None:
-            num_seeds = getattr(result, "batch_size", 1)
-            self.trace.batches.append(BatchTimes(batch.launch_s, batch.times, num_seeds, batch.graph.num_bytes()))
+            num_bytes = batch.graph.num_bytes()
+            self.trace.batches.append(BatchTimes(batch.launch_s, batch.times, _num_seeds(result), num_bytes))
         self._batch.notify()
         self._work.notify()
 
@@ -234,6 +234,12 @@ def machine_utilisation() -> Callable[[], float]:
     """Return a gauge of the whole machine's cores, in percent since it was last read: ByteGNN's C_util."""
     psutil.cpu_percent()
     return psutil.cpu_percent
+
+
+def _num_seeds(batch: Any) -> int:
+    """Seeds of a batch; in one with links each of which a link is trained for, not their other ends."""
+    pairs = getattr(batch, "pairs", None)
+    return getattr(batch, "batch_size", 1) if pairs is None else pairs.shape[1]
 
 
 def _error(key: Hashable, error: Exception) -> GNNScaleError:

@@ -97,7 +97,8 @@ class Policy:
     Attributes:
         num_threads: threads that ask for work.
         sample_s, train_s: running means of the seconds from launch to end, and of a training step.
-        queue_size, held_bytes: finished batches that wait for the trainer, and their bytes.
+        queue_size: finished batches that the trainer can take: those before the first one that is not finished.
+        held_bytes: of all finished batches that wait for the trainer.
         peak_bytes: most bytes held at a time.
     """
 
@@ -111,7 +112,7 @@ class Policy:
     def clear(self) -> None:
         """Forget requests and batches; averages stay."""
         self._requested: deque[Launch] = deque()
-        self._next_id = 0
+        self._next_id = self._next_taken = self._first_missing = 0
         self._launching: dict[int, float] = {}  # dag_id and time of the launch
         self._under_way: dict[int, _UnderWay] = {}
         self._finished: dict[int, int] = {}
@@ -122,7 +123,9 @@ class Policy:
 
     @property
     def queue_size(self) -> int:
-        return len(self._finished)
+        while self._first_missing in self._finished:
+            self._first_missing += 1
+        return self._first_missing - self._next_taken
 
     @property
     def num_under_way(self) -> int:
@@ -197,6 +200,8 @@ class Policy:
     def taken(self, dag_id: int, now: float) -> None:
         """Take note that the trainer has a batch, and begins a step."""
         self.held_bytes -= self._finished.pop(dag_id)
+        self._next_taken = dag_id + 1
+        self._first_missing = max(self._first_missing, self._next_taken)
         self._step_begun_s = now
 
     def trained(self, seconds: float) -> None:
@@ -275,7 +280,7 @@ class TwoLevelPolicy(Policy):
         return self._launch(now) if score >= self.sigma else Wait(POLL_S)
 
     def _fits(self) -> bool:
-        if self.num_under_way + self.queue_size == 0 or self.queue_bytes is None:
+        if self.num_under_way + len(self._finished) == 0 or self.queue_bytes is None:
             return True
         if self.largest_bytes == 0:  # the first batch tells the size of the others
             return False
@@ -312,7 +317,7 @@ class FixedPrefetchPolicy(Policy):
         dag_id, ready = self._own.get(thread, (-1, []))
         if ready and dag_id in self._under_way:
             return Run(dag_id, self._under_way[dag_id].graph.tasks[heapq.heappop(ready)])
-        if self._requested and self.num_under_way + self.queue_size < self.depth:
+        if self._requested and self.num_under_way + len(self._finished) < self.depth:
             return self._launch(now)
         return Wait(None)
 

@@ -25,13 +25,16 @@ def two_level(batches, num_threads, sigma, train_ms, cap=None, batch_bytes=1):
                     return None
             else:
                 return None
-        if queue:
+        takeable = 0
+        while len(world.taken) + takeable in world.finished:
+            takeable += 1
+        if takeable:
             busy = 100 * sum(other is not None for other in world.busy) / num_threads
             idle = 101 - math.exp(busy / (100 / math.log(101)))
             begun = world.taken[-1] if world.taken else world.first_ms
             sample, train = mean(world.sample_ms), mean(world.train_times) if world.train_times else world.now - begun
             gap = (world.now - world.launch_ms[-1]) / sample
-            if train and gap * idle * sample / (train * queue) < sigma:
+            if train and gap * idle * sample / (train * takeable) < sigma:
                 return None
         world.launch()
         return choose(world, thread)
