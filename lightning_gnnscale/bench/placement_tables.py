@@ -7,9 +7,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from ..placement.place import RULES
 from .results import machine_line
 
-RULES = ("rule", "rule_by_cost")
 PEERS = ("naive", "random", "degree", "metis")  # read each other's buffers and the same batches, like "rule"
 
 

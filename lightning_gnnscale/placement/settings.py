@@ -47,10 +47,14 @@ class PlacementSettings:
         _check_choice("method", self.method, METHODS)
         _check_choice("probability", self.probability, tuple(PROBABILITIES))
         _check_choice("cache_policy", self.cache_policy, tuple(POLICIES))
-        if not 0 < self.buffer_share <= 1:
-            raise ValueError(f"placement.buffer_share must be in (0, 1], got {self.buffer_share}")
+        if not (isinstance(self.buffer_share, int | float) and 0 < self.buffer_share <= 1):
+            raise ValueError(f"placement.buffer_share must be in (0, 1], got {self.buffer_share!r}")
         if self.buffer_rows is not None and self.buffer_rows < 1:
             raise ValueError(f"placement.buffer_rows must be at least 1 or null, got {self.buffer_rows}")
+        if self.alpha != "auto" and not (isinstance(self.alpha, int | float) and 0 <= self.alpha <= 1):
+            raise ValueError(f'placement.alpha must be in [0, 1] or "auto", got {self.alpha!r}')
+        if self.host_rows is not None and self.host_rows < 0:
+            raise ValueError(f"placement.host_rows must be at least 0 or null, got {self.host_rows}")
         if self.cache_rows < 0:
             raise ValueError(f"placement.cache_rows must be at least 0, got {self.cache_rows}")
         if self.lookahead_batches < 1:

@@ -141,6 +141,10 @@ def test_bad_settings_are_refused(store_root, options, message):
     ("options", "message"),
     [
         ({"buffer_share": 0.0}, r"placement.buffer_share must be in \(0, 1\], got 0.0"),
+        ({"buffer_share": "half"}, r"placement.buffer_share must be in \(0, 1\], got 'half'"),
+        ({"alpha": 2}, r'placement.alpha must be in \[0, 1\] or "auto", got 2'),
+        ({"alpha": None}, r'placement.alpha must be in \[0, 1\] or "auto", got None'),
+        ({"host_rows": -1}, "placement.host_rows must be at least 0 or null, got -1"),
         ({"buffer_rows": 0}, "placement.buffer_rows must be at least 1 or null, got 0"),
         ({"cache_rows": -1}, "placement.cache_rows must be at least 0, got -1"),
         ({"probability": "guess"}, "placement.probability must be one of"),

@@ -73,7 +73,7 @@ def test_ranks_share_rows_and_leave_nothing(tmp_path, case):
     fork = multiprocessing.get_context("fork")
     ranks = []
     for rank in range(WORLD):
-        exchange = FileExchange(tmp_path, rank, 3 if case == "crash" else 60)
+        exchange = FileExchange(tmp_path, rank, 10 if case == "crash" else 60)
         place = folder if case == "folder" else None
         ranks.append(fork.Process(target=run_rank, args=(rank, case, place, exchange)))
         ranks[-1].start()
