@@ -62,7 +62,7 @@ def test_choice_targets_its_own_package(choice):
     assert callable(get_object(target))
 
 
-@pytest.mark.parametrize("model", ["gcn", "gat", "graphsage", "sgc", "ngnn"])
+@pytest.mark.parametrize("model", ["gcn", "gat", "graphsage", "sgc", "ngnn", "link_predictor", "link_gcn", "link_gat"])
 def test_models_instantiate_and_every_key_is_taken(model):
     config = compose_config("train", [f"model={model}"])
     _check_node(config, config, "")
