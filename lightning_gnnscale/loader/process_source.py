@@ -20,7 +20,8 @@ class ProcessSource:
     No process has a copy of the graph: what lies in files is mapped by each worker itself, a part is loaded once, by a
     thread of this process, into memory that all of them map. At most two parts are there. A batch is written once, into
     shared memory without a name, and its tensors lie there. Nothing is left behind by a process that is killed, this
-    one included. The batch of a worker that ended is prepared by another one, and a new one is started in its place.
+    one included. The batch of a worker that ended is prepared by another one, and a new one is started in its place. A
+    batch that takes several times as long as any before is given to a second worker too; the first to finish counts.
 
     Args:
         stage: part id to `StagedPart`.
@@ -85,7 +86,7 @@ class ProcessSource:
     def forget(self) -> None:
         """Drop what was requested and not taken; the workers stay."""
         if self._crew is not None:
-            self._crew.forget()
+            self._crew.queue.forget()
 
     def close(self) -> None:
         """End the workers; batches that were taken stay as they are. A request starts anew."""
@@ -96,7 +97,7 @@ class ProcessSource:
     @property
     def queue_bytes(self) -> int:
         """Bytes of shared memory held for batches now, those that were taken left out."""
-        return 0 if self._crew is None else self._crew.pool.held_bytes
+        return 0 if self._crew is None else self._crew.queue.pool.held_bytes
 
     @property
     def worker_pids(self) -> list[int]:

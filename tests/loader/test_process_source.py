@@ -104,6 +104,25 @@ def test_kills_after_every_other_batch_change_nothing(processes):
     assert found == expected
 
 
+@pytest.mark.parametrize("wakes", [False, True])
+def test_the_batch_of_a_stopped_worker_is_prepared_by_another(processes, monkeypatch, wakes):
+    monkeypatch.setattr("lightning_gnnscale.loader.batch_queue.SLOW_S", 0.5)
+    monkeypatch.setattr("lightning_gnnscale.loader.batch_queue.SLOW_TIMES", 0)
+    expected = all_contents(make_loader(num_threads=0))
+    loader = processes(2, prefetch_batches=3)
+    found = []
+    for number, batch in enumerate(loader):
+        found.append(contents(batch))
+        if number == 3:
+            stopped = loader._source.worker_pids[0]
+            os.kill(stopped, signal.SIGSTOP)
+        if number == 9 and wakes:
+            os.kill(stopped, signal.SIGCONT)
+    assert found == expected
+    os.kill(stopped, signal.SIGCONT)
+    assert all_contents(loader) == expected
+
+
 class Lethal(NeighborSampler):
     """Ends the process that draws the first batch of part 1."""
 
@@ -215,17 +234,17 @@ def test_preparation_stops_at_the_cap_when_nobody_takes(processes):
     loader = processes(2, prefetch_batches=len(local), queue_bytes=cap, parts=[3])
     iterator = iter(loader)
     first = contents(next(iterator))
-    crew = loader._source._crew
+    queue = loader._source._crew.queue
 
     def finished() -> list:
-        return [job for job in crew._order if job.segment is not None and job.made is not None]
+        return [job for job in queue.order if job.segment is not None and job.made is not None]
 
     def full() -> bool:
-        return sum(job.segment.capacity for job in finished()) + crew._largest > cap
+        return sum(job.segment.capacity for job in finished()) + queue.largest > cap
 
-    with crew._changed:
-        assert crew._changed.wait_for(full, timeout=30)
-        assert crew.pool.held_bytes <= cap and len(finished()) < len(crew._order)
+    with queue.changed:
+        assert queue.changed.wait_for(full, timeout=30)
+        assert queue.pool.held_bytes <= cap and len(finished()) < len(queue.order)
     assert [first, *all_contents(iterator)] == all_contents(make_loader(num_threads=0, parts=[3]))
 
 
