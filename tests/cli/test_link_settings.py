@@ -1,0 +1,37 @@
+"""Settings of runs on links, judged before anything is partitioned."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from lightning_gnnscale.cli.check_dataset import check_dataset, trains_on_links
+from lightning_gnnscale.cli.compose import compose_config
+from lightning_gnnscale.cli.errors import UsageError
+
+LINKS = ["sampler=links", "model=link_gcn"]
+DATASET = SimpleNamespace(name="x", features=1, labels=None, masks={}, links={"val": None})
+
+
+@pytest.mark.parametrize("words", [[], ["sampler=saint"], ["datamodule=full_graph"]])
+def test_other_runs_are_not_on_links(words):
+    assert not trains_on_links(compose_config("train", words))
+
+
+def test_a_run_on_links_needs_no_labels():
+    check_dataset(compose_config("train", [*LINKS, "callbacks=links", "test=false"]), DATASET)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sampler=links"], "sampler draws links, the model is not for them: say model=link_predictor"),
+        (["model=link_gcn"], "model trains on links, the sampler draws none: say sampler=links"),
+        (LINKS, "no val_acc is logged for links; say callbacks=links"),
+        ([*LINKS, "callbacks=links"], "no test links are held out: say dataset.hold_out.test=0.05, or say test=false"),
+        ([*LINKS, "callbacks=links", "datamodule=full_graph"], "links are trained on in mini-batches"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(words, message):
+    with pytest.raises(UsageError, match=message) as error:
+        check_dataset(compose_config("train", words), DATASET)
+    assert "\n" not in str(error.value)
