@@ -30,6 +30,8 @@ class Scheduler:
         policy: decides what a free thread does; belongs to this scheduler alone.
         clock: gives seconds.
         trace: takes the time of every task and training step; None: nothing is recorded.
+        task_clock: gives the seconds of tasks in the trace; None: `clock`. On a machine that does other work too,
+            `time.thread_time` leaves that out.
 
     Attributes:
         waited_s: seconds that `ready` waited, since the scheduler was made.
@@ -41,7 +43,9 @@ class Scheduler:
         policy: Policy,
         clock: Callable[[], float] = time.perf_counter,
         trace: TaskTrace | None = None,
+        task_clock: Callable[[], float] | None = None,
     ):
+        self._task_clock = task_clock or clock
         self.policy, self.trace, self.waited_s = policy, trace, 0.0
         self._make, self._clock = make, clock
         self._lock = threading.Lock()
@@ -152,14 +156,14 @@ class Scheduler:
         task = run.task
         try:
             cost = task.cost() if self.trace is not None else 0.0
-            started = self._clock()
+            started = self._task_clock()
             task.run()
-            ended = self._clock()
+            seconds, ended = self._task_clock() - started, self._clock()
             with self._lock:
                 if stop.is_set() or run.dag_id not in self._under_way:  # another of its tasks failed
                     return
                 batch = self._under_way[run.dag_id]
-                batch.times[task.number] = TaskTime(task.kind, task.dependencies, cost, ended - started)
+                batch.times[task.number] = TaskTime(task.kind, task.dependencies, cost, seconds)
                 count = self.policy.done(number, run.dag_id, task, ended)
                 if count is None:
                     self._finish(run.dag_id)
@@ -195,14 +199,16 @@ class TwoLevelScheduler(Scheduler):
     Args:
         make: (dag_id, key) to the batch's task graph.
         num_threads: threads that run tasks, >= 1.
-        options: of `TwoLevelPolicy`; clock and trace as for `Scheduler`.
+        options: of `TwoLevelPolicy`; clock, trace and task_clock as for `Scheduler`.
 
     Raises:
         ValueError: an argument is out of range.
     """
 
-    def __init__(self, make: MakeGraph, num_threads: int, *, clock=time.perf_counter, trace=None, **options):
-        super().__init__(make, TwoLevelPolicy(num_threads, **options), clock, trace)
+    def __init__(
+        self, make: MakeGraph, num_threads: int, *, clock=time.perf_counter, trace=None, task_clock=None, **options
+    ):
+        super().__init__(make, TwoLevelPolicy(num_threads, **options), clock, trace, task_clock)
 
 
 class FixedPrefetch(Scheduler):
@@ -217,8 +223,10 @@ class FixedPrefetch(Scheduler):
         ValueError: an argument is out of range.
     """
 
-    def __init__(self, make: MakeGraph, num_threads: int, depth: int, *, clock=time.perf_counter, trace=None):
-        super().__init__(make, FixedPrefetchPolicy(num_threads, depth), clock, trace)
+    def __init__(
+        self, make: MakeGraph, num_threads: int, depth: int, *, clock=time.perf_counter, trace=None, task_clock=None
+    ):
+        super().__init__(make, FixedPrefetchPolicy(num_threads, depth), clock, trace, task_clock)
 
 
 @dataclass

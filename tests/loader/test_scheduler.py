@@ -237,6 +237,16 @@ def test_a_trace_holds_every_task_and_replays():
     assert found.num_seeds == seeds
 
 
+def test_task_times_may_be_on_a_clock_of_their_own():
+    clock, trace = Clock(), TaskTrace()
+    make = fake_graphs([CHAIN], clock, [])
+    scheduler = FixedPrefetch(make, 1, 1, clock=clock, trace=trace, task_clock=lambda: 2 * clock.now)
+    scheduler.request(0)
+    scheduler.ready()
+    scheduler.close()
+    assert [task.seconds for task in trace.batches[0].tasks] == [8, 12, 6]
+
+
 def test_waits_of_the_trainer_are_counted():
     clock, begun = Clock(), []
     scheduler = FixedPrefetch(fake_graphs([CHAIN] * 2, clock, begun), 1, depth=1, clock=clock)
