@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import numba
@@ -19,7 +20,8 @@ _COMPILED_IN = (
 def cache_folder() -> Path:
     """Return the folder of compiled kernels.
 
-    Its name holds a digest of the files in `_COMPILED_IN`. `NUMBA_CACHE_DIR`, where it is set, stays the parent.
+    Its name holds a digest of the files in `_COMPILED_IN` and of the kernels' intrinsics. `NUMBA_CACHE_DIR`, where it
+    is set, stays the parent.
     """
     base = os.environ.get("NUMBA_CACHE_DIR")
     parent = Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
@@ -28,8 +30,11 @@ def cache_folder() -> Path:
 
 @cache
 def _sources_digest() -> str:
-    folder = Path(__file__).parent
-    return hashlib.sha256(b"".join((folder / name).read_bytes() for name in _COMPILED_IN)).hexdigest()[:12]
+    package = Path(__file__).parent
+    # Beside the package in the source tree, inside it where it is installed.
+    (kernels,) = find_spec("lightning_gnnscale.triton_kernels").submodule_search_locations
+    files = [Path(kernels) / "intrinsics.py", *(package / name for name in _COMPILED_IN)]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
 def kernel(function: Callable | None = None, **options) -> Callable:
