@@ -144,6 +144,45 @@ def test_a_failed_call_leaves_the_workspace_usable():
     assert_same(mine, sample_neighbors_reference(csc, np.array([4, 9]), [3], 0))
 
 
+@pytest.mark.parametrize("calls_before", range(6))
+def test_running_out_of_memory_within_a_batch_leaves_the_workspace_usable(calls_before, monkeypatch):
+    csc = random_csc(60, 400)
+    seeds, expected = np.arange(5), sample_neighbors(csc, np.arange(20, 30), [4, 3], 9)
+    space = Workspace(60, csc.indices.dtype)
+    left, reserve = [calls_before], Workspace.reserve
+
+    def scarce(self, name, size, keep=0):
+        if name in ("arc", "neighbor", "node") and size > 5:
+            left[0] -= 1
+            if left[0] < 0:
+                raise MemoryError(name)
+        return reserve(self, name, size, keep)
+
+    monkeypatch.setattr(Workspace, "reserve", scarce)
+    try:
+        sample_neighbors(csc, seeds, [4, 3], 1, workspace=space)
+    except MemoryError:
+        pass
+    else:
+        assert calls_before > 3, "memory was never short"
+    monkeypatch.undo()
+    assert_same(sample_neighbors(csc, np.arange(20, 30), [4, 3], 9, workspace=space), expected)
+
+
+def test_a_batch_whose_results_find_no_memory_leaves_the_workspace_usable():
+    csc, space = random_csc(60, 400), Workspace(60, np.dtype(np.int32))
+
+    def none_left(shape, dtype):
+        raise MemoryError("results")
+
+    with pytest.raises(MemoryError, match="results"):
+        sample_neighbors(csc, np.arange(5), [4, 3], 1, workspace=space, allocate=none_left)
+    assert_same(
+        sample_neighbors(csc, np.arange(20, 30), [4, 3], 9, workspace=space),
+        sample_neighbors(csc, np.arange(20, 30), [4, 3], 9),
+    )
+
+
 def test_memory_maps_are_read_like_arrays(tmp_path):
     csc = random_csc(100, 900)
     for name, array in csc._asdict().items():

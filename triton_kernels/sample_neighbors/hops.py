@@ -150,7 +150,14 @@ class HopSampling:
         return self._space.node[self._count - self._nodes[-1] : self._count]
 
     def sample(self) -> None:
-        """Sample the next hop."""
+        """Sample the next hop; where that fails (no memory), the workspace is free again."""
+        try:
+            self._sample()
+        except BaseException:
+            self._space.finish(self._space.num_nodes)  # whatever labels it gave are old ones now
+            raise
+
+    def _sample(self) -> None:
         space, end, first = self._space, self._count, self._first
         fanout, hop_key = self.fanouts[self.hop], fold_hop(self._key, self.hop)
         row_start, row_degree = self._rows()
@@ -182,6 +189,12 @@ class HopSampling:
 
     def collect(self, allocate: Callable[[tuple[int, ...], type], np.ndarray] = np.empty) -> SampledNeighbors:
         """Copy the batch out of the workspace, which is free then; called once, after the last hop."""
+        try:
+            return self._copy(allocate)
+        finally:
+            self.abandon()
+
+    def _copy(self, allocate) -> SampledNeighbors:
         space, num_targets, num_arcs = self._space, self._begin, self._first
         n_id = allocate((self._count,), np.int64)
         n_id[:] = space.node[: self._count]
@@ -197,7 +210,6 @@ class HopSampling:
         if self._split is not None:
             edge_weight = allocate((num_arcs,), np.float32)
             edge_weight[:] = space.weight[:num_arcs]
-        self.abandon()
         return SampledNeighbors(n_id, edge_index, indptr, e_id, self._nodes, self._arcs, edge_weight)
 
     def abandon(self) -> None:
