@@ -1,13 +1,10 @@
 """Row quantisation in Triton: the bits of plain torch, the hash of the generator, exact arithmetic when compiled."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 from lightning_gnnscale.triton_kernels.quantize_rows import reference
+from own_python import run_python
 from quantize_forms import BITS, DTYPES, KEY, odd_ids, odd_rows, run_form, same_bits
 
 from lightning_gnnscale import rng
@@ -82,12 +79,6 @@ for floating, bits, flag in [("fp32", 16, True), ("fp32", 4, False), ("fp32", 2,
         for inexact in ("fma.", "mad.rn.f", "div.full", "div.approx", "rcp.", "mul.ftz", "add.ftz", "sub.ftz"):
             assert inexact not in code, (function, floating, bits, inexact)
 """
-
-
-def run_python(code, **environment):
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = subprocess.run([sys.executable, "-c", code], env=kept | environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-2000:]
 
 
 def test_the_kernels_compile_for_hopper_with_exact_arithmetic(tmp_path):

@@ -1,9 +1,5 @@
 """Neighbour sampling in Triton: the neighbours, order and weights of the CPU form."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -14,6 +10,7 @@ from lightning_gnnscale.triton_kernels.sample_neighbors.device import (
     sample_with_triton,
 )
 from lightning_gnnscale.triton_kernels.sample_neighbors.reference import sample_neighbors_reference
+from own_python import run_python
 
 from lightning_gnnscale.graph import CSC, build_csc
 
@@ -128,12 +125,6 @@ for ids, split, arcs, block in [("*i32", True, True, 32), ("*i64", True, False, 
     for inexact in ("fma.", "mad.rn.f", "div.full", "div.approx", "rcp.approx"):
         assert inexact not in code, (ids, split, inexact)
 """
-
-
-def run_python(code, **environment):
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = subprocess.run([sys.executable, "-c", code], env=kept | environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-2000:]
 
 
 def test_the_kernel_compiles_for_hopper_with_exact_arithmetic(tmp_path):

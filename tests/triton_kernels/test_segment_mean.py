@@ -1,9 +1,5 @@
 """Sums over rows in Triton: equal to plain torch in the interpreter for every dtype and odd size, forward and back."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +7,7 @@ from hypothesis import strategies as st
 from lightning_gnnscale.triton_kernels.aggregate import aggregate
 from lightning_gnnscale.triton_kernels.aggregate import reference as aggregate_reference
 from lightning_gnnscale.triton_kernels.segment_mean import op, reference, segment_mean
+from own_python import run_python
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the interpreter takes CPU tensors
 # Sums of at most about 12 terms of order 1 in another order; halves are summed in float32 and rounded once at the end.
@@ -172,12 +169,6 @@ for floating, index, weighted, block in [("fp32", "i32", True, 16), ("fp16", "i6
         for atomic in ("atom.", " red.", "\\tred."):  # sums in a fixed order: the same bits every time
             assert atomic not in compiled.asm["ptx"], (function, atomic)
 """
-
-
-def run_python(code, **environment):
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = subprocess.run([sys.executable, "-c", code], env=kept | environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-2000:]
 
 
 def test_the_kernels_compile_for_hopper(tmp_path):

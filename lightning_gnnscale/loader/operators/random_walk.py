@@ -78,6 +78,7 @@ class _Walks:
         return self._space.node[self._count - self._nodes[-1] : self._count]
 
     def sample(self) -> None:
+        """Walk from the nodes of the last hop, and keep those visited most."""
         options, space, begin, end, first = self._options, self._space, self._begin, self._count, self._arcs[-1]
         most = (end - begin) * options.num_neighbors
         indptr = space.reserve("indptr", end + 1, keep=begin + 1)
@@ -96,6 +97,7 @@ class _Walks:
         self._begin = end
 
     def collect(self, allocate: Callable) -> Subgraph:
+        """Copy the batch out of the workspace, which is free then."""
         space, num_targets, num_arcs = self._space, self._begin, self._arcs[-1]
         n_id, indptr = allocate((self._count,), np.int64), allocate((num_targets + 1,), np.int64)
         n_id[:], indptr[:] = space.node[: self._count], space.indptr[: num_targets + 1]
