@@ -14,26 +14,11 @@ from lightning_gnnscale.triton_kernels.sample_layer import sample_layers
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace, sample_neighbors
 from lightning_gnnscale.triton_kernels.sample_neighbors.reference import sample_neighbors_reference
 from oracles.pyg_neighbor import pyg_neighbor_sample
+from sampled_graphs import random_csc, star
 
 from lightning_gnnscale.graph import CSC, build_csc
 
 ERROR_RATE = 1e-6  # of a false alarm over all comparisons of one statistical test
-
-
-def random_csc(num_nodes, num_arcs, seed=0, hub=False, dtype=np.int32) -> CSC:
-    rng = np.random.default_rng(seed)
-    src, dst = rng.integers(0, num_nodes, num_arcs), rng.integers(0, num_nodes, num_arcs)
-    if hub:
-        src = np.concatenate([src, rng.integers(0, num_nodes, 300)])
-        dst = np.concatenate([dst, np.zeros(300, np.int64)])
-    csc = build_csc(src, dst, num_nodes)
-    return CSC(csc.indptr, csc.indices.astype(dtype))
-
-
-def star(degree: int) -> CSC:
-    """Node 0 has the in-neighbours 1 .. degree."""
-    indptr = np.concatenate([[0], np.full(degree + 1, degree)])
-    return CSC(indptr.astype(np.int64), np.arange(1, degree + 1, dtype=np.int32))
 
 
 def assert_same(mine, other):
