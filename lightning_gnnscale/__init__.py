@@ -41,6 +41,8 @@ _HOME = {
     "LocalityBias": "sampler",
     "MiniBatch": "sampler",
     "NeighborLoader": "loader",
+    "Threads": "loader",
+    "Processes": "loader",
     "DistributedEmbedding": "embedding",
     "RemoteFeatures": "embedding",
     "SparseAdam": "embedding",

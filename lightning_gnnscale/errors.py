@@ -1,5 +1,8 @@
 """The errors of this package. Bad arguments raise `ValueError`; everything else is a `GNNScaleError`."""
 
+from numbers import Integral
+from typing import Any
+
 
 class GNNScaleError(Exception):
     """Base of every error that this package raises on its own account."""
@@ -19,3 +22,9 @@ class PlacementError(GNNScaleError):
 
 class StrategyError(GNNScaleError):
     """The Trainer, the strategy and the DataModule do not fit together; the message names the remedy."""
+
+
+def check_count(name: str, value: Any) -> None:
+    """Raise ValueError unless an argument is an integer of at least 1."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")

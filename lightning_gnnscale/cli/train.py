@@ -138,7 +138,11 @@ def make_datamodule(config: DictConfig, dataset, progress=None):
     # Hydra would read a data set or a sampler, which are dataclasses, as configs: they are passed by hand.
     options = {}
     if _takes_sampler(config):
-        options = {"sampler": instantiate(config.sampler), "placement": instantiate(config.placement) or None}
+        options = {
+            "sampler": instantiate(config.sampler),
+            "source": instantiate(config.source),
+            "placement": instantiate(config.placement) or None,
+        }
     return instantiate(config.datamodule, _partial_=True)(
         root=config.paths.stores,
         dataset=dataset,

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..dataset import GraphDataset, LinkSet
-from ..errors import StrategyError
-from ..loader import PartLoader, parts_of_rank
+from ..errors import StrategyError, check_count
+from ..loader import PartLoader, RankPlace, SourceSettings, Threads, parts_of_rank, source_settings
 from ..partition_store import PartitionStore
 from ..partitioner import Partitioning
 from ..placement import FeatureBuffer, Placement, PlacementSettings
@@ -21,7 +21,7 @@ from .layer_source import EvaluationLoader, EvaluationPass, StoreLayerSource
 from .link_evaluation import evaluation_links
 from .placed_features import close_buffer, open_buffer
 from .scratch import open_scratch
-from .stored_graph import StoredGraphDataModule, check_count
+from .stored_graph import StoredGraphDataModule
 from .train_loader import (
     LoaderOptions,
     check_scope,
@@ -34,7 +34,6 @@ from .train_loader import (
 
 MODES = ("mini_batch", "full_batch")
 SCOPES = ("auto", "part", "graph")
-SOURCES = ("threads", "processes")
 
 
 class PartitionDataModule(StoredGraphDataModule):
@@ -55,12 +54,10 @@ class PartitionDataModule(StoredGraphDataModule):
         evaluation: "layerwise": exact, a layer at a time over the whole graph; "sampled": batches with all neighbours
             of as many hops as the sampler has fan-outs (2 without), exact too, for any backbone, and dearer.
         seed: of partitioning, seed order and sampling.
-        source: what prepares training batches on each rank: "threads", or "processes", worker processes that map the
-            store themselves and hand batches over in shared memory; the batches are the same.
-        num_threads: threads that prepare batches on each rank; under "processes" they gather placed features.
-        num_workers: worker processes of each rank under "processes".
-        prefetch_batches: batches that stand ready; None: one more than threads or processes prepare.
-        queue_bytes: most bytes of ready batches in shared memory, each rank's, under "processes".
+        source: what prepares training batches on each rank: `gs.Threads`, `gs.Processes`, or other settings of a
+            source; a name ("threads", "processes") stands for its defaults. The batches are the same.
+        num_threads: threads of "threads"; and those that gather placed features of batches that other processes drew.
+        prefetch_batches: batches that stand ready; None: the source's own number.
         shuffle: new seed order every epoch.
         placement: where feature rows lie while training, one device a process: `PlacementSettings`, a method's name
             for its defaults, a `Placement` made before, or None: batches read the store.
@@ -100,11 +97,9 @@ class PartitionDataModule(StoredGraphDataModule):
         scope: str = "auto",
         evaluation: str = "layerwise",
         seed: int = 0,
-        source: str = "threads",
+        source: str | SourceSettings = "threads",
         num_threads: int = 1,
-        num_workers: int = 1,
         prefetch_batches: int | None = None,
-        queue_bytes: int = 1 << 30,
         shuffle: bool = True,
         placement: PlacementSettings | Placement | str | None = None,
         locality_scale: float | None = None,
@@ -135,9 +130,7 @@ class PartitionDataModule(StoredGraphDataModule):
         _check_choice("scope", scope, SCOPES)
         _check_choice("evaluation", evaluation, ("layerwise", "sampled"))
         check_count("batch_size", batch_size)
-        _check_choice("source", source, SOURCES)
-        for name, value in (("num_threads", num_threads), ("num_workers", num_workers), ("queue_bytes", queue_bytes)):
-            check_count(name, value)
+        check_count("num_threads", num_threads)
         check_count("eval_negatives", eval_negatives)
         if halo_hops not in (0, 1, 2, 3):
             raise ValueError(f"halo_hops must be 0, 1, 2 or 3, got {halo_hops!r}")
@@ -154,9 +147,7 @@ class PartitionDataModule(StoredGraphDataModule):
             prefetch_batches,
             shuffle,
             seed,
-            source=source,
-            num_workers=num_workers,
-            queue_bytes=queue_bytes,
+            Threads(num_threads) if source == "threads" else source_settings(source),
         )
         self.placement = PlacementSettings(placement) if isinstance(placement, str) else placement
         if not isinstance(self.placement, PlacementSettings | Placement | None):
@@ -214,19 +205,19 @@ class PartitionDataModule(StoredGraphDataModule):
         if scope == "auto":
             scope = "graph" if getattr(weights, "equal_batches", False) else "part"
         check_scope(scope, weights, self.sampler, self.store)
-        ranks = self._rank_and_world()
+        place = self._place()
         features = self.store.features if self.buffer is None else self.buffer
         if self._gathers_on_device:
             features = None
         options = self.loader_options
         if features is not None and features is self.buffer:  # rows of this process: workers draw, its threads gather
             ahead = self.placement.lookahead_batches if self.buffer.foretold else 0
-            options = replace(options, lookahead_batches=ahead, fill_here=options.source == "processes")
+            options = replace(options, lookahead_batches=ahead, fill_here=not options.source.in_process)
         if scope == "graph":
-            loader = make_graph_loader(self.store, self.sampler, options, features, *ranks)
+            loader = make_graph_loader(self.store, self.sampler, options, features, place)
         else:
             passes, hops = getattr(weights, "passes_per_epoch", 1), self.halo_hops
-            loader = make_part_loader(self.store, self.sampler, hops, passes, options, features, *ranks)
+            loader = make_part_loader(self.store, self.sampler, hops, passes, options, features, place)
         self._close_loader()
         self._train_loader = loader
         return loader
@@ -280,6 +271,15 @@ class PartitionDataModule(StoredGraphDataModule):
     def _close_loader(self) -> None:
         if self._train_loader is not None:
             self._train_loader.close()
+
+    def _place(self) -> RankPlace:
+        trainer = self.trainer
+        if trainer is None:
+            return RankPlace()
+        share, num_local = getattr(trainer.strategy, "broadcast", None), trainer.world_size // trainer.num_nodes
+        return RankPlace(
+            trainer.global_rank, trainer.world_size, trainer.node_rank, trainer.local_rank, num_local, share
+        )
 
     @property
     def _gathers_on_device(self) -> bool:

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
 
 from ..dataset import GraphDataset
-from ..errors import PartitionStoreError, StrategyError
+from ..errors import PartitionStoreError, StrategyError, check_count
 from ..partition_store import PartitionStore
 from ..partitioner import Partitioning, partition
 from ..planner import Plan, plan
@@ -190,12 +189,6 @@ class StoredGraphDataModule(L.LightningDataModule):
         if isinstance(self.partitioner, str):
             return partition(self.dataset.stream, method=self.partitioner, progress=self.progress, **options)
         return self.partitioner(self.dataset.stream, progress=self.progress, **options)
-
-
-def check_count(name: str, value: int) -> None:
-    """Raise ValueError unless an argument is an integer of at least 1."""
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
 
 
 def _describe(partitioner: Callable) -> str:

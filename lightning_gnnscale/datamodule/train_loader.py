@@ -6,7 +6,16 @@ from functools import partial
 import numpy as np
 
 from ..errors import StrategyError
-from ..loader import PartLoader, ProcessSource, WholeGraph, core_targets, longest_rank, parts_of_rank, split_targets
+from ..loader import (
+    PartLoader,
+    RankPlace,
+    SourceSettings,
+    WholeGraph,
+    core_targets,
+    longest_rank,
+    parts_of_rank,
+    split_targets,
+)
 from ..partition_store import PartitionStore
 from ..sampler import NeighborSampler, SaintSampler
 
@@ -20,18 +29,14 @@ class LoaderOptions:
     prefetch_batches: int | None
     shuffle: bool
     seed: int
+    source: SourceSettings
     lookahead_batches: int = 0
-    source: str = "threads"
-    num_workers: int = 1
-    queue_bytes: int = 1 << 30
     fill_here: bool = False
 
     @property
     def batches_ahead(self) -> int:
-        """Batches that stand ready or are under way, one for each thread or process and one more unless given."""
-        if self.prefetch_batches is not None:
-            return self.prefetch_batches
-        return 1 + (self.num_workers if self.source == "processes" else self.num_threads)
+        """Batches that stand ready or are under way."""
+        return self.source.batches_ahead if self.prefetch_batches is None else self.prefetch_batches
 
 
 def trains_on_links(sampler) -> bool:
@@ -90,8 +95,7 @@ def make_part_loader(
     passes: int,
     options: LoaderOptions,
     features,
-    rank: int,
-    world_size: int,
+    place: RankPlace,
 ) -> PartLoader:
     """Return a loader over the parts of a rank; batches stay in core and halo of their part.
 
@@ -102,23 +106,22 @@ def make_part_loader(
         passes: over a part in one visit.
         options: of the loader.
         features: a `FeatureTable` by store id, or None: batches come without.
-        rank, world_size: this process and how many there are.
+        place: of this process.
     """
     targets = part_targets(store, sampler)
     counts = [passes * sampler.num_batches(len(nodes), options.batch_size, False) for nodes in targets.values()]
     return PartLoader(
-        parts_of_rank(store.num_parts, rank, world_size),
-        lambda part: _weighted(store, store.load_part(part, halo_hops)),
+        parts_of_rank(store.num_parts, place.rank, place.world_size),
+        partial(_load_part, store, halo_hops),
         targets=targets,
         passes=passes,
-        pad_to=longest_rank(counts, world_size),
+        pad_to=longest_rank(counts, place.world_size),
+        source=options.source.connect(place),
         **_shared(store, sampler, options, features),
     )
 
 
-def make_graph_loader(
-    store: PartitionStore, sampler, options: LoaderOptions, features, rank: int, world_size: int
-) -> PartLoader:
+def make_graph_loader(store: PartitionStore, sampler, options: LoaderOptions, features, place: RankPlace) -> PartLoader:
     """Return a loader over a rank's equal share of all targets; batches cross parts.
 
     Args:
@@ -126,19 +129,25 @@ def make_graph_loader(
         sampler: what a batch draws.
         options: of the loader.
         features: a `FeatureTable` by store id, or None: batches come without.
-        rank, world_size: this process and how many there are.
+        place: of this process.
 
     Raises:
         StrategyError: fewer targets than ranks.
     """
+    rank, world_size = place.rank, place.world_size
     targets = np.concatenate(list(part_targets(store, sampler).values()))
     if len(targets) < world_size:
         raise StrategyError(
             f"{len(targets)} training nodes cannot be shared out to {world_size} processes: use devices={len(targets)}"
         )
-    whole = _weighted(store, WholeGraph.of_store(store, rank))
     mine = split_targets(targets, world_size)[rank]
-    return PartLoader([rank], lambda part: whole, targets={rank: mine}, **_shared(store, sampler, options, features))
+    return PartLoader(
+        [rank],
+        partial(_load_graph, store),
+        targets={rank: mine},
+        source=options.source.connect(place),
+        **_shared(store, sampler, options, features),
+    )
 
 
 def make_evaluation_loader(
@@ -160,11 +169,18 @@ def make_evaluation_loader(
     whole = _weighted(store, WholeGraph.of(store.csc, rank, store.symmetric))
     shared = _shared(store, NeighborSampler([-1] * num_hops), options, store.features) | {
         "shuffle": False,
-        "source": None,
         "fill_here": False,
     }
     mine = np.array_split(nodes, world_size)[rank]
     return PartLoader([rank], lambda part: whole, targets={rank: mine}, **shared)
+
+
+def _load_part(store: PartitionStore, halo_hops: int, part: int):
+    return _weighted(store, store.load_part(part, halo_hops))
+
+
+def _load_graph(store: PartitionStore, part: int) -> WholeGraph:
+    return _weighted(store, WholeGraph.of_store(store, part))
 
 
 def _weighted(store: PartitionStore, graph):
@@ -176,10 +192,8 @@ def _weighted(store: PartitionStore, graph):
 
 
 def _shared(store: PartitionStore, sampler, options: LoaderOptions, features) -> dict:
-    processes = partial(ProcessSource, num_workers=options.num_workers, queue_bytes=options.queue_bytes)
     return {
         "features": features,
-        "source": processes if options.source == "processes" else None,
         "fill_here": options.fill_here,
         "lookahead_batches": options.lookahead_batches,
         "sampler": sampler,

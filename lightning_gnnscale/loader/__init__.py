@@ -8,6 +8,7 @@ from .part_loader import PartLoader
 from .part_walk import PartWalk, WholeGraph, parts_of_rank
 from .process_source import ProcessSource
 from .seed_order import core_targets, longest_rank, split_targets
+from .source_settings import Processes, RankPlace, SourceFactory, SourceSettings, Threads, source_settings
 
 __all__ = [
     "BatchKey",
@@ -18,9 +19,15 @@ __all__ = [
     "PartLoader",
     "PartWalk",
     "ProcessSource",
+    "Processes",
+    "RankPlace",
+    "SourceFactory",
+    "SourceSettings",
+    "Threads",
     "WholeGraph",
     "core_targets",
     "longest_rank",
     "parts_of_rank",
+    "source_settings",
     "split_targets",
 ]

@@ -20,9 +20,8 @@ from .batch_source import BatchKey, BatchSource
 from .buffer_pool import BufferPool
 from .local_source import THREAD_NAME, LocalSource, stop
 from .part_walk import PartWalk, Position
-from .staged_part import PartStager, StagedPart
-
-SourceFactory = Callable[[Callable[[int], StagedPart], BatchMaker], BatchSource]
+from .source_settings import SourceFactory
+from .staged_part import PartStager
 
 
 class PartLoader:

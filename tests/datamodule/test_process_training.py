@@ -58,7 +58,7 @@ class Workers(L.Callback):
 )
 def test_processes_change_no_bit(store_root, weights, sampler):
     workers = Workers()
-    found = trained(make(store_root, sampler=sampler, source="processes", num_workers=2), weights(), [workers])
+    found = trained(make(store_root, sampler=sampler, source=gs.Processes(2)), weights(), [workers])
     assert equal(found, trained(make(store_root, sampler=sampler), weights()))
     assert len(workers.pids) == 2, "they stay over epochs"
     assert not any(psutil.pid_exists(pid) for pid in workers.pids), "and go with the fit"
@@ -66,7 +66,7 @@ def test_processes_change_no_bit(store_root, weights, sampler):
 
 def test_kills_in_training_change_no_bit(store_root):
     workers = Workers(kill_at=(1, 5, 9))
-    found = trained(make(store_root, source="processes", num_workers=2), callbacks=[workers])
+    found = trained(make(store_root, source=gs.Processes(2)), callbacks=[workers])
     assert equal(found, trained(make(store_root)))
     assert len(workers.pids) > 2
 
@@ -74,7 +74,7 @@ def test_kills_in_training_change_no_bit(store_root):
 @pytest.mark.parametrize("policy", ["lru", "belady"])
 def test_placed_features_are_gathered_by_the_process_that_trains(store_root, policy):
     settings = PlacementSettings(buffer_share=0.1, alpha=0, cache_rows=60, cache_policy=policy, lookahead_batches=4)
-    options = {"source": "processes", "num_workers": 2, "placement": settings}
+    options = {"source": gs.Processes(2), "placement": settings}
     found = trained(make(store_root, locality_scale=2.0, **options))
     assert equal(found, trained(make(store_root, locality_scale=2.0, placement=settings)))
 
@@ -95,11 +95,19 @@ def test_no_process_has_a_copy_of_the_store(store_root):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"source": "ray"}, "source must be one of threads, processes, got 'ray'"),
-        ({"num_workers": 0}, "num_workers must be an integer of at least 1, got 0"),
-        ({"queue_bytes": 0}, "queue_bytes must be an integer of at least 1, got 0"),
+        (
+            {"source": "ray"},
+            "source must be one of threads, processes, or settings such as gs.Threads\\(\\), got 'ray'",
+        ),
+        ({"num_threads": 0}, "num_threads must be an integer of at least 1, got 0"),
     ],
 )
 def test_bad_options(store_root, options, message):
     with pytest.raises(ValueError, match=message):
         make(store_root, **options)
+
+
+@pytest.mark.parametrize("name", ["num_workers", "queue_bytes"])
+def test_bad_settings(name):
+    with pytest.raises(ValueError, match=f"{name} must be an integer of at least 1, got 0"):
+        gs.Processes(**{name: 0})

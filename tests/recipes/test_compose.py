@@ -17,7 +17,8 @@ CHOICES = sorted(
     if path.parent not in (CONF, CONF / "bench")
 )
 BENCH_OF = {name: bench_of(recipes_folder() / f"{name}.yaml") for name in available_recipes()}
-PACKAGES = {"trainer": "lightning", "callbacks": None, "paths": None}
+# Batch sources are settings of the loader, chosen as source=processes.
+PACKAGES = {"trainer": "lightning", "callbacks": None, "paths": None, "source": "lightning_gnnscale.loader"}
 
 
 @pytest.mark.parametrize("name", [name for name, bench in BENCH_OF.items() if bench is None])
