@@ -94,9 +94,9 @@ def fit(trainer, model, datamodule, resume: str | None, folder: Path) -> None:
 
 
 def _crosses_parts(trainer, datamodule) -> bool:
-    """Whether batches belong to no part, so that a process needs none of its own."""
-    scope = getattr(datamodule, "scope", "part")
-    return scope == "graph" or (scope == "auto" and trainer.strategy.weights.equal_batches)
+    """Whether a process needs no part of its own: batches belong to none, or every part is shared by all."""
+    scope = getattr(datamodule, "scope", None)
+    return scope is not None and (scope == "graph" or trainer.strategy.weights.equal_batches)
 
 
 def _quiet() -> None:

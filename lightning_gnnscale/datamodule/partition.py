@@ -27,6 +27,7 @@ from .train_loader import (
     check_scope,
     make_evaluation_loader,
     make_graph_loader,
+    make_interleaved_loader,
     make_part_loader,
     part_targets,
     trains_on_links,
@@ -50,7 +51,9 @@ class PartitionDataModule(StoredGraphDataModule):
         batch_size: seeds a batch, >= 1.
         halo_hops: hops of halo that a part sees, 0 to 3; 0 gives each cross edge to one of its two parts.
         scope: "part": batches stay inside core and halo; "graph": they cross parts and ranks get equal shares of the
-            seeds; "auto": "graph" under gradient averaging, else "part".
+            seeds; "auto": "graph" under gradient averaging, else "part". Under gradient averaging "part" lets every
+            rank take a share of each part's batches, some parts in turn.
+        interleave_parts: parts that take turns there, >= 1; one more is in memory.
         evaluation: "layerwise": exact, a layer at a time over the whole graph; "sampled": batches with all neighbours
             of as many hops as the sampler has fan-outs (2 without), exact too, for any backbone, and dearer.
         seed: of partitioning, seed order and sampling.
@@ -95,6 +98,7 @@ class PartitionDataModule(StoredGraphDataModule):
         batch_size: int = 512,
         halo_hops: int = 1,
         scope: str = "auto",
+        interleave_parts: int = 4,
         evaluation: str = "layerwise",
         seed: int = 0,
         source: str | SourceSettings = "threads",
@@ -130,6 +134,7 @@ class PartitionDataModule(StoredGraphDataModule):
         _check_choice("scope", scope, SCOPES)
         _check_choice("evaluation", evaluation, ("layerwise", "sampled"))
         check_count("batch_size", batch_size)
+        check_count("interleave_parts", interleave_parts)
         check_count("num_threads", num_threads)
         check_count("eval_negatives", eval_negatives)
         if halo_hops not in (0, 1, 2, 3):
@@ -138,7 +143,7 @@ class PartitionDataModule(StoredGraphDataModule):
         self.sampler = FullBatchSampler() if mode == "full_batch" else sampler or NeighborSampler([25, 10])
         if isinstance(self.sampler, ClusterSampler) and self.sampler.cluster is None:
             self.sampler = replace(self.sampler, cluster=clusters_by("spring"))
-        self.halo_hops, self.block_arcs = halo_hops, block_arcs
+        self.halo_hops, self.interleave_parts, self.block_arcs = halo_hops, interleave_parts, block_arcs
         self.links = getattr(self.dataset, "links", {}) if links is None else dict(links)
         self.eval_negatives = eval_negatives
         self.loader_options = LoaderOptions(
@@ -215,6 +220,9 @@ class PartitionDataModule(StoredGraphDataModule):
             options = replace(options, lookahead_batches=ahead, fill_here=not options.source.in_process)
         if scope == "graph":
             loader = make_graph_loader(self.store, self.sampler, options, features, place)
+        elif getattr(weights, "equal_batches", False):
+            lanes, hops = self.interleave_parts, self.halo_hops
+            loader = make_interleaved_loader(self.store, self.sampler, hops, lanes, options, features, place)
         else:
             passes, hops = getattr(weights, "passes_per_epoch", 1), self.halo_hops
             loader = make_part_loader(self.store, self.sampler, hops, passes, options, features, place)

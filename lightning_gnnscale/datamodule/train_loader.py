@@ -7,6 +7,7 @@ import numpy as np
 
 from ..errors import StrategyError
 from ..loader import (
+    Interleave,
     PartLoader,
     RankPlace,
     SourceSettings,
@@ -17,7 +18,7 @@ from ..loader import (
     split_targets,
 )
 from ..partition_store import PartitionStore
-from ..sampler import NeighborSampler, SaintSampler
+from ..sampler import LayerwiseSampler, NeighborSampler, SaintSampler
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,12 @@ def check_scope(scope: str, weights, sampler, store: PartitionStore) -> None:
             f'scope="graph" gives {type(weights).__name__} batches that belong to no part: leave scope="auto", or use '
             "weights=GradientAveraging()"
         )
-    if scope == "part" and getattr(weights, "equal_batches", False):
+    seeds_alone = isinstance(sampler, NeighborSampler | LayerwiseSampler)
+    if scope == "part" and getattr(weights, "equal_batches", False) and not seeds_alone:
         raise StrategyError(
-            f'{type(weights).__name__} needs as many batches on every rank, scope="part" has as many as the parts: '
-            'leave scope="auto", or use weights=ModelAveraging()'
+            f'{type(weights).__name__} needs as many batches on every rank, scope="part" shares out those of '
+            f'NeighborSampler and LayerwiseSampler, not of {type(sampler).__name__}: leave scope="auto", or use '
+            "weights=ModelAveraging()"
         )
     if isinstance(sampler, SaintSampler) and store.edge_weight is not None:
         raise StrategyError(
@@ -116,6 +119,25 @@ def make_part_loader(
         targets=targets,
         passes=passes,
         pad_to=longest_rank(counts, place.world_size),
+        source=options.source.connect(place),
+        **_shared(store, sampler, options, features),
+    )
+
+
+def make_interleaved_loader(
+    store: PartitionStore, sampler, halo_hops: int, lanes: int, options: LoaderOptions, features, place: RankPlace
+) -> PartLoader:
+    """Return a loader over all parts, every step of which is one part's: as many batches on every rank.
+
+    Args:
+        lanes: parts that take turns, >= 1.
+        store, sampler, halo_hops, options, features, place: see `make_part_loader`.
+    """
+    return PartLoader(
+        range(store.num_parts),
+        partial(_load_part, store, halo_hops),
+        targets=part_targets(store, sampler),
+        interleave=Interleave(place.rank, place.world_size, lanes),
         source=options.source.connect(place),
         **_shared(store, sampler, options, features),
     )

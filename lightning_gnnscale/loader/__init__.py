@@ -2,6 +2,7 @@
 
 from .batch_source import BatchKey, BatchSource
 from .buffer_pool import BufferPool
+from .interleaved_walk import Interleave, InterleavedWalk
 from .local_source import LocalSource
 from .neighbor_loader import NeighborLoader
 from .part_loader import PartLoader
@@ -14,6 +15,8 @@ __all__ = [
     "BatchKey",
     "BatchSource",
     "BufferPool",
+    "Interleave",
+    "InterleavedWalk",
     "LocalSource",
     "NeighborLoader",
     "PartLoader",

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..errors import GNNScaleError
 from ..rng import batch_key
 from ..sampler.minibatch import MiniBatch
@@ -21,6 +23,8 @@ class BatchMaker:
         batch_size: targets a batch.
         shuffle, drop_last: of a pass over a part.
         gathers: False leaves out the features, for `builder.fill`.
+        num_ranks: ranks that share each part's batches evenly; None: a part belongs to one rank.
+        parts_open: parts that batches are asked for at a time.
     """
 
     builder: BatchBuilder
@@ -28,13 +32,16 @@ class BatchMaker:
     shuffle: bool = True
     drop_last: bool = False
     gathers: bool = True
+    num_ranks: int | None = None
+    parts_open: int = 2
 
     def __reduce__(self):
         builder = self.builder
         if not self.gathers:
             builder = copy(builder)
             builder.features = None  # they stay where they are
-        return BatchMaker, (builder, self.batch_size, self.shuffle, self.drop_last, self.gathers)
+        rest = (self.batch_size, self.shuffle, self.drop_last, self.gathers, self.num_ranks, self.parts_open)
+        return BatchMaker, (builder, *rest)
 
     def make(self, key: BatchKey, staged: Callable[[], StagedPart]) -> MiniBatch:
         """Return the batch of a key.
@@ -48,12 +55,15 @@ class BatchMaker:
         """
         try:
             part = staged()
-            sampler = self.builder.sampler
-            items = part.items(sampler, self.batch_size, self.drop_last, key.seed, key.epoch, self.shuffle)
             prepare = self.builder.build if self.gathers else self.builder.draw
-            return prepare(part, items[key.batch], batch_key(*key))
+            return prepare(part, self.items(key, part), batch_key(*key))
         except Exception as error:
             raise batch_error(key, f"{type(error).__name__}: {error}") from error
+
+    def items(self, key: BatchKey, part: StagedPart) -> np.ndarray:
+        """Return what the batch of a key starts from."""
+        order = (key.seed, key.epoch, self.shuffle, self.num_ranks)
+        return part.items(self.builder.sampler, self.batch_size, self.drop_last, *order)[key.batch]
 
 
 def batch_error(key: BatchKey, what: str) -> GNNScaleError:

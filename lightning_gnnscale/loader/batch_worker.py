@@ -12,7 +12,6 @@ from .batch_source import BatchKey
 from .shared_value import Ticket, pack
 
 START_METHODS = ("forkserver", "spawn")  # a fork would copy threads' locks, and the pipes of the other workers
-PARTS_KEPT = 2  # as many as stand on a shelf
 START_LIMIT_S = 120.0
 _END_LIMIT_S = 5.0
 
@@ -138,7 +137,7 @@ def serve(connection: Connection, maker_ticket: Ticket) -> None:
 
 def _make(connection: Connection, maker, parts: dict[int, Any], key: BatchKey, part: Ticket, segment):
     try:
-        packed = pack(maker.make(key, lambda: _opened(parts, part)))
+        packed = pack(maker.make(key, lambda: _opened(parts, part, maker.parts_open)))
     except Exception as error:
         return Failed(str(error))
     if segment is None or segment.capacity < packed.num_bytes:
@@ -149,10 +148,10 @@ def _make(connection: Connection, maker, parts: dict[int, Any], key: BatchKey, p
     return Made(packed.meta, packed.spans)
 
 
-def _opened(parts: dict[int, Any], ticket: Ticket):
+def _opened(parts: dict[int, Any], ticket: Ticket, capacity: int):
     """Return a staged part; the latest ones stay mapped."""
     staged = parts.pop(ticket.number, None)
-    while len(parts) >= PARTS_KEPT:
+    while len(parts) >= capacity:
         del parts[next(iter(parts))]
     if staged is None:
         staged = ticket.open()

@@ -16,8 +16,8 @@ THREAD_NAME = "gnnscale-batch"
 class LocalSource:
     """A `BatchSource` of threads, each of which prepares a whole batch; one more loads parts.
 
-    Compiled kernels release the interpreter lock. Threads run from the first request to `forget`; at most two parts
-    are in memory.
+    Compiled kernels release the interpreter lock. Threads run from the first request to `forget`; at most the
+    maker's `parts_open` are in memory.
 
     Args:
         stage: part id to `StagedPart`.
@@ -27,7 +27,7 @@ class LocalSource:
 
     def __init__(self, stage: Callable[[int], StagedPart], maker: BatchMaker, num_threads: int = 1):
         self.maker, self.num_threads = maker, num_threads
-        self._shelf = PartShelf(stage)
+        self._shelf = PartShelf(stage, maker.parts_open)
         self._pending: deque[tuple[BatchKey, Future | None]] = deque()
         self._workers = self._stager = None
 

@@ -18,6 +18,7 @@ from .batch_builder import BatchBuilder
 from .batch_maker import BatchMaker
 from .batch_source import BatchKey, BatchSource
 from .buffer_pool import BufferPool
+from .interleaved_walk import Interleave, InterleavedWalk
 from .local_source import THREAD_NAME, LocalSource, stop
 from .part_walk import PartWalk, Position
 from .source_settings import SourceFactory
@@ -28,11 +29,11 @@ class PartLoader:
     """Walk over the parts of a rank and yield their batches; a plain iterable that shards itself.
 
     A batch is a function of (seed, epoch, part, batch index) alone: threads, prefetch depth, ranks and restarts
-    change nothing. While a part trains, a thread loads the next one; at most two are in memory. Parts without
-    targets are passed over.
+    change nothing. While a part trains, a thread loads the next one; at most two are in memory, with `interleave` one
+    more than take turns. Parts without targets are passed over.
 
     Args:
-        parts: this rank's parts in the order of their visits.
+        parts: this rank's parts in the order of their visits; with `interleave` all parts.
         load_part: part id to `PartGraph` (or `WholeGraph`); called in a thread.
         features: a `FeatureTable` by store id, or None.
         targets: part id to (num_targets,) store ids of its target nodes, core nodes of the part, ascending.
@@ -43,6 +44,8 @@ class PartLoader:
         batch_size: targets a batch, >= 1.
         seed: of order and draws.
         passes: passes over a part before the next one; the key's epoch is epoch * passes + pass.
+        interleave: parts take turns, and every rank gets a batch of each step, as many as any other rank; `parts` are
+            then those of all ranks. None: part after part, each part on one rank. Excludes passes and drop_last.
         num_threads: threads that prepare batches, each a whole one; 0 prepares them in the calling thread.
         source: what prepares batches in place of these threads: (stage, maker) to `BatchSource`, for example
             `functools.partial(ProcessSource, num_workers=4)`. It is kept over iterations; `close` ends it.
@@ -76,6 +79,7 @@ class PartLoader:
         batch_size: int = 512,
         seed: int = 0,
         passes: int = 1,
+        interleave: Interleave | None = None,
         num_threads: int = 1,
         source: SourceFactory | None = None,
         fill_here: bool = False,
@@ -98,8 +102,15 @@ class PartLoader:
         ):
             if value < least:
                 raise ValueError(f"{name} must be >= {least}, got {value}")
-        counts = {part: sampler.num_batches(len(targets[part]), batch_size, drop_last) for part in parts}
-        self.walk = PartWalk(tuple(parts), counts, passes)
+        if interleave is not None and (passes > 1 or drop_last):
+            raise ValueError(f"interleave takes no passes or drop_last, got passes={passes}, drop_last={drop_last}")
+        self.interleave = interleave
+        counts = {part: self._num_batches(sampler, len(targets[part]), batch_size, drop_last) for part in parts}
+        self.walk = (
+            PartWalk(tuple(parts), counts, passes)
+            if interleave is None
+            else InterleavedWalk(tuple(parts), counts, *interleave, seed)
+        )
         if pad_to is not None and pad_to < len(self.walk):
             raise ValueError(f"pad_to must be >= {len(self.walk)}, this rank's batches, got {pad_to}")
         self.length = len(self.walk) if pad_to is None else pad_to
@@ -145,7 +156,8 @@ class PartLoader:
             ValueError: it would give another number of batches.
         """
         for part, count in self.walk.num_batches.items():
-            found = sampler.num_batches(len(self._stager.targets[part]), self.batch_size, self.drop_last)
+            targets = self._stager.targets[part]
+            found = self._num_batches(sampler, len(targets), self.batch_size, self.drop_last)
             if found != count:
                 raise ValueError(f"part {part} has {count} batches, with the new sampler it would have {found}")
         self._source.close()  # its parts were prepared for the old one
@@ -212,8 +224,21 @@ class PartLoader:
             yield None
 
     def _new_source(self) -> BatchSource:
-        maker = BatchMaker(self._builder, self.batch_size, self.shuffle, self.drop_last, gathers=not self.fill_here)
+        maker = BatchMaker(
+            self._builder,
+            self.batch_size,
+            self.shuffle,
+            self.drop_last,
+            gathers=not self.fill_here,
+            num_ranks=self.interleave and self.interleave.world_size,
+            parts_open=self.walk.parts_open,
+        )
         return self._make_source(self._stager, maker)
+
+    def _num_batches(self, sampler: BatchSampler, num_targets: int, batch_size: int, drop_last: bool) -> int:
+        """Return a rank's batches of one pass over a part."""
+        num_ranks = 1 if self.interleave is None else self.interleave.world_size
+        return sampler.num_batches(num_targets, batch_size * num_ranks, drop_last)
 
     def _batches(self, start: int) -> Iterator[MiniBatch]:
         batches = self._ahead(start)
@@ -261,9 +286,9 @@ class PartLoader:
                     source.request(BatchKey(self.seed, coming.epoch, coming.part, coming.batch))
                     pending.append(coming)
                     coming = next(positions, None)
-                after = self.walk.after(pending.popleft().part)
-                if after is not None:
-                    source.expect_part(after)
+                following = pending.popleft().following
+                if following is not None:
+                    source.expect_part(following)
                 _, batch = source.ready()
                 if not (coming or pending):
                     source.forget()  # Lightning stops asking at the last batch: no thread may outlive it

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -18,12 +18,14 @@ class Position(NamedTuple):
         part: part id.
         epoch: the key's epoch: Lightning's epoch times passes, plus the pass.
         batch: number of the batch in the visit.
+        following: part to be loaded by the time that this batch trains, or None.
     """
 
     visit: int
     part: int
     epoch: int
     batch: int
+    following: int | None = None
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class PartWalk:
     parts: Sequence[int]
     num_batches: Mapping[int, int]
     passes: int = 1
+    parts_open: ClassVar[int] = 2  # the one that trains and the next one
 
     def __len__(self) -> int:
         return self.passes * sum(self.num_batches[part] for part in self.parts)
@@ -46,19 +49,15 @@ class PartWalk:
     def positions(self, epoch: int, start: int = 0) -> Iterator[Position]:
         """Yield the batches of an epoch from position `start` on, without touching those before it."""
         visit = 0
-        for part in self.parts:
+        coming = [part for part in self.parts if self.num_batches[part]]
+        following = dict(zip(coming, coming[1:], strict=False))
+        for part in coming:
             for number in range(self.passes):
                 size = self.num_batches[part]
                 for batch in range(min(start, size), size):
-                    yield Position(visit, part, epoch * self.passes + number, batch)
+                    yield Position(visit, part, epoch * self.passes + number, batch, following.get(part))
                 start = max(start - size, 0)
-                visit += size > 0
-
-    def after(self, part: int) -> int | None:
-        """Return the part that the walk visits next, or None at the end."""
-        coming = [p for p in self.parts if self.num_batches[p]]
-        place = coming.index(part) + 1
-        return coming[place] if place < len(coming) else None
+                visit += 1
 
 
 def parts_of_rank(num_parts: int, rank: int, world_size: int) -> list[int]:

@@ -18,10 +18,11 @@ class ProcessSource:
     """A `BatchSource` of worker processes, started at the first request and kept until `close`.
 
     No process has a copy of the graph: what lies in files is mapped by each worker itself, a part is loaded once, by a
-    thread of this process, into memory that all of them map. At most two parts are there. A batch is written once, into
-    shared memory without a name, and its tensors lie there. Nothing is left behind by a process that is killed, this
-    one included. The batch of a worker that ended is prepared by another one, and a new one is started in its place. A
-    batch that takes several times as long as any before is given to a second worker too; the first to finish counts.
+    thread of this process, into memory that all of them map. At most the maker's `parts_open` parts are there. A
+    batch is written once, into shared memory without a name, and its tensors lie there. Nothing is left behind by a
+    process that is killed, this one included. The batch of a worker that ended is prepared by another one, and a new
+    one is started in its place. A batch that takes several times as long as any before is given to a second worker too;
+    the first to finish counts.
 
     Args:
         stage: part id to `StagedPart`.
@@ -64,7 +65,8 @@ class ProcessSource:
             GNNScaleError: the maker cannot be sent to a worker.
         """
         if self._crew is None:
-            self._crew = WorkerCrew(self._stage, SharedValue(self._maker, "what prepares batches"), *self._options)
+            maker = SharedValue(self._maker, "what prepares batches")
+            self._crew = WorkerCrew(self._stage, maker, self._maker.parts_open, *self._options)
             self._end = weakref.finalize(self, self._crew.stop)
         self._crew.request(key)
 

@@ -1,5 +1,6 @@
 """A part made ready to draw batches from, and the loading of the next one while this one trains."""
 
+import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
@@ -9,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..graph import MASK_NAMES
-from ..sampler.subgraph import BatchSampler
+from ..sampler.subgraph import BatchSampler, num_slices
+from .interleaved_walk import even_slices
 from .seed_order import order_key
 
 
@@ -34,15 +36,37 @@ class StagedPart:
     def __reduce__(self):
         return StagedPart, (self.graph, self.state, self.labels, self.masks)
 
-    def items(self, sampler: BatchSampler, batch_size: int, drop_last: bool, seed: int, epoch: int, shuffle: bool):
-        """Return what each batch of a pass starts from; made once a pass."""
+    def items(
+        self,
+        sampler: BatchSampler,
+        batch_size: int,
+        drop_last: bool,
+        seed: int,
+        epoch: int,
+        shuffle: bool,
+        num_ranks: int | None = None,
+    ):
+        """Return what each batch of a pass starts from; made once a pass.
+
+        Args:
+            num_ranks: ranks that share the pass; there are as many batches for each, of equal size but for one item.
+                None: batches of `batch_size`, the last one shorter.
+        """
         with self._lock:
             if epoch not in self._items:
                 key = order_key(seed, epoch, self.graph.part) if shuffle else None
                 while len(self._items) > 1:  # batches of two passes may be under way
                     del self._items[next(iter(self._items))]
-                self._items[epoch] = sampler.items(self.state, batch_size, drop_last, key)
+                self._items[epoch] = (
+                    sampler.items(self.state, batch_size, drop_last, key)
+                    if num_ranks is None
+                    else self._shared_items(sampler, batch_size, key, num_ranks)
+                )
             return self._items[epoch]
+
+    def _shared_items(self, sampler: BatchSampler, batch_size: int, key: int | None, num_ranks: int):
+        (items,) = sampler.items(self.state, sys.maxsize, False, key)
+        return even_slices(items, num_ranks * num_slices(len(items), batch_size * num_ranks, False))
 
 
 @dataclass(frozen=True)

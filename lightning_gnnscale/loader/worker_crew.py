@@ -28,6 +28,7 @@ class WorkerCrew:
     Args:
         stage: part id to `StagedPart`.
         maker: a `BatchMaker`.
+        parts_open: parts that are in memory at a time.
         num_workers, queue_bytes, start_method: see `ProcessSource`.
 
     Attributes:
@@ -38,13 +39,14 @@ class WorkerCrew:
         self,
         stage: Callable[[int], StagedPart],
         maker: SharedValue,
+        parts_open: int,
         num_workers: int,
         queue_bytes: int,
         start_method: str,
     ):
         self.queue = BatchQueue(queue_bytes)
         self._maker, self._start_method, self._owner = maker, start_method, os.getpid()
-        self._shelf = PartShelf(lambda part: SharedValue(stage(part), f"part {part}"))
+        self._shelf = PartShelf(lambda part: SharedValue(stage(part), f"part {part}"), parts_open)
         self._stager = ThreadPoolExecutor(1, thread_name_prefix=f"{THREAD_NAME}-part")
         self._workers: set[WorkerProcess] = set()
         self._num_workers = self._able = num_workers

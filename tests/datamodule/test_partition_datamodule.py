@@ -216,7 +216,7 @@ def test_scope_and_policy_must_fit(store_root):
     dm = gs.PartitionDataModule(store=store_root, scope="graph")
     with pytest.raises(StrategyError, match="belong to no part.*GradientAveraging"):
         trainer().fit(classifier(dm), dm)
-    dm = gs.PartitionDataModule(store=store_root, scope="part")
+    dm = gs.PartitionDataModule(store=store_root, scope="part", sampler=gs.SaintSampler("walk"))
     strategy = gs.GNNScaleStrategy(weights=gs.GradientAveraging())
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
     with pytest.raises(StrategyError, match="as many batches on every rank"):

@@ -73,7 +73,7 @@ def test_the_walk_from_any_position_is_the_rest_of_the_walk(sizes, passes, epoch
 
 def test_the_part_after_passes_over_empty_ones():
     walk = PartWalk([4, 2, 9], {4: 1, 2: 0, 9: 3})
-    assert (walk.after(4), walk.after(9)) == (9, None)
+    assert [position.following for position in walk.positions(0)] == [9, None, None, None]
 
 
 def test_the_whole_graph_has_no_other_direction_to_add():

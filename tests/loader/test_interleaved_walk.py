@@ -1,0 +1,122 @@
+"""Parts that take turns: every rank has a batch of each step, every target comes once, and restarts change nothing."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles.parts import small_world
+
+from lightning_gnnscale.loader import Interleave, InterleavedWalk, PartLoader
+from lightning_gnnscale.loader.interleaved_walk import even_slices
+from lightning_gnnscale.sampler import NeighborSampler
+
+WORLD = small_world(num_parts=5)
+
+
+def make_loader(rank=0, world_size=1, lanes=2, **options) -> PartLoader:
+    settings = {"labels": WORLD.labels, "masks": WORLD.masks, "batch_size": 8, "seed": 1} | options
+    targets = {part: WORLD.targets(part) for part in range(5)}
+    return PartLoader(
+        range(5), WORLD.load_part, WORLD.features, targets, NeighborSampler([4, 3]),
+        interleave=Interleave(rank, world_size, lanes), **settings,
+    )  # fmt: skip
+
+
+@given(
+    sizes=st.lists(st.integers(0, 5), min_size=1, max_size=7),
+    world_size=st.integers(1, 3),
+    lanes=st.integers(1, 4),
+    epoch=st.integers(0, 3),
+)
+def test_parts_take_turns_and_no_batch_is_left_out(sizes, world_size, lanes, epoch):
+    ranks = [
+        list(InterleavedWalk(range(len(sizes)), dict(enumerate(sizes)), rank, world_size, lanes, 7).positions(epoch))
+        for rank in range(world_size)
+    ]
+    steps = list(zip(*ranks, strict=True))
+    assert len(steps) == sum(sizes)
+    assert all(len({position.part for position in step}) == 1 for step in steps)
+    given_out = Counter((position.part, position.batch) for step in steps for position in step)
+    assert given_out == {(part, batch): 1 for part, size in enumerate(sizes) for batch in range(size * world_size)}
+    for place, position in enumerate(ranks[0]):
+        later = {other.part for other in ranks[0][place:]}
+        started = {other.part for other in ranks[0][: place + 1]}
+        assert len(later & started) <= lanes
+        assert position.following is None or position.following in later
+    first = list(dict.fromkeys(position.part for position in ranks[0]))
+    for part in first[lanes:]:
+        begun = next(place for place, position in enumerate(ranks[0]) if position.part == part)
+        assert part in {position.following for position in ranks[0][:begun]}, "it is loaded ahead"
+
+
+def test_the_order_of_parts_is_new_every_epoch_and_a_start_skips():
+    walk = InterleavedWalk(range(9), dict.fromkeys(range(9), 2), 0, 1, 3, 0)
+    first, second = (list(walk.positions(epoch)) for epoch in (0, 1))
+    assert [p.part for p in first] != [p.part for p in second]
+    assert list(walk.positions(0, 7)) == first[7:]
+    assert [p.part for p in first[:3]] == [p.part for p in first[3:6]]
+
+
+@pytest.mark.parametrize(("num_items", "num_slices"), [(10, 4), (4, 4), (3, 4), (1, 5)])
+def test_even_slices(num_items, num_slices):
+    slices = even_slices(np.arange(num_items), num_slices)
+    assert len(slices) == num_slices
+    assert {len(one) for one in slices} <= {max(num_items // num_slices, 1), -(-num_items // num_slices)}
+    assert sorted({*np.concatenate(slices).tolist()}) == list(range(num_items))
+    if num_items >= num_slices:
+        assert sum(len(one) for one in slices) == num_items
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_ranks_share_every_part_and_each_target_comes_once(world_size):
+    loaders = [make_loader(rank, world_size) for rank in range(world_size)]
+    steps = list(zip(*loaders, strict=True))
+    assert len(steps) == len(loaders[0])
+    assert all(len({batch.part for batch in step}) == 1 for step in steps)
+    seeds = Counter(int(node) for step in steps for batch in step for node in batch.n_id[: batch.batch_size])
+    targets = np.concatenate([WORLD.targets(part) for part in range(5)])
+    assert set(seeds) == set(targets.tolist())
+    short = {int(node) for part in range(5) if len(WORLD.targets(part)) < world_size for node in WORLD.targets(part)}
+    assert {node for node, count in seeds.items() if count > 1} <= short, "parts with fewer targets than ranks"
+    assert all(batch.batch_size <= 8 for step in steps for batch in step)
+
+
+def test_threads_lanes_and_restarts_change_no_batch():
+    expected = [(batch.part, batch.key, batch.n_id.tolist()) for batch in make_loader(num_threads=0)]
+    found = [(batch.part, batch.key, batch.n_id.tolist()) for batch in make_loader(num_threads=3, prefetch_batches=7)]
+    assert found == expected
+    others = [(batch.part, batch.key, batch.n_id.tolist()) for batch in make_loader(lanes=4)]
+    assert others != expected
+    assert sorted(others) == sorted(expected)
+    loader = make_loader(num_threads=2)
+    batches = iter(loader)
+    for _ in range(4):
+        next(batches)
+    state = loader.state_dict()
+    batches.close()
+    resumed = make_loader()
+    resumed.load_state_dict(state)
+    assert [(batch.part, batch.key, batch.n_id.tolist()) for batch in resumed] == expected[4:]
+
+
+def test_no_more_parts_are_loaded_than_are_open():
+    loaded = []
+
+    def load_part(part):
+        loaded.append(part)
+        return WORLD.load_part(part)
+
+    targets = {part: WORLD.targets(part) for part in range(5)}
+    loader = PartLoader(
+        range(5), load_part, WORLD.features, targets, NeighborSampler([4]), batch_size=4, masks=WORLD.masks,
+        labels=WORLD.labels, interleave=Interleave(lanes=3), num_threads=2,
+    )  # fmt: skip
+    assert len(list(loader)) > 5
+    assert sorted(loaded) == list(range(5)), "each part is read once a pass"
+
+
+def test_passes_are_refused():
+    with pytest.raises(ValueError, match="interleave takes no passes or drop_last, got passes=2, drop_last=False"):
+        make_loader(passes=2)
