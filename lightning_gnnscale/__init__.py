@@ -43,6 +43,7 @@ _HOME = {
     "NeighborLoader": "loader",
     "Threads": "loader",
     "Processes": "loader",
+    "TaskGraphs": "loader",
     "DistributedEmbedding": "embedding",
     "RemoteFeatures": "embedding",
     "SparseAdam": "embedding",

@@ -9,7 +9,9 @@ from .part_loader import PartLoader
 from .part_walk import PartWalk, WholeGraph, parts_of_rank
 from .process_source import ProcessSource
 from .seed_order import core_targets, longest_rank, split_targets
-from .source_settings import Processes, RankPlace, SourceFactory, SourceSettings, Threads, source_settings
+from .source_settings import Processes, RankPlace, SourceFactory, SourceSettings, TaskGraphs, Threads, source_settings
+from .task_graph import Operators
+from .task_source import TaskSource
 
 __all__ = [
     "BatchKey",
@@ -19,6 +21,7 @@ __all__ = [
     "InterleavedWalk",
     "LocalSource",
     "NeighborLoader",
+    "Operators",
     "PartLoader",
     "PartWalk",
     "ProcessSource",
@@ -26,6 +29,8 @@ __all__ = [
     "RankPlace",
     "SourceFactory",
     "SourceSettings",
+    "TaskGraphs",
+    "TaskSource",
     "Threads",
     "WholeGraph",
     "core_targets",

@@ -33,7 +33,7 @@ class RowBuffer:
     def __init__(self, fetch: FetchOperator, pool: BufferPool, size: RowSize):
         self._fetch, self._pool, self._size = fetch, pool, size
         self._rows: np.ndarray | None = None
-        self._pieces: dict[int, tuple[int, object]] = {}  # first row: (end, rows)
+        self._pieces: dict[tuple[int, int], object] = {}  # (first row, end): rows
         self._lock = threading.Lock()
 
     def gather(self, nodes: np.ndarray, first: int, total: int | None) -> None:
@@ -45,8 +45,10 @@ class RowBuffer:
             total: rows of the whole batch, None: not known yet.
         """
         end = first + len(nodes)
+        if first == end:
+            return
         if self._fetch.is_sparse:
-            self._pieces[first] = (end, self._fetch.gather(nodes))
+            self._pieces[first, end] = self._fetch.gather(nodes)
             return
         with self._lock:
             if self._rows is None:
@@ -54,7 +56,7 @@ class RowBuffer:
             room = self._rows[first:end] if end <= len(self._rows) else None
         if room is None:
             room = self._take(len(nodes))
-            self._pieces[first] = (end, room)
+            self._pieces[first, end] = room
         self._fetch.gather(nodes, out=room)
 
     def attach(self, batch: MiniBatch) -> None:
@@ -62,14 +64,15 @@ class RowBuffer:
         total = batch.num_nodes
         self._size.largest = max(self._size.largest, total)
         if self._fetch.is_sparse:
-            batch.x_csr = sparse_rows_to_torch(_joined([self._pieces[first] for first in sorted(self._pieces)]))
+            pieces = [self._pieces[place] for place in sorted(self._pieces)]
+            batch.x_csr = sparse_rows_to_torch(_joined(pieces or [self._fetch.gather(np.empty(0, np.int64))]))
             return
-        rows = self._rows
+        rows = self._take(0) if self._rows is None else self._rows
         if self._pieces:
             rows = self._take(total)
-            kept = min(self._pieces)
+            kept = min(self._pieces)[0]
             rows[:kept] = self._rows[:kept]
-            for first, (end, piece) in self._pieces.items():
+            for (first, end), piece in self._pieces.items():
                 rows[first:end] = piece
         batch.x_dense = torch.from_numpy(rows[:total])
 
@@ -77,9 +80,8 @@ class RowBuffer:
         return self._pool.take((num_rows, self._fetch.dim), self._fetch.dtype)
 
 
-def _joined(pieces: list[tuple[int, SparseRows]]) -> SparseRows:
+def _joined(rows: list[SparseRows]) -> SparseRows:
     """Return sparse rows one behind the other."""
-    rows = [piece for _, piece in pieces]
     starts = np.cumsum([0, *(piece.indptr[-1] for piece in rows)])
     indptr = np.concatenate([[0], *(piece.indptr[1:] + start for piece, start in zip(rows, starts, strict=False))])
     indices = np.concatenate([piece.indices for piece in rows])

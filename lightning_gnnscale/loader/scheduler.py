@@ -90,8 +90,10 @@ class Scheduler:
             raise _error(key, result) from result
         return key, result
 
-    def expect_part(self, part: int) -> None:
-        """Do nothing: `make` loads parts."""
+    def wake(self) -> None:
+        """Let free threads look again: what `policy.launchable` says has changed."""
+        with self._lock:
+            self._work.notify_all()
 
     def forget(self) -> None:
         """Drop what was requested and not taken, and end the threads; a thread of them that runs this does not wait."""

@@ -99,14 +99,16 @@ class Policy:
         sample_s, train_s: running means of the seconds from launch to end, and of a training step.
         queue_size: finished batches that the trainer can take: those before the first one that is not finished.
         held_bytes: of all finished batches that wait for the trainer.
-        peak_bytes: most bytes held at a time.
+        peak_bytes: most bytes held at a time, since it was made.
+        launchable: whether a key's task graph can be made now; None: always.
     """
 
     def __init__(self, num_threads: int):
         if num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, got {num_threads}")
         self.num_threads = num_threads
-        self.sample_s, self.train_s = RunningMean(), RunningMean()
+        self.sample_s, self.train_s, self.peak_bytes = RunningMean(), RunningMean(), 0
+        self.launchable: Callable[[Hashable], bool] | None = None
         self.clear()
 
     def clear(self) -> None:
@@ -119,7 +121,7 @@ class Policy:
         self._working: set[int] = set()
         self._last_launch_s = -math.inf
         self._step_begun_s: float | None = None  # or of the trainer's delay before its first step
-        self.held_bytes = self.peak_bytes = 0
+        self.held_bytes = 0
 
     @property
     def queue_size(self) -> int:
@@ -213,6 +215,10 @@ class Policy:
         self.held_bytes += num_bytes
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
+    def _wanted(self) -> bool:
+        """Return whether a batch is requested whose task graph can be made."""
+        return bool(self._requested) and (self.launchable is None or self.launchable(self._requested[0].key))
+
     def _launch(self, now: float) -> Launch:
         self._last_launch_s = now
         launch = self._requested.popleft()
@@ -269,7 +275,7 @@ class TwoLevelPolicy(Policy):
             dag_id, _, number = heapq.heappop(self._heap)
             if dag_id in self._under_way:  # not failed meanwhile
                 return Run(dag_id, self._under_way[dag_id].graph.tasks[number])
-        if not self._requested or not self._fits():
+        if not self._wanted() or not self._fits():
             return Wait(None)
         busy = self.busy_percent if self.utilisation is None else self.utilisation()
         gap = now - self._last_launch_s
@@ -317,7 +323,7 @@ class FixedPrefetchPolicy(Policy):
         dag_id, ready = self._own.get(thread, (-1, []))
         if ready and dag_id in self._under_way:
             return Run(dag_id, self._under_way[dag_id].graph.tasks[heapq.heappop(ready)])
-        if self._requested and self.num_under_way + len(self._finished) < self.depth:
+        if self.num_under_way + len(self._finished) < self.depth and self._wanted():
             return self._launch(now)
         return Wait(None)
 

@@ -10,7 +10,10 @@ from .batch_maker import BatchMaker
 from .batch_source import BatchSource
 from .local_source import LocalSource
 from .process_source import QUEUE_BYTES, ProcessSource
+from .scheduling_policy import FixedPrefetchPolicy, Policy, TwoLevelPolicy
 from .staged_part import StagedPart
+from .task_graph import Operators
+from .task_source import TaskSource
 
 SourceFactory = Callable[[Callable[[int], StagedPart], BatchMaker], BatchSource]
 
@@ -105,7 +108,74 @@ class Processes:
         return partial(ProcessSource, num_workers=self.num_workers, queue_bytes=self.queue_bytes)
 
 
-SOURCES = {"threads": Threads, "processes": Processes}
+@dataclass(frozen=True)
+class TaskGraphs:
+    """Threads of the training process that share the small tasks of batches, as ByteGNN does; see `TaskSource`.
+
+    Args:
+        num_threads: >= 1.
+        scheduling: "two_level": tasks of older batches first, then cheaper ones, and another batch where ByteGNN's
+            score says so (`TwoLevelPolicy`); "fixed_prefetch": whole batches, a thread each (`FixedPrefetchPolicy`).
+        sigma: threshold of the score, >= 0; None: the policy's default. Of "two_level".
+        queue_bytes: most bytes of batches that are ready or under way; None: 1 GiB. Of "two_level". Where rows are
+            gathered after the draw (a Belady cache), batches have them beyond the cap, and `prefetch_batches` counts.
+        depth: batches that are ready or under way, >= 1; None: num_threads. Of "fixed_prefetch".
+        fetch_pieces: tasks that share the rows of the last hop, >= 1; None: as many as threads, 8 at most.
+        operators: your own, in place of those that draw what the sampler draws.
+
+    Raises:
+        ValueError: an argument is out of range, or of the other scheduling.
+    """
+
+    num_threads: int = 2
+    scheduling: str = "two_level"
+    sigma: float | None = None
+    queue_bytes: int | None = None
+    depth: int | None = None
+    fetch_pieces: int | None = None
+    operators: Operators | None = None
+    in_process: ClassVar[bool] = True
+
+    def __post_init__(self):
+        check_count("num_threads", self.num_threads)
+        others = {"two_level": ("depth",), "fixed_prefetch": ("sigma", "queue_bytes")}
+        if self.scheduling not in others:
+            raise ValueError(f"scheduling must be one of {', '.join(others)}, got {self.scheduling!r}")
+        for name in others[self.scheduling]:
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} is no setting of scheduling={self.scheduling}, got {getattr(self, name)}")
+        for name in ("queue_bytes", "depth", "fetch_pieces"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        if not isinstance(self.operators, Operators | None):
+            raise ValueError(f"operators must be gs.loader.Operators(...) or None, got {self.operators!r}")
+        self.policy()
+
+    @property
+    def batches_ahead(self) -> int:
+        # One of them is the trainer's; beyond these the policy decides.
+        if self.scheduling == "fixed_prefetch":
+            return (self.depth or self.num_threads) + 1
+        return 2 * self.num_threads + 2
+
+    def policy(self) -> Policy:
+        """Return a fresh policy."""
+        if self.scheduling == "fixed_prefetch":
+            return FixedPrefetchPolicy(self.num_threads, self.depth or self.num_threads)
+        sigma = {} if self.sigma is None else {"sigma": self.sigma}
+        return TwoLevelPolicy(self.num_threads, queue_bytes=self.queue_bytes or QUEUE_BYTES, **sigma)
+
+    def connect(self, place: RankPlace) -> SourceFactory:
+        pieces = self.fetch_pieces or (min(self.num_threads, 8) if self.scheduling == "two_level" else 1)
+        return partial(TaskSource, policy=self.policy, operators=self.operators, fetch_pieces=pieces)
+
+
+SOURCES = {
+    "threads": Threads,
+    "processes": Processes,
+    "task_graphs": TaskGraphs,
+    "fixed_prefetch": partial(TaskGraphs, scheduling="fixed_prefetch"),
+}
 
 
 def source_settings(source: str | SourceSettings) -> SourceSettings:

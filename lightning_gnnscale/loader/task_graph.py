@@ -5,34 +5,44 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..rng import combine_array
-from ..sampler.minibatch import MiniBatch
+from ..sampler.link_sampler import LinkSampler
+from ..sampler.neighbor import NeighborSampler
+from ..sampler.subgraph import BatchSampler
 from .batch_builder import BatchBuilder
 from .batch_graph import BatchGraph, Task
-from .join_branches import join_branches
-from .operators import BatchSeeds, FetchOperator, NegativeOperator, NeighborhoodOperator, PositiveOperator, SeedOperator
-from .row_buffer import RowBuffer, RowSize
+from .batch_tasks import BatchTasks
+from .operators import (
+    BatchSeeds,
+    FanoutNeighborhood,
+    FetchOperator,
+    NegativeOperator,
+    NeighborhoodOperator,
+    PositiveOperator,
+    SeedOperator,
+)
+from .row_buffer import RowSize
 from .staged_part import StagedPart
 
 BRANCHES = ("seeds", "positives", "negatives")
-# Far above the hops of a batch, whose keys are folded from the same one.
-_FIRST_KEY = 1 << 41
 
 
 class LogicalTask(NamedTuple):
     """One task of every batch.
 
     Attributes:
-        kind: "seeds", "positives", "negatives": what draws the first nodes of a branch; "neighborhood" and "fetch": of
-            one hop and branch; "block": arcs, labels and masks of all branches; "end".
+        kind: "seeds", "positives", "negatives": what draws the first nodes of a branch, or the ends of links that
+            "join" puts into one; "neighborhood": of one hop and branch; "draw": of a sampler that no operator serves;
+            "block": arcs, labels and masks of all branches; "fetch": rows of one hop and branch; "end".
         branch: 0 seeds, 1 positives, 2 negatives.
         hop: 0 are the first nodes.
+        piece: of the rows that "fetch" is to gather.
         dependencies: numbers of earlier tasks.
     """
 
     kind: str
     branch: int
     hop: int
+    piece: int
     dependencies: tuple[int, ...]
 
 
@@ -43,47 +53,70 @@ class Operators:
     Args:
         neighborhood: draws neighbourhoods, one hop at a time.
         seeds: draws the seeds.
-        positives, negatives: of the seeds, both or none; with them a batch has links to train on.
+        positives, negatives: of the seeds, both or none; with them a batch has links to train on, in three branches.
+        links: draws seeds, positives and negatives whose distinct nodes have one neighbourhood, in place of the three.
         fetch: gathers feature rows; None: the builder's features.
 
     Raises:
-        ValueError: positives without negatives, or negatives without positives.
+        ValueError: positives without negatives, or negatives without positives, or either beside links.
     """
 
     neighborhood: NeighborhoodOperator
     seeds: SeedOperator = field(default_factory=BatchSeeds)
     positives: PositiveOperator | None = None
     negatives: NegativeOperator | None = None
+    links: LinkSampler | None = None
     fetch: FetchOperator | None = None
 
     def __post_init__(self):
         if (self.positives is None) != (self.negatives is None):
             missing = "positives" if self.positives is None else "negatives"
             raise ValueError(f"positives and negatives must be given together, got {missing}=None")
+        if self.links is not None and self.positives is not None:
+            raise ValueError("links draws positives and negatives itself, got both: leave out one of them")
+
+
+def operators_of(sampler: BatchSampler) -> Operators | None:
+    """Return the operators that draw what a sampler draws, bit for bit, or None where there are none."""
+    if isinstance(sampler, NeighborSampler):
+        return Operators(FanoutNeighborhood(sampler))
+    if isinstance(sampler, LinkSampler) and isinstance(sampler.sampler, NeighborSampler):
+        return Operators(FanoutNeighborhood(sampler.sampler), links=sampler)
+    return None
 
 
 class Workflow:
-    """The logical task graph: supervised without positives and negatives, else three branches joined at the end.
+    """The logical task graph of all batches.
 
-    A supervised batch of `FanoutNeighborhood` equals that of `BatchBuilder.build`, bit for bit. A batch with links has
-    the distinct nodes of each branch as seeds, [seeds | positives | negatives], and each branch's neighbourhood beside
-    the others': a node that two branches found stands twice. `pairs` and `negatives` name the links among the seeds;
-    a seed that is its own positive has none.
+    Supervised: seeds, their neighbourhood hop by hop, its rows. With `operators.links` the ends of links are drawn side
+    by side first, and their distinct nodes are the seeds. Without operators the builder's sampler draws a batch in one
+    task. All three give the batches of `BatchBuilder.build`, bit for bit.
+
+    With positives and negatives, three branches are joined at the end, as in the source: a batch has the distinct nodes
+    of each branch as seeds, [seeds | positives | negatives], and each branch's neighbourhood beside the others': a node
+    that two branches found stands twice. `pairs` and `negatives` name the links among the seeds; a seed that is its own
+    positive has none.
 
     A hop's rows are fetched as soon as the hop is drawn in every branch up to its own: its place in the batch is known
     then, and nothing is copied when branches are joined.
 
     Args:
-        builder: gives memory and puts batches together; its sampler is not asked.
-        operators: of the tasks.
+        builder: gives memory and puts batches together; draws them itself without operators.
+        operators: of the tasks, None: see above.
+        gathers: False leaves the feature rows out.
+        fetch_pieces: tasks that the rows of the last hop are fetched by, >= 1: as many threads can share them.
 
-    Source: ByteGNN (Zheng et al., VLDB 2022), section 4.
+    Source: ByteGNN (Zheng et al., VLDB 2022), section 4. Differs: there a hop is fetched in one task.
     """
 
-    def __init__(self, builder: BatchBuilder, operators: Operators):
-        self.builder, self.operators = builder, operators
-        self.fetch = builder.features if operators.fetch is None else operators.fetch
-        self.num_branches = 1 if operators.positives is None else 3
+    def __init__(self, builder: BatchBuilder, operators: Operators | None, gathers: bool = True, fetch_pieces: int = 1):
+        self.builder, self.operators, self.fetch_pieces = builder, operators, fetch_pieces
+        self.fetch = None
+        if gathers:
+            own = None if operators is None else operators.fetch
+            self.fetch = builder.features if own is None else own
+        self.num_branches = 1 if operators is None or operators.positives is None else 3
+        self.num_hops = 0 if operators is None else operators.neighborhood.num_hops
         self.size = RowSize()
         self.tasks = tuple(self._plan())
 
@@ -96,126 +129,50 @@ class Workflow:
             staged: the part.
             items: what the batch starts from, for example its seeds.
         """
-        batch = _Preparation(self, staged, items, key)
+        batch = BatchTasks(self, staged, items, key)
         tasks = []
-        for number, (kind, branch, hop, dependencies) in enumerate(self.tasks):
-            run, cost = batch.actions(kind, branch, hop)
-            tasks.append(Task(dag_id, number, kind, dependencies, run, cost))
+        for number, logical in enumerate(self.tasks):
+            run, cost = batch.actions(logical)
+            tasks.append(Task(dag_id, number, logical.kind, logical.dependencies, run, cost))
         return BatchGraph(tasks, batch.result)
 
     def _plan(self) -> list[LogicalTask]:
-        num_hops, branches = self.operators.neighborhood.num_hops, range(self.num_branches)
-        tasks: list[LogicalTask] = []
-        drawn: dict[tuple[int, int], int] = {}  # number of the task that drew the nodes of a hop and branch
-        for hop in range(num_hops + 1):
-            for branch in branches:
-                before = [drawn[hop - 1, branch]] if hop else [drawn[0, 0]] if branch else []
-                drawn[hop, branch] = len(tasks)
-                tasks.append(LogicalTask("neighborhood" if hop else BRANCHES[branch], branch, hop, tuple(before)))
-        last = [drawn[num_hops, branch] for branch in branches]
-        end = [len(tasks)]
-        tasks.append(LogicalTask("block", 0, num_hops, tuple(last)))
+        if self.operators is None:
+            tasks = [LogicalTask("draw", 0, 0, 0, ())]
+            drawn, end = {(0, 0): 0}, [0]
+        else:
+            tasks, drawn = self._first_nodes()
+            for hop in range(1, self.num_hops + 1):
+                for branch in range(self.num_branches):
+                    drawn[hop, branch] = len(tasks)
+                    tasks.append(LogicalTask("neighborhood", branch, hop, 0, (drawn[hop - 1, branch],)))
+            last = tuple(drawn[self.num_hops, branch] for branch in range(self.num_branches))
+            end = [len(tasks)]
+            tasks.append(LogicalTask("block", 0, self.num_hops, 0, last))
         if self.fetch is not None:
-            for hop in range(num_hops + 1):
-                for branch in branches:
-                    known = [drawn[hop, other] for other in range(branch + 1)]
-                    known += [drawn[hop - 1, other] for other in range(branch + 1, self.num_branches) if hop]
-                    end.append(len(tasks))
-                    tasks.append(LogicalTask("fetch", branch, hop, tuple(known)))
-        tasks.append(LogicalTask("end", 0, num_hops, tuple(end)))
+            fetches = list(self._fetches(drawn))
+            end += range(len(tasks), len(tasks) + len(fetches))
+            tasks += fetches
+        tasks.append(LogicalTask("end", 0, self.num_hops, 0, tuple(end)))
         return tasks
 
+    def _first_nodes(self) -> tuple[list[LogicalTask], dict[tuple[int, int], int]]:
+        """Return the first tasks, and the number of the task that has the first nodes of (hop 0, branch)."""
+        if self.operators.links is not None:
+            tasks = [LogicalTask(kind, i, 0, 0, (0,) * (i > 0)) for i, kind in enumerate(BRANCHES)]
+            return [*tasks, LogicalTask("join", 0, 0, 0, (1, 2))], {(0, 0): 3}
+        kinds = BRANCHES[: self.num_branches]
+        tasks = [LogicalTask(kind, branch, 0, 0, (0,) * (branch > 0)) for branch, kind in enumerate(kinds)]
+        return tasks, {(0, branch): branch for branch in range(self.num_branches)}
 
-class _Preparation:
-    """One batch while its tasks run; tasks of one branch and hop write what later ones read."""
+    def _fetches(self, drawn: dict[tuple[int, int], int]):
+        for hop in range(self.num_hops + 1):
+            for branch in range(self.num_branches):
+                known = [drawn[hop, other] for other in range(branch + 1)]
+                known += [drawn[hop - 1, other] for other in range(branch + 1, self.num_branches) if hop]
+                for piece in range(self.pieces(hop)):
+                    yield LogicalTask("fetch", branch, hop, piece, tuple(known))
 
-    def __init__(self, workflow: Workflow, staged: StagedPart, items: np.ndarray, key: int):
-        self._workflow, self._builder, self._operators = workflow, workflow.builder, workflow.operators
-        self._staged, self._items, self._key = staged, items, key
-        branches = range(workflow.num_branches)
-        self._hoods: list = [None for _ in branches]
-        self._spaces: list = [None for _ in branches]
-        self._found: list[list[np.ndarray]] = [[] for _ in branches]  # store ids of each hop
-        self._drawn: list[tuple] = [() for _ in branches]  # distinct local ids and the place of each draw in them
-        self._rows = None
-        if workflow.fetch is not None:
-            self._rows = RowBuffer(workflow.fetch, self._builder.pool, workflow.size)
-        self._batch: MiniBatch | None = None
-
-    def actions(self, kind: str, branch: int, hop: int):
-        """Return what runs a task, and what gives its cost."""
-        if kind == "neighborhood":
-            return lambda: self._sample(branch), lambda: self._hoods[branch].num_neighbors
-        if kind == "fetch":
-            dim = self._workflow.fetch.dim
-            return lambda: self._fetch(branch, hop), lambda: len(self._found[branch][hop]) * dim
-        if kind == "block":
-            return self._block, lambda: sum(len(nodes) for found in self._found for nodes in found)
-        if kind == "end":
-            return self._end, lambda: 0
-        return lambda: self._start(branch), lambda: len(self._items)
-
-    def result(self) -> MiniBatch:
-        return self._batch
-
-    def _start(self, branch: int) -> None:
-        """Draw the first nodes of a branch, and lend it a workspace."""
-        operators, staged = self._operators, self._staged
-        key = self._key if branch == 0 else _stream(self._key, branch)
-        if branch == 0:
-            nodes = np.asarray(operators.seeds.draw(staged, self._items, _stream(key, 0)))
-            self._drawn[0] = (nodes, None)
-        else:
-            seeds, operator = self._drawn[0][0], operators.positives if branch == 1 else operators.negatives
-            draws = operator.draw(staged, seeds, _stream(key, 0))
-            nodes, place = np.unique(draws, return_inverse=True)
-            self._drawn[branch] = (nodes, place.reshape(np.shape(draws)))
-        self._spaces[branch] = space = self._builder.lend(staged.graph)
-        self._hoods[branch] = operators.neighborhood.begin(staged, nodes, key, space, self._builder.with_arcs)
-        self._keep(branch)
-
-    def _sample(self, branch: int) -> None:
-        self._hoods[branch].sample()
-        self._keep(branch)
-
-    def _keep(self, branch: int) -> None:
-        """Keep the store ids of the newest nodes: the workspace is another batch's when they are fetched."""
-        newest = self._hoods[branch].newest
-        local = self._builder.pool.take(newest.shape, np.int64)
-        local[:] = newest
-        self._found[branch].append(self._builder.store_ids(self._staged.graph, local))
-
-    def _fetch(self, branch: int, hop: int) -> None:
-        found, total = self._found, None
-        first = sum(len(nodes[h]) for nodes in found for h in range(hop))
-        first += sum(len(nodes[hop]) for nodes in found[:branch])
-        if all(len(nodes) == self._operators.neighborhood.num_hops + 1 for nodes in found):
-            total = sum(len(nodes) for hops in found for nodes in hops)
-        self._rows.gather(found[branch][hop], first, total)
-
-    def _block(self) -> None:
-        """Put the arcs of all branches together, and look up labels, masks and degrees."""
-        subgraphs = []
-        for hood, space in zip(self._hoods, self._spaces, strict=True):
-            subgraphs.append(hood.collect(self._builder.pool.take))
-            self._builder.give_back(space)
-        self._hoods, self._spaces = [], []
-        joined = join_branches(subgraphs, self._builder.pool.take)
-        if len(subgraphs) > 1:
-            joined = joined._replace(**self._links())
-        self._batch = self._builder.assemble(self._staged, joined, self._key)
-
-    def _links(self) -> dict[str, np.ndarray]:
-        (seeds, _), (positives, positive), (_, negative) = self._drawn
-        linked = positives[positive] != seeds
-        places = np.stack([np.arange(len(seeds)), len(seeds) + positive])
-        negatives = len(seeds) + len(positives) + negative
-        return {"pairs": np.ascontiguousarray(places[:, linked]), "negatives": negatives[linked]}
-
-    def _end(self) -> None:
-        if self._rows is not None:
-            self._rows.attach(self._batch)
-
-
-def _stream(key: int, number: int) -> int:
-    return int(combine_array(np.uint64(key), np.uint64(_FIRST_KEY + number)))
+    def pieces(self, hop: int) -> int:
+        """Return how many tasks fetch the rows of a hop: the last one has most of them."""
+        return self.fetch_pieces if hop == self.num_hops else 1

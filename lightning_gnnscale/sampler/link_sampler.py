@@ -37,6 +37,19 @@ class LinkState(NamedTuple):
     offsets: np.ndarray | None
 
 
+class Links(NamedTuple):
+    """The links of a batch.
+
+    Attributes:
+        nodes: (num_distinct,) int64 local ids, the seeds of its neighbourhood.
+        pairs, negatives: positions among them, see `MiniBatch`.
+    """
+
+    nodes: np.ndarray
+    pairs: np.ndarray
+    negatives: np.ndarray
+
+
 @dataclass(frozen=True)
 class LinkSampler:
     """Draw links to train on, and the neighbourhoods of all their nodes by another sampler.
@@ -147,40 +160,58 @@ class LinkSampler:
         allocate: Allocate,
         return_e_id: bool,
     ) -> Subgraph:
+        seeds = self.first_ends(state, items)
+        positives = self.other_ends(state, items, seeds, key)
+        links = self.join(seeds, positives, self.false_ends(state, len(seeds), key), workspace)
+        subgraph = self.sampler.draw(state.inner, links.nodes, key, workspace, allocate, return_e_id)
+        return self.attach(subgraph, links, allocate)
+
+    def first_ends(self, state: LinkState, items: np.ndarray) -> np.ndarray:
+        """Return (num_items,) int64 local ids, the first end of each link: a seed, or the target of an edge."""
+        if self.positives != "edge":
+            return np.asarray(items, np.int64)
+        return np.asarray(state.targets, np.int64)[_rows_of(state, items)]
+
+    def other_ends(self, state: LinkState, items: np.ndarray, seeds: np.ndarray, key: int) -> np.ndarray:
+        """Return (num_items,) int64 local ids, the positive of each of `first_ends`; itself where it has none."""
         csc = state.inner.csc
-        seeds, positives = self._links(state, csc, items, key)
-        rows = 1 if self.share_negatives and len(seeds) else len(seeds)
-        drawn = draw_negatives(
-            max(1, state.num_core), rows * self.num_negatives, _stream(key, _NEGATIVE_KEY), state.table
-        )
-        nodes = np.concatenate([seeds, positives, drawn])
+        if self.positives == "edge":
+            place = items - state.offsets[_rows_of(state, items)]
+            return csc.indices[csc.indptr[seeds] + place].astype(np.int64)
+        length = self.walk_length if self.positives == "walk" else 1
+        return draw_positives(csc, seeds, _stream(key, _POSITIVE_KEY), length, "any")
+
+    def false_ends(self, state: LinkState, num_links: int, key: int) -> np.ndarray:
+        """Return (num_links, num_negatives) int64 local ids, or (1, num_negatives) where all links share them."""
+        rows = 1 if self.share_negatives and num_links else num_links
+        num, key = rows * self.num_negatives, _stream(key, _NEGATIVE_KEY)
+        return draw_negatives(max(1, state.num_core), num, key, state.table).reshape(rows, self.num_negatives)
+
+    def join(self, seeds: np.ndarray, positives: np.ndarray, negatives: np.ndarray, workspace: Workspace) -> Links:
+        """Return the distinct nodes of all links, in order of appearance, and the links among them."""
+        nodes = np.concatenate([seeds, positives, negatives.reshape(-1)])
         count = workspace.place(nodes)
         place = workspace.label[nodes].astype(np.int64) - workspace.base
         distinct = workspace.node[:count].astype(np.int64)
         workspace.finish(count)
-        subgraph = self.sampler.draw(state.inner, distinct, key, workspace, allocate, return_e_id)
-        size = len(seeds)
-        pairs = place[: 2 * size].reshape(2, size)
-        pairs = np.ascontiguousarray(pairs[:, seeds != positives])
-        negatives = place[2 * size :].reshape(rows, self.num_negatives)
-        if not self.share_negatives:
-            negatives = negatives[seeds != positives]
+        linked, size = seeds != positives, len(seeds)
+        pairs = np.ascontiguousarray(place[: 2 * size].reshape(2, size)[:, linked])
+        found = place[2 * size :].reshape(negatives.shape)
+        return Links(distinct, pairs, found if self.share_negatives else found[linked])
+
+    def attach(self, subgraph: Subgraph, links: Links, allocate: Allocate) -> Subgraph:
+        """Return the neighbourhood of the links' nodes with its links; without their arcs under `exclude_pairs`."""
         if self.exclude_pairs:
-            subgraph = _without_pairs(subgraph, pairs, allocate)
-        return subgraph._replace(pairs=pairs, negatives=negatives)
+            subgraph = _without_pairs(subgraph, links.pairs, allocate)
+        return subgraph._replace(pairs=links.pairs, negatives=links.negatives)
 
     def _num_items(self, num_targets: int) -> int:
         return num_targets * self.edges_per_node if self.positives == "edge" else num_targets
 
-    def _links(self, state: LinkState, csc, items: np.ndarray, key: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the two ends of the positives, (num_items,) int64 local ids each."""
-        if self.positives == "edge":
-            row = np.searchsorted(state.offsets, items, side="right") - 1
-            seeds = np.asarray(state.targets, np.int64)[row]
-            return seeds, csc.indices[csc.indptr[seeds] + items - state.offsets[row]].astype(np.int64)
-        seeds = np.asarray(items, np.int64)
-        length = self.walk_length if self.positives == "walk" else 1
-        return seeds, draw_positives(csc, seeds, _stream(key, _POSITIVE_KEY), length, "any")
+
+def _rows_of(state: LinkState, items: np.ndarray) -> np.ndarray:
+    """Return the target that each edge belongs to, as a position among them."""
+    return np.searchsorted(state.offsets, items, side="right") - 1
 
 
 def _stream(key: int, number: np.uint64) -> int:

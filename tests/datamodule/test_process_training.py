@@ -96,8 +96,8 @@ def test_no_process_has_a_copy_of_the_store(store_root):
     ("options", "message"),
     [
         (
-            {"source": "ray"},
-            "source must be one of threads, processes, or settings such as gs.Threads\\(\\), got 'ray'",
+            {"source": "pigeons"},
+            "source must be one of threads, processes, .*or settings such as gs.Threads\\(\\), got 'pigeons'",
         ),
         ({"num_threads": 0}, "num_threads must be an integer of at least 1, got 0"),
     ],

@@ -4,6 +4,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ...sampler.link_sampler import LinkState
 from ...sampler.neighbor import NeighborSampler
 from ...sampler.subgraph import Allocate, Subgraph
 from ...triton_kernels.sample_neighbors import HopSampling, Workspace
@@ -57,7 +58,7 @@ class FanoutNeighborhood:
     """The draws of a `NeighborSampler`, in steps: the same subgraphs, bit for bit.
 
     Args:
-        sampler: the one that parts are staged for.
+        sampler: the one that parts are staged for, or that their `LinkSampler` wraps.
     """
 
     def __init__(self, sampler: NeighborSampler):
@@ -67,9 +68,8 @@ class FanoutNeighborhood:
         self, staged: StagedPart, seeds: np.ndarray, key: int, workspace: Workspace, return_e_id: bool
     ) -> "_FanoutHops":
         """Return the neighbourhood of a batch before its first hop; see `NeighborhoodOperator`."""
-        return _FanoutHops(
-            self.sampler, staged.state, self.sampler.begin(staged.state, seeds, key, workspace, return_e_id)
-        )
+        state = staged.state.inner if isinstance(staged.state, LinkState) else staged.state
+        return _FanoutHops(self.sampler, state, self.sampler.begin(state, seeds, key, workspace, return_e_id))
 
 
 class _FanoutHops:

@@ -1,0 +1,162 @@
+"""What the tasks of one batch do."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..rng import combine_array
+from ..sampler.minibatch import MiniBatch
+from .join_branches import join_branches
+from .row_buffer import RowBuffer
+from .staged_part import StagedPart
+
+if TYPE_CHECKING:
+    from .task_graph import LogicalTask, Workflow
+
+# Far above the hops of a batch, whose keys are folded from the same one.
+_FIRST_KEY = 1 << 41
+
+
+class BatchTasks:
+    """One batch while its tasks run; tasks of one branch and hop write what later ones read.
+
+    Args:
+        workflow: that the tasks are of.
+        staged, items, key: of the batch, see `Workflow.instance`.
+    """
+
+    def __init__(self, workflow: "Workflow", staged: StagedPart, items: np.ndarray, key: int):
+        self._workflow, self._builder, self._operators = workflow, workflow.builder, workflow.operators
+        self._staged, self._items, self._key = staged, items, key
+        branches = range(workflow.num_branches)
+        self._hoods: list = [None for _ in branches]
+        self._spaces: list = [None for _ in branches]
+        self._found: list[list[np.ndarray]] = [[] for _ in branches]  # store ids of each hop
+        self._ends: dict[int, np.ndarray] = {}  # seeds, positives and negatives of links
+        self._links = None
+        self._drawn: list[tuple] = [() for _ in branches]  # distinct local ids and the place of each draw in them
+        self._rows = None
+        if workflow.fetch is not None:
+            self._rows = RowBuffer(workflow.fetch, self._builder.pool, workflow.size)
+        self._batch: MiniBatch | None = None
+
+    def actions(self, task: "LogicalTask"):
+        """Return what runs a task, and what gives its cost."""
+        kind, branch, hop = task.kind, task.branch, task.hop
+        if kind == "neighborhood":
+            return lambda: self._sample(branch), lambda: self._hoods[branch].num_neighbors
+        if kind == "fetch":
+            return lambda: self._fetch(branch, hop, task.piece), lambda: self._fetch_cost(branch, hop, task.piece)
+        if kind == "block":
+            return self._block, lambda: sum(len(nodes) for found in self._found for nodes in found)
+        if kind == "end":
+            return self._end, lambda: 0
+        if kind == "draw":
+            return self._draw, lambda: len(self._items)
+        if kind == "join":
+            return self._join, lambda: sum(ends.size for ends in self._ends.values())
+        if self._operators.links is not None:
+            return lambda: self._draw_ends(branch), lambda: len(self._items)
+        return lambda: self._start(branch), lambda: len(self._items)
+
+    def result(self) -> MiniBatch:
+        """Return the batch, all tasks of which ran."""
+        return self._batch
+
+    def _draw(self) -> None:
+        """Draw all of it by the sampler."""
+        self._batch = self._builder.draw(self._staged, self._items, self._key)
+        self._found[0].append(self._batch.n_id.numpy())
+
+    def _draw_ends(self, branch: int) -> None:
+        """Draw the seeds, the positives or the negatives of links."""
+        links, state, ends = self._operators.links, self._staged.state, self._ends
+        if branch == 0:
+            ends[0] = links.first_ends(state, self._items)
+        elif branch == 1:
+            ends[1] = links.other_ends(state, self._items, ends[0], self._key)
+        else:
+            ends[2] = links.false_ends(state, len(ends[0]), self._key)
+
+    def _join(self) -> None:
+        """Begin the neighbourhood of the distinct ends of links."""
+        space = self._builder.lend(self._staged.graph)
+        self._links = self._operators.links.join(*(self._ends[branch] for branch in range(3)), space)
+        self._begin(0, self._links.nodes, self._key, space)
+
+    def _start(self, branch: int) -> None:
+        """Draw the first nodes of a branch."""
+        operators, staged = self._operators, self._staged
+        key = self._key if branch == 0 else _stream(self._key, branch)
+        if branch == 0:
+            nodes = np.asarray(operators.seeds.draw(staged, self._items, _stream(key, 0)))
+            self._drawn[0] = (nodes, None)
+        else:
+            seeds, operator = self._drawn[0][0], operators.positives if branch == 1 else operators.negatives
+            draws = operator.draw(staged, seeds, _stream(key, 0))
+            nodes, place = np.unique(draws, return_inverse=True)
+            self._drawn[branch] = (nodes, place.reshape(np.shape(draws)))
+        self._begin(branch, nodes, key, self._builder.lend(staged.graph))
+
+    def _begin(self, branch: int, nodes: np.ndarray, key: int, space) -> None:
+        self._spaces[branch] = space
+        begin = self._operators.neighborhood.begin
+        self._hoods[branch] = begin(self._staged, nodes, key, space, self._builder.with_arcs)
+        self._keep(branch)
+
+    def _sample(self, branch: int) -> None:
+        self._hoods[branch].sample()
+        self._keep(branch)
+
+    def _keep(self, branch: int) -> None:
+        """Keep the store ids of the newest nodes: the workspace is another batch's when they are fetched."""
+        newest = self._hoods[branch].newest
+        local = self._builder.pool.take(newest.shape, np.int64)
+        local[:] = newest
+        self._found[branch].append(self._builder.store_ids(self._staged.graph, local))
+
+    def _piece(self, branch: int, hop: int, piece: int) -> tuple[int, int]:
+        num, pieces = len(self._found[branch][hop]), self._workflow.pieces(hop)
+        return num * piece // pieces, num * (piece + 1) // pieces
+
+    def _fetch_cost(self, branch: int, hop: int, piece: int) -> int:
+        begin, end = self._piece(branch, hop, piece)
+        return (end - begin) * self._workflow.fetch.dim
+
+    def _fetch(self, branch: int, hop: int, piece: int) -> None:
+        found, total = self._found, None
+        begin, end = self._piece(branch, hop, piece)
+        first = sum(len(nodes[h]) for nodes in found for h in range(hop))
+        first += sum(len(nodes[hop]) for nodes in found[:branch])
+        if all(len(nodes) == self._workflow.num_hops + 1 for nodes in found):
+            total = sum(len(nodes) for hops in found for nodes in hops)
+        self._rows.gather(found[branch][hop][begin:end], first + begin, total)
+
+    def _block(self) -> None:
+        """Put the arcs of all branches together, and look up labels, masks and degrees."""
+        subgraphs = []
+        for hood, space in zip(self._hoods, self._spaces, strict=True):
+            subgraphs.append(hood.collect(self._builder.pool.take))
+            self._builder.give_back(space)
+        self._hoods, self._spaces = [], []
+        joined = join_branches(subgraphs, self._builder.pool.take)
+        if self._links is not None:
+            joined = self._operators.links.attach(joined, self._links, self._builder.pool.take)
+        elif len(subgraphs) > 1:
+            joined = joined._replace(**self._branch_links())
+        self._batch = self._builder.assemble(self._staged, joined, self._key)
+
+    def _branch_links(self) -> dict[str, np.ndarray]:
+        (seeds, _), (positives, positive), (_, negative) = self._drawn
+        linked = positives[positive] != seeds
+        places = np.stack([np.arange(len(seeds)), len(seeds) + positive])
+        negatives = len(seeds) + len(positives) + negative
+        return {"pairs": np.ascontiguousarray(places[:, linked]), "negatives": negatives[linked]}
+
+    def _end(self) -> None:
+        if self._rows is not None:
+            self._rows.attach(self._batch)
+
+
+def _stream(key: int, number: int) -> int:
+    return int(combine_array(np.uint64(key), np.uint64(_FIRST_KEY + number)))

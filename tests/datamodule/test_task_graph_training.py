@@ -1,0 +1,51 @@
+"""Training from task graphs: the same weights bit for bit as from threads, on nodes and on links, and resumed."""
+
+import lightning as L
+import pytest
+import torch
+from test_process_training import equal, make, trained
+
+import lightning_gnnscale as gs
+from lightning_gnnscale.loader.operators import PinSageNeighborhood
+from lightning_gnnscale.placement import PlacementSettings
+
+
+@pytest.mark.parametrize("source", [gs.TaskGraphs(3), gs.TaskGraphs(2, "fixed_prefetch", depth=4)])
+@pytest.mark.parametrize(
+    ("weights", "sampler"),
+    [(gs.GradientAveraging, gs.NeighborSampler([4, 3])), (gs.ModelAveraging, gs.ClusterSampler(4, 2))],
+)
+def test_task_graphs_change_no_bit(store_root, source, weights, sampler):
+    found = trained(make(store_root, sampler=sampler, source=source), weights())
+    assert equal(found, trained(make(store_root, sampler=sampler), weights()))
+
+
+@pytest.mark.parametrize("policy", ["lru", "belady"])
+def test_placed_features_are_gathered_piece_by_piece(store_root, policy):
+    settings = PlacementSettings(buffer_share=0.1, alpha=0, cache_rows=60, cache_policy=policy, lookahead_batches=4)
+    found = trained(make(store_root, locality_scale=2.0, placement=settings, source="task_graphs"))
+    assert equal(found, trained(make(store_root, locality_scale=2.0, placement=settings)))
+
+
+def on_links(store_root, **options) -> dict[str, torch.Tensor]:
+    sampler = gs.LinkSampler(gs.NeighborSampler([4, 3]), "walk", num_negatives=3)
+    dm = make(store_root, sampler=sampler, links={}, **options)
+    torch.manual_seed(0)
+    model = gs.LinkPredictor(gs.model.GraphSAGE(dm.store.features.dim, 8, 8), lr=0.02)
+    L.Trainer(
+        accelerator="cpu", devices=1, max_epochs=2, logger=False, enable_checkpointing=False, limit_val_batches=0,
+        enable_progress_bar=False, enable_model_summary=False,
+    ).fit(model, dm)  # fmt: skip
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def test_links_change_no_bit(store_root):
+    assert equal(on_links(store_root, source="task_graphs"), on_links(store_root))
+
+
+def test_pinsage_takes_the_place_of_neighbours(store_root):
+    """Its arcs weigh: the same batches from one thread or three, and others than without it."""
+    operators = gs.loader.Operators(PinSageNeighborhood(3, 2, 4, 2))
+    one, three = (trained(make(store_root, source=gs.TaskGraphs(n, operators=operators))) for n in (1, 3))
+    assert equal(one, three)
+    assert not equal(one, trained(make(store_root)))
