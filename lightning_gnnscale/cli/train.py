@@ -174,14 +174,11 @@ def make_model(config: DictConfig, datamodule):
 
 
 def _inputs(config: DictConfig, datamodule):
-    """Return the embeddings that the model learns, or None; initial values go by the nodes' original ids."""
+    """Return the rows by node that the model reads beside or instead of stored features, or None."""
     if not config.model.get("inputs"):
         return None
-    store = datamodule.store
-    inputs = instantiate(
-        config.model.inputs,
-        _partial_=True,
-    )(store.num_nodes, part_offsets=store.part_offsets, node_keys=store.original_nid)
+    inputs = instantiate(config.model.inputs, _partial_=True)
+    inputs = inputs.func.for_store(datamodule.store, **inputs.keywords)
     if config.strategy.get("start_method") != "popen" and not started_from_outside():
         inputs.open()  # processes that are forked or spawned share the rows, and this one has them afterwards
     return inputs

@@ -24,13 +24,22 @@ class StoreLayerSource:
         parts: parts whose rows this rank computes; over all ranks each part stands once.
         scratch: folder on a disk that all ranks reach; tables of hidden layers lie there while they are needed.
         block_arcs: arcs a block, at least one row's.
+        stored_features: False gives none of them.
     """
 
-    def __init__(self, store: PartitionStore, parts: list[int], scratch: str | os.PathLike, block_arcs: int = 1 << 20):
+    def __init__(
+        self,
+        store: PartitionStore,
+        parts: list[int],
+        scratch: str | os.PathLike,
+        block_arcs: int = 1 << 20,
+        stored_features: bool = True,
+    ):
         if block_arcs < 1:
             raise ValueError(f"block_arcs must be at least 1, got {block_arcs}")
         self.store, self.parts, self.scratch, self.block_arcs = store, list(parts), Path(scratch), block_arcs
         self.num_nodes = store.num_nodes
+        self._features = store.features if stored_features else None
 
     def blocks(self) -> Iterator[RowBlock]:
         """Yield this rank's rows as CSC blocks of at most `block_arcs` arcs (one row may be longer)."""
@@ -52,10 +61,10 @@ class StoreLayerSource:
 
     def gather(self, nodes: np.ndarray):
         """Return the features of some nodes: a (num, dim) tensor, or sparse rows as `x_csr`; None without features."""
-        if self.store.features is None:
+        if self._features is None:
             return None
-        rows = self.store.features.gather(nodes)
-        return sparse_rows_to_torch(rows) if self.store.features.is_sparse else torch.from_numpy(rows)
+        rows = self._features.gather(nodes)
+        return sparse_rows_to_torch(rows) if self._features.is_sparse else torch.from_numpy(rows)
 
     def degree(self, nodes: np.ndarray) -> np.ndarray:
         """Return the in-degree of some nodes, (num,) int64; sums of weights, float32, where the store has weights."""

@@ -62,6 +62,8 @@ class PartitionDataModule(StoredGraphDataModule):
         num_threads: threads of "threads"; and those that gather placed features of batches that other processes drew.
         prefetch_batches: batches that stand ready; None: the source's own number.
         shuffle: new seed order every epoch.
+        stored_features: False leaves the store's features out of batches and evaluation: the model's `inputs` bring
+            them, for example `RemoteFeatures`.
         placement: where feature rows lie while training, one device a process: `PlacementSettings`, a method's name
             for its defaults, a `Placement` made before, or None: batches read the store.
         locality_scale: s >= 1 by which the sampler prefers rows that are near, 1 where `LocalityController` is to
@@ -105,6 +107,7 @@ class PartitionDataModule(StoredGraphDataModule):
         num_threads: int = 1,
         prefetch_batches: int | None = None,
         shuffle: bool = True,
+        stored_features: bool = True,
         placement: PlacementSettings | Placement | str | None = None,
         locality_scale: float | None = None,
         neighbor_set_size: int = 8192,
@@ -159,6 +162,9 @@ class PartitionDataModule(StoredGraphDataModule):
             raise ValueError(
                 f"placement must be PlacementSettings, a Placement, a method's name or None, got {placement}"
             )
+        if not stored_features and self.placement is not None:
+            raise ValueError("a placement places stored features: leave stored_features=True, or placement=None")
+        self.stored_features = stored_features
         if locality_scale is not None and self.placement is None:
             raise ValueError(
                 f"locality_scale={locality_scale} needs a placement, whose rows are near: say placement=rule"
@@ -212,7 +218,7 @@ class PartitionDataModule(StoredGraphDataModule):
         check_scope(scope, weights, self.sampler, self.store)
         place = self._place()
         features = self.store.features if self.buffer is None else self.buffer
-        if self._gathers_on_device:
+        if self._gathers_on_device or not self.stored_features:
             features = None
         options = self.loader_options
         if features is not None and features is self.buffer:  # rows of this process: workers draw, its threads gather
@@ -316,8 +322,11 @@ class PartitionDataModule(StoredGraphDataModule):
             links = evaluation_links(self.store, self.links, split, self.eval_negatives, seed, rank, world_size)
         if self.evaluation == "sampled":
             hops = len(getattr(self.sampler, "fanouts", ())) or 2
-            return make_evaluation_loader(self.store, hops, split, self.loader_options, rank, world_size)
-        source = StoreLayerSource(self.store, self.parts_of_rank(rank, world_size), self._scratch, self.block_arcs)
+            features = self.store.features if self.stored_features else None
+            return make_evaluation_loader(self.store, hops, split, self.loader_options, features, rank, world_size)
+        source = StoreLayerSource(
+            self.store, self.parts_of_rank(rank, world_size), self._scratch, self.block_arcs, self.stored_features
+        )
         return EvaluationLoader(EvaluationPass(source, split, self.store.labels, self.store.masks, links))
 
     def _batch_shape(self) -> dict[str, Any]:

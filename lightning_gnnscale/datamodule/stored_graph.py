@@ -69,6 +69,7 @@ class StoredGraphDataModule(L.LightningDataModule):
         self.dataset, self.root = dataset, _folder(root if store is None else store)
         self.partitioner, self.num_parts, self.planner = partitioner, num_parts, planner or plan
         self.seed, self.overwrite, self.progress = seed, overwrite, progress
+        self.stored_features = True
         self._store: PartitionStore | None = None
 
     def prepare_data(self) -> None:
@@ -117,6 +118,8 @@ class StoredGraphDataModule(L.LightningDataModule):
             PartitionStoreError: it has no features, and the model brings none.
         """
         inputs = getattr(getattr(self.trainer, "lightning_module", None), "inputs", None)
+        if not self.stored_features and inputs is None:
+            raise StrategyError("stored_features=False leaves batches without features, and the model has no inputs=")
         if self.store.features is None and (inputs is None or not self.takes_inputs):
             remedy = ", or train embeddings: inputs=DistributedEmbedding(...) of the model" if self.takes_inputs else ""
             raise PartitionStoreError(
@@ -132,8 +135,8 @@ class StoredGraphDataModule(L.LightningDataModule):
 
     @property
     def num_features(self) -> int:
-        """Width of the stored features; 0 without."""
-        return 0 if self.store.features is None else self.store.features.dim
+        """Width of the stored features that batches have; 0 without."""
+        return 0 if self.store.features is None or not self.stored_features else self.store.features.dim
 
     @property
     def num_classes(self) -> int:

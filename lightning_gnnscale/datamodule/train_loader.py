@@ -173,12 +173,19 @@ def make_graph_loader(store: PartitionStore, sampler, options: LoaderOptions, fe
 
 
 def make_evaluation_loader(
-    store: PartitionStore, num_hops: int, split: str | None, options: LoaderOptions, rank: int, world_size: int
+    store: PartitionStore,
+    num_hops: int,
+    split: str | None,
+    options: LoaderOptions,
+    features,
+    rank: int,
+    world_size: int,
 ) -> PartLoader:
     """Return a loader over a rank's share of a split, with all neighbours of `num_hops` hops; no node comes twice.
 
     Args:
         split: a mask of the store; None takes every node.
+        features: a `FeatureTable` by store id, or None: batches come without.
 
     Raises:
         StrategyError: fewer nodes than ranks.
@@ -189,7 +196,7 @@ def make_evaluation_loader(
             f"{len(nodes)} nodes cannot be shared out to {world_size} processes: use devices=1 to evaluate"
         )
     whole = _weighted(store, WholeGraph.of(store.csc, rank, store.symmetric))
-    shared = _shared(store, NeighborSampler([-1] * num_hops), options, store.features) | {
+    shared = _shared(store, NeighborSampler([-1] * num_hops), options, features) | {
         "shuffle": False,
         "fill_here": False,
     }

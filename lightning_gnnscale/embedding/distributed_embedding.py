@@ -83,6 +83,11 @@ class DistributedEmbedding(OwnedRows):
         self.loaded = False
         self._traced: list[tuple[np.ndarray, Tensor]] = []
 
+    @classmethod
+    def for_store(cls, store, dim: int, **options) -> "DistributedEmbedding":
+        """Return embeddings of a `PartitionStore`'s nodes, sharded by its parts; initial values go by original ids."""
+        return cls(store.num_nodes, dim, part_offsets=store.part_offsets, node_keys=store.original_nid, **options)
+
     @property
     def num_pushes(self) -> int:
         """Pushes to this host's rows so far, each rank's counted."""

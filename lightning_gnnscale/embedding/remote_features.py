@@ -38,6 +38,20 @@ class RemoteFeatures(OwnedRows):
         super().__init__(source.shape[0], source.shape[1], source.dtype, part_offsets, hosts)
         self._source = source
 
+    @classmethod
+    def for_store(cls, store, **options) -> "RemoteFeatures":
+        """Return the features of a `PartitionStore`, owned by its parts.
+
+        Raises:
+            ValueError: it has no features, or sparse ones.
+        """
+        if store.features is None or store.features.is_sparse:
+            kind = "none" if store.features is None else "sparse ones"
+            raise ValueError(
+                f"RemoteFeatures holds dense features, the store {store.root} has {kind}: read them from it"
+            )
+        return cls(store.features.array, store.part_offsets, **options)
+
     @property
     def num_rows(self) -> int:
         return self.num_nodes

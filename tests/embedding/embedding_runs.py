@@ -17,8 +17,13 @@ def write_store(root, features=False, num_parts=3):
     return gs.write_partition_store(root, stream, parts, features=stored, labels=graph.labels(), masks=graph.masks())
 
 
-def fit(folder, root, inputs, weights=None, epochs=6, width=None, devices=1, resume=None, dtype="float32", **options):
-    dm = gs.PartitionDataModule(store=root, sampler=gs.NeighborSampler([5, 5]), batch_size=32)
+def fit(
+    folder, root, inputs, weights=None, epochs=6, width=None, devices=1, resume=None, dtype="float32",
+    stored_features=True, **options,
+):  # fmt: skip
+    dm = gs.PartitionDataModule(
+        store=root, sampler=gs.NeighborSampler([5, 5]), batch_size=32, stored_features=stored_features
+    )
     torch.manual_seed(0)
     width = width or dm.num_features + inputs.dim
     backbone = gs.model.GraphSAGE(width, 16, dm.num_classes).to(getattr(torch, dtype))

@@ -46,7 +46,7 @@ def test_two_processes_train_one_table(tmp_path, policy, hosts):
         assert num_files >= 6  # rows, moments and counts of each rank's share
 
 
-def train_remote(folder, root, bare, policy):
+def train_remote(folder, root, policy):
     """Stored features against the same rows on two hosts."""
     results = []
     store = gs.PartitionStore.open(root)
@@ -54,7 +54,7 @@ def train_remote(folder, root, bare, policy):
         inputs = gs.RemoteFeatures(store.features.array, store.part_offsets, hosts=[0, 1]) if remote else None
         weights = {"model": gs.ModelAveraging, "gradient": gs.GradientAveraging}[policy]()
         trainer, model, dm = fit(
-            folder / str(remote), bare if remote else root, inputs, weights, epochs=2, width=8, devices=2
+            folder / str(remote), root, inputs, weights, epochs=2, width=8, devices=2, stored_features=not remote
         )
         results.append((model.state_dict(), trainer.test(model, dm, verbose=False)[0]))
     return results, inputs.received_bytes
@@ -62,8 +62,8 @@ def train_remote(folder, root, bare, policy):
 
 @pytest.mark.parametrize("policy", ["model", "gradient"])
 def test_training_on_features_of_other_hosts_changes_no_bit(tmp_path, policy):
-    full, bare = write_store(tmp_path / "full", features=True), write_store(tmp_path / "bare")
-    for results, received in launch(2, train_remote, tmp_path / "run", full.root, bare.root, policy, limit_s=120):
+    store = write_store(tmp_path / "store", features=True)
+    for results, received in launch(2, train_remote, tmp_path / "run", store.root, policy, limit_s=120):
         (stored, metrics), (remote, of_remote) = results
         assert all(torch.equal(stored[key], remote[key]) for key in stored)
         assert metrics == of_remote

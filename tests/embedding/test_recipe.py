@@ -1,15 +1,21 @@
 """The recipe's settings, on a data set without features: the model is made with the rows that it names."""
 
+from types import SimpleNamespace
+
+import lightning as L
 import numpy as np
 import pytest
+from embedding_runs import write_store
 from omegaconf import OmegaConf
 
+import lightning_gnnscale as gs
 from lightning_gnnscale.cli.check_dataset import check_dataset
 from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.recipe import take_recipe
 from lightning_gnnscale.cli.train import make_datamodule, make_model
 from lightning_gnnscale.dataset import load_npz
+from lightning_gnnscale.errors import StrategyError
 
 
 @pytest.fixture
@@ -21,8 +27,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-def composed(overrides):
-    config_dir, name, _ = take_recipe("train", ["recipe=embeddings"])
+def composed(overrides, recipe="embeddings"):
+    config_dir, name, _ = take_recipe("train", [f"recipe={recipe}"])
     return compose_config(name, overrides, config_dir)
 
 
@@ -49,6 +55,35 @@ def test_stored_features_stand_before_the_rows(folder):
     datamodule = make_datamodule(config, load_npz("small", root=str(folder)))
     datamodule.prepare_data()
     assert make_model(config, datamodule).backbone.in_channels == 5 + 64
+
+
+def test_features_of_the_machines_stand_in_place_of_stored_ones(folder):
+    config = composed(
+        [f"paths.stores={folder}/stores", "num_parts=2", "partitioner.method=random", "trainer.devices=1"], "distdgl"
+    )
+    datamodule = make_datamodule(config, load_npz("small", root=str(folder)))
+    datamodule.prepare_data()
+    model = make_model(config, datamodule)
+    assert isinstance(model.inputs, gs.RemoteFeatures)
+    assert (datamodule.num_features, model.inputs.dim, model.backbone.in_channels) == (0, 5, 5)
+    assert all(batch.x is None for batch in datamodule.train_dataloader())
+    assert np.array_equal(model.inputs.gather(np.arange(60)), datamodule.store.features.array)
+
+
+def test_sparse_features_stay_in_their_store(tmp_path):
+    store = SimpleNamespace(features=SimpleNamespace(is_sparse=True), root=tmp_path)
+    with pytest.raises(ValueError, match="RemoteFeatures holds dense features, the store .* has sparse ones"):
+        gs.RemoteFeatures.for_store(store)
+
+
+def test_batches_without_features_need_inputs(tmp_path):
+    store = write_store(tmp_path, features=True)
+    with pytest.raises(ValueError, match="a placement places stored features: leave stored_features=True"):
+        gs.PartitionDataModule(store=store, stored_features=False, placement="naive")
+    dm = gs.PartitionDataModule(store=store, stored_features=False)
+    model = gs.NodeClassifier(gs.model.GraphSAGE(8, 8, dm.num_classes))
+    with pytest.raises(StrategyError, match="stored_features=False leaves batches without features"):
+        L.Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False).fit(model, dm)
 
 
 def test_a_data_set_without_features_names_the_recipe(folder):
