@@ -15,31 +15,15 @@ import torch
 
 from ...jit import kernel
 from ...partition_store.features import CSRFeatures, SparseRows, as_bits
-from ...rng import mix64
 from ...sampler.minibatch import MiniBatch, sparse_rows_to_torch
 from ...sampler.subgraph import Allocate
 from ...triton_kernels.gather_rows import gather_rows
-from ...triton_kernels.intrinsics import prefetch
 from ...triton_kernels.sample_neighbors.cpu import emit_edges
+from .union_ids import unite
+from .wire import Wire, narrowed, selected, widened
 
-_AHEAD = 32  # items between a prefetch and its use
-_DIRECT = 8  # ids a node of the group, up to which a table by id is cheaper than one by hash
 _NODE_FIELDS = ("degree", "y", "train_mask", "val_mask", "test_mask")
 _APART = {"n_id", "edge_index", "x_dense", "x_csr"}
-
-
-class Wire(NamedTuple):
-    """An array as it travels.
-
-    Attributes:
-        values: int32 in place of int64 where all values fit, bits (uint8) in place of bool.
-        dtype: of the array that it stands for.
-        shape: likewise.
-    """
-
-    values: np.ndarray
-    dtype: np.dtype
-    shape: tuple[int, ...]
 
 
 class GroupedBatch(NamedTuple):
@@ -104,18 +88,16 @@ def pack_group(batches: Sequence[MiniBatch]) -> BatchGroup:
     for number, batch in enumerate(batches):
         if batch.x_dense is not None or batch.x_csr is not None:
             raise ValueError(f"batches[{number}] must come without features: make it with BatchMaker(gathers=False)")
-    union, positions = _unite([batch.n_id.numpy() for batch in batches])
+    union, positions = unite([batch.n_id.numpy() for batch in batches])
     shared = {}
     for name in _NODE_FIELDS:
         values = _agreed(batches, name, positions, len(union))
         if values is not None:
-            shared[name] = _narrowed(values)
-    known = 0
-    packed = []
-    for batch, places in zip(batches, positions, strict=True):
-        in_order = known == 0 and len(places) <= len(union) and _counts_up(places)
-        packed.append(_pack_one(batch, None if in_order else places, shared))
-        known += len(places)
+            shared[name] = narrowed(values)
+    packed = [
+        _pack_one(batch, None if _counts_up(places) else places, shared)
+        for batch, places in zip(batches, positions, strict=True)
+    ]
     return BatchGroup(union, shared, packed)
 
 
@@ -145,27 +127,28 @@ def unpack_one(
     if num_rows not in (None, len(group.union)):
         raise ValueError(f"rows must be those of the union, {len(group.union)}, got {num_rows}")
     packed = group.batches[number]
-    tensors = {name: torch.from_numpy(_widened(wire, allocate)) for name, wire in packed.arrays.items()}
+    tensors = {name: torch.from_numpy(widened(wire, allocate)) for name, wire in packed.arrays.items()}
     for name, wire in group.node_values.items():
-        tensors[name] = torch.from_numpy(_selected(wire, packed, allocate))
+        tensors[name] = torch.from_numpy(selected(wire, packed.positions, packed.num_nodes, allocate))
     if packed.sources is not None:
         edge_index = allocate((2, len(packed.sources)), np.int64)
         emit_edges(packed.sources, tensors["indptr"].numpy(), edge_index)
         tensors["edge_index"] = torch.from_numpy(edge_index)
-    n_id = _selected(Wire(group.union, np.dtype(np.int64), group.union.shape), packed, allocate)
+    ids = Wire(group.union, np.dtype(np.int64), group.union.shape)
+    n_id = selected(ids, packed.positions, packed.num_nodes, allocate)
     batch = MiniBatch(n_id=torch.from_numpy(n_id), **tensors, **packed.plain)
-    _give_rows(batch, packed, rows, allocate)
+    _give_rows(batch, packed, rows, len(group.batches) == 1, allocate)
     return batch
 
 
-def _give_rows(batch: MiniBatch, packed: GroupedBatch, rows, allocate: Allocate) -> None:
+def _give_rows(batch: MiniBatch, packed: GroupedBatch, rows, alone: bool, allocate: Allocate) -> None:
     if rows is None:
         return
     if isinstance(rows, SparseRows):
         places = np.arange(packed.num_nodes) if packed.positions is None else packed.positions
         batch.x_csr = sparse_rows_to_torch(CSRFeatures(rows.indptr, rows.indices, rows.data, rows.dim).gather(places))
         return
-    own = packed.positions is None and packed.num_nodes == len(rows)
+    own = alone and packed.positions is None and packed.num_nodes == len(rows)
     if not (own and rows.flags.writeable and rows.flags.c_contiguous):
         out = allocate((packed.num_nodes, *rows.shape[1:]), rows.dtype)
         if packed.positions is None:
@@ -183,32 +166,14 @@ def _pack_one(batch: MiniBatch, positions: np.ndarray | None, shared: dict[str, 
         if field.name in _APART or field.name in shared:
             continue
         if isinstance(value, torch.Tensor):
-            arrays[field.name] = _narrowed(value.numpy())
+            arrays[field.name] = narrowed(value.numpy())
         else:
             plain[field.name] = value
     edge_index, num_nodes = batch.edge_index.numpy(), len(batch.n_id)
     sources = np.empty(edge_index.shape[1], np.int32)
     if num_nodes > np.iinfo(np.int32).max or not _narrow_arcs(edge_index, batch.indptr.numpy(), sources):
-        arrays["edge_index"], sources = _narrowed(edge_index), None
+        arrays["edge_index"], sources = narrowed(edge_index), None
     return GroupedBatch(num_nodes, positions, sources, arrays, plain)
-
-
-def _unite(ids: list[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return the distinct ids in order of first appearance, and where in them each of the given ones is."""
-    total = sum(len(own) for own in ids)
-    largest = max((int(own.max()) for own in ids if len(own)), default=0)
-    union = np.empty(total + 1, np.int32 if largest <= np.iinfo(np.int32).max else np.int64)
-    positions = [np.empty(len(own), np.int32 if total <= np.iinfo(np.int32).max else np.int64) for own in ids]
-    count = 0
-    if largest < _DIRECT * max(total, 1):
-        label = np.full(largest + 1, -1, np.int32 if total <= np.iinfo(np.int32).max else np.int64)
-        for own, places in zip(ids, positions, strict=True):
-            count = _unite_by_id(own, label, union, count, places)
-    else:
-        table = np.full(1 << (2 * total - 1).bit_length(), -1, np.int64)
-        for own, places in zip(ids, positions, strict=True):
-            count = _unite_by_hash(own, table, union, count, places)
-    return union[:count].copy(), positions
 
 
 def _agreed(batches: Sequence[MiniBatch], name: str, positions: list[np.ndarray], num_union: int) -> np.ndarray | None:
@@ -232,80 +197,10 @@ def _agreed(batches: Sequence[MiniBatch], name: str, positions: list[np.ndarray]
 
 
 def _counts_up(places: np.ndarray) -> bool:
+    """Return whether places are 0, 1, 2, ..., as those of a group's first batch are where its ids are distinct."""
+    if len(places) and (places[0] != 0 or places[-1] != len(places) - 1):
+        return False
     return bool(np.array_equal(places, np.arange(len(places), dtype=places.dtype)))
-
-
-def _narrowed(array: np.ndarray) -> Wire:
-    values = np.ascontiguousarray(array)
-    if array.dtype == np.bool_:
-        values = np.packbits(values)
-    elif array.dtype == np.int64 and array.size:
-        limits = np.iinfo(np.int32)
-        if limits.min <= array.min() and array.max() <= limits.max:
-            values = values.astype(np.int32)
-    return Wire(values, array.dtype, array.shape)
-
-
-def _plain_values(wire: Wire) -> np.ndarray:
-    """Return the values in the array's shape, their dtype maybe still narrow."""
-    if wire.dtype == np.bool_:
-        size = int(np.prod(wire.shape, dtype=np.int64))
-        return np.unpackbits(wire.values, count=size).view(np.bool_).reshape(wire.shape)
-    return wire.values
-
-
-def _widened(wire: Wire, allocate: Allocate) -> np.ndarray:
-    out = allocate(wire.shape, wire.dtype)
-    out[...] = _plain_values(wire)
-    return out
-
-
-def _selected(wire: Wire, packed: GroupedBatch, allocate: Allocate) -> np.ndarray:
-    """Return the values of a batch's nodes out of the union's."""
-    values = _plain_values(wire)
-    out = allocate((packed.num_nodes, *wire.shape[1:]), wire.dtype)
-    if packed.positions is None:
-        out[...] = values[: packed.num_nodes]
-    elif values.ndim == 1:
-        _select(values, packed.positions, out)
-    else:
-        out[...] = values[packed.positions]
-    return out
-
-
-@kernel
-def _unite_by_id(ids, label, union, count, positions):
-    """Number the ids, new ones with count, count + 1, ...; return the number of all. label: -1 for ids not met yet."""
-    num = len(ids)
-    for i in range(num):
-        if i + _AHEAD < num:
-            prefetch(label, ids[i + _AHEAD])
-        known = label[ids[i]]
-        fresh = known < 0
-        mine = count if fresh else np.int64(known)
-        union[count] = ids[i]
-        label[ids[i]] = mine
-        positions[i] = mine
-        count += fresh
-    return count
-
-
-@kernel
-def _unite_by_hash(ids, table, union, count, positions):
-    """Do as `_unite_by_id`; table: positions in the union by hash, -1 for none, a power of two of them."""
-    num, last = len(ids), np.uint64(len(table) - 1)
-    for i in range(num):
-        if i + _AHEAD < num:
-            prefetch(table, np.int64(mix64(np.uint64(ids[i + _AHEAD])) & last))
-        place = np.int64(mix64(np.uint64(ids[i])) & last)
-        while table[place] >= 0 and union[table[place]] != ids[i]:
-            place = np.int64(np.uint64(place + 1) & last)
-        if table[place] < 0:
-            table[place] = count
-            union[count] = ids[i]
-            count += 1
-        positions[i] = table[place]
-    return count
 
 
 @kernel
@@ -341,12 +236,3 @@ def _narrow_arcs(edge_index, indptr, sources):
             if edge_index[1, arc] != target:
                 return False
     return True
-
-
-@kernel
-def _select(values, positions, out):
-    num = len(positions)
-    for i in range(num):
-        if i + _AHEAD < num:
-            prefetch(values, np.int64(positions[i + _AHEAD]))
-        out[i] = values[positions[i]]

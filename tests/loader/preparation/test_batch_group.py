@@ -14,7 +14,8 @@ from lightning_gnnscale.loader import BufferPool, WholeGraph
 from lightning_gnnscale.loader.batch_builder import BatchBuilder
 from lightning_gnnscale.loader.batch_maker import BatchMaker
 from lightning_gnnscale.loader.batch_source import BatchKey
-from lightning_gnnscale.loader.preparation import batch_group, pack_group, unpack_group, unpack_one
+from lightning_gnnscale.loader.preparation import pack_group, unpack_group, unpack_one
+from lightning_gnnscale.loader.preparation.union_ids import unite
 from lightning_gnnscale.loader.staged_part import PartStager
 from lightning_gnnscale.partition_store.features import CSRFeatures, DenseFeatures
 from lightning_gnnscale.sampler import ClusterSampler, FullBatchSampler, LayerwiseSampler, NeighborSampler, SaintSampler
@@ -187,7 +188,7 @@ def test_rows_of_a_batch_alone_become_its_own_only_where_they_can_be_written_to(
 @settings(max_examples=60, deadline=None)
 def test_the_union_is_in_order_of_first_appearance(lists, step):
     ids = [np.array(own, np.int64) * step for own in lists]  # wide steps: by hash
-    union, positions = batch_group._unite(ids)
+    union, positions = unite(ids)
     assert union.tolist() == list(dict.fromkeys(int(node) for own in ids for node in own))
     for own, places in zip(ids, positions, strict=True):
         assert np.array_equal(union[places], own)
