@@ -159,33 +159,37 @@ class HopSampling:
 
     def _sample(self) -> None:
         space, end, first = self._space, self._count, self._first
-        fanout, hop_key = self.fanouts[self.hop], fold_hop(self._key, self.hop)
-        row_start, row_degree = self._rows()
-        indptr, begin = space.indptr, self._begin
-        last = int(indptr[end])
-        arc = space.reserve("arc", last, keep=first)
+        last = int(space.indptr[end])
         neighbor, local = space.reserve("neighbor", last - first), space.reserve("local", last, keep=first)
         node = space.reserve("node", min(end + last - first, space.num_nodes) + 1, keep=end)
-        if self._split is None:
-            cpu.pick_hop(
-                hop_key, node, begin, end, fanout, self._replace, row_start, row_degree, indptr, space.taken, arc
-            )
-            cpu.read_hop(self._csc.indices, arc, first, last, neighbor)
-        else:
-            split, weight = self._split[self.hop], space.reserve("weight", last, keep=first)
-            cpu.pick_split_hop(
-                hop_key, node, begin, end, self._scale, split.num_inside, row_start, row_degree, indptr, space.taken,
-                arc, weight,
-            )  # fmt: skip
-            cpu.read_hop(split.indices, arc, first, last, neighbor)
-            if self._return_e_id:
-                cpu.unsplit_hop(split.position, row_start, indptr, begin, end, arc)
+        self._draw(fold_hop(self._key, self.hop), end, last, neighbor)
         self._count = cpu.relabel_hop(neighbor, first, last, space.base, space.label, node, end, local)
         self._nodes.append(self._count - end)
         self._arcs.append(last - first)
         self._begin, self._first = end, last
         if self.hop < len(self.fanouts):
             self._look_up()
+
+    def _draw(self, hop_key: np.uint64, end: int, last: int, neighbor: np.ndarray) -> None:
+        """Draw for the targets up to `end`: neighbours from the front of `neighbor` on, their arcs up to arc[last]."""
+        space, begin, first = self._space, self._begin, self._first
+        node, indptr, (row_start, row_degree) = space.node, space.indptr, self._rows()
+        arc = space.reserve("arc", last, keep=first)
+        if self._split is None:
+            cpu.pick_hop(
+                hop_key, node, begin, end, self.fanouts[self.hop], self._replace, row_start, row_degree, indptr,
+                space.taken, arc,
+            )  # fmt: skip
+            cpu.read_hop(self._csc.indices, arc, first, last, neighbor)
+            return
+        split, weight = self._split[self.hop], space.reserve("weight", last, keep=first)
+        cpu.pick_split_hop(
+            hop_key, node, begin, end, self._scale, split.num_inside, row_start, row_degree, indptr, space.taken,
+            arc, weight,
+        )  # fmt: skip
+        cpu.read_hop(split.indices, arc, first, last, neighbor)
+        if self._return_e_id:
+            cpu.unsplit_hop(split.position, row_start, indptr, begin, end, arc)
 
     def collect(self, allocate: Callable[[tuple[int, ...], type], np.ndarray] = np.empty) -> SampledNeighbors:
         """Copy the batch out of the workspace, which is free then; called once, after the last hop."""
