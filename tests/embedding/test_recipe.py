@@ -58,9 +58,7 @@ def test_stored_features_stand_before_the_rows(folder):
 
 
 def test_features_of_the_machines_stand_in_place_of_stored_ones(folder):
-    config = composed(
-        [f"paths.stores={folder}/stores", "num_parts=2", "partitioner.method=random", "trainer.devices=1"], "distdgl"
-    )
+    config = composed([f"paths.stores={folder}/stores", "num_parts=2", "partitioner.balance={nodes:1.2}"], "distdgl")
     datamodule = make_datamodule(config, load_npz("small", root=str(folder)))
     datamodule.prepare_data()
     model = make_model(config, datamodule)
