@@ -4,7 +4,6 @@ Rows are appended as they finish: a benchmark that was killed and is typed again
 at the first row that is missing.
 """
 
-import csv
 import os
 import shutil
 import time
@@ -17,6 +16,7 @@ from ..cli.compose import compose_config
 from ..cli.train import train
 from ..events import read_log
 from ..rng import fold
+from .results import append_row, read_rows
 
 
 def run_rows(
@@ -37,7 +37,7 @@ def run_rows(
         One dict a case: the case's own fields, `test_acc`, `best_val_acc`, `epochs`, `train_s`, `average_s`.
     """
     path = Path(output_dir) / log
-    done = _read(path)
+    done = read_rows(path)
     rows = []
     for case, overrides in cases:
         # A row stands for all its settings: other epochs or another patience are another row.
@@ -46,7 +46,7 @@ def run_rows(
         row = next((old for old in done if all(old.get(name) == value for name, value in key.items())), None)
         if row is None:
             row = _train_case(Path(output_dir), case, overrides, measure)
-            _append(path, row)
+            append_row(path, row)
             Console().print("  ".join(f"{name}={value}" for name, value in row.items()))
         rows.append(row)
     return rows
@@ -74,19 +74,3 @@ def _train_case(output_dir: Path, case: dict, overrides: list[str], measure: Cal
         "total_s": round(time.perf_counter() - start, 2),
         **(measure(folder) if measure else {}),
     }
-
-
-def _read(path: Path) -> list[dict]:
-    if not path.is_file():
-        return []
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def _append(path: Path, row: dict) -> None:
-    new = not path.is_file()
-    with open(path, "a", newline="") as file:
-        writer = csv.DictWriter(file, row)
-        if new:
-            writer.writeheader()
-        writer.writerow(row)

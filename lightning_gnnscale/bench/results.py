@@ -62,6 +62,24 @@ def write_csv(path: str | os.PathLike, rows: Iterable[Mapping], facts: Mapping |
     return path
 
 
+def read_rows(path: str | os.PathLike) -> list[dict[str, str]]:
+    """Return the rows of a CSV, all values as text; none where there is no such file."""
+    if not Path(path).is_file():
+        return []
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def append_row(path: str | os.PathLike, row: Mapping) -> None:
+    """Write one more row of a CSV; all of its rows have the same columns."""
+    new = not Path(path).is_file()
+    with open(path, "a", newline="") as file:
+        writer = csv.DictWriter(file, row)
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
 def _cpu_model() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ..sampler.minibatch import MiniBatch
+from .batch_graph import batch_bytes
 from .batch_maker import BatchMaker
 from .batch_source import BatchKey
 from .staged_part import PartShelf, StagedPart
@@ -53,6 +54,12 @@ class LocalSource:
         """Load a part in the thread that does so, unless it is there."""
         if self._stager is not None:
             self._shelf.request(part, self._stager)
+
+    @property
+    def queue_bytes(self) -> int:
+        """Bytes of batches that are ready now."""
+        made = [future for _, future in self._pending if future is not None and future.done()]
+        return sum(batch_bytes(future.result()) for future in made if future.exception() is None)
 
     def forget(self) -> None:
         """End the threads; parts stay."""

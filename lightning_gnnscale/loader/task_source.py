@@ -74,6 +74,11 @@ class TaskSource:
         if self._stager is not None:
             self._shelf.request(part, self._stager)
 
+    @property
+    def queue_bytes(self) -> int:
+        """Bytes of batches that are ready now."""
+        return self.scheduler.policy.held_bytes
+
     def forget(self) -> None:
         """End the threads; parts stay."""
         self.scheduler.forget()
