@@ -19,7 +19,7 @@ from ..sampler import ClusterSampler, FullBatchSampler, LocalityBias, NeighborSa
 from .clustering import clusters_by
 from .layer_source import EvaluationLoader, EvaluationPass, StoreLayerSource
 from .link_evaluation import evaluation_links
-from .placed_features import close_buffer, open_buffer
+from .placed_features import GatherClock, close_buffer, open_buffer
 from .scratch import open_scratch
 from .stored_graph import StoredGraphDataModule
 from .train_loader import (
@@ -176,6 +176,7 @@ class PartitionDataModule(StoredGraphDataModule):
             )
         self.locality_scale, self.neighbor_set_size = locality_scale, neighbor_set_size
         self.buffer: FeatureBuffer | None = None
+        self._gathering: GatherClock | None = None
         self._train_loader: PartLoader | None = None
         self._scratch: Path | None = None
 
@@ -191,6 +192,7 @@ class PartitionDataModule(StoredGraphDataModule):
             self.buffer = open_buffer(
                 self.store, self.placement, targets, self.sampler, options.batch_size, options.seed, self.trainer
             )
+            self._gathering = GatherClock(self.buffer.on)
             if self.locality_scale is not None:
                 placed, rank = self.buffer.placement, self.buffer.device
                 bias = LocalityBias(placed, self.locality_scale, self.neighbor_set_size, device=rank)
@@ -250,7 +252,8 @@ class PartitionDataModule(StoredGraphDataModule):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Gather the features of a training batch where it trains, out of all tiers."""
         if self._gathers_on_device and getattr(batch, "x_dense", batch) is None and batch.x_csr is None:
-            batch.x = self.buffer.gather(batch.n_id)
+            with self._gathering.measure():
+                batch.x = self.buffer.gather(batch.n_id)
         return batch
 
     def set_locality_scale(self, scale: float) -> None:
@@ -268,8 +271,15 @@ class PartitionDataModule(StoredGraphDataModule):
                 self._train_loader.set_sampler(self.sampler)
 
     def loading_share(self) -> float:
-        """Return the share of the last epoch's time in which training waited for batches, in [0, 1]."""
-        return 0.0 if self._train_loader is None else self._train_loader.waiting_share
+        """Return the share of the last epoch's time that went into batches, in [0, 1]; call it once an epoch.
+
+        It is the time in which training waited for them, and that of gathering their features where they train.
+        """
+        loader = self._train_loader
+        if loader is None or not loader.seconds:
+            return 0.0
+        gathered = 0.0 if self._gathering is None else self._gathering.take()
+        return min(loader.waiting_share + gathered / loader.seconds, 1.0)
 
     def teardown(self, stage: str) -> None:
         """Remove the scratch folder, and let go of placed features."""

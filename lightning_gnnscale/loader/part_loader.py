@@ -174,6 +174,11 @@ class PartLoader:
         """Share of time that the reader waited for batches, in [0, 1]: of the iteration under way, or of the last."""
         return self._waited_s / self._ran_s if self._ran_s else 0.0
 
+    @property
+    def seconds(self) -> float:
+        """How long the iteration under way has taken, or the last one took, the reader's own work included."""
+        return self._ran_s
+
     def state_dict(self) -> dict[str, int]:
         """Return where the walk stands, by batches handed over, whatever is prepared already; the same on all ranks."""
         return {

@@ -114,6 +114,19 @@ def test_locality_prefers_placed_rows_from_the_next_epoch_on(store_root):
     assert dm.loading_share() > 0
 
 
+def test_gathers_where_training_runs_count_as_loading(store_root):
+    dm = make(store_root, placement="naive")
+    dm.setup("fit")
+    assert dm.loading_share() == 0
+    loader = dm.train_dataloader()
+    batches = list(loader)
+    waited = dm.loading_share()
+    with dm._gathering.measure():
+        dm.buffer.gather(batches[0].n_id)
+    assert waited < dm.loading_share() <= 1
+    assert dm.loading_share() == waited == loader.waiting_share, "each gather counts in one epoch"
+
+
 def test_the_controller_turns_the_dial(store_root):
     controller = gs.LocalityController(lower=0.0, upper=0.0, max_scale=4)
     dm = make(store_root, placement="rule", locality_scale=1)
