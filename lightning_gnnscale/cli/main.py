@@ -22,6 +22,7 @@ BENCHES = {
     "gather": "feature rows through placements and caches, beside plain copies",
     "locality": "locality-aware sampling: host reads saved against variance and accuracy",
     "placement": "where feature rows are read from under each placement",
+    "prepare": "sources of batches side by side, two-level scheduling beside fixed prefetch, and its replay",
     "averaging": "accuracy and synchronisation time against the averaging interval, accuracy against halo hops",
     "exchange": "exchange policies of full-graph training: bytes beside accuracy",
     "accuracy": "test accuracy of parts with model averaging beside central training",

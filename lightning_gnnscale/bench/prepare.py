@@ -1,0 +1,231 @@
+"""Sources of batches side by side: seeds per second, waits, cores used, bytes held; and replays on more cores."""
+
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ..partition_store import PartitionStore
+from .partition_graphs import public_root
+from .prepare_cases import CPU, WORKLOADS, Shape, grid, make_data, make_trainer, source_of
+from .prepare_graphs import check_graph, open_graph
+from .prepare_measure import measure
+from .prepare_replay import record, replay_rows
+from .prepare_tables import best, draw, medians, print_tables
+from .results import append_row, machine, read_rows, write_csv
+
+FED, BOUND = "fed", "0"  # trainers: a device that one thread cannot feed, and one that takes no time
+WORKERS = ("num_threads", "num_workers")
+QUEUE_BATCHES = "queue_batches"  # memory of task graphs, in the largest batches of the workload
+MEMORY = (QUEUE_BATCHES, "depth")
+
+
+def run(
+    output_dir: str | os.PathLike,
+    graphs: Sequence[str],
+    sources: Sequence[str],
+    settings: Mapping[str, Mapping[str, Sequence[Any]]],
+    workloads: Sequence[str] = tuple(WORKLOADS),
+    train: Sequence[str | float] = (CPU, 0),
+    fanouts: Sequence[int] = (15, 10),
+    batch_size: int = 1024,
+    hidden_channels: int = 16,
+    num_negatives: int = 5,
+    num_batches: int = 24,
+    repeats: int = 3,
+    num_parts: int = 4,
+    scope: str = "graph",
+    device_share: float = 0.7,
+    replay_cores: Sequence[int] = (1, 2, 8, 16, 64),
+    replay_queue_batches: Sequence[int] = (1, 2, 4, 16, 64),
+    replay_sigmas: Sequence[float] = (0, 10, 50),
+    trace_threads: Sequence[int] = (1, 2),
+    fetch_pieces: int = 8,
+    seed: int = 0,
+    data_root: str | None = None,
+) -> dict[str, list[dict]]:
+    """Measure every source in turns, while a trainer takes what it prepares; then replay the measured task times.
+
+    Rows are appended as they are measured: typed again with the same `hydra.run.dir=`, the benchmark goes on at the
+    first one that is missing. Then each source's best settings feed a device that one worker cannot feed.
+
+    Args:
+        output_dir: folder for `prepare.csv`, `replay.csv`, `prepare.png`, the graphs and the traces.
+        graphs: public graphs, and "power_law:NODES:EDGES:FEATURES".
+        sources: names of conf/source.
+        settings: of each source, every combination of which is measured; its defaults where it has none. Task graphs
+            also take "queue_batches": their cap on memory, in batches.
+        workloads: of "gcn", "graphsage", "unsupervised".
+        train: trainers: "cpu": a model step on these cores; a number: a device that takes so many milliseconds a
+            batch, simulated by sleep. 0 shows what a source can prepare.
+        fanouts, num_negatives: of the batches.
+        batch_size: nodes at the head of a batch; a link of the unsupervised workload puts 2 + num_negatives there.
+        hidden_channels: of the model on the CPU.
+        num_batches: of one measurement.
+        repeats: measurements of each, in turns; medians count.
+        num_parts, scope: of the stores, and see `PartitionDataModule`.
+        device_share: time of the device that is to be fed, over that in which one thread prepares a batch.
+        replay_cores, replay_queue_batches: of the machines of the replay: cores, and memory in batches.
+        replay_sigmas: that two-level scheduling is tuned over in the replay.
+        trace_threads: threads side by side whose task times are recorded; a machine is replayed with those of as many
+            threads as it has cores, or of the most there are.
+        fetch_pieces: of the task graphs that are replayed.
+        seed: of order and draws.
+        data_root: folder of public graphs; None looks for it.
+
+    Returns:
+        {"rows": medians of what was measured, "replay": rows}.
+
+    Raises:
+        ValueError: an unknown graph, workload or source, or settings that a source does not take.
+    """
+    unknown = sorted(set(workloads) - set(WORKLOADS))
+    if unknown:
+        raise ValueError(f"bench.workloads must be of {', '.join(WORKLOADS)}; got {', '.join(unknown)}")
+    for trainer in train:
+        if trainer != CPU and not (isinstance(trainer, int | float) and trainer >= 0):
+            raise ValueError(f"bench.train must hold cpu, or milliseconds >= 0, got {trainer!r}")
+    root, output = public_root(data_root), Path(output_dir)
+    for graph in graphs:
+        check_graph(graph, root)
+    cases = [(name, options) for name in sources for options in grid(settings.get(name, {}))]
+    for name, options in cases:
+        source_of(name, _plain(options, 1))
+    shape = Shape(tuple(fanouts), batch_size, hidden_channels, num_negatives, num_batches, scope, seed)
+    console, facts = Console(width=max(Console().width, 150)), machine()
+    rows, replays = [], []
+    for graph in graphs:
+        console.print(f"{graph}: its store is opened, or made once")
+        store = open_graph(graph, output / "graphs", num_parts, root)
+        for workload in workloads:
+            traces = {}
+            for threads in trace_threads:
+                path = output / "traces" / f"{graph.replace(':', '-')}-{workload}-{_tag(shape, threads)}.json"
+                traces[threads] = record(store, workload, shape, threads, fetch_pieces, path)
+            bench = _Bench(output / "rows.csv", graph, workload, store, shape, traces, console)
+            found = bench.rows(cases, train, repeats)
+            found += bench.feed(found, cases, device_share, repeats)
+            rows += found
+            machines = (replay_cores, replay_queue_batches, replay_sigmas)
+            replayed = replay_rows(traces, *machines, measured=partial(capacity, found))
+            replays += [{"graph": graph, "workload": workload} | row for row in replayed]
+            write_csv(output / "prepare.csv", rows, facts)
+            write_csv(output / "replay.csv", replays, facts)
+    print_tables(console, rows, replays, facts)
+    draw(output / "prepare.png", rows, replays)
+    return {"rows": rows, "replay": replays}
+
+
+class _Bench:
+    """One workload on one graph."""
+
+    def __init__(
+        self, log: Path, graph: str, workload: str, store: PartitionStore, shape: Shape, traces: dict, console
+    ):
+        self.log, self.graph, self.workload, self.store, self.shape = log, graph, workload, store, shape
+        self.largest_bytes = max(batch.num_bytes for trace in traces.values() for batch in trace.batches)
+        self.console = console
+        self.tag = _tag(shape)
+        self.done = read_rows(log)
+
+    def rows(self, cases: Sequence[tuple[str, dict]], train: Sequence[str | float], repeats: int) -> list[dict]:
+        """Return the medians of each case under each trainer."""
+        found: list[dict] = []
+        for trainer in train:
+            for repeat in range(repeats):
+                found += [self._row(name, options, _name(trainer), trainer, repeat) for name, options in cases]
+        return medians(found)
+
+    def feed(self, found: list[dict], cases: Sequence[tuple[str, dict]], share: float, repeats: int) -> list[dict]:
+        """Return medians of each source, at its best for each number of workers, that feeds a device.
+
+        The device takes `share` of the time in which one thread prepares a batch: one worker is too few.
+        """
+        alone = [row for row in found if row["train"] == BOUND and row["workers"] == 1]
+        if not alone:
+            return []
+        batch_ms = 1000 * min(row["seconds"] / row["batches"] for row in alone if row["source"] == alone[0]["source"])
+        fastest = {(row["source"], row["settings"]) for row in map(best, _by_workers(found))}
+        chosen = [(name, options) for name, options in cases if (name, _text(options)) in fastest]
+        fed: list[dict] = []
+        for repeat in range(repeats):
+            fed += [self._row(name, options, FED, round(share * batch_ms, 2), repeat) for name, options in chosen]
+        return medians(fed)
+
+    def _row(self, name: str, options: dict, train: str, trainer: str | float, repeat: int) -> dict:
+        workers = next((options[key] for key in WORKERS if key in options), "")
+        key = {"graph": self.graph, "workload": self.workload, "source": name, "settings": _text(options)}
+        memory = next((options[name] for name in MEMORY if name in options), "")
+        key |= {"workers": workers, "memory_batches": memory, "train": train, "repeat": repeat, "shape": self.tag}
+        told = {column: str(value) for column, value in key.items()}
+        for row in self.done:
+            if all(row.get(column) == value for column, value in told.items()):
+                return key | {column: _number(value) for column, value in row.items() if column not in key}
+        source = source_of(name, _plain(options, self.largest_bytes))
+        data = make_data(self.store, self.workload, self.shape, source)
+        step = make_trainer(self.store, self.workload, self.shape, trainer)
+        warm_up = source.batches_ahead + 2  # each buffer of the pool is fresh once
+        row = key | {"train_ms": "" if trainer == CPU else trainer}
+        try:
+            row |= measure(data.train_dataloader(), step, self.shape.num_batches, warm_up)
+        finally:
+            data.teardown("fit")
+        append_row(self.log, row)
+        shown = ("workload", "source", "settings", "train", "seeds_per_s", "wait_share")
+        self.console.print("  ".join(f"{column}={row[column]}" for column in shown))
+        return row
+
+
+def _by_workers(rows: list[dict]) -> Iterator[list[dict]]:
+    """Yield the rows without training of each source and number of workers."""
+    bound = [row for row in rows if row["train"] == BOUND]
+    for name, workers in dict.fromkeys((row["source"], row["workers"]) for row in bound):
+        yield [row for row in bound if (row["source"], row["workers"]) == (name, workers)]
+
+
+def capacity(rows: list[dict], source: str, cores: int, memory_batches: int) -> float | None:
+    """Return the most seeds per second that a source prepared without training, in so much memory; None: unknown.
+
+    Fixed prefetch may have used fewer threads than there are cores, task graphs share them all.
+    """
+    found = [
+        row["seeds_per_s"]
+        for row in rows
+        if (row["source"], row["train"]) == (source, BOUND)
+        and (row["workers"] == cores or (source == "fixed_prefetch" and row["workers"] < cores))
+        and row["memory_batches"] != ""
+        and row["memory_batches"] <= memory_batches
+    ]
+    return max(found) if found and cores <= (os.cpu_count() or 1) else None
+
+
+def _plain(options: Mapping[str, Any], largest_bytes: int) -> dict[str, Any]:
+    """Return options as the source takes them: memory in bytes."""
+    plain = dict(options)
+    if QUEUE_BATCHES in plain:
+        batches = plain.pop(QUEUE_BATCHES)
+        plain["queue_bytes"] = batches * largest_bytes
+    return plain
+
+
+def _name(trainer: str | float) -> str:
+    return trainer if trainer == CPU else f"{trainer:g}"
+
+
+def _text(options: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in options.items())
+
+
+def _tag(shape: Shape, *more: int) -> str:
+    return f"{zlib.crc32(repr((shape, more)).encode()):08x}"
+
+
+def _number(text: str) -> str | float:
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -1,0 +1,104 @@
+"""The benchmark of preparation: its rows, going on after a kill, its replay, and what it refuses."""
+
+import csv
+
+import pytest
+
+from lightning_gnnscale.bench import prepare, prepare_replay
+from lightning_gnnscale.bench.prepare_cases import grid, source_of
+from lightning_gnnscale.bench.prepare_tables import medians, replay_error
+from lightning_gnnscale.loader.task_trace import BatchTimes, TaskTime, TaskTrace
+
+SMALL = {
+    "graphs": ["power_law:600:6000:8"], "sources": ["threads", "fixed_prefetch", "task_graphs"],
+    "settings": {
+        "threads": {"num_threads": [1]}, "fixed_prefetch": {"num_threads": [1, 2], "depth": [1, 2]},
+        "task_graphs": {"num_threads": [2], "queue_batches": [1, 4]},
+    },
+    "fanouts": [3, 2], "batch_size": 14, "num_batches": 4, "repeats": 1, "replay_cores": [1, 2, 8],
+    "replay_queue_batches": [1, 8], "replay_sigmas": [0],
+}  # fmt: skip
+
+
+def test_every_source_is_measured_fed_and_replayed(tmp_path, monkeypatch, capsys):
+    found = prepare.run(tmp_path, **SMALL, workloads=["graphsage", "unsupervised"], train=["cpu", 0])
+    rows, replays = found["rows"], found["replay"]
+    for workload in ("graphsage", "unsupervised"):
+        own = [row for row in rows if row["workload"] == workload]
+        for train in ("cpu", "0"):
+            assert len([row for row in own if row["train"] == train]) == 7
+        fed = [row for row in own if row["train"] == "fed"]  # the best settings of each source and number of workers
+        assert sorted((row["source"], row["workers"]) for row in fed) == [
+            ("fixed_prefetch", 1), ("fixed_prefetch", 2), ("task_graphs", 2), ("threads", 1),
+        ]  # fmt: skip
+        assert len({row["train_ms"] for row in fed}) == 1 and fed[0]["train_ms"] > 0
+    assert all(row["batches"] == 4 and row["seeds_per_s"] > 0 and 0 <= row["wait_share"] <= 1 for row in rows)
+    assert {row["seeds"] for row in rows if row["workload"] == "graphsage"} == {46}  # of 60, those of the last four batches
+    assert len(replays) == 2 * 3 * 2
+    assert all((row["fixed_prefetch_error"] == "") == (row["cores"] == 8) for row in replays)
+    assert (tmp_path / "prepare.png").stat().st_size > 10_000
+    for name in ("prepare", "replay"):
+        with open(tmp_path / f"{name}.csv", newline="") as file:
+            assert len(list(csv.DictReader(file))) == len(rows if name == "prepare" else replays)
+    assert "a REPLAY of measured task times, no measurement" in capsys.readouterr().out
+
+    def again(*_):
+        raise AssertionError("a finished row was measured again")
+
+    monkeypatch.setattr(prepare, "measure", again)
+    monkeypatch.setattr(prepare_replay, "make_data", again)
+    assert prepare.run(tmp_path, **SMALL, workloads=["graphsage", "unsupervised"], train=["cpu", 0]) == found
+
+
+def trace_of(tasks, num_batches=12) -> TaskTrace:
+    times = [TaskTime("fetch", before, 1.0, seconds) for seconds, before in tasks]
+    return TaskTrace([BatchTimes(0.0, times, 100, 10) for _ in range(num_batches)], [])
+
+
+def test_task_graphs_win_where_memory_is_for_fewer_batches_than_cores():
+    """Eight pieces that depend on nothing: as many cores share a batch, where fixed prefetch has one for each."""
+    traces = {1: trace_of([(0.01, ())] * 8)}
+    rows = {(r["cores"], r["queue_batches"]): r for r in prepare_replay.replay_rows(traces, [1, 8], [1, 16], [0])}
+    assert rows[1, 1]["fixed_prefetch_seeds_per_s"] == rows[1, 16]["task_graphs_seeds_per_s"] == pytest.approx(1250)
+    assert rows[8, 1]["ratio"] == pytest.approx(8)
+    assert rows[8, 16]["fixed_prefetch_seeds_per_s"] == pytest.approx(10000)
+    assert rows[8, 16]["ratio"] == pytest.approx(1, abs=0.01)
+    assert rows[8, 16]["fixed_prefetch_peak_mib"] <= 16 * 10 / 2**20 + 0.1
+
+
+def test_a_machine_is_replayed_with_the_times_of_as_many_threads():
+    traces = {1: trace_of([(0.01, ())]), 2: trace_of([(0.02, ())])}
+    speeds = [row["fixed_prefetch_seeds_per_s"] for row in prepare_replay.replay_rows(traces, [1, 2, 4], [8], [0])]
+    assert speeds == pytest.approx([10000, 10000, 20000])
+
+
+def test_errors_of_a_replay_are_held_against_what_was_measured():
+    traces = {1: trace_of([(0.01, ())])}
+    seen = {("fixed_prefetch", 1, 8): 8000.0, ("task_graphs", 1, 8): 10000.0}
+    rows = prepare_replay.replay_rows(traces, [1, 2], [8], [0], measured=lambda *case: seen.get(case))
+    assert rows[0]["fixed_prefetch_error"] == pytest.approx(0.25)
+    assert replay_error(rows) == pytest.approx(0.25)
+    assert replay_error(rows[1:]) is None
+
+
+def test_settings_are_combined_and_repeats_are_summed_up():
+    assert grid({"a": [1, 2], "b": [3]}) == [{"a": 1, "b": 3}, {"a": 2, "b": 3}]
+    assert grid({}) == [{}]
+    assert source_of("task_graphs", {"num_threads": 3}).num_threads == 3
+    case = dict.fromkeys(("graph", "workload", "source", "settings", "workers", "memory_batches", "train", "shape"), "")
+    rows = [case | {"repeat": n, "seconds": float(n * n), "peak_queue_mib": ""} for n in range(3)]
+    assert medians(rows) == [case | {"seconds": 1.0, "peak_queue_mib": ""}]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workloads": ["gat"]}, "bench.workloads must be of gcn, graphsage, unsupervised; got gat"),
+        ({"train": ["gpu"]}, "bench.train must hold cpu, or milliseconds >= 0, got 'gpu'"),
+        ({"sources": ["pigeons"]}, "bench.sources: no source 'pigeons'; there are fixed_prefetch, processes, "),
+        ({"graphs": ["atlantis"]}, "bench.graphs: no graph 'atlantis'"),
+    ],
+)
+def test_bad_settings(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        prepare.run(tmp_path, **(SMALL | options))
