@@ -15,11 +15,11 @@ from ..partition_store import PartitionStore
 from ..partitioner import Partitioning
 from ..placement import FeatureBuffer, Placement, PlacementSettings
 from ..planner import Plan
-from ..sampler import ClusterSampler, FullBatchSampler, LocalityBias, NeighborSampler
+from ..sampler import ClusterSampler, FullBatchSampler, NeighborSampler
 from .clustering import clusters_by
 from .layer_source import EvaluationLoader, EvaluationPass, StoreLayerSource
 from .link_evaluation import evaluation_links
-from .placed_features import GatherClock, close_buffer, open_buffer
+from .placed_training import PlacedTraining, with_scale
 from .scratch import open_scratch
 from .stored_graph import StoredGraphDataModule
 from .train_loader import (
@@ -157,26 +157,16 @@ class PartitionDataModule(StoredGraphDataModule):
             seed,
             Threads(num_threads) if source == "threads" else source_settings(source),
         )
-        self.placement = PlacementSettings(placement) if isinstance(placement, str) else placement
-        if not isinstance(self.placement, PlacementSettings | Placement | None):
-            raise ValueError(
-                f"placement must be PlacementSettings, a Placement, a method's name or None, got {placement}"
-            )
-        if not stored_features and self.placement is not None:
+        if not stored_features and placement is not None:
             raise ValueError("a placement places stored features: leave stored_features=True, or placement=None")
-        self.stored_features = stored_features
-        if locality_scale is not None and self.placement is None:
+        if locality_scale is not None and placement is None:
             raise ValueError(
                 f"locality_scale={locality_scale} needs a placement, whose rows are near: say placement=rule"
             )
-        if locality_scale is not None and not hasattr(self.sampler, "locality"):
-            raise ValueError(
-                f"locality_scale={locality_scale} needs a sampler that takes locality, NeighborSampler or "
-                f"LayerwiseSampler, got {type(self.sampler).__name__}"
-            )
-        self.locality_scale, self.neighbor_set_size = locality_scale, neighbor_set_size
-        self.buffer: FeatureBuffer | None = None
-        self._gathering: GatherClock | None = None
+        self.stored_features = stored_features
+        self._placed = None
+        if placement is not None:
+            self._placed = PlacedTraining(placement, locality_scale, neighbor_set_size, self.sampler)
         self._train_loader: PartLoader | None = None
         self._scratch: Path | None = None
 
@@ -185,20 +175,17 @@ class PartitionDataModule(StoredGraphDataModule):
         super().setup(stage)
         if self._scratch is None:
             self._scratch = open_scratch(self.root, self.trainer)
-        if stage in ("fit", None) and self.placement is not None and self.buffer is None:
+        if stage in ("fit", None) and self._placed is not None and self.buffer is None:
             self._check_trainable()
             targets = np.concatenate(list(part_targets(self.store, self.sampler).values()))
-            options = self.loader_options
-            self.buffer = open_buffer(
-                self.store, self.placement, targets, self.sampler, options.batch_size, options.seed, self.trainer
-            )
-            self._gathering = GatherClock(self.buffer.on)
-            if self.locality_scale is not None:
-                placed, rank = self.buffer.placement, self.buffer.device
-                bias = LocalityBias(placed, self.locality_scale, self.neighbor_set_size, device=rank)
-                self.sampler = replace(self.sampler, locality=bias)
+            self.sampler = self._placed.open(self.store, targets, self.sampler, self.loader_options, self.trainer)
         if getattr(self.sampler, "locality", None) is not None:
             self.sampler.locality.check_store(self.store.num_nodes, self.store.fingerprint)
+
+    @property
+    def buffer(self) -> FeatureBuffer | None:
+        """The placed features of this process while it trains; None without a placement."""
+        return None if self._placed is None else self._placed.buffer
 
     @property
     def part_weights(self) -> np.ndarray:
@@ -224,8 +211,7 @@ class PartitionDataModule(StoredGraphDataModule):
             features = None
         options = self.loader_options
         if features is not None and features is self.buffer:  # rows of this process: workers draw, its threads gather
-            ahead = self.placement.lookahead_batches if self.buffer.foretold else 0
-            options = replace(options, lookahead_batches=ahead, fill_here=not options.source.in_process)
+            options = self._placed.loader_options(options)
         if scope == "graph":
             loader = make_graph_loader(self.store, self.sampler, options, features, place)
         elif getattr(weights, "equal_batches", False):
@@ -252,8 +238,7 @@ class PartitionDataModule(StoredGraphDataModule):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Gather the features of a training batch where it trains, out of all tiers."""
         if self._gathers_on_device and getattr(batch, "x_dense", batch) is None and batch.x_csr is None:
-            with self._gathering.measure():
-                batch.x = self.buffer.gather(batch.n_id)
+            self._placed.gather(batch)
         return batch
 
     def set_locality_scale(self, scale: float) -> None:
@@ -262,13 +247,9 @@ class PartitionDataModule(StoredGraphDataModule):
         Raises:
             StrategyError: the sampler has no locality.
         """
-        locality = getattr(self.sampler, "locality", None)
-        if locality is None:
-            raise StrategyError("the sampler has no locality whose scale could be set: say locality_scale=1")
-        if locality.scale != scale:
-            self.sampler = replace(self.sampler, locality=replace(locality, scale=scale))
-            if self._train_loader is not None:
-                self._train_loader.set_sampler(self.sampler)
+        before, self.sampler = self.sampler, with_scale(self.sampler, scale)
+        if self.sampler is not before and self._train_loader is not None:
+            self._train_loader.set_sampler(self.sampler)
 
     def loading_share(self) -> float:
         """Return the share of the last epoch's time that went into batches, in [0, 1]; call it once an epoch.
@@ -278,16 +259,15 @@ class PartitionDataModule(StoredGraphDataModule):
         loader = self._train_loader
         if loader is None or not loader.seconds:
             return 0.0
-        gathered = 0.0 if self._gathering is None else self._gathering.take()
+        gathered = 0.0 if self._placed is None else self._placed.clock.take()
         return min(loader.waiting_share + gathered / loader.seconds, 1.0)
 
     def teardown(self, stage: str) -> None:
         """Remove the scratch folder, and let go of placed features."""
         if stage == "fit":
             self._close_loader()
-        if self.buffer is not None and stage == "fit":
-            close_buffer(self.buffer, self.trainer)
-            self.buffer = None
+            if self._placed is not None:
+                self._placed.close(self.trainer)
         if self._scratch is not None:
             StoreLayerSource(self.store, [], self._scratch).close()
             self._scratch = None
@@ -307,7 +287,7 @@ class PartitionDataModule(StoredGraphDataModule):
 
     @property
     def _gathers_on_device(self) -> bool:
-        return self.buffer is not None and self.buffer.on != "cpu"
+        return self._placed is not None and self._placed.gathers_on_device
 
     def _check_trainable(self) -> None:
         if not trains_on_links(self.sampler):

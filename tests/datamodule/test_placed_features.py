@@ -121,7 +121,7 @@ def test_gathers_where_training_runs_count_as_loading(store_root):
     loader = dm.train_dataloader()
     batches = list(loader)
     waited = dm.loading_share()
-    with dm._gathering.measure():
+    with dm._placed.clock.measure():
         dm.buffer.gather(batches[0].n_id)
     assert waited < dm.loading_share() <= 1
     assert dm.loading_share() == waited == loader.waiting_share, "each gather counts in one epoch"

@@ -1,0 +1,94 @@
+"""What a fit with placed features has more than one without: the buffer, the sampler's bias towards it, its times."""
+
+from dataclasses import replace
+from typing import Any
+
+from ..errors import StrategyError
+from ..partition_store import PartitionStore
+from ..placement import FeatureBuffer, Placement, PlacementSettings
+from ..sampler import LocalityBias
+from .gather_clock import GatherClock
+from .placed_features import close_buffer, open_buffer
+from .train_loader import LoaderOptions
+
+
+class PlacedTraining:
+    """The placed features of one process while it trains; open between `open` and `close`.
+
+    Args:
+        placement: settings, a method's name for their defaults, or a placement made before.
+        locality_scale: None: the sampler prefers nothing. See `PartitionDataModule`.
+        neighbor_set_size: see `LocalityBias`.
+        sampler: of the training batches.
+
+    Attributes:
+        buffer: open, or None.
+
+    Raises:
+        ValueError: the placement is none of these, or the sampler takes no locality.
+    """
+
+    def __init__(
+        self,
+        placement: PlacementSettings | Placement | str,
+        locality_scale: float | None,
+        neighbor_set_size: int,
+        sampler,
+    ):
+        self.placement = PlacementSettings(placement) if isinstance(placement, str) else placement
+        if not isinstance(self.placement, PlacementSettings | Placement):
+            raise ValueError(
+                f"placement must be PlacementSettings, a Placement, a method's name or None, got {placement}"
+            )
+        if locality_scale is not None and not hasattr(sampler, "locality"):
+            raise ValueError(
+                f"locality_scale={locality_scale} needs a sampler that takes locality, NeighborSampler or "
+                f"LayerwiseSampler, got {type(sampler).__name__}"
+            )
+        self.locality_scale, self.neighbor_set_size = locality_scale, neighbor_set_size
+        self.buffer: FeatureBuffer | None = None
+        self.clock: GatherClock | None = None
+
+    def open(self, store: PartitionStore, targets, sampler, options: LoaderOptions, trainer) -> Any:
+        """Place the rows, and return the sampler, biased towards them where that is asked for; see `open_buffer`."""
+        self.buffer = open_buffer(store, self.placement, targets, sampler, options.batch_size, options.seed, trainer)
+        self.clock = GatherClock(self.buffer.on)
+        if self.locality_scale is None:
+            return sampler
+        bias = LocalityBias(
+            self.buffer.placement, self.locality_scale, self.neighbor_set_size, device=self.buffer.device
+        )
+        return replace(sampler, locality=bias)
+
+    @property
+    def gathers_on_device(self) -> bool:
+        """Whether features are gathered where a batch trains, not by its loader."""
+        return self.buffer is not None and self.buffer.on != "cpu"
+
+    def loader_options(self, options: LoaderOptions) -> LoaderOptions:
+        """Return the options of a loader that gathers from the buffer: its rows are this process's alone."""
+        ahead = self.placement.lookahead_batches if self.buffer.foretold else 0
+        return replace(options, lookahead_batches=ahead, fill_here=not options.source.in_process)
+
+    def gather(self, batch: Any) -> None:
+        """Give a batch its features out of all tiers, where it trains."""
+        with self.clock.measure():
+            batch.x = self.buffer.gather(batch.n_id)
+
+    def close(self, trainer) -> None:
+        """Let go of the rows."""
+        if self.buffer is not None:
+            close_buffer(self.buffer, trainer)
+            self.buffer = None
+
+
+def with_scale(sampler, scale: float):
+    """Return a sampler that prefers near rows by another scale.
+
+    Raises:
+        StrategyError: it has no locality.
+    """
+    locality = getattr(sampler, "locality", None)
+    if locality is None:
+        raise StrategyError("the sampler has no locality whose scale could be set: say locality_scale=1")
+    return sampler if locality.scale == scale else replace(sampler, locality=replace(locality, scale=scale))
