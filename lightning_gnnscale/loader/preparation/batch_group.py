@@ -1,8 +1,8 @@
 """Batches made together for one trainer node: each node of their union travels once, all else as narrow as it fits.
 
 Rows are no part of a group: `unpack_group` and `unpack_one` take those of the union, however they came. What a node
-is labelled is sent once for the union; ids and positions go as int32 where they fit, masks as bits, and the targets of
-arcs not at all, since `indptr` says them.
+is labelled is sent once for the union; integers go as narrow as they fit, masks as bits, and the targets of arcs not
+at all, since `indptr` says them.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from ...sampler.subgraph import Allocate
 from ...triton_kernels.gather_rows import gather_rows
 from ...triton_kernels.sample_neighbors.cpu import emit_edges
 from .union_ids import unite
-from .wire import Wire, narrowed, selected, widened
+from .wire import Wire, narrowed, narrowest, selected, widened
 
 _NODE_FIELDS = ("degree", "y", "train_mask", "val_mask", "test_mask")
 _APART = {"n_id", "edge_index", "x_dense", "x_csr"}
@@ -31,8 +31,8 @@ class GroupedBatch(NamedTuple):
 
     Attributes:
         num_nodes: of the batch.
-        positions: (num_nodes,) int32 or int64, where in the union each of its nodes is; None: 0, 1, 2, ...
-        sources: (num_arcs,) int32, the first row of `edge_index`; None where it travels whole, its arcs being in
+        positions: (num_nodes,) of any integer dtype, where in the union each of its nodes is; None: 0, 1, 2, ...
+        sources: (num_arcs,) likewise, the first row of `edge_index`; None where it travels whole, its arcs being in
             another order than `indptr` says.
         arrays: the batch's other tensors by name.
         plain: its other values by name.
@@ -68,6 +68,11 @@ class BatchGroup:
         arrays += [array for batch in self.batches for array in (batch.positions, batch.sources) if array is not None]
         return sum(array.nbytes for array in arrays)
 
+    @property
+    def weight(self) -> np.ndarray | None:
+        """(num_union,) degrees: how likely a node is met again; None where batches do not agree about them."""
+        return self.node_values["degree"].values if "degree" in self.node_values else None
+
     def __reduce__(self):
         return BatchGroup, (self.union, self.node_values, self.batches)
 
@@ -94,8 +99,9 @@ def pack_group(batches: Sequence[MiniBatch]) -> BatchGroup:
         values = _agreed(batches, name, positions, len(union))
         if values is not None:
             shared[name] = narrowed(values)
+    place_dtype = narrowest(0, len(union))
     packed = [
-        _pack_one(batch, None if _counts_up(places) else places, shared)
+        _pack_one(batch, None if _counts_up(places) else places.astype(place_dtype, copy=False), shared)
         for batch, places in zip(batches, positions, strict=True)
     ]
     return BatchGroup(union, shared, packed)
@@ -170,8 +176,8 @@ def _pack_one(batch: MiniBatch, positions: np.ndarray | None, shared: dict[str, 
         else:
             plain[field.name] = value
     edge_index, num_nodes = batch.edge_index.numpy(), len(batch.n_id)
-    sources = np.empty(edge_index.shape[1], np.int32)
-    if num_nodes > np.iinfo(np.int32).max or not _narrow_arcs(edge_index, batch.indptr.numpy(), sources):
+    sources = np.empty(edge_index.shape[1], narrowest(0, num_nodes))
+    if not _narrow_arcs(edge_index, batch.indptr.numpy(), sources):
         arrays["edge_index"], sources = narrowed(edge_index), None
     return GroupedBatch(num_nodes, positions, sources, arrays, plain)
 

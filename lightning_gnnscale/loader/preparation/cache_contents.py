@@ -9,6 +9,8 @@ from ...placement import cache_policies
 from ...placement.cache_policies import AHEAD_NODES
 from ...triton_kernels.intrinsics import prefetch
 
+_STEP_SHIFT = 20  # of a float32's bits
+_NUM_STEPS = 1 << (32 - _STEP_SHIFT)
 POLICIES = {"lru": cache_policies.LRU, "sieve": cache_policies.SIEVE}
 
 
@@ -74,7 +76,7 @@ class CacheContents:
         return _locate(union, missing, self._slot_of, sent, places)
 
     def plan(
-        self, union: np.ndarray, version: int, oldest: int | None
+        self, union: np.ndarray, version: int, oldest: int | None, weight: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Let the policy read a union, and change the contents to what it wants, as far as there is room.
 
@@ -82,12 +84,15 @@ class CacheContents:
             union: (num,) distinct ids, all of whose rows are at hand.
             version: that the contents get if they change.
             oldest: version that is counted on, None: none is.
+            weight: (num,) numbers >= 0: the heaviest row is read last, of equal ones the first; None: all are equal.
 
         Returns:
             Ids added, ids removed, slots to fill, and the positions in the union of the rows that go there.
         """
         # Of a union larger than the cache, LRU keeps what it reads last: the rest need not be read.
-        heads = union[: self._capacity] if self._policy == cache_policies.LRU else union
+        most = min(len(union), self._capacity) if self._policy == cache_policies.LRU else len(union)
+        order = None if weight is None else heaviest_first(weight, most)
+        heads = union[:most] if order is None else union[order]
         self._read(np.ascontiguousarray(heads[::-1], np.int64))
         self.release(oldest)
         wishes = _count_wishes(heads, self._wanted, self._slot_of, self._live)
@@ -98,7 +103,8 @@ class CacheContents:
         num, num_new = _admit(heads, self._wanted, state, self._num_free, added, slots, positions)
         self._num_free -= num_new
         self.num_live += num
-        return added[:num], removed, slots[:num_new], positions[:num_new]
+        positions = positions[:num_new] if order is None else order[positions[:num_new]]
+        return added[:num], removed, slots[:num_new], positions
 
     def release(self, oldest: int | None) -> None:
         """Make the slots of dropped rows free again, those that versions from `oldest` on do without; None: all."""
@@ -127,6 +133,37 @@ class CacheContents:
         if oldest is None:
             self.release(None)
         return removed
+
+
+def heaviest_first(weight: np.ndarray, most: int) -> np.ndarray:
+    """Return the (most,) int64 positions of the heaviest, those of about one weight in order: eight steps an octave.
+
+    Args:
+        weight: (num,) numbers >= 0.
+        most: at most num.
+
+    Cost: two passes, no sort.
+    """
+    steps = weight.astype(np.float32).view(np.uint32) >> _STEP_SHIFT  # exponent and three bits of the fraction
+    order = np.empty(most, np.int64)
+    _order_by_step(steps, order)
+    return order
+
+
+@kernel
+def _order_by_step(steps, order):
+    """Fill order with the positions of the highest steps, ascending within a step."""
+    first = np.zeros(_NUM_STEPS + 1, np.int64)
+    for step in steps:
+        first[step] += 1
+    total = 0
+    for step in range(_NUM_STEPS, -1, -1):
+        total, first[step] = total + first[step], total
+    for i in range(len(steps)):
+        at = first[steps[i]]
+        if at < len(order):
+            order[at] = i
+            first[steps[i]] = at + 1
 
 
 @kernel

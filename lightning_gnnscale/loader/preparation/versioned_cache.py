@@ -63,8 +63,8 @@ class TrainerCache:
         num_nodes: ids are below it.
         capacity_rows: most rows of a version, in [1, 2**31).
         dim, dtype: of a row.
-        policy: "lru": the row that was not read for longest goes; "sieve": see `FeatureCache`. A union's rows count as
-            read from the last one to the first: those met early in a group are met most often, and shall stay.
+        policy: "lru": the row that was not read for longest goes; "sieve": see `FeatureCache`. The rows of a union
+            come at once: the heaviest of them counts as read last, and stays longest.
         spare_rows: most rows that are no longer in the newest version but may still be counted on, >= 1; while there
             are so many, contents stay as they are. None: a quarter of the capacity.
         sparse_width: rows are sparse, with so many values at most; None: dense.
@@ -151,7 +151,14 @@ class TrainerCache:
             return update
 
     def complete(
-        self, request: int, version: int, union: np.ndarray, missing: np.ndarray, rows, allocate: Allocate = np.empty
+        self,
+        request: int,
+        version: int,
+        union: np.ndarray,
+        missing: np.ndarray,
+        rows,
+        allocate: Allocate = np.empty,
+        weight: np.ndarray | None = None,
     ):
         """Put the rows of a union together, and let the cache learn from them.
 
@@ -162,6 +169,8 @@ class TrainerCache:
             missing: (num_union,) bool, or its `np.packbits`.
             rows: the missing rows in order: (num_missing, dim), or `SparseRows`.
             allocate: gives memory for the result.
+            weight: (num_union,) numbers >= 0, how likely each row is to be read again, for example the node's degree
+                (`BatchGroup.weight`); None: those early in the union are the heavier ones.
 
         Returns:
             (num_union, dim) rows, or `SparseRows`; None where the request is not waited for: its answer came before,
@@ -174,7 +183,7 @@ class TrainerCache:
         if not self._claim(request):
             return None
         try:
-            places = self._places(request, version, union, missing, rows)
+            places = self._places(request, version, union, missing, rows, weight)
             if places is None:
                 return None
             # Nothing here is overwritten meanwhile: the request is open, and holds what its version had.
@@ -189,7 +198,7 @@ class TrainerCache:
                 return None
             self._answering.discard(request)
             self._count(places, rows, assembled)
-            self._plan(union, assembled)
+            self._plan(union, assembled, weight)
         return assembled
 
     def cancel(self, request: int) -> None:
@@ -214,13 +223,15 @@ class TrainerCache:
             self._answering.add(request)
             return True
 
-    def _places(self, request: int, version: int, union, missing, rows) -> np.ndarray | None:
+    def _places(self, request: int, version: int, union, missing, rows, weight) -> np.ndarray | None:
         """Return where each row of the union lies, and take the acknowledgement; None where nobody waits any more."""
         mask = missing if missing.dtype == np.bool_ else np.unpackbits(missing, count=len(union)).view(np.bool_)
         num_missing, num_rows = int(np.count_nonzero(mask)), getattr(rows, "num_rows", None)
         num_rows = len(rows) if num_rows is None else num_rows
         if len(mask) != len(union) or num_rows != num_missing:
             raise ValueError(f"rows must be the {num_missing} missing ones of {len(union)}, got {num_rows}")
+        if weight is not None and len(weight) != len(union):
+            raise ValueError(f"weight must be of {len(union)} rows, got {len(weight)}")
         if len(union) and not (union.min() >= 0 and union.max() < self.num_nodes):
             raise ValueError(f"union must hold ids in [0, {self.num_nodes}), got {union.min()} to {union.max()}")
         with self._lock:
@@ -250,9 +261,9 @@ class TrainerCache:
         self._answering.discard(request)
         self.counts.unwanted += 1
 
-    def _plan(self, union: np.ndarray, assembled) -> None:
+    def _plan(self, union: np.ndarray, assembled, weight: np.ndarray | None) -> None:
         """Make the next version, which has what the policy wants of this union and memory allows."""
-        added, removed, slots, positions = self._contents.plan(union, self.version + 1, self._oldest())
+        added, removed, slots, positions = self._contents.plan(union, self.version + 1, self._oldest(), weight)
         self._slots.store(slots, positions, assembled)
         if len(added) or len(removed):
             self.version += 1

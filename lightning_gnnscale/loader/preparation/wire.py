@@ -1,4 +1,4 @@
-"""Arrays as they travel: int64 as int32 where all values fit, bool as bits."""
+"""Arrays as they travel: int64 in the narrowest integers that hold all values, bool as bits."""
 
 from typing import NamedTuple
 
@@ -8,6 +8,8 @@ from ...jit import kernel
 from ...sampler.subgraph import Allocate
 from ...triton_kernels.intrinsics import prefetch
 
+NARROW = tuple(np.dtype(name) for name in ("uint8", "int8", "uint16", "int16", "int32"))
+_WIDE = np.dtype(np.int64)
 _AHEAD = 32  # items between a prefetch and its use
 
 
@@ -15,7 +17,7 @@ class Wire(NamedTuple):
     """An array as it travels.
 
     Attributes:
-        values: int32 in place of int64 where all values fit, bits (uint8) in place of bool.
+        values: one of NARROW in place of int64 where all values fit, bits (uint8) in place of bool.
         dtype: of the array that it stands for.
         shape: likewise.
     """
@@ -25,15 +27,18 @@ class Wire(NamedTuple):
     shape: tuple[int, ...]
 
 
+def narrowest(low: int, high: int) -> np.dtype:
+    """Return the first dtype of NARROW that holds both, or int64."""
+    return next((dtype for dtype in NARROW if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max), _WIDE)
+
+
 def narrowed(array: np.ndarray) -> Wire:
     """Return an array as it travels; it may share the array's memory."""
     values = np.ascontiguousarray(array)
     if array.dtype == np.bool_:
         values = np.packbits(values)
     elif array.dtype == np.int64 and array.size:
-        limits = np.iinfo(np.int32)
-        if limits.min <= array.min() and array.max() <= limits.max:
-            values = values.astype(np.int32)
+        values = values.astype(narrowest(int(array.min()), int(array.max())), copy=False)
     return Wire(values, array.dtype, array.shape)
 
 

@@ -16,6 +16,7 @@ from lightning_gnnscale.loader.batch_maker import BatchMaker
 from lightning_gnnscale.loader.batch_source import BatchKey
 from lightning_gnnscale.loader.preparation import pack_group, unpack_group, unpack_one
 from lightning_gnnscale.loader.preparation.union_ids import unite
+from lightning_gnnscale.loader.preparation.wire import narrowed, widened
 from lightning_gnnscale.loader.staged_part import PartStager
 from lightning_gnnscale.partition_store.features import CSRFeatures, DenseFeatures
 from lightning_gnnscale.sampler import ClusterSampler, FullBatchSampler, LayerwiseSampler, NeighborSampler, SaintSampler
@@ -145,13 +146,13 @@ def test_what_travels_beside_rows_is_counted_and_lean():
         arcs = sum(batch.num_edges for batch in made.batches[:size])
         rows = sum(batch.num_targets + 1 for batch in made.batches[:size])
         beside = nodes - made.batches[0].num_nodes  # positions; the first batch needs none
-        # id, degree and label of 4 bytes, three masks of a bit
-        assert group.num_bytes <= 4 * (arcs + rows + beside) + 12 * len(group.union) + 3 * (len(group.union) // 8 + 1)
+        # What is below 65,536 has two bytes at most. An id has four, a degree two, a label one, and three masks a bit.
+        assert group.num_bytes <= 2 * (arcs + rows + beside) + 7 * len(group.union) + 3 * (len(group.union) // 8 + 1)
 
 
 def test_values_too_large_for_32_bits_travel_whole():
     batch = Made(SAMPLERS["neighbor"], None).batches[0]
-    batch = replace(batch, n_id=batch.n_id + (1 << 40), y=batch.y - (1 << 50))
+    batch = replace(batch, n_id=batch.n_id + (1 << 40), y=batch.y - (1 << 50), degree=batch.degree << 20)
     group, _, _ = travelled(pack_group([batch]))
     assert group.union.dtype == np.int64
     assert_same(unpack_one(group, 0, None), batch)
@@ -192,6 +193,17 @@ def test_the_union_is_in_order_of_first_appearance(lists, step):
     assert union.tolist() == list(dict.fromkeys(int(node) for own in ids for node in own))
     for own, places in zip(ids, positions, strict=True):
         assert np.array_equal(union[places], own)
+
+
+@given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-200, 300) | st.integers(-40000, 70000)))
+@settings(max_examples=100, deadline=None)
+def test_integers_travel_as_narrow_as_they_fit(values):
+    array = np.array(values, np.int64)
+    wire = narrowed(array)
+    back = widened(wire, np.empty)
+    assert back.dtype == np.int64 and back.tolist() == values
+    if values and min(values) >= 0:
+        assert wire.values.itemsize == next(size for size in (1, 2, 4, 8) if max(values) < 1 << 8 * size - (size > 2))
 
 
 def test_empty_batches_and_wrong_rows():

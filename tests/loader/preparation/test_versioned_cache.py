@@ -11,6 +11,7 @@ from oracles import row_cache
 
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.loader.preparation import CacheUpdate, TrainerCache, WorkerView
+from lightning_gnnscale.loader.preparation.cache_contents import heaviest_first
 from lightning_gnnscale.loader.preparation.worker_view import NOTHING
 from lightning_gnnscale.partition_store.features import CSRFeatures
 
@@ -71,7 +72,8 @@ class Traffic:
         request, version, union, missing, rows, _ = self.answers[which % len(self.answers)]
         if which % 4:
             del self.answers[which % len(self.answers)]
-        out = self.cache.complete(request, version, union, missing, rows)
+        weight = None if which % 3 else union % 7
+        out = self.cache.complete(request, version, union, missing, rows, weight=weight)
         if self.open.pop(request, None) is None:
             assert out is None
         else:
@@ -157,6 +159,29 @@ def test_alone_it_keeps_what_the_policy_keeps(policy):
         assert cache.counts.rows_sent - before == len(set(union.tolist()) - known)
         trace += union[::-1].tolist()
         assert contents(cache) == {node for node in range(NUM_NODES) if policy_hits([*trace, node], 6)[-1]}
+
+
+def test_of_a_union_the_heaviest_rows_stay():
+    weight = np.array([3, 0, 5, 2, 400, 7, 7, 1], np.int32)
+    for policy in ("lru", "sieve"):
+        cache, view = TrainerCache(NUM_NODES, 3, DIM, np.float32, policy), WorkerView(NUM_NODES)
+        update, union = cache.begin("a"), np.arange(10, 18)
+        version, missing = view.missing(update, union)
+        out = cache.complete(update.request, version, union, missing, TABLE[union], weight=weight)
+        assert out.tobytes() == TABLE[union].tobytes()
+        assert contents(cache) == {14, 15, 16}
+        answered(cache, view, "a", [14, 16])  # and the rows are theirs
+
+
+@given(st.lists(st.integers(0, 1 << 40), max_size=60), st.data())
+@settings(max_examples=50, deadline=None)
+def test_the_heaviest_come_first(weights, data):
+    most = data.draw(st.integers(0, len(weights)))
+    weight = np.array(weights, np.float64)
+    order = heaviest_first(weight, most)
+    assert len(set(order.tolist())) == most
+    left = np.delete(weight, order)
+    assert not len(left) or not most or weight[order].min() >= left.max() * 0.88  # within one of eight steps an octave
 
 
 def test_only_missing_rows_travel_and_all_is_counted():
@@ -263,6 +288,8 @@ def test_wrong_answers_are_refused_and_the_request_stays_open():
         cache.complete(update.request, 1, union, np.array([False, True]), TABLE[9:10].astype(float))
     with pytest.raises(ValueError, match=r"ids in \[0, 24\), got 1 to 24"):
         cache.complete(update.request, 1, np.array([1, 24]), np.array([False, True]), TABLE[9:10])
+    with pytest.raises(ValueError, match="weight must be of 2 rows, got 3"):
+        cache.complete(update.request, 1, union, np.array([False, True]), TABLE[9:10], weight=np.ones(3))
     out = cache.complete(update.request, 1, union, np.array([False, True]), TABLE[9:10])
     assert out.tobytes() == TABLE[union].tobytes()
     for options, match in (
