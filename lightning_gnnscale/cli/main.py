@@ -23,6 +23,7 @@ BENCHES = {
     "locality": "locality-aware sampling: host reads saved against variance and accuracy",
     "placement": "where feature rows are read from under each placement",
     "prepare": "sources of batches side by side, two-level scheduling beside fixed prefetch, and its replay",
+    "grouping": "bytes that travel for a batch: groups that share rows, beside a row cache",
     "averaging": "accuracy and synchronisation time against the averaging interval, accuracy against halo hops",
     "exchange": "exchange policies of full-graph training: bytes beside accuracy",
     "accuracy": "test accuracy of parts with model averaging beside central training",
