@@ -170,19 +170,23 @@ class DistributedHops(HopSampling):
         )
 
     def _draw(self, hop_key: np.uint64, end: int, last: int, neighbor: np.ndarray) -> None:
-        space, begin, first = self._space, self._begin, self._first
+        self._space.reserve("arc", last, keep=self._first)
+        self._draw_rows(hop_key, self._begin, end, neighbor, self._space.taken)
+
+    def _draw_rows(self, hop_key: np.uint64, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
+        """Draw for the targets begin..end-1, of whom only this worker's rows are here."""
+        space, held = self._space, self._sampler.held
         nodes, indptr = space.node[begin:end], space.indptr[begin : end + 1]
-        rows = self._sampler.held.find(nodes)
+        rows = held.find(nodes)
         request = HopRequest(nodes, int(hop_key), self.fanouts[self.hop], self._replace)
         asked = self._ask(np.flatnonzero((rows < 0) & (indptr[1:] > indptr[:-1])), request)
         own = np.flatnonzero(rows >= 0)
-        drawn = self._sampler.held.draw(request._replace(nodes=nodes[own]), rows[own])
-        self._place("this worker", own, drawn, indptr, neighbor)
+        self._place("this worker", own, held.draw(request._replace(nodes=nodes[own]), rows[own]), indptr, neighbor)
         if self._return_e_id:  # where arcs stand follows from `indptr` and the key: that needs no owner
-            arc, (start, degree) = space.reserve("arc", last, keep=first), self._rows()
+            start, degree = (lengths[begin - self._begin :] for lengths in self._rows())
             cpu.pick_hop(
-                hop_key, space.node, begin, end, request.fanout, self._replace, start, degree, space.indptr,
-                space.taken, arc,
+                hop_key, space.node, begin, end, request.fanout, self._replace, start, degree, space.indptr, taken,
+                space.arc,
             )  # fmt: skip
         for owner, places, drawing in asked:
             self._place(owner, places, drawing.result(), indptr, neighbor)
