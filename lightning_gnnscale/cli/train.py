@@ -55,7 +55,7 @@ def train(config: DictConfig, folder: Path) -> dict:
     check_dataset(config, dataset)
     with ProgressBars() as progress:
         datamodule = make_datamodule(config, dataset, progress)
-        plan = make_store(config, datamodule, trainer.world_size, **_hidden(config))
+        plan = make_store(config, datamodule, trainer.world_size, **_widths(config))
     datamodule.progress = None
     model = make_model(config, datamodule)
     with events.stage("train", note=f"{datamodule.store.num_parts} parts on {trainer.world_size} processes"):
@@ -167,10 +167,14 @@ def make_model(config: DictConfig, datamodule):
     widths = {"in_channels": in_channels, "out_channels": datamodule.num_classes}
     backbone = instantiate(config.model.backbone, **widths)
     _check_hops(config, backbone)
-    rest = {key: value for key, value in config.model.items() if key not in ("backbone", "inputs")}
     given = {"inputs": inputs} if inputs is not None else {}
     multilabel = datamodule.store.labels.ndim == 2
-    return instantiate(OmegaConf.create(rest), backbone=backbone, multilabel=multilabel, **given)
+    return instantiate(_without_inputs(config), backbone=backbone, multilabel=multilabel, **given)
+
+
+def _without_inputs(config: DictConfig) -> DictConfig:
+    """Return the module's own settings."""
+    return OmegaConf.create({key: value for key, value in config.model.items() if key not in ("backbone", "inputs")})
 
 
 def _inputs(config: DictConfig, datamodule):
@@ -186,10 +190,11 @@ def _inputs(config: DictConfig, datamodule):
 
 def _make_link_model(config: DictConfig, datamodule):
     """Return the module of a run on links; the width of its embeddings is a setting of the backbone."""
-    backbone = instantiate(config.model.backbone, in_channels=datamodule.num_features)
+    inputs = _inputs(config, datamodule)
+    backbone = instantiate(config.model.backbone, in_channels=datamodule.num_features + getattr(inputs, "dim", 0))
     _check_hops(config, backbone)
-    rest = {key: value for key, value in config.model.items() if key != "backbone"}
-    return instantiate(OmegaConf.create(rest), backbone=backbone)
+    given = {"inputs": inputs} if inputs is not None else {}
+    return instantiate(_without_inputs(config), backbone=backbone, **given)
 
 
 def _check_hops(config: DictConfig, backbone) -> None:
@@ -213,9 +218,13 @@ def _batch_size(config: DictConfig) -> int | None:
     return config.datamodule.batch_size if config.datamodule.get("mode") == "mini_batch" else None
 
 
-def _hidden(config: DictConfig) -> dict:
-    hidden = config.model.backbone.get("hidden_channels")
-    return {"hidden_channels": hidden} if hidden else {}
+def _widths(config: DictConfig) -> dict:
+    """Return what the planner asks of the model."""
+    widths = {
+        "hidden_channels": config.model.backbone.get("hidden_channels"),
+        "embedding_dim": (config.model.get("inputs") or {}).get("dim"),
+    }
+    return {name: width for name, width in widths.items() if width}
 
 
 def _progress_argument(node: DictConfig, progress) -> dict:

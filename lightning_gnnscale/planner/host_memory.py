@@ -59,6 +59,7 @@ def predict_training(
     fanouts: Sequence[int] = (),
     hidden_channels: int = 256,
     prefetch_batches: int = 3,
+    embedding_dim: int = 0,
 ) -> int:
     """Predict what one training process (or device) holds beyond its interpreter, bytes.
 
@@ -73,6 +74,7 @@ def predict_training(
         fanouts: neighbours a hop; -1 takes all.
         hidden_channels: width of the hidden layers.
         prefetch_batches: batches held at once.
+        embedding_dim: columns of learnable node embeddings, which processes of a host share with Adam's two moments.
     """
     part_nodes = math.ceil(num_nodes / num_parts)
     part_arcs = math.ceil(num_edges / num_parts)
@@ -88,7 +90,9 @@ def predict_training(
     layers = max(len(fanouts), 2)
     # Each layer keeps its aggregated input, its output, and the gradients of both.
     activations = 4 * layers * inputs * hidden_channels * 4
-    parameters = 4 * hidden_channels * (2 * feature_dim + 2 * hidden_channels * (layers - 1))
+    parameters = 4 * hidden_channels * (2 * (feature_dim + embedding_dim) + 2 * hidden_channels * (layers - 1))
     model = parameters * (4 + 3 * math.ceil(num_parts / num_processes))
     parts = 2 * (8 * part_arcs + 24 * reach)
-    return int(TRAINING_BYTES + parts + prefetch_batches * inputs * (row_bytes + 40) + activations + model)
+    embeddings = num_nodes * (12 * embedding_dim + 4) / num_processes if embedding_dim else 0
+    batches = prefetch_batches * inputs * (row_bytes + 40) + inputs * 2 * 4 * embedding_dim  # rows, and their gradients
+    return int(TRAINING_BYTES + parts + batches + activations + model + embeddings)

@@ -13,9 +13,10 @@ from lightning_gnnscale.cli.check_dataset import check_dataset
 from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.recipe import take_recipe
-from lightning_gnnscale.cli.train import make_datamodule, make_model
+from lightning_gnnscale.cli.train import _widths, make_datamodule, make_model
 from lightning_gnnscale.dataset import load_npz
 from lightning_gnnscale.errors import StrategyError
+from lightning_gnnscale.planner import predict_training
 
 
 @pytest.fixture
@@ -66,6 +67,26 @@ def test_features_of_the_machines_stand_in_place_of_stored_ones(folder):
     assert (datamodule.num_features, model.inputs.dim, model.backbone.in_channels) == (0, 5, 5)
     assert all(batch.x is None for batch in datamodule.train_dataloader())
     assert np.array_equal(model.inputs.gather(np.arange(60)), datamodule.store.features.array)
+
+
+def test_links_are_predicted_from_learned_rows(folder):
+    embedding = "{_target_: lightning_gnnscale.embedding.DistributedEmbedding, dim: 4}"
+    overrides = [f"paths.stores={folder}/stores", "num_parts=2", f"+model.inputs={embedding}"]
+    config = composed(overrides, "link_prediction")
+    assert _widths(config)["embedding_dim"] == 4
+    datamodule = make_datamodule(config, load_npz("small", root=str(folder)))
+    datamodule.prepare_data()
+    model = make_model(config, datamodule)
+    assert (model.inputs.dim, model.backbone.in_channels) == (4, 5 + 4)
+
+
+def test_the_plan_counts_learned_rows():
+    shape = {"num_nodes": 10**6, "num_edges": 10**7, "num_parts": 4, "batch_size": 512, "fanouts": [10, 10]}
+    without = predict_training(**shape, num_processes=1)
+    alone, shared = (predict_training(**shape, num_processes=num, embedding_dim=64) for num in (1, 2))
+    table = 10**6 * (3 * 4 * 64 + 4)
+    assert alone - without >= table
+    assert (alone - shared) >= table / 2, "processes of a host share the rows"
 
 
 def test_sparse_features_stay_in_their_store(tmp_path):
