@@ -11,7 +11,7 @@ A sampler made of these stands wherever a `NeighborSampler` does: `BatchBuilder(
 an owner answers with `held.draw(request)`.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,7 +22,8 @@ from ...jit import kernel
 from ...sampler.neighbor import NeighborSampler, NeighborState
 from ...sampler.subgraph import Allocate, Subgraph
 from ...triton_kernels.sample_neighbors import HopSampling, Workspace, cpu
-from .held_rows import HeldRows, HopRequest, part_of
+from .held_nodes import PartOwners
+from .held_rows import HeldRows, HopRequest
 
 
 class Drawing(Protocol):
@@ -33,41 +34,6 @@ class Drawing(Protocol):
 
 
 Ask = Callable[[Hashable, HopRequest], Drawing]
-
-
-@dataclass(frozen=True)
-class PartOwners:
-    """Who holds the rows of which part.
-
-    Args:
-        part_offsets: (num_parts + 1,) first store id of each part, then num_nodes.
-        owner_of: the owner of each part, by any name that `ask` knows.
-
-    Raises:
-        ValueError: they are not as many as parts.
-    """
-
-    part_offsets: np.ndarray
-    owner_of: Sequence[Hashable]
-
-    def __post_init__(self):
-        if len(self.owner_of) != len(self.part_offsets) - 1:
-            raise ValueError(f"owner_of must name {len(self.part_offsets) - 1} owners, got {len(self.owner_of)}")
-
-    def group(self, nodes: np.ndarray) -> list[tuple[Hashable, np.ndarray]]:
-        """Return (owner, positions in nodes) for each owner of any of the nodes, positions ascending."""
-        parts = part_of(nodes, self.part_offsets)
-        present = np.unique(parts)
-        parts_of: dict[Hashable, list[int]] = {}
-        for part in present.tolist():
-            parts_of.setdefault(self.owner_of[part], []).append(part)
-        numbers = np.empty(len(self.owner_of), np.int64)
-        for number, owned in enumerate(parts_of.values()):
-            numbers[owned] = number
-        owner = numbers[parts]
-        order = np.argsort(owner, kind="stable")
-        cuts = np.searchsorted(owner[order], np.arange(1, len(parts_of)))
-        return list(zip(parts_of, np.split(order, cuts), strict=True)) if parts_of else []
 
 
 @dataclass(frozen=True)
@@ -177,7 +143,7 @@ class DistributedHops(HopSampling):
         """Draw for the targets begin..end-1, of whom only this worker's rows are here."""
         space, held = self._space, self._sampler.held
         nodes, indptr = space.node[begin:end], space.indptr[begin : end + 1]
-        rows = held.find(nodes)
+        rows = held.nodes.find(nodes)
         request = HopRequest(nodes, int(hop_key), self.fanouts[self.hop], self._replace)
         asked = self._ask(np.flatnonzero((rows < 0) & (indptr[1:] > indptr[:-1])), request)
         own = np.flatnonzero(rows >= 0)

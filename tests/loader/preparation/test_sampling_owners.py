@@ -18,9 +18,12 @@ from lightning_gnnscale.loader.batch_builder import BatchBuilder
 from lightning_gnnscale.loader.batch_maker import BatchMaker
 from lightning_gnnscale.loader.batch_source import BatchKey
 from lightning_gnnscale.loader.operators.neighborhood import FanoutNeighborhood
-from lightning_gnnscale.loader.preparation.held_rows import HeldRows, HopRequest, most_linked
-from lightning_gnnscale.loader.preparation.sampling_owners import DistributedNeighborSampler, PartOwners
+from lightning_gnnscale.loader.preparation.held_features import DistributedFeatures, HeldFeatures
+from lightning_gnnscale.loader.preparation.held_nodes import PartOwners, most_linked
+from lightning_gnnscale.loader.preparation.held_rows import HeldRows, HopRequest
+from lightning_gnnscale.loader.preparation.sampling_owners import DistributedNeighborSampler
 from lightning_gnnscale.loader.staged_part import PartStager
+from lightning_gnnscale.partition_store.features import CSRFeatures
 from lightning_gnnscale.placement import place
 from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.sampler import ClusterSampler, LocalityBias, NeighborSampler
@@ -207,7 +210,7 @@ def test_empty_parts_and_owners_without_rows():
     seeds = np.array([149, 150, 0])
     assert_equal(drawn(sampler, WORLD.csc, seeds, 5), drawn(distributed, UNREAD, seeds, 5))
     nobody = HeldRows(WORLD.csc, offsets, [])
-    assert nobody.find(np.array([0, 399])).tolist() == [-1, -1]
+    assert nobody.nodes.find(np.array([0, 399])).tolist() == [-1, -1]
 
 
 def test_what_does_not_fit_is_refused_in_one_line():
@@ -252,3 +255,42 @@ def test_a_wrong_answer_or_a_lost_owner_leaves_the_workspace_usable():
     fine = workers.sampler("a", sampler)
     again = fine.draw(state, seeds, 5, space, np.empty, False)
     assert_equal(drawn(sampler, WORLD.csc, seeds, 5, False), again)
+
+
+def sparse_features() -> CSRFeatures:
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(0, 6, 400)
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    indices = np.concatenate([np.sort(rng.choice(30, length, replace=False)) for length in lengths]).astype(np.int32)
+    return CSRFeatures(indptr, indices, rng.random(indptr[-1], np.float32), 30)
+
+
+@pytest.mark.parametrize("features", [WORLD.features, sparse_features()], ids=["dense", "csr"])
+def test_feature_rows_of_all_owners_come_in_order(features):
+    replicated = np.arange(100, 140)
+    held = {owner: HeldFeatures(features, OFFSETS, parts_of(owner), replicated) for owner in "abc"}
+    steps = []
+
+    def ask(owner, nodes):
+        steps.append(owner)
+        return done(held[owner].gather(nodes))
+
+    table = DistributedFeatures.of(features, held["c"], PartOwners(OFFSETS, OWNER_OF), ask)
+    assert (table.num_rows, table.dim, table.dtype) == (400, features.dim, features.dtype)
+    for nodes in (np.random.default_rng(2).permutation(400)[:90], np.arange(100, 140), np.empty(0, np.int64)):
+        expected, found = features.gather(nodes), table.gather(nodes)
+        names = ("indptr", "indices", "data") if features.is_sparse else (slice(None),)
+        for name in names:
+            one, other = (getattr(r, name) if isinstance(name, str) else r[name] for r in (expected, found))
+            assert one.dtype == other.dtype and one.tobytes() == other.tobytes()
+    assert set(steps) == {"a", "b"} and len(steps) == 2, "replicated rows are at hand"
+    out = np.empty((3, features.dim), features.dtype)
+    if not features.is_sparse:
+        assert table.gather(np.array([399, 0, 200]), out) is out
+        assert out.tobytes() == features.gather(np.array([399, 0, 200])).tobytes()
+    assert held["c"].num_bytes < sum(owner.num_bytes for owner in held.values())
+    with pytest.raises(GNNScaleError, match="row 0 is asked of an owner that does not hold it"):
+        held["c"].gather(np.array([0]))
+    short = DistributedFeatures.of(features, held["c"], table.owners, lambda owner, nodes: ask(owner, nodes[1:]))
+    with pytest.raises(GNNScaleError, match="a sent 1 rows, 2 were asked for"):
+        short.gather(np.array([0, 1]))
