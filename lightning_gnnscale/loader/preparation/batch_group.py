@@ -52,7 +52,7 @@ class BatchGroup:
     Attributes:
         union: (num_union,) int32, or int64 where ids need it: distinct store ids of all batches, in order of first
             appearance.
-        node_values: degrees, labels and masks of the union, those that all batches agree about.
+        node_values: degrees, labels and masks of the union, those that all batches agree about; batches of one part do.
         batches: in the order given.
     """
 
@@ -193,10 +193,11 @@ def _agreed(batches: Sequence[MiniBatch], name: str, positions: list[np.ndarray]
         return None
     shared = np.empty((num_union, *first.shape[1:]), first.dtype)
     columns = as_bits(shared).reshape(num_union, shared[:1].size if num_union else 1)
+    one_part = len({batch.part for batch in batches}) == 1  # whose tables they all were looked up in
     known = 0
     for value, places in zip(values, positions, strict=True):
         bits = as_bits(np.ascontiguousarray(value)).reshape(len(value), columns.shape[1])
-        known = _share(bits, places, columns, known)
+        known = _share(bits, places, columns, known, not one_part)
         if known < 0:
             return None
     return shared
@@ -210,8 +211,8 @@ def _counts_up(places: np.ndarray) -> bool:
 
 
 @kernel
-def _share(bits, positions, shared, known):
-    """Write the values of nodes met first, compare those of others; return how many are known, or -1 at a difference.
+def _share(bits, positions, shared, known, compare):
+    """Write the values of nodes met first; return how many are known, or -1 where `compare` finds a difference.
 
     Args:
         bits: (num, columns). positions: (num,), new ones in ascending order from `known` on. shared: (num_union,
@@ -224,7 +225,7 @@ def _share(bits, positions, shared, known):
             for column in range(columns):
                 shared[place, column] = bits[i, column]
             known += 1
-        else:
+        elif compare:
             for column in range(columns):
                 if shared[place, column] != bits[i, column]:
                     return -1

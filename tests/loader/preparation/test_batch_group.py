@@ -158,10 +158,10 @@ def test_values_too_large_for_32_bits_travel_whole():
     assert_same(unpack_one(group, 0, None), batch)
 
 
-def test_batches_that_disagree_about_a_node_keep_their_own_values():
+def test_batches_of_parts_that_disagree_about_a_node_keep_their_own_values():
     made = Made(SAMPLERS["neighbor"], None)
     one = made.batches[0]
-    other = replace(one, degree=one.degree + 1, y=None, train_mask=~one.train_mask)
+    other = replace(one, part=one.part + 1, degree=one.degree + 1, y=None, train_mask=~one.train_mask)
     group, _, _ = travelled(pack_group([one, other]))
     assert set(group.node_values) == {"val_mask", "test_mask"}
     for batch, expected in zip(unpack_group(group, None), (one, other), strict=True):
