@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ..loader import TaskGraphs
 from ..partition_store import PartitionStore
 from .partition_graphs import public_root
 from .prepare_cases import CPU, WORKLOADS, Shape, grid, make_data, make_trainer, source_of
@@ -43,8 +44,7 @@ def run(
     replay_cores: Sequence[int] = (1, 2, 8, 16, 64),
     replay_queue_batches: Sequence[int] = (1, 2, 4, 16, 64),
     replay_sigmas: Sequence[float] = (0, 10, 50),
-    trace_threads: Sequence[int] = (1, 2),
-    fetch_pieces: int = 8,
+    trace_threads: int = 2,
     seed: int = 0,
     data_root: str | None = None,
 ) -> dict[str, list[dict]]:
@@ -71,9 +71,8 @@ def run(
         device_share: time of the device that is to be fed, over that in which one thread prepares a batch.
         replay_cores, replay_queue_batches: of the machines of the replay: cores, and memory in batches.
         replay_sigmas: that two-level scheduling is tuned over in the replay.
-        trace_threads: threads side by side whose task times are recorded; a machine is replayed with those of as many
-            threads as it has cores, or of the most there are.
-        fetch_pieces: of the task graphs that are replayed.
+        trace_threads: most threads side by side whose task times are recorded; a machine with fewer cores is replayed
+            with the times of as many threads, so that what they cost each other in shared memory is in them.
         seed: of order and draws.
         data_root: folder of public graphs; None looks for it.
 
@@ -103,9 +102,11 @@ def run(
         store = open_graph(graph, output / "graphs", num_parts, root)
         for workload in workloads:
             traces = {}
-            for threads in trace_threads:
-                path = output / "traces" / f"{graph.replace(':', '-')}-{workload}-{_tag(shape, threads)}.json"
-                traces[threads] = record(store, workload, shape, threads, fetch_pieces, path)
+            for cores in sorted({*replay_cores, 1}):
+                threads, pieces = min(cores, trace_threads), TaskGraphs(cores).num_pieces
+                tag = _tag(shape, threads, pieces)
+                path = output / "traces" / f"{graph.replace(':', '-')}-{workload}-{tag}.json"
+                traces[cores] = record(store, workload, shape, threads, pieces, path)
             bench = _Bench(output / "rows.csv", graph, workload, store, shape, traces, console)
             found = bench.rows(cases, train, repeats)
             found += bench.feed(found, cases, device_share, repeats)

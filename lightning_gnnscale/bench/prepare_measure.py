@@ -15,13 +15,14 @@ def measure(loader: PartLoader, train: Callable[[MiniBatch], None], num_batches:
     """Train on batches and return what was seen.
 
     Epochs are as long as the loader's, or begin so late that they end at the last batch: nothing is prepared that is
-    not trained. The wait for an epoch's first batch counts.
+    not trained. The wait for an epoch's first batch counts, the order of the first epoch's seeds is made before.
 
     Args:
         loader: of the batches.
         train: what is done with each.
         num_batches: how many, in as many epochs as it takes.
-        warm_up: batches of an epoch before, which do not count: kernels are compiled, workers started.
+        warm_up: the epoch's last batches, which are trained once before and do not count: kernels are compiled, workers
+            started, buffers taken.
 
     Returns:
         `batches`, `seeds`, `seconds`, `seeds_per_s`, `wait_share` of the seconds in which the trainer waited, in [0,
@@ -58,9 +59,9 @@ def measure(loader: PartLoader, train: Callable[[MiniBatch], None], num_batches:
 
 
 def epochs(loader: PartLoader, num_batches: int) -> Iterator[MiniBatch]:
-    """Yield so many batches, in whole epochs but for the first, which goes on where it must to end with them."""
+    """Yield so many batches, in whole epochs but for the first, which begins where it must to end with them."""
     first = num_batches % len(loader)
-    for epoch in itertools.count(loader.epoch + 1):
+    for epoch in itertools.count():
         if num_batches <= 0:
             return
         loader.set_epoch(epoch)

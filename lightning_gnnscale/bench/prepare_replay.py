@@ -34,9 +34,7 @@ class _Traced:
                        task_clock=thread_time)  # fmt: skip
 
 
-def record(
-    store: PartitionStore, workload: str, shape: Shape, num_threads: int, fetch_pieces: int, path: Path
-) -> TaskTrace:
+def record(store: PartitionStore, workload: str, shape: Shape, num_threads: int, pieces: int, path: Path) -> TaskTrace:
     """Return the task times of a workload, measured side by side on so many threads; those of the path if it is there.
 
     Times are CPU seconds of the thread, which leave out what else the machine does, but not what shared caches and
@@ -45,7 +43,7 @@ def record(
     if path.is_file():
         return TaskTrace.load(path)
     trace = TaskTrace()
-    settings = TaskGraphs(num_threads, "fixed_prefetch", depth=num_threads, fetch_pieces=fetch_pieces)
+    settings = TaskGraphs(num_threads, "fixed_prefetch", depth=num_threads, pieces=pieces)
     data = make_data(store, workload, shape, _Traced(settings, trace))
     loader = data.train_dataloader()
     warm_up = settings.batches_ahead + 4
@@ -111,8 +109,7 @@ def replay_rows(
     """Return a row for each number of cores and cap on memory: both schedulings, each tuned, and their ratio.
 
     Args:
-        traces: of a workload, by the number of threads that were side by side; each machine is replayed with those of
-            as many threads as it has cores, or of the most there are.
+        traces: of a workload, by cores.
         cores: of the machines.
         queue_batches: memory, in batches that are ready or under way: the most of either scheduling.
         sigmas: that two-level scheduling is tuned over.
@@ -125,7 +122,7 @@ def replay_rows(
     """
     rows = []
     for number in cores:
-        trace = traces[min((threads for threads in traces if threads >= number), default=max(traces))]
+        trace = traces[number]
         num_batches = max(len(trace.batches), 8 * number)
         for batches in queue_batches:
             plain, plain_settings = best_fixed(trace, number, batches, train_s, num_batches)

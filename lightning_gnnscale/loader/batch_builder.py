@@ -75,13 +75,14 @@ class BatchBuilder:
         """Whether a sampler is asked for the positions of arcs."""
         return self.return_e_id or self.edge_weight is not None
 
-    def assemble(self, staged: StagedPart, drawn: Subgraph, key: int) -> MiniBatch:
+    def assemble(self, staged: StagedPart, drawn: Subgraph, key: int, with_nodes: bool = True) -> MiniBatch:
         """Return the batch of a drawn subgraph, without its features.
 
         Args:
             staged: the part that it was drawn from.
             drawn: with `e_id` where `with_arcs`.
             key: uint64, the batch's.
+            with_nodes: False leaves out what `node_data` looks up.
         """
         n_id = self.store_ids(staged.graph, drawn.n_id)
         e_id = _arc_ids(staged.graph, drawn) if self.with_arcs else None
@@ -101,7 +102,7 @@ class BatchBuilder:
             e_id=_tensor(e_id) if self.return_e_id else None,
             pairs=_tensor(drawn.pairs),
             negatives=_tensor(drawn.negatives),
-            **self._node_data(staged, drawn.n_id),
+            **(self.node_data(staged, drawn.n_id) if with_nodes else {}),
         )
 
     def fill(self, batch: MiniBatch) -> MiniBatch:
@@ -146,8 +147,8 @@ class BatchBuilder:
         _to_store_ids(local, graph.core_start, graph.num_core, graph.halo_nodes, out)
         return out
 
-    def _node_data(self, staged: StagedPart, local: np.ndarray) -> dict[str, torch.Tensor]:
-        """Gather degree, labels and masks."""
+    def node_data(self, staged: StagedPart, local: np.ndarray) -> dict[str, torch.Tensor]:
+        """Return degree, labels and masks of (num_nodes,) local ids, by their names in a batch."""
         weighted = staged.graph.degree.dtype.kind == "f"
         degree = self.pool.take(local.shape, np.float32 if weighted else np.int64)
         masks = [self.pool.take(local.shape, np.bool_) for _ in MASK_NAMES]

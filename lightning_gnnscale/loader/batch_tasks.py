@@ -31,7 +31,10 @@ class BatchTasks:
         branches = range(workflow.num_branches)
         self._hoods: list = [None for _ in branches]
         self._spaces: list = [None for _ in branches]
-        self._found: list[list[np.ndarray]] = [[] for _ in branches]  # store ids of each hop
+        self._local: list[list[np.ndarray]] = [[] for _ in branches]  # local ids of each hop
+        self._found: list[list[np.ndarray]] = [[] for _ in branches]  # their store ids
+        self._neighbors: dict[tuple[int, int], int] = {}  # that the targets of a hop have
+        self._node_data: dict = {}
         self._ends: dict[int, np.ndarray] = {}  # seeds, positives and negatives of links
         self._links = None
         self._drawn: list[tuple] = [() for _ in branches]  # distinct local ids and the place of each draw in them
@@ -44,11 +47,14 @@ class BatchTasks:
         """Return what runs a task, and what gives its cost."""
         kind, branch, hop = task.kind, task.branch, task.hop
         if kind == "neighborhood":
-            return lambda: self._sample(branch), lambda: self._hoods[branch].num_neighbors
+            return lambda: self._sample(branch, hop, task.piece), lambda: self._hop_cost(branch, hop)
+        if kind == "relabel":
+            return lambda: self._relabel(branch), lambda: self._hop_cost(branch, hop)
         if kind == "fetch":
             return lambda: self._fetch(branch, hop, task.piece), lambda: self._fetch_cost(branch, hop, task.piece)
-        if kind == "block":
-            return self._block, lambda: sum(len(nodes) for found in self._found for nodes in found)
+        if kind in ("block", "nodes"):
+            run = self._block if kind == "block" else self._look_up
+            return run, lambda: sum(len(nodes) for found in self._found for nodes in found)
         if kind == "end":
             return self._end, lambda: 0
         if kind == "draw":
@@ -104,19 +110,33 @@ class BatchTasks:
         self._hoods[branch] = begin(self._staged, nodes, key, space, self._builder.with_arcs)
         self._keep(branch)
 
-    def _sample(self, branch: int) -> None:
-        self._hoods[branch].sample()
+    def _sample(self, branch: int, hop: int, piece: int) -> None:
+        pieces = self._workflow.draw_pieces(hop)
+        if pieces > 1:
+            self._hoods[branch].draw(piece, pieces)
+        else:
+            self._hoods[branch].sample()
+            self._keep(branch)
+
+    def _relabel(self, branch: int) -> None:
+        self._hoods[branch].relabel()
         self._keep(branch)
+
+    def _hop_cost(self, branch: int, hop: int) -> int:
+        if (branch, hop) not in self._neighbors:
+            self._neighbors[branch, hop] = self._hoods[branch].num_neighbors
+        return self._neighbors[branch, hop] // self._workflow.draw_pieces(hop)
 
     def _keep(self, branch: int) -> None:
         """Keep the store ids of the newest nodes: the workspace is another batch's when they are fetched."""
         newest = self._hoods[branch].newest
         local = self._builder.pool.take(newest.shape, np.int64)
         local[:] = newest
+        self._local[branch].append(local)
         self._found[branch].append(self._builder.store_ids(self._staged.graph, local))
 
     def _piece(self, branch: int, hop: int, piece: int) -> tuple[int, int]:
-        num, pieces = len(self._found[branch][hop]), self._workflow.pieces(hop)
+        num, pieces = len(self._found[branch][hop]), self._workflow.fetch_pieces(hop)
         return num * piece // pieces, num * (piece + 1) // pieces
 
     def _fetch_cost(self, branch: int, hop: int, piece: int) -> int:
@@ -133,7 +153,7 @@ class BatchTasks:
         self._rows.gather(found[branch][hop][begin:end], first + begin, total)
 
     def _block(self) -> None:
-        """Put the arcs of all branches together, and look up labels, masks and degrees."""
+        """Put the arcs of all branches together."""
         subgraphs = []
         for hood, space in zip(self._hoods, self._spaces, strict=True):
             subgraphs.append(hood.collect(self._builder.pool.take))
@@ -144,7 +164,14 @@ class BatchTasks:
             joined = self._operators.links.attach(joined, self._links, self._builder.pool.take)
         elif len(subgraphs) > 1:
             joined = joined._replace(**self._branch_links())
-        self._batch = self._builder.assemble(self._staged, joined, self._key)
+        self._batch = self._builder.assemble(self._staged, joined, self._key, with_nodes=False)
+
+    def _look_up(self) -> None:
+        """Look up labels, masks and degrees of the nodes of all branches, hop by hop as they stand in the batch."""
+        nodes = [hops[hop] for hop in range(self._workflow.num_hops + 1) for hops in self._local]
+        local = self._builder.pool.take((sum(len(some) for some in nodes),), np.int64)
+        np.concatenate(nodes, out=local)
+        self._node_data = self._builder.node_data(self._staged, local)
 
     def _branch_links(self) -> dict[str, np.ndarray]:
         (seeds, _), (positives, positive), (_, negative) = self._drawn
@@ -154,6 +181,8 @@ class BatchTasks:
         return {"pairs": np.ascontiguousarray(places[:, linked]), "negatives": negatives[linked]}
 
     def _end(self) -> None:
+        for name, values in self._node_data.items():
+            setattr(self._batch, name, values)
         if self._rows is not None:
             self._rows.attach(self._batch)
 

@@ -120,7 +120,8 @@ class TaskGraphs:
         queue_bytes: most bytes of batches that are ready or under way; None: 1 GiB. Of "two_level". Where rows are
             gathered after the draw (a Belady cache), batches have them beyond the cap, and `prefetch_batches` counts.
         depth: batches that are ready or under way, >= 1; None: num_threads. Of "fixed_prefetch".
-        fetch_pieces: tasks that share the rows of the last hop, >= 1; None: as many as threads, 8 at most.
+        pieces: tasks that share the neighbours or the rows of a large hop, >= 1; None: as many as threads, 8 at most,
+            and 1 under "fixed_prefetch", whose threads share nothing.
         operators: your own, in place of those that draw what the sampler draws.
 
     Raises:
@@ -132,7 +133,7 @@ class TaskGraphs:
     sigma: float | None = None
     queue_bytes: int | None = None
     depth: int | None = None
-    fetch_pieces: int | None = None
+    pieces: int | None = None
     operators: Operators | None = None
     in_process: ClassVar[bool] = True
 
@@ -144,7 +145,7 @@ class TaskGraphs:
         for name in others[self.scheduling]:
             if getattr(self, name) is not None:
                 raise ValueError(f"{name} is no setting of scheduling={self.scheduling}, got {getattr(self, name)}")
-        for name in ("queue_bytes", "depth", "fetch_pieces"):
+        for name in ("queue_bytes", "depth", "pieces"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
         if not isinstance(self.operators, Operators | None):
@@ -158,6 +159,13 @@ class TaskGraphs:
             return (self.depth or self.num_threads) + 1
         return 2 * self.num_threads + 2
 
+    @property
+    def num_pieces(self) -> int:
+        """Tasks that share a large hop."""
+        if self.pieces is not None:
+            return self.pieces
+        return min(self.num_threads, 8) if self.scheduling == "two_level" else 1
+
     def policy(self) -> Policy:
         """Return a fresh policy."""
         if self.scheduling == "fixed_prefetch":
@@ -166,8 +174,7 @@ class TaskGraphs:
         return TwoLevelPolicy(self.num_threads, queue_bytes=self.queue_bytes or QUEUE_BYTES, **sigma)
 
     def connect(self, place: RankPlace) -> SourceFactory:
-        pieces = self.fetch_pieces or (min(self.num_threads, 8) if self.scheduling == "two_level" else 1)
-        return partial(TaskSource, policy=self.policy, operators=self.operators, fetch_pieces=pieces)
+        return partial(TaskSource, policy=self.policy, operators=self.operators, pieces=self.num_pieces)
 
 
 SOURCES = {

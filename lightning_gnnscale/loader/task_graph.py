@@ -31,11 +31,12 @@ class LogicalTask(NamedTuple):
 
     Attributes:
         kind: "seeds", "positives", "negatives": what draws the first nodes of a branch, or the ends of links that
-            "join" puts into one; "neighborhood": of one hop and branch; "draw": of a sampler that no operator serves;
-            "block": arcs, labels and masks of all branches; "fetch": rows of one hop and branch; "end".
+            "join" puts into one; "neighborhood": of one hop and branch, in pieces where "relabel" follows, which
+            numbers the nodes they found; "draw": of a sampler that no operator serves; "block": arcs of all branches;
+            "nodes": their labels, masks and degrees; "fetch": rows of one hop and branch; "end".
         branch: 0 seeds, 1 positives, 2 negatives.
         hop: 0 are the first nodes.
-        piece: of the rows that "fetch" is to gather.
+        piece: of the rows that "fetch" is to gather, of the neighbours that "neighborhood" is to draw.
         dependencies: numbers of earlier tasks.
     """
 
@@ -104,13 +105,14 @@ class Workflow:
         builder: gives memory and puts batches together; draws them itself without operators.
         operators: of the tasks, None: see above.
         gathers: False leaves the feature rows out.
-        fetch_pieces: tasks that the rows of the last hop are fetched by, >= 1: as many threads can share them.
+        pieces: tasks that share a large hop, >= 1: the neighbours of all hops but the first of several, and the rows
+            of the last. As many threads can be at work on one batch.
 
-    Source: ByteGNN (Zheng et al., VLDB 2022), section 4. Differs: there a hop is fetched in one task.
+    Source: ByteGNN (Zheng et al., VLDB 2022), section 4. Differs: there a hop is sampled and fetched in one task each.
     """
 
-    def __init__(self, builder: BatchBuilder, operators: Operators | None, gathers: bool = True, fetch_pieces: int = 1):
-        self.builder, self.operators, self.fetch_pieces = builder, operators, fetch_pieces
+    def __init__(self, builder: BatchBuilder, operators: Operators | None, gathers: bool = True, pieces: int = 1):
+        self.builder, self.operators, self.pieces = builder, operators, pieces
         self.fetch = None
         if gathers:
             own = None if operators is None else operators.fetch
@@ -144,16 +146,24 @@ class Workflow:
             tasks, drawn = self._first_nodes()
             for hop in range(1, self.num_hops + 1):
                 for branch in range(self.num_branches):
-                    drawn[hop, branch] = len(tasks)
-                    tasks.append(LogicalTask("neighborhood", branch, hop, 0, (drawn[hop - 1, branch],)))
+                    tasks += self._hop(hop, branch, drawn[hop - 1, branch], len(tasks))
+                    drawn[hop, branch] = len(tasks) - 1
             last = tuple(drawn[self.num_hops, branch] for branch in range(self.num_branches))
-            end = [len(tasks)]
-            tasks.append(LogicalTask("block", 0, self.num_hops, 0, last))
+            end = [len(tasks), len(tasks) + 1]
+            tasks += [LogicalTask(kind, 0, self.num_hops, 0, last) for kind in ("block", "nodes")]
         if self.fetch is not None:
             fetches = list(self._fetches(drawn))
             end += range(len(tasks), len(tasks) + len(fetches))
             tasks += fetches
         tasks.append(LogicalTask("end", 0, self.num_hops, 0, tuple(end)))
+        return tasks
+
+    def _hop(self, hop: int, branch: int, before: int, number: int) -> list[LogicalTask]:
+        """Return the tasks that draw a hop of a branch, the first of which has this number."""
+        pieces = range(self.draw_pieces(hop))
+        tasks = [LogicalTask("neighborhood", branch, hop, piece, (before,)) for piece in pieces]
+        if len(pieces) > 1:
+            tasks.append(LogicalTask("relabel", branch, hop, 0, tuple(number + piece for piece in pieces)))
         return tasks
 
     def _first_nodes(self) -> tuple[list[LogicalTask], dict[tuple[int, int], int]]:
@@ -170,9 +180,14 @@ class Workflow:
             for branch in range(self.num_branches):
                 known = [drawn[hop, other] for other in range(branch + 1)]
                 known += [drawn[hop - 1, other] for other in range(branch + 1, self.num_branches) if hop]
-                for piece in range(self.pieces(hop)):
+                for piece in range(self.fetch_pieces(hop)):
                     yield LogicalTask("fetch", branch, hop, piece, tuple(known))
 
-    def pieces(self, hop: int) -> int:
+    def fetch_pieces(self, hop: int) -> int:
         """Return how many tasks fetch the rows of a hop: the last one has most of them."""
-        return self.fetch_pieces if hop == self.num_hops else 1
+        return self.pieces if hop == self.num_hops else 1
+
+    def draw_pieces(self, hop: int) -> int:
+        """Return how many tasks draw the neighbours of a hop: the first of several has few of them."""
+        shared = hop > 1 or hop == self.num_hops
+        return self.pieces if shared and getattr(self.operators.neighborhood, "in_pieces", False) else 1

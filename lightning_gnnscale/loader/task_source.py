@@ -29,7 +29,7 @@ class TaskSource:
         maker: of the batches.
         policy: makes the policy of this source alone.
         operators: a user's own; None: those that draw what the maker's sampler draws.
-        fetch_pieces: tasks that the rows of the last hop are fetched by, >= 1.
+        pieces: tasks that share a large hop, >= 1; see `Workflow`.
         trace, task_clock: see `Scheduler`.
 
     Attributes:
@@ -42,13 +42,13 @@ class TaskSource:
         maker: BatchMaker,
         policy: Callable[[], Policy],
         operators: Operators | None = None,
-        fetch_pieces: int = 1,
+        pieces: int = 1,
         trace: TaskTrace | None = None,
         task_clock: Callable[[], float] | None = None,
     ):
         self.maker = maker
         own = operators_of(maker.builder.sampler) if operators is None else operators
-        self.workflow = Workflow(maker.builder, own, maker.gathers, fetch_pieces)
+        self.workflow = Workflow(maker.builder, own, maker.gathers, pieces)
         decides = policy()
         decides.launchable = lambda key: self._parts[key].done()
         self.scheduler = Scheduler(self._graph, decides, time.perf_counter, trace, task_clock)

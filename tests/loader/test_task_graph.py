@@ -87,14 +87,16 @@ def test_a_supervised_batch_is_the_builders(name, whole, features, arcs):
     staged = stage(sampler, whole)
     options = {"edge_weight": WEIGHT, "return_e_id": True} if arcs else {}
     builder = BatchBuilder(sampler, FEATURES[features], BufferPool(), **options)
-    workflow = Workflow(builder, Operators(FanoutNeighborhood(sampler)))
+    whole_hops, pieces = (Workflow(builder, Operators(FanoutNeighborhood(sampler)), pieces=n) for n in (1, 3))
+    assert len(pieces.tasks) > len(whole_hops.tasks)
     for number, items in enumerate(staged.items(sampler, 16, False, 1, 0, True)):
         key = batch_key(1, 0, 0, number)
         expected = contents(builder.build(staged, items, key))
         # Fetching first wants room before the size is known; sampling first knows it.
-        graphs = [workflow.instance(number, key, staged, items) for _ in range(2)]
-        eager = random_order(graphs[0], lambda ready: min(ready, key=lambda n: workflow.tasks[n].kind != "fetch"))
-        assert contents(run(graphs[0], eager)) == contents(run(graphs[1])) == expected
+        for flow in (whole_hops, pieces):
+            graphs = [flow.instance(number, key, staged, items) for _ in range(2)]
+            eager = random_order(graphs[0], lambda ready: min(ready, key=lambda n: flow.tasks[n].kind != "fetch"))  # noqa: B023
+            assert contents(run(graphs[0], eager)) == contents(run(graphs[1])) == expected
 
 
 LINKED = Operators(
@@ -108,9 +110,10 @@ LINKED = Operators(
 def test_any_order_that_dependencies_allow_gives_the_same_batch(data, linked):
     staged = stage(SAMPLERS["uniform"])
     builder = BatchBuilder(SAMPLERS["uniform"], WORLD.features, BufferPool())
-    workflow = Workflow(builder, LINKED if linked else Operators(FanoutNeighborhood(SAMPLERS["uniform"])))
+    operators = LINKED if linked else Operators(FanoutNeighborhood(SAMPLERS["uniform"]))
+    workflow = Workflow(builder, operators, pieces=data.draw(st.sampled_from([1, 2, 5])))
     items = staged.state.targets[:20]
-    expected = contents(run(workflow.instance(0, KEY, staged, items)))
+    expected = contents(run(Workflow(builder, operators).instance(0, KEY, staged, items)))
     graph = workflow.instance(1, KEY, staged, items)
     order = random_order(graph, lambda ready: data.draw(st.sampled_from(ready)))
     assert contents(run(graph, order)) == expected

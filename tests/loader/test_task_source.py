@@ -31,7 +31,7 @@ ALL_SAMPLERS = SAMPLERS | {
 WEIGHT = np.random.default_rng(0).uniform(0.5, 2, WORLD.csc.num_arcs).astype(np.float32)
 SETTINGS = {
     "two levels": TaskGraphs(3),
-    "at once": TaskGraphs(2, sigma=0, fetch_pieces=5),
+    "at once": TaskGraphs(2, sigma=0, pieces=5),
     "tight": TaskGraphs(3, queue_bytes=1),
     "fixed": TaskGraphs(2, "fixed_prefetch", depth=3),
 }
@@ -205,7 +205,7 @@ def test_a_batch_may_be_asked_for_again_in_a_new_iteration():
         ({"scheduling": "fixed_prefetch", "depth": 0}, "depth must be an integer of at least 1, got 0"),
         ({"sigma": -1}, "sigma must be >= 0, got -1"),
         ({"queue_bytes": 0}, "queue_bytes must be an integer of at least 1, got 0"),
-        ({"fetch_pieces": 0}, "fetch_pieces must be an integer of at least 1, got 0"),
+        ({"pieces": 0}, "pieces must be an integer of at least 1, got 0"),
         ({"operators": "pinsage"}, "operators must be gs.loader.Operators\\(...\\) or None, got 'pinsage'"),
     ],
 )

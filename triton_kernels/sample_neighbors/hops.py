@@ -102,8 +102,9 @@ def checked_split(split, scale, csc, num_hops, replace, return_e_id) -> Sequence
 class HopSampling:
     """`sample_neighbors` in steps: `sample` once a hop, then `collect`; arguments and errors are its own.
 
-    The workspace belongs to the batch until `collect` or `abandon`. Hops come one after the other, from any thread.
-    Between hops the rows of the next one are looked up already, so that `num_neighbors` costs nothing.
+    The workspace belongs to the batch until `collect` or `abandon`. Hops come one after the other, from any thread;
+    one may be drawn by several threads side by side, by `draw` and `relabel` in place of `sample`. Between hops the
+    rows of the next one are looked up already, so that `num_neighbors` costs nothing.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class HopSampling:
         self._count = place_seeds(workspace, seeds, csc.num_rows)
         self._nodes, self._arcs = [self._count], []
         self._begin, self._first = 0, 0  # targets and arcs of the hop to come
-        self._look_up()
+        self._or_freed(self._look_up)
 
     @property
     def hop(self) -> int:
@@ -151,19 +152,38 @@ class HopSampling:
 
     def sample(self) -> None:
         """Sample the next hop; where that fails (no memory), the workspace is free again."""
-        try:
-            self._sample()
-        except BaseException:
-            self._space.finish(self._space.num_nodes)  # whatever labels it gave are old ones now
-            raise
+        self._or_freed(self._sample)
+
+    def draw(self, piece: int, num_pieces: int) -> None:
+        """Draw the neighbours of some targets of the next hop: its pieces, each once, in any order, also side by side.
+
+        Args:
+            piece: in [0, num_pieces).
+            num_pieces: that share the draws about evenly, a row whole.
+        """
+        space, end = self._space, self._count
+        arcs = space.indptr[self._begin : end + 1]
+        cuts = [self._first + (int(arcs[-1]) - self._first) * number // num_pieces for number in (piece, piece + 1)]
+        begin, stop = (self._begin + int(place) for place in np.searchsorted(arcs, cuts))
+        neighbor = space.neighbor[int(space.indptr[begin]) - self._first :]
+        taken = np.zeros_like(space.taken)  # the others' pieces have theirs
+        self._draw_rows(fold_hop(self._key, self.hop), begin, stop, neighbor, taken)
+
+    def relabel(self) -> None:
+        """Number the nodes that all pieces of `draw` found: the hop is sampled then; errors as of `sample`."""
+        self._or_freed(self._relabel)
 
     def _sample(self) -> None:
+        end = self._count
+        self._draw(fold_hop(self._key, self.hop), end, int(self._space.indptr[end]), self._space.neighbor)
+        self._relabel()
+
+    def _relabel(self) -> None:
         space, end, first = self._space, self._count, self._first
         last = int(space.indptr[end])
-        neighbor, local = space.reserve("neighbor", last - first), space.reserve("local", last, keep=first)
+        local = space.reserve("local", last, keep=first)
         node = space.reserve("node", min(end + last - first, space.num_nodes) + 1, keep=end)
-        self._draw(fold_hop(self._key, self.hop), end, last, neighbor)
-        self._count = cpu.relabel_hop(neighbor, first, last, space.base, space.label, node, end, local)
+        self._count = cpu.relabel_hop(space.neighbor, first, last, space.base, space.label, node, end, local)
         self._nodes.append(self._count - end)
         self._arcs.append(last - first)
         self._begin, self._first = end, last
@@ -172,24 +192,35 @@ class HopSampling:
 
     def _draw(self, hop_key: np.uint64, end: int, last: int, neighbor: np.ndarray) -> None:
         """Draw for the targets up to `end`: neighbours from the front of `neighbor` on, their arcs up to arc[last]."""
-        space, begin, first = self._space, self._begin, self._first
-        node, indptr, (row_start, row_degree) = space.node, space.indptr, self._rows()
-        arc = space.reserve("arc", last, keep=first)
+        self._draw_rows(hop_key, self._begin, end, neighbor, self._space.taken)
+
+    def _draw_rows(self, hop_key: np.uint64, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
+        """Draw for the targets begin..end-1, which have `neighbor` from its front on."""
+        space, indptr, arc = self._space, self._space.indptr, self._space.arc
+        row_start, row_degree = (rows[begin - self._begin :] for rows in self._rows())
+        first, last = int(indptr[begin]), int(indptr[end])
         if self._split is None:
             cpu.pick_hop(
-                hop_key, node, begin, end, self.fanouts[self.hop], self._replace, row_start, row_degree, indptr,
-                space.taken, arc,
+                hop_key, space.node, begin, end, self.fanouts[self.hop], self._replace, row_start, row_degree, indptr,
+                taken, arc,
             )  # fmt: skip
             cpu.read_hop(self._csc.indices, arc, first, last, neighbor)
             return
-        split, weight = self._split[self.hop], space.reserve("weight", last, keep=first)
+        split = self._split[self.hop]
         cpu.pick_split_hop(
-            hop_key, node, begin, end, self._scale, split.num_inside, row_start, row_degree, indptr, space.taken,
-            arc, weight,
+            hop_key, space.node, begin, end, self._scale, split.num_inside, row_start, row_degree, indptr, taken, arc,
+            space.weight,
         )  # fmt: skip
         cpu.read_hop(split.indices, arc, first, last, neighbor)
         if self._return_e_id:
             cpu.unsplit_hop(split.position, row_start, indptr, begin, end, arc)
+
+    def _or_freed(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except BaseException:
+            self._space.finish(self._space.num_nodes)  # whatever labels it gave are old ones now
+            raise
 
     def collect(self, allocate: Callable[[tuple[int, ...], type], np.ndarray] = np.empty) -> SampledNeighbors:
         """Copy the batch out of the workspace, which is free then; called once, after the last hop."""
@@ -225,7 +256,7 @@ class HopSampling:
         return self._space.row_start[:targets], self._space.row_degree[:targets]
 
     def _look_up(self) -> None:
-        """Look up the rows of the targets of the next hop, and lay out their draws."""
+        """Look up the rows of the targets of the next hop, and make room for their draws."""
         space, begin, end = self._space, self._begin, self._count
         row_start, row_degree = space.reserve("row_start", end - begin), space.reserve("row_degree", end - begin)
         indptr = space.reserve("indptr", end + 1, keep=begin + 1)
@@ -236,3 +267,8 @@ class HopSampling:
         words = (largest >> 6) + 1
         if len(space.taken) < words:
             space.taken = np.zeros(words + words // 4, np.uint64)
+        last = int(indptr[end])
+        space.reserve("arc", last, keep=self._first)
+        space.reserve("neighbor", last - self._first)
+        if self._split is not None:
+            space.reserve("weight", last, keep=self._first)

@@ -25,7 +25,11 @@ class Neighborhood(Protocol):
 
 
 class NeighborhoodOperator(Protocol):
-    """Draws neighbourhoods; has no state of a batch."""
+    """Draws neighbourhoods; has no state of a batch.
+
+    One that has an attribute `in_pieces`, which is true, gives neighbourhoods whose hop may be drawn by several tasks
+    side by side, `draw(piece, num_pieces)` for each, and then `relabel()`, in place of `sample()`.
+    """
 
     num_hops: int
 
@@ -63,6 +67,7 @@ class FanoutNeighborhood:
 
     def __init__(self, sampler: NeighborSampler):
         self.sampler, self.num_hops = sampler, len(sampler.fanouts)
+        self.in_pieces = type(sampler) is NeighborSampler  # rows of another kind may lie elsewhere
 
     def begin(
         self, staged: StagedPart, seeds: np.ndarray, key: int, workspace: Workspace, return_e_id: bool
@@ -75,7 +80,7 @@ class FanoutNeighborhood:
 class _FanoutHops:
     def __init__(self, sampler: NeighborSampler, state, hops: HopSampling):
         self._sampler, self._state, self._hops = sampler, state, hops
-        self.sample = hops.sample
+        self.sample, self.draw, self.relabel = hops.sample, hops.draw, hops.relabel
 
     @property
     def num_neighbors(self) -> int:
