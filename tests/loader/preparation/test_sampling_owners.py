@@ -162,6 +162,19 @@ def test_hop_by_hop_for_task_graphs():
     assert_equal(found[0][1], found[1][1])
 
 
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_hop_may_be_drawn_in_pieces(replace):
+    sampler, seeds = NeighborSampler([6, 5], replace=replace), np.arange(0, 400, 9)
+    distributed = Workers(replicated=np.arange(30)).sampler("b", sampler)
+    state = distributed.prepare(WholeGraph.of(UNREAD, 0), seeds, 0)
+    hops = distributed.begin(state, seeds, 7, Workspace(400, WORLD.csc.indices.dtype), True)
+    for _ in range(2):
+        for piece in (2, 0, 1):
+            hops.draw(piece, 3)
+        hops.relabel()
+    assert_equal(drawn(sampler, WORLD.csc, seeds, 7), distributed.finish(state, hops, np.empty))
+
+
 def test_replicated_rows_are_never_asked_for():
     everything = Workers(replicated=np.arange(400))
     drawn(everything.sampler("a", NeighborSampler([5, 5])), UNREAD, np.arange(50), 1)
