@@ -37,5 +37,5 @@ $(VENV)/.ready-demo: $(VENV)/.ready-torch pyproject.toml
 # torch-scatter has no wheels: it is built against the torch that stands here, about 4 minutes the first time.
 $(VENV)/.ready-test: $(VENV)/.ready-demo
 	@echo "set-up 3/3: extras for the tests (torch-scatter is compiled: about 4 minutes the first time)"
-	@$(PIP) --no-build-isolation -e ".[scatter,metis,kaminpar,dev]"
+	@$(PIP) --no-build-isolation -e ".[scatter,metis,kaminpar,ray,dev]"
 	@touch $@

@@ -177,11 +177,18 @@ class TaskGraphs:
         return partial(TaskSource, policy=self.policy, operators=self.operators, pieces=self.num_pieces)
 
 
+def _ray_workers() -> SourceSettings:
+    from .preparation import RayWorkers  # its modules are the optional extra's
+
+    return RayWorkers()
+
+
 SOURCES = {
     "threads": Threads,
     "processes": Processes,
     "task_graphs": TaskGraphs,
     "fixed_prefetch": partial(TaskGraphs, scheduling="fixed_prefetch"),
+    "ray": _ray_workers,
 }
 
 

@@ -1,0 +1,196 @@
+"""A rank's connection to the hub of its node: in this process where the rank is alone there, else an actor."""
+
+import asyncio
+import hashlib
+import itertools
+import os
+import shutil
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from ...errors import GNNScaleError
+from ..batch_maker import BatchMaker
+from ..shared_value import pack
+from ..source_settings import RankPlace
+from ..staged_part import StagedPart
+from .cluster import (
+    LocalMeeting,
+    import_ray,
+    join_ray,
+    leave_ray,
+    one_line,
+    prepared_workers,
+    start_hub,
+    start_workers,
+)
+from .messages import Setup
+from .ray_hub import Hub
+from .settings import Meeting, RayWorkers
+
+_turns = itertools.count()
+_CALL_LIMIT_S = 10.0
+
+
+class HubThread:
+    """A hub in a thread of this process, for a rank that is alone on its node.
+
+    Args:
+        arguments: of `Hub`.
+    """
+
+    def __init__(self, *arguments):
+        self._loop = asyncio.new_event_loop()
+        self._hub = Hub(*arguments)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="gnnscale-hub", daemon=True)
+        self._thread.start()
+
+    def call(self, method: str, *arguments) -> Future:
+        """Call a method of the hub."""
+        return asyncio.run_coroutine_threadsafe(getattr(self._hub, method)(*arguments), self._loop)
+
+    def wait(self, answer: Future, limit_s: float | None) -> Any:
+        """Return what a call returns; TimeoutError: it takes longer."""
+        return answer.result(limit_s)
+
+    def end(self) -> None:
+        """End the thread."""
+        asyncio.run_coroutine_threadsafe(self._hub.stop(), self._loop).result(_CALL_LIMIT_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class HubActor:
+    """A hub that the ranks of a node share; arguments as for `Hub`."""
+
+    def __init__(self, name: str, *arguments):
+        self._actor = start_hub(name, *arguments)
+
+    def call(self, method: str, *arguments) -> Any:
+        return getattr(self._actor, method).remote(*arguments)
+
+    def wait(self, answer: Any, limit_s: float | None) -> Any:
+        return import_ray().get(answer, timeout=limit_s)
+
+    def end(self) -> None:
+        import_ray().kill(self._actor)
+
+
+class Link:
+    """A rank's connection to its hub; no part of `RaySource`, so that one that is forgotten is closed.
+
+    Args:
+        settings, meeting, place: see `RayWorkers.connect`.
+    """
+
+    def __init__(self, settings: RayWorkers, meeting: Meeting, place: RankPlace):
+        self._settings, self._place, self._run = settings, place, meeting.run
+        self._meeting = None if meeting.folder is None else LocalMeeting(meeting.folder, place.rank)
+        if meeting.folder is not None and place.rank == 0:
+            weakref.finalize(self, shutil.rmtree, meeting.folder, True)
+        self._rank, self._turn, self._owner = f"rank{place.rank}-{next(_turns)}", 0, os.getpid()
+        self._hub: HubThread | HubActor | None = None
+        self._setup: Setup | None = None
+        self._workers: list = []
+        self._open = False
+
+    def open(self, setup: Callable[[], Setup]) -> None:
+        """Connect to Ray, start workers and the hub where they are not there, and introduce this rank.
+
+        Raises:
+            GNNScaleError: Ray does not answer, or the hub does not start.
+        """
+        settings, self._turn = self._settings, self._turn + 1
+        if self._meeting is None:
+            join_ray(settings.address, settings.timeout_s, settings.store_bytes)
+        else:
+            self._meeting.join(settings.timeout_s, settings.store_bytes)
+        self._open = True
+        names = prepared_workers() if settings.address is not None else []
+        if not names:
+            names = [f"{self._run}-{self._turn}-worker-{number}" for number in range(settings.num_workers)]
+            if self._place.rank == 0:
+                cpus = 0 if settings.address is None else 1
+                self._workers = start_workers(names, cpus, settings.worker_memory_bytes)
+        make_hub = HubThread if self._place.num_local == 1 else HubActor
+        self._hub = make_hub(f"{self._run}-{self._turn}-hub-{self._place.node}", names, settings.for_hub(len(names)))
+        self._setup = setup()
+        self.ask("join", self._setup, limit_s=None)
+
+    def tell(self, method: str, *arguments) -> Any:
+        """Call a method of the hub for this rank; return what to wait on."""
+        return self._hub.call(method, self._rank, *arguments)
+
+    def ask(self, method: str, *arguments, named: bool = True, limit_s: float | None = _CALL_LIMIT_S) -> Any:
+        """Call a method of the hub and return its answer; None where the hub has ended, unless it has no limit."""
+        ray = import_ray()
+        arguments = (self._rank, *arguments) if named else arguments
+        try:
+            return self._hub.wait(self._hub.call(method, *arguments), limit_s)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            if limit_s is None:
+                raise GNNScaleError(f"the hub of node {self._place.node} did not start: {one_line(error)}") from None
+            return None
+
+    def wait(self, answer: Any) -> Any:
+        """Return what a call of the hub returns.
+
+        Raises:
+            GNNScaleError: the hub ended.
+        """
+        try:
+            return self._hub.wait(answer, None)
+        except import_ray().exceptions.RayError as error:
+            raise GNNScaleError(
+                f"the hub of node {self._place.node} has ended ({one_line(error)}): memory may be short on this "
+                "machine; resume from the last checkpoint"
+            ) from None
+
+    def close(self) -> None:
+        """Leave the hub; the last rank of a node ends it, and rank 0's machine the workers that were started."""
+        if not self._open or os.getpid() != self._owner:
+            return
+        self._open = False
+        ray = import_ray()
+        if ray.is_initialized() and self._hub is not None:
+            left = self.ask("leave")
+            if not left:
+                self._hub.end()
+            if not left or self._place.num_local == 1:
+                for worker in self._workers:
+                    ray.kill(worker)
+        self._hub, self._setup, self._workers = None, None, []
+        leave_ray() if self._meeting is None else self._meeting.leave()
+
+
+def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker) -> Callable[[], Setup]:
+    """Return what makes a rank's `Setup` once Ray is there.
+
+    Raises:
+        GNNScaleError: it cannot be sent to a worker.
+    """
+    try:
+        packed = pack((stage, maker))
+    except Exception as error:
+        raise GNNScaleError(
+            f"what prepares batches cannot be sent to workers: {error}: use classes and functions of modules"
+        ) from error
+    digest = hashlib.blake2b(packed.meta, digest_size=12)
+    for view in packed.views:
+        digest.update(view)
+    features = maker.builder.features if maker.gathers else None
+    parts = tuple(sorted(int(part) for part in stage.targets))
+
+    def make() -> Setup:
+        contents = import_ray().put((packed.meta, [np.frombuffer(view, np.uint8) for view in packed.views]))
+        num_rows = 0 if features is None else features.num_rows
+        passes = getattr(maker, "passes", 1)
+        return Setup(digest.hexdigest(), [contents], parts, passes, num_rows, tuple(filter(None, sys.path)))
+
+    return make

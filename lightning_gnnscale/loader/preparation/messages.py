@@ -1,0 +1,105 @@
+"""What trainers, hubs and workers say to each other: plain values that Ray carries."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..batch_source import BatchKey
+from .batch_group import BatchGroup
+
+
+class Setup(NamedTuple):
+    """How the batches of a rank are made, as a worker is told; ranks that make theirs alike share one.
+
+    Attributes:
+        name: digest of its contents.
+        contents: one object of Ray's that holds (pickled meta, arrays) of (stage, maker); in a list, so that a call
+            carries its name alone.
+        parts: ids of all parts that there are batches of.
+        passes: key epochs of one epoch.
+        num_rows: of the feature table; 0: batches come without features.
+        import_paths: where the trainer finds modules.
+    """
+
+    name: str
+    contents: list
+    parts: tuple[int, ...]
+    passes: int = 1
+    num_rows: int = 0
+    import_paths: tuple[str, ...] = ()
+
+
+class GroupRequest(NamedTuple):
+    """What a hub asks a worker for.
+
+    Attributes:
+        hub: name of the hub, which the worker's view of its cache goes by.
+        setup: of all the keys.
+        keys: of the batches.
+        owned: parts that the worker is assigned this epoch.
+        update: of the view of the hub's cache, or None: all rows travel.
+    """
+
+    hub: str
+    setup: Setup
+    keys: list[BatchKey]
+    owned: tuple[int, ...]
+    update: Any = None
+
+
+@dataclass
+class GroupHeader:
+    """What a worker answers beside the payload.
+
+    Attributes:
+        numbers: of each key's batch in the group, -1 where there is none.
+        errors: of each key, or None.
+        num_union: distinct nodes of the group. rows_sent: of them in the payload.
+        row_bytes, group_bytes: of rows, and of all else that travels.
+        version: of the cache that the rows left out are in, or None.
+        pid: of the worker. reads: parts that it has read so far. busy_s: that it took.
+    """
+
+    numbers: list[int]
+    errors: list[str | None]
+    num_union: int = 0
+    rows_sent: int = 0
+    row_bytes: int = 0
+    group_bytes: int = 0
+    version: int | None = None
+    pid: int = 0
+    reads: int = 0
+    busy_s: float = 0.0
+
+
+class GroupPayload(NamedTuple):
+    """The batches of a group and their rows.
+
+    Attributes:
+        group: without rows.
+        missing: (num_union,) bool, nodes whose rows are in `rows`; None: all.
+        rows: (num_rows, dim), sparse rows, or None without features.
+    """
+
+    group: BatchGroup
+    missing: np.ndarray | None
+    rows: Any
+
+
+class Answer(NamedTuple):
+    """What a hub answers a rank that waits for a batch.
+
+    Attributes:
+        error: why there is none, or None.
+        payload: one object of Ray's that holds a `GroupPayload` with all rows, in a tuple.
+        number: of the batch in it.
+        header: of the group, for the first batch of it that is taken; the bytes are counted there.
+        notices: events that the hub has for the log.
+    """
+
+    error: str | None = None
+    payload: tuple = ()
+    number: int = -1
+    header: GroupHeader | None = None
+    notices: tuple[dict, ...] = ()

@@ -1,0 +1,297 @@
+"""The hub of a trainer node: one request for all its ranks, credits, faults; asynchronous, in a thread or an actor."""
+
+import asyncio
+import time
+from typing import Any
+
+from .cluster import WORKER_GROUP, import_ray, one_line, worker_handle
+from .job_board import Group, Job, JobBoard, Rank, Stage
+from .messages import Answer, GroupHeader, GroupRequest, Setup
+from .settings import HubSettings
+
+GROUPS_AT_WORKER = 2  # one that is made, one that waits for it
+MOST_ENDS = 5  # workers that may end over one batch
+SLOW_TIMES = 4.0  # a group is slow after so many times the longest so far
+_WATCH_S, _RETRY_S = 0.25, 0.2
+
+
+class Hub:
+    """Collect what the ranks of a node want, have workers make it, and hand over where it lies.
+
+    A worker that ended is started again by Ray; its jobs go to the others meanwhile. A group that takes several times
+    as long as any before goes to a second worker too, and the slow one gets no other until it answers.
+
+    Args:
+        name: of this hub.
+        worker_names: of the workers' actors.
+        settings: of the hub.
+    """
+
+    def __init__(self, name: str, worker_names: list[str], settings: HubSettings):
+        self._ray, self.name, self._settings = import_ray(), name, settings
+        self._names = worker_names
+        self._actors: list[Any] = []
+        self._board = JobBoard(len(worker_names), settings.batches_per_group, settings.credits, self._new_answer)
+        self._under_way: list[list[Group]] = [[] for _ in worker_names]
+        self._gone: set[int] = set()
+        self._slow: set[int] = set()
+        self._started: set[int] = set()
+        self._silent: set[int] = set()
+        self._longest_s = 0.0
+        self._broken: str | None = None
+        self._notices: list[dict] = []
+        self._tasks: set[asyncio.Task] = set()
+        self._totals: dict[str, float] = {}
+
+    async def join(self, rank: str, setup: Setup) -> int:
+        """Take in a rank; return the number of workers."""
+        if not self._actors:
+            self._actors = [worker_handle(name) for name in self._names]
+            for worker in range(len(self._actors)):
+                self._spawn(self._revive(worker))
+            self._spawn(self._watch())
+        self._board.ranks[rank] = Rank(setup)
+        return len(self._actors)
+
+    async def take(self, rank: str, iteration: int, place: int, first: int, keys: list, taken: int) -> Answer | None:
+        """Return a batch once it is made; None where it was forgotten. Calls may come in any order.
+
+        Args:
+            rank: that wants it.
+            iteration: that it is wanted in, see `forget`.
+            place: among the batches of the iteration.
+            first, keys: what else is wanted, from this place on.
+            taken: batches that the rank has taken in this iteration.
+        """
+        state = self._board.ranks.get(rank)
+        if state is None or state.iteration != iteration:
+            return None
+        if self._broken is not None:
+            return Answer(self._broken)
+        self._board.take(state, taken)
+        self._board.add(state, first, keys)
+        job = self._board.find(state, place)
+        self._hand_out()
+        return None if job is None else await job.answer
+
+    async def took(self, rank: str, iteration: int, taken: int) -> None:
+        """Note how many batches a rank has taken, where it wants no more and waits."""
+        state = self._board.ranks.get(rank)
+        if state is not None and state.iteration == iteration:
+            self._board.take(state, taken)
+            self._hand_out()
+
+    async def again(self, rank: str, iteration: int, place: int) -> Answer | None:
+        """Return a batch that was lost on its way to the rank, made once more."""
+        state = self._board.ranks.get(rank)
+        job = None if state is None or state.iteration != iteration else self._board.find(state, place)
+        if job is None:
+            return None
+        if job.stage is Stage.DONE:
+            self._board.again(job)
+            self._hand_out()
+        return await job.answer
+
+    async def expect(self, rank: str, part: int, key) -> None:
+        """Have a part read ahead by the worker that it is dealt to."""
+        board, setup = self._board, self._board.ranks[rank].setup
+        if len(setup.parts) > 1 and board.able:
+            worker = board.owner(setup, part, key)
+            self._call(worker, "expect", setup.name, part, board.owned(setup, key, worker))
+
+    async def forget(self, rank: str) -> None:
+        """Drop what a rank wants, and wait for its next iteration."""
+        if rank in self._board.ranks:
+            for job in self._board.forget(self._board.ranks[rank]):
+                _answer(job, None)
+        self._hand_out()
+
+    async def leave(self, rank: str) -> int:
+        """Let a rank go; return how many are left. Workers that stay forget what the last one had."""
+        await self.forget(rank)
+        left = self._board.ranks.pop(rank, None)
+        still = {state.setup.name for state in self._board.ranks.values()}
+        if left is not None and left.setup.name not in still:
+            for worker in self._board.able:
+                self._call(worker, "leave", self.name, [left.setup.name])
+        return len(self._board.ranks)
+
+    async def report(self) -> dict:
+        """Return counts, process ids of the workers that answer, and their reads of parts."""
+        able = sorted(self._started - self._gone)
+        pids = [await self._reply(worker, "ping") for worker in able]
+        reads = [await self._reply(worker, "reads") for worker in able]
+        return self._totals | {"pids": pids, "reads": reads, "credits_held": self._board.held}
+
+    async def stop(self) -> None:
+        """End what runs beside the calls."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _new_answer(self) -> asyncio.Future:
+        return asyncio.get_running_loop().create_future()
+
+    def _spawn(self, coroutine) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)  # the loop holds it weakly
+        task.add_done_callback(self._tasks.discard)
+
+    def _hand_out(self) -> None:
+        """Ask workers for what they can be asked for now."""
+        if self._broken is not None:
+            self._fail_all()
+            return
+        for worker in sorted(self._board.able):
+            while len(self._under_way[worker]) < GROUPS_AT_WORKER:
+                group = self._board.next_group(worker)
+                if group is None:
+                    break
+                self._spawn(self._make(group))
+
+    async def _make(self, group: Group) -> None:
+        """Have a worker make a group, and answer those who wait for it."""
+        worker, first = group.worker, group.jobs[0]
+        queue = self._under_way[worker]
+        queue.append(group)
+        group.begun_s = time.monotonic()
+        owned = self._board.owned(group.setup, first.key, worker)
+        try:
+            request = GroupRequest(self.name, group.setup, [job.key for job in group.jobs], owned)
+            made, payload = self._actors[worker].make.options(num_returns=2).remote(request)
+            header: GroupHeader = await made
+        except self._ray.exceptions.RayActorError as error:
+            self._bereave(group, worker, error)
+            return
+        except Exception as error:  # a fault of the worker's own
+            header = GroupHeader([-1] * len(group.jobs), [one_line(error)] * len(group.jobs))
+            payload = None
+        finally:
+            queue.remove(group)
+            if group.slow is not None:
+                group.slow.doubled = False
+            if queue:
+                queue[0].begun_s = time.monotonic()
+        self._slow.discard(worker)
+        self._longest_s = max(self._longest_s, time.monotonic() - group.begun_s)
+        if worker not in self._gone:
+            self._board.set_able(worker, True)
+        self._deliver(group, header, payload)
+        self._hand_out()
+
+    def _deliver(self, group: Group, header: GroupHeader, payload) -> None:
+        for name in ("num_union", "rows_sent", "row_bytes", "group_bytes", "busy_s"):
+            self._totals[name] = self._totals.get(name, 0) + getattr(header, name)
+        told = header
+        for job, number, error in zip(group.jobs, header.numbers, header.errors, strict=True):
+            if not self._board.finish(job):
+                continue
+            if error is not None:
+                _answer(job, Answer(error, notices=self._taken_notices()))
+                continue
+            _answer(job, Answer(None, (payload,), number, told, self._taken_notices()))
+            told = None
+
+    def _bereave(self, group: Group, worker: int, error: Exception) -> None:
+        """Give the jobs of a worker that ended to the others."""
+        lost = self._board.put_back(group)
+        if worker in self._board.able:
+            self._board.set_able(worker, False)
+            self._started.discard(worker)
+            self._notices.append({"name": "worker_ended", "worker": worker, "how": one_line(error), "lost": len(lost)})
+            self._spawn(self._revive(worker))
+        for job in lost:
+            if job.ends >= MOST_ENDS:
+                self._drop_hopeless(job)
+        self._hand_out()
+
+    def _drop_hopeless(self, job: Job) -> None:
+        key = job.key
+        self._board.give_up(job)
+        what = f"{job.ends} workers ended while they prepared it"
+        remedy = "memory may be short, lower worker_memory_bytes or batch_size"
+        _answer(job, Answer(f"part {key.part}, batch {key.batch} of epoch {key.epoch}: {what}: {remedy}"))
+
+    async def _revive(self, worker: int) -> None:
+        """Wait until a worker answers, or is known to be gone for good."""
+        begun, reason = time.monotonic(), ""
+        while worker not in self._gone:
+            left = begun + self._settings.timeout_s - time.monotonic()
+            try:
+                await asyncio.wait_for(self._reply(worker, "ping"), max(left, _RETRY_S))
+                self._started.add(worker)
+                self._silent.discard(worker)
+                self._board.set_able(worker, True)
+                self._hand_out()
+                return
+            except self._ray.exceptions.ActorUnavailableError as error:
+                reason = one_line(error)
+            except (self._ray.exceptions.RayError, ValueError) as error:
+                self._lose(worker, one_line(error), final=True)
+                return
+            except TimeoutError:
+                reason = f"no answer within {self._settings.timeout_s:.0f} s"
+            if time.monotonic() > begun + self._settings.timeout_s:
+                self._lose(worker, reason, final=False)
+            await asyncio.sleep(_RETRY_S)
+
+    def _lose(self, worker: int, reason: str, final: bool) -> None:
+        """Go on without a worker; with none left, say so to whoever waits."""
+        self._board.set_able(worker, False)
+        self._silent.add(worker)
+        if final:
+            self._gone.add(worker)
+            self._notices.append({"name": "worker_missing", "worker": worker, "reason": reason})
+        count = len(self._names)
+        if len(self._gone) == count:
+            self._broken = (
+                f"all {count} preparation workers are gone ({reason}): start them again, or resume from the last "
+                "checkpoint with source=threads"
+            )
+        elif len(self._silent) == count:
+            self._broken = (
+                f"none of {count} preparation workers answers ({reason}): `ray status` says whether the cluster has a "
+                "free CPU for each; raise timeout_s where it is slow"
+            )
+        self._hand_out()
+
+    def _fail_all(self) -> None:
+        for rank in self._board.ranks.values():
+            for job in self._board.forget(rank):
+                _answer(job, Answer(self._broken, notices=self._taken_notices()))
+
+    async def _watch(self) -> None:
+        """Have the group of a slow worker made by a second one too."""
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            limit = max(self._settings.slow_s, SLOW_TIMES * self._longest_s)
+            for worker, queue in enumerate(self._under_way):
+                late = queue and time.monotonic() - queue[0].begun_s > limit and worker in self._started
+                others = self._board.able - {worker} - self._slow
+                if not late or not others:
+                    continue
+                if worker not in self._slow:
+                    self._slow.add(worker)
+                    self._board.set_able(worker, False)
+                    self._notices.append({"name": "worker_slow", "worker": worker, "seconds": limit})
+                for group in [group for group in queue if not group.doubled]:
+                    helper = min(others, key=lambda number: len(self._under_way[number]))
+                    twin = self._board.twin(group, helper)
+                    if twin.jobs:
+                        self._spawn(self._make(twin))
+                self._hand_out()
+
+    def _call(self, worker: int, method: str, *arguments):
+        return getattr(self._actors[worker], method).options(concurrency_group=WORKER_GROUP).remote(*arguments)
+
+    async def _reply(self, worker: int, method: str):
+        return await asyncio.wrap_future(self._call(worker, method).future())
+
+    def _taken_notices(self) -> tuple[dict, ...]:
+        notices, self._notices = tuple(self._notices), []
+        return notices
+
+
+def _answer(job: Job, value: Answer | None) -> None:
+    if not job.answer.done():
+        job.answer.set_result(value)

@@ -1,0 +1,123 @@
+"""A worker of the preparation layer: holds parts, makes groups of batches, sends the rows that are asked for."""
+
+import os
+import pickle
+import sys
+import time
+from dataclasses import replace
+
+import torch
+
+from ...errors import GNNScaleError
+from ..batch_maker import BatchMaker
+from ..batch_source import BatchKey
+from .batch_group import pack_group
+from .messages import GroupHeader, GroupPayload, GroupRequest, Setup
+from .worker_parts import HeldPart, WorkerParts, gather_union
+
+SETUPS_KEPT = 16
+_FETCH_LIMIT_S = 60.0
+
+
+class PreparationWorker:
+    """Make the batches of keys; an actor of Ray's, or a plain object in tests.
+
+    Args:
+        number: among the workers.
+        memory_bytes: most bytes of parts, or None.
+    """
+
+    def __init__(self, number: int = 0, memory_bytes: int | None = None):
+        torch.set_num_threads(1)
+        self.number, self.parts = number, WorkerParts(memory_bytes)
+        self._makers: dict[str, tuple] = {}
+
+    def ping(self) -> int:
+        """Return the process id."""
+        return os.getpid()
+
+    def make(self, request: GroupRequest) -> tuple[GroupHeader, GroupPayload | None]:
+        """Return the batches of some keys; what fails is told in the header."""
+        begun, asked = time.perf_counter(), request.keys
+        header = GroupHeader([-1] * len(asked), [None] * len(asked), pid=os.getpid())
+        batches, parts = [], {}
+        try:
+            stage, maker = self._opened(request.setup)
+        except Exception as error:
+            header.errors = [f"{type(error).__name__}: {error}"] * len(asked)
+            return header, None
+        drawer = replace(maker, gathers=False)
+        for place, key in enumerate(asked):
+            try:
+                batches.append(drawer.make(key, lambda key=key: self._part(request, stage, maker, key, parts)))
+                header.numbers[place] = len(batches) - 1
+            except GNNScaleError as error:
+                header.errors[place] = str(error)
+        payload = self._pack(request, header, batches, list(parts.values())) if batches else None
+        header.reads, header.busy_s = sum(self.parts.reads.values()), time.perf_counter() - begun
+        return header, payload
+
+    def expect(self, setup: str, part: int, owned: tuple[int, ...]) -> None:
+        """Read a part that is wanted soon, where its setup is known and there is room for it."""
+        stage, maker = self._makers.get(setup, (None, None))
+        if stage is not None and not self.parts.holds(setup, part) and self.parts.has_room():
+            self.parts.get(setup, part, stage, _features(maker), owned)
+
+    def reads(self) -> dict[int, int]:
+        """Return how often each part was read, whatever the setup."""
+        counts: dict[int, int] = {}
+        for (_, part), count in self.parts.reads.items():
+            counts[part] = counts.get(part, 0) + count
+        return counts
+
+    def leave(self, hub: str, setups: list[str]) -> None:
+        """Forget a hub, and setups that nobody else has."""
+        for name in setups:
+            self._makers.pop(name, None)
+            self.parts.drop(name)
+
+    def _pack(self, request: GroupRequest, header: GroupHeader, batches: list, parts: list[HeldPart]) -> GroupPayload:
+        group = pack_group(batches)
+        header.num_union = len(group.union)
+        rows = gather_union(group.union, parts)
+        header.group_bytes = group.num_bytes
+        if rows is not None:
+            header.rows_sent = header.num_union
+            header.row_bytes = _nbytes(rows)
+        return GroupPayload(group, None, rows)
+
+    def _part(self, request: GroupRequest, stage, maker: BatchMaker, key: BatchKey, parts: dict):
+        setup = request.setup.name
+        parts[key.part] = self.parts.get(setup, key.part, stage, _features(maker), request.owned)
+        return parts[key.part].staged
+
+    def _opened(self, setup: Setup) -> tuple:
+        """Return stage and maker; the latest ones stay. Called by one thread at a time."""
+        found = self._makers.pop(setup.name, None)
+        while len(self._makers) >= SETUPS_KEPT:
+            oldest = next(iter(self._makers))
+            del self._makers[oldest]
+            self.parts.drop(oldest)
+        if found is None:
+            sys.path.extend(path for path in setup.import_paths if path not in sys.path)
+            meta, buffers = _fetched(setup.contents[0])
+            # Copies: what Ray shares is read-only, for which compiled kernels would be compiled once more.
+            found = pickle.loads(meta, buffers=[bytearray(buffer) for buffer in buffers])
+        self._makers[setup.name] = found
+        return found
+
+
+def _features(maker: BatchMaker):
+    return maker.builder.features if maker.gathers else None
+
+
+def _fetched(contents):
+    if isinstance(contents, tuple):
+        return contents
+    import ray
+
+    return ray.get(contents, timeout=_FETCH_LIMIT_S)
+
+
+def _nbytes(rows) -> int:
+    return rows.nbytes if hasattr(rows, "nbytes") else rows.indptr.nbytes + rows.indices.nbytes + rows.data.nbytes

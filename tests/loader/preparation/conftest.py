@@ -1,0 +1,24 @@
+"""One Ray for the tests of a module, and two workers that stay."""
+
+import pytest
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: make test installs it")
+
+from lightning_gnnscale.loader.preparation import cluster  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def local_ray():
+    """Ray on this machine; everything of it ends with the module."""
+    cluster.join_ray(None, 60.0, 200 << 20)
+    yield ray
+    cluster.leave_ray()
+    assert not ray.is_initialized()
+
+
+@pytest.fixture(scope="module")
+def pool(local_ray):
+    """The process ids of two workers that a source with an address finds."""
+    workers = cluster.start_workers([f"{cluster.PREPARED}{number}" for number in range(2)], 0, None)
+    yield local_ray.get([worker.ping.remote() for worker in workers])
+    del workers  # an actor ends when the handle that made it is gone
