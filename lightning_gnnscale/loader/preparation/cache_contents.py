@@ -129,7 +129,8 @@ class CacheContents:
         slots = slots[:num]
         self.num_live -= num
         removed = self._node_of[slots]
-        self._dropped.append((version, slots))
+        if num:
+            self._dropped.append((version, slots))
         if oldest is None:
             self.release(None)
         return removed

@@ -72,8 +72,8 @@ class TrainerCache:
     Raises:
         ValueError: an argument is out of its range.
 
-    Cost: memory of capacity_rows + spare_rows rows, and of no more whatever workers do: touched as it fills; 29 bytes
-        a slot and 8 a node beside it. Changes are kept back to what workers acknowledged, never more than
+    Cost: memory of capacity_rows + spare_rows rows, and of no more whatever workers do: touched as it fills; 58 bytes
+        a row and 8 a node beside it. Changes are kept back to what workers acknowledged, never more than
         capacity_rows ids: who is further behind gets the whole contents.
     Source: Waleffe et al., Armada, 2025, section on the feature cache. Differs: versions and retention are ours.
     """

@@ -223,6 +223,17 @@ def test_a_slow_worker_holds_back_no_more_than_the_spare_rows():
     assert contents(cache) == {12, 13, 14, 15}
 
 
+def test_nothing_piles_up_while_contents_stand_still():
+    cache, view = TrainerCache(NUM_NODES, 4, DIM, np.float32), WorkerView(NUM_NODES)
+    waiting = [cache.begin("b") for _ in range(2)]  # never answered
+    for _ in range(20):
+        answered(cache, view, "a", [0, 1, 2, 3])
+    assert cache.version == 1 and len(cache._changes) <= 1 and not cache._contents._dropped
+    cache.forget("b")
+    assert cache.complete(waiting[0].request, 0, np.arange(2), np.ones(2, bool), TABLE[:2]) is None
+    assert cache.counts.unwanted == 1 and not cache._changes
+
+
 def test_what_the_contents_of_another_trainer_are_does_not_count():
     view = WorkerView(NUM_NODES)
     one, other = (TrainerCache(NUM_NODES, 8, DIM, np.float32) for _ in range(2))
