@@ -16,11 +16,13 @@ class Task:
         number: its place among the batch's tasks.
         kind: what it does, for example "neighborhood" or "fetch".
         dependencies: numbers of the tasks that come before it.
-        run: does it; called once.
+        run: does it; called once. Of a remote task it sends a request: where it returns a `concurrent.futures.Future`,
+            the task is done when that is, and threads do other work meanwhile.
         cost: gives what it will cost, in the units of its kind; asked for when all dependencies are done.
+        is_remote: others do the work: it is begun before all tasks that are not remote.
     """
 
-    __slots__ = ("cost", "dag_id", "dependencies", "kind", "number", "run")
+    __slots__ = ("cost", "dag_id", "dependencies", "is_remote", "kind", "number", "run")
 
     def __init__(
         self,
@@ -28,10 +30,11 @@ class Task:
         number: int,
         kind: str,
         dependencies: Sequence[int],
-        run: Callable[[], None],
+        run: Callable[[], Any],
         cost: Callable[[], float],
+        is_remote: bool = False,
     ):
-        self.dag_id, self.number, self.kind = dag_id, number, kind
+        self.dag_id, self.number, self.kind, self.is_remote = dag_id, number, kind, is_remote
         self.dependencies, self.run, self.cost = tuple(dependencies), run, cost
 
 

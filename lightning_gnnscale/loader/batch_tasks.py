@@ -48,6 +48,8 @@ class BatchTasks:
         kind, branch, hop = task.kind, task.branch, task.hop
         if kind == "neighborhood":
             return lambda: self._sample(branch, hop, task.piece), lambda: self._hop_cost(branch, hop)
+        if kind == "ask":
+            return lambda: self._hoods[branch].ask(), lambda: self._hop_cost(branch, hop)
         if kind == "relabel":
             return lambda: self._relabel(branch), lambda: self._hop_cost(branch, hop)
         if kind == "fetch":
@@ -112,7 +114,7 @@ class BatchTasks:
 
     def _sample(self, branch: int, hop: int, piece: int) -> None:
         pieces = self._workflow.draw_pieces(hop)
-        if pieces > 1:
+        if pieces > 1 or self._workflow.asks:
             self._hoods[branch].draw(piece, pieces)
         else:
             self._hoods[branch].sample()

@@ -208,7 +208,7 @@ class _Machine:
 def _graph(dag_id: int, times: BatchTimes) -> BatchGraph:
     """Return a task graph whose tasks take no time of their own: the machine counts it."""
     tasks = [
-        Task(dag_id, number, task.kind, task.dependencies, _nothing, lambda cost=task.cost: cost)
+        Task(dag_id, number, task.kind, task.dependencies, _nothing, lambda cost=task.cost: cost, task.kind == "ask")
         for number, task in enumerate(times.tasks)
     ]
     return BatchGraph(tasks, _nothing, lambda: times.num_bytes)

@@ -4,7 +4,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psutil
@@ -29,7 +31,8 @@ class Scheduler:
         make: (dag_id, key) to the batch's task graph; called by the threads, side by side.
         policy: decides what a free thread does; belongs to this scheduler alone.
         clock: gives seconds.
-        trace: takes the time of every task and training step; None: nothing is recorded.
+        trace: takes the time of every task and training step, of a remote task that of sending its request; None:
+            nothing is recorded.
         task_clock: gives the seconds of tasks in the trace; None: `clock`. On a machine that does other work too,
             `time.thread_time` leaves that out.
 
@@ -159,20 +162,35 @@ class Scheduler:
         try:
             cost = task.cost() if self.trace is not None else 0.0
             started = self._task_clock()
-            task.run()
-            seconds, ended = self._task_clock() - started, self._clock()
-            with self._lock:
-                if stop.is_set() or run.dag_id not in self._under_way:  # another of its tasks failed
+            reply = task.run()
+            took = TaskTime(task.kind, task.dependencies, cost, self._task_clock() - started)
+            if isinstance(reply, Future):
+                if self.policy.overlaps_replies:
+                    reply.add_done_callback(partial(self._replied, number, run, took, stop))
                     return
-                batch = self._under_way[run.dag_id]
-                batch.times[task.number] = TaskTime(task.kind, task.dependencies, cost, seconds)
-                count = self.policy.done(number, run.dag_id, task, ended)
-                if count is None:
-                    self._finish(run.dag_id)
-                elif count > 1:  # one of them is this thread's
-                    self._work.notify(count - 1)
+                reply.result()
+            self._ran(number, run, took, stop)
         except Exception as error:
             self._fail(run.dag_id, error, stop)
+
+    def _replied(self, number: int, run: Run, took: TaskTime, stop: threading.Event, reply: Future) -> None:
+        """Take the reply to a remote task, in whatever thread has it."""
+        try:
+            reply.result()
+            self._ran(number, run, took, stop, one_is_mine=False)
+        except (Exception, CancelledError) as error:
+            self._fail(run.dag_id, error, stop)
+
+    def _ran(self, number: int, run: Run, took: TaskTime, stop: threading.Event, one_is_mine: bool = True) -> None:
+        with self._lock:
+            if stop.is_set() or run.dag_id not in self._under_way:  # another of its tasks failed
+                return
+            self._under_way[run.dag_id].times[run.task.number] = took
+            count = self.policy.done(number, run.dag_id, run.task, self._clock())
+            if count is None:
+                self._finish(run.dag_id)
+            elif count > one_is_mine:  # this thread takes one of the tasks that became ready
+                self._work.notify(count - one_is_mine)
 
     def _finish(self, dag_id: int) -> None:
         batch = self._under_way.pop(dag_id)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .batch_graph import BatchGraph, Task
+from .launch_score import RunningMean, launch_score
 
 POLL_S = 0.005
-_NEWEST = 1 / 16  # least weight of the newest value in a running mean
 
 
 class Run(NamedTuple):
@@ -47,48 +47,6 @@ class _UnderWay:
     left: int
 
 
-class RunningMean:
-    """A mean over all values so far, and from the sixteenth on one that forgets old ones."""
-
-    def __init__(self):
-        self.value: float | None = None
-        self._num = 0
-
-    def add(self, value: float) -> None:
-        self._num += 1
-        weight = max(1 / self._num, _NEWEST)
-        self.value = value if self.value is None else self.value + weight * (value - self.value)
-
-
-def launch_score(
-    gap_s: float, sample_s: float | None, train_s: float | None, queue_size: int, busy_percent: float
-) -> float:
-    """Return how much speaks for launching another batch: T_gap * f(C_util) * balance.
-
-    T_gap is in average sampling times, so that the score has no unit; f(C) = 101 - e^(C / c), c = 100 / ln 101, falls
-    from 100 for idle cores to 0 for busy ones; balance = sample_s / (train_s * queue_size). The sampling time cancels
-    out of the product: with idle cores the score is 50 once half of the time has passed in which the queue is trained.
-
-    Args:
-        gap_s: seconds since the last launch.
-        sample_s: average seconds from a batch's launch to its end, None: none has ended.
-        train_s: average seconds of a training step, None: none has ended.
-        queue_size: finished batches that wait for the trainer.
-        busy_percent: use of the cores, in [0, 100].
-
-    Returns:
-        >= 0; infinite where the queue is empty, or training takes no time.
-
-    Source: ByteGNN (Zheng et al., VLDB 2022), Algorithm 1.
-    """
-    if queue_size == 0 or sample_s is None or not train_s:
-        return math.inf
-    if sample_s == 0:
-        return 0.0 if gap_s == 0 else math.inf
-    idle = max(101 - math.exp(busy_percent * math.log(101) / 100), 0.0)
-    return gap_s / sample_s * idle * (sample_s / (train_s * queue_size))
-
-
 class Policy:
     """What both policies keep: requests, batches under way, the finished ones, bytes and average times.
 
@@ -101,7 +59,10 @@ class Policy:
         held_bytes: of all finished batches that wait for the trainer.
         peak_bytes: most bytes held at a time, since it was made.
         launchable: whether a key's task graph can be made now; None: always.
+        overlaps_replies: whether threads do other work while a remote task is on its way.
     """
+
+    overlaps_replies = True
 
     def __init__(self, num_threads: int):
         if num_threads < 1:
@@ -233,7 +194,7 @@ class Policy:
 
 
 class TwoLevelPolicy(Policy):
-    """ByteGNN's: tasks of older batches first, then cheaper ones; another batch where the score says so.
+    """ByteGNN's: remote tasks first, then those of older batches, then cheaper ones; batches where the score says so.
 
     A thread without a ready task takes the coarse step: it launches the next requested batch where `launch_score` is
     at least sigma and the batch would fit under the cap, else it asks again 5 ms later, or when something happened.
@@ -270,11 +231,11 @@ class TwoLevelPolicy(Policy):
 
     def clear(self) -> None:
         super().clear()
-        self._heap: list[tuple[int, float, int]] = []
+        self._heap: list[tuple[bool, int, float, int]] = []
 
     def _choose(self, thread: int, now: float) -> Run | Launch | Wait:
         while self._heap:
-            dag_id, _, number = heapq.heappop(self._heap)
+            _, dag_id, _, number = heapq.heappop(self._heap)
             if dag_id in self._under_way:  # not failed meanwhile
                 return Run(dag_id, self._under_way[dag_id].graph.tasks[number])
         if not self._wanted() or not self._fits():
@@ -299,17 +260,21 @@ class TwoLevelPolicy(Policy):
         self.largest_bytes = max(self.largest_bytes, num_bytes)
 
     def _ready(self, thread: int, dag_id: int, number: int) -> None:
-        cost = self._under_way[dag_id].graph.tasks[number].cost()
-        heapq.heappush(self._heap, (dag_id, cost, number))
+        task = self._under_way[dag_id].graph.tasks[number]
+        heapq.heappush(self._heap, (not task.is_remote, dag_id, task.cost(), number))
 
 
 class FixedPrefetchPolicy(Policy):
     """The baseline: a thread prepares a whole batch; at most `depth` batches are under way or wait for the trainer.
 
+    The thread waits for replies to its remote tasks.
+
     Args:
         num_threads: threads that ask for work, >= 1.
         depth: batches, >= 1.
     """
+
+    overlaps_replies = False
 
     def __init__(self, num_threads: int, depth: int):
         if depth < 1:

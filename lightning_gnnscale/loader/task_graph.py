@@ -31,9 +31,10 @@ class LogicalTask(NamedTuple):
 
     Attributes:
         kind: "seeds", "positives", "negatives": what draws the first nodes of a branch, or the ends of links that
-            "join" puts into one; "neighborhood": of one hop and branch, in pieces where "relabel" follows, which
-            numbers the nodes they found; "draw": of a sampler that no operator serves; "block": arcs of all branches;
-            "nodes": their labels, masks and degrees; "fetch": rows of one hop and branch; "end".
+            "join" puts into one; "ask": of one hop and branch, the neighbours that others draw; "neighborhood": those
+            drawn here, in pieces where "relabel" follows, which numbers the nodes they found; "draw": of a sampler
+            that no operator serves; "block": arcs of all branches; "nodes": their labels, masks and degrees; "fetch":
+            rows of one hop and branch; "end".
         branch: 0 seeds, 1 positives, 2 negatives.
         hop: 0 are the first nodes.
         piece: of the rows that "fetch" is to gather, of the neighbours that "neighborhood" is to draw.
@@ -119,6 +120,7 @@ class Workflow:
             self.fetch = builder.features if own is None else own
         self.num_branches = 1 if operators is None or operators.positives is None else 3
         self.num_hops = 0 if operators is None else operators.neighborhood.num_hops
+        self.asks = operators is not None and getattr(operators.neighborhood, "asks", False)
         self.size = RowSize()
         self.tasks = tuple(self._plan())
 
@@ -135,7 +137,7 @@ class Workflow:
         tasks = []
         for number, logical in enumerate(self.tasks):
             run, cost = batch.actions(logical)
-            tasks.append(Task(dag_id, number, logical.kind, logical.dependencies, run, cost))
+            tasks.append(Task(dag_id, number, logical.kind, logical.dependencies, run, cost, logical.kind == "ask"))
         return BatchGraph(tasks, batch.result)
 
     def _plan(self) -> list[LogicalTask]:
@@ -161,9 +163,10 @@ class Workflow:
     def _hop(self, hop: int, branch: int, before: int, number: int) -> list[LogicalTask]:
         """Return the tasks that draw a hop of a branch, the first of which has this number."""
         pieces = range(self.draw_pieces(hop))
-        tasks = [LogicalTask("neighborhood", branch, hop, piece, (before,)) for piece in pieces]
-        if len(pieces) > 1:
-            tasks.append(LogicalTask("relabel", branch, hop, 0, tuple(number + piece for piece in pieces)))
+        tasks = [LogicalTask("ask", branch, hop, 0, (before,))] if self.asks else []
+        tasks += [LogicalTask("neighborhood", branch, hop, piece, (before,)) for piece in pieces]
+        if len(tasks) > 1:
+            tasks.append(LogicalTask("relabel", branch, hop, 0, tuple(range(number, number + len(tasks)))))
         return tasks
 
     def _first_nodes(self) -> tuple[list[LogicalTask], dict[tuple[int, int], int]]:

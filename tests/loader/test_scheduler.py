@@ -1,6 +1,7 @@
 """Threads that prepare batches: order, bits, caps, errors, ends, what is recorded, and decisions as in the replay."""
 
 import threading
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -202,6 +203,35 @@ def test_an_error_names_its_key_and_the_others_come(kind, where):
             found.append("error")
     scheduler.close()
     assert found == [*SOURCE.keys[:2], "error", *SOURCE.keys[3:6]]
+
+
+def test_remote_tasks_begin_first_and_hold_up_no_thread():
+    """One thread: a request goes out before its batch's local tasks, and the batch that has its reply first goes on."""
+    clock, begun, replies = Clock(), [], {0: Future(), 1: Future()}
+
+    def make(dag_id, key):
+        def local(number):
+            begun.append((dag_id, number))
+            if (dag_id, number) == (1, 1):  # all that waits for no reply is done: the later batch's comes first
+                replies[1].set_result(None)
+            elif (dag_id, number) == (1, 2):
+                replies[0].set_result(None)
+
+        def ask():
+            begun.append((dag_id, 0))
+            return replies[dag_id]
+
+        tasks = [Task(dag_id, 0, "ask", [], ask, lambda: 9, is_remote=True)]
+        tasks += [Task(dag_id, 1, "fetch", [], lambda: local(1), lambda: 1)]
+        tasks += [Task(dag_id, 2, "fetch", [0, 1], lambda: local(2), lambda: 1)]
+        return BatchGraph(tasks, lambda: key, lambda: 1)
+
+    scheduler = TwoLevelScheduler(make, 1, sigma=0, clock=clock)
+    for key in "ab":
+        scheduler.request(key)
+    assert [scheduler.ready() for _ in "ab"] == [("a", "a"), ("b", "b")]
+    scheduler.close()
+    assert begun == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (0, 2)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,6 +1,7 @@
 """Task graphs behind the loader: the batches of threads bit for bit, caps, errors, parts, resume, ends of threads."""
 
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from test_task_graph import FirstNeighbors, contents, sparse_features
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.loader import BatchKey, Operators, RankPlace, TaskGraphs, WholeGraph
+from lightning_gnnscale.loader.operators import FanoutNeighborhood
 from lightning_gnnscale.sampler import LayerwiseSampler, LinkSampler, LocalityBias, NeighborSampler
 
 PLACED = gs.Placement((np.arange(0, 300, 3),), ((0,),), 300, None, {}, (), "test", "")
@@ -172,6 +174,44 @@ def test_a_users_neighbourhood_takes_the_place_of_ours():
         assert torch.equal(found.n_id[: found.batch_size], ours.n_id[: ours.batch_size])
         assert len(found.num_sampled_nodes) == 2 and found.num_edges <= found.batch_size
         np.testing.assert_array_equal(found.x.numpy(), WORLD.features.array[found.n_id.numpy()])
+
+
+class Elsewhere(FanoutNeighborhood):
+    """Half of each hop is drawn by another worker, whose replies come late."""
+
+    asks, in_pieces = True, False
+
+    def __init__(self, sampler, worker):
+        super().__init__(sampler)
+        self.in_pieces, self.worker = False, worker
+
+    def begin(self, *arguments):
+        hops = super().begin(*arguments)
+        half = hops.draw
+        hops.draw = lambda piece, num_pieces: half(0, 2)
+        hops.ask = lambda: self.worker.submit(half, 1, 2)
+        return hops
+
+
+@pytest.mark.parametrize("settings", [SETTINGS["at once"], SETTINGS["fixed"]])
+def test_hops_that_are_drawn_elsewhere_change_nothing(settings):
+    expected = all_contents(make_loader(num_threads=0))
+    with ThreadPoolExecutor(1) as worker:
+        operators = Operators(Elsewhere(HOPS, worker))
+        assert all_contents(with_tasks(replace(settings, operators=operators))) == expected
+
+
+@pytest.mark.parametrize("settings", [SETTINGS["at once"], SETTINGS["fixed"]])
+def test_a_reply_that_fails_names_its_batch(settings):
+    class Gone:
+        def submit(self, *_):
+            reply = Future()
+            reply.set_exception(OSError("host gone"))
+            return reply
+
+    operators = Operators(Elsewhere(HOPS, Gone()))
+    with pytest.raises(GNNScaleError, match="part 0, batch 0 of epoch 0: OSError: host gone"):
+        list(with_tasks(replace(settings, operators=operators)))
 
 
 def test_another_sampler_serves_the_next_iteration():

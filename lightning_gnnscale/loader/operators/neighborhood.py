@@ -29,6 +29,10 @@ class NeighborhoodOperator(Protocol):
 
     One that has an attribute `in_pieces`, which is true, gives neighbourhoods whose hop may be drawn by several tasks
     side by side, `draw(piece, num_pieces)` for each, and then `relabel()`, in place of `sample()`.
+
+    One that has an attribute `asks`, which is true, gives neighbourhoods some of whose rows lie elsewhere: `ask()`
+    sends the requests of a hop and returns a `concurrent.futures.Future` of their replies, or None; `draw` draws the
+    rows that are here, side by side with it, and `relabel` has both.
     """
 
     num_hops: int
