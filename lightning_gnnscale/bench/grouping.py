@@ -97,7 +97,7 @@ def run(
             f"bench.groups must hold 1 and bench.cache_shares 0, which the others are compared with; got "
             f"{list(groups)} and {list(cache_shares)}"
         )
-    console, output, root = Console(width=max(Console().width, 120)), Path(output_dir), public_root(data_root)
+    console, output, root = Console(width=max(Console().width, 132)), Path(output_dir), public_root(data_root)
     check_graphs(list(graphs), root)
     output.mkdir(parents=True, exist_ok=True)
     variants = [(group, 0.0, NO_CACHE) for group in groups]

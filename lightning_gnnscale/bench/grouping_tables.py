@@ -22,7 +22,7 @@ def table(rows: list[dict], caption: str) -> Table:
     out = Table(title="Bytes that travel for a batch, and times fewer than alone without a cache", caption=caption)
     out.box, out.title_justify = SIMPLE, "left"
     for name in ("graph", "fan-outs", "batch", "cache"):
-        out.add_column(name, justify="left" if name in ("graph", "fan-outs") else "right", overflow="fold")
+        out.add_column(name, justify="left" if name in ("graph", "fan-outs") else "right")
     for group in groups:
         out.add_column(f"{group} a group", justify="right")
     cells = {(*_line(row), row["group"]): f"{_bytes(row['bytes'])} {row['cut']:.2f}x" for row in rows}
