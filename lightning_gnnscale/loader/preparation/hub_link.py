@@ -29,7 +29,7 @@ from .cluster import (
     start_hub,
     start_workers,
 )
-from .messages import Setup
+from .messages import Setup, Table
 from .ray_hub import Hub
 from .settings import Meeting, RayWorkers
 
@@ -118,8 +118,10 @@ class Link:
             if self._place.rank == 0:
                 cpus = 0 if settings.address is None else 1
                 self._workers = start_workers(names, cpus, settings.worker_memory_bytes)
-        make_hub = HubThread if self._place.num_local == 1 else HubActor
-        self._hub = make_hub(f"{self._run}-{self._turn}-hub-{self._place.node}", names, settings.for_hub(len(names)))
+        shared = self._place.num_local > 1
+        make_hub = HubActor if shared else HubThread
+        name = f"{self._run}-{self._turn}-hub-{self._place.node}"
+        self._hub = make_hub(name, names, settings.for_hub(len(names), shared))
         self._setup = setup()
         self.ask("join", self._setup, limit_s=None)
 
@@ -184,13 +186,21 @@ def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker) -> Callable[
     digest = hashlib.blake2b(packed.meta, digest_size=12)
     for view in packed.views:
         digest.update(view)
-    features = maker.builder.features if maker.gathers else None
     parts = tuple(sorted(int(part) for part in stage.targets))
+    table = table_of(maker.builder.features if maker.gathers else None)
 
     def make() -> Setup:
         contents = import_ray().put((packed.meta, [np.frombuffer(view, np.uint8) for view in packed.views]))
-        num_rows = 0 if features is None else features.num_rows
         passes = getattr(maker, "passes", 1)
-        return Setup(digest.hexdigest(), [contents], parts, passes, num_rows, tuple(filter(None, sys.path)))
+        return Setup(digest.hexdigest(), [contents], parts, passes, table, tuple(filter(None, sys.path)))
 
     return make
+
+
+def table_of(features) -> Table | None:
+    """Return what a hub has to know of a feature table."""
+    if features is None:
+        return None
+    name = hashlib.blake2b(pack(features).meta, digest_size=12).hexdigest()
+    width = int(np.diff(features.indptr).max(initial=0)) if features.is_sparse else None
+    return Table(name, features.num_rows, features.dim, np.dtype(features.dtype).str, width)

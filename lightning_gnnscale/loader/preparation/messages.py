@@ -9,6 +9,22 @@ from ..batch_source import BatchKey
 from .batch_group import BatchGroup
 
 
+class Table(NamedTuple):
+    """The feature rows that batches are made of.
+
+    Attributes:
+        name: digest of where they lie.
+        num_rows, dim, dtype: of it.
+        sparse_width: most values of a row, None where rows are dense.
+    """
+
+    name: str
+    num_rows: int
+    dim: int
+    dtype: str
+    sparse_width: int | None = None
+
+
 class Setup(NamedTuple):
     """How the batches of a rank are made, as a worker is told; ranks that make theirs alike share one.
 
@@ -18,7 +34,7 @@ class Setup(NamedTuple):
             carries its name alone.
         parts: ids of all parts that there are batches of.
         passes: key epochs of one epoch.
-        num_rows: of the feature table; 0: batches come without features.
+        table: of features, or None: batches come without.
         import_paths: where the trainer finds modules.
     """
 
@@ -26,7 +42,7 @@ class Setup(NamedTuple):
     contents: list
     parts: tuple[int, ...]
     passes: int = 1
-    num_rows: int = 0
+    table: Table | None = None
     import_paths: tuple[str, ...] = ()
 
 
@@ -92,7 +108,7 @@ class Answer(NamedTuple):
 
     Attributes:
         error: why there is none, or None.
-        payload: one object of Ray's that holds a `GroupPayload` with all rows, in a tuple.
+        payload: a `GroupPayload` with all rows, or an object of Ray's that holds one, in a tuple.
         number: of the batch in it.
         header: of the group, for the first batch of it that is taken; the bytes are counted there.
         notices: events that the hub has for the log.

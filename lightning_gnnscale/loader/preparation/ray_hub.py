@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 from .cluster import WORKER_GROUP, import_ray, one_line, worker_handle
+from .hub_caches import HubCaches
 from .job_board import Group, Job, JobBoard, Rank, Stage
 from .messages import Answer, GroupHeader, GroupRequest, Setup
 from .settings import HubSettings
@@ -42,6 +43,7 @@ class Hub:
         self._notices: list[dict] = []
         self._tasks: set[asyncio.Task] = set()
         self._totals: dict[str, float] = {}
+        self._caches = HubCaches(settings.cache_rows, settings.cache_policy)
 
     async def join(self, rank: str, setup: Setup) -> int:
         """Take in a rank; return the number of workers."""
@@ -121,7 +123,7 @@ class Hub:
         able = sorted(self._started - self._gone)
         pids = [await self._reply(worker, "ping") for worker in able]
         reads = [await self._reply(worker, "reads") for worker in able]
-        return self._totals | {"pids": pids, "reads": reads, "credits_held": self._board.held}
+        return self._totals | self._caches.counts() | {"pids": pids, "reads": reads, "credits_held": self._board.held}
 
     async def stop(self) -> None:
         """End what runs beside the calls."""
@@ -156,17 +158,19 @@ class Hub:
         queue.append(group)
         group.begun_s = time.monotonic()
         owned = self._board.owned(group.setup, first.key, worker)
+        table = group.setup.table
+        update = self._caches.begin(table, worker)
         try:
-            request = GroupRequest(self.name, group.setup, [job.key for job in group.jobs], owned)
-            made, payload = self._actors[worker].make.options(num_returns=2).remote(request)
-            header: GroupHeader = await made
-        except self._ray.exceptions.RayActorError as error:
+            request = GroupRequest(self.name, group.setup, [job.key for job in group.jobs], owned, update)
+            header, payload = await self._answered(worker, request)
+        except (self._ray.exceptions.RayActorError, self._ray.exceptions.ObjectLostError) as error:
             self._bereave(group, worker, error)
             return
         except Exception as error:  # a fault of the worker's own
-            header = GroupHeader([-1] * len(group.jobs), [one_line(error)] * len(group.jobs))
-            payload = None
+            header, payload = GroupHeader([-1] * len(group.jobs), [one_line(error)] * len(group.jobs)), None
         finally:
+            if update is not None:
+                self._caches.cancel(table, update)  # unless it was completed
             queue.remove(group)
             if group.slow is not None:
                 group.slow.doubled = False
@@ -178,6 +182,17 @@ class Hub:
             self._board.set_able(worker, True)
         self._deliver(group, header, payload)
         self._hand_out()
+
+    async def _answered(self, worker: int, request: GroupRequest) -> tuple[GroupHeader, Any]:
+        """Return a worker's header, and its payload with all rows, or where it lies."""
+        made, payload = self._actors[worker].make.options(num_returns=2).remote(request)
+        header = await made
+        if request.update is None or max(header.numbers) < 0:
+            return header, payload
+        whole = await self._caches.complete(request.setup.table, request.update, header, await payload)
+        if whole is None:
+            raise self._ray.exceptions.ActorUnavailableError("the worker ended meanwhile", None)
+        return header, self._ray.put(whole) if self._settings.shared else whole
 
     def _deliver(self, group: Group, header: GroupHeader, payload) -> None:
         for name in ("num_union", "rows_sent", "row_bytes", "group_bytes", "busy_s"):
@@ -195,6 +210,7 @@ class Hub:
     def _bereave(self, group: Group, worker: int, error: Exception) -> None:
         """Give the jobs of a worker that ended to the others."""
         lost = self._board.put_back(group)
+        self._caches.forget(worker)
         if worker in self._board.able:
             self._board.set_able(worker, False)
             self._started.discard(worker)

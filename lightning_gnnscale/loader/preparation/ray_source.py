@@ -19,7 +19,7 @@ from ..staged_part import StagedPart
 from .batch_group import unpack_one
 from .cluster import import_ray, one_line
 from .hub_link import Link, setup_of
-from .messages import Answer
+from .messages import Answer, GroupPayload
 from .settings import Meeting, RayWorkers
 
 _sources = itertools.count()
@@ -163,7 +163,9 @@ class RaySource:
             return unpack_one(payload.group, found.number, payload.rows, self._maker.builder.pool.take)
         raise batch_error(key, "it was lost three times on its way from the worker: is a machine of the cluster full?")
 
-    def _payload(self, ref) -> Any:
+    def _payload(self, ref) -> GroupPayload:
+        if isinstance(ref, GroupPayload):
+            return ref
         if self._last[0] != ref:
             self._last = (ref, import_ray().get(ref))
         return self._last[1]

@@ -14,6 +14,7 @@ from ..batch_source import BatchKey
 from .batch_group import pack_group
 from .messages import GroupHeader, GroupPayload, GroupRequest, Setup
 from .worker_parts import HeldPart, WorkerParts, gather_union
+from .worker_view import WorkerView
 
 SETUPS_KEPT = 16
 _FETCH_LIMIT_S = 60.0
@@ -31,6 +32,7 @@ class PreparationWorker:
         torch.set_num_threads(1)
         self.number, self.parts = number, WorkerParts(memory_bytes)
         self._makers: dict[str, tuple] = {}
+        self._views: dict[tuple[str, str], WorkerView] = {}  # of the caches of hubs, by hub and table
 
     def ping(self) -> int:
         """Return the process id."""
@@ -40,7 +42,8 @@ class PreparationWorker:
         """Return the batches of some keys; what fails is told in the header."""
         begun, asked = time.perf_counter(), request.keys
         header = GroupHeader([-1] * len(asked), [None] * len(asked), pid=os.getpid())
-        batches, parts = [], {}
+        batches: list = []
+        parts: dict[int, HeldPart] = {}
         try:
             stage, maker = self._opened(request.setup)
         except Exception as error:
@@ -72,19 +75,24 @@ class PreparationWorker:
 
     def leave(self, hub: str, setups: list[str]) -> None:
         """Forget a hub, and setups that nobody else has."""
+        self._views = {name: view for name, view in self._views.items() if name[0] != hub}
         for name in setups:
             self._makers.pop(name, None)
             self.parts.drop(name)
 
     def _pack(self, request: GroupRequest, header: GroupHeader, batches: list, parts: list[HeldPart]) -> GroupPayload:
-        group = pack_group(batches)
-        header.num_union = len(group.union)
-        rows = gather_union(group.union, parts)
-        header.group_bytes = group.num_bytes
+        group, missing = pack_group(batches), None
+        wanted = group.union
+        header.num_union, header.group_bytes = len(wanted), group.num_bytes
+        if request.update is not None:
+            name = (request.hub, request.setup.table.name)
+            view = self._views.setdefault(name, WorkerView(request.setup.table.num_rows))
+            header.version, missing = view.missing(request.update, wanted)
+            wanted = wanted[missing]
+        rows = gather_union(wanted, parts)
         if rows is not None:
-            header.rows_sent = header.num_union
-            header.row_bytes = _nbytes(rows)
-        return GroupPayload(group, None, rows)
+            header.rows_sent, header.row_bytes = len(wanted), _nbytes(rows)
+        return GroupPayload(group, missing, rows)
 
     def _part(self, request: GroupRequest, stage, maker: BatchMaker, key: BatchKey, parts: dict):
         setup = request.setup.name

@@ -1,5 +1,6 @@
 """`source=ray`: batches prepared by workers on other machines, as plain settings."""
 
+import os
 import tempfile
 import uuid
 from dataclasses import dataclass
@@ -15,7 +16,11 @@ SLOW_S = 10.0  # a group of batches is slow after so long at least
 
 
 class HubSettings(NamedTuple):
-    """What a hub goes by; see `RayWorkers`."""
+    """What a hub goes by; see `RayWorkers`.
+
+    Attributes:
+        shared: it is an actor, whose ranks are other processes.
+    """
 
     batches_per_group: int = 1
     credits: int = 4
@@ -23,6 +28,7 @@ class HubSettings(NamedTuple):
     cache_rows: int = 0
     cache_policy: str = "lru"
     slow_s: float = SLOW_S
+    shared: bool = False
 
 
 class Meeting(NamedTuple):
@@ -99,11 +105,11 @@ class RayWorkers:
         """One group for each worker, and one more that trains meanwhile."""
         return self.batches_per_group * (self.num_workers + 1)
 
-    def for_hub(self, num_workers: int) -> HubSettings:
+    def for_hub(self, num_workers: int, shared: bool) -> HubSettings:
         """Return what a hub of so many workers goes by."""
         credits = 2 * num_workers if self.credits is None else self.credits
         return HubSettings(
-            self.batches_per_group, credits, self.timeout_s, self.cache_rows, self.cache_policy, self.slow_s
+            self.batches_per_group, credits, self.timeout_s, self.cache_rows, self.cache_policy, self.slow_s, shared
         )
 
     def connect(self, place) -> Any:
@@ -115,6 +121,9 @@ class RayWorkers:
         Raises:
             GNNScaleError: Ray is not installed, or the address does not answer.
         """
+        if self.address is None:
+            # Who starts Ray makes it ask for a token; the other ranks give one if they are told before the import.
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
         import_ray()
         meeting: Any = None
         if place.rank == 0:

@@ -13,7 +13,7 @@ def local_ray():
     cluster.join_ray(None, 60.0, 200 << 20)
     yield ray
     cluster.leave_ray()
-    assert not ray.is_initialized()
+    ray.shutdown()
 
 
 @pytest.fixture(scope="module")
