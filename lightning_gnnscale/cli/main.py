@@ -12,6 +12,7 @@ COMMANDS = {
     "partition": "stream a graph, partition it and write the partition store",
     "plan": "say how many parts a graph needs and what fits where",
     "bench": "run one benchmark, side by side with its peer",
+    "prepare": "start workers that prepare batches for trainers, on this machine or on a Ray cluster",
 }
 
 BENCHES = {

@@ -90,7 +90,7 @@ def check_answers(address: str, timeout_s: float) -> None:
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise GNNScaleError(f'source.address must be "host:port", "auto" or null, got {address!r}')
+        raise GNNScaleError(f'address must be "host:port", "auto" or null, got {address!r}')
     deadline = time.monotonic() + timeout_s
     while True:
         left = deadline - time.monotonic()
@@ -108,7 +108,7 @@ def check_answers(address: str, timeout_s: float) -> None:
         if time.monotonic() + 0.5 > deadline:
             raise GNNScaleError(
                 f"no Ray cluster answers at {address} within {timeout_s:g} s ({reason}): start one with `ray start "
-                "--head`, or give source.address=null to start Ray on this machine"
+                "--head`, or leave the address out to start Ray on this machine"
             )
         time.sleep(0.5)
 

@@ -1,0 +1,63 @@
+"""`gnnscale prepare`: workers that prepare batches, on this machine or on a cluster, until they are told to stop."""
+
+import signal
+import threading
+from collections.abc import Callable
+
+from omegaconf import DictConfig
+
+from ..errors import GNNScaleError, check_count
+from ..loader.preparation import cluster
+
+
+def run(config: DictConfig) -> None:
+    """Start the workers, say how a trainer reaches them, and stay until Ctrl-C or SIGTERM."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    for name in ("num_workers", "store_bytes"):
+        check_count(name, config[name])
+    address = cluster.join_ray(config.address, config.timeout_s, config.store_bytes)
+    try:
+        with_workers(config, address, lambda: _wait(stop))
+    finally:
+        cluster.leave_ray()
+
+
+def with_workers(settings: DictConfig, address: str, stay: Callable[[], None]) -> None:
+    """Run `stay` while prepared workers are there.
+
+    Raises:
+        GNNScaleError: another `gnnscale prepare` serves this cluster, or the workers do not start.
+    """
+    ray = cluster.import_ray()
+    there = cluster.prepared_workers()
+    if there:
+        raise GNNScaleError(
+            f"{len(there)} workers are prepared at {address} already: end that `gnnscale prepare` with Ctrl-C first"
+        )
+    names = [f"{cluster.PREPARED}{number}" for number in range(settings.num_workers)]
+    workers = cluster.start_workers(names, settings.num_cpus, settings.worker_memory_bytes)
+    try:
+        try:
+            pids = ray.get([worker.ping.remote() for worker in workers], timeout=settings.timeout_s)
+        except ray.exceptions.RayError as error:
+            free = ray.available_resources().get("CPU", 0)
+            raise GNNScaleError(
+                f"{len(names)} workers did not start at {address} within {settings.timeout_s:g} s "
+                f"({cluster.one_line(error)}): each takes {settings.num_cpus} CPUs, {free:g} are free"
+            ) from None
+        print(f"{len(pids)} workers prepare batches at {address} (Ctrl-C ends them)")
+        print(f"train from them: gnnscale train source=ray source.address={address}", flush=True)
+        stay()
+    finally:
+        for worker in workers:
+            ray.kill(worker)
+        print("the workers have ended", flush=True)
+
+
+def _wait(stop: threading.Event) -> None:
+    try:
+        while not stop.wait(1.0):  # a wait without an end would keep signals from being heard
+            pass
+    except KeyboardInterrupt:
+        return

@@ -1,0 +1,65 @@
+"""Training from Ray's workers: the same weights bit for bit, whichever workers are killed meanwhile."""
+
+import os
+import random
+import signal
+
+import lightning as L
+import pytest
+from test_process_training import equal, make, trained
+
+import lightning_gnnscale as gs
+from lightning_gnnscale import events
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: make test installs it")
+
+from lightning_gnnscale.loader.preparation import cluster  # noqa: E402
+
+
+class Killer(L.Callback):
+    """Kills random workers, with SIGKILL, after random batches, until it has killed as many as it shall."""
+
+    def __init__(self, num_kills: int, seed: int = 0):
+        self.left, self.draw = num_kills, random.Random(seed)
+
+    def on_train_batch_end(self, trainer, *_):
+        alive = trainer.datamodule._train_loader._source.worker_pids if self.left else []
+        for pid in self.draw.sample(alive, self.draw.randint(0, min(len(alive), self.left))):
+            os.kill(pid, signal.SIGKILL)
+            self.left -= 1
+
+
+@pytest.fixture(scope="module")
+def pool():
+    """Two workers on this machine that a source with an address finds."""
+    cluster.join_ray(None, 60.0, 200 << 20)
+    workers = cluster.start_workers([f"{cluster.PREPARED}{number}" for number in range(2)], 0, None)
+    ray.get([worker.ping.remote() for worker in workers])
+    yield workers
+    ray.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("weights", "options", "settings"),
+    [
+        (gs.ModelAveraging, {}, {}),
+        (gs.GradientAveraging, {}, {"batches_per_group": 3, "cache_rows": 50}),
+        (gs.GradientAveraging, {"scope": "part", "interleave_parts": 2}, {"cache_rows": 200, "cache_policy": "sieve"}),
+    ],
+)
+def test_ray_changes_no_bit(pool, store_root, weights, options, settings):
+    found = trained(make(store_root, source=gs.RayWorkers(address="auto", **settings), **options), weights())
+    assert equal(found, trained(make(store_root, **options), weights()))
+    told = [event for event in events.recent() if event["event"] == "preparation"][-1]
+    assert told["bytes_received"] > told["row_bytes"] > 0
+    assert (told["rows_received"] < told["rows_asked"]) == ("cache_rows" in settings)
+
+
+@pytest.mark.parametrize("num_kills", [5, pytest.param(100, marks=pytest.mark.slow)])
+def test_kills_in_training_change_no_bit(pool, store_root, num_kills):
+    killer, since = Killer(num_kills), len(events.recent())
+    options = {"batch_size": 4 if num_kills > 5 else 16}
+    found = trained(make(store_root, source=gs.RayWorkers(address="auto"), **options), callbacks=[killer])
+    assert killer.left == 0
+    assert equal(found, trained(make(store_root, **options)))
+    assert [event for event in events.recent()[since:] if event["event"] == "worker_ended"]
