@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from time import thread_time
+from time import process_time, thread_time
 
 from ..loader import RankPlace, TaskGraphs
 from ..loader.replay import Replayed, replay
@@ -50,36 +50,41 @@ def record(store: PartitionStore, workload: str, shape: Shape, num_threads: int,
     for _ in epochs(loader, warm_up):
         pass
     trace.batches.clear()
+    cpu_s = process_time()
     for _ in epochs(loader, shape.num_batches):
         pass
+    cpu_s = process_time() - cpu_s
     data.teardown("fit")
     trace.train_s.clear()
+    in_tasks = sum(sum(task.seconds for task in batch.tasks) + batch.launch_s for batch in trace.batches)
+    trace.overhead_s = max(cpu_s - in_tasks, 0.0) / sum(len(batch.tasks) + 1 for batch in trace.batches)
     path.parent.mkdir(parents=True, exist_ok=True)
     trace.save(path)
     return trace
 
 
-def joined(trace: TaskTrace) -> TaskTrace:
-    """Return the trace with each batch as one task: what a thread does that prepares it whole."""
+def joined(trace: TaskTrace, whole_tasks: int) -> TaskTrace:
+    """Return the trace with each batch as one task: what a thread does that prepares it whole.
+
+    Scheduling costs what it does for the few tasks of a batch whose hops are whole.
+    """
     batches = []
     for batch in trace.batches:
         one = batch.tasks[0]._replace(kind="batch", dependencies=(), seconds=sum(t.seconds for t in batch.tasks))
         batches.append(replace(batch, tasks=[one]))
-    return TaskTrace(batches, trace.train_s)
-
-
-def fixed(trace: TaskTrace, cores: int, threads: int, depth: int, train_s: float, num_batches: int) -> Replayed:
-    """Replay fixed prefetch."""
-    policy = FixedPrefetchPolicy(threads, depth)
-    return replay(joined(trace), policy, cores, train_s=train_s, requests_ahead=depth, num_batches=num_batches)
+    return TaskTrace(batches, trace.train_s, whole_tasks * trace.overhead_s)
 
 
 def best_fixed(trace: TaskTrace, cores: int, most: int, train_s: float, num_batches: int) -> tuple[Replayed, dict]:
-    """Return the fastest fixed prefetch of all depths up to `most` and of all sensible numbers of threads."""
-    found = []
+    """Return the fastest fixed prefetch of all depths up to `most` and of all sensible numbers of threads.
+
+    Args:
+        trace: of `joined`.
+    """
+    found, options = [], {"train_s": train_s, "num_batches": num_batches, "overhead_s": trace.overhead_s}
     for depth in range(1, min(most, MAX_DEPTH) + 1):
         for threads in {min(2**power, depth, cores) for power in range(8)}:
-            replayed = fixed(trace, cores, threads, depth, train_s, num_batches)
+            replayed = replay(trace, FixedPrefetchPolicy(threads, depth), cores, requests_ahead=depth, **options)
             found.append((replayed, {"num_threads": threads, "depth": depth}))
     return max(found, key=lambda pair: pair[0].seeds_per_s)
 
@@ -89,11 +94,12 @@ def two_level(
 ) -> tuple[Replayed, dict]:
     """Return the fastest two-level scheduling of several sigmas, in memory for so many of the largest batches."""
     largest, found = max(batch.num_bytes for batch in trace.batches), []
+    options = {"train_s": train_s, "num_batches": num_batches, "overhead_s": trace.overhead_s}
     for sigma in sigmas:
         policy = TwoLevelPolicy(cores, sigma, queue_batches * largest)
         policy.largest_bytes = largest
         ahead = TaskGraphs(cores).batches_ahead - 1  # one is the trainer's
-        replayed = replay(trace, policy, cores, train_s=train_s, requests_ahead=ahead, num_batches=num_batches)
+        replayed = replay(trace, policy, cores, requests_ahead=ahead, **options)
         found.append((replayed, {"num_threads": cores, "sigma": sigma}))
     return max(found, key=lambda pair: pair[0].seeds_per_s)
 
@@ -123,9 +129,10 @@ def replay_rows(
     rows = []
     for number in cores:
         trace = traces[number]
+        whole = joined(trace, min(len(batch.tasks) for other in traces.values() for batch in other.batches))
         num_batches = max(len(trace.batches), 8 * number)
         for batches in queue_batches:
-            plain, plain_settings = best_fixed(trace, number, batches, train_s, num_batches)
+            plain, plain_settings = best_fixed(whole, number, batches, train_s, num_batches)
             task, task_settings = two_level(trace, number, batches, sigmas, train_s, num_batches)
             row = {"cores": number, "queue_batches": batches}
             found = {"fixed_prefetch": (plain, plain_settings), "task_graphs": (task, task_settings)}

@@ -55,8 +55,9 @@ def replay(
 ) -> Replayed:
     """Run a trace through a policy's decisions, in simulated time; deterministic.
 
-    Whatever is at work shares the cores: with more work than cores all of it slows down alike. Task times are taken as
-    they were measured, so that memory bandwidth and caches that more cores would share are not modelled.
+    Whatever is at work shares the cores: with more work than cores all of it slows down alike. What threads do in the
+    interpreter, one does at a time. Task times are taken as they were measured, so that memory bandwidth and caches
+    that more cores would share are not modelled.
 
     Args:
         trace: of at least one batch; batches are taken round and round.
@@ -64,7 +65,7 @@ def replay(
         cores: of the machine, >= 1.
         train_s: seconds of a training step; None: those of the trace, round and round (0 where it has none).
         train_cores: cores that training uses while it runs, >= 0; 0: it has a device of its own.
-        overhead_s: added to every task, for what scheduling itself costs.
+        overhead_s: in the interpreter, before every task and for every task graph: what scheduling itself costs.
         requests_ahead: batches requested and not taken at a time, >= 1; None: all of them.
         num_batches: how many to train; None: as many as the trace has.
 
@@ -94,6 +95,7 @@ class _Work:
 
     left_s: float  # at full speed
     then: Callable[[], None]
+    locked_s: float = 0.0  # of left_s, the first ones, in the interpreter
 
 
 class _Machine:
@@ -155,7 +157,7 @@ class _Machine:
             if action.seconds is not None:
                 self.wake_s[thread] = self.now + action.seconds
         elif isinstance(action, Run):
-            seconds = self._times(action.dag_id).tasks[action.task.number].seconds + self.overhead_s
+            seconds = self._times(action.dag_id).tasks[action.task.number].seconds
             self._work(thread, action.dag_id, action.task.number, seconds, self._done)
         elif seconds := self._times(action.dag_id).launch_s:
             self._work(thread, action.dag_id, -1, seconds, self._made)
@@ -166,7 +168,8 @@ class _Machine:
 
     def _work(self, thread: int, dag_id: int, number: int, seconds: float, then: Callable) -> None:
         self.ran.append((self.now, thread, dag_id, number))
-        self.working[thread] = _Work(seconds, lambda: then(thread, dag_id, number))
+        then_this = lambda: then(thread, dag_id, number)  # noqa: E731
+        self.working[thread] = _Work(seconds + self.overhead_s, then_this, self.overhead_s)
 
     def _made(self, thread: int, dag_id: int, number: int) -> None:
         self.graphs[dag_id] = _graph(dag_id, self._times(dag_id))
@@ -183,23 +186,28 @@ class _Machine:
 
     def _advance(self) -> bool:
         """Go to the next instant at which something ends, and end it; return whether the trainer's step did."""
-        demand = len(self.working) + (self.train_cores if self.training else 0)
+        # The interpreter is whose who came first; the others wait for it and need no core.
+        locked = [thread for thread, work in self.working.items() if work.locked_s > _ENDED_S]
+        waiting = set(locked[1:])
+        demand = len(self.working) - len(waiting) + (self.train_cores if self.training else 0)
         speed = min(1.0, self.cores / demand) if demand else 1.0
         train_speed = speed if self.train_cores else 1.0
-        coming = [work.left_s / speed for work in self.working.values()]
+        running = [work for thread, work in self.working.items() if thread not in waiting]
+        coming = [(work.locked_s if work.locked_s > _ENDED_S else work.left_s) / speed for work in running]
         coming += [until - self.now for until in self.wake_s.values()]
         coming += [self.training.left_s / train_speed] if self.training else []
         passed = max(min(coming), 0.0)
         self.now += passed
-        self.busy_s += passed * len(self.working)
+        self.busy_s += passed * len(running)
         trained = False
         if self.training:
             self.training.left_s -= passed * train_speed
             if self.training.left_s <= _ENDED_S:
                 self.training.then()
                 self.training, trained = None, True
-        for work in self.working.values():
+        for work in running:
             work.left_s -= passed * speed
+            work.locked_s = max(work.locked_s - passed * speed, 0.0)
         for thread in sorted(thread for thread, work in self.working.items() if work.left_s <= _ENDED_S):
             self.working.pop(thread).then()
         return trained

@@ -146,12 +146,14 @@ class Scheduler:
         return None
 
     def _launch(self, number: int, launch: Launch, stop: threading.Event) -> None:
-        started = self._clock()
+        started = self._task_clock()
         try:
             graph = self._make(launch.dag_id, launch.key)
             with self._lock:
                 if not stop.is_set():
-                    self._under_way[launch.dag_id] = _Batch(graph, self._clock() - started, [None] * len(graph.tasks))
+                    self._under_way[launch.dag_id] = _Batch(
+                        graph, self._task_clock() - started, [None] * len(graph.tasks)
+                    )
                     self.policy.launched(number, launch.dag_id, graph)
                     self._work.notify_all()
         except Exception as error:

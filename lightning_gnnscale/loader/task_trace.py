@@ -46,10 +46,12 @@ class TaskTrace:
     Attributes:
         batches: that were prepared.
         train_s: seconds of the trainer between one batch and its asking for the next.
+        overhead_s: that scheduling cost for each task, in the interpreter; 0: not known.
     """
 
     batches: list[BatchTimes] = field(default_factory=list)
     train_s: list[float] = field(default_factory=list)
+    overhead_s: float = 0.0
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the trace as JSON."""
@@ -63,4 +65,4 @@ class TaskTrace:
         for batch in read["batches"]:
             tasks = [TaskTime(kind, tuple(before), cost, seconds) for kind, before, cost, seconds in batch["tasks"]]
             batches.append(BatchTimes(batch["launch_s"], tasks, batch["num_seeds"], batch["num_bytes"]))
-        return cls(batches, read["train_s"])
+        return cls(batches, read["train_s"], read["overhead_s"])

@@ -102,6 +102,16 @@ def test_shared_cores_slow_everything_down_alike():
     assert apart.waited_s == pytest.approx(10 * TICK)
 
 
+def test_one_thread_at_a_time_is_in_the_interpreter():
+    """Eight threads, tasks as long in the interpreter as out of it: never more than two of them are at work."""
+    batches = [[(10, (), 1)]] * 64
+    options = {"train_s": 0.0, "overhead_s": 10 * TICK}
+    one = replay(trace_of(batches), FixedPrefetchPolicy(1, 8), 8, **options)
+    eight = replay(trace_of(batches), FixedPrefetchPolicy(8, 16), 8, **options)
+    assert one.seconds == pytest.approx(64 * 20 * TICK)
+    assert eight.seconds == pytest.approx((64 * 10 + 10) * TICK)
+
+
 def test_throughput_waits_and_use_add_up():
     found = replay(trace_of([CHAIN]), TwoLevelPolicy(2), 2, train_s=0.02, num_batches=12, overhead_s=0.001)
     assert found.num_seeds == 1200
