@@ -48,6 +48,7 @@ _HOME = {
     "RemoteFeatures": "embedding",
     "SparseAdam": "embedding",
     "SparseSGD": "embedding",
+    "WorkerEmbedding": "embedding",
     "PartitionDataModule": "datamodule",
     "FullGraphDataModule": "datamodule",
     "PredictionWriter": "datamodule",

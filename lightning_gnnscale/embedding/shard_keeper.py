@@ -1,0 +1,132 @@
+"""The process that holds the shards of a table: trainers may be forked, spawned or killed, Ray is none of theirs."""
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ..errors import GNNScaleError
+from ..loader.preparation.cluster import NAMESPACE, WORKER_ENV, import_ray, join_ray, leave_ray, one_line
+from .row_shard import RowShard, ShardSpec
+from .shared_table import table_bytes
+
+STORE_BYTES = 1 << 30  # of rows and gradients that travel, of a Ray that is started
+_END_LIMIT_S = 10.0
+_RUN = "from lightning_gnnscale.embedding.shard_keeper import keep; keep()"
+
+
+class ShardKeeper:
+    """A process that makes the shards of a table and keeps them until it is ended, or nobody is left to end it.
+
+    Args:
+        spec: of the shards.
+
+    Attributes:
+        address: of Ray.
+
+    Raises:
+        GNNScaleError: Ray does not answer, or the shards do not start.
+    """
+
+    def __init__(self, spec: ShardSpec):
+        reply, other_end = os.pipe()
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), WORKER_ENV: "1"}
+        # A session of its own: what interrupts the trainer from the keyboard must not end the rows first.
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _RUN, str(other_end)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            env=environment, pass_fds=(other_end,), start_new_session=True,
+        )  # fmt: skip
+        os.close(other_end)
+        with open(reply, "rb") as answers:
+            try:
+                pickle.dump(spec, self._process.stdin)
+                self._process.stdin.flush()
+                self.address, failure = pickle.load(answers)
+            except (EOFError, BrokenPipeError):
+                code = self._process.wait()
+                failure = f"the process that keeps the rows ended with {code}: memory may be short on this machine"
+        if failure is not None:
+            self.end()
+            raise GNNScaleError(failure)
+
+    def end(self) -> None:
+        """End the shards, and a Ray that was started for them."""
+        try:
+            self._process.stdin.write(b"0")
+            self._process.stdin.close()
+        except OSError:  # it has ended
+            pass
+        try:
+            self._process.wait(2 * _END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def keep() -> None:
+    """Make what a spec on stdin describes, answer on the given descriptor, and stay until stdin ends."""
+    spec: ShardSpec = pickle.load(sys.stdin.buffer)
+    address = failure = None
+    actors: list = []
+    try:
+        address = join_ray(spec.address, spec.timeout_s, STORE_BYTES)
+        actors = _start(spec)
+    except GNNScaleError as error:
+        failure = str(error)
+    except Exception as error:
+        failure = f"the workers that own the rows did not start ({one_line(error)})"
+    with open(int(sys.argv[1]), "wb") as answers:
+        pickle.dump((address, failure), answers)
+    sys.stdin.buffer.read(1)
+    _wait_for_others(spec.notes)
+    del actors
+    if address is not None:
+        leave_ray()
+
+
+def _start(spec: ShardSpec) -> list:
+    ray, ownership = import_ray(), spec.ownership
+    actor = ray.remote(num_cpus=0, max_restarts=0, scheduling_strategy="SPREAD")(RowShard)
+    actors = []
+    for shard in range(spec.num_shards):
+        options = {"name": spec.name(shard), "namespace": NAMESPACE}
+        if spec.address is not None:  # machines of a cluster are told apart by what they have left
+            options["memory"] = table_bytes(ownership.num_rows(shard), spec.columns)
+        actors.append(actor.options(**options).remote(*spec.arguments(shard)))
+    try:
+        ray.get([one.ping.remote() for one in actors], timeout=spec.timeout_s)
+    except ray.exceptions.GetTimeoutError:
+        raise GNNScaleError(
+            f"the {spec.num_shards} workers that own the rows did not start within {spec.timeout_s:g} s: `ray status` "
+            "says whether the cluster has the memory; raise timeout_s where it is slow"
+        ) from None
+    return actors
+
+
+def note_use(notes: str | None) -> Path | None:
+    """Note that this process uses the Ray of a keeper; the note is removed by whoever made it."""
+    if notes is None:
+        return None
+    note = Path(notes) / str(os.getpid())
+    try:
+        note.touch()
+    except OSError:
+        return None  # the keeper has ended, which the first call tells
+    return note
+
+
+def _wait_for_others(notes: str | None) -> None:
+    """Wait until the processes that use this Ray have left it: they would be ended with it."""
+    deadline = time.monotonic() + _END_LIMIT_S
+    while notes is not None and time.monotonic() < deadline and any(map(_runs, Path(notes).glob("*"))):
+        time.sleep(0.05)
+
+
+def _runs(note: Path) -> bool:
+    try:
+        os.kill(int(note.name), 0)
+    except OSError:
+        return False
+    return True

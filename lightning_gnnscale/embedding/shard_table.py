@@ -1,0 +1,281 @@
+"""A table whose rows lie in Ray's actors, as a trainer sees it: requests by owner, pushes that nobody waits for."""
+
+import os
+import shutil
+import sys
+import tempfile
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import GNNScaleError
+from ..loader.preparation.cluster import import_ray, join_ray, leave_ray, one_line, worker_handle
+from .row_shard import ShardSpec
+from .shard_keeper import STORE_BYTES, ShardKeeper, note_use
+from .shared_table import Column
+
+BLOCK_BYTES = 8 << 20  # most bytes of rows in one request
+BLOCKS_AHEAD = 2  # requests that are under way while another's rows are copied
+
+
+class ShardTicket(NamedTuple):
+    """What another process needs to reach the rows.
+
+    Attributes:
+        spec: of the shards, without the initial values.
+        address: of Ray.
+    """
+
+    spec: ShardSpec
+    address: str
+
+
+class ShardTable:
+    """Rows in the memory of workers; stands where `SharedTable` does.
+
+    A process connects with its first call. Rows of a worker that ended are lost, which every later call tells.
+
+    Args:
+        ticket: of the rows.
+        pushes_under_way: most pushes that this process does not wait for.
+        keeper: of the shards, in the process that made them.
+
+    Attributes:
+        token: of these very rows.
+        arrays: name to `RemoteColumn`.
+        counter: pushes so far, behind [0].
+    """
+
+    def __init__(self, ticket: ShardTicket, pushes_under_way: int, keeper: ShardKeeper | None = None):
+        spec = ticket.spec
+        self.ticket, self.token, self._keeper = ticket, spec.token, keeper
+        self._ownership, self._limit = spec.ownership, pushes_under_way
+        self.arrays = {name: RemoteColumn(self, name, column) for name, column in spec.columns.items()}
+        self.counter = RemoteCounter(self)
+        self._actors: list[Any] = []
+        self._under_way: deque[list[tuple[int, Any]]] = deque()
+        self._user = 0  # process id of the one that connected
+        self._left: Callable[[], None] = lambda: None
+        self._ended = weakref.finalize(self, _end, keeper, spec.notes, os.getpid()) if keeper else lambda: None
+
+    @classmethod
+    def start(cls, spec: ShardSpec, pushes_under_way: int) -> "ShardTable":
+        """Make the rows.
+
+        Raises:
+            GNNScaleError: Ray is not installed, does not answer, or the shards do not start.
+        """
+        if spec.address is None:
+            # Who starts Ray makes it ask for a token; others give one if they are told before the import.
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+        with _told_as_inputs():
+            ray = import_ray()
+            if spec.address is None and ray.is_initialized():  # this process can only use one
+                spec = spec._replace(address=ray.get_runtime_context().gcs_address)
+            if spec.address is None:
+                spec = spec._replace(notes=tempfile.mkdtemp(prefix="gnnscale-rows-"))
+            try:
+                keeper = ShardKeeper(spec)
+            except BaseException:
+                _remove(spec.notes)
+                raise
+        small = spec._replace(initial=spec.initial._replace(node_keys=None))
+        return cls(ShardTicket(small, keeper.address), pushes_under_way, keeper)
+
+    def pull(self, ids: np.ndarray, out: np.ndarray, name: str = "rows") -> np.ndarray:
+        """Fill out with the rows of some ids, in bounded requests.
+
+        Args:
+            ids: (num,) int64.
+            out: (num, width) of the array's dtype, filled in place.
+            name: of the array.
+        """
+        actors, waiting = self._connect(), deque()
+        for start, stop in _blocks(len(ids), out):
+            asked = [
+                (shard, start + places, actors[shard].pull.remote(name, rows))
+                for shard, places, rows in self._by_owner(ids[start:stop])
+                if len(rows)
+            ]
+            waiting.append(asked)
+            if len(waiting) > BLOCKS_AHEAD:
+                self._copy(waiting.popleft(), out)
+        for asked in waiting:
+            self._copy(asked, out)
+        return out
+
+    def push(self, ids: np.ndarray, gradients: np.ndarray) -> None:
+        """Send gradients to the owners of their rows, without waiting; every owner counts the push.
+
+        Args:
+            ids: (num,) int64, distinct.
+            gradients: (num, dim).
+        """
+        actors = self._connect()
+        self._under_way.append(
+            [(shard, actors[shard].push.remote(rows, gradients[places])) for shard, places, rows in self._by_owner(ids)]
+        )
+        while len(self._under_way) > self._limit:
+            self._wait(self._under_way.popleft())
+
+    def settle(self) -> None:
+        """Wait until the owners have applied all that this process pushed."""
+        while self._under_way and self._user == os.getpid():
+            self._wait(self._under_way.popleft())
+
+    def write(self, name: str, ids: np.ndarray, values: np.ndarray) -> None:
+        """Set rows of an array; values: (num, width)."""
+        actors = self._connect()
+        for start, stop in _blocks(len(ids), values):
+            owned = self._by_owner(ids[start:stop])
+            block = np.asarray(values[start:stop])
+            self._wait([(shard, actors[shard].write.remote(name, rows, block[at])) for shard, at, rows in owned])
+
+    def count(self, pushes: int | None = None) -> int:
+        """Return how many pushes there were, after setting it where a number is given."""
+        asked = [(shard, actor.pushes.remote(pushes)) for shard, actor in enumerate(self._connect())]
+        return max(self._wait(asked))
+
+    def close(self) -> None:
+        """Let go of the rows; in the process that made them, they are gone."""
+        self._actors = []
+        self._under_way.clear()
+        self._left()
+        self._ended()
+
+    def _connect(self) -> list:
+        """Return the actors, this process connected to Ray."""
+        if self._user == os.getpid():
+            return self._actors
+        if self._user:
+            raise GNNScaleError(
+                "the rows were used in the process that this one was forked from, and Ray does not survive a fork: "
+                'use start_method "spawn" or "popen", or leave the rows alone before the ranks start'
+            )
+        address = self.ticket.address
+        os.environ.setdefault("RAY_AUTH_MODE", "token") if self.ticket.spec.notes else None
+        with _told_as_inputs():
+            found = join_ray(address, self.ticket.spec.timeout_s, STORE_BYTES)
+        if found != address:
+            leave_ray()
+            raise GNNScaleError(
+                f"the rows are in the Ray at {address}, this process uses the one at {found}: give the source and the "
+                "inputs the same address"
+            )
+        self._user, note = os.getpid(), note_use(self.ticket.spec.notes)
+        self._left = weakref.finalize(self, _leave, note, os.getpid())
+        names = map(self.ticket.spec.name, range(self.ticket.spec.num_shards))
+        try:
+            self._actors = [worker_handle(name) for name in names]
+        except ValueError:
+            self._user = 0
+            self._left()
+            raise self._lost("a worker", "it is not there") from None
+        return self._actors
+
+    def _by_owner(self, ids: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Yield (shard, places in ids, rows of the shard) of every shard."""
+        owner, rows = self._ownership.locate(ids)
+        num_shards = self._ownership.num_hosts
+        order = np.argsort(owner, kind="stable")
+        ends = np.cumsum(np.bincount(owner, minlength=num_shards))
+        for shard, places in enumerate(np.split(order, ends[:-1])):
+            yield shard, places, rows[places]
+
+    def _copy(self, asked: list[tuple[int, np.ndarray, Any]], out: np.ndarray) -> None:
+        for shard, places, ref in asked:
+            out[places] = self._answer(shard, ref)
+
+    def _wait(self, asked: list[tuple[int, Any]]) -> list:
+        return [self._answer(shard, ref) for shard, ref in asked]
+
+    def _answer(self, shard: int, ref: Any) -> Any:
+        ray, limit_s = import_ray(), self.ticket.spec.timeout_s
+        try:
+            return ray.get(ref, timeout=limit_s)
+        except ray.exceptions.GetTimeoutError:
+            raise GNNScaleError(
+                f"worker {shard} of {self._ownership.num_hosts} that own rows did not answer within {limit_s:g} s: is "
+                "its machine reachable? Raise timeout_s where it is slow, or resume from the last checkpoint"
+            ) from None
+        except ray.exceptions.RayTaskError as error:
+            raise GNNScaleError(f"worker {shard} could not do it: {one_line(error)}") from None
+        except (ray.exceptions.RayError, ConnectionError, RuntimeError) as error:
+            raise self._lost(f"worker {shard} of {self._ownership.num_hosts}", one_line(error)) from None
+
+    def _lost(self, who: str, how: str) -> GNNScaleError:
+        return GNNScaleError(
+            f"{who} that owned rows of WorkerEmbedding has ended, and its rows are lost ({how}): start again from the "
+            "last checkpoint"
+        )
+
+
+class RemoteColumn:
+    """One array of a `ShardTable`, read and written by slices of ids.
+
+    Attributes:
+        shape, dtype: of the whole array.
+    """
+
+    def __init__(self, table: ShardTable, name: str, column: Column):
+        self._table, self._name = weakref.proxy(table), name
+        self.shape, self.dtype = (table._ownership.num_nodes, column.width), np.dtype(column.dtype)
+
+    def __getitem__(self, ids: slice) -> np.ndarray:
+        chosen = np.arange(*ids.indices(self.shape[0]))
+        return self._table.pull(chosen, np.empty((len(chosen), self.shape[1]), self.dtype), self._name)
+
+    def __setitem__(self, ids: slice, values: np.ndarray) -> None:
+        self._table.write(self._name, np.arange(*ids.indices(self.shape[0])), values)
+
+
+class RemoteCounter:
+    """The pushes of a `ShardTable`, as an array of one number."""
+
+    def __init__(self, table: ShardTable):
+        self._table = weakref.proxy(table)
+
+    def __getitem__(self, place: int) -> int:
+        return self._table.count()
+
+    def __setitem__(self, place: int, pushes: int) -> None:
+        self._table.count(int(pushes))
+
+
+@contextmanager
+def _told_as_inputs() -> Iterator[None]:
+    """Name the argument of the inputs, not that of the source, in errors about Ray."""
+    try:
+        yield
+    except GNNScaleError as error:
+        told = str(error).replace("source=ray", "WorkerEmbedding").replace("source.", "inputs.")
+        raise GNNScaleError(told) from None
+
+
+def _blocks(num_rows: int, values: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of requests of bounded size."""
+    size = max(1, BLOCK_BYTES // max(1, values.dtype.itemsize * values.shape[1]))
+    for start in range(0, num_rows, size):
+        yield start, min(start + size, num_rows)
+
+
+def _leave(note, user: int) -> None:
+    if os.getpid() == user and not sys.is_finalizing():
+        leave_ray()
+        if note is not None:
+            note.unlink(missing_ok=True)
+
+
+def _end(keeper: ShardKeeper, notes: str | None, owner: int) -> None:
+    if os.getpid() == owner:
+        keeper.end()
+        _remove(notes)
+
+
+def _remove(notes: str | None) -> None:
+    if notes is not None:
+        shutil.rmtree(notes, ignore_errors=True)

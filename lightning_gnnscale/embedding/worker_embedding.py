@@ -1,0 +1,170 @@
+"""`WorkerEmbedding`: learnable rows by node in the memory of Ray's workers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import torch.distributed as dist
+
+from ..errors import GNNScaleError, check_count
+from ..events import record
+from ..placement.joining import gather_objects
+from ..placement.shared_rows import machine_id
+from ..rng import fold
+from .distributed_embedding import DistributedEmbedding
+from .hosts import Hosts
+from .optimizers import SparseAdam, SparseSGD
+from .row_shard import Initial, ShardSpec
+from .shard_table import ShardTable
+from .shards import CHUNK_ROWS
+
+
+class WorkerEmbedding(DistributedEmbedding):
+    """Learnable node embeddings (num_nodes, dim) in the memory of workers, on this machine or on a cluster of Ray's.
+
+    A worker owns the rows of its parts and steps them; a trainer keeps none. `pull` asks the owners. `push` sends
+    them the gradients, summed by row, and does not wait: a trainer sees its own pushes in what it pulls later, and of
+    each other trainer all but the last `pushes_under_way` at most. Steps of a row come one after the other, none is
+    lost. With one trainer the rows are those of `DistributedEmbedding` bit for bit, and so are initial values and
+    files; a checkpoint of one is read by the other, and by any number of workers. No call waits for another rank.
+
+    A worker that ends takes its rows along: every later call says so, and training goes on from a checkpoint.
+
+    Args:
+        num_nodes, dim, part_offsets, optimizer, seed, scale, node_keys, dtype: see `DistributedEmbedding`. Part p
+            belongs to worker p mod num_workers; with fewer parts than workers each owns an equal range of ids.
+        address: "host:port" of a Ray cluster, "auto" for the one that this machine belongs to; None: Ray is started
+            on this machine for as long as the rows stand, unless this process uses one already.
+        num_workers: that own rows, >= 1.
+        pushes_under_way: of each trainer, that it does not wait for, >= 1.
+        timeout_s: for which an address or a worker may be silent, > 0.
+
+    Attributes:
+        nbytes: of all rows and their optimizer's state.
+        received_bytes: rows that this process pulled so far.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Cost: memory as for `DistributedEmbedding`, divided among the workers; a pull or push is one message to each
+        worker, and a copy of its rows at either end. A start takes some seconds: processes import torch.
+    Source: Waleffe et al., Armada: gradients of learnable features return to the worker that owns the rows. Differs:
+        rows are pulled when the batch is used, not when it is prepared, so they are not as stale as its queue is deep.
+    """
+
+    what = "WorkerEmbedding"
+    remedy = 'take a smaller dim, optimizer="sgd", or more workers'
+
+    def __init__(
+        self,
+        num_nodes: int,
+        dim: int,
+        part_offsets: np.ndarray | None = None,
+        optimizer: SparseAdam | SparseSGD | str = "adam",
+        seed: int = 0,
+        scale: float | None = None,
+        node_keys: np.ndarray | None = None,
+        dtype: str = "float32",
+        address: str | None = None,
+        num_workers: int = 2,
+        pushes_under_way: int = 4,
+        timeout_s: float = 60.0,
+    ):
+        super().__init__(num_nodes, dim, part_offsets, optimizer, seed, scale, node_keys, dtype)
+        check_count("num_workers", num_workers)
+        check_count("pushes_under_way", pushes_under_way)
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s must be > 0, got {timeout_s!r}")
+        self.address, self.num_workers, self.timeout_s = address, num_workers, timeout_s
+        self.pushes_under_way = pushes_under_way
+        self._table: ShardTable | None = None
+
+    def join(self) -> "WorkerEmbedding":
+        """Share the rows with the other ranks of the run; every rank must call it. Rows of rank 0 are kept.
+
+        Raises:
+            GNNScaleError: Ray is not installed, does not answer, or the workers do not start.
+        """
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return self.open()
+        hosts = Hosts.join([0] * dist.get_world_size(), self._hosts)  # one table, whoever asks for it
+        machines, told = set(gather_objects(machine_id())), None
+        if hosts.rank == 0:
+            try:
+                self._check_reachable(len(machines))
+                told = self.open()._table.ticket
+            except Exception as error:  # the others must not wait for it
+                told = str(error)
+        told = gather_objects(told)[0]
+        if isinstance(told, str):
+            raise GNNScaleError(told)
+        if self._table is None or self._table.token != told.spec.token:
+            self.close()
+            self._table = ShardTable(told, self.pushes_under_way)
+        self._hosts = hosts
+        return self
+
+    def settle(self) -> None:
+        """Wait until the owners have applied all that this process pushed."""
+        if self._table is not None:
+            self._table.settle()
+
+    def save(self, folder: str | Path, with_state: bool = True) -> dict[str, Any]:
+        """Write this rank's share of the rows; see `DistributedEmbedding.save`.
+
+        Raises:
+            GNNScaleError: a worker ended.
+        """
+        self.settle()
+        return super().save(folder, with_state)
+
+    def rows_here(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """Yield (ids, their rows) of this rank's share in blocks; over all ranks each row comes once."""
+        values = self._arrays()["rows"]
+        for ids, _ in self._share():
+            for start in range(ids.start, ids.stop, CHUNK_ROWS):
+                block = slice(start, min(start + CHUNK_ROWS, ids.stop))
+                yield block, values[block]
+
+    def _read(self, ids: np.ndarray, out: np.ndarray) -> np.ndarray:
+        self._arrays()  # or an error: they are not there
+        self.received_bytes += out.nbytes
+        return self._table.pull(ids, out)
+
+    def _apply(self, rows: np.ndarray, gradients: np.ndarray) -> None:
+        self._arrays()
+        self._table.push(rows, gradients)
+
+    def _create(self) -> ShardTable:
+        record("rows", what=self.what, num_rows=self.num_nodes, bytes=self.nbytes, host=0)
+        offsets, owners = self._owned_by_workers()
+        initial = Initial(fold(self.seed, self.dim), self.scale, self.node_keys)
+        spec = ShardSpec(
+            f"rows-{uuid4().hex[:12]}", self.address, self.timeout_s, offsets, owners, self.num_workers,
+            self._columns(), self.optimizer, initial, None,
+        )  # fmt: skip
+        return ShardTable.start(spec, self.pushes_under_way)
+
+    def _fill(self, share, before=None) -> None:
+        """Do nothing: workers fill their rows when they start."""
+
+    def _owned_by_workers(self) -> tuple[np.ndarray, list[int]]:
+        if self.part_offsets is not None and len(self.part_offsets) > self.num_workers:
+            return self.part_offsets, [part % self.num_workers for part in range(len(self.part_offsets) - 1)]
+        workers = np.arange(self.num_workers + 1)
+        return self.num_nodes * workers // self.num_workers, list(range(self.num_workers))
+
+    def _check_reachable(self, num_machines: int) -> None:
+        if self.address is None and num_machines > 1 and not self.is_open:
+            raise GNNScaleError(
+                "WorkerEmbedding without an address starts Ray on one machine, the ranks are on several: start a "
+                "cluster with `ray start`, and give inputs.address="
+            )
+
+    def __setstate__(self, state: dict) -> None:
+        ticket = state.pop("_ticket")
+        super().__setstate__(state | {"_ticket": None})
+        if ticket is not None:
+            self._table = ShardTable(ticket, self.pushes_under_way)
