@@ -16,10 +16,9 @@ from .prepare_cases import CPU, WORKLOADS, Shape, grid, make_data, make_trainer,
 from .prepare_graphs import check_graph, open_graph
 from .prepare_measure import measure
 from .prepare_replay import record, replay_rows
-from .prepare_tables import best, draw, medians, print_tables
+from .prepare_tables import BOUND, FED, best, draw, medians, print_tables
 from .results import append_row, machine, read_rows, write_csv
 
-FED, BOUND = "fed", "0"  # trainers: a device that one thread cannot feed, and one that takes no time
 WORKERS = ("num_threads", "num_workers")
 QUEUE_BATCHES = "queue_batches"  # memory of task graphs, in the largest batches of the workload
 MEMORY = (QUEUE_BATCHES, "depth")

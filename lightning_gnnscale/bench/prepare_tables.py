@@ -12,6 +12,7 @@ from .results import machine_line
 
 TRUSTED = 0.1  # error of a replay, against what was measured, up to which its other figures count
 _OF_A_CASE = ("graph", "workload", "source", "settings", "workers", "memory_batches", "train", "shape")
+FED, BOUND = "fed", "0"  # trainers: a device that one thread cannot feed, and one that takes no time
 _SCHEDULINGS = ("fixed_prefetch", "task_graphs")
 
 
@@ -37,14 +38,28 @@ def best(rows: list[dict]) -> dict:
 def print_tables(console: Console, rows: list[dict], replays: list[dict], facts: Mapping) -> None:
     """Print what was measured, source by source and memory by memory, and what was replayed."""
     caption = machine_line(facts)
-    for (graph, workload, train), same in _grouped(rows, "graph", "workload", "train"):
-        console.print(_sources(graph, workload, train, same, caption))
-    for (graph, workload, train), same in _grouped(rows, "graph", "workload", "train"):
-        table = _memory(graph, workload, train, same, caption)
-        if table.row_count:
-            console.print(table)
+    for (graph, workload), own in _grouped(rows, "graph", "workload"):
+        for same in _each(own, "train"):
+            console.print(_sources(graph, workload, same, capacities(own), caption))
+        for (train,), same in _grouped(own, "train"):
+            table = _memory(graph, workload, same, caption)
+            if table.row_count and train != FED:
+                console.print(table)
     for (graph, workload), same in _grouped(replays, "graph", "workload"):
         console.print(_replay(graph, workload, same, caption))
+
+
+def capacities(rows: list[dict]) -> dict[tuple[str, str], float]:
+    """Return the seeds per second that were prepared where nothing trained, by source and settings."""
+    return {(row["source"], row["settings"]): row["seeds_per_s"] for row in rows if row["train"] == BOUND}
+
+
+def over_device(row: dict, capacity: Mapping[tuple[str, str], float]) -> float | None:
+    """Return what was prepared where nothing trained, over what the row's simulated device takes; None without one."""
+    can = capacity.get((row["source"], row["settings"]))
+    if row["train_ms"] in ("", 0) or can is None:
+        return None
+    return can / (row["seeds"] / row["batches"] / row["train_ms"] * 1000)
 
 
 def trainer_name(rows: list[dict]) -> str:
@@ -52,38 +67,40 @@ def trainer_name(rows: list[dict]) -> str:
     train = rows[0]["train"]
     if train == "cpu":
         return "a model step on these cores"
-    if rows[0]["train_ms"] == 0:
+    if train == BOUND:
         return "nothing: what can be prepared"
     milliseconds = statistics.median(row["train_ms"] for row in rows)
     return f"a simulated device (sleep) of {milliseconds:g} ms a batch"
 
 
-def _sources(graph: str, workload: str, train: str, rows: list[dict], caption: str) -> Table:
+def _sources(graph: str, workload: str, rows: list[dict], capacity: Mapping, caption: str) -> Table:
     """The best settings of each source and number of workers."""
     title = f"{graph}, {workload}; trainer: {trainer_name(rows)}. Medians; of several settings the best"
     table = Table(title=title, caption=caption, box=SIMPLE, title_justify="left")
     for name in ("source", "settings"):
         table.add_column(name)
-    for name in ("seeds\nper second", "over one\nworker", "trainer\nwaited", "CPU\nuse", "ready,\nmost MiB"):
+    columns = ("seeds\nper second", "over one\nworker", "trainer\nwaited", "capacity\nover device", "CPU\nuse")
+    for name in (*columns, "ready,\nmost MiB"):
         table.add_column(name, justify="right")
     alone = {row["source"]: row["seeds_per_s"] for row in map(best, _each(rows, "source", "workers"))
              if row["workers"] == 1}  # fmt: skip
     for same in _each(rows, "source", "workers"):
         row = best(same)
-        one = alone.get(row["source"])
+        one, share = alone.get(row["source"]), over_device(row, capacity)
         table.add_row(
             row["source"],
             row["settings"],
             f"{row['seeds_per_s']:,.0f}",
             f"{row['seeds_per_s'] / one:.2f}x" if one else "",
             f"{row['wait_share']:.1%}",
+            f"{share:.2f}x" if share else "",
             f"{row['cpu_share']:.0%}",
             "" if row["peak_queue_mib"] == "" else f"{row['peak_queue_mib']:,.0f}",
         )
     return table
 
 
-def _memory(graph: str, workload: str, train: str, rows: list[dict], caption: str) -> Table:
+def _memory(graph: str, workload: str, rows: list[dict], caption: str) -> Table:
     """Both schedulings in as much memory."""
     title = f"{graph}, {workload}; trainer: {trainer_name(rows)}. Both schedulings in as much memory, each tuned"
     table = Table(title=title, caption=caption, box=SIMPLE, title_justify="left")

@@ -6,7 +6,7 @@ import pytest
 
 from lightning_gnnscale.bench import prepare, prepare_replay
 from lightning_gnnscale.bench.prepare_cases import grid, source_of
-from lightning_gnnscale.bench.prepare_tables import medians, replay_error
+from lightning_gnnscale.bench.prepare_tables import capacities, medians, over_device, replay_error
 from lightning_gnnscale.loader.task_trace import BatchTimes, TaskTime, TaskTrace
 
 SMALL = {
@@ -75,6 +75,14 @@ def test_errors_of_a_replay_are_held_against_what_was_measured():
     assert rows[0]["fixed_prefetch_error"] == pytest.approx(0.25)
     assert replay_error(rows) == pytest.approx(0.25)
     assert replay_error(rows[1:]) is None
+
+
+def test_a_source_is_held_against_the_device_that_it_feeds():
+    row = {"source": "threads", "settings": "num_threads=2", "seeds": 300, "batches": 3, "train_ms": 50}
+    rows = [row | {"train": "0", "train_ms": 0, "seeds_per_s": 3000.0}, row | {"train": "fed", "seeds_per_s": 1990.0}]
+    found = capacities(rows)
+    assert over_device(rows[1], found) == pytest.approx(1.5)  # 2,000 seeds a second are what the device takes
+    assert over_device(rows[0], found) is None
 
 
 def test_settings_are_combined_and_repeats_are_summed_up():
