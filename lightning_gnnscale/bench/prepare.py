@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from ..loader import TaskGraphs
+from ..loader.task_trace import TaskTrace
 from ..partition_store import PartitionStore
 from .partition_graphs import public_root
 from .prepare_cases import CPU, WORKLOADS, Shape, grid, make_data, make_trainer, source_of
@@ -100,12 +101,8 @@ def run(
         console.print(f"{graph}: its store is opened, or made once")
         store = open_graph(graph, output / "graphs", num_parts, root)
         for workload in workloads:
-            traces = {}
-            for cores in sorted({*replay_cores, 1}):
-                threads, pieces = min(cores, trace_threads), TaskGraphs(cores).num_pieces
-                tag = _tag(shape, threads, pieces)
-                path = output / "traces" / f"{graph.replace(':', '-')}-{workload}-{tag}.json"
-                traces[cores] = record(store, workload, shape, threads, pieces, path)
+            folder = output / "traces" / f"{graph.replace(':', '-')}-{workload}"
+            traces = _record(folder, store, workload, shape, replay_cores, trace_threads)
             bench = _Bench(output / "rows.csv", graph, workload, store, shape, traces, console)
             found = bench.rows(cases, train, repeats)
             found += bench.feed(found, cases, device_share, repeats)
@@ -127,7 +124,8 @@ class _Bench:
         self, log: Path, graph: str, workload: str, store: PartitionStore, shape: Shape, traces: dict, console
     ):
         self.log, self.graph, self.workload, self.store, self.shape = log, graph, workload, store, shape
-        self.largest_bytes = max(batch.num_bytes for trace in traces.values() for batch in trace.batches)
+        known = (batch for of_cores in traces.values() for trace in of_cores.values() for batch in trace.batches)
+        self.largest_bytes = max(batch.num_bytes for batch in known)
         self.console = console
         self.tag = _tag(shape)
         self.done = read_rows(log)
@@ -178,6 +176,20 @@ class _Bench:
         shown = ("workload", "source", "settings", "train", "seeds_per_s", "wait_share")
         self.console.print("  ".join(f"{column}={row[column]}" for column in shown))
         return row
+
+
+def _record(folder: Path, store: PartitionStore, workload: str, shape: Shape, cores: Sequence[int], most: int) -> dict:
+    """Return the traces of a workload, by cores and pieces of a hop, each recorded once by `most` threads or fewer."""
+    traces: dict[tuple[int, int], TaskTrace] = {}
+    by_cores: dict[int, dict[int, TaskTrace]] = {}
+    for number in sorted({*cores, 1}):
+        threads = min(number, most)
+        for pieces in sorted({1, min(2, number), TaskGraphs(number).num_pieces}):
+            if (threads, pieces) not in traces:
+                path = folder / f"{_tag(shape, threads, pieces)}.json"
+                traces[threads, pieces] = record(store, workload, shape, threads, pieces, path)
+            by_cores.setdefault(number, {})[pieces] = traces[threads, pieces]
+    return by_cores
 
 
 def _by_workers(rows: list[dict]) -> Iterator[list[dict]]:

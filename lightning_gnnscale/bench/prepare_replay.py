@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from time import process_time, thread_time
 
@@ -63,16 +64,13 @@ def record(store: PartitionStore, workload: str, shape: Shape, num_threads: int,
     return trace
 
 
-def joined(trace: TaskTrace, whole_tasks: int) -> TaskTrace:
-    """Return the trace with each batch as one task: what a thread does that prepares it whole.
-
-    Scheduling costs what it does for the few tasks of a batch whose hops are whole.
-    """
+def joined(trace: TaskTrace) -> TaskTrace:
+    """Return the trace with each batch as one task, which costs the scheduling of all: what one thread does with it."""
     batches = []
     for batch in trace.batches:
         one = batch.tasks[0]._replace(kind="batch", dependencies=(), seconds=sum(t.seconds for t in batch.tasks))
         batches.append(replace(batch, tasks=[one]))
-    return TaskTrace(batches, trace.train_s, whole_tasks * trace.overhead_s)
+    return TaskTrace(batches, trace.train_s, len(trace.batches[0].tasks) * trace.overhead_s)
 
 
 def best_fixed(trace: TaskTrace, cores: int, most: int, train_s: float, num_batches: int) -> tuple[Replayed, dict]:
@@ -90,22 +88,32 @@ def best_fixed(trace: TaskTrace, cores: int, most: int, train_s: float, num_batc
 
 
 def two_level(
-    trace: TaskTrace, cores: int, queue_batches: int, sigmas: Sequence[float], train_s: float, num_batches: int
+    traces: Mapping[int, TaskTrace],
+    cores: int,
+    queue_batches: int,
+    sigmas: Sequence[float],
+    train_s: float,
+    num_batches: int,
 ) -> tuple[Replayed, dict]:
-    """Return the fastest two-level scheduling of several sigmas, in memory for so many of the largest batches."""
-    largest, found = max(batch.num_bytes for batch in trace.batches), []
-    options = {"train_s": train_s, "num_batches": num_batches, "overhead_s": trace.overhead_s}
-    for sigma in sigmas:
+    """Return the fastest two-level scheduling of several sigmas and pieces of a hop.
+
+    Args:
+        traces: by pieces.
+        queue_batches: memory, in the largest batches.
+    """
+    largest, found = max(batch.num_bytes for batch in traces[1].batches), []
+    for (pieces, trace), sigma in product(traces.items(), sigmas):
+        options = {"train_s": train_s, "num_batches": num_batches, "overhead_s": trace.overhead_s}
         policy = TwoLevelPolicy(cores, sigma, queue_batches * largest)
         policy.largest_bytes = largest
         ahead = TaskGraphs(cores).batches_ahead - 1  # one is the trainer's
         replayed = replay(trace, policy, cores, requests_ahead=ahead, **options)
-        found.append((replayed, {"num_threads": cores, "sigma": sigma}))
+        found.append((replayed, {"num_threads": cores, "pieces": pieces, "sigma": sigma}))
     return max(found, key=lambda pair: pair[0].seeds_per_s)
 
 
 def replay_rows(
-    traces: Mapping[int, TaskTrace],
+    traces: Mapping[int, Mapping[int, TaskTrace]],
     cores: Sequence[int],
     queue_batches: Sequence[int],
     sigmas: Sequence[float],
@@ -115,7 +123,7 @@ def replay_rows(
     """Return a row for each number of cores and cap on memory: both schedulings, each tuned, and their ratio.
 
     Args:
-        traces: of a workload, by cores.
+        traces: of a workload, by cores and by the pieces of a hop; whole hops, 1, are among them.
         cores: of the machines.
         queue_batches: memory, in batches that are ready or under way: the most of either scheduling.
         sigmas: that two-level scheduling is tuned over.
@@ -128,12 +136,11 @@ def replay_rows(
     """
     rows = []
     for number in cores:
-        trace = traces[number]
-        whole = joined(trace, min(len(batch.tasks) for other in traces.values() for batch in other.batches))
-        num_batches = max(len(trace.batches), 8 * number)
+        whole = joined(traces[number][1])
+        num_batches = max(len(whole.batches), 8 * number)
         for batches in queue_batches:
             plain, plain_settings = best_fixed(whole, number, batches, train_s, num_batches)
-            task, task_settings = two_level(trace, number, batches, sigmas, train_s, num_batches)
+            task, task_settings = two_level(traces[number], number, batches, sigmas, train_s, num_batches)
             row = {"cores": number, "queue_batches": batches}
             found = {"fixed_prefetch": (plain, plain_settings), "task_graphs": (task, task_settings)}
             for name, (replayed, settings) in found.items():
