@@ -2,10 +2,11 @@
 
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ...errors import GNNScaleError
 NAMESPACE = "gnnscale"
 WORKER_GROUP = "beside"  # of a worker's methods that do not wait for a batch
 PREPARED = "prepared-worker-"
+_AUTH = "RAY_AUTH_MODE"
 WORKER_ENV = "GNNSCALE_BATCH_WORKER"
 _STOP_LIMIT_S = 10.0
 # What any HTTP/2 server answers with settings of its own: the preface and an empty SETTINGS frame.
@@ -37,6 +39,27 @@ def import_ray():
             'source=ray needs Ray, which is not installed: pip install "lightning_gnnscale[ray]"'
         ) from None
     return ray
+
+
+def ask_for_token() -> None:
+    """Have a Ray that is started here ask for its user's token, and this process give it; a setting of the user stays.
+
+    Ray does so itself in the process that starts it; those that join it have to be told.
+    """
+    if os.environ.get(_AUTH) is not None:
+        return
+    imported = "ray" in sys.modules
+    os.environ[_AUTH] = "token"
+    if imported:  # it has read its variables
+        with suppress(ImportError, AttributeError):  # an older one knows no tokens
+            from ray._raylet import Config
+
+            Config.initialize("")
+
+
+def _has_token() -> bool:
+    """Whether this user has a token of Ray's: clusters that were started here ask for it, others pay no heed."""
+    return (Path.home() / ".ray" / "auth_token").is_file()
 
 
 def one_line(error: BaseException) -> str:
@@ -67,6 +90,8 @@ def join_ray(address: str | None, timeout_s: float, store_bytes: int) -> str:
         if not ray.is_initialized():
             if address is not None and address != "auto":
                 check_answers(address, timeout_s)
+            if address is None or _has_token():
+                ask_for_token()
             _connect(ray, address, store_bytes)
             _joined, _users = True, 0
         _users += 1

@@ -1,6 +1,5 @@
 """`source=ray`: batches prepared by workers on other machines, as plain settings."""
 
-import os
 import tempfile
 import uuid
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from ...errors import GNNScaleError, check_count
-from .cluster import import_ray, join_ray, leave_ray
+from .cluster import ask_for_token, import_ray, join_ray, leave_ray
 
 CONSTRUCTIONS = ("local", "distributed")
 CACHE_POLICIES = ("lru", "sieve")
@@ -122,8 +121,7 @@ class RayWorkers:
             GNNScaleError: Ray is not installed, or the address does not answer.
         """
         if self.address is None:
-            # Who starts Ray makes it ask for a token; the other ranks give one if they are told before the import.
-            os.environ.setdefault("RAY_AUTH_MODE", "token")
+            ask_for_token()
         import_ray()
         meeting: Any = None
         if place.rank == 0:

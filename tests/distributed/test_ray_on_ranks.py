@@ -1,0 +1,63 @@
+"""Two ranks that train from the same Ray workers: rank 0 starts Ray, both share a hub, and no bit changes."""
+
+from pathlib import Path
+
+import lightning as L
+import psutil
+import pytest
+import torch
+from full_graph_runs import write_store
+from processes import launch
+
+import lightning_gnnscale as gs
+from lightning_gnnscale import events
+
+pytest.importorskip("ray", reason="Ray is not installed: make test installs it")
+
+RUNS = {
+    "averaged models": (gs.ModelAveraging, {"num_workers": 2}, {}),
+    "averaged gradients": (
+        gs.GradientAveraging,
+        {"num_workers": 2, "batches_per_group": 2, "cache_rows": 20},
+        {"scope": "part", "interleave_parts": 2},
+    ),
+}
+
+
+def train(folder: Path, root: str) -> list[tuple[dict, dict, dict, list[str]]]:
+    """Train each run from threads, then from Ray, which is started anew for each."""
+    return [(_fit(folder, root, name, "threads"), *_from_ray(folder, root, name)) for name in RUNS]
+
+
+def _from_ray(folder: Path, root: str, name: str) -> tuple[dict, dict, list[str]]:
+    weights = _fit(folder, root, name, gs.RayWorkers(**RUNS[name][1]))
+    told = [event for event in events.recent() if event["event"] == "preparation"]
+    return weights, told[-1], [child.name() for child in psutil.Process().children(recursive=True)]
+
+
+def _fit(folder: Path, root: str, name: str, source) -> dict:
+    weights, _, options = RUNS[name]
+    dm = gs.PartitionDataModule(
+        store=root, sampler=gs.NeighborSampler([3, 3]), batch_size=8, seed=1, source=source, **options
+    )
+    torch.manual_seed(0)
+    model = gs.NodeClassifier(gs.model.GraphSAGE(dm.store.features.dim, 8, dm.num_classes), lr=0.02)
+    L.Trainer(
+        accelerator="cpu", devices=2, max_epochs=2, logger=False, enable_checkpointing=False, default_root_dir=folder,
+        enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0,
+        strategy=gs.GNNScaleStrategy(weights=weights()),
+    ).fit(model, dm)  # fmt: skip
+    return model.state_dict()
+
+
+def test_two_ranks_share_workers(tmp_path):
+    root = tmp_path / "store"
+    write_store(root)
+    both = launch(2, train, tmp_path / "ranks", str(root), limit_s=200)
+    for name, *results in zip(RUNS, *both, strict=True):
+        for plain, weights, told, children in results:
+            assert all(torch.equal(weights[key], plain[key]) for key in plain), name
+            assert told["num_batches"] > 0
+            assert not [child for child in children if "ray" in child], "Ray ended with the fit"
+        batches, groups = (sum(told[key] for _, _, told, _ in results) for key in ("num_batches", "num_groups"))
+        assert batches > 1.2 * groups if name == "averaged gradients" else batches == groups
