@@ -7,19 +7,20 @@ import tempfile
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import GNNScaleError
-from ..loader.preparation.cluster import import_ray, join_ray, leave_ray, one_line, worker_handle
+from ..loader.preparation.cluster import check_answers, import_ray, join_ray, leave_ray, one_line, worker_handle
 from .row_shard import ShardSpec
 from .shard_keeper import STORE_BYTES, ShardKeeper, note_use
 from .shared_table import Column
 
 BLOCK_BYTES = 8 << 20  # most bytes of rows in one request
 BLOCKS_AHEAD = 2  # requests that are under way while another's rows are copied
+
+_forked_with_ray = False  # this process has its parent's connection, which is dead
 
 
 class ShardTicket(NamedTuple):
@@ -69,20 +70,21 @@ class ShardTable:
         Raises:
             GNNScaleError: Ray is not installed, does not answer, or the shards do not start.
         """
-        if spec.address is None:
-            # Who starts Ray makes it ask for a token; others give one if they are told before the import.
-            os.environ.setdefault("RAY_AUTH_MODE", "token")
-        with _told_as_inputs():
+        try:
             ray = import_ray()
-            if spec.address is None and ray.is_initialized():  # this process can only use one
-                spec = spec._replace(address=ray.get_runtime_context().gcs_address)
-            if spec.address is None:
-                spec = spec._replace(notes=tempfile.mkdtemp(prefix="gnnscale-rows-"))
-            try:
-                keeper = ShardKeeper(spec)
-            except BaseException:
-                _remove(spec.notes)
-                raise
+        except GNNScaleError as error:
+            raise GNNScaleError(str(error).replace("source=ray", "WorkerEmbedding")) from None
+        if ray.is_initialized() and spec.address is None:  # this process can only use one
+            spec = spec._replace(address=ray.get_runtime_context().gcs_address)
+        elif spec.address is None:
+            spec = spec._replace(notes=tempfile.mkdtemp(prefix="gnnscale-rows-"))
+        elif spec.address != "auto":
+            check_answers(spec.address, spec.timeout_s)
+        try:
+            keeper = ShardKeeper(spec)
+        except BaseException:
+            _remove(spec.notes)
+            raise
         small = spec._replace(initial=spec.initial._replace(node_keys=None))
         return cls(ShardTicket(small, keeper.address), pushes_under_way, keeper)
 
@@ -151,15 +153,13 @@ class ShardTable:
         """Return the actors, this process connected to Ray."""
         if self._user == os.getpid():
             return self._actors
-        if self._user:
+        if _forked_with_ray:
             raise GNNScaleError(
-                "the rows were used in the process that this one was forked from, and Ray does not survive a fork: "
-                'use start_method "spawn" or "popen", or leave the rows alone before the ranks start'
+                "the process that this one was forked from used Ray, which does not survive a fork: use start_method "
+                '"spawn" or "popen", or leave Ray and these rows alone before the ranks start'
             )
         address = self.ticket.address
-        os.environ.setdefault("RAY_AUTH_MODE", "token") if self.ticket.spec.notes else None
-        with _told_as_inputs():
-            found = join_ray(address, self.ticket.spec.timeout_s, STORE_BYTES)
+        found = join_ray(address, self.ticket.spec.timeout_s, STORE_BYTES)
         if found != address:
             leave_ray()
             raise GNNScaleError(
@@ -246,14 +246,13 @@ class RemoteCounter:
         self._table.count(int(pushes))
 
 
-@contextmanager
-def _told_as_inputs() -> Iterator[None]:
-    """Name the argument of the inputs, not that of the source, in errors about Ray."""
-    try:
-        yield
-    except GNNScaleError as error:
-        told = str(error).replace("source=ray", "WorkerEmbedding").replace("source.", "inputs.")
-        raise GNNScaleError(told) from None
+def _after_fork() -> None:
+    global _forked_with_ray
+    ray = sys.modules.get("ray")
+    _forked_with_ray = ray is not None and ray.is_initialized()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _blocks(num_rows: int, values: np.ndarray) -> Iterator[tuple[int, int]]:

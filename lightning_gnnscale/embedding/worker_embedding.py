@@ -160,7 +160,7 @@ class WorkerEmbedding(DistributedEmbedding):
         if self.address is None and num_machines > 1 and not self.is_open:
             raise GNNScaleError(
                 "WorkerEmbedding without an address starts Ray on one machine, the ranks are on several: start a "
-                "cluster with `ray start`, and give inputs.address="
+                "cluster with `ray start`, and give its address="
             )
 
     def __setstate__(self, state: dict) -> None:

@@ -164,6 +164,7 @@ class InputSource:
             self._table = source.table("inputs", inputs.dim)
             for ids, rows in inputs.rows_here():
                 self._table[ids] = rows
+        getattr(inputs, "settle", lambda: None)()  # pushes may still be under way
         source.barrier()  # all ranks have pushed, and written
 
     def __getattr__(self, name: str) -> Any:
