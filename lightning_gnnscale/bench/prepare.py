@@ -43,7 +43,7 @@ def run(
     device_share: float = 0.7,
     replay_cores: Sequence[int] = (1, 2, 8, 16, 64),
     replay_queue_batches: Sequence[int] = (1, 2, 4, 16, 64),
-    replay_sigmas: Sequence[float] = (0, 10, 50),
+    replay_sigmas: Sequence[float] = (10,),
     trace_threads: int = 2,
     seed: int = 0,
     data_root: str | None = None,
@@ -184,7 +184,7 @@ def _record(folder: Path, store: PartitionStore, workload: str, shape: Shape, co
     by_cores: dict[int, dict[int, TaskTrace]] = {}
     for number in sorted({*cores, 1}):
         threads = min(number, most)
-        for pieces in sorted({1, min(2, number), TaskGraphs(number).num_pieces}):
+        for pieces in sorted({1, TaskGraphs(number).num_pieces}):
             if (threads, pieces) not in traces:
                 path = folder / f"{_tag(shape, threads, pieces)}.json"
                 traces[threads, pieces] = record(store, workload, shape, threads, pieces, path)

@@ -131,17 +131,17 @@ def replay_rows(
         measured: (source, cores, batches of memory) to the seeds per second that were measured without training.
 
     Returns:
-        Rows with `cores`, `queue_batches`, the seeds per second, settings and peak MiB of each, `ratio`, and, where it
-        was measured, `measured_` seeds per second and `error_` of the prediction.
+        Rows with `replayed_cores`, `queue_batches`, the seeds per second, settings and peak MiB of each, `ratio`, and,
+        where it was measured, the `measured` seeds per second and the `error` of the prediction.
     """
     rows = []
     for number in cores:
         whole = joined(traces[number][1])
-        num_batches = max(len(whole.batches), 8 * number)
+        num_batches = max(len(whole.batches), 4 * number)
         for batches in queue_batches:
             plain, plain_settings = best_fixed(whole, number, batches, train_s, num_batches)
             task, task_settings = two_level(traces[number], number, batches, sigmas, train_s, num_batches)
-            row = {"cores": number, "queue_batches": batches}
+            row = {"replayed_cores": number, "queue_batches": batches}
             found = {"fixed_prefetch": (plain, plain_settings), "task_graphs": (task, task_settings)}
             for name, (replayed, settings) in found.items():
                 row[f"{name}_seeds_per_s"] = round(replayed.seeds_per_s, 1)

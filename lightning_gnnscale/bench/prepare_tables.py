@@ -152,7 +152,7 @@ def _replay(graph: str, workload: str, rows: list[dict], caption: str) -> Table:
         for name in _SCHEDULINGS:
             off = row[f"{name}_error"]
             cells += [f"{row[f'{name}_seeds_per_s']:,.0f}", row[f"{name}_settings"], "" if off == "" else f"{off:+.1%}"]
-        table.add_row(f"{row['cores']:g}", f"{row['queue_batches']:g}", *cells, f"{row['ratio']:.2f}x")
+        table.add_row(f"{row['replayed_cores']:g}", f"{row['queue_batches']:g}", *cells, f"{row['ratio']:.2f}x")
     return table
 
 
@@ -186,10 +186,11 @@ def draw(path: Path, rows: list[dict], replays: list[dict]) -> None:
         left.set_title(f"{graph}, {workload}: measured, best settings, by workers", fontsize=9)
         left.set_xlabel("seeds per second, nothing trains")
         for (memory,), same in _grouped(replayed, "queue_batches"):
-            (line,) = right.plot([r["cores"] for r in same], [r["task_graphs_seeds_per_s"] for r in same], marker="o",
-                                 label=f"task graphs, {memory:g} batches")  # fmt: skip
-            right.plot([r["cores"] for r in same], [r["fixed_prefetch_seeds_per_s"] for r in same], linestyle="--",
-                       color=line.get_color(), label=f"fixed prefetch, {memory:g}")  # fmt: skip
+            cores = [row["replayed_cores"] for row in same]
+            speeds = {name: [row[f"{name}_seeds_per_s"] for row in same] for name in _SCHEDULINGS}
+            (line,) = right.plot(cores, speeds["task_graphs"], marker="o", label=f"task graphs, {memory:g} batches")
+            style = {"linestyle": "--", "color": line.get_color()}
+            right.plot(cores, speeds["fixed_prefetch"], label=f"fixed prefetch, {memory:g}", **style)
         right.set_xscale("log", base=2)
         right.set_yscale("log")
         right.legend(fontsize=6)

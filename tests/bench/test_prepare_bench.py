@@ -37,11 +37,13 @@ def test_every_source_is_measured_fed_and_replayed(tmp_path, monkeypatch, capsys
         46
     }  # of 60, those of the last four batches
     assert len(replays) == 2 * 3 * 2
-    assert all((row["fixed_prefetch_error"] == "") == (row["cores"] == 8) for row in replays)
+    assert all((row["fixed_prefetch_error"] == "") == (row["replayed_cores"] == 8) for row in replays)
     assert (tmp_path / "prepare.png").stat().st_size > 10_000
     for name in ("prepare", "replay"):
         with open(tmp_path / f"{name}.csv", newline="") as file:
-            assert len(list(csv.DictReader(file))) == len(rows if name == "prepare" else replays)
+            written = list(csv.DictReader(file))
+        assert len(written) == len(rows if name == "prepare" else replays)
+    assert {row["replayed_cores"] for row in written} == {"1", "2", "8"}
     assert "a REPLAY of measured task times, no measurement" in capsys.readouterr().out
 
     def again(*_):
@@ -60,7 +62,9 @@ def trace_of(tasks, num_batches=12) -> TaskTrace:
 def test_task_graphs_win_where_memory_is_for_fewer_batches_than_cores():
     """Eight pieces that depend on nothing: as many cores share a batch, where fixed prefetch has one for each."""
     traces = {cores: {1: trace_of([(0.01, ())] * 8)} for cores in (1, 8)}
-    rows = {(r["cores"], r["queue_batches"]): r for r in prepare_replay.replay_rows(traces, [1, 8], [1, 16], [0])}
+    rows = {
+        (r["replayed_cores"], r["queue_batches"]): r for r in prepare_replay.replay_rows(traces, [1, 8], [1, 16], [0])
+    }
     assert rows[1, 1]["fixed_prefetch_seeds_per_s"] == rows[1, 16]["task_graphs_seeds_per_s"] == pytest.approx(1250)
     assert rows[8, 1]["ratio"] == pytest.approx(8)
     assert rows[8, 16]["fixed_prefetch_seeds_per_s"] == pytest.approx(10000)
