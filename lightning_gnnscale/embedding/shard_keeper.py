@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import time
@@ -84,6 +85,8 @@ def keep() -> None:
     del actors
     if address is not None:
         leave_ray()
+    if spec.notes is not None:
+        shutil.rmtree(spec.notes, ignore_errors=True)
 
 
 def _start(spec: ShardSpec) -> list:

@@ -1,7 +1,6 @@
 """A table whose rows lie in Ray's actors, as a trainer sees it: requests by owner, pushes that nobody waits for."""
 
 import os
-import shutil
 import sys
 import tempfile
 import weakref
@@ -61,7 +60,7 @@ class ShardTable:
         self._under_way: deque[list[tuple[int, Any]]] = deque()
         self._user = 0  # process id of the one that connected
         self._left: Callable[[], None] = lambda: None
-        self._ended = weakref.finalize(self, _end, keeper, spec.notes, os.getpid()) if keeper else lambda: None
+        self._ended = weakref.finalize(self, _end, keeper, os.getpid()) if keeper else lambda: None
 
     @classmethod
     def start(cls, spec: ShardSpec, pushes_under_way: int) -> "ShardTable":
@@ -80,11 +79,7 @@ class ShardTable:
             spec = spec._replace(notes=tempfile.mkdtemp(prefix="gnnscale-rows-"))
         elif spec.address != "auto":
             check_answers(spec.address, spec.timeout_s)
-        try:
-            keeper = ShardKeeper(spec)
-        except BaseException:
-            _remove(spec.notes)
-            raise
+        keeper = ShardKeeper(spec)
         small = spec._replace(initial=spec.initial._replace(node_keys=None))
         return cls(ShardTicket(small, keeper.address), pushes_under_way, keeper)
 
@@ -269,12 +264,6 @@ def _leave(note, user: int) -> None:
             note.unlink(missing_ok=True)
 
 
-def _end(keeper: ShardKeeper, notes: str | None, owner: int) -> None:
+def _end(keeper: ShardKeeper, owner: int) -> None:
     if os.getpid() == owner:
         keeper.end()
-        _remove(notes)
-
-
-def _remove(notes: str | None) -> None:
-    if notes is not None:
-        shutil.rmtree(notes, ignore_errors=True)
