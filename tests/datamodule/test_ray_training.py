@@ -10,6 +10,7 @@ from test_process_training import equal, make, trained
 
 import lightning_gnnscale as gs
 from lightning_gnnscale import events
+from lightning_gnnscale.errors import GNNScaleError
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test installs it")
 
@@ -55,11 +56,41 @@ def test_ray_changes_no_bit(pool, store_root, weights, options, settings):
     assert (told["rows_received"] < told["rows_asked"]) == ("cache_rows" in settings)
 
 
-@pytest.mark.parametrize("num_kills", [5, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_kills", [5, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_kills_in_training_change_no_bit(pool, store_root, num_kills):
     killer, since = Killer(num_kills), len(events.recent())
-    options = {"batch_size": 4 if num_kills > 5 else 16}
+    options = {"batch_size": 2 if num_kills > 5 else 16}
     found = trained(make(store_root, source=gs.RayWorkers(address="auto"), **options), callbacks=[killer])
     assert killer.left == 0
     assert equal(found, trained(make(store_root, **options)))
     assert [event for event in events.recent()[since:] if event["event"] == "worker_ended"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"replicate_bytes": 4000, "batches_per_group": 2, "cache_rows": 50}])
+def test_rows_that_workers_hold_together_change_no_bit(pool, store_root, settings):
+    source = gs.RayWorkers(address="auto", construction="distributed", **settings)
+    asked = Asked()
+    found = trained(make(store_root, source=source, scope="graph"), callbacks=[asked])
+    assert equal(found, trained(make(store_root, scope="graph")))
+    assert asked.told["asked"] > 2 * asked.told["unanswered"], "a worker that starts late is stood in for"
+
+
+def test_owners_that_are_killed_are_stood_in_for(pool, store_root):
+    killer, asked = Killer(3), Asked()
+    source = gs.RayWorkers(address="auto", construction="distributed")
+    found = trained(make(store_root, source=source, scope="graph"), callbacks=[killer, asked])
+    assert killer.left == 0 and equal(found, trained(make(store_root, scope="graph")))
+
+
+def test_only_neighbor_samplers_ask_owners(pool, store_root):
+    source = gs.RayWorkers(address="auto", construction="distributed")
+    dm = make(store_root, source=source, sampler=gs.LayerwiseSampler([20, 20]))
+    with pytest.raises(GNNScaleError, match=r"construction=distributed asks the owners .* not LayerwiseSampler: use"):
+        trained(dm)
+
+
+class Asked(L.Callback):
+    """Notes what the workers say of their requests to each other."""
+
+    def on_train_batch_end(self, trainer, *_):
+        self.told = trainer.datamodule._train_loader._source.report()

@@ -32,6 +32,7 @@ from .cluster import (
 from .messages import Setup, Table
 from .ray_hub import Hub
 from .settings import Meeting, RayWorkers
+from .spread_graph import spread_of
 
 _turns = itertools.count()
 _CALL_LIMIT_S = 10.0
@@ -100,7 +101,7 @@ class Link:
         self._workers: list = []
         self._open = False
 
-    def open(self, setup: Callable[[], Setup]) -> None:
+    def open(self, setup: Callable[[list[str]], Setup]) -> None:
         """Connect to Ray, start workers and the hub where they are not there, and introduce this rank.
 
         Raises:
@@ -122,7 +123,7 @@ class Link:
         make_hub = HubActor if shared else HubThread
         name = f"{self._run}-{self._turn}-hub-{self._place.node}"
         self._hub = make_hub(name, names, settings.for_hub(len(names), shared))
-        self._setup = setup()
+        self._setup = setup(names)
         self.ask("join", self._setup, limit_s=None)
 
     def tell(self, method: str, *arguments) -> Any:
@@ -171,8 +172,8 @@ class Link:
         leave_ray() if self._meeting is None else self._meeting.leave()
 
 
-def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker) -> Callable[[], Setup]:
-    """Return what makes a rank's `Setup` once Ray is there.
+def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker, settings: RayWorkers) -> Callable[..., Setup]:
+    """Return what makes a rank's `Setup` of the names of the workers, once Ray is there.
 
     Raises:
         GNNScaleError: it cannot be sent to a worker.
@@ -189,10 +190,13 @@ def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker) -> Callable[
     parts = tuple(sorted(int(part) for part in stage.targets))
     table = table_of(maker.builder.features if maker.gathers else None)
 
-    def make() -> Setup:
+    def make(names: list[str]) -> Setup:
+        spread = None
+        if settings.construction == "distributed":
+            spread = spread_of(stage, maker, names, settings.replicate_bytes)
         contents = import_ray().put((packed.meta, [np.frombuffer(view, np.uint8) for view in packed.views]))
         passes = getattr(maker, "passes", 1)
-        return Setup(digest.hexdigest(), [contents], parts, passes, table, tuple(filter(None, sys.path)))
+        return Setup(digest.hexdigest(), [contents], parts, passes, table, tuple(filter(None, sys.path)), spread)
 
     return make
 

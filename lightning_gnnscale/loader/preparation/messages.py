@@ -25,6 +25,20 @@ class Table(NamedTuple):
     sparse_width: int | None = None
 
 
+class Spread(NamedTuple):
+    """How the rows of a graph lie with the workers.
+
+    Attributes:
+        owners: number of the worker of each part.
+        names: of the workers' actors.
+        replicate_bytes: of rows of high degree that each holds beside its own.
+    """
+
+    owners: tuple[int, ...]
+    names: tuple[str, ...]
+    replicate_bytes: int = 0
+
+
 class Setup(NamedTuple):
     """How the batches of a rank are made, as a worker is told; ranks that make theirs alike share one.
 
@@ -36,6 +50,7 @@ class Setup(NamedTuple):
         passes: key epochs of one epoch.
         table: of features, or None: batches come without.
         import_paths: where the trainer finds modules.
+        spread: of a graph whose rows the workers hold together; None: each reads what it needs.
     """
 
     name: str
@@ -44,6 +59,7 @@ class Setup(NamedTuple):
     passes: int = 1
     table: Table | None = None
     import_paths: tuple[str, ...] = ()
+    spread: Spread | None = None
 
 
 class GroupRequest(NamedTuple):

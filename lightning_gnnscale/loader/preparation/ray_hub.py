@@ -4,16 +4,18 @@ import asyncio
 import time
 from typing import Any
 
-from .cluster import WORKER_GROUP, import_ray, one_line, worker_handle
+from .cluster import import_ray, one_line
 from .hub_caches import HubCaches
+from .hub_workers import HubWorkers
 from .job_board import Group, Job, JobBoard, Rank, Stage
 from .messages import Answer, GroupHeader, GroupRequest, Setup
 from .settings import HubSettings
 
 GROUPS_AT_WORKER = 2  # one that is made, one that waits for it
 MOST_ENDS = 5  # workers that may end over one batch
+FIRST_TIMES = 6.0  # the first groups load kernels and parts
 SLOW_TIMES = 4.0  # a group is slow after so many times the longest so far
-_WATCH_S, _RETRY_S = 0.25, 0.2
+_WATCH_S = 0.25
 
 
 class Hub:
@@ -30,16 +32,13 @@ class Hub:
 
     def __init__(self, name: str, worker_names: list[str], settings: HubSettings):
         self._ray, self.name, self._settings = import_ray(), name, settings
-        self._names = worker_names
-        self._actors: list[Any] = []
+        self._workers = HubWorkers(
+            worker_names, settings.timeout_s, self._came, self._left, lambda event: self._notices.append(event)
+        )
         self._board = JobBoard(len(worker_names), settings.batches_per_group, settings.credits, self._new_answer)
         self._under_way: list[list[Group]] = [[] for _ in worker_names]
-        self._gone: set[int] = set()
         self._slow: set[int] = set()
-        self._started: set[int] = set()
-        self._silent: set[int] = set()
         self._longest_s = 0.0
-        self._broken: str | None = None
         self._notices: list[dict] = []
         self._tasks: set[asyncio.Task] = set()
         self._totals: dict[str, float] = {}
@@ -47,13 +46,14 @@ class Hub:
 
     async def join(self, rank: str, setup: Setup) -> int:
         """Take in a rank; return the number of workers."""
-        if not self._actors:
-            self._actors = [worker_handle(name) for name in self._names]
-            for worker in range(len(self._actors)):
-                self._spawn(self._revive(worker))
+        if self._workers.connect():
+            for worker in range(len(self._workers)):
+                self._spawn(self._workers.revive(worker))
             self._spawn(self._watch())
         self._board.ranks[rank] = Rank(setup)
-        return len(self._actors)
+        for worker in range(len(self._workers)):
+            self._open(worker, setup)
+        return len(self._workers)
 
     async def take(self, rank: str, iteration: int, place: int, first: int, keys: list, taken: int) -> Answer | None:
         """Return a batch once it is made; None where it was forgotten. Calls may come in any order.
@@ -68,8 +68,8 @@ class Hub:
         state = self._board.ranks.get(rank)
         if state is None or state.iteration != iteration:
             return None
-        if self._broken is not None:
-            return Answer(self._broken)
+        if self._workers.broken is not None:
+            return Answer(self._workers.broken)
         self._board.take(state, taken)
         self._board.add(state, first, keys)
         job = self._board.find(state, place)
@@ -99,7 +99,7 @@ class Hub:
         board, setup = self._board, self._board.ranks[rank].setup
         if len(setup.parts) > 1 and board.able:
             worker = board.owner(setup, part, key)
-            self._call(worker, "expect", setup.name, part, board.owned(setup, key, worker))
+            self._workers.tell(worker, "expect", setup.name, part, board.owned(setup, key, worker))
 
     async def forget(self, rank: str) -> None:
         """Drop what a rank wants, and wait for its next iteration."""
@@ -115,15 +115,22 @@ class Hub:
         still = {state.setup.name for state in self._board.ranks.values()}
         if left is not None and left.setup.name not in still:
             for worker in self._board.able:
-                self._call(worker, "leave", self.name, [left.setup.name])
+                self._workers.tell(worker, "leave", self.name, [left.setup.name])
         return len(self._board.ranks)
 
     async def report(self) -> dict:
         """Return counts, process ids of the workers that answer, and their reads of parts."""
-        able = sorted(self._started - self._gone)
-        pids = [await self._reply(worker, "ping") for worker in able]
-        reads = [await self._reply(worker, "reads") for worker in able]
-        return self._totals | self._caches.counts() | {"pids": pids, "reads": reads, "credits_held": self._board.held}
+        able = sorted(self._workers.started - self._workers.gone)
+        pids = [await self._workers.reply(worker, "ping") for worker in able]
+        reads = [await self._workers.reply(worker, "reads") for worker in able]
+        asked = [await self._workers.reply(worker, "asked") for worker in able]
+        counts = {name: sum(one[name] for one in asked) for name in ("asked", "unanswered")}
+        return (
+            self._totals
+            | counts
+            | self._caches.counts()
+            | {"pids": pids, "reads": reads, "credits_held": self._board.held}
+        )
 
     async def stop(self) -> None:
         """End what runs beside the calls."""
@@ -141,7 +148,7 @@ class Hub:
 
     def _hand_out(self) -> None:
         """Ask workers for what they can be asked for now."""
-        if self._broken is not None:
+        if self._workers.broken is not None:
             self._fail_all()
             return
         for worker in sorted(self._board.able):
@@ -178,14 +185,14 @@ class Hub:
                 queue[0].begun_s = time.monotonic()
         self._slow.discard(worker)
         self._longest_s = max(self._longest_s, time.monotonic() - group.begun_s)
-        if worker not in self._gone:
+        if worker not in self._workers.gone:
             self._board.set_able(worker, True)
         self._deliver(group, header, payload)
         self._hand_out()
 
     async def _answered(self, worker: int, request: GroupRequest) -> tuple[GroupHeader, Any]:
         """Return a worker's header, and its payload with all rows, or where it lies."""
-        made, payload = self._actors[worker].make.options(num_returns=2).remote(request)
+        made, payload = self._workers.ask(worker, "make", request)
         header = await made
         if request.update is None or max(header.numbers) < 0:
             return header, payload
@@ -213,9 +220,9 @@ class Hub:
         self._caches.forget(worker)
         if worker in self._board.able:
             self._board.set_able(worker, False)
-            self._started.discard(worker)
+            self._workers.started.discard(worker)
             self._notices.append({"name": "worker_ended", "worker": worker, "how": one_line(error), "lost": len(lost)})
-            self._spawn(self._revive(worker))
+            self._spawn(self._workers.revive(worker))
         for job in lost:
             if job.ends >= MOST_ENDS:
                 self._drop_hopeless(job)
@@ -228,61 +235,31 @@ class Hub:
         remedy = "memory may be short, lower worker_memory_bytes or batch_size"
         _answer(job, Answer(f"part {key.part}, batch {key.batch} of epoch {key.epoch}: {what}: {remedy}"))
 
-    async def _revive(self, worker: int) -> None:
-        """Wait until a worker answers, or is known to be gone for good."""
-        begun, reason = time.monotonic(), ""
-        while worker not in self._gone:
-            left = begun + self._settings.timeout_s - time.monotonic()
-            try:
-                await asyncio.wait_for(self._reply(worker, "ping"), max(left, _RETRY_S))
-                self._started.add(worker)
-                self._silent.discard(worker)
-                self._board.set_able(worker, True)
-                self._hand_out()
-                return
-            except self._ray.exceptions.ActorUnavailableError as error:
-                reason = one_line(error)
-            except (self._ray.exceptions.RayError, ValueError) as error:
-                self._lose(worker, one_line(error), final=True)
-                return
-            except TimeoutError:
-                reason = f"no answer within {self._settings.timeout_s:.0f} s"
-            if time.monotonic() > begun + self._settings.timeout_s:
-                self._lose(worker, reason, final=False)
-            await asyncio.sleep(_RETRY_S)
+    def _came(self, worker: int) -> None:
+        """Give jobs to a worker that answers."""
+        for rank in self._board.ranks.values():
+            self._open(worker, rank.setup)
+        self._board.set_able(worker, True)
+        self._hand_out()
 
-    def _lose(self, worker: int, reason: str, final: bool) -> None:
-        """Go on without a worker; with none left, say so to whoever waits."""
+    def _left(self, worker: int) -> None:
+        """Give no more jobs to a worker that does not answer."""
         self._board.set_able(worker, False)
-        self._silent.add(worker)
-        if final:
-            self._gone.add(worker)
-            self._notices.append({"name": "worker_missing", "worker": worker, "reason": reason})
-        count = len(self._names)
-        if len(self._gone) == count:
-            self._broken = (
-                f"all {count} preparation workers are gone ({reason}): start them again, or resume from the last "
-                "checkpoint with source=threads"
-            )
-        elif len(self._silent) == count:
-            self._broken = (
-                f"none of {count} preparation workers answers ({reason}): `ray status` says whether the cluster has a "
-                "free CPU for each; raise timeout_s where it is slow"
-            )
         self._hand_out()
 
     def _fail_all(self) -> None:
         for rank in self._board.ranks.values():
             for job in self._board.forget(rank):
-                _answer(job, Answer(self._broken, notices=self._taken_notices()))
+                _answer(job, Answer(self._workers.broken, notices=self._taken_notices()))
 
     async def _watch(self) -> None:
         """Have the group of a slow worker made by a second one too."""
         while True:
             await asyncio.sleep(_WATCH_S)
-            limit = max(self._settings.slow_s, SLOW_TIMES * self._longest_s)
+            known = SLOW_TIMES * self._longest_s or FIRST_TIMES * self._settings.slow_s
+            limit = max(self._settings.slow_s, known)
             for worker, queue in enumerate(self._under_way):
-                late = queue and time.monotonic() - queue[0].begun_s > limit and worker in self._started
+                late = queue and time.monotonic() - queue[0].begun_s > limit and worker in self._workers.started
                 others = self._board.able - {worker} - self._slow
                 if not late or not others:
                     continue
@@ -297,11 +274,9 @@ class Hub:
                         self._spawn(self._make(twin))
                 self._hand_out()
 
-    def _call(self, worker: int, method: str, *arguments):
-        return getattr(self._actors[worker], method).options(concurrency_group=WORKER_GROUP).remote(*arguments)
-
-    async def _reply(self, worker: int, method: str):
-        return await asyncio.wrap_future(self._call(worker, method).future())
+    def _open(self, worker: int, setup: Setup) -> None:
+        if setup.spread is not None:  # the others ask it for rows, maybe before it is asked for a batch
+            self._workers.ask(worker, "open", setup)
 
     def _taken_notices(self) -> tuple[dict, ...]:
         notices, self._notices = tuple(self._notices), []

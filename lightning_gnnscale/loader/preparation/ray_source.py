@@ -76,7 +76,7 @@ class RaySource:
         if self._end is None:
             self._end = weakref.finalize(self, self._link.close)
             self._iteration = 0
-            self._link.open(setup_of(self._stage, self._maker))
+            self._link.open(setup_of(self._stage, self._maker, self._settings))
         self._unsent.append(key)
 
     def ready(self) -> tuple[BatchKey, MiniBatch]:

@@ -6,18 +6,22 @@ import sys
 import time
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from ...errors import GNNScaleError
 from ..batch_maker import BatchMaker
 from ..batch_source import BatchKey
 from .batch_group import pack_group
+from .held_rows import HopRequest
 from .messages import GroupHeader, GroupPayload, GroupRequest, Setup
+from .spread_graph import SpreadGraph
 from .worker_parts import HeldPart, WorkerParts, gather_union
 from .worker_view import WorkerView
 
 SETUPS_KEPT = 16
 _FETCH_LIMIT_S = 60.0
+_OPEN_LIMIT_S = 20.0
 
 
 class PreparationWorker:
@@ -32,6 +36,7 @@ class PreparationWorker:
         torch.set_num_threads(1)
         self.number, self.parts = number, WorkerParts(memory_bytes)
         self._makers: dict[str, tuple] = {}
+        self._graphs: dict[str, SpreadGraph] = {}
         self._views: dict[tuple[str, str], WorkerView] = {}  # of the caches of hubs, by hub and table
 
     def ping(self) -> int:
@@ -66,6 +71,23 @@ class PreparationWorker:
         if stage is not None and not self.parts.holds(setup, part) and self.parts.has_room():
             self.parts.get(setup, part, stage, _features(maker), owned)
 
+    def open(self, setup: Setup) -> None:
+        """Take in a setup ahead of its batches: others may ask for rows of it."""
+        self._opened(setup)
+
+    def draw_rows(self, setup: str, request: HopRequest) -> np.ndarray:
+        """Return neighbours from rows that this worker holds, for another one."""
+        return self._graph(setup).rows.draw(request)
+
+    def gather_rows(self, setup: str, nodes: np.ndarray):
+        """Return feature rows that this worker holds, for another one."""
+        return self._graph(setup).features.gather(nodes)
+
+    def asked(self) -> dict[str, int]:
+        """Return how often this worker asked others for rows, and how often none answered."""
+        graphs = list(self._graphs.values())
+        return {name: sum(getattr(graph, name) for graph in graphs) for name in ("asked", "unanswered")}
+
     def reads(self) -> dict[int, int]:
         """Return how often each part was read, whatever the setup."""
         counts: dict[int, int] = {}
@@ -77,8 +99,7 @@ class PreparationWorker:
         """Forget a hub, and setups that nobody else has."""
         self._views = {name: view for name, view in self._views.items() if name[0] != hub}
         for name in setups:
-            self._makers.pop(name, None)
-            self.parts.drop(name)
+            self._forget(name)
 
     def _pack(self, request: GroupRequest, header: GroupHeader, batches: list, parts: list[HeldPart]) -> GroupPayload:
         group, missing = pack_group(batches), None
@@ -94,6 +115,13 @@ class PreparationWorker:
             header.rows_sent, header.row_bytes = len(wanted), _nbytes(rows)
         return GroupPayload(group, missing, rows)
 
+    def _graph(self, setup: str) -> SpreadGraph:
+        """Return the share of a graph, as soon as this worker has been asked for a batch of it."""
+        deadline = time.monotonic() + _OPEN_LIMIT_S
+        while setup not in self._graphs and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self._graphs[setup]
+
     def _part(self, request: GroupRequest, stage, maker: BatchMaker, key: BatchKey, parts: dict):
         setup = request.setup.name
         parts[key.part] = self.parts.get(setup, key.part, stage, _features(maker), request.owned)
@@ -103,16 +131,22 @@ class PreparationWorker:
         """Return stage and maker; the latest ones stay. Called by one thread at a time."""
         found = self._makers.pop(setup.name, None)
         while len(self._makers) >= SETUPS_KEPT:
-            oldest = next(iter(self._makers))
-            del self._makers[oldest]
-            self.parts.drop(oldest)
+            self._forget(next(iter(self._makers)))
         if found is None:
             sys.path.extend(path for path in setup.import_paths if path not in sys.path)
             meta, buffers = _fetched(setup.contents[0])
             # Copies: what Ray shares is read-only, for which compiled kernels would be compiled once more.
             found = pickle.loads(meta, buffers=[bytearray(buffer) for buffer in buffers])
+            if setup.spread is not None:
+                graph = SpreadGraph(setup.name, setup.spread, self.number, *found)
+                found, self._graphs[setup.name] = graph.tools(*found), graph
         self._makers[setup.name] = found
         return found
+
+    def _forget(self, setup: str) -> None:
+        self._makers.pop(setup, None)
+        self._graphs.pop(setup, None)
+        self.parts.drop(setup)
 
 
 def _features(maker: BatchMaker):

@@ -104,7 +104,7 @@ def test_groups_and_cache_cut_what_travels_and_change_no_bit(pool):
 
 def test_each_part_is_read_once_an_epoch(local_ray):
     """Three parts to a worker at most, one of them at a time in its memory."""
-    loader = make_loader(RayWorkers(num_workers=2, worker_memory_bytes=31_000))
+    loader = make_loader(RayWorkers(num_workers=2, worker_memory_bytes=60_000))
     totals = []
     for epoch in range(3):
         loader.set_epoch(epoch)

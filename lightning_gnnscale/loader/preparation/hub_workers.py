@@ -1,0 +1,109 @@
+"""The workers as a hub sees them: their actors, who answers, who is started again, and who is gone for good."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .cluster import WORKER_GROUP, import_ray, one_line, worker_handle
+
+_RETRY_S = 0.2
+
+
+class HubWorkers:
+    """Call workers, and find out about those that do not answer.
+
+    Args:
+        names: of the workers' actors.
+        timeout_s: for which none may answer.
+        came: told of a worker that answers (again). left: told of one that does not.
+        note: takes an event.
+
+    Attributes:
+        started: workers that answer. gone: those that never will.
+        broken: why no batch will ever be made, or None.
+    """
+
+    def __init__(
+        self,
+        names: list[str],
+        timeout_s: float,
+        came: Callable[[int], None],
+        left: Callable[[int], None],
+        note: Callable[[dict], None],
+    ):
+        self._ray, self._names, self._timeout_s = import_ray(), names, timeout_s
+        self._came, self._left, self._note = came, left, note
+        self._actors: list[Any] = []
+        self.started: set[int] = set()
+        self.gone: set[int] = set()
+        self._silent: set[int] = set()
+        self.broken: str | None = None
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def connect(self) -> bool:
+        """Find the actors; whether that was to be done.
+
+        Raises:
+            ValueError: there is no such actor.
+        """
+        if self._actors:
+            return False
+        self._actors = [worker_handle(name) for name in self._names]
+        return True
+
+    def ask(self, worker: int, method: str, *arguments) -> Any:
+        """Call a method that a worker's batches wait for; return Ray's references, two for "make"."""
+        options = {"num_returns": 2} if method == "make" else {}
+        return getattr(self._actors[worker], method).options(**options).remote(*arguments)
+
+    def tell(self, worker: int, method: str, *arguments) -> Any:
+        """Call a method that runs beside its batches; return Ray's reference."""
+        return getattr(self._actors[worker], method).options(concurrency_group=WORKER_GROUP).remote(*arguments)
+
+    async def reply(self, worker: int, method: str) -> Any:
+        """Return the answer of a method that runs beside its batches."""
+        return await asyncio.wrap_future(self.tell(worker, method).future())
+
+    async def revive(self, worker: int) -> None:
+        """Wait until a worker answers, or is known to be gone for good."""
+        begun, reason = time.monotonic(), ""
+        while worker not in self.gone:
+            left = begun + self._timeout_s - time.monotonic()
+            try:
+                await asyncio.wait_for(self.reply(worker, "ping"), max(left, _RETRY_S))
+                self.started.add(worker)
+                self._silent.discard(worker)
+                self._came(worker)
+                return
+            except self._ray.exceptions.ActorUnavailableError as error:
+                reason = one_line(error)
+            except (self._ray.exceptions.RayError, ValueError) as error:
+                self._lose(worker, one_line(error), final=True)
+                return
+            except TimeoutError:
+                reason = f"no answer within {self._timeout_s:.0f} s"
+            if time.monotonic() > begun + self._timeout_s:
+                self._lose(worker, reason, final=False)
+            await asyncio.sleep(_RETRY_S)
+
+    def _lose(self, worker: int, reason: str, final: bool) -> None:
+        """Go on without a worker; with none left, say so to whoever waits."""
+        self._silent.add(worker)
+        if final:
+            self.gone.add(worker)
+            self._note({"name": "worker_missing", "worker": worker, "reason": reason})
+        count = len(self._names)
+        if len(self.gone) == count:
+            self.broken = (
+                f"all {count} preparation workers are gone ({reason}): start them again, or resume from the last "
+                "checkpoint with source=threads"
+            )
+        elif len(self._silent) == count:
+            self.broken = (
+                f"none of {count} preparation workers answers ({reason}): `ray status` says whether the cluster has a "
+                "free CPU for each; raise timeout_s where it is slow"
+            )
+        self._left(worker)
