@@ -57,8 +57,9 @@ class PartitionDataModule(StoredGraphDataModule):
         evaluation: "layerwise": exact, a layer at a time over the whole graph; "sampled": batches with all neighbours
             of as many hops as the sampler has fan-outs (2 without), exact too, for any backbone, and dearer.
         seed: of partitioning, seed order and sampling.
-        source: what prepares training batches on each rank: `gs.Threads`, `gs.Processes`, or other settings of a
-            source; a name ("threads", "processes") stands for its defaults. The batches are the same.
+        source: what prepares training batches on each rank: `gs.Threads`, `gs.Processes`, `gs.TaskGraphs` or
+            `gs.RayWorkers`; a name ("threads", "processes", "task_graphs", "ray") stands for its defaults. The batches
+            are the same.
         num_threads: threads of "threads"; and those that gather placed features of batches that other processes drew.
         prefetch_batches: batches that stand ready; None: the source's own number.
         shuffle: new seed order every epoch.
