@@ -94,7 +94,7 @@ class RaySource:
         return key, batch
 
     def expect_part(self, part: int) -> None:
-        """Have the part's worker read it, where it has room."""
+        """Have the part's worker read it, unless its memory is capped."""
         if self._pending and self._end is not None:
             self._link.tell("expect", part, self._pending[-1][0])
 

@@ -66,9 +66,9 @@ class PreparationWorker:
         return header, payload
 
     def expect(self, setup: str, part: int, owned: tuple[int, ...]) -> None:
-        """Read a part that is wanted soon, where its setup is known and there is room for it."""
+        """Read a part that is wanted soon, where its setup is known and no cap stands."""
         stage, maker = self._makers.get(setup, (None, None))
-        if stage is not None and not self.parts.holds(setup, part) and self.parts.has_room():
+        if stage is not None and not self.parts.holds(setup, part) and self.parts.reads_ahead:
             self.parts.get(setup, part, stage, _features(maker), owned)
 
     def open(self, setup: Setup) -> None:

@@ -91,9 +91,10 @@ class WorkerParts:
             self._read(name, future, stage, features, owned)
         return future.result()
 
-    def has_room(self) -> bool:
-        """Whether one more part fits, by the largest so far, without another one's leaving."""
-        return self.max_bytes is None or self.held_bytes + self._largest <= self.max_bytes
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether a part may be read before it is asked for: under a cap it could drive out one that is in use."""
+        return self.max_bytes is None
 
     def holds(self, setup: str, part: int) -> bool:
         """Whether a part is there, or being read."""

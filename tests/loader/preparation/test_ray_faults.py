@@ -10,7 +10,7 @@ from ray_world import WORLD, all_contents, contents, make_loader, wait_until
 from lightning_gnnscale import events
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.loader.preparation import RayWorkers
-from lightning_gnnscale.loader.preparation.worker_parts import WorkerParts
+from lightning_gnnscale.loader.preparation.worker_parts import WorkerParts, hold_part
 from lightning_gnnscale.sampler import NeighborSampler
 
 EXPECTED = all_contents(make_loader())
@@ -103,8 +103,10 @@ def test_groups_and_cache_cut_what_travels_and_change_no_bit(pool):
 
 
 def test_each_part_is_read_once_an_epoch(local_ray):
-    """Three parts to a worker at most, one of them at a time in its memory."""
-    loader = make_loader(RayWorkers(num_workers=2, worker_memory_bytes=60_000))
+    """Three parts to a worker at most; its memory has room for the largest."""
+    stage = make_loader()._stager
+    largest = max(hold_part(stage(part), WORLD.features).num_bytes for part in range(5))
+    loader = make_loader(RayWorkers(num_workers=2, worker_memory_bytes=largest))
     totals = []
     for epoch in range(3):
         loader.set_epoch(epoch)
