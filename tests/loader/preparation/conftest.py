@@ -2,14 +2,13 @@
 
 import pytest
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: make test installs it")
-
-from lightning_gnnscale.loader.preparation import cluster  # noqa: E402
+from lightning_gnnscale.loader.preparation import cluster
 
 
 @pytest.fixture(scope="module")
 def local_ray():
     """Ray on this machine; everything of it ends with the module."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed: make test installs it")
     cluster.join_ray(None, 60.0, 200 << 20)
     yield ray
     cluster.leave_ray()
