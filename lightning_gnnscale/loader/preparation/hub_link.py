@@ -136,7 +136,7 @@ class Link:
         arguments = (self._rank, *arguments) if named else arguments
         try:
             return self._hub.wait(self._hub.call(method, *arguments), limit_s)
-        except (ray.exceptions.RayError, TimeoutError) as error:
+        except (ray.exceptions.RayError, TimeoutError, GNNScaleError) as error:
             if limit_s is None:
                 raise GNNScaleError(f"the hub of node {self._place.node} did not start: {one_line(error)}") from None
             return None

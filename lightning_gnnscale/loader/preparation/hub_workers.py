@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ...errors import GNNScaleError
 from .cluster import WORKER_GROUP, import_ray, one_line, worker_handle
 
 _RETRY_S = 0.2
@@ -43,16 +44,22 @@ class HubWorkers:
     def __len__(self) -> int:
         return len(self._names)
 
-    def connect(self) -> bool:
-        """Find the actors; whether that was to be done.
+    async def connect(self) -> bool:
+        """Find the actors, which rank 0 may be about to start; whether that was to be done.
 
         Raises:
-            ValueError: there is no such actor.
+            GNNScaleError: there is none of that name.
         """
-        if self._actors:
-            return False
-        self._actors = [worker_handle(name) for name in self._names]
-        return True
+        deadline = time.monotonic() + self._timeout_s
+        while not self._actors:
+            try:
+                self._actors = [worker_handle(name) for name in self._names]
+                return True
+            except ValueError as error:
+                if time.monotonic() > deadline:
+                    raise GNNScaleError(f"the workers did not start within {self._timeout_s:g} s: {error}") from None
+            await asyncio.sleep(_RETRY_S)
+        return False
 
     def ask(self, worker: int, method: str, *arguments) -> Any:
         """Call a method that a worker's batches wait for; return Ray's references, two for "make"."""

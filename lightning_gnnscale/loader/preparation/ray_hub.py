@@ -46,7 +46,7 @@ class Hub:
 
     async def join(self, rank: str, setup: Setup) -> int:
         """Take in a rank; return the number of workers."""
-        if self._workers.connect():
+        if await self._workers.connect():
             for worker in range(len(self._workers)):
                 self._spawn(self._workers.revive(worker))
             self._spawn(self._watch())
