@@ -18,6 +18,7 @@ from .shared_table import Column
 
 BLOCK_BYTES = 8 << 20  # most bytes of rows in one request
 BLOCKS_AHEAD = 2  # requests that are under way while another's rows are copied
+MOST_TOLD = 160  # characters of Ray's own words
 
 _forked_with_ray = False  # this process has its parent's connection, which is dead
 
@@ -91,7 +92,7 @@ class ShardTable:
             out: (num, width) of the array's dtype, filled in place.
             name: of the array.
         """
-        actors, waiting = self._connect(), deque()
+        actors, waiting = self.connect(), deque()
         for start, stop in _blocks(len(ids), out):
             asked = [
                 (shard, start + places, actors[shard].pull.remote(name, rows))
@@ -112,7 +113,7 @@ class ShardTable:
             ids: (num,) int64, distinct.
             gradients: (num, dim).
         """
-        actors = self._connect()
+        actors = self.connect()
         self._under_way.append(
             [(shard, actors[shard].push.remote(rows, gradients[places])) for shard, places, rows in self._by_owner(ids)]
         )
@@ -126,7 +127,7 @@ class ShardTable:
 
     def write(self, name: str, ids: np.ndarray, values: np.ndarray) -> None:
         """Set rows of an array; values: (num, width)."""
-        actors = self._connect()
+        actors = self.connect()
         for start, stop in _blocks(len(ids), values):
             owned = self._by_owner(ids[start:stop])
             block = np.asarray(values[start:stop])
@@ -134,7 +135,7 @@ class ShardTable:
 
     def count(self, pushes: int | None = None) -> int:
         """Return how many pushes there were, after setting it where a number is given."""
-        asked = [(shard, actor.pushes.remote(pushes)) for shard, actor in enumerate(self._connect())]
+        asked = [(shard, actor.pushes.remote(pushes)) for shard, actor in enumerate(self.connect())]
         return max(self._wait(asked))
 
     def close(self) -> None:
@@ -144,8 +145,12 @@ class ShardTable:
         self._left()
         self._ended()
 
-    def _connect(self) -> list:
-        """Return the actors, this process connected to Ray."""
+    def connect(self) -> list:
+        """Return the actors, after this process was connected to Ray, which its source then uses too.
+
+        Raises:
+            GNNScaleError: Ray does not answer, is another one than this process uses, or a worker has ended.
+        """
         if self._user == os.getpid():
             return self._actors
         if _forked_with_ray:
@@ -204,8 +209,8 @@ class ShardTable:
 
     def _lost(self, who: str, how: str) -> GNNScaleError:
         return GNNScaleError(
-            f"{who} that owned rows of WorkerEmbedding has ended, and its rows are lost ({how}): start again from the "
-            "last checkpoint"
+            f"{who} that owned rows of WorkerEmbedding has ended or is out of reach, and its rows are lost to this run "
+            f"({how[:MOST_TOLD]}): start again from the last checkpoint"
         )
 
 

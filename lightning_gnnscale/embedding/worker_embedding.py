@@ -88,7 +88,8 @@ class WorkerEmbedding(DistributedEmbedding):
             GNNScaleError: Ray is not installed, does not answer, or the workers do not start.
         """
         if not dist.is_initialized() or dist.get_world_size() == 1:
-            return self.open()
+            self.open()._table.connect()
+            return self
         hosts = Hosts.join([0] * dist.get_world_size(), self._hosts)  # one table, whoever asks for it
         machines, told = set(gather_objects(machine_id())), None
         if hosts.rank == 0:
@@ -104,6 +105,7 @@ class WorkerEmbedding(DistributedEmbedding):
             self.close()
             self._table = ShardTable(told, self.pushes_under_way)
         self._hosts = hosts
+        self._table.connect()  # before a source of batches starts a Ray of its own
         return self
 
     def settle(self) -> None:

@@ -125,7 +125,8 @@ def test_saved_rows_go_on_with_other_workers(tmp_path, store, of_workers):
     saved = [of_workers.save(tmp_path / "rows")]
     local = local_twin(store, seed=9)
     local.load(tmp_path / "rows", saved)
-    other = gs.WorkerEmbedding(NUM, 16, optimizer=gs.SparseAdam(0.05, bias="step"), num_workers=1).open()
+    other = gs.WorkerEmbedding(NUM, 16, optimizer=gs.SparseAdam(0.05, bias="step"), num_workers=1).join()
+    assert other._table._user == os.getpid(), "a source of batches that starts later uses this Ray too"
     other.load(tmp_path / "rows", saved)
     assert other.loaded
     assert other.num_pushes == of_workers.num_pushes == local.num_pushes > 0
