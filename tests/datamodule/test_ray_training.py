@@ -75,6 +75,7 @@ def test_rows_that_workers_hold_together_change_no_bit(pool, store_root, setting
     assert asked.told["asked"] > 2 * asked.told["unanswered"], "a worker that starts late is stood in for"
 
 
+@pytest.mark.slow
 def test_owners_that_are_killed_are_stood_in_for(pool, store_root):
     killer, asked = Killer(3), Asked()
     source = gs.RayWorkers(address="auto", construction="distributed")
