@@ -187,6 +187,7 @@ class PartLoader:
             "length": self.length,
             "batch_size": self.batch_size,
             "seed": self.seed,
+            "interleave": self.interleave and list(self.interleave[1:]),
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -196,11 +197,12 @@ class PartLoader:
             ValueError: the state was taken within an epoch of another shape.
         """
         if 0 < state["delivered"] < state["length"]:
-            for name in ("length", "batch_size", "seed"):
-                if state[name] != getattr(self, name):
+            mine = self.state_dict()
+            for name in ("length", "batch_size", "seed", "interleave"):
+                if state.get(name) != mine[name]:
                     raise ValueError(
-                        f"the checkpoint stands within an epoch of {name}={state[name]}, this loader has {name}="
-                        f"{getattr(self, name)}: resume with the same setting, or from the end of an epoch"
+                        f"the checkpoint stands within an epoch of {name}={state.get(name)}, this loader has {name}="
+                        f"{mine[name]}: resume with the same setting, or from the end of an epoch"
                     )
         self.epoch = state["epoch"]
         self._resume_at = self._delivered = state["delivered"]

@@ -1,7 +1,10 @@
 """The Lightning strategy: processes as in DDP, but replicas are joined by a weight policy instead of DDP's reducer."""
 
 import atexit
+import ctypes
 import os
+import signal
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -22,6 +25,8 @@ from .exchange import EXCHANGE_POLICIES, ExchangePolicy, NoExchange
 from .round_callback import RoundCallback
 from .trainer_check import check_module
 from .weights import WEIGHT_POLICIES, ModelAveraging, WeightPolicy
+
+_PR_SET_PDEATHSIG = 1  # of Linux' prctl
 
 if TYPE_CHECKING:
     from .exchange.run import ExchangeRun
@@ -132,6 +137,8 @@ class GNNScaleStrategy(DDPStrategy):
             if hasattr(trainer.datamodule, "check_processes"):
                 trainer.datamodule.check_processes(trainer.num_devices * trainer.num_nodes)
         super().setup_environment()
+        if self._start_method != "popen":
+            _end_with_parent()
         if self._start_method != "popen" and self.root_device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
             # As Lightning does for processes that it starts by popen: share the cores out.
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.num_processes))
@@ -245,6 +252,15 @@ def _gather_to_rank_zero(value: Any) -> list[Any]:
     with averaging.clear_error("gathering a checkpoint"):
         dist.gather_object(value, gathered, dst=0)
     return gathered or []
+
+
+def _end_with_parent() -> None:
+    """Ask the system for SIGTERM once the process that started this one has ended, however that was; Linux alone.
+
+    torch asks for SIGINT, which a command that runs in a shell's background ignores, and its processes with it.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _destroy_process_group() -> None:

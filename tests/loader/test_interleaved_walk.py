@@ -101,6 +101,16 @@ def test_threads_lanes_and_restarts_change_no_batch():
     assert [(batch.part, batch.key, batch.n_id.tolist()) for batch in resumed] == expected[4:]
 
 
+def test_another_walk_is_not_resumed_within_an_epoch():
+    loader = make_loader(lanes=2)
+    next(batches := iter(loader))
+    state = loader.state_dict()
+    batches.close()
+    for other in (make_loader(lanes=3), make_loader(lanes=2, world_size=2)):
+        with pytest.raises(ValueError, match=r"within an epoch of (interleave=\[1, 2\]|length=)"):
+            other.load_state_dict(state)
+
+
 def test_no_more_parts_are_loaded_than_are_open():
     loaded = []
 
