@@ -6,16 +6,18 @@ from collections.abc import Callable
 
 from omegaconf import DictConfig
 
-from ..errors import GNNScaleError, check_count
-from ..loader.preparation import cluster
+from ..errors import GNNScaleError
+from ..loader.preparation import RayWorkers, cluster
 
 
 def run(config: DictConfig) -> None:
     """Start the workers, say how a trainer reaches them, and stay until Ctrl-C or SIGTERM."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    for name in ("num_workers", "store_bytes"):
-        check_count(name, config[name])
+    if not config.num_cpus >= 0:
+        raise ValueError(f"num_cpus must be >= 0, got {config.num_cpus}")
+    names = ("address", "num_workers", "worker_memory_bytes", "store_bytes", "timeout_s")
+    RayWorkers(**{name: config[name] for name in names})  # refuses what is out of range
     address = cluster.join_ray(config.address, config.timeout_s, config.store_bytes)
     try:
         with_workers(config, address, lambda: _wait(stop))

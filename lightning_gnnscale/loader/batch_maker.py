@@ -25,6 +25,7 @@ class BatchMaker:
         gathers: False leaves out the features, for `builder.fill`.
         num_ranks: ranks that share each part's batches evenly; None: a part belongs to one rank.
         parts_open: parts that batches are asked for at a time.
+        passes: over a part in one epoch, by which the epochs of keys are counted.
     """
 
     builder: BatchBuilder
@@ -34,13 +35,22 @@ class BatchMaker:
     gathers: bool = True
     num_ranks: int | None = None
     parts_open: int = 2
+    passes: int = 1
 
     def __reduce__(self):
         builder = self.builder
         if not self.gathers:
             builder = copy(builder)
             builder.features = None  # they stay where they are
-        rest = (self.batch_size, self.shuffle, self.drop_last, self.gathers, self.num_ranks, self.parts_open)
+        rest = (
+            self.batch_size,
+            self.shuffle,
+            self.drop_last,
+            self.gathers,
+            self.num_ranks,
+            self.parts_open,
+            self.passes,
+        )
         return BatchMaker, (builder, *rest)
 
     def make(self, key: BatchKey, staged: Callable[[], StagedPart]) -> MiniBatch:

@@ -239,6 +239,7 @@ class PartLoader:
             gathers=not self.fill_here,
             num_ranks=self.interleave and self.interleave.world_size,
             parts_open=self.walk.parts_open,
+            passes=getattr(self.walk, "passes", 1),
         )
         return self._make_source(self._stager, maker)
 

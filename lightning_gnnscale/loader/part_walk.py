@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -50,7 +51,7 @@ class PartWalk:
         """Yield the batches of an epoch from position `start` on, without touching those before it."""
         visit = 0
         coming = [part for part in self.parts if self.num_batches[part]]
-        following = dict(zip(coming, coming[1:], strict=False))
+        following = dict(pairwise(coming))
         for part in coming:
             for number in range(self.passes):
                 size = self.num_batches[part]

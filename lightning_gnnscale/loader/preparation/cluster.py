@@ -1,6 +1,7 @@
 """Ray as this package uses it: connecting within a time limit, ranks that meet on one machine, actors by name."""
 
 import os
+import shutil
 import socket
 import sys
 import threading
@@ -21,7 +22,7 @@ _STOP_LIMIT_S = 10.0
 # What any HTTP/2 server answers with settings of its own: the preface and an empty SETTINGS frame.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a finalizer that leaves may run while this thread joins
 _users = 0  # of the connection that this process made
 _joined = False
 
@@ -167,19 +168,20 @@ class LocalMeeting:
     """How the ranks of one machine find the Ray that one of them starts, and let it end when all have left.
 
     Args:
-        folder: that all ranks reach; its rank 0 made it.
+        folder: that all ranks reach; rank 0 makes it, and removes it when it leaves.
         rank: this one.
+        turn: how often the ranks have met, this time included.
     """
 
-    def __init__(self, folder: str, rank: int):
-        self._folder, self._rank, self._turn = Path(folder), rank, 0
+    def __init__(self, folder: str, rank: int, turn: int):
+        self._folder, self._rank, self._turn = Path(folder), rank, turn
 
     def join(self, timeout_s: float, store_bytes: int) -> None:
         """Connect to the Ray of rank 0, which starts it."""
-        self._turn += 1
         address, mine = self._folder / f"address-{self._turn}", self._mine(self._rank)
         if self._rank == 0:
             found = join_ray(None, timeout_s, store_bytes)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
             unfinished = address.with_suffix(".part")
             unfinished.write_text(found)
             os.replace(unfinished, address)
@@ -199,6 +201,8 @@ class LocalMeeting:
         while self._rank == 0 and time.monotonic() < deadline and any(map(_runs, self._others())):
             time.sleep(0.05)
         leave_ray()
+        if self._rank == 0:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _mine(self, rank: int) -> Path:
         return self._folder / f"rank{rank}-{self._turn}"

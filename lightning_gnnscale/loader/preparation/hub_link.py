@@ -4,12 +4,11 @@ import asyncio
 import hashlib
 import itertools
 import os
-import shutil
 import sys
 import threading
-import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -91,11 +90,9 @@ class Link:
     """
 
     def __init__(self, settings: RayWorkers, meeting: Meeting, place: RankPlace):
-        self._settings, self._place, self._run = settings, place, meeting.run
-        self._meeting = None if meeting.folder is None else LocalMeeting(meeting.folder, place.rank)
-        if meeting.folder is not None and place.rank == 0:
-            weakref.finalize(self, shutil.rmtree, meeting.folder, True)
-        self._rank, self._turn, self._owner = f"rank{place.rank}-{next(_turns)}", 0, os.getpid()
+        self._settings, self._place, self._meeting = settings, place, meeting
+        self._rank, self._owner = f"rank{place.rank}-{next(_turns)}", os.getpid()
+        self._local: LocalMeeting | None = None
         self._hub: HubThread | HubActor | None = None
         self._setup: Setup | None = None
         self._workers: list = []
@@ -107,21 +104,23 @@ class Link:
         Raises:
             GNNScaleError: Ray does not answer, or the hub does not start.
         """
-        settings, self._turn = self._settings, self._turn + 1
-        if self._meeting is None:
+        settings, meeting = self._settings, self._meeting
+        meeting.turn += 1
+        if meeting.folder is None:
             join_ray(settings.address, settings.timeout_s, settings.store_bytes)
         else:
-            self._meeting.join(settings.timeout_s, settings.store_bytes)
+            self._local = LocalMeeting(meeting.folder, self._place.rank, meeting.turn)
+            self._local.join(settings.timeout_s, settings.store_bytes)
         self._open = True
         names = prepared_workers() if settings.address is not None else []
         if not names:
-            names = [f"{self._run}-{self._turn}-worker-{number}" for number in range(settings.num_workers)]
+            names = [f"{meeting.run}-{meeting.turn}-worker-{number}" for number in range(settings.num_workers)]
             if self._place.rank == 0:
                 cpus = 0 if settings.address is None else 1
                 self._workers = start_workers(names, cpus, settings.worker_memory_bytes)
         shared = self._place.num_local > 1
         make_hub = HubActor if shared else HubThread
-        name = f"{self._run}-{self._turn}-hub-{self._place.node}"
+        name = f"{meeting.run}-{meeting.turn}-hub-{self._place.node}"
         self._hub = make_hub(name, names, settings.for_hub(len(names), shared))
         self._setup = setup(names)
         self.ask("join", self._setup, limit_s=None)
@@ -160,16 +159,21 @@ class Link:
         if not self._open or os.getpid() != self._owner:
             return
         self._open = False
-        ray = import_ray()
-        if ray.is_initialized() and self._hub is not None:
-            left = self.ask("leave")
-            if not left:
+        try:
+            if import_ray().is_initialized() and self._hub is not None:
+                self._leave_hub()
+        finally:
+            self._hub, self._setup, self._workers = None, None, []
+            leave_ray() if self._local is None else self._local.leave()
+
+    def _leave_hub(self) -> None:
+        left = self.ask("leave")
+        if not left or self._place.num_local == 1:
+            for worker in self._workers:
+                import_ray().kill(worker)
+        if not left:
+            with suppress(TimeoutError):  # its thread is a daemon's
                 self._hub.end()
-            if not left or self._place.num_local == 1:
-                for worker in self._workers:
-                    ray.kill(worker)
-        self._hub, self._setup, self._workers = None, None, []
-        leave_ray() if self._meeting is None else self._meeting.leave()
 
 
 def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker, settings: RayWorkers) -> Callable[..., Setup]:
@@ -195,7 +199,7 @@ def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker, settings: Ra
         if settings.construction == "distributed":
             spread = spread_of(stage, maker, names, settings.replicate_bytes)
         contents = import_ray().put((packed.meta, [np.frombuffer(view, np.uint8) for view in packed.views]))
-        passes = getattr(maker, "passes", 1)
+        passes = maker.passes
         return Setup(digest.hexdigest(), [contents], parts, passes, table, tuple(filter(None, sys.path)), spread)
 
     return make

@@ -83,6 +83,8 @@ class HubWorkers:
                 await asyncio.wait_for(self.reply(worker, "ping"), max(left, _RETRY_S))
                 self.started.add(worker)
                 self._silent.discard(worker)
+                if len(self.gone) < len(self._names):
+                    self.broken = None
                 self._came(worker)
                 return
             except self._ray.exceptions.ActorUnavailableError as error:

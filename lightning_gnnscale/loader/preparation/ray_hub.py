@@ -183,8 +183,9 @@ class Hub:
                 group.slow.doubled = False
             if queue:
                 queue[0].begun_s = time.monotonic()
+        if worker not in self._slow:  # what was judged slow is no measure of what is
+            self._longest_s = max(self._longest_s, time.monotonic() - group.begun_s)
         self._slow.discard(worker)
-        self._longest_s = max(self._longest_s, time.monotonic() - group.begun_s)
         if worker not in self._workers.gone:
             self._board.set_able(worker, True)
         self._deliver(group, header, payload)

@@ -74,9 +74,14 @@ class RaySource:
             GNNScaleError: Ray or the workers cannot be started.
         """
         if self._end is None:
-            self._end = weakref.finalize(self, self._link.close)
+            end = weakref.finalize(self, self._link.close)
             self._iteration = 0
-            self._link.open(setup_of(self._stage, self._maker, self._settings))
+            try:
+                self._link.open(setup_of(self._stage, self._maker, self._settings))
+            except BaseException:
+                end()
+                raise
+            self._end = end
         self._unsent.append(key)
 
     def ready(self) -> tuple[BatchKey, MiniBatch]:
@@ -90,6 +95,8 @@ class RaySource:
             self._link.tell("took", self._iteration, self._taken)
         self._taken += 1
         batch = future.result()
+        if batch is None:
+            raise batch_error(key, "the hub of this node no longer knows it: resume from the last checkpoint")
         self.num_batches += 1
         return key, batch
 

@@ -30,16 +30,19 @@ class HubSettings(NamedTuple):
     shared: bool = False
 
 
-class Meeting(NamedTuple):
-    """What the ranks of a run agree about before they use Ray.
+@dataclass
+class Meeting:
+    """What the ranks of a run agree about before they use Ray; the sources of one rank share it.
 
     Attributes:
         run: names the run.
         folder: where the ranks of one machine meet, or None: each connects by itself.
+        turn: how often they have met; every source that is opened is a turn, on all ranks alike.
     """
 
     run: str
     folder: str | None = None
+    turn: int = 0
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,11 @@ class RayWorkers:
         for name, choices in (("construction", CONSTRUCTIONS), ("cache_policy", CACHE_POLICIES)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        if self.replicate_bytes and self.construction == "local":
+            raise ValueError(
+                f'replicate_bytes={self.replicate_bytes} is of construction="distributed": under "local" no worker asks '
+                "another"
+            )
         for name in ("timeout_s", "slow_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be > 0, got {getattr(self, name)!r}")

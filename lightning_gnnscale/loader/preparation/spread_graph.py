@@ -23,7 +23,7 @@ ANSWER_LIMIT_S = 30.0
 
 
 def spread_of(stage: PartStager, maker: BatchMaker, names: list[str], replicate_bytes: int) -> Spread | None:
-    """Return how the graph of a stage is spread over workers; None where its batches stay in their parts.
+    """Return how the graph of a stage is spread over workers; None where it lies in no store.
 
     Args:
         stage: of the batches. maker: of them.
@@ -31,17 +31,23 @@ def spread_of(stage: PartStager, maker: BatchMaker, names: list[str], replicate_
         replicate_bytes: of rows of high degree that each worker holds.
 
     Raises:
-        GNNScaleError: its sampler cannot ask others.
+        GNNScaleError: its sampler cannot ask others, or its batches stay in their parts.
     """
     store = _store_of(stage)
-    if store is None or len(stage.targets) > 1:
+    if store is None:
         return None
-    if not isinstance(stage.sampler, NeighborSampler):
+    if len(stage.targets) > 1:
         raise GNNScaleError(
-            f"construction=distributed asks the owners of rows for what NeighborSampler draws, not "
-            f"{type(stage.sampler).__name__}: use construction=local"
+            "construction=distributed is for batches that cross parts, these stay in theirs: use scope=graph and "
+            "weights=GradientAveraging(), or construction=local"
         )
-    owners = assign_parts(range(store.num_parts), len(names), range(len(names)), maker.batch_size, store.num_parts)
+    sampler = stage.sampler
+    if not isinstance(sampler, NeighborSampler) or sampler.locality is not None or sampler.direction != "in":
+        raise GNNScaleError(
+            f"construction=distributed asks the owners of rows for what NeighborSampler draws along arcs without "
+            f"locality, got {sampler}: use construction=local"
+        )
+    owners = assign_parts(range(store.num_parts), len(names), range(len(names)), stage.seed, store.num_parts)
     return Spread(tuple(owners[part] for part in range(store.num_parts)), tuple(names), replicate_bytes)
 
 
