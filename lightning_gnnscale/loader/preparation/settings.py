@@ -100,8 +100,8 @@ class RayWorkers:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
         if self.replicate_bytes and self.construction == "local":
             raise ValueError(
-                f'replicate_bytes={self.replicate_bytes} is of construction="distributed": under "local" no worker asks '
-                "another"
+                f'replicate_bytes={self.replicate_bytes} is of construction="distributed": '
+                'under "local" no worker asks another'
             )
         for name in ("timeout_s", "slow_s"):
             if not getattr(self, name) > 0:
