@@ -1,5 +1,6 @@
 """Two ranks that train from the same Ray workers: rank 0 starts Ray, both share a hub, and no bit changes."""
 
+import tempfile
 from pathlib import Path
 
 import lightning as L
@@ -24,8 +25,17 @@ RUNS = {
 }
 
 
+class NewSampler(L.Callback):
+    """Gives the loader its sampler anew after the first epoch, as `LocalityController` does: its source is another."""
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.current_epoch == 0 and trainer.datamodule.scope == "part":
+            trainer.datamodule._train_loader.set_sampler(trainer.datamodule.sampler)
+
+
 def train(folder: Path, root: str) -> list[tuple[dict, dict, dict, list[str]]]:
     """Train each run from threads, then from Ray, which is started anew for each."""
+    tempfile.tempdir = str(folder)
     return [(_fit(folder, root, name, "threads"), *_from_ray(folder, root, name)) for name in RUNS]
 
 
@@ -44,7 +54,7 @@ def _fit(folder: Path, root: str, name: str, source) -> dict:
     model = gs.NodeClassifier(gs.model.GraphSAGE(dm.store.features.dim, 8, dm.num_classes), lr=0.02)
     L.Trainer(
         accelerator="cpu", devices=2, max_epochs=2, logger=False, enable_checkpointing=False, default_root_dir=folder,
-        enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0,
+        enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0, callbacks=[NewSampler()],
         strategy=gs.GNNScaleStrategy(weights=weights()),
     ).fit(model, dm)  # fmt: skip
     return model.state_dict()
@@ -54,6 +64,7 @@ def test_two_ranks_share_workers(tmp_path):
     root = tmp_path / "store"
     write_store(root)
     both = launch(2, train, tmp_path / "ranks", str(root), limit_s=200)
+    assert not list(tmp_path.rglob("gnnscale-ray-*")), "where ranks met is removed"
     for name, *results in zip(RUNS, *both, strict=True):
         for plain, weights, told, children in results:
             assert all(torch.equal(weights[key], plain[key]) for key in plain), name
