@@ -86,8 +86,10 @@ def test_owners_that_are_killed_are_stood_in_for(pool, store_root):
 def test_only_neighbor_samplers_ask_owners(pool, store_root):
     source = gs.RayWorkers(address="auto", construction="distributed")
     dm = make(store_root, source=source, sampler=gs.LayerwiseSampler([20, 20]))
-    with pytest.raises(GNNScaleError, match=r"construction=distributed asks the owners .* not LayerwiseSampler: use"):
+    with pytest.raises(GNNScaleError, match=r"asks the owners of rows .*, got LayerwiseSampler.*: use"):
         trained(dm)
+    with pytest.raises(GNNScaleError, match="is for batches that cross parts, these stay in theirs: use scope=graph"):
+        trained(make(store_root, source=source, scope="part"), gs.ModelAveraging())
 
 
 class Asked(L.Callback):

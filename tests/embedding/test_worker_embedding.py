@@ -178,6 +178,7 @@ def train_on_ranks(folder, root):
     return metrics, again, rows, inputs.num_pushes
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_rows_of_workers(tmp_path):
     store = write_store(tmp_path / "store")
     ranks = launch(2, train_on_ranks, tmp_path / "run", store.root, limit_s=150)
