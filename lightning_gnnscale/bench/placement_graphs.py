@@ -34,13 +34,22 @@ class Workload:
 def check_graphs(graphs: list[str], data_root: Path | None) -> None:
     """Raise ValueError, with what there is, unless each graph can be had."""
     for name in graphs:
-        if _GENERATED.fullmatch(name) or (data_root is not None and (data_root / name / "graph.npz").is_file()):
-            continue
-        there = [] if data_root is None else sorted(found.parent.name for found in data_root.glob("*/graph.npz"))
-        where = data_root or "no folder of public graphs (set GNNSCALE_DATA or bench.data_root)"
-        raise ValueError(
-            f"bench.graphs: no graph {name!r} in {where}; there are {', '.join(there) or 'none'}, and power_law:NODES"
-        )
+        check_graph(name, _GENERATED, "power_law:NODES", data_root)
+
+
+def check_graph(name: str, generated: re.Pattern, form: str, data_root: Path | None) -> None:
+    """Raise ValueError, with what there is, unless a graph can be had.
+
+    Args:
+        name: of a public graph, or one that `generated` matches.
+        generated: names of graphs that can be made, all of the form told by `form`.
+        data_root: folder of public graphs, or None.
+    """
+    if generated.fullmatch(name) or (data_root is not None and (data_root / name / "graph.npz").is_file()):
+        return
+    there = [] if data_root is None else sorted(found.parent.name for found in data_root.glob("*/graph.npz"))
+    where = data_root or "no folder of public graphs (set GNNSCALE_DATA or bench.data_root)"
+    raise ValueError(f"bench.graphs: no graph {name!r} in {where}; there are {', '.join(there) or 'none'}, and {form}")
 
 
 def load_workload(name: str, data_root: Path | None) -> Workload:

@@ -13,8 +13,9 @@ from ..loader import TaskGraphs
 from ..loader.task_trace import TaskTrace
 from ..partition_store import PartitionStore
 from .partition_graphs import public_root
+from .placement_graphs import check_graph
 from .prepare_cases import CPU, WORKLOADS, Shape, grid, make_data, make_trainer, source_of
-from .prepare_graphs import check_graph, open_graph
+from .prepare_graphs import GENERATED, open_graph
 from .prepare_measure import measure
 from .prepare_replay import record, replay_rows
 from .prepare_tables import BOUND, FED, best, draw, medians, print_tables
@@ -90,7 +91,7 @@ def run(
             raise ValueError(f"bench.train must hold cpu, or milliseconds >= 0, got {trainer!r}")
     root, output = public_root(data_root), Path(output_dir)
     for graph in graphs:
-        check_graph(graph, root)
+        check_graph(graph, GENERATED, "power_law:NODES:EDGES:FEATURES", root)
     cases = [(name, options) for name in sources for options in grid(settings.get(name, {}))]
     for name, options in cases:
         source_of(name, _plain(options, 1))

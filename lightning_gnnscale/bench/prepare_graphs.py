@@ -14,23 +14,11 @@ from .power_law import power_law_graph
 
 NUM_CLASSES, TRAIN_SHARE = 47, 0.1  # of generated graphs
 _SEED, _TRAIN_SALT, _CHUNK_ROWS = 0, 12, 1 << 16
-_GENERATED = re.compile(r"power_law:([\d_]+):([\d_]+):([\d_]+)")
-
-
-def check_graph(name: str, data_root: Path | None) -> None:
-    """Raise ValueError, with what there is, unless a graph can be had."""
-    if _GENERATED.fullmatch(name) or (data_root is not None and (data_root / name / "graph.npz").is_file()):
-        return
-    there = [] if data_root is None else sorted(found.parent.name for found in data_root.glob("*/graph.npz"))
-    where = data_root or "no folder of public graphs (set GNNSCALE_DATA or bench.data_root)"
-    raise ValueError(
-        f"bench.graphs: no graph {name!r} in {where}; there are {', '.join(there) or 'none'}, and "
-        "power_law:NODES:EDGES:FEATURES"
-    )
+GENERATED = re.compile(r"power_law:([\d_]+):([\d_]+):([\d_]+)")
 
 
 def open_graph(name: str, folder: Path, num_parts: int, data_root: Path | None) -> PartitionStore:
-    """Open the store of a graph that `check_graph` let pass; it is made where it is missing.
+    """Open the store of a graph that `check_graph` lets pass; it is made where it is missing.
 
     Args:
         name: of a public graph, or "power_law:NODES:EDGES:FEATURES".
@@ -42,7 +30,7 @@ def open_graph(name: str, folder: Path, num_parts: int, data_root: Path | None) 
     if root.is_dir():
         return PartitionStore.open(root)
     folder.mkdir(parents=True, exist_ok=True)
-    generated = _GENERATED.fullmatch(name)
+    generated = GENERATED.fullmatch(name)
     if generated is None:
         data = load_npz(name, root=None if data_root is None else str(data_root))
         parts = partition(data.stream, "range", num_parts=num_parts)

@@ -37,21 +37,12 @@ class BatchMaker:
     parts_open: int = 2
     passes: int = 1
 
-    def __reduce__(self):
-        builder = self.builder
-        if not self.gathers:
-            builder = copy(builder)
-            builder.features = None  # they stay where they are
-        rest = (
-            self.batch_size,
-            self.shuffle,
-            self.drop_last,
-            self.gathers,
-            self.num_ranks,
-            self.parts_open,
-            self.passes,
-        )
-        return BatchMaker, (builder, *rest)
+    def __getstate__(self) -> dict:
+        if self.gathers:
+            return vars(self)
+        builder = copy(self.builder)
+        builder.features = None  # they stay where they are
+        return vars(self) | {"builder": builder}
 
     def make(self, key: BatchKey, staged: Callable[[], StagedPart]) -> MiniBatch:
         """Return the batch of a key.

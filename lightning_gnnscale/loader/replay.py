@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from .batch_graph import BatchGraph, Task
 from .scheduling_policy import Policy, Run, Wait
@@ -168,8 +169,8 @@ class _Machine:
 
     def _work(self, thread: int, dag_id: int, number: int, seconds: float, then: Callable) -> None:
         self.ran.append((self.now, thread, dag_id, number))
-        then_this = lambda: then(thread, dag_id, number)  # noqa: E731
-        self.working[thread] = _Work(seconds + self.overhead_s, then_this, self.overhead_s)
+        done = partial(then, thread, dag_id, number)
+        self.working[thread] = _Work(seconds + self.overhead_s, done, self.overhead_s)
 
     def _made(self, thread: int, dag_id: int, number: int) -> None:
         self.graphs[dag_id] = _graph(dag_id, self._times(dag_id))
