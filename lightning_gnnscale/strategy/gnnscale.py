@@ -255,12 +255,14 @@ def _gather_to_rank_zero(value: Any) -> list[Any]:
 
 
 def _end_with_parent() -> None:
-    """Ask the system for SIGTERM once the process that started this one has ended, however that was; Linux alone.
+    """Ask the system for SIGKILL once the process that started this one has ended, however that was; Linux alone.
 
     torch asks for SIGINT, which a command that runs in a shell's background ignores, and its processes with it.
+    SIGTERM would wait for Lightning's handler, which does not run while a process waits in a collective for one
+    that has gone. Nothing is lost: no one is left to take this process's results.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _destroy_process_group() -> None:
