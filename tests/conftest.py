@@ -15,6 +15,21 @@ import torch
 torch.set_num_threads(1)
 
 
+# Tests that start Ray, which others would find, or look for what is left in /dev/shm, where these processes write.
+TOGETHER = (
+    "cli/test_prepare", "datamodule/test_ray", "datamodule/test_process", "distributed", "embedding",
+    "loader/preparation", "loader/test_process_source", "loader/test_every_source", "placement/test_joined_buffers",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    """Let one process of pytest-xdist run all tests of a file, and of the files that do not go side by side."""
+    here = Path(__file__).parent
+    for item in items:
+        file = item.path.relative_to(here).as_posix()
+        item.add_marker(pytest.mark.xdist_group("together" if file.startswith(TOGETHER) else file))
+
+
 @pytest.fixture(scope="session")
 def public_graphs() -> Path:
     """The folder of public graphs, or a skip that says where it was looked for."""

@@ -27,6 +27,12 @@ class BatchSource(Protocol):
     A batch is a pure function of its key, so that a source may prepare it anywhere, again, or twice.
     """
 
+    def begin(self) -> None:
+        """Start what is not there, before the first request of an iteration.
+
+        Every rank calls it, one without any batch too: where ranks share what prepares, the others wait for it.
+        """
+
     def request(self, key: BatchKey) -> None:
         """Ask for a batch, in the order in which batches are wanted; never blocks."""
 

@@ -50,6 +50,13 @@ class BufferPool:
             weakref.finalize(array, self._returned.append, buffer).atexit = False
         return array.view(dtype).reshape(shape)
 
+    def clear(self) -> None:
+        """Free what waits; what is handed out stays with its users, and comes back."""
+        with self._lock:
+            self._sort_returned()
+            self.held_bytes -= sum(size * len(buffers) for size, buffers in self._waiting.items())
+            self._waiting.clear()
+
     def _find(self, capacity: int) -> tuple[np.ndarray, bool]:
         with self._lock:
             self._sort_returned()

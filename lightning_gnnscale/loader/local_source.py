@@ -32,6 +32,9 @@ class LocalSource:
         self._pending: deque[tuple[BatchKey, Future | None]] = deque()
         self._workers = self._stager = None
 
+    def begin(self) -> None:
+        """Do nothing: the first request starts the threads."""
+
     def request(self, key: BatchKey) -> None:
         """Let the next free thread prepare a batch."""
         future = None

@@ -166,8 +166,9 @@ class PartLoader:
         self._source = self._new_source()
 
     def close(self) -> None:
-        """End what prepares batches; another iteration starts it again."""
+        """End what prepares batches, and free its memory; another iteration starts it again."""
         self._source.close()
+        self._builder.pool.clear()
 
     @property
     def waiting_share(self) -> float:
@@ -284,6 +285,7 @@ class PartLoader:
     def _ahead(self, start: int) -> Iterator[MiniBatch]:
         """Yield batches in order while the source prepares the next ones, at most one part further."""
         source = self._source
+        source.begin()
         pending: deque[Position] = deque()
         positions = self.walk.positions(self.epoch, start)
         coming = next(positions, None)

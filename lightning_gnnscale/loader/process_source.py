@@ -58,6 +58,9 @@ class ProcessSource:
         self._crew: WorkerCrew | None = None
         self._end: Callable[[], None] | None = None
 
+    def begin(self) -> None:
+        """Do nothing: the first request starts the processes."""
+
     def request(self, key: BatchKey) -> None:
         """Let the next free worker prepare a batch; starts them where none runs.
 

@@ -56,6 +56,9 @@ class TaskSource:
         self._parts: dict[BatchKey, Future] = {}
         self._stager: ThreadPoolExecutor | None = None
 
+    def begin(self) -> None:
+        """Do nothing: the first request starts the threads."""
+
     def request(self, key: BatchKey) -> None:
         """Ask for a batch, and for its part where it is not there."""
         if self._stager is None:

@@ -6,7 +6,6 @@ import signal
 import threading
 from functools import partial
 
-import numpy as np
 import psutil
 import pytest
 from process_parent import train_until_killed
@@ -185,32 +184,6 @@ def test_what_cannot_be_sent_is_refused_in_one_line(processes):
         list(processes(sampler=Here([4, 3])))
 
 
-class Broken:
-    """Features whose disk goes at part 2."""
-
-    is_sparse, dim, dtype = False, 16, np.dtype(np.float32)
-
-    def gather(self, nodes, out=None):
-        if WORLD.part_offsets[2] <= nodes[0] < WORLD.part_offsets[3]:
-            raise OSError("disk gone")
-        return WORLD.features.gather(nodes, out)
-
-
-def test_an_error_in_a_worker_names_part_batch_and_epoch(processes):
-    loader = processes(features=Broken())
-    loader.set_epoch(4)
-    with pytest.raises(GNNScaleError, match="^part 2, batch 0 of epoch 4: OSError: disk gone$"):
-        list(loader)
-
-
-def test_an_error_in_loading_a_part_names_it(processes):
-    def load_part(part):
-        raise OSError("not mounted")
-
-    with pytest.raises(GNNScaleError, match="^part 0, batch 0 of epoch 0: OSError: not mounted$"):
-        list(processes(load_part=load_part))
-
-
 def batch_bytes(loader) -> list[int]:
     from lightning_gnnscale.loader.shared_value import pack
 
@@ -283,14 +256,6 @@ def test_threads_gather_what_processes_draw(processes):
     for options in ({"fill_here": True}, {"lookahead_batches": 3}):
         assert all_contents(processes(features=features, **options)) == expected
     assert features.notes[-1][0] == "forget"
-
-
-def test_another_sampler_serves_the_next_iteration(processes):
-    fewer = NeighborSampler([2, 2])
-    loader = processes()
-    list(loader)
-    loader.set_sampler(fewer)
-    assert all_contents(loader) == all_contents(make_loader(sampler=fewer))
 
 
 @pytest.mark.parametrize(

@@ -108,37 +108,6 @@ def test_resume_within_an_epoch_and_iterations_that_are_broken_off():
         assert head + all_contents(other) == everything
 
 
-@pytest.mark.parametrize("settings", [SETTINGS["two levels"], SETTINGS["fixed"]])
-def test_an_error_names_part_batch_and_epoch(settings):
-    class Features:
-        is_sparse, dim, dtype = False, 16, np.dtype(np.float32)
-
-        def gather(self, nodes, out=None):
-            if WORLD.part_offsets[2] <= nodes[0] < WORLD.part_offsets[3]:
-                raise OSError("disk gone")
-            return WORLD.features.gather(nodes, out)
-
-    loader = with_tasks(settings, features=Features())
-    loader.set_epoch(4)
-    with pytest.raises(GNNScaleError, match="part 2, batch 0 of epoch 4: OSError: disk gone"):
-        list(loader)
-
-
-def test_a_part_that_failed_to_load_is_tried_again():
-    attempts = []
-
-    def load_part(part):
-        attempts.append(part)
-        if len(attempts) == 1:
-            raise OSError("not mounted")
-        return WORLD.load_part(part)
-
-    loader = with_tasks(parts=[0], load_part=load_part)
-    with pytest.raises(GNNScaleError, match="part 0, batch 0 of epoch 0: OSError: not mounted"):
-        list(loader)
-    assert len(list(loader)) == len(loader)
-
-
 def test_a_part_that_loads_holds_up_no_thread():
     """One thread prepares all batches of the first part while the second one is being loaded."""
     loaded = threading.Event()
@@ -212,13 +181,6 @@ def test_a_reply_that_fails_names_its_batch(settings):
     operators = Operators(Elsewhere(HOPS, Gone()))
     with pytest.raises(GNNScaleError, match="part 0, batch 0 of epoch 0: OSError: host gone"):
         list(with_tasks(replace(settings, operators=operators)))
-
-
-def test_another_sampler_serves_the_next_iteration():
-    loader, other = with_tasks(), NeighborSampler([2, 2])
-    list(loader)
-    loader.set_sampler(other)
-    assert all_contents(loader) == all_contents(make_loader(sampler=other, num_threads=0))
 
 
 def test_nothing_requested_is_told():

@@ -67,21 +67,30 @@ class RaySource:
         self.bytes_received = self.row_bytes = self.num_batches = self.num_groups = 0
         self.rows_asked = self.rows_received = 0
 
-    def request(self, key: BatchKey) -> None:
-        """Note a batch that is wanted; the hub hears of it in `ready`. The first one starts what is not there.
+    def begin(self) -> None:
+        """Connect to the hub of this node, and start what is not there.
 
         Raises:
             GNNScaleError: Ray or the workers cannot be started.
         """
-        if self._end is None:
-            end = weakref.finalize(self, self._link.close)
-            self._iteration = 0
-            try:
-                self._link.open(setup_of(self._stage, self._maker, self._settings))
-            except BaseException:
-                end()
-                raise
-            self._end = end
+        if self._end is not None:
+            return
+        end = weakref.finalize(self, self._link.close)
+        self._iteration = 0
+        try:
+            self._link.open(setup_of(self._stage, self._maker, self._settings))
+        except BaseException:
+            end()
+            raise
+        self._end = end
+
+    def request(self, key: BatchKey) -> None:
+        """Note a batch that is wanted; the hub hears of it in `ready`.
+
+        Raises:
+            GNNScaleError: see `begin`.
+        """
+        self.begin()
         self._unsent.append(key)
 
     def ready(self) -> tuple[BatchKey, MiniBatch]:

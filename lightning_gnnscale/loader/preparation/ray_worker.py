@@ -75,13 +75,15 @@ class PreparationWorker:
         """Take in a setup ahead of its batches: others may ask for rows of it."""
         self._opened(setup)
 
-    def draw_rows(self, setup: str, request: HopRequest) -> np.ndarray:
-        """Return neighbours from rows that this worker holds, for another one."""
-        return self._graph(setup).rows.draw(request)
+    def draw_rows(self, setup: str, request: HopRequest) -> np.ndarray | None:
+        """Return neighbours from rows that this worker holds, for another one; None: it has no such graph."""
+        graph = self._graph(setup)
+        return graph and graph.rows.draw(request)
 
     def gather_rows(self, setup: str, nodes: np.ndarray):
-        """Return feature rows that this worker holds, for another one."""
-        return self._graph(setup).features.gather(nodes)
+        """Return feature rows that this worker holds, for another one; None: it has no such graph."""
+        graph = self._graph(setup)
+        return graph and graph.features.gather(nodes)
 
     def asked(self) -> dict[str, int]:
         """Return how often this worker asked others for rows, and how often none answered."""
@@ -115,12 +117,12 @@ class PreparationWorker:
             header.rows_sent, header.row_bytes = len(wanted), _nbytes(rows)
         return GroupPayload(group, missing, rows)
 
-    def _graph(self, setup: str) -> SpreadGraph:
-        """Return the share of a graph, as soon as this worker has been asked for a batch of it."""
+    def _graph(self, setup: str) -> SpreadGraph | None:
+        """Return the share of a graph, as soon as this worker has been asked for a batch of it; None: it is not."""
         deadline = time.monotonic() + _OPEN_LIMIT_S
         while setup not in self._graphs and time.monotonic() < deadline:
             time.sleep(0.01)
-        return self._graphs[setup]
+        return self._graphs.get(setup)
 
     def _part(self, request: GroupRequest, stage, maker: BatchMaker, key: BatchKey, parts: dict):
         setup = request.setup.name

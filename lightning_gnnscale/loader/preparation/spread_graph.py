@@ -12,7 +12,7 @@ from ...sampler import NeighborSampler
 from ..batch_maker import BatchMaker
 from ..staged_part import PartStager
 from .assignment import assign_parts
-from .cluster import WORKER_GROUP, import_ray, worker_handle
+from .cluster import WORKER_GROUP, import_ray, one_line, worker_handle
 from .held_features import DistributedFeatures, HeldFeatures
 from .held_nodes import PartOwners, most_linked
 from .held_rows import HeldRows, HopRequest
@@ -53,7 +53,7 @@ def spread_of(stage: PartStager, maker: BatchMaker, names: list[str], replicate_
 
 @dataclass(frozen=True)
 class Unanswered:
-    """An answer on its way from another worker; where that one has ended, it is made of the store's files.
+    """An answer on its way from another worker; where that one has ended or knows no such graph, the files give it.
 
     Args:
         ref: Ray's. instead: makes it.
@@ -63,12 +63,19 @@ class Unanswered:
     instead: Callable[[], Any]
 
     def result(self) -> Any:
-        """Return the answer; waits for it."""
+        """Return the answer; waits for it.
+
+        Raises:
+            GNNScaleError: the other worker failed at it.
+        """
         ray = import_ray()
         try:
-            return ray.get(self.ref, timeout=ANSWER_LIMIT_S)
+            answer = ray.get(self.ref, timeout=ANSWER_LIMIT_S)
+        except ray.exceptions.RayTaskError as error:
+            raise GNNScaleError(f"another worker could not give its rows: {one_line(error)}") from error
         except ray.exceptions.RayError:
-            return self.instead()
+            answer = None
+        return self.instead() if answer is None else answer
 
 
 class SpreadGraph:

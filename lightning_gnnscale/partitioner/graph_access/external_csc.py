@@ -15,7 +15,7 @@ from ..registry import check_number
 from .entry_buckets import MAX_ROUNDS, EntryBuckets, cut_ranges, read_at
 from .layout import LayoutReport, ScanState, scan
 from .scratch import AUTO, nameless_file, reserve, scratch_folder
-from .simple_graph import SimpleGraph
+from .simple_graph import SimpleGraph, tell_graph
 
 BLOCK_EDGES = 1 << 21
 
@@ -171,7 +171,7 @@ def open_external_csc(
         except BaseException:
             file.close()
             raise
-    _tell(graph, csc, deduplicate)
+    tell_graph(graph, csc.num_edges, deduplicate)
     return csc
 
 
@@ -183,23 +183,6 @@ def _fitting_buckets(degree: np.ndarray, name: str, folder: Path) -> EntryBucket
         if buckets.file_bytes > free:
             buckets = EntryBuckets(degree, name, num_rounds)
     return buckets
-
-
-def _tell(graph: SimpleGraph, csc: ExternalCSC, deduplicated: bool) -> None:
-    report = csc.report
-    phases.note(
-        layout=report.layout,
-        repeated_share=report.repeated_share,
-        deduplicated=deduplicated,
-        num_edges=csc.num_edges,
-    )
-    if not deduplicated:
-        phases.keep_graph(graph)
-        if report.repeated_share:
-            phases.warn(
-                f"{graph.stream.name}: about {report.repeated_share:.1%} of the edges are listed more often than "
-                f"layout {report.layout!r} says, and count again each time; deduplicate=True drops them"
-            )
 
 
 @kernel

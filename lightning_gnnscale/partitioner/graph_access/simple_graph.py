@@ -145,7 +145,7 @@ def open_simple_graph(
             np.floor_divide(degree, 2, out=degree)
             num_edges //= 2
         graph = SimpleGraph(stream, report, num_edges)
-    _tell(graph)
+    tell_graph(graph, graph.num_edges, graph.first_copies is not None)
     return graph, degree
 
 
@@ -174,20 +174,25 @@ def reopen_simple_graph(stream, facts: dict[str, np.ndarray], scratch=AUTO, prog
         degree = np.zeros(stream.num_nodes, id_dtype(stream.num_nodes))
         bits = find_first_copies(stream, report, scratch_folder(scratch), degree, progress)
     graph = SimpleGraph(stream, report, saved["num_edges"], bits)
-    _tell(graph)
+    tell_graph(graph, graph.num_edges, graph.first_copies is not None)
     return graph
 
 
-def _tell(graph: SimpleGraph) -> None:
+def tell_graph(graph: SimpleGraph, num_edges: int, deduplicated: bool) -> None:
+    """Note what a graph was found to be, and warn of edges that count several times.
+
+    Args:
+        graph: kept for what comes after partitioning, unless its repeated edges were dropped without marks on it.
+        num_edges: left of it.
+        deduplicated: repeated edges were dropped.
+    """
     report = graph.report
-    phases.keep_graph(graph)
     phases.note(
-        layout=report.layout,
-        repeated_share=report.repeated_share,
-        deduplicated=graph.first_copies is not None,
-        num_edges=graph.num_edges,
+        layout=report.layout, repeated_share=report.repeated_share, deduplicated=deduplicated, num_edges=num_edges
     )
-    if report.repeated_share and graph.first_copies is None:
+    if not deduplicated or graph.first_copies is not None:
+        phases.keep_graph(graph)
+    if report.repeated_share and not deduplicated:
         phases.warn(
             f"{graph.stream.name}: about {report.repeated_share:.1%} of the edges are listed more often than layout "
             f"{report.layout!r} says, and count again each time; deduplicate=True drops them"
