@@ -1,8 +1,10 @@
 """Sources of batches side by side: seeds per second, waits, cores used, bytes held; and replays on more cores."""
 
+import itertools
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,7 @@ def run(
     num_parts: int = 4,
     scope: str = "graph",
     device_share: float = 0.7,
+    device_batches: int = 96,
     replay_cores: Sequence[int] = (1, 2, 8, 16, 64),
     replay_queue_batches: Sequence[int] = (1, 2, 4, 16, 64),
     replay_sigmas: Sequence[float] = (10,),
@@ -70,6 +73,7 @@ def run(
         repeats: measurements of each, in turns; medians count.
         num_parts, scope: of the stores, and see `PartitionDataModule`.
         device_share: time of the device that is to be fed, over that in which one thread prepares a batch.
+        device_batches: of such a measurement: the wait for an epoch's first batch is in it.
         replay_cores, replay_queue_batches: of the machines of the replay: cores, and memory in batches.
         replay_sigmas: that two-level scheduling is tuned over in the replay.
         trace_threads: most threads side by side whose task times are recorded; a machine with fewer cores is replayed
@@ -103,13 +107,16 @@ def run(
         store = open_graph(graph, output / "graphs", num_parts, root)
         for workload in workloads:
             folder = output / "traces" / f"{graph.replace(':', '-')}-{workload}"
-            traces = _record(folder, store, workload, shape, replay_cores, trace_threads)
-            bench = _Bench(output / "rows.csv", graph, workload, store, shape, traces, console)
+            record_now = partial(_record, folder, store, workload, shape, replay_cores, trace_threads)
+            takes = [record_now(take=0)]
+            bench = _Bench(output / "rows.csv", graph, workload, store, shape, takes[0], console)
             found = bench.rows(cases, train, repeats)
-            found += bench.feed(found, cases, device_share, repeats)
+            takes.append(record_now(take=1))
+            found += bench.feed(found, cases, device_share, device_batches, repeats)
+            takes.append(record_now(take=2))
             rows += found
             machines = (replay_cores, replay_queue_batches, replay_sigmas)
-            replayed = replay_rows(traces, *machines, measured=partial(capacity, found))
+            replayed = replay_rows(_middle(takes), *machines, measured=partial(capacity, found))
             replays += [{"graph": graph, "workload": workload} | row for row in replayed]
             write_csv(output / "prepare.csv", rows, facts)
             write_csv(output / "replay.csv", replays, facts)
@@ -128,7 +135,6 @@ class _Bench:
         known = (batch for of_cores in traces.values() for trace in of_cores.values() for batch in trace.batches)
         self.largest_bytes = max(batch.num_bytes for batch in known)
         self.console = console
-        self.tag = _tag(shape)
         self.done = read_rows(log)
 
     def rows(self, cases: Sequence[tuple[str, dict]], train: Sequence[str | float], repeats: int) -> list[dict]:
@@ -139,7 +145,9 @@ class _Bench:
                 found += [self._row(name, options, _name(trainer), trainer, repeat) for name, options in cases]
         return medians(found)
 
-    def feed(self, found: list[dict], cases: Sequence[tuple[str, dict]], share: float, repeats: int) -> list[dict]:
+    def feed(
+        self, found: list[dict], cases: Sequence[tuple[str, dict]], share: float, num_batches: int, repeats: int
+    ) -> list[dict]:
         """Return medians of each source, at its best for each number of workers, that feeds a device.
 
         The device takes `share` of the time in which one thread prepares a batch: one worker is too few.
@@ -151,26 +159,29 @@ class _Bench:
         fastest = {(row["source"], row["settings"]) for row in map(best, _by_workers(found))}
         chosen = [(name, options) for name, options in cases if (name, _text(options)) in fastest]
         fed: list[dict] = []
-        for repeat in range(repeats):
-            fed += [self._row(name, options, FED, round(share * batch_ms, 2), repeat) for name, options in chosen]
+        for repeat, (name, options) in itertools.product(range(repeats), chosen):
+            fed.append(self._row(name, options, FED, round(share * batch_ms, 2), repeat, num_batches))
         return medians(fed)
 
-    def _row(self, name: str, options: dict, train: str, trainer: str | float, repeat: int) -> dict:
+    def _row(
+        self, name: str, options: dict, train: str, trainer: str | float, repeat: int, num_batches: int | None = None
+    ) -> dict:
+        shape = self.shape if num_batches is None else replace(self.shape, num_batches=num_batches)
         workers = next((options[key] for key in WORKERS if key in options), "")
         key = {"graph": self.graph, "workload": self.workload, "source": name, "settings": _text(options)}
         memory = next((options[name] for name in MEMORY if name in options), "")
-        key |= {"workers": workers, "memory_batches": memory, "train": train, "repeat": repeat, "shape": self.tag}
+        key |= {"workers": workers, "memory_batches": memory, "train": train, "repeat": repeat, "shape": _tag(shape)}
         told = {column: str(value) for column, value in key.items()}
         for row in self.done:
             if all(row.get(column) == value for column, value in told.items()):
                 return key | {column: _number(value) for column, value in row.items() if column not in key}
         source = source_of(name, _plain(options, self.largest_bytes))
-        data = make_data(self.store, self.workload, self.shape, source)
-        step = make_trainer(self.store, self.workload, self.shape, trainer)
+        data = make_data(self.store, self.workload, shape, source)
+        step = make_trainer(self.store, self.workload, shape, trainer)
         warm_up = source.batches_ahead + 2  # each buffer of the pool is fresh once
         row = key | {"train_ms": "" if trainer == CPU else trainer}
         try:
-            row |= measure(data.train_dataloader(), step, self.shape.num_batches, warm_up)
+            row |= measure(data.train_dataloader(), step, shape.num_batches, warm_up)
         finally:
             data.teardown("fit")
         append_row(self.log, row)
@@ -179,7 +190,9 @@ class _Bench:
         return row
 
 
-def _record(folder: Path, store: PartitionStore, workload: str, shape: Shape, cores: Sequence[int], most: int) -> dict:
+def _record(
+    folder: Path, store: PartitionStore, workload: str, shape: Shape, cores: Sequence[int], most: int, take: int
+) -> dict[int, dict[int, TaskTrace]]:
     """Return the traces of a workload, by cores and pieces of a hop, each recorded once by `most` threads or fewer."""
     traces: dict[tuple[int, int], TaskTrace] = {}
     by_cores: dict[int, dict[int, TaskTrace]] = {}
@@ -187,10 +200,24 @@ def _record(folder: Path, store: PartitionStore, workload: str, shape: Shape, co
         threads = min(number, most)
         for pieces in sorted({1, TaskGraphs(number).num_pieces}):
             if (threads, pieces) not in traces:
-                path = folder / f"{_tag(shape, threads, pieces)}.json"
+                path = folder / f"{_tag(shape, threads, pieces)}-{take}.json"
                 traces[threads, pieces] = record(store, workload, shape, threads, pieces, path)
             by_cores.setdefault(number, {})[pieces] = traces[threads, pieces]
     return by_cores
+
+
+def _middle(takes: Sequence[dict[int, dict[int, TaskTrace]]]) -> dict[int, dict[int, TaskTrace]]:
+    """Return of each trace the take whose tasks took the median of the time: a machine is not always as fast."""
+    return {
+        cores: {
+            pieces: sorted((take[cores][pieces] for take in takes), key=_task_s)[len(takes) // 2] for pieces in found
+        }
+        for cores, found in takes[0].items()
+    }
+
+
+def _task_s(trace: TaskTrace) -> float:
+    return sum(task.seconds for batch in trace.batches for task in batch.tasks)
 
 
 def _by_workers(rows: list[dict]) -> Iterator[list[dict]]:

@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from textwrap import shorten
 
 from ..errors import GNNScaleError
 from ..events import record
@@ -178,8 +179,8 @@ class WorkerCrew:
             self._able -= 1
             if self._able == 0:
                 self.queue.broken = (
-                    f"none of {self._num_workers} worker processes could be started ({reason}): prepare batches by "
-                    "threads, or guard the script by if __name__ == '__main__'"
+                    f"none of {self._num_workers} worker processes could be started ({shorten(reason, 200)}): prepare "
+                    "batches by threads, or guard the script by if __name__ == '__main__'"
                 )
             self.queue.changed.notify_all()
         record("worker_missing", reason=reason, left=self._able)
