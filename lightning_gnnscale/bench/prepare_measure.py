@@ -22,16 +22,19 @@ def measure(loader: PartLoader, train: Callable[[MiniBatch], None], num_batches:
         train: what is done with each.
         num_batches: how many, in as many epochs as it takes.
         warm_up: the epoch's last batches, prepared once before, which do not count: kernels are compiled, workers
-            started, buffers taken; two of them are trained.
+            started, and, as all are held at a time, as many buffers taken; two of them are trained.
 
     Returns:
         `batches`, `seeds`, `seconds`, `seeds_per_s`, `wait_share` of the seconds in which the trainer waited, in [0,
         1], `cpu_share` of all cores, by this process and those it started, and `peak_queue_mib`: most bytes that stood
         ready when the trainer asked, "" where the source does not tell.
     """
-    for number, batch in enumerate(epochs(loader, warm_up)):
-        if number < 2:
+    held = []
+    for batch in epochs(loader, warm_up):
+        held.append(batch)
+        if len(held) <= 2:
             train(batch)
+    held.clear()
     seeds = batches = 0
     waited, peak, batch = 0.0, None, None
     cpu, begun = _cpu_s(), time.perf_counter()
