@@ -1,26 +1,60 @@
 """A worker process that prepares batches: its own loop, and the end that the asking process holds."""
 
+import mmap
 import multiprocessing
 import os
 import signal
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+
 from ..errors import GNNScaleError
+from ..sampler.minibatch import MiniBatch
+from .batch_maker import BatchMaker, batch_error
 from .batch_segments import SegmentTicket
 from .batch_source import BatchKey
-from .shared_value import Ticket, pack
+from .shared_value import LINE_BYTES, Packed, Ticket, pack, unpack
 
 START_METHODS = ("forkserver", "spawn")  # a fork would copy threads' locks, and the pipes of the other workers
 START_LIMIT_S = 120.0
 _END_LIMIT_S = 5.0
+_SHARED = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # the pages are there: all at once, not fault by fault
+
+
+class Rows(NamedTuple):
+    """Where the dense features of a batch lie in its segment."""
+
+    start: int
+    shape: tuple[int, int]
+    dtype: np.dtype
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.shape[0] * self.shape[1] * self.dtype.itemsize
+
+    def of(self, memory: Any) -> np.ndarray:
+        """Return them in memory that begins where the segment does."""
+        count = self.shape[0] * self.shape[1]
+        rows = np.frombuffer(memory, self.dtype, count, self.start) if count else np.empty(0, self.dtype)
+        return rows.reshape(self.shape)
 
 
 class Made(NamedTuple):
-    """A batch that lies in its segment."""
+    """A batch that lies in its segment, its dense features behind all else."""
 
     meta: bytes
     spans: list[tuple[int, int]]
+    rows: Rows | None
+
+    def open(self, memory: memoryview) -> MiniBatch:
+        """Return the batch in the memory of its segment, which lives as long as its tensors do."""
+        batch = unpack(self.meta, self.spans, memory)
+        if self.rows is not None:
+            batch.x_dense = torch.from_numpy(self.rows.of(memory))
+        return batch
 
 
 class NeedsRoom(NamedTuple):
@@ -116,8 +150,6 @@ def serve(connection: Connection, maker_ticket: Ticket) -> None:
         connection: requests come as (BatchKey, Ticket of the staged part, SegmentTicket or None).
         maker_ticket: of a `BatchMaker`.
     """
-    import torch
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the asking process decides
     torch.set_num_threads(1)
     try:
@@ -135,17 +167,31 @@ def serve(connection: Connection, maker_ticket: Ticket) -> None:
         return
 
 
-def _make(connection: Connection, maker, parts: dict[int, Any], key: BatchKey, part: Ticket, segment):
+def _make(connection: Connection, maker: BatchMaker, parts: dict[int, Any], key: BatchKey, part: Ticket, segment):
+    features = maker.builder.features if maker.gathers else None
+    dense = features is not None and not features.is_sparse
+    drawer = replace(maker, gathers=False) if dense else maker
     try:
-        packed = pack(maker.make(key, lambda: _opened(parts, part, maker.parts_open)))
+        batch = drawer.make(key, lambda: _opened(parts, part, maker.parts_open))
+        packed = pack(batch)
     except Exception as error:
         return Failed(str(error))
-    if segment is None or segment.capacity < packed.num_bytes:
-        connection.send(NeedsRoom(packed.num_bytes))
+    rows, num_bytes = None, packed.num_bytes
+    if dense:
+        start = -(-num_bytes // LINE_BYTES) * LINE_BYTES
+        rows = Rows(start, (len(batch.n_id), features.dim), np.dtype(features.dtype))
+        num_bytes = rows.stop
+    if segment is None or segment.capacity < num_bytes:
+        connection.send(NeedsRoom(num_bytes))
         segment = connection.recv()
     if segment is not None:
-        _write(packed, segment)
-    return Made(packed.meta, packed.spans)
+        try:
+            _write(packed, rows, features, batch.n_id.numpy(), segment)
+        except EOFError:
+            raise
+        except Exception as error:
+            return Failed(str(batch_error(key, f"{type(error).__name__}: {error}")))
+    return Made(packed.meta, packed.spans, rows)
 
 
 def _opened(parts: dict[int, Any], ticket: Ticket, capacity: int):
@@ -159,12 +205,17 @@ def _opened(parts: dict[int, Any], ticket: Ticket, capacity: int):
     return staged
 
 
-def _write(packed, segment: SegmentTicket) -> None:
+def _write(packed: Packed, rows: Rows | None, features, nodes: np.ndarray, segment: SegmentTicket) -> None:
+    """Write a batch into its segment; its features are gathered there, and lie nowhere else."""
     try:
         fd = segment.open()
     except OSError as error:
         raise EOFError("the asking process has ended") from error
     try:
         packed.write(fd)
+        if rows is not None and rows.stop > rows.start:
+            page = rows.start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+            memory = mmap.mmap(fd, rows.stop - page, _SHARED, offset=page)
+            features.gather(nodes, out=rows._replace(start=rows.start - page).of(memory))
     finally:
         os.close(fd)

@@ -14,7 +14,7 @@ from .batch_queue import BatchQueue, Job
 from .batch_source import BatchKey
 from .batch_worker import Failed, NeedsRoom, WorkerProcess
 from .local_source import THREAD_NAME
-from .shared_value import SharedValue, unpack
+from .shared_value import SharedValue
 from .staged_part import PartShelf, StagedPart
 
 START_ATTEMPTS = 3
@@ -67,7 +67,7 @@ class WorkerCrew:
     def take(self) -> tuple[BatchKey, MiniBatch]:
         """Return the next batch; `BatchSource.ready`."""
         job, memory = self.queue.take(helpers=self._able > 1)
-        return job.key, unpack(job.made.meta, job.made.spans, memory)
+        return job.key, job.made.open(memory)
 
     def pids(self) -> list[int]:
         """Return the process ids of the workers that run."""
