@@ -22,6 +22,7 @@ TOGETHER = (
 )  # fmt: skip
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items):
     """Let one process of pytest-xdist run all tests of a file, and of the files that do not go side by side."""
     here = Path(__file__).parent

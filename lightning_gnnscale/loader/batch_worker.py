@@ -16,10 +16,11 @@ from ..sampler.minibatch import MiniBatch
 from .batch_maker import BatchMaker, batch_error
 from .batch_segments import SegmentTicket
 from .batch_source import BatchKey
-from .shared_value import LINE_BYTES, Packed, Ticket, pack, unpack
+from .shared_value import LINE_BYTES, Ticket, pack, unpack
 
 START_METHODS = ("forkserver", "spawn")  # a fork would copy threads' locks, and the pipes of the other workers
 START_LIMIT_S = 120.0
+MAPS_KEPT = 4
 _END_LIMIT_S = 5.0
 _SHARED = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # the pages are there: all at once, not fault by fault
 
@@ -159,15 +160,51 @@ def serve(connection: Connection, maker_ticket: Ticket) -> None:
         return
     connection.send("started")
     parts: dict[int, Any] = {}
+    maps = SegmentMaps()
     try:
         while True:
             key, part, segment = connection.recv()
-            connection.send(_make(connection, maker, parts, key, part, segment))
+            connection.send(_make(connection, maker, parts, maps, key, part, segment))
     except (EOFError, ConnectionError):
         return
 
 
-def _make(connection: Connection, maker: BatchMaker, parts: dict[int, Any], key: BatchKey, part: Ticket, segment):
+class SegmentMaps:
+    """The segments that a worker wrote to last stay mapped: to map one anew takes as long as to gather its rows."""
+
+    def __init__(self):
+        self._maps: dict[int, mmap.mmap] = {}
+
+    def memory(self, segment: SegmentTicket) -> mmap.mmap:
+        """Return the memory of a segment.
+
+        Raises:
+            EOFError: the process that it belongs to has ended.
+        """
+        try:
+            fd = segment.open()
+        except OSError as error:
+            raise EOFError("the asking process has ended") from error
+        try:
+            file = os.fstat(fd).st_ino  # another segment may have had its descriptor
+            memory = self._maps.pop(file, None) or mmap.mmap(fd, segment.capacity, _SHARED)
+        finally:
+            os.close(fd)
+        while len(self._maps) >= MAPS_KEPT:
+            del self._maps[next(iter(self._maps))]
+        self._maps[file] = memory
+        return memory
+
+
+def _make(
+    connection: Connection,
+    maker: BatchMaker,
+    parts: dict[int, Any],
+    maps: SegmentMaps,
+    key: BatchKey,
+    part: Ticket,
+    segment: SegmentTicket | None,
+) -> Made | Failed:
     features = maker.builder.features if maker.gathers else None
     dense = features is not None and not features.is_sparse
     drawer = replace(maker, gathers=False) if dense else maker
@@ -185,10 +222,11 @@ def _make(connection: Connection, maker: BatchMaker, parts: dict[int, Any], key:
         connection.send(NeedsRoom(num_bytes))
         segment = connection.recv()
     if segment is not None:
+        memory = maps.memory(segment)
+        packed.copy_to(memory)
         try:
-            _write(packed, rows, features, batch.n_id.numpy(), segment)
-        except EOFError:
-            raise
+            if rows is not None:
+                features.gather(batch.n_id.numpy(), out=rows.of(memory))
         except Exception as error:
             return Failed(str(batch_error(key, f"{type(error).__name__}: {error}")))
     return Made(packed.meta, packed.spans, rows)
@@ -203,19 +241,3 @@ def _opened(parts: dict[int, Any], ticket: Ticket, capacity: int):
         staged = ticket.open()
     parts[ticket.number] = staged
     return staged
-
-
-def _write(packed: Packed, rows: Rows | None, features, nodes: np.ndarray, segment: SegmentTicket) -> None:
-    """Write a batch into its segment; its features are gathered there, and lie nowhere else."""
-    try:
-        fd = segment.open()
-    except OSError as error:
-        raise EOFError("the asking process has ended") from error
-    try:
-        packed.write(fd)
-        if rows is not None and rows.stop > rows.start:
-            page = rows.start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-            memory = mmap.mmap(fd, rows.stop - page, _SHARED, offset=page)
-            features.gather(nodes, out=rows._replace(start=rows.start - page).of(memory))
-    finally:
-        os.close(fd)

@@ -36,7 +36,7 @@ class ProcessSource:
         ValueError: an argument is out of range.
 
     Cost: a start of a worker takes tens of milliseconds after the first one, and loads its compiled kernels; a batch,
-        one copy of it and two messages.
+        two messages and a copy of all but its dense features, which are gathered where they are to lie.
     """
 
     def __init__(

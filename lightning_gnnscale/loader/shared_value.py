@@ -40,6 +40,11 @@ class Packed(NamedTuple):
                 written = os.pwrite(fd, view, start)
                 start, view = start + written, view[written:]
 
+    def copy_to(self, memory: Any) -> None:
+        """Write the arrays into memory that has room for them."""
+        for view, (start, stop) in zip(self.views, self.spans, strict=True):
+            memory[start:stop] = view
+
 
 def pack(value: Any) -> Packed:
     """Take a value apart: arrays and CPU tensors that are contiguous stay where they are, all else is pickled.

@@ -15,7 +15,7 @@ SMALL = {
         "threads": {"num_threads": [1]}, "fixed_prefetch": {"num_threads": [1, 2], "depth": [1, 2]},
         "task_graphs": {"num_threads": [2], "queue_batches": [1, 4]},
     },
-    "fanouts": [3, 2], "batch_size": 14, "num_batches": 4, "repeats": 1, "replay_cores": [1, 2, 8],
+    "fanouts": [3, 2], "batch_size": 14, "num_batches": 4, "device_batches": 4, "repeats": 1, "replay_cores": [1, 2, 8],
     "replay_queue_batches": [1, 8], "replay_sigmas": [0],
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 
 import lightning as L
 import psutil
@@ -44,7 +45,8 @@ class Workers(L.Callback):
         alive = trainer.datamodule._train_loader._source.worker_pids
         self.pids |= set(alive)
         if self.step in self.kill_at and alive:
-            os.kill(alive[0], signal.SIGKILL)
+            with suppress(ProcessLookupError):  # of the last kill, not noticed yet
+                os.kill(alive[0], signal.SIGKILL)
         self.step += 1
 
 

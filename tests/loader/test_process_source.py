@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
+from contextlib import suppress
 from functools import partial
 
 import psutil
@@ -70,9 +72,13 @@ def test_workers_stay_over_epochs_and_iterations_that_are_broken_off(processes):
 
 
 def kill_one(loader) -> int:
-    (victim, *_) = loader._source.worker_pids
-    os.kill(victim, signal.SIGKILL)
-    return victim
+    """Kill a worker that runs, as soon as there is one."""
+    while True:
+        for victim in loader._source.worker_pids:
+            with suppress(ProcessLookupError):  # it was killed before, and that is not noticed yet
+                os.kill(victim, signal.SIGKILL)
+                return victim
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
