@@ -22,13 +22,17 @@ TOGETHER = (
 )  # fmt: skip
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items):
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
     """Let one process of pytest-xdist run all tests of a file, and of the files that do not go side by side."""
-    here = Path(__file__).parent
-    for item in items:
-        file = item.path.relative_to(here).as_posix()
-        item.add_marker(pytest.mark.xdist_group("together" if file.startswith(TOGETHER) else file))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::")[0]
+            return "together" if file.removeprefix("tests/").startswith(TOGETHER) else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")
