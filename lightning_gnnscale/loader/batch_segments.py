@@ -11,6 +11,9 @@ import numpy as np
 from .buffer_pool import rounded_capacity
 from .shared_value import room
 
+MAPS_KEPT = 4  # of a worker
+_SHARED = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # the pages are there: all at once, not fault by fault
+
 
 class SegmentTicket(NamedTuple):
     """What a worker needs to write to a segment."""
@@ -26,6 +29,33 @@ class SegmentTicket(NamedTuple):
             OSError: the process that it belongs to has ended.
         """
         return os.open(f"/proc/{self.pid}/fd/{self.fd}", os.O_RDWR)
+
+
+class SegmentMaps:
+    """The segments that a worker wrote to last stay mapped: to map one anew takes as long as to gather its rows."""
+
+    def __init__(self):
+        self._maps: dict[int, mmap.mmap] = {}
+
+    def memory(self, segment: SegmentTicket) -> mmap.mmap:
+        """Return the memory of a segment.
+
+        Raises:
+            EOFError: the process that it belongs to has ended.
+        """
+        try:
+            fd = segment.open()
+        except OSError as error:
+            raise EOFError("the asking process has ended") from error
+        try:
+            file = os.fstat(fd).st_ino  # another segment may have had its descriptor
+            memory = self._maps.pop(file, None) or mmap.mmap(fd, segment.capacity, _SHARED)
+        finally:
+            os.close(fd)
+        while len(self._maps) >= MAPS_KEPT:
+            del self._maps[next(iter(self._maps))]
+        self._maps[file] = memory
+        return memory
 
 
 class Segment:

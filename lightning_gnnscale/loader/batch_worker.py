@@ -1,8 +1,6 @@
 """A worker process that prepares batches: its own loop, and the end that the asking process holds."""
 
-import mmap
 import multiprocessing
-import os
 import signal
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -14,15 +12,13 @@ import torch
 from ..errors import GNNScaleError
 from ..sampler.minibatch import MiniBatch
 from .batch_maker import BatchMaker, batch_error
-from .batch_segments import SegmentTicket
+from .batch_segments import SegmentMaps, SegmentTicket
 from .batch_source import BatchKey
 from .shared_value import LINE_BYTES, Ticket, pack, unpack
 
 START_METHODS = ("forkserver", "spawn")  # a fork would copy threads' locks, and the pipes of the other workers
 START_LIMIT_S = 120.0
-MAPS_KEPT = 4
 _END_LIMIT_S = 5.0
-_SHARED = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # the pages are there: all at once, not fault by fault
 
 
 class Rows(NamedTuple):
@@ -167,33 +163,6 @@ def serve(connection: Connection, maker_ticket: Ticket) -> None:
             connection.send(_make(connection, maker, parts, maps, key, part, segment))
     except (EOFError, ConnectionError):
         return
-
-
-class SegmentMaps:
-    """The segments that a worker wrote to last stay mapped: to map one anew takes as long as to gather its rows."""
-
-    def __init__(self):
-        self._maps: dict[int, mmap.mmap] = {}
-
-    def memory(self, segment: SegmentTicket) -> mmap.mmap:
-        """Return the memory of a segment.
-
-        Raises:
-            EOFError: the process that it belongs to has ended.
-        """
-        try:
-            fd = segment.open()
-        except OSError as error:
-            raise EOFError("the asking process has ended") from error
-        try:
-            file = os.fstat(fd).st_ino  # another segment may have had its descriptor
-            memory = self._maps.pop(file, None) or mmap.mmap(fd, segment.capacity, _SHARED)
-        finally:
-            os.close(fd)
-        while len(self._maps) >= MAPS_KEPT:
-            del self._maps[next(iter(self._maps))]
-        self._maps[file] = memory
-        return memory
 
 
 def _make(

@@ -29,7 +29,8 @@ class ProcessSource:
         maker: of the batches; it and what `stage` returns can be pickled.
         num_workers: processes, >= 1.
         queue_bytes: most bytes of batches that are prepared and not taken, > 0. Where they are reached, preparation
-            stops; a later batch makes room for an earlier one. Beside it each worker holds one batch of its own memory.
+            stops; a later batch makes room for an earlier one. Beside it each worker holds what it
+            draws of one batch, and keeps up to four segments mapped, which may have been let go since.
         start_method: "forkserver" or "spawn".
 
     Raises:
