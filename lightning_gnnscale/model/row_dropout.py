@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from ..jit import kernel
 from ..rng import GOLDEN, fold
 from ..rng import mix64 as mix_one
-from .dropout import COMPILED
+from .dropout import COMPILED, GOLDEN_32, MULTIPLY_1, MULTIPLY_2, drop_below, drop_run
 from .sparse_linear import SparseInput, is_sparse
 
 _LOW_32 = 0xFFFFFFFF
@@ -25,7 +25,7 @@ class RowDropout:
         probability: in [0, 1); 0 changes nothing.
         key: uint64, the same on every process: one draw of torch's generator, which the strategy seeds alike.
 
-    Cost: one hash for two values, one for each nonzero of sparse rows.
+    Cost: a 64-bit hash a row (or nonzero of sparse rows), a 32-bit hash a value.
     """
 
     probability: float
@@ -80,37 +80,26 @@ def _dropped(x: Tensor, ids: Tensor, key: int, probability: float) -> Tensor:
     x = x.detach().contiguous()
     out = torch.empty_like(x)
     scale = x.numpy().dtype.type(1 / (1 - probability))
-    _drop_rows(x.numpy(), ids.numpy(), np.uint64(key), _threshold(probability), scale, out.numpy())
+    flat = (x.view(-1).numpy(), x.shape[1], ids.numpy(), np.uint64(key), drop_below(probability), scale)
+    _drop_rows(*flat, out.view(-1).numpy())
     return out
 
 
-def _threshold(probability: float) -> np.uint64:
-    return np.uint64(round(probability * 2**32))
-
-
 @kernel
-def _drop_rows(x, ids, key, threshold, scale, out):
-    """Write x * scale where the 32 bits of (key, id, column) reach the threshold, else 0."""
-    zero, low, high = x.dtype.type(0), np.uint64(0xFFFFFFFF), np.uint64(32)
-    width = x.shape[1]
-    for row in range(x.shape[0]):
+def _drop_rows(x, width, ids, key, threshold, scale, out):
+    for row in range(len(ids)):
         row_key = mix_one(key + np.uint64(ids[row]) * GOLDEN)
-        for pair in range((width + 1) // 2):
-            bits = mix_one(row_key + np.uint64(pair) * GOLDEN)
-            c = 2 * pair
-            out[row, c] = x[row, c] * scale if (bits & low) >= threshold else zero
-            if c + 1 < width:
-                out[row, c + 1] = x[row, c + 1] * scale if (bits >> high) >= threshold else zero
+        drop_run(x, row * width, width, row_key, threshold, scale, out)
 
 
 def _keep(ids: Tensor, width: int, key: int, probability: float) -> Tensor:
     """Return the (num_rows, width) mask of `_drop_rows` in torch, on the device of ids."""
-    golden = _signed(int(GOLDEN))
-    row_key = mix64(_signed(key) + ids * golden)
-    pairs = torch.arange((width + 1) // 2, device=ids.device)
-    bits = mix64(row_key.unsqueeze(1) + pairs * golden)
-    halves = torch.stack([bits & _LOW_32, (bits >> 32) & _LOW_32], dim=-1).flatten(1)[:, :width]
-    return halves >= int(_threshold(probability))
+    row_key = mix64(_signed(key) + ids * _signed(int(GOLDEN))).unsqueeze(1)
+    low, high = row_key & _LOW_32, (row_key >> 32) & _LOW_32
+    bits = (low + torch.arange(width, device=ids.device) * int(GOLDEN_32)) & _LOW_32
+    bits = ((bits ^ (bits >> 16)) * int(MULTIPLY_1) + high) & _LOW_32
+    bits = ((bits ^ (bits >> 13)) * int(MULTIPLY_2)) & _LOW_32
+    return (bits ^ (bits >> 16)) >= int(drop_below(probability))
 
 
 def mix64(value: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 
-from lightning_gnnscale.bench import accuracy, averaging, exchange, experiment
+from lightning_gnnscale.bench import accuracy, averaging, exchange, experiment, parts
 from lightning_gnnscale.edge_stream import SyntheticGraph
 
 SMALL = ["model.backbone.hidden_channels=8", "datamodule.batch_size=64", "sampler=neighbor", "sampler.fanouts=[4,4]"]
@@ -54,6 +54,23 @@ def test_accuracy_puts_parts_beside_central_training(graph, tmp_path, monkeypatc
     assert [(int(run["seed"]), int(run["parts"])) for run in runs] == [(0, 1), (0, 2), (1, 1), (1, 2)]
     with pytest.raises(ValueError, match="bench.models must be of gcn, gat, graphsage; got mlp"):
         accuracy.run(tmp_path / "out", [graph], ["mlp"], [2], [0])
+
+
+def test_parts_trains_the_same_model_on_parts_of_each_partitioner(graph, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    graphs = {"tiny": ["dataset=npz", f"dataset.name={graph}"]}
+    options = {"num_parts": 3, "seeds": [0, 1], "max_epochs": 3, "overrides": SMALL}
+    table = parts.run(tmp_path / "out", graphs, ["random", "streaming_multilevel"], **options)
+    assert [row["partitioner"] for row in table] == ["random", "streaming_multilevel"]
+    assert table[1]["edge_cut_ratio"] < table[0]["edge_cut_ratio"]
+    assert table[1]["replication_factor"] < table[0]["replication_factor"]
+    assert all(0 < row["test_acc"] <= 100 and row["epoch_s"] > 0 for row in table)
+    runs = rows_of(tmp_path / "out" / "rows.csv")
+    assert [(run["partitioner"], run["seed"]) for run in runs] == [
+        ("random", "0"), ("random", "1"), ("streaming_multilevel", "0"), ("streaming_multilevel", "1")
+    ]  # fmt: skip
+    assert all(float(run["epoch_s"]) < float(run["train_s"]) for run in runs)
+    assert (tmp_path / "out" / "parts.png").stat().st_size > 10_000
 
 
 def test_exchange_puts_policies_beside_the_exact_halo(graph, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from .steps import steps_of
 from .weighted_graph import BlockGraph, WeightedGraph
 
 LOOSE_ROUNDS = 20  # from then on a part is entered only where there is room, unless nothing moves
-EDGE_LOOSE_ROUNDS = 1  # the same over edges, where a round costs a pass: more of them hardly lower the cut
+STREAMED_LOOSE_ROUNDS = 1  # the same on disk, where a round costs a pass: more of them hardly lower the cut
 MAX_ROUNDS = 40
 INNER = 0.998
 
@@ -35,8 +35,8 @@ def rebalance(
     leaves to at the least loss of edges per relief. Then nodes move, cheapest first, as long as their part is overfull
     and their move still relieves. What falls with every move is the potential, the sum over parts and dimensions of
     max(0, load / cap - 1)^2: a heavy node may enter a full part, which then sheds a light one. After
-    LOOSE_ROUNDS rounds (edges: EDGE_LOOSE_ROUNDS) a move must fit, as long as there are such moves: that settles the
-    last few units. Over edges it ends as soon as `cap` is kept, over rows only when `inner` is.
+    LOOSE_ROUNDS rounds (on disk: STREAMED_LOOSE_ROUNDS) a move must fit, as long as there are such moves: that settles
+    the last few units. On disk it ends as soon as `cap` is kept, in memory only when `inner` is.
 
     Args:
         graph: the graph.
@@ -55,7 +55,8 @@ def rebalance(
     Cost: O(num_entries + num_nodes) a round at most; nodes of other parts are skipped.
     """
     stuck, steps = False, steps_of(graph, threads)
-    loose_rounds, enough = (EDGE_LOOSE_ROUNDS, cap) if isinstance(graph, EdgeGraph) else (LOOSE_ROUNDS, inner)
+    in_memory = isinstance(graph, WeightedGraph)
+    loose_rounds, enough = (LOOSE_ROUNDS, inner) if in_memory else (STREAMED_LOOSE_ROUNDS, cap)
     for i in range(0 if (load <= cap).all() else MAX_ROUNDS):
         if (load <= enough).all():
             return True

@@ -34,7 +34,7 @@ class HeldRows:
             epoch: not before any in which rows were stored.
             rows: (num,) int64, or None: all.
         """
-        values = self._values if rows is None else self._values[rows]
+        values = self._values if rows is None else self._values.index_select(0, rows)
         if self._slopes is None:
             return values
         chosen = slice(None) if rows is None else rows

@@ -45,7 +45,7 @@ class LayerExchange:
         """Start to send the rows that others read."""
         run, ledger = self.run, self.run.ledger
         with ledger.timed():
-            boundary = rows[run.route.boundary]
+            boundary = rows.index_select(0, run.route.boundary)
         if not training:
             # Validation runs without gradients; what is exchanged once is asked for by a training step.
             direction = transport.STATIC if torch.is_grad_enabled() else transport.EVALUATION
@@ -74,7 +74,7 @@ class LayerExchange:
                 packed = pack_all(self._encode(codec, boundary, ids, None), route.leaving)
             elif chosen.any():
                 places = chosen.nonzero().squeeze(1)
-                codes = self._encode(codec, boundary[places], ids[places], places)
+                codes = self._encode(codec, boundary.index_select(0, places), ids[places], places)
                 packed = pack_chosen(codes, chosen, route.leaving)
             else:
                 packed = pack_nothing(boundary, len(route.leaving))
@@ -150,7 +150,7 @@ class LayerExchange:
         if not run.plan.remote_gradient:
             return NoGradients()
         with run.ledger.timed():
-            boundary = grad[run.route.boundary]
+            boundary = grad.index_select(0, run.route.boundary)
             packed = self.pack_gradients(boundary, run.route.boundary_ids, run.route.leaving)
         message = self.start_gradients(packed, run.route.arriving, partial=True)
         layout = Layout(run.gradient_codec, grad.shape[1], grad.dtype, True)

@@ -29,7 +29,8 @@ def pack_all(codes: Tensor, leaving: Sequence[Tensor]) -> Packed:
         leaving: for each process, positions in codes.
     """
     row_bytes = codes.shape[1]
-    return Packed(codes[torch.cat(list(leaving))].flatten(), [len(positions) * row_bytes for positions in leaving])
+    payload = codes.index_select(0, torch.cat(list(leaving))).flatten()
+    return Packed(payload, [len(positions) * row_bytes for positions in leaving])
 
 
 def pack_nothing(like: Tensor, num_processes: int) -> Packed:
@@ -49,7 +50,7 @@ def pack_chosen(codes: Tensor, chosen: Tensor, leaving: Sequence[Tensor]) -> Pac
     pieces, sizes = [], []
     for positions in leaving:
         there = chosen[positions]
-        rows = codes[place[positions[there]]]
+        rows = codes.index_select(0, place[positions[there]])
         if len(rows):
             pieces += [pack_bits(there), rows.flatten()]
         sizes.append(bitmap_bytes(len(positions)) + rows.numel() if len(rows) else 0)

@@ -56,7 +56,7 @@ class RowTransfer:
         self._payload = None
         with run.ledger.timed():
             rows = self._decode(arrived)
-            return rows if run.route.pick is None else rows[run.route.pick]
+            return rows if run.route.pick is None else rows.index_select(0, run.route.pick)
 
     def _decode(self, arrived: Arrived) -> Tensor:
         layout, held, epoch = self._layout, self._held, self._exchange.run.epoch
@@ -114,8 +114,8 @@ class PulledGradients:
         with run.ledger.timed():
             rows = layout.codec.decode(arrived.rows, layout.width, layout.dtype)
             out = rows.new_zeros((run.route.num_arriving, layout.width))
-            out[arrived.places] = rows
-            return out if run.route.pick is None else out[run.route.pick]
+            out.index_copy_(0, arrived.places, rows)
+            return out if run.route.pick is None else out.index_select(0, run.route.pick)
 
 
 class NoGradients:

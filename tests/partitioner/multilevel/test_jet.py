@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_gnnscale.partitioner import row_threads
+from lightning_gnnscale.partitioner.multilevel import rebalancing
 from lightning_gnnscale.partitioner.multilevel.jet import JetSpace, refine
 from lightning_gnnscale.partitioner.row_threads import RowThreads
 from tests.oracles.jet import jet
@@ -58,7 +59,11 @@ def test_a_balanced_start_never_gets_worse_and_figures_are_those_counted(graph, 
     assert (kept_load <= cap).all()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_threads, "MIN_ENTRIES", 2)
-        assert np.array_equal(run(graph.whole, start, cap, seed, 2)[0], part)  # nor do blocks or threads matter
+        assert np.array_equal(run(graph, start, cap, seed, 2)[0], part)  # nor do threads matter
+        # nor blocks, where graphs on disk are rebalanced as those in memory
+        patch.setattr(rebalancing, "STREAMED_LOOSE_ROUNDS", rebalancing.LOOSE_ROUNDS)
+        patch.setattr(rebalancing, "INNER", 1.0)
+        assert np.array_equal(run(graph.whole, start, cap, seed)[0], run(graph, start, cap, seed)[0])
 
 
 @settings(max_examples=100, deadline=None)

@@ -32,14 +32,19 @@ def test_the_potential_never_rises_and_true_means_within_the_caps(graph, num_par
     vector = st.lists(st.integers(1, 40), min_size=before.size, max_size=before.size)
     cap = np.array(data.draw(vector)).reshape(before.shape)
     seed, rounds = data.draw(st.integers(0, 5)), data.draw(st.sampled_from([1, 2, 3, 5, 40]))
+    inner_share = data.draw(st.sampled_from([rebalancing.INNER, 1.0]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rebalancing, "MAX_ROUNDS", rounds)
+        patch.setattr(rebalancing, "INNER", inner_share)
         patch.setattr(row_threads, "MIN_ENTRIES", 2)
         part, load, balanced = run(graph, start, cap, seed)
-        assert np.array_equal(run(graph.whole, start, cap, seed, 2)[0], part)  # blocks and threads do not matter
+        assert np.array_equal(run(graph, start, cap, seed, 2)[0], part)
+        inner = inner_cap(cap)
+        if inner_share == 1:  # a graph on disk stops at the caps, one in memory at the inner ones
+            patch.setattr(rebalancing, "LOOSE_ROUNDS", rebalancing.STREAMED_LOOSE_ROUNDS)
+            assert np.array_equal(run(graph.whole, start, cap, seed, 2)[0], part)  # blocks do not matter
     assert np.array_equal(load, loads_of(graph, part, num_parts))
     assert balanced == (load <= cap).all()
-    inner = inner_cap(cap)
     assert potential(load, inner) <= potential(before, inner) + 1e-9
     if (before <= cap).all():
         assert part.tolist() == start
