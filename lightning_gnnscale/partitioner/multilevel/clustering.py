@@ -9,9 +9,11 @@ from ...rng import fold, mix64
 from ...triton_kernels.intrinsics import prefetch
 from ..row_threads import RowThreads
 from .two_hops import join_two_hops
+from .visiting_order import visiting_order
 from .weighted_graph import PART_DTYPE, BlockGraph, WeightedGraph, total_weight
 
-MAX_BATCH_WORK = 1 << 18  # nodes and entries of a batch at most; a fixed part of the method, whatever the threads
+# Work of a batch, as `visiting_order` counts it: a fixed part of the method, whatever the threads.
+MAX_BATCH_WORK = 1 << 18
 MIN_BATCH_WORK = 1 << 8
 MIN_SHARED_WORK = 1 << 14  # a smaller batch is not shared out over threads
 BATCHES = 128  # a pass over a small graph is cut into so many
@@ -19,8 +21,6 @@ BATCHES = 128  # a pass over a small graph is cut into so many
 FIRST_SAMPLE, STREAMED_SAMPLE, SAMPLE = 32, 64, 256
 
 _SALT = 0x434C5553  # keeps this use of the seed apart from all others
-NODE_WORK = 8  # what a node costs beside its entries
-WINDOW = 1 << 14  # rows, a power of two
 _GATHER = 1 << 12  # labels read at once
 _HASH = np.uint64(0x9E3779B97F4A7C15)
 _MOVES_AHEAD = 16
@@ -89,7 +89,7 @@ def cluster_limit(graph: WeightedGraph | BlockGraph, num_parts: int, per_part: f
 
 
 def _propagate(block, node_weight, limit, group, label, weight, favourite, key, sample, threads: RowThreads) -> int:
-    order, reach = _visiting_order(block.indptr, key, sample)
+    order, reach = visiting_order(block.indptr, key, sample)
     work = int(reach[-1])
     batch_work = int(np.clip(work // BATCHES, MIN_BATCH_WORK, MAX_BATCH_WORK))
     bounds = np.searchsorted(reach, np.arange(0, work + batch_work, batch_work))
@@ -112,44 +112,6 @@ def weigh_clusters(label, node_weight, weight):
     for v in range(len(label)):
         for d in range(node_weight.shape[1]):
             weight[label[v], d] += node_weight[v & every, d]
-
-
-@kernel
-def _visiting_order(indptr, key, sample):
-    """Return the rows in the order of their visits, and the work up to each: NODE_WORK and its sample of entries.
-
-    Windows of rows, so that what is read lies together; within a window from low to high degree (its number of bits),
-    and among equals by an affine permutation of the rows' numbers.
-    """
-    num_rows = len(indptr) - 1
-    mask = np.uint64(WINDOW - 1)
-    factor, shift = (mix64(key) & ~np.uint64(7)) | np.uint64(5), mix64(key ^ np.uint64(1))
-    kind = np.empty(WINDOW, np.uint8)
-    starts = np.empty(66, np.int64)
-    order = np.empty(num_rows, np.int32)
-    for first in range(0, num_rows, WINDOW):
-        size = min(WINDOW, num_rows - first)
-        starts[:] = 0
-        for r in range(size):
-            degree, bits = indptr[first + r + 1] - indptr[first + r], 0
-            while degree:
-                degree >>= 1
-                bits += 1
-            kind[r] = bits
-            starts[bits + 1] += 1
-        for bits in range(65):
-            starts[bits + 1] += starts[bits]
-        for i in range(WINDOW):
-            r = np.int64((np.uint64(i) * factor + shift) & mask)
-            if r < size:
-                order[first + starts[kind[r]]] = first + r
-                starts[kind[r]] += 1
-    reach = np.empty(num_rows, np.int64)
-    total = np.int64(0)
-    for i in range(num_rows):
-        total += NODE_WORK + min(sample, indptr[order[i] + 1] - indptr[order[i]])
-        reach[i] = total
-    return order, reach
 
 
 @kernel
