@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 
+from . import averaging
 from .weights import WeightPolicy
 
 
@@ -34,10 +35,11 @@ class RoundCallback(Callback):
             exchange = trainer.strategy.exchange_run
             if exchange is not None:
                 metrics |= exchange.end_epoch(metrics.get("average_ms", 0.0) / 1e3)
-            for name, value in metrics.items():
-                # float64: a count of bytes is no float32
-                value = torch.tensor(value, dtype=torch.float64, device=trainer.strategy.root_device)
-                pl_module.log(name, value, on_step=False, on_epoch=True, batch_size=1, sync_dist=True, reduce_fx="max")
+            # float64: a count of bytes is no float32. Joined here, since Lightning would ask all ranks once for each.
+            values = torch.tensor(list(metrics.values()), dtype=torch.float64, device=trainer.strategy.root_device)
+            averaging.all_reduce(values, "max", "comparing the metrics of an epoch")
+            for name, value in zip(metrics, values, strict=True):
+                pl_module.log(name, value, on_step=False, on_epoch=True, batch_size=1)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.state.fn == TrainerFn.FITTING:
