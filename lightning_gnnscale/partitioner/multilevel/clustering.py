@@ -16,7 +16,8 @@ from .weighted_graph import PART_DTYPE, BlockGraph, WeightedGraph, total_weight
 MAX_BATCH_WORK = 1 << 18
 MIN_BATCH_WORK = 1 << 8
 MIN_SHARED_WORK = 1 << 14  # a smaller batch is not shared out over threads
-BATCHES = 128  # a pass over a small graph is cut into so many
+# A pass over a small graph, or over a block on disk, is cut into so many.
+BATCHES, STREAMED_BATCHES = 128, 32
 # Neighbours that a node looks at in its first pass, on disk, in memory: powers of two from 8 on, as tables rely on.
 FIRST_SAMPLE, STREAMED_SAMPLE, SAMPLE = 32, 64, 256
 
@@ -63,7 +64,8 @@ def cluster_nodes(
     num_nodes = graph.num_nodes
     ids = np.int32 if num_nodes <= np.iinfo(np.int32).max else np.int64
     fresh = label is None
-    later = SAMPLE if isinstance(graph, WeightedGraph) else STREAMED_SAMPLE
+    in_memory = isinstance(graph, WeightedGraph)
+    later, batches = (SAMPLE, BATCHES) if in_memory else (STREAMED_SAMPLE, STREAMED_BATCHES)
     label = np.arange(num_nodes, dtype=ids) if fresh else label
     weight = np.zeros((num_nodes, graph.node_weight.shape[1]), np.int32)
     weigh_clusters(label, graph.node_weight, weight)
@@ -74,7 +76,8 @@ def cluster_nodes(
         key, moved = np.uint64(fold(seed, _SALT, i)), 0
         sample = FIRST_SAMPLE if fresh and i == 0 else later
         for block in graph.blocks():
-            moved += _propagate(block, graph.node_weight, limit, group, label, weight, favourite, key, sample, threads)
+            state = (block, graph.node_weight, limit, group, label, weight, favourite, key, sample)
+            moved += _propagate(*state, batches, threads)
         if after_pass is not None:
             after_pass(label, i + 1)
         if moved * 100 < num_nodes:
@@ -88,21 +91,23 @@ def cluster_limit(graph: WeightedGraph | BlockGraph, num_parts: int, per_part: f
     return np.maximum(2, (total_weight(graph) / (per_part * num_parts)).astype(np.int64))
 
 
-def _propagate(block, node_weight, limit, group, label, weight, favourite, key, sample, threads: RowThreads) -> int:
+def _propagate(
+    block, node_weight, limit, group, label, weight, favourite, key, sample, batches: int, threads: RowThreads
+) -> int:
     order, reach = visiting_order(block.indptr, key, sample)
     work = int(reach[-1])
-    batch_work = int(np.clip(work // BATCHES, MIN_BATCH_WORK, MAX_BATCH_WORK))
+    batch_work = int(np.clip(work // batches, MIN_BATCH_WORK, MAX_BATCH_WORK))
     bounds = np.searchsorted(reach, np.arange(0, work + batch_work, batch_work))
     bounds = np.unique(np.append(bounds, len(order)))
-    choice = np.empty(int(np.diff(bounds).max(initial=0)), label.dtype)
-    state = (*block, node_weight, limit, group, label, weight, favourite, key, sample)
+    choice = np.empty((2, int(np.diff(bounds).max(initial=0))), label.dtype)
+    state = (*block, node_weight, limit, group, label, weight, key, sample)
     if threads.num_threads == 1 or batch_work < MIN_SHARED_WORK:
-        return _propagate_batches(order, bounds, choice, *state)
+        return _propagate_batches(order, bounds, choice, favourite, *state)
     moved = 0
     for start, stop in pairwise(bounds.tolist()):
         batch = order[start:stop]
         threads.run(_choose, np.append(reach[start - 1] if start else 0, reach[start:stop]), batch, choice, *state)
-        moved += _join(batch, choice, node_weight, limit, label, weight, block.first_node)
+        moved += _join(batch, choice, node_weight, limit, label, weight, favourite, block.first_node)
     return moved
 
 
@@ -119,6 +124,7 @@ def _propagate_batches(
     order,
     bounds,
     choice,
+    favourite,
     first_node,
     indptr,
     indices,
@@ -128,7 +134,6 @@ def _propagate_batches(
     group,
     label,
     weight,
-    favourite,
     key,
     sample,
 ):
@@ -149,11 +154,10 @@ def _propagate_batches(
             group,
             label,
             weight,
-            favourite,
             key,
             sample,
         )
-        moved += _join(batch, choice, node_weight, limit, label, weight, first_node)
+        moved += _join(batch, choice, node_weight, limit, label, weight, favourite, first_node)
     return moved
 
 
@@ -172,11 +176,16 @@ def _choose(
     group,
     label,
     weight,
-    favourite,
     key,
     sample,
 ):
-    """Write the cluster that each node of batch[start:stop] would join; nothing else changes but its favourite."""
+    """Write the cluster that each node of batch[start:stop] would join, and the one it likes most, open to it or not.
+
+    Both go to the node's place in the batch: threads that wrote by node would share lines of the cache.
+
+    Args:
+        choice: (2, num) labels.
+    """
     each = np.int64(-1) if len(edge_weight) == len(indices) else np.int64(0)
     every = np.int64(-1) if len(node_weight) == len(label) else np.int64(0)
     grouped = len(group) == len(label)
@@ -245,7 +254,7 @@ def _choose(
                     best, best_rating, best_tie = c, r, tie
         for t in range(num_touched):
             slots_of[touched[t]], rating[touched[t]] = -1, 0
-        choice[i], favourite[v] = best, liked
+        choice[0, i], choice[1, i] = best, liked
 
 
 @kernel
@@ -257,7 +266,7 @@ def _fits(cluster, node, node_weight, weight, limit):
 
 
 @kernel
-def _join(batch, choice, node_weight, limit, label, weight, first_node):
+def _join(batch, choice, node_weight, limit, label, weight, favourite, first_node):
     """Move the nodes of a batch, one after the other, where there is still room; return how many moved."""
     every = np.int64(-1) if len(node_weight) == len(label) else np.int64(0)
     flat_weight = weight.reshape(-1)
@@ -265,9 +274,11 @@ def _join(batch, choice, node_weight, limit, label, weight, first_node):
     for i in range(len(batch)):
         if i + _MOVES_AHEAD < len(batch):
             prefetch(label, first_node + np.int64(batch[i + _MOVES_AHEAD]))
-            prefetch(flat_weight, np.int64(choice[i + _MOVES_AHEAD]) * node_weight.shape[1])
+            prefetch(favourite, first_node + np.int64(batch[i + _MOVES_AHEAD]))
+            prefetch(flat_weight, np.int64(choice[0, i + _MOVES_AHEAD]) * node_weight.shape[1])
         v = first_node + batch[i]
-        own, target = label[v], choice[i]
+        own, target = label[v], choice[0, i]
+        favourite[v] = choice[1, i]
         if own == target:
             continue
         fits, alive = True, False
