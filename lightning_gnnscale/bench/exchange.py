@@ -39,7 +39,8 @@ def run(
 
     Args:
         output_dir: folder for `rows.csv` (one run a row), `exchange.csv` (means over seeds), the plot and the runs.
-        graphs: names that `load_npz` knows; symmetrised, features reduced to feature_dim, public split or fractions.
+        graphs: names that `load_npz` knows, or "planted:EDGES:NODES", generated; symmetrised, features reduced to
+            feature_dim, public split or fractions.
         policies: name to overrides of `train`, or to None: left out; "halo" is what the others are compared with.
         partitioners: methods that the parts come from, one part a process.
         world_sizes: numbers of processes.
@@ -103,7 +104,7 @@ def _overrides(file: Path, graph: str, method: str, world_size: int, seed: int) 
         f"num_parts={world_size}",
         f"trainer.devices={world_size}",
         f"seed={seed}",
-        f"name=exchange-{graph}",
+        f"name=exchange-{graph.replace(':', '-')}",
         f"+callbacks.score_test_nodes._target_={CALLBACK}",
         "test=false",
     ]

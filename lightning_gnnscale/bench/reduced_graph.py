@@ -1,23 +1,27 @@
-"""Public graphs with few dense features: rows of length 1, reduced by SVD, so that exchanges can be compared fast."""
+"""Graphs with few dense features: rows of length 1, reduced by SVD, so that exchanges can be compared fast."""
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from ..dataset import load_npz
+from ..dataset import GraphDataset, generate, load_npz
 from ..dataset.npz import CSRFeatures
 
 SVD_ROUNDS = 4
 SVD_SPARE = 16  # columns beyond those that are kept: the last ones are inexact
+GENERATED = re.compile(r"planted:([\d_]+):([\d_]+)")
+# Of generated graphs: neighbours that help and mislead, labels of which a tenth cannot be learned.
+HOMOPHILY, LABEL_NOISE = 0.6, 0.1
 
 
 def reduced_graph(name: str, folder: str | os.PathLike, dim: int, fractions: list[float], seed: int = 0) -> Path:
     """Write a graph with reduced features once, and return its file.
 
     Args:
-        name: that `load_npz` knows.
+        name: that `load_npz` knows, or "planted:EDGES:NODES": a generated one of 16 communities, which are its classes.
         folder: for `NAME-.../graph.npz`, named by all that decides the file.
         dim: of the features; narrower ones stay as they are but for the length of their rows.
         fractions: of train, validation and test nodes where the graph has no public split.
@@ -28,7 +32,7 @@ def reduced_graph(name: str, folder: str | os.PathLike, dim: int, fractions: lis
 
     Cost: a randomised SVD of the features, `SVD_ROUNDS` rounds.
     """
-    dataset = load_npz(name, fractions=tuple(fractions), split_seed=seed)
+    dataset = _dataset(name, Path(folder), dim, fractions, seed)
     split = "-".join(f"{100 * fraction:g}" for fraction in fractions)
     path = Path(folder) / f"{dataset.name}-svd{dim}-{split}-seed{seed}" / "graph.npz"
     if path.is_file():
@@ -47,13 +51,24 @@ def reduced_graph(name: str, folder: str | os.PathLike, dim: int, fractions: lis
     return path
 
 
+def _dataset(name: str, folder: Path, dim: int, fractions: list[float], seed: int) -> GraphDataset:
+    generated = GENERATED.fullmatch(name)
+    if generated is None:
+        return load_npz(name, fractions=tuple(fractions), split_seed=seed)
+    num_edges, num_nodes = (int(number) for number in generated.groups())
+    noise = {"homophily": HOMOPHILY, "label_noise": LABEL_NOISE, "feature_dim": dim}
+    shares = {"train": fractions[0], "val": fractions[1]}
+    return generate(num_nodes, num_edges, folder, **noise, **shares, seed=seed, name=name.replace(":", "-"))
+
+
 def _reduced(features, dim: int, seed: int) -> np.ndarray:
     if isinstance(features, CSRFeatures):
         parts = (torch.from_numpy(np.asarray(part)) for part in (features.indptr, features.indices.astype(np.int64)))
         x = torch.sparse_csr_tensor(*parts, torch.from_numpy(features.data.astype(np.float32)), features.shape)
         x = x.to_sparse_coo()
     else:
-        x = torch.from_numpy(np.asarray(features, np.float32))
+        rows = np.load(features) if isinstance(features, str) else features
+        x = torch.from_numpy(np.asarray(rows, np.float32))
         x = torch.nn.functional.normalize(x)
     if x.shape[1] <= dim:
         return x.to_dense().numpy() if x.is_sparse else x.numpy()

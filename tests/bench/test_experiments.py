@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lightning_gnnscale.bench import accuracy, averaging, exchange, experiment, parts
+from lightning_gnnscale.bench.reduced_graph import reduced_graph
 from lightning_gnnscale.edge_stream import SyntheticGraph
 
 SMALL = ["model.backbone.hidden_channels=8", "datamodule.batch_size=64", "sampler=neighbor", "sampler.fanouts=[4,4]"]
@@ -94,3 +95,16 @@ def test_exchange_puts_policies_beside_the_exact_halo(graph, tmp_path, monkeypat
     left, values, right = np.linalg.svd(x, full_matrices=False)
     best = (left[:, :4] * values[:4]) @ right[:4]
     assert np.allclose(reduced["x"] @ reduced["x"].T, best @ best.T, atol=1e-3)
+
+
+def test_a_generated_graph_is_written_like_a_public_one(tmp_path):
+    path = reduced_graph("planted:2_000:300", tmp_path, 8, [0.5, 0.25, 0.25])
+    arrays = np.load(path)
+    assert arrays["edge_index"].shape == (2, 2000)
+    assert arrays["x"].shape == (300, 8)
+    assert np.allclose(np.linalg.norm(arrays["x"], axis=1), 1, atol=1e-5)
+    assert set(arrays["y"].tolist()) == set(range(16))
+    masks = np.stack([arrays[f"{split}_mask"] for split in ("train", "val", "test")])
+    assert (masks.sum(axis=0) == 1).all()
+    assert abs(masks[0].mean() - 0.5) < 0.15  # 5 standard deviations
+    assert reduced_graph("planted:2_000:300", tmp_path, 8, [0.5, 0.25, 0.25]) == path
