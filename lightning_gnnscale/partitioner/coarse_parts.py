@@ -7,6 +7,7 @@ from . import phases
 from .checkpoint import Checkpoint
 from .multilevel import Effort, partition_in_memory
 from .multilevel.clustering import cluster_limit, cluster_nodes
+from .multilevel.contraction import number_clusters
 from .multilevel.cycle import level_cap
 from .multilevel.edge_clustering import EdgeClusters
 from .multilevel.edge_graph import EdgeGraph
@@ -17,7 +18,10 @@ from .row_threads import RowThreads
 CLUSTERING, PARTS = "clustering", "parts"  # phases of a checkpoint
 
 _SALT = 0x464C4147  # keeps this use of the seed apart from all others
-_CLUSTERS_A_PART = 5.0  # full clusters that a part is made of at least
+_CLUSTERS_A_PART = (
+    100.0  # full clusters that a part is made of at least; fewer where the graph of clusters is too large
+)
+_SHRINKAGE = 0.8  # a round that leaves more of the clusters is the last
 
 
 class RowClusters:
@@ -88,8 +92,9 @@ def _quotient(graph, num_parts: int, seed: int, passes: int, max_edges: int, thr
     make = EdgeClusters if isinstance(graph, EdgeGraph) else RowClusters
     clusters = make(graph, seed, threads, arrays if phase == CLUSTERING else None)
     per_part, done, until = _CLUSTERS_A_PART, 0, clusters.steps_of(passes)
+    before = 2 * graph.num_nodes  # clusters of the round before: the first one is not the last for lack of growth
     if phase == CLUSTERING:
-        per_part, done, until = float(arrays["per_part"]), int(arrays["done"]), int(arrays["until"])
+        per_part, done, until, before = (arrays[name].item() for name in ("per_part", "done", "until", "before"))
     round_steps = clusters.steps_of(1) - clusters.steps_of(0)
     while True:
         limit = cluster_limit(graph, num_parts, per_part)
@@ -97,11 +102,14 @@ def _quotient(graph, num_parts: int, seed: int, passes: int, max_edges: int, thr
             for i in range(done, until):
                 clusters.step(i, limit)
                 if saved.path is not None:
-                    so_far = {"done": i + 1, "until": until, "per_part": per_part}
+                    so_far = {"done": i + 1, "until": until, "per_part": per_part, "before": before}
                     saved.save(CLUSTERING, {**clusters.arrays(), **so_far, **facts})
         with phases.phase("quotient"):
-            bound = max_edges if per_part > 1 else graph.total_edge_weight // 2
-            quotient, coarse_of = build_quotient(graph, clusters.label, bound, threads)
+            coarse_of, num_coarse = number_clusters(clusters.label)
+            # Clusters that no longer grow by moving nodes are joined as they are.
+            last = per_part <= 1 or num_coarse > _SHRINKAGE * before
+            largest = cluster_limit(graph, num_parts, 1.0) if last else None
+            quotient = build_quotient(graph, coarse_of, num_coarse, max_edges, largest, fold(seed, _SALT), threads)
         if quotient is not None:
             return quotient, coarse_of
-        per_part, done, until = max(1.0, per_part / 2), until, until + round_steps
+        per_part, done, until, before = max(1.0, per_part / 2), until, until + round_steps, num_coarse

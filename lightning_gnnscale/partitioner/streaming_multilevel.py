@@ -68,7 +68,8 @@ def streaming_multilevel(
         passes: of label propagation over the streamed graph, >= 1; without scratch disk each reads it twice.
         refinement_rounds: of Jet over the streamed graph, >= 0.
         quotient_edges_per_node: the quotient graph has at most so many edges a node of the graph, and at least 2**20
-            are let pass; where it would have more, clusters grow coarser, up to one a part, which is let pass. >= 0.
+            are let pass; where it would have more, clusters grow coarser, and those that no longer grow node by node
+            are joined in memory, up to one a part. >= 0.
         runs: times that the graph in memory is partitioned; the best counts. >= 1. None: 2 where that is the whole
             graph, 1 where it is the quotient graph.
         cycles: times that it is then contracted within its parts and refined again. >= 0. None: 1 or 0, likewise.

@@ -142,6 +142,7 @@ def test_several_constraints_are_kept_at_once(block_edges, balance):
         assert cut_of(edges, p.part_id) < 0.9 * cut_of(edges, np.arange(500) % 4)
 
 
+FINE = {"quotient_edges_per_node": 10}
 COARSER = {"quotient_edges_per_node": 0.02}  # the quotient graph is always too large: clusters grow to the very end
 
 
@@ -149,7 +150,7 @@ COARSER = {"quotient_edges_per_node": 0.02}  # the quotient graph is always too 
     ("saves", "options"),
     [
         *((saves, {"block_edges": ONE_BLOCK}) for saves in (1, 4, 6)),
-        *((saves, {"block_edges": SOME_BLOCKS}) for saves in (1, 6, 7, 8, 9, 10, 11, 12)),
+        *((saves, {"block_edges": SOME_BLOCKS, **FINE}) for saves in (1, 6, 7, 8, 9, 10, 11, 12)),
         *((saves, {"block_edges": SOME_BLOCKS, **COARSER}) for saves in (8, 9, 10, 11, 12, 13)),
     ],
 )
@@ -159,8 +160,10 @@ def test_resuming_after_a_kill_is_bit_identical(tmp_path, monkeypatch, saves, op
     stream = stream_of(edges, 500, chunk_edges=len(edges) // 6 + 1, layout="once")
     options = {"balance": {"nodes": 1.05, "volume": 1.1}, **options}
     expected = multilevel(stream, 6, **options).part_id
-    before, after = [], []
+    whole, before, after = [], [], []
     resumable = {"checkpoint": tmp_path / "state.npz", "checkpoint_every": 1, "scratch": tmp_path, **options}
+    monkeypatch.setattr(Checkpoint, "save", killed_after(-1, whole))
+    assert np.array_equal(multilevel(stream, 6, **resumable).part_id, expected)
     monkeypatch.setattr(Checkpoint, "save", killed_after(saves, before))
     with pytest.raises(Killed):
         multilevel(stream, 6, **resumable)
@@ -168,10 +171,13 @@ def test_resuming_after_a_kill_is_bit_identical(tmp_path, monkeypatch, saves, op
     monkeypatch.setattr(Checkpoint, "save", killed_after(-1, after))
     assert np.array_equal(multilevel(stream, 6, **resumable).part_id, expected)
     assert list(tmp_path.iterdir()) == []
-    clustering_passes = 0 if options["block_edges"] == ONE_BLOCK else 6 if COARSER.items() <= options.items() else 3
-    whole = ["degrees"] * 6
-    if clustering_passes:
-        whole += ["clustering"] * clustering_passes + ["parts"] + ["refinement"] * 2
+    clustering_passes = whole.count("clustering")
+    if COARSER.items() <= options.items():
+        assert clustering_passes > 3
+    else:
+        assert clustering_passes == (0 if options["block_edges"] == ONE_BLOCK else 3)
+    clustered = ["clustering"] * clustering_passes + ["parts"] + ["refinement"] * 2
+    assert whole == ["degrees"] * 6 + (clustered if clustering_passes else [])
     assert before + after == whole  # nothing that was saved is done again
 
 

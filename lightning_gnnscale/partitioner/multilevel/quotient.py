@@ -5,10 +5,11 @@ from itertools import pairwise
 import numpy as np
 
 from ...jit import kernel
+from ...rng import fold
 from ...triton_kernels.intrinsics import prefetch
 from ..row_threads import RowThreads
-from .contraction import number_clusters
 from .edge_graph import EdgeGraph
+from .shrinking import shrink
 from .weighted_graph import BlockGraph, WeightedGraph
 
 SHARDS = 2  # hash tables, one for a thread at a time; a fixed part of the method
@@ -22,31 +23,50 @@ _HASH = np.uint64(0x9E3779B97F4A7C15)
 
 
 def build_quotient(
-    graph: BlockGraph | EdgeGraph, label: np.ndarray, max_edges: int, threads: RowThreads
-) -> tuple[WeightedGraph | None, np.ndarray]:
+    graph: BlockGraph | EdgeGraph,
+    coarse_of: np.ndarray,
+    num_coarse: int,
+    max_edges: int,
+    largest: np.ndarray | None,
+    seed: int,
+    threads: RowThreads,
+) -> WeightedGraph | None:
     """Return the graph of clusters of a graph that is streamed.
+
+    Where there are more than max_edges edges it is given up; or, with `largest`, what was streamed so far is contracted
+    in memory, and the pass goes on with coarser clusters.
 
     Args:
         graph: the graph; its edges weigh one each.
-        label: (num_nodes,) labels, equal for nodes of a cluster, in [0, num_nodes).
-        max_edges: edges of the quotient graph above which it is given up.
+        coarse_of: (num_nodes,) int32, the cluster number of every node; changed in place where clusters are joined.
+        num_coarse: number of clusters.
+        max_edges: edges of the quotient graph at most; with `largest` more where clusters can grow no further.
+        largest: (D,) int64, weight up to which clusters are joined. None: they are not.
+        seed: decides how clusters are joined.
         threads: their number does not change the result.
 
     Returns:
-        The quotient graph, or None where it has too many edges; and (num_nodes,) int32, the cluster number of every
-        node, in the order of the clusters' lowest nodes.
+        The quotient graph, or None where it has too many edges.
 
     Cost: one pass, O(num_nodes + num_entries) time; about 27 bytes an edge of the quotient graph while it fills, 40
         while its rows are made, 16 afterwards.
     """
-    coarse_of, num_coarse = number_clusters(label)
+    base = num_coarse  # of keys; clusters that are joined later leave numbers out
     tables = [_Table() for _ in range(SHARDS)]
     pairs = _pairs_of_edges if isinstance(graph, EdgeGraph) else _pairs_of_rows
-    for keys, written in pairs(graph, coarse_of, num_coarse, threads):
+    for keys, written in pairs(graph, coarse_of, base, threads):
         threads.map(lambda shard: tables[shard].add(keys, written, shard), range(SHARDS))  # noqa: B023
         if sum(table.size for table in tables) > max_edges:
-            return None, coarse_of
-    return _assemble(graph, tables, coarse_of, num_coarse), coarse_of
+            if largest is None:
+                return None
+            partial = _assemble(graph, tables, coarse_of, num_coarse, base)
+            partial, joined = shrink(partial, max_edges // 2, largest, fold(seed, num_coarse), threads)
+            coarse_of[:] = joined[coarse_of]
+            num_coarse = partial.num_nodes
+            tables = [_Table.of(partial, base, shard) for shard in range(SHARDS)]
+            max_edges = max(max_edges, len(partial.indices))  # where clusters can grow no further
+            del partial
+    return _assemble(graph, tables, coarse_of, num_coarse, base)
 
 
 def _pairs_of_rows(graph: BlockGraph, coarse_of, num_coarse: int, threads: RowThreads):
@@ -64,24 +84,39 @@ def _pairs_of_rows(graph: BlockGraph, coarse_of, num_coarse: int, threads: RowTh
 
 
 def _pairs_of_edges(graph: EdgeGraph, coarse_of, num_coarse: int, threads: RowThreads):
-    """Yield what `_pairs_of_rows` does."""
-    keys, filled = np.empty(STEP_ENTRIES, np.int64), 0
+    """Yield what `_pairs_of_rows` does, every STEP_ENTRIES edges: however they come in chunks."""
+    keys, filled, seen = np.empty(STEP_ENTRIES, np.int64), 0, 0
     for src, dst in graph.edges("quotient"):
-        for start in range(0, len(src), STEP_ENTRIES):
-            stop = min(len(src), start + STEP_ENTRIES)
-            if filled + stop - start > STEP_ENTRIES:
-                yield keys, [(0, filled)]
-                filled = 0
+        start = 0
+        while start < len(src):
+            stop = min(len(src), start + STEP_ENTRIES - seen)
             filled += _edge_pairs(src[start:stop], dst[start:stop], coarse_of, num_coarse, keys[filled:])
+            seen += stop - start
+            start = stop
+            if seen == STEP_ENTRIES:
+                yield keys, [(0, filled)]
+                filled = seen = 0
     yield keys, [(0, filled)]
 
 
 class _Table:
     """Weights by key, with open addressing; it grows as it fills."""
 
-    def __init__(self):
-        self.keys, self.weights = _new_slots(FIRST_BITS)
+    def __init__(self, bits: int | None = None):
+        self.keys, self.weights = _new_slots(FIRST_BITS if bits is None else bits)
         self.size = 0
+
+    @classmethod
+    def of(cls, graph: WeightedGraph, num_coarse: int, shard: int) -> "_Table":
+        """Return the edges of a graph whose keys belong to the shard."""
+        rows = (graph.indptr, graph.indices, graph.edge_weight, num_coarse, shard)
+        size, bits = _count_edges(*rows), FIRST_BITS
+        while int(MAX_LOAD * (1 << bits)) <= size:
+            bits += 1
+        table = cls(bits)
+        _fill_slots(*rows, table.keys, table.weights)
+        table.size = size
+        return table
 
     def add(self, keys: np.ndarray, ranges: list[tuple[int, int]], shard: int) -> None:
         """Add one to the weight of each key in ranges of `keys` that belongs to the shard."""
@@ -104,7 +139,7 @@ def _new_slots(bits: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _assemble(
-    graph: BlockGraph | EdgeGraph, tables: list[_Table], coarse_of: np.ndarray, num_coarse: int
+    graph: BlockGraph | EdgeGraph, tables: list[_Table], coarse_of: np.ndarray, num_coarse: int, base: int
 ) -> WeightedGraph:
     """Make rows, their neighbours ascending, and add up the nodes' weights; the tables are used up."""
     num_edges = sum(table.size for table in tables)
@@ -114,7 +149,7 @@ def _assemble(
     done = 0
     while tables:
         table = tables.pop()
-        done = _list_edges(table.keys, table.weights, num_coarse, low, high, weight, done)
+        done = _list_edges(table.keys, table.weights, base, low, high, weight, done)
     indptr, indices, edge_weight = _sort_rows(low, high, weight, num_coarse)
     node_weight = np.zeros((num_coarse, graph.node_weight.shape[1]), np.int32)
     _add_weights(coarse_of, graph.node_weight, node_weight)
@@ -197,10 +232,36 @@ def _rehash(old_keys, old_weights, table_keys, table_weights):
 
 
 @kernel
-def _list_edges(table_keys, table_weights, num_coarse, low, high, weight, done):
+def _count_edges(indptr, indices, edge_weight, base, shard):
+    """Return how many edges of a graph belong to a shard by their keys."""
+    count = 0
+    for a in range(len(indptr) - 1):
+        for e in range(indptr[a], indptr[a + 1]):
+            key = np.int64(a) * base + indices[e]
+            count += a < indices[e] and np.int64((np.uint64(key) * _HASH) >> np.uint64(63)) == shard
+    return count
+
+
+@kernel
+def _fill_slots(indptr, indices, edge_weight, base, shard, table_keys, table_weights):
+    """Put the edges of a graph that belong to a shard into an empty table."""
+    slots = np.int64(len(table_keys) - 1)
+    for a in range(len(indptr) - 1):
+        for e in range(indptr[a], indptr[a + 1]):
+            key = np.int64(a) * base + indices[e]
+            mixed = np.uint64(key) * _HASH
+            if a < indices[e] and np.int64(mixed >> np.uint64(63)) == shard:
+                slot = np.int64(mixed >> np.uint64(20)) & slots
+                while table_keys[slot] != _EMPTY:
+                    slot = (slot + 1) & slots
+                table_keys[slot], table_weights[slot] = key, edge_weight[e]
+
+
+@kernel
+def _list_edges(table_keys, table_weights, base, low, high, weight, done):
     for i in range(len(table_keys)):
         if table_keys[i] != _EMPTY:
-            low[done], high[done] = table_keys[i] // num_coarse, table_keys[i] % num_coarse
+            low[done], high[done] = table_keys[i] // base, table_keys[i] % base
             weight[done] = table_weights[i]
             done += 1
     return done

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from lightning_gnnscale.partitioner import row_threads
 from lightning_gnnscale.partitioner.graph_access.external_csc import open_external_csc
 from lightning_gnnscale.partitioner.multilevel import quotient
-from lightning_gnnscale.partitioner.multilevel.contraction import contract
+from lightning_gnnscale.partitioner.multilevel.contraction import contract, number_clusters
 from lightning_gnnscale.partitioner.multilevel.quotient import build_quotient
 from lightning_gnnscale.partitioner.multilevel.weighted_graph import BlockGraph, total_weight
 from lightning_gnnscale.partitioner.row_threads import RowThreads
@@ -67,16 +67,27 @@ def test_the_quotient_of_blocks_equals_dense_matrices(graph, data):
         stream = stream_of(edges, num_nodes, layout="once")
         with open_external_csc(stream, block_edges=data.draw(st.sampled_from([1, 9, 1 << 20]))) as csc:
             blocks = BlockGraph(csc, weight)
-            coarse, coarse_of = build_quotient(blocks, np.array(label, np.int32), len(edges), threads)
-            bounded, same = build_quotient(blocks, np.array(label, np.int32), max_edges, threads)
+            coarse_of, num_coarse = number_clusters(np.array(label, np.int32))
+            coarse = build_quotient(blocks, coarse_of, num_coarse, len(edges), None, 0, threads)
+            bounded = build_quotient(blocks, coarse_of.copy(), num_coarse, max_edges, None, 0, threads)
+            joined_of = coarse_of.copy()
+            largest = np.array(data.draw(st.sampled_from([[100, 100], [4, 4], [0, 0]])))[: weight.shape[1]]
+            joined = build_quotient(blocks, joined_of, num_coarse, max_edges, largest, 0, threads)
         threads.close()
-    check(coarse, coarse_of, matrix, np.broadcast_to(weight, (num_nodes, weight.shape[1])).astype(np.int64), label)
+    every_weight = np.broadcast_to(weight, (num_nodes, weight.shape[1])).astype(np.int64)
+    check(coarse, coarse_of, matrix, every_weight, label)
     rows = np.split(coarse.indices, coarse.indptr[1:-1])
     assert all((np.diff(row) > 0).all() for row in rows)  # neighbours ascend
-    assert np.array_equal(same, coarse_of)
     assert (bounded is None) == (len(coarse.indices) // 2 > max_edges)
     if bounded is not None:
         assert all(np.array_equal(one, other) for one, other in zip(bounded, coarse, strict=True))
+        assert np.array_equal(joined_of, coarse_of)
+    check(joined, joined_of, matrix, every_weight, joined_of.tolist())
+    assert len(set(zip(coarse_of.tolist(), joined_of.tolist(), strict=True))) == num_coarse  # none is taken apart
+    before, after = coarse.node_weight, joined.node_weight
+    assert (after <= np.maximum(largest, before.max(axis=0))).all()
+    if largest[0] == 100:  # of all nodes together: nothing keeps clusters apart
+        assert len(joined.indices) // 2 <= max_edges
 
 
 def test_weights_of_many_equal_pairs_are_added_up(monkeypatch):
@@ -90,7 +101,9 @@ def test_weights_of_many_equal_pairs_are_added_up(monkeypatch):
     label = rng.integers(0, 40, 300).astype(np.int32)
     threads = RowThreads(2)
     with open_external_csc(stream_of(pairs, 300, layout="once"), block_edges=1_000) as csc:
-        coarse, coarse_of = build_quotient(BlockGraph(csc, np.ones((1, 1), np.int32)), label, len(pairs), threads)
+        coarse_of, num_coarse = number_clusters(label)
+        blocks = BlockGraph(csc, np.ones((1, 1), np.int32))
+        coarse = build_quotient(blocks, coarse_of, num_coarse, len(pairs), None, 0, threads)
     threads.close()
     check(coarse, coarse_of, matrix, np.ones((300, 1), np.int64), label.tolist())
     assert len(coarse.indices) > 1_000

@@ -7,6 +7,7 @@ from lightning_gnnscale.partitioner import row_threads
 from lightning_gnnscale.partitioner.graph_access.external_csc import open_external_csc
 from lightning_gnnscale.partitioner.graph_access.simple_graph import open_simple_graph
 from lightning_gnnscale.partitioner.multilevel import edge_clustering, quotient, rebalancing
+from lightning_gnnscale.partitioner.multilevel.contraction import number_clusters
 from lightning_gnnscale.partitioner.multilevel.edge_clustering import EdgeClusters
 from lightning_gnnscale.partitioner.multilevel.edge_graph import EdgeGraph, rows_of
 from lightning_gnnscale.partitioner.multilevel.edge_steps import EdgeSteps
@@ -183,11 +184,20 @@ def test_the_quotient_of_edges_is_that_of_rows(graph, data):
     with pytest.MonkeyPatch.context() as patch, open_external_csc(stream) as csc:
         patch.setattr(quotient, "FIRST_BITS", 2)
         patch.setattr(quotient, "STEP_ENTRIES", data.draw(st.sampled_from([1, 5, 1 << 10])))
-        of_rows, number = build_quotient(BlockGraph(csc, node_weight), label.astype(np.int32), max_edges, threads)
+        number, num_coarse = number_clusters(label.astype(np.int32))
+        same, bound = number.copy(), (num_coarse, max_edges, None, 0, threads)
+        of_rows = build_quotient(BlockGraph(csc, node_weight), number, *bound)
         chunks = edge_graph(num_nodes, edges, node_weight, data.draw(st.integers(1, 30)))[0]
-        of_edges, same = build_quotient(chunks, label.astype(np.int32), max_edges, threads)
+        of_edges = build_quotient(chunks, same, *bound)
+        largest = np.full(node_weight.shape[1], 100)
+        joined = []  # however the edges come in chunks
+        for chunk_edges in (1, 7, 1000):
+            chunks = edge_graph(num_nodes, edges, node_weight, chunk_edges)[0]
+            joined.append([joined_of := same.copy()])
+            joined[-1] += build_quotient(chunks, joined_of, num_coarse, max_edges, largest, 0, threads)
     threads.close()
-    assert np.array_equal(number, same)
+    for other in joined[1:]:
+        assert all(np.array_equal(one, another) for one, another in zip(joined[0], other, strict=True))
     assert (of_rows is None) == (of_edges is None)
     if of_rows is not None:
         assert all(np.array_equal(one, other) for one, other in zip(of_rows, of_edges, strict=True))
