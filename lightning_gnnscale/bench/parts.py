@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, median, pstdev
 
@@ -12,12 +13,13 @@ from ..events import read_log
 from .experiment import run_rows
 from .results import write_csv
 
+QUALITY = ("edge_cut_ratio", "replication_factor", "node_balance")
 CLOCK = "lightning_gnnscale.bench.epoch_clock.EpochClock"
 
 
 def run(
     output_dir: str | os.PathLike,
-    graphs: dict[str, list[str]],
+    graphs: Mapping[str, list[str]],
     partitioners: list[str],
     num_parts: int = 8,
     devices: int = 2,
@@ -39,7 +41,15 @@ def run(
     Returns:
         One row a graph and partitioner: cut, replication factor, node balance, test accuracy in percent, seconds of an
         epoch (the median; of the slowest process, without validation).
+
+    Raises:
+        ValueError: graphs without their overrides.
     """
+    if not isinstance(graphs, Mapping):
+        raise ValueError(
+            f"bench.graphs must name overrides of train for each graph, got {graphs}; for example "
+            "'~bench.graphs' '+bench.graphs={cora: [dataset=npz, dataset.name=cora]}'"
+        )
     common = [
         f"num_parts={num_parts}",
         f"trainer.devices={devices}",
@@ -73,7 +83,7 @@ def _measure(folder: Path) -> dict:
         if event["event"] == "epoch":
             epochs[event["epoch"]] = max(epochs.get(event["epoch"], 0.0), event["seconds"])
     return {
-        **{name: round(quality[name], 4) for name in ("edge_cut_ratio", "replication_factor", "node_balance")},
+        **{name: round(quality[name], 4) for name in QUALITY},
         "epoch_s": round(median(epochs.values()), 4),
     }
 
@@ -88,7 +98,7 @@ def _mean(rows: list[dict], graph: str, method: str) -> dict:
     return {
         "graph": graph,
         "partitioner": method,
-        **{name: round(average(name), 4) for name in ("edge_cut_ratio", "replication_factor", "node_balance")},
+        **{name: round(average(name), 4) for name in QUALITY},
         "test_acc": round(mean(accuracies), 2),
         "test_acc_std": round(pstdev(accuracies), 2),
         "epoch_s": round(average("epoch_s"), 3),

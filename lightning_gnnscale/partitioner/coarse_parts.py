@@ -18,9 +18,7 @@ from .row_threads import RowThreads
 CLUSTERING, PARTS = "clustering", "parts"  # phases of a checkpoint
 
 _SALT = 0x464C4147  # keeps this use of the seed apart from all others
-_CLUSTERS_A_PART = (
-    100.0  # full clusters that a part is made of at least; fewer where the graph of clusters is too large
-)
+_CLUSTERS_A_PART = 100.0  # full clusters that a part is made of at least; fewer where their graph is too large
 _SHRINKAGE = 0.8  # a round that leaves more of the clusters is the last
 
 
@@ -63,7 +61,7 @@ def coarse_parts(
         cap: (num_parts, D) int64, what each part may weigh.
         seed: decides every random choice.
         passes: rounds of label propagation, >= 1.
-        max_edges: edges of the graph of clusters above which clusters grow coarser, up to one a part.
+        max_edges: edges of the graph of clusters above which clusters grow coarser or are joined, up to one a part.
         effort: how hard to try in memory.
         threads: their number does not change the result.
         saved: the run's checkpoint; it is written after every pass.

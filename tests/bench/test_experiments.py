@@ -72,6 +72,8 @@ def test_parts_trains_the_same_model_on_parts_of_each_partitioner(graph, tmp_pat
     ]  # fmt: skip
     assert all(float(run["epoch_s"]) < float(run["train_s"]) for run in runs)
     assert (tmp_path / "out" / "parts.png").stat().st_size > 10_000
+    with pytest.raises(ValueError, match="bench.graphs must name overrides of train for each graph, got \\['cora'\\]"):
+        parts.run(tmp_path / "out", ["cora"], ["random"])
 
 
 def test_exchange_puts_policies_beside_the_exact_halo(graph, tmp_path, monkeypatch):

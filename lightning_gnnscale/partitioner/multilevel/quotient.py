@@ -107,14 +107,13 @@ class _Table:
         self.size = 0
 
     @classmethod
-    def of(cls, graph: WeightedGraph, num_coarse: int, shard: int) -> "_Table":
+    def of(cls, graph: WeightedGraph, base: int, shard: int) -> "_Table":
         """Return the edges of a graph whose keys belong to the shard."""
-        rows = (graph.indptr, graph.indices, graph.edge_weight, num_coarse, shard)
-        size, bits = _count_edges(*rows), FIRST_BITS
+        size, bits = _count_edges(graph.indptr, graph.indices, base, shard), FIRST_BITS
         while int(MAX_LOAD * (1 << bits)) <= size:
             bits += 1
         table = cls(bits)
-        _fill_slots(*rows, table.keys, table.weights)
+        _fill_slots(graph.indptr, graph.indices, graph.edge_weight, base, shard, table.keys, table.weights)
         table.size = size
         return table
 
@@ -232,7 +231,7 @@ def _rehash(old_keys, old_weights, table_keys, table_weights):
 
 
 @kernel
-def _count_edges(indptr, indices, edge_weight, base, shard):
+def _count_edges(indptr, indices, base, shard):
     """Return how many edges of a graph belong to a shard by their keys."""
     count = 0
     for a in range(len(indptr) - 1):
