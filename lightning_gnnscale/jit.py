@@ -13,7 +13,10 @@ import numba
 _COMPILED_IN = (
     "rng.py",
     "partitioner/constraints.py",
-    *(f"partitioner/multilevel/{name}.py" for name in ("counters", "edge_graph", "heap", "potential")),
+    *(
+        f"partitioner/multilevel/{name}.py"
+        for name in ("cluster_choice", "counters", "edge_graph", "heap", "potential")
+    ),
 )
 
 

@@ -1,7 +1,7 @@
 """Rows of a block shared out over threads: compiled loops release the interpreter, so plain threads suffice."""
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numba
 import numpy as np
@@ -55,12 +55,22 @@ class RowThreads:
         return self.map(lambda share: kernel(share, num_shares, *args), range(num_shares))
 
     def map(self, function, items) -> list:
-        """Call function(item) for each item, several at a time; return the results in order."""
-        if self.num_threads == 1:
+        """Call function(item) for each item, several at a time, this thread too; return the results in order."""
+        items = list(items)
+        if self.num_threads == 1 or len(items) <= 1:
             return [function(item) for item in items]
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.num_threads, thread_name_prefix="gnnscale-rows")
-        return list(self._pool.map(function, items))
+            self._pool = ThreadPoolExecutor(self.num_threads - 1, thread_name_prefix="gnnscale-rows")
+        futures = [self._pool.submit(function, item) for item in items[1:]]
+        try:
+            results = [function(items[0])]
+            for item, future in zip(items[1:], futures, strict=True):  # what no thread has begun is done here
+                results.append(function(item) if future.cancel() else future.result())
+            return results
+        finally:
+            for future in futures:
+                future.cancel()
+            wait(futures)
 
     def close(self) -> None:
         """End the threads."""

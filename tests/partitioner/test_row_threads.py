@@ -1,4 +1,5 @@
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -55,7 +56,7 @@ def test_several_run_at_a_time_and_end_with_close():
     before = threading.active_count()
     threads, meeting = RowThreads(3), threading.Barrier(3)
     assert sorted(threads.map(lambda item: (meeting.wait(timeout=60), item)[1], range(3))) == [0, 1, 2]
-    assert threading.active_count() == before + 3
+    assert threading.active_count() == before + 2  # the caller is the third
     threads.close()
     assert threading.active_count() == before
     threads.close()
@@ -67,6 +68,23 @@ def test_an_error_in_a_thread_reaches_the_caller():
     threads = RowThreads(2)
     with pytest.raises(ZeroDivisionError):
         threads.map(lambda item: 1 // item, [1, 0])
+    threads.close()
+
+
+def test_an_error_ends_what_runs_and_begins_no_more():
+    threads, begun = RowThreads(2), []
+
+    def fail_on_the_first(item):
+        begun.append(item)
+        if item == 0:
+            raise ZeroDivisionError
+        time.sleep(0.2)
+
+    with pytest.raises(ZeroDivisionError):
+        threads.map(fail_on_the_first, range(50))
+    now = len(begun)
+    time.sleep(0.3)
+    assert len(begun) == now < 50
     threads.close()
 
 

@@ -5,9 +5,10 @@ from itertools import pairwise
 import numpy as np
 
 from ...jit import kernel
-from ...rng import fold, mix64
+from ...rng import fold
 from ...triton_kernels.intrinsics import prefetch
 from ..row_threads import RowThreads
+from .cluster_choice import choose_clusters
 from .two_hops import join_two_hops
 from .visiting_order import visiting_order
 from .weighted_graph import PART_DTYPE, BlockGraph, WeightedGraph, total_weight
@@ -22,8 +23,6 @@ BATCHES, STREAMED_BATCHES = 128, 32
 FIRST_SAMPLE, STREAMED_SAMPLE, SAMPLE = 32, 64, 256
 
 _SALT = 0x434C5553  # keeps this use of the seed apart from all others
-_GATHER = 1 << 12  # labels read at once
-_HASH = np.uint64(0x9E3779B97F4A7C15)
 _MOVES_AHEAD = 16
 
 
@@ -106,7 +105,9 @@ def _propagate(
     moved = 0
     for start, stop in pairwise(bounds.tolist()):
         batch = order[start:stop]
-        threads.run(_choose, np.append(reach[start - 1] if start else 0, reach[start:stop]), batch, choice, *state)
+        threads.run(
+            choose_clusters, np.append(reach[start - 1] if start else 0, reach[start:stop]), batch, choice, *state
+        )
         moved += _join(batch, choice, node_weight, limit, label, weight, favourite, block.first_node)
     return moved
 
@@ -140,7 +141,7 @@ def _propagate_batches(
     moved = 0
     for b in range(len(bounds) - 1):
         batch = order[bounds[b] : bounds[b + 1]]
-        _choose(
+        choose_clusters(
             0,
             len(batch),
             batch,
@@ -159,110 +160,6 @@ def _propagate_batches(
         )
         moved += _join(batch, choice, node_weight, limit, label, weight, favourite, first_node)
     return moved
-
-
-@kernel
-def _choose(
-    start,
-    stop,
-    batch,
-    choice,
-    first_node,
-    indptr,
-    indices,
-    edge_weight,
-    node_weight,
-    limit,
-    group,
-    label,
-    weight,
-    key,
-    sample,
-):
-    """Write the cluster that each node of batch[start:stop] would join, and the one it likes most, open to it or not.
-
-    Both go to the node's place in the batch: threads that wrote by node would share lines of the cache.
-
-    Args:
-        choice: (2, num) labels.
-    """
-    each = np.int64(-1) if len(edge_weight) == len(indices) else np.int64(0)
-    every = np.int64(-1) if len(node_weight) == len(label) else np.int64(0)
-    grouped = len(group) == len(label)
-    slots_of, rating = np.full(4 * sample, -1, label.dtype), np.zeros(4 * sample, np.int64)
-    touched = np.empty(sample + 1, np.int32)
-    near = np.empty(_GATHER, label.dtype)
-    gathered = start  # nodes whose neighbours' labels lie in `near`
-    for i in range(start, stop):
-        row = batch[i]
-        v = first_node + row
-        low, high = indptr[row], indptr[row + 1]
-        stride = 1 + max(0, high - low - 1) // sample
-        if i == gathered:  # labels are read ahead for many nodes at once: such a loop waits for memory only once
-            filled = 0
-            while gathered < stop:
-                r = batch[gathered]
-                step = 1 + max(0, indptr[r + 1] - indptr[r] - 1) // sample
-                needed = (indptr[r + 1] - indptr[r] + step - 1) // step
-                if filled + needed > _GATHER:
-                    break
-                for e in range(indptr[r], indptr[r + 1], step):
-                    near[filled] = label[indices[e]]
-                    filled += 1
-                gathered += 1
-            position = 0
-        bits = 4
-        while (1 << bits) < 2 * ((high - low + stride - 1) // stride):
-            bits += 1
-        shift = np.uint64(63 - bits)
-        num_touched = 0
-        for e in range(low, high, stride):
-            c = near[position]
-            position += 1
-            if grouped and group[indices[e]] != group[v]:
-                continue
-            # One slot a label and no probing, without a branch: of two labels that meet, the heavier stays.
-            slot = np.int64((np.uint64(c) * _HASH) >> shift)
-            held, r = slots_of[slot], rating[slot]
-            w = np.int64(edge_weight[e & each])
-            touched[num_touched] = slot
-            num_touched += held < 0
-            rating[slot] = r + w if held == c else max(r, w)
-            slots_of[slot] = c if held == c or w > r else held
-        own = label[v]
-        slot = np.int64((np.uint64(own) * _HASH) >> shift)
-        own_rating = rating[slot] if slots_of[slot] == own else np.int64(0)
-        # The best of all is looked for first: only where it is full the others are asked for room, too.
-        node_key = mix64(key ^ np.uint64(v)) | np.uint64(1)
-        liked, most, liked_tie = own, np.int64(0), np.uint64(0)
-        for t in range(num_touched):
-            r = rating[touched[t]]
-            if r >= most:
-                c = slots_of[touched[t]]
-                tie = np.uint64(c) * node_key
-                if c != own and (r > most or tie > liked_tie):
-                    liked, most, liked_tie = c, r, tie
-        best = liked if most >= own_rating else own
-        if best != own and not _fits(best, v & every, node_weight, weight, limit):
-            best, best_rating, best_tie = own, own_rating, np.uint64(0)
-            for t in range(num_touched):
-                c, r = slots_of[touched[t]], rating[touched[t]]
-                tie = np.uint64(c) * node_key
-                if c == own or r < best_rating or (best != own and r == best_rating and tie <= best_tie):
-                    continue
-                if _fits(c, v & every, node_weight, weight, limit):
-                    best, best_rating, best_tie = c, r, tie
-        for t in range(num_touched):
-            slots_of[touched[t]], rating[touched[t]] = -1, 0
-        choice[0, i], choice[1, i] = best, liked
-
-
-@kernel
-def _fits(cluster, node, node_weight, weight, limit):
-    for d in range(len(limit)):  # noqa: SIM110 (compiled)
-        if np.int64(weight[cluster, d]) + node_weight[node, d] > limit[d]:
-            return False
-    return True
 
 
 @kernel

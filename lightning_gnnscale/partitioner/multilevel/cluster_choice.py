@@ -1,0 +1,208 @@
+"""The cluster that each node of a batch would join: the one that it shares most edge weight with, of those with room.
+
+Nodes are taken in groups, and a group stage by stage, so that a stage's loops wait for memory once for many nodes:
+labels of neighbours are gathered; per node they are added up in a small table, and the best is found; then its weight
+is looked at, which has been fetched meanwhile.
+"""
+
+import numpy as np
+
+from ...jit import kernel
+from ...rng import mix64
+from ...triton_kernels.intrinsics import prefetch
+
+_GROUP, _GATHER = 1 << 9, 1 << 12  # nodes, and labels, of a group at most
+_ROWS_AHEAD = 16
+_MIN_LOG_SLOTS = 5
+_HASH = np.uint64(0x9E3779B97F4A7C15)
+
+
+@kernel
+def choose_clusters(
+    start,
+    stop,
+    batch,
+    choice,
+    first_node,
+    indptr,
+    indices,
+    edge_weight,
+    node_weight,
+    limit,
+    group,
+    label,
+    weight,
+    key,
+    sample,
+):
+    """Write the cluster that each node of batch[start:stop] would join, and the one it likes most, open to it or not.
+
+    Both go to the node's place in the batch: threads that wrote by node would share lines of the cache.
+
+    Args:
+        batch: (num,) rows of a block.
+        choice: (2, num) labels.
+        first_node, indptr, indices, edge_weight: of the block.
+        sample: neighbours that a node looks at, a power of two in [8, 256]; the others as for `cluster_nodes`.
+    """
+    every = np.int64(-1) if len(node_weight) == len(label) else np.int64(0)
+    plain = len(edge_weight) == 1 and len(group) == 1
+    table_labels, table_ratings = np.full(4 * sample, -1, label.dtype), np.zeros(4 * sample, np.int64)
+    touched, shifts = np.empty(sample + 1, np.int32), _hash_shifts(sample)
+    # Of a group: gathered labels, in whose place every node's clusters are put with their ratings.
+    near, ratings = np.empty(_GATHER, label.dtype), np.empty(_GATHER, np.int64)
+    ends, found = np.zeros(_GROUP + 1, np.int64), np.empty(_GROUP, np.int64)
+    own_ratings, flat_weight = np.empty(_GROUP, np.int64), weight.reshape(-1)
+    while start < stop:
+        taken = _gather(start, stop, batch, indptr, indices, label, sample, near, ends)
+        for i in range(taken):
+            row, first, last = batch[start + i], ends[i], ends[i + 1]
+            v, shift = first_node + row, shifts[last - first]
+            if plain:
+                count = _rate_plain(near, first, last, edge_weight, table_labels, table_ratings, touched, shift)
+            else:
+                edge, step = indptr[row], _stride(indptr[row + 1] - indptr[row], sample)
+                count = _rate(
+                    v,
+                    near,
+                    first,
+                    last,
+                    edge,
+                    step,
+                    indices,
+                    edge_weight,
+                    group,
+                    table_labels,
+                    table_ratings,
+                    touched,
+                    shift,
+                )
+            own = label[v]
+            slot = (np.uint64(own) * _HASH) >> shift
+            own_rating = table_ratings[slot] if table_labels[slot] == own else np.int64(0)
+            liked, most, liked_tie, node_key = own, np.int64(0), np.uint64(0), _node_key(key, v)
+            for t in range(count):  # without a branch; the table is emptied on the way
+                slot = np.uint64(touched[t])
+                c, r = table_labels[slot], table_ratings[slot]
+                table_labels[slot], table_ratings[slot] = -1, 0
+                near[first + t], ratings[first + t] = c, r
+                tie = np.uint64(c) * node_key
+                better = (c != own) & ((r > most) | ((r == most) & (tie > liked_tie)))
+                liked, most = c if better else liked, r if better else most
+                liked_tie = tie if better else liked_tie
+            found[i], own_ratings[i] = count, own_rating
+            choice[0, start + i], choice[1, start + i] = liked if most >= own_rating else own, liked
+            prefetch(flat_weight, np.int64(liked) * node_weight.shape[1])
+        for i in range(taken):
+            v, best = first_node + batch[start + i], choice[0, start + i]
+            own = label[v]
+            if best == own or fits(best, v & every, node_weight, weight, limit):
+                continue
+            best, best_rating, best_tie, node_key = own, own_ratings[i], np.uint64(0), _node_key(key, v)
+            for t in range(ends[i], ends[i] + found[i]):
+                c, r = near[t], ratings[t]
+                tie = np.uint64(c) * node_key
+                if c == own or r < best_rating or (best != own and r == best_rating and tie <= best_tie):
+                    continue
+                if fits(c, v & every, node_weight, weight, limit):
+                    best, best_rating, best_tie = c, r, tie
+            choice[0, start + i] = best
+        start += taken
+
+
+@kernel
+def fits(cluster, node, node_weight, weight, limit):
+    """Return whether a node has room in a cluster; `node` is the row of its weights."""
+    for d in range(len(limit)):  # noqa: SIM110 (compiled)
+        if np.int64(weight[cluster, d]) + node_weight[node, d] > limit[d]:
+            return False
+    return True
+
+
+@kernel
+def _gather(start, stop, batch, indptr, indices, label, sample, near, ends):
+    """Write the labels of neighbours, node after node, as many nodes as there is room for; return how many.
+
+    Args:
+        near: where labels go.
+        ends: (at least nodes + 1,), where each node's labels end; the first is 0.
+    """
+    filled, i = np.int64(0), start
+    while i < min(stop, start + len(ends) - 1):
+        if i + _ROWS_AHEAD < stop:
+            prefetch(indices, indptr[batch[i + _ROWS_AHEAD]])
+        first, degree = indptr[batch[i]], indptr[batch[i] + 1] - indptr[batch[i]]
+        if filled + min(degree, sample) > len(near):
+            break
+        if degree <= sample:
+            for k in range(degree):
+                near[filled + k] = label[indices[first + k]]
+            filled += degree
+        else:
+            for e in range(first, first + degree, _stride(degree, sample)):
+                near[filled] = label[indices[e]]
+                filled += 1
+        i += 1
+        ends[i - start] = filled
+    return i - start
+
+
+@kernel
+def _rate_plain(near, first, last, edge_weight, table_labels, table_ratings, touched, shift):
+    """Do what `_rate` does where all edges weigh the same, and all nodes are of one group."""
+    w, count = np.int64(edge_weight[0]), np.uint64(0)
+    for k in range(first, last):
+        c = near[k]
+        slot = (np.uint64(c) * _HASH) >> shift
+        held = table_labels[slot]
+        touched[count] = slot
+        count += np.uint64(held < 0)
+        table_ratings[slot] += w if (held < 0) | (held == c) else np.int64(0)
+        table_labels[slot] = c if held < 0 else held
+    return count
+
+
+@kernel
+def _rate(v, near, first, last, edge, step, indices, edge_weight, group, table_labels, table_ratings, touched, shift):
+    """Add up the weight of a node's edges by the label at their end; return how many slots of the table are taken.
+
+    One slot a label and no probing, without a branch: of two labels that meet, the heavier stays.
+
+    Args:
+        v: the node.
+        near: its labels are near[first:last], of every step-th entry from `edge` on.
+    """
+    one_group, each = len(group) == 1, np.int64(0) if len(edge_weight) == 1 else np.int64(-1)
+    count = 0
+    for k in range(first, last):
+        e, c = edge + (k - first) * step, near[k]
+        if one_group or group[indices[e]] == group[v]:
+            slot = (np.uint64(c) * _HASH) >> shift
+            held, r, w = table_labels[slot], table_ratings[slot], np.int64(edge_weight[e & each])
+            touched[count] = slot
+            count += held < 0
+            table_ratings[slot] = r + w if held == c else max(r, w)
+            table_labels[slot] = c if held == c or w > r else held
+    return count
+
+
+@kernel
+def _stride(degree, sample):
+    return 1 + max(0, degree - 1) // sample
+
+
+@kernel
+def _node_key(key, v):
+    return mix64(key ^ np.uint64(v)) | np.uint64(1)
+
+
+@kernel
+def _hash_shifts(sample):
+    """Return (sample + 1,) uint64: how far a hash of 64 bits is shifted to a slot, by the number of labels."""
+    shifts = np.empty(sample + 1, np.uint64)
+    log_slots = _MIN_LOG_SLOTS
+    for count in range(sample + 1):
+        if 1 << log_slots < 4 * count:
+            log_slots += 1
+        shifts[count] = 64 - log_slots
+    return shifts
