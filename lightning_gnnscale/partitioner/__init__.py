@@ -8,6 +8,7 @@ from . import (  # noqa: F401 (imported to be registered)
     kaminpar,
     ldg,
     metis,
+    mixed,
     neighborhood_block,
     powergraph,
     random,

@@ -1,0 +1,58 @@
+"""Parts that are unions of many small parts of another method, drawn at random: alike, though their edges stay near."""
+
+import numpy as np
+
+from ..rng import fold, permutation
+from .registry import complete_options, get_partitioner, register_partitioner
+
+_SALT = 0x4D495845  # keeps this use of the seed apart from all others
+
+
+@register_partitioner("mixed")
+def mixed(
+    stream,
+    num_parts: int,
+    *,
+    seed: int = 0,
+    masks=None,
+    balance=None,
+    progress=None,
+    of: str = "streaming_multilevel",
+    pieces: int = 16,
+    **options,
+) -> np.ndarray:
+    """Cut the graph into num_parts * pieces small parts, and make each part of `pieces` of them, drawn at random.
+
+    A low cut puts communities, and with them classes, into parts of their own; models that are trained on such parts
+    and then averaged agree badly. A union of pieces from all over the graph is like the others, and still has most
+    neighbours at hand: between the cut of `of` (pieces=1) and that of random nodes (as many pieces as nodes).
+
+    Args:
+        stream: an EdgeStream.
+        num_parts: in [1, num_nodes].
+        seed: decides the pieces and how they are dealt.
+        masks, balance, progress: as `of` takes them; every piece keeps the balances, and so does their union.
+        of: the method that cuts the pieces, any registered one.
+        pieces: small parts a part, in [1, num_nodes // num_parts].
+        options: of the method `of`.
+
+    Returns:
+        (num_nodes,) int32 part ids.
+
+    Raises:
+        ValueError: `of` or one of its options is unknown, or there are more pieces than nodes.
+
+    Cost: that of the method with num_parts * pieces parts.
+    Source: stochastic multiple partitions, Chiang et al., Cluster-GCN, KDD 2019, drawn once for all epochs.
+    """
+    method, options = get_partitioner(of), complete_options(of, options)
+    if stream.num_nodes is None:
+        stream.count()
+    largest = stream.num_nodes // num_parts
+    is_whole = isinstance(pieces, (int, np.integer)) and not isinstance(pieces, bool)
+    if not is_whole or not 1 <= pieces <= largest:
+        raise ValueError(f"partitioner.pieces must be in [1, {largest}] for {num_parts} parts, got {pieces}")
+    num_pieces = num_parts * int(pieces)
+    piece = method(stream, num_pieces, seed=seed, masks=masks, balance=balance, progress=progress, **options)
+    part_of_piece = permutation(num_pieces, fold(seed, _SALT)) % num_parts
+    return part_of_piece[piece].astype(np.int32)
