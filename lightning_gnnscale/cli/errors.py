@@ -37,6 +37,10 @@ def one_line(error: BaseException) -> str:
     if kind == "ConfigCompositionException" and error.__cause__ is not None and "struct" in str(error.__cause__):
         key = re.search(r"Could not override '([^']+)'", str(error))
         return f"{key[1] if key else 'key'} is not a setting here; --help lists those that are"
+    given = re.search(r"Error merging override \+*([\w.]+)=(.*)", str(error), re.S)
+    if given and "Cannot merge DictConfig" in str(error.__cause__):
+        key, value = given.groups()
+        return f"{key} holds names with values each, got {value}; replace it whole: '~{key}' '+{key}={{name:...}}'"
     text = " ".join(str(error).split())
     named = isinstance(error, (ValueError, OSError)) or type(error).__module__.startswith("lightning_gnnscale")
     return text if named and text else f"{kind}: {text}"

@@ -41,6 +41,10 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
         (["bench", "partition", "recipe=demo"], ["recipe=demo is one of another command: gnnscale train recipe=demo"]),
         (["bench", "partition", "bench.graph=x"], ["bench.graph is not a setting", "graphs, methods, parts"]),
         (["bench", "partition", "bench.methods=spring"], ["bench.methods must be a list"]),
+        (
+            ["bench", "parts", "bench.graphs=[cora]"],
+            ["bench.graphs holds names", "got [cora]", "'+bench.graphs={name:"],
+        ),
         (["train", "sead=1"], ["sead is not a setting", "seed"]),
         (["train", "model=gnc"], ["model=gnc", "gat", "gcn", "graphsage"]),
         (["train", "datamodule.batchsize=4"], ["datamodule.batchsize is not a setting", "batch_size"]),
