@@ -96,22 +96,30 @@ def choose_clusters(
         for i in range(taken):
             v, best = first_node + batch[start + i], choice[0, start + i]
             own = label[v]
-            if best == own or fits(best, v & every, node_weight, weight, limit):
-                continue
-            best, best_rating, best_tie, node_key = own, own_ratings[i], np.uint64(0), _node_key(key, v)
-            for t in range(ends[i], ends[i] + found[i]):
-                c, r = near[t], ratings[t]
-                tie = np.uint64(c) * node_key
-                if c == own or r < best_rating or (best != own and r == best_rating and tie <= best_tie):
-                    continue
-                if fits(c, v & every, node_weight, weight, limit):
-                    best, best_rating, best_tie = c, r, tie
-            choice[0, start + i] = best
+            if best != own and not _fits(best, v & every, node_weight, weight, limit):
+                first, last, node_key = ends[i], ends[i] + found[i], _node_key(key, v)
+                choice[0, start + i] = _best_with_room(
+                    own, own_ratings[i], near, ratings, first, last, node_key, v & every, node_weight, weight, limit
+                )
         start += taken
 
 
 @kernel
-def fits(cluster, node, node_weight, weight, limit):
+def _best_with_room(own, own_rating, near, ratings, first, last, node_key, node, node_weight, weight, limit):
+    """Return the best of near[first:last] that has room, or `own`, which always has."""
+    best, best_rating, best_tie = own, own_rating, np.uint64(0)
+    for t in range(first, last):
+        c, r = near[t], ratings[t]
+        tie = np.uint64(c) * node_key
+        if c == own or r < best_rating or (best != own and r == best_rating and tie <= best_tie):
+            continue
+        if _fits(c, node, node_weight, weight, limit):
+            best, best_rating, best_tie = c, r, tie
+    return best
+
+
+@kernel
+def _fits(cluster, node, node_weight, weight, limit):
     """Return whether a node has room in a cluster; `node` is the row of its weights."""
     for d in range(len(limit)):  # noqa: SIM110 (compiled)
         if np.int64(weight[cluster, d]) + node_weight[node, d] > limit[d]:
