@@ -18,20 +18,31 @@ def surcharge(v, own, other, price, node_weight):
 @kernel
 def relief_of(v, own, other, load, cap, node_weight):
     """Return by how much the potential falls if a node moves; `v` is its row in `node_weight`."""
-    relief = 0.0
+    return _leaving(v, own, load, cap, node_weight) - _entering(v, other, load, cap, node_weight)
+
+
+@kernel
+def _leaving(v, own, load, cap, node_weight):
+    """Return by how much the potential falls if a node leaves its part."""
+    fall = 0.0
     for d in range(node_weight.shape[1]):
-        w = np.int64(node_weight[v, d])
-        if w == 0:
-            continue
-        if load[own, d] > cap[own, d]:
-            before = (load[own, d] - cap[own, d]) / cap[own, d]
-            after = max(0, load[own, d] - w - cap[own, d]) / cap[own, d]
-            relief += before * before - after * after
-        if load[other, d] + w > cap[other, d]:
-            before = max(0, load[other, d] - cap[other, d]) / cap[other, d]
-            after = (load[other, d] + w - cap[other, d]) / cap[other, d]
-            relief -= after * after - before * before
-    return relief
+        w, over = np.int64(node_weight[v, d]), load[own, d] - cap[own, d]
+        if over > 0:
+            before, after = over / cap[own, d], max(0, over - w) / cap[own, d]
+            fall += before * before - after * after
+    return fall
+
+
+@kernel
+def _entering(v, other, load, cap, node_weight):
+    """Return by how much the potential rises if a node enters a part."""
+    rise = 0.0
+    for d in range(node_weight.shape[1]):
+        w, over = np.int64(node_weight[v, d]), load[other, d] - cap[other, d]
+        if over + w > 0:
+            before, after = max(0, over) / cap[other, d], (over + w) / cap[other, d]
+            rise += after * after - before * before
+    return rise
 
 
 @kernel
@@ -40,6 +51,14 @@ def has_room(v, part, load, cap, node_weight):
         if load[part, d] + node_weight[v, d] > cap[part, d]:
             return False
     return True
+
+
+@kernel
+def is_over(part, load, cap):
+    for d in range(load.shape[1]):  # noqa: SIM110 (compiled)
+        if load[part, d] > cap[part, d]:
+            return True
+    return False
 
 
 @kernel
@@ -53,10 +72,13 @@ def best_way_out(v, row, own, conn, node_weight, load, cap, strict, key):
         key: decides ties.
     """
     best, best_ratio, best_tie = -1, -np.inf, np.uint64(0)
+    fall = _leaving(row, own, load, cap, node_weight)
+    if fall <= 0.0:
+        return best, best_ratio
     for b in range(len(load)):
         if b == own or (strict and not has_room(row, b, load, cap, node_weight)):
             continue
-        relief = relief_of(row, own, b, load, cap, node_weight)
+        relief = fall - _entering(row, b, load, cap, node_weight)
         if relief <= 0.0:
             continue
         gain = conn[b] - conn[own]

@@ -6,13 +6,14 @@ from ...jit import kernel
 from ...rng import fold
 from ..row_threads import RowThreads
 from .edge_graph import EdgeGraph
-from .potential import has_room, relief_of
+from .potential import has_room, is_over, relief_of
 from .steps import steps_of
 from .weighted_graph import BlockGraph, WeightedGraph
 
 LOOSE_ROUNDS = 20  # from then on a part is entered only where there is room, unless nothing moves
 STREAMED_LOOSE_ROUNDS = 1  # the same on disk, where a round costs a pass: more of them hardly lower the cut
 MAX_ROUNDS = 40
+STALLED = 0.9  # of the potential: a loose round in memory that leaves more of it is the last, unless strict ones help
 INNER = 0.998
 
 _SALT = 0x52454241  # keeps this use of the seed apart from all others
@@ -54,14 +55,16 @@ def rebalance(
 
     Cost: O(num_entries + num_nodes) a round at most; nodes of other parts are skipped.
     """
-    stuck, steps = False, steps_of(graph, threads)
+    steps = steps_of(graph, threads)
+    stuck = stalled = False
     in_memory = isinstance(graph, WeightedGraph)
     loose_rounds, enough = (LOOSE_ROUNDS, inner) if in_memory else (STREAMED_LOOSE_ROUNDS, cap)
+    before = potential(load, inner)
     for i in range(0 if (load <= cap).all() else MAX_ROUNDS):
         if (load <= enough).all():
             return True
         over = (load > inner).any(axis=1)
-        strict = i >= loose_rounds and not stuck
+        strict = (stalled or i >= loose_rounds) and not stuck
         steps.find_ways_out(part, load, inner, over, strict, np.uint64(fold(seed, _SALT, i)), target, ratio)
         leaving = np.flatnonzero(target >= 0)
         leaving = leaving[np.argsort(-ratio[leaving], kind="stable")]
@@ -70,7 +73,17 @@ def rebalance(
         if not moved and not strict:
             break
         stuck = not moved
+        if in_memory and not strict:
+            now = potential(load, inner)
+            if stalled and now > STALLED * before:
+                break
+            before, stalled = now, now > STALLED * before
     return not (load > cap).any()
+
+
+def potential(load: np.ndarray, cap: np.ndarray) -> float:
+    """Return the sum over parts and dimensions of max(0, load / cap - 1)^2."""
+    return float((np.maximum(0.0, load / cap - 1.0) ** 2).sum())
 
 
 def inner_cap(cap: np.ndarray) -> np.ndarray:
@@ -89,10 +102,7 @@ def _leave(leaving, node_weight, part, load, cap, target, strict):
     for i in range(len(leaving)):
         v = leaving[i]
         own, other = part[v], target[v]
-        over = False
-        for d in range(node_weight.shape[1]):
-            over = over or load[own, d] > cap[own, d]
-        if not over or (strict and not has_room(v & every, other, load, cap, node_weight)):
+        if not is_over(own, load, cap) or (strict and not has_room(v & every, other, load, cap, node_weight)):
             continue
         if relief_of(v & every, own, other, load, cap, node_weight) <= 0.0:
             continue
