@@ -36,8 +36,9 @@ def rebalance(
     leaves to at the least loss of edges per relief. Then nodes move, cheapest first, as long as their part is overfull
     and their move still relieves. What falls with every move is the potential, the sum over parts and dimensions of
     max(0, load / cap - 1)^2: a heavy node may enter a full part, which then sheds a light one. After
-    LOOSE_ROUNDS rounds (on disk: STREAMED_LOOSE_ROUNDS) a move must fit, as long as there are such moves: that settles
-    the last few units. On disk it ends as soon as `cap` is kept, in memory only when `inner` is.
+    LOOSE_ROUNDS rounds (on disk: STREAMED_LOOSE_ROUNDS), in memory also after one that leaves more than STALLED of the
+    potential, a move must fit, as long as there are such moves: that settles the last few units. On disk it ends as
+    soon as `cap` is kept, in memory only when `inner` is, or when rounds stall twice.
 
     Args:
         graph: the graph.

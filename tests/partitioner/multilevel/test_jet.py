@@ -63,6 +63,7 @@ def test_a_balanced_start_never_gets_worse_and_figures_are_those_counted(graph, 
         # nor blocks, where graphs on disk are rebalanced as those in memory
         patch.setattr(rebalancing, "STREAMED_LOOSE_ROUNDS", rebalancing.LOOSE_ROUNDS)
         patch.setattr(rebalancing, "INNER", 1.0)
+        patch.setattr(rebalancing, "STALLED", np.inf)
         assert np.array_equal(run(graph.whole, start, cap, seed)[0], run(graph, start, cap, seed)[0])
 
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from lightning_gnnscale.partitioner import row_threads
 from lightning_gnnscale.partitioner.multilevel import rebalancing
 from lightning_gnnscale.partitioner.multilevel.rebalancing import inner_cap, rebalance
+from lightning_gnnscale.partitioner.multilevel.row_steps import RowSteps
 from lightning_gnnscale.partitioner.row_threads import RowThreads
 from tests.partitioner.multilevel.graphs import cut_graphs, cut_of, loads_of, weighted_graph
 
@@ -42,6 +43,7 @@ def test_the_potential_never_rises_and_true_means_within_the_caps(graph, num_par
         inner = inner_cap(cap)
         if inner_share == 1:  # a graph on disk stops at the caps, one in memory at the inner ones
             patch.setattr(rebalancing, "LOOSE_ROUNDS", rebalancing.STREAMED_LOOSE_ROUNDS)
+            patch.setattr(rebalancing, "STALLED", np.inf)  # nor does the first end where rounds help little
             assert np.array_equal(run(graph.whole, start, cap, seed, 2)[0], part)  # blocks do not matter
     assert np.array_equal(load, loads_of(graph, part, num_parts))
     assert balanced == (load <= cap).all()
@@ -72,6 +74,22 @@ def test_a_heavy_node_enters_a_full_part_which_then_sheds_light_ones(monkeypatch
     assert balanced
     assert load.tolist() == [[13], [13]]
     assert (part[:4] == 1).sum() == 1
+
+
+@pytest.mark.parametrize(("stalled", "most"), [(np.inf, rebalancing.MAX_ROUNDS), (0.0, 6)])
+def test_rounds_in_memory_end_where_they_no_longer_help(monkeypatch, stalled, most):
+    monkeypatch.setattr(rebalancing, "STALLED", stalled)
+    rounds = []
+    find = RowSteps.find_ways_out
+    monkeypatch.setattr(RowSteps, "find_ways_out", lambda *args: (rounds.append(1), find(*args)))
+    rng = np.random.default_rng(0)
+    graph = weighted_graph(400, [], rng.integers(1, 60, (400, 3)))
+    start = rng.integers(0, 8, 400) // 2 * 2
+    cap = np.repeat(-(-graph.node_weight.sum(axis=0)[None] // 8), 8, axis=0)
+    _, load, balanced = run(graph, start, cap)
+    assert not balanced  # no part may be above the mean in any of three dimensions
+    assert 2 < len(rounds) <= most
+    assert potential(load, cap) < 0.05 * potential(loads_of(graph, start, 8), cap)
 
 
 def test_what_loses_least_leaves():
