@@ -80,16 +80,8 @@ def choose_clusters(
             own = label[v]
             slot = (np.uint64(own) * _HASH) >> shift
             own_rating = table_ratings[slot] if table_labels[slot] == own else np.int64(0)
-            liked, most, liked_tie, node_key = own, np.int64(0), np.uint64(0), _node_key(key, v)
-            for t in range(count):  # without a branch; the table is emptied on the way
-                slot = np.uint64(touched[t])
-                c, r = table_labels[slot], table_ratings[slot]
-                table_labels[slot], table_ratings[slot] = -1, 0
-                near[first + t], ratings[first + t] = c, r
-                tie = np.uint64(c) * node_key
-                better = (c != own) & ((r > most) | ((r == most) & (tie > liked_tie)))
-                liked, most = c if better else liked, r if better else most
-                liked_tie = tie if better else liked_tie
+            node_key = _node_key(key, v)
+            liked, most = _take_out(own, node_key, near, ratings, first, count, table_labels, table_ratings, touched)
             found[i], own_ratings[i] = count, own_rating
             choice[0, start + i], choice[1, start + i] = liked if most >= own_rating else own, liked
             prefetch(flat_weight, np.int64(liked) * node_weight.shape[1])
@@ -192,6 +184,25 @@ def _rate(v, near, first, last, edge, step, indices, edge_weight, group, table_l
             table_ratings[slot] = r + w if held == c else max(r, w)
             table_labels[slot] = c if held == c or w > r else held
     return count
+
+
+@kernel
+def _take_out(own, node_key, near, ratings, first, count, table_labels, table_ratings, touched):
+    """Empty the table into near[first:] and ratings[first:]; return the best label but `own`, and its rating.
+
+    Without a branch; `own` and 0 where there is no other label.
+    """
+    liked, most, liked_tie = own, np.int64(0), np.uint64(0)
+    for t in range(count):
+        slot = np.uint64(touched[t])
+        c, r = table_labels[slot], table_ratings[slot]
+        table_labels[slot], table_ratings[slot] = -1, 0
+        near[first + t], ratings[first + t] = c, r
+        tie = np.uint64(c) * node_key
+        better = (c != own) & ((r > most) | ((r == most) & (tie > liked_tie)))
+        liked, most = c if better else liked, r if better else most
+        liked_tie = tie if better else liked_tie
+    return liked, most
 
 
 @kernel

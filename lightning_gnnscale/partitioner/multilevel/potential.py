@@ -1,9 +1,14 @@
-"""What moves cost and relieve: functions that are compiled into the steps over rows and those over edges."""
+"""What moves cost and relieve; but for `potential`, functions compiled into the steps over rows and over edges."""
 
 import numpy as np
 
 from ...jit import kernel
 from ...rng import combine
+
+
+def potential(load: np.ndarray, cap: np.ndarray) -> float:
+    """Return the sum over parts and dimensions of max(0, load / cap - 1)^2."""
+    return float((np.maximum(0.0, load / cap - 1.0) ** 2).sum())
 
 
 @kernel
@@ -47,6 +52,7 @@ def _entering(v, other, load, cap, node_weight):
 
 @kernel
 def has_room(v, part, load, cap, node_weight):
+    """Return whether a node fits a part in every dimension; `v` is its row in `node_weight`."""
     for d in range(node_weight.shape[1]):  # noqa: SIM110 (compiled)
         if load[part, d] + node_weight[v, d] > cap[part, d]:
             return False
@@ -55,6 +61,7 @@ def has_room(v, part, load, cap, node_weight):
 
 @kernel
 def is_over(part, load, cap):
+    """Return whether a part weighs more than its cap in any dimension."""
     for d in range(load.shape[1]):  # noqa: SIM110 (compiled)
         if load[part, d] > cap[part, d]:
             return True

@@ -6,14 +6,14 @@ from ...jit import kernel
 from ...rng import fold
 from ..row_threads import RowThreads
 from .edge_graph import EdgeGraph
-from .potential import has_room, is_over, relief_of
+from .potential import has_room, is_over, potential, relief_of
 from .steps import steps_of
 from .weighted_graph import BlockGraph, WeightedGraph
 
 LOOSE_ROUNDS = 20  # from then on a part is entered only where there is room, unless nothing moves
 STREAMED_LOOSE_ROUNDS = 1  # the same on disk, where a round costs a pass: more of them hardly lower the cut
 MAX_ROUNDS = 40
-STALLED = 0.9  # of the potential: a loose round in memory that leaves more of it is the last, unless strict ones help
+STALLED = 0.9  # of the potential: a loose round in memory that leaves more has stalled
 INNER = 0.998
 
 _SALT = 0x52454241  # keeps this use of the seed apart from all others
@@ -38,7 +38,7 @@ def rebalance(
     max(0, load / cap - 1)^2: a heavy node may enter a full part, which then sheds a light one. After
     LOOSE_ROUNDS rounds (on disk: STREAMED_LOOSE_ROUNDS), in memory also after one that leaves more than STALLED of the
     potential, a move must fit, as long as there are such moves: that settles the last few units. On disk it ends as
-    soon as `cap` is kept, in memory only when `inner` is, or when rounds stall twice.
+    soon as `cap` is kept, in memory only when `inner` is, or when loose rounds stall twice.
 
     Args:
         graph: the graph.
@@ -80,11 +80,6 @@ def rebalance(
                 break
             before, stalled = now, now > STALLED * before
     return not (load > cap).any()
-
-
-def potential(load: np.ndarray, cap: np.ndarray) -> float:
-    """Return the sum over parts and dimensions of max(0, load / cap - 1)^2."""
-    return float((np.maximum(0.0, load / cap - 1.0) ** 2).sum())
 
 
 def inner_cap(cap: np.ndarray) -> np.ndarray:
