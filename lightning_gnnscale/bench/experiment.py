@@ -40,8 +40,9 @@ def run_rows(
     done = read_rows(path)
     rows = []
     for case, overrides in cases:
-        # A row stands for all its settings: other epochs or another patience are another row.
-        case = {**case, "settings": f"{fold(*repr(overrides).encode()) >> 32:08x}"}
+        # A row stands for all its settings: other epochs or another patience are another row; the folder is not one.
+        settings = repr(overrides).replace(str(output_dir), "")
+        case = {**case, "settings": f"{fold(*settings.encode()) >> 32:08x}"}
         key = {name: str(value) for name, value in case.items()}
         row = next((old for old in done if all(old.get(name) == value for name, value in key.items())), None)
         if row is None:

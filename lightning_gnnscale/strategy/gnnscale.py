@@ -39,8 +39,8 @@ class GNNScaleStrategy(DDPStrategy):
     """Train on several processes, each with its own parts of the graph.
 
     Processes are started and joined as by Lightning's DDP, and start from rank 0's weights; there is no DDP wrapper.
-    Before every batch torch's generators are seeded by `batch.key`, so that dropout does not depend on which process
-    draws it.
+    Before every batch the generators of the CPU and of the device are seeded by `batch.key`, so that dropout does not
+    depend on which process draws it.
 
     Args:
         accelerator: as for DDPStrategy; the Trainer sets it.
@@ -159,8 +159,14 @@ class GNNScaleStrategy(DDPStrategy):
                 self._exchange_run.begin_step(self.lightning_module.trainer.current_epoch)
             key = getattr(batch, "key", None)
             if key is not None:
-                torch.manual_seed(int(key))
+                self._seed(int(key))
         return super().batch_to_device(batch, device, dataloader_idx)
+
+    def _seed(self, key: int) -> None:
+        # torch.manual_seed() also formats this thread's stack for every kind of device that is not there: 2 ms a step.
+        torch.default_generator.manual_seed(key)
+        if self.root_device.type != "cpu":
+            torch.get_device_module(self.root_device).manual_seed(key)
 
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any], model: torch.nn.Module | None = None, **kwargs: Any
