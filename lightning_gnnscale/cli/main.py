@@ -24,6 +24,7 @@ BENCHES = {
     "locality": "locality-aware sampling: host reads saved against variance and accuracy",
     "placement": "where feature rows are read from under each placement",
     "prepare": "sources of batches side by side, two-level scheduling beside fixed prefetch, and its replay",
+    "halo": "feature bytes that a part's batches read from a cold disk, halo rows packed or not",
     "grouping": "bytes that travel for a batch: groups that share rows, beside a row cache",
     "averaging": "accuracy and synchronisation time against the averaging interval, accuracy against halo hops",
     "exchange": "exchange policies of full-graph training: bytes beside accuracy",

@@ -13,7 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 from .compose import compose_config
 from .errors import UsageError
 
-TOP_LEVEL = {"seed": (int,), "test": (bool,), "predict": (bool,), "overwrite": (bool,), "num_parts": (int, str)}
+_SWITCHES = ("test", "predict", "overwrite", "pack_halo")
+TOP_LEVEL = {"seed": (int,), "num_parts": (int, str), **dict.fromkeys(_SWITCHES, (bool,))}
 _PLAIN = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
 

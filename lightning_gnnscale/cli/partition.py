@@ -33,6 +33,7 @@ def run(config: DictConfig) -> dict:
             num_parts=config.num_parts,
             seed=config.seed,
             overwrite=config.overwrite,
+            pack_halo=config.pack_halo,
             progress=progress,
         )
         plan = make_store(config, datamodule, config.num_devices)

@@ -142,7 +142,10 @@ def make_datamodule(config: DictConfig, dataset, progress=None):
             "sampler": instantiate(config.sampler),
             "source": instantiate(config.source),
             "placement": instantiate(config.placement) or None,
+            "pack_halo": config.pack_halo,
         }
+    elif config.pack_halo:
+        raise UsageError("pack_halo=true serves batches of parts, full-graph training has none: pack_halo=false")
     return instantiate(config.datamodule, _partial_=True)(
         root=config.paths.stores,
         dataset=dataset,

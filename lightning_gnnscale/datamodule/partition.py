@@ -73,6 +73,9 @@ class PartitionDataModule(StoredGraphDataModule):
         block_arcs: arcs a block of layer-wise inference.
         links: {"val": LinkSet, "test": LinkSet} in original ids, edges that the store does not have; None: the data
             set's. They are evaluated on where the sampler is a `LinkSampler`, in place of masks and labels.
+        pack_halo: a store that is written also has the feature rows of each part's halo, beside the part: batches of a
+            part then read two runs of the disk, where halo rows would lie scattered over the whole file. It takes the
+            bytes of all halo rows. Rows that a store has packed are read in any case.
         eval_negatives: false ends that each of them is ranked among, >= 1; drawn alike from all nodes that no edge or
             held-out link joins to the first end, where the set brings none of its own.
 
@@ -115,6 +118,7 @@ class PartitionDataModule(StoredGraphDataModule):
         block_arcs: int = 1 << 20,
         links: Mapping[str, LinkSet] | None = None,
         eval_negatives: int = 100,
+        pack_halo: bool = False,
         overwrite: bool = False,
         progress: Callable[[str, int, int | None], None] | None = None,
     ):
@@ -133,6 +137,7 @@ class PartitionDataModule(StoredGraphDataModule):
             seed=seed,
             overwrite=overwrite,
             progress=progress,
+            pack_halo=pack_halo,
         )
         _check_choice("mode", mode, MODES)
         _check_choice("scope", scope, SCOPES)
@@ -207,7 +212,9 @@ class PartitionDataModule(StoredGraphDataModule):
             scope = "graph" if getattr(weights, "equal_batches", False) else "part"
         check_scope(scope, weights, self.sampler, self.store)
         place = self._place()
-        features = self.store.features if self.buffer is None else self.buffer
+        features = self.buffer
+        if features is None:
+            features = self.store.features if scope == "graph" else self.store.part_features
         if self._gathers_on_device or not self.stored_features:
             features = None
         options = self.loader_options

@@ -30,6 +30,7 @@ class StoredGraphDataModule(L.LightningDataModule):
         num_parts: parts; "auto" asks the planner.
         planner: callable with the arguments of `gs.plan`, for "auto"; it may carry memory sizes.
         seed: of partitioning.
+        pack_halo: a store that is written also has the feature rows of each part's halo beside the part.
         overwrite: replace a store made from other input.
         progress: (what, done, total), called while the store is made.
 
@@ -56,6 +57,7 @@ class StoredGraphDataModule(L.LightningDataModule):
         seed: int,
         overwrite: bool,
         progress: Callable[[str, int, int | None], None] | None,
+        pack_halo: bool = False,
     ):
         super().__init__()
         if num_parts != "auto":
@@ -66,9 +68,13 @@ class StoredGraphDataModule(L.LightningDataModule):
             raise ValueError("give either store, or dataset (or stream) together with root")
         if dataset is not None and root is None:
             raise ValueError("root must name the folder that the partition store is written to")
+        if pack_halo and store is not None:
+            raise ValueError(
+                "pack_halo says how a store is written, and store= stands: leave it out; what it has packed is read"
+            )
         self.dataset, self.root = dataset, _folder(root if store is None else store)
         self.partitioner, self.num_parts, self.planner = partitioner, num_parts, planner or plan
-        self.seed, self.overwrite, self.progress = seed, overwrite, progress
+        self.seed, self.overwrite, self.progress, self.pack_halo = seed, overwrite, progress, pack_halo
         self.stored_features = True
         self._store: PartitionStore | None = None
 
@@ -85,12 +91,14 @@ class StoredGraphDataModule(L.LightningDataModule):
             self.fingerprint(num_parts),
             overwrite=self.overwrite,
             progress=self.progress,
+            pack_halo=self.pack_halo,
         )
 
     def fingerprint(self, num_parts: int) -> str:
         """Return a digest of what a store of this many parts is made from: input, partitioner, seed."""
         method = self.partitioner if isinstance(self.partitioner, str) else _describe(self.partitioner)
-        return preparation_fingerprint(self.dataset, {"partitioner": method, "seed": self.seed}, num_parts)
+        made = {"partitioner": method, "seed": self.seed} | ({"pack_halo": True} if self.pack_halo else {})
+        return preparation_fingerprint(self.dataset, made, num_parts)
 
     def planned_parts(self) -> int:
         """Return the number of parts: as given; else that of a store of this input that stands; else the planner's."""

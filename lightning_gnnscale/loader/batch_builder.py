@@ -9,6 +9,7 @@ import torch
 
 from ..graph import MASK_NAMES
 from ..jit import kernel
+from ..partition_store import features_of_part
 from ..sampler.minibatch import MiniBatch, sparse_rows_to_torch
 from ..sampler.subgraph import BatchSampler, Subgraph
 from ..triton_kernels.gather_rows import gather_rows
@@ -110,11 +111,12 @@ class BatchBuilder:
         n_id = batch.n_id.numpy()
         if self.features is None:
             return batch
+        features = features_of_part(self.features, batch.part)
         if self.features.is_sparse:
-            batch.x_csr = sparse_rows_to_torch(self.features.gather(n_id))
+            batch.x_csr = sparse_rows_to_torch(features.gather(n_id))
         else:
             out = self.pool.take((len(n_id), self.features.dim), self.features.dtype)
-            batch.x_dense = torch.from_numpy(self.features.gather(n_id, out=out))
+            batch.x_dense = torch.from_numpy(features.gather(n_id, out=out))
         return batch
 
     def lend(self, graph) -> Workspace:

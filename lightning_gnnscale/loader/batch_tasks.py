@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..partition_store import features_of_part
 from ..rng import combine_array
 from ..sampler.minibatch import MiniBatch
 from .join_branches import join_branches
@@ -40,7 +41,8 @@ class BatchTasks:
         self._drawn: list[tuple] = [() for _ in branches]  # distinct local ids and the place of each draw in them
         self._rows = None
         if workflow.fetch is not None:
-            self._rows = RowBuffer(workflow.fetch, self._builder.pool, workflow.size)
+            table = features_of_part(workflow.fetch, staged.graph.part)
+            self._rows = RowBuffer(table, self._builder.pool, workflow.size)
         self._batch: MiniBatch | None = None
 
     def actions(self, task: "LogicalTask"):

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..errors import GNNScaleError
+from ..partition_store import features_of_part
 from ..sampler.minibatch import MiniBatch
 from .batch_maker import BatchMaker, batch_error
 from .batch_segments import SegmentMaps, SegmentTicket
@@ -195,7 +196,7 @@ def _make(
         packed.copy_to(memory)
         try:
             if rows is not None:
-                features.gather(batch.n_id.numpy(), out=rows.of(memory))
+                features_of_part(features, batch.part).gather(batch.n_id.numpy(), out=rows.of(memory))
         except Exception as error:
             return Failed(str(batch_error(key, f"{type(error).__name__}: {error}")))
     return Made(packed.meta, packed.spans, rows)

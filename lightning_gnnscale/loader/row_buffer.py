@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import torch
 
-from ..partition_store.features import SparseRows
+from ..partition_store.features import stack_rows
 from ..sampler.minibatch import MiniBatch, sparse_rows_to_torch
 from .buffer_pool import BufferPool
 from .operators import FetchOperator
@@ -65,7 +65,7 @@ class RowBuffer:
         self._size.largest = max(self._size.largest, total)
         if self._fetch.is_sparse:
             pieces = [self._pieces[place] for place in sorted(self._pieces)]
-            batch.x_csr = sparse_rows_to_torch(_joined(pieces or [self._fetch.gather(np.empty(0, np.int64))]))
+            batch.x_csr = sparse_rows_to_torch(stack_rows(pieces or [self._fetch.gather(np.empty(0, np.int64))]))
             return
         rows = self._take(0) if self._rows is None else self._rows
         if self._pieces:
@@ -78,11 +78,3 @@ class RowBuffer:
 
     def _take(self, num_rows: int) -> np.ndarray:
         return self._pool.take((num_rows, self._fetch.dim), self._fetch.dtype)
-
-
-def _joined(rows: list[SparseRows]) -> SparseRows:
-    """Return sparse rows one behind the other."""
-    starts = np.cumsum([0, *(piece.indptr[-1] for piece in rows)])
-    indptr = np.concatenate([[0], *(piece.indptr[1:] + start for piece, start in zip(rows, starts, strict=False))])
-    indices = np.concatenate([piece.indices for piece in rows])
-    return SparseRows(indptr.astype(np.int64), indices, np.concatenate([piece.data for piece in rows]), rows[0].dim)

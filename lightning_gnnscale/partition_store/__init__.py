@@ -3,6 +3,7 @@
 from .budget import WriteBudget
 from .features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows
 from .inputs import input_fingerprint
+from .packed_features import PackedFeatures, features_of_part
 from .part_graph import PartGraph
 from .reader import PartitionStore
 from .writer import write_partition_store
@@ -11,10 +12,12 @@ __all__ = [
     "CSRFeatures",
     "DenseFeatures",
     "FeatureTable",
+    "PackedFeatures",
     "PartGraph",
     "PartitionStore",
     "SparseRows",
     "WriteBudget",
+    "features_of_part",
     "input_fingerprint",
     "write_partition_store",
 ]

@@ -1,5 +1,6 @@
 """Feature tables: dense rows or sparse rows (CSR), gathered by node id with the stored bits unchanged."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -121,6 +122,25 @@ class CSRFeatures:
         data = np.empty(indptr[-1], self.data.dtype)
         copy_sparse_rows(self.indptr, self.indices, as_bits(self.data), nodes, indptr, indices, as_bits(data))
         return SparseRows(indptr, indices, data, self.dim)
+
+
+def stack_rows(blocks: Sequence[SparseRows]) -> SparseRows:
+    """Return the sparse rows of several blocks (at least one), one behind the other."""
+    starts = np.cumsum([0, *(block.indptr[-1] for block in blocks)])
+    indptr = [block.indptr[1:] + start for block, start in zip(blocks, starts, strict=False)]
+    indices, data = (np.concatenate([getattr(block, name) for block in blocks]) for name in ("indices", "data"))
+    return SparseRows(np.concatenate([np.zeros(1, np.int64), *indptr]), indices, data, blocks[0].dim)
+
+
+def merge_rows(blocks: Sequence[SparseRows], places: Sequence[np.ndarray]) -> SparseRows:
+    """Return the sparse rows of several blocks, each at its place.
+
+    Args:
+        blocks: at least one.
+        places: for each block (num_rows,) integers; together they are 0, 1, ... in any order.
+    """
+    rows = stack_rows(blocks)
+    return CSRFeatures(rows.indptr, rows.indices, rows.data, rows.dim).gather(np.argsort(np.concatenate(places)))
 
 
 def checked_rows(nodes: np.ndarray, num_rows: int) -> np.ndarray:

@@ -9,8 +9,9 @@ import numpy as np
 from ..graph import CSC
 from .array_file import map_rows
 from .expand import assigned_arcs, distances, keep_arcs, localise, rows_within
-from .features import CSRFeatures, DenseFeatures, SparseRows, add_rows
+from .features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows, add_rows
 from .manifest import read_manifest, read_source
+from .packed_features import PackedFeatures, features_of_part
 from .part_graph import PartGraph
 
 
@@ -95,6 +96,15 @@ class PartitionStore:
         return read_source(self.root).get("fingerprint", "")
 
     @cached_property
+    def part_features(self) -> FeatureTable | None:
+        """What batches of parts read: `features`, or with the packed rows of halos where the store has them."""
+        if self._halo_features is None:
+            return self.features
+        return PackedFeatures(
+            self.features, self._halo_features, self.part_offsets, self._halo_offsets, self._halo_nodes
+        )
+
+    @cached_property
     def weighted_degree(self) -> np.ndarray:
         """(num_nodes,) float32: what the weights of a node's in-arcs add up to; the in-degree without weights.
 
@@ -147,21 +157,7 @@ class PartitionStore:
 
     def load_features(self, graph: PartGraph) -> np.ndarray | SparseRows | None:
         """Return the feature rows of a loaded part in local order, in the stored dtype; packed halo rows are used."""
-        if self.features is None:
-            return None
-        if self._halo_features is None or graph.hops != 1:
-            return self.features.gather(graph.nodes)
-        halo = self._halo_slice(graph.part)
-        core_nodes = np.arange(graph.core_start, graph.core_start + graph.num_core)
-        core, packed = self.features.gather(core_nodes), self._halo_features.gather(np.arange(halo.start, halo.stop))
-        if not self.features.is_sparse:
-            return np.concatenate([core, packed])
-        return SparseRows(
-            np.concatenate([core.indptr, packed.indptr[1:] + core.indptr[-1]]),
-            np.concatenate([core.indices, packed.indices]),
-            np.concatenate([core.data, packed.data]),
-            core.dim,
-        )
+        return None if self.features is None else features_of_part(self.part_features, graph.part).gather(graph.nodes)
 
     def verify(self) -> None:
         """Read everything and compare checksums, id maps, order of rows, and halo lists.

@@ -23,12 +23,16 @@ def take_away(root, part: int, target) -> gs.PartitionStore:
     listed = owned.copy()
     listed[store.halo(part)] = True
     keep = dict.fromkeys(("features", "labels", "mask_train", "mask_val", "mask_test"), listed)
+    if "halo_features" in store.manifest["files"]:
+        keep["features"] = owned  # rows of the halo are packed beside the part
     keep["csc_indices"] = np.repeat(owned, np.diff(store.csc.indptr))
     keep["csc_indptr"] = _bounds(owned)
     halo_offsets, halo_indptr = np.load(root / "halo_offsets.npy"), np.load(root / "halo_indptr.npy")
     halo = np.zeros(halo_offsets[-1], bool)
     halo[halo_offsets[part] : halo_offsets[part + 1]] = True
     keep |= {"halo_nodes": halo, "halo_degree": halo, "halo_indptr": _bounds(halo)}
+    if "halo_features" in store.manifest["files"]:
+        keep["halo_features"] = halo
     keep["halo_indices"] = np.repeat(halo, np.diff(halo_indptr))
     for name, kept in keep.items():
         array = np.lib.format.open_memmap(target / f"{name}.npy", mode="r+")
@@ -48,7 +52,7 @@ def train_part(store: gs.PartitionStore, part: int, hops: int = 1) -> torch.Tens
     loader = PartLoader(
         [part],
         lambda p: store.load_part(p, hops),
-        store.features,
+        store.part_features,
         {part: core_targets(store.masks["train"], store.part_offsets, part)},
         gs.NeighborSampler([4, 3]),
         labels=store.labels,
@@ -69,10 +73,20 @@ def train_part(store: gs.PartitionStore, part: int, hops: int = 1) -> torch.Tens
     return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
+@pytest.fixture(scope="module")
+def packed_root(dataset, tmp_path_factory):
+    """The store of `store_root`, with packed halo rows."""
+    root = tmp_path_factory.mktemp("packed") / "small"
+    options = {"dataset": dataset, "num_parts": 4, "seed": 1, "partitioner": "random"}
+    gs.PartitionDataModule(root=root, pack_halo=True, **options).prepare_data()
+    return root
+
+
 @pytest.mark.parametrize("part", [0, 3])
-def test_a_part_trains_to_the_same_bits_without_the_rest(store_root, tmp_path, part):
+@pytest.mark.parametrize("root", ["store_root", "packed_root"])
+def test_a_part_trains_to_the_same_bits_without_the_rest(store_root, root, request, tmp_path, part):
     expected = train_part(gs.PartitionStore.open(store_root), part)
-    found = train_part(take_away(store_root, part, tmp_path / "alone"), part)
+    found = train_part(take_away(request.getfixturevalue(root), part, tmp_path / "alone"), part)
     assert torch.isfinite(expected).all()
     assert torch.equal(expected, found)
 

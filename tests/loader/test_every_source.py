@@ -89,3 +89,8 @@ def test_a_rank_without_batches_begins_too(load, monkeypatch):
     monkeypatch.setattr(loader._source, "begin", lambda: begun.append(1))
     assert list(loader) == [None] * 3
     assert begun == [1]
+
+
+def test_halo_rows_come_from_where_they_are_packed(load):
+    for batch in load(features=WORLD.packed_features()):
+        np.testing.assert_array_equal(batch.x.numpy(), WORLD.rows_read(batch.part, batch.n_id.numpy()))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_gnnscale.graph import CSC, build_csc
-from lightning_gnnscale.partition_store.features import DenseFeatures
+from lightning_gnnscale.partition_store import DenseFeatures, PackedFeatures
 from lightning_gnnscale.partition_store.part_graph import PartGraph
 
 
@@ -42,6 +42,20 @@ class SmallWorld:
         degree = np.diff(self.csc.indptr)[nodes]
         csc = CSC(indptr, indices)
         return PartGraph(part, start, end - start, np.array(halo, np.int64), csc, degree, np.array(arcs, np.int64))
+
+    def packed_features(self) -> PackedFeatures:
+        """Halo rows packed, those of part p times 2 ** (p + 1): a row says where it was read."""
+        halos = [self.load_part(part).halo_nodes for part in range(self.num_parts)]
+        rows = [np.ldexp(self.features.array[halo], part + 1) for part, halo in enumerate(halos)]
+        offsets = np.cumsum([0, *map(len, halos)])
+        packed = DenseFeatures(np.concatenate(rows))
+        return PackedFeatures(self.features, packed, self.part_offsets, offsets, np.concatenate(halos))
+
+    def rows_read(self, part: int, nodes: np.ndarray) -> np.ndarray:
+        """What a part reads of `packed_features` for nodes that it sees."""
+        start, end = self.part_offsets[part : part + 2]
+        foreign = (nodes < start) | (nodes >= end)
+        return np.ldexp(self.features.array[nodes], (foreign * (part + 1))[:, None])
 
     def targets(self, part: int) -> np.ndarray:
         start, end = self.part_offsets[part : part + 2]

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...errors import GNNScaleError
-from ...partition_store.features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows
+from ...partition_store.features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows, merge_rows
 from .held_nodes import HeldNodes, PartOwners
 
 
@@ -113,7 +113,7 @@ class DistributedFeatures:
             pieces.append((places, rows.result()))
             self._check(owner, *pieces[-1])
         if self.is_sparse:
-            return _in_order(pieces, self.dim)
+            return merge_rows([rows for _, rows in pieces], [places for places, _ in pieces])
         out = np.empty((len(nodes), self.dim), self.dtype) if out is None else out
         for places, rows in pieces:
             out[places] = rows
@@ -123,12 +123,3 @@ class DistributedFeatures:
         num = rows.num_rows if isinstance(rows, SparseRows) else len(rows)
         if num != len(places):
             raise GNNScaleError(f"{owner} sent {num} rows, {len(places)} were asked for")
-
-
-def _in_order(pieces: list[tuple[np.ndarray, SparseRows]], dim: int) -> SparseRows:
-    """Return the rows of all pieces, each at its place."""
-    lengths = np.concatenate([np.diff(rows.indptr) for _, rows in pieces])
-    indptr = np.concatenate([[0], np.cumsum(lengths)])
-    indices, data = (np.concatenate([getattr(rows, name) for _, rows in pieces]) for name in ("indices", "data"))
-    back = np.argsort(np.concatenate([places for places, _ in pieces]))
-    return CSRFeatures(indptr, indices, data, dim).gather(back)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import GNNScaleError
-from ...partition_store.features import CSRFeatures, DenseFeatures, SparseRows
+from ...partition_store import CSRFeatures, DenseFeatures, SparseRows, features_of_part
+from ...partition_store.features import merge_rows
 from ..part_walk import WholeGraph
 from ..shared_value import pack
 from ..staged_part import StagedPart
@@ -147,7 +148,7 @@ def hold_part(staged: StagedPart, features) -> HeldPart:
     """Return a part with the feature rows of its nodes in memory, core and halo, in the stored dtype."""
     if features is None or isinstance(staged.graph, WholeGraph):
         return HeldPart(staged, features, pack(staged).num_bytes)
-    rows = features.gather(staged.graph.nodes)
+    rows = features_of_part(features, staged.graph.part).gather(staged.graph.nodes)
     if isinstance(rows, SparseRows):
         num_bytes = rows.indptr.nbytes + rows.indices.nbytes + rows.data.nbytes
         table = CSRFeatures(rows.indptr, rows.indices, rows.data, rows.dim)
@@ -191,7 +192,4 @@ def _gather_sparse(nodes: np.ndarray, parts: list[HeldPart]) -> SparseRows:
         blocks.append(part.rows.gather(places[found]))
         order.append(left[found])
         left = left[~found]
-    indptr = np.concatenate([[0], np.cumsum(np.concatenate([np.diff(block.indptr) for block in blocks]))])
-    columns, data = (np.concatenate([getattr(block, name) for block in blocks]) for name in ("indices", "data"))
-    back = np.argsort(np.concatenate(order))
-    return CSRFeatures(indptr.astype(np.int64), columns, data, blocks[0].dim).gather(back)
+    return merge_rows(blocks, order)
