@@ -4,7 +4,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..jit import kernel
+from ..triton_kernels.gather_rows import RowTables, gather_tiers, pack_places, unpack_places
 from .features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows, checked_rows, merge_rows
+
+_PACKED = int(pack_places(np.int64(1), np.int64(0)))  # the place of the first packed row
 
 
 @dataclass(frozen=True)
@@ -57,42 +61,46 @@ class PackedFeatures:
 
         Cost: beyond the copies a binary search in the halo list for each node that the part does not own.
         """
-        nodes = checked_rows(nodes, self.num_rows)
-        places, rows = self._packed_rows(nodes)
+        if self.part is None:
+            return self.owned.gather(nodes) if self.is_sparse else self.owned.gather(nodes, out)
+        places = self._places(checked_rows(nodes, self.num_rows))
         if self.is_sparse:
-            return self._gather_sparse(nodes, places, rows)
-        if not len(places):
-            return self.owned.gather(nodes, out)
-        out = np.empty((len(nodes), self.dim), self.dtype) if out is None else out
-        others = np.ones(len(nodes), bool)
-        others[places] = False
-        out[others] = self.owned.gather(nodes[others])
-        out[places] = self.packed.gather(rows)
-        return out
+            return self._gather_sparse(places)
+        out = np.empty((len(places), self.dim), self.dtype) if out is None else out
+        return gather_tiers(places, None, RowTables([self.owned.array, self.packed.array]), out)
 
     def of_part(self, part: int) -> "PackedFeatures":
         """Return the table as a part reads it."""
         return replace(self, part=part)
 
-    def _packed_rows(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the places of the part's halo nodes among the given ones, and the packed row of each."""
-        none = np.empty(0, np.int64)
-        if self.part is None:
-            return none, none
+    def _places(self, nodes: np.ndarray) -> np.ndarray:
+        """Return (num,) int64 places as of `pack_places`: table 0 is `owned`, table 1 `packed`."""
         begin, end = self.part_offsets[self.part : self.part + 2]
         first, last = self.halo_offsets[self.part : self.part + 2]
-        halo = self.halo_nodes[first:last]
-        outside = np.flatnonzero((nodes < begin) | (nodes >= end))
-        if not len(outside) or not len(halo):
-            return none, none
-        wanted = nodes[outside].astype(halo.dtype)
-        found = np.searchsorted(halo, wanted)
-        listed = halo[np.minimum(found, len(halo) - 1)] == wanted
-        return outside[listed], found[listed] + first
+        places = np.empty(len(nodes), np.int64)
+        _find_places(nodes, begin, end, self.halo_nodes[first:last], first + _PACKED, places)
+        return places
 
-    def _gather_sparse(self, nodes: np.ndarray, places: np.ndarray, rows: np.ndarray) -> SparseRows:
-        others = np.delete(np.arange(len(nodes)), places)
-        return merge_rows([self.owned.gather(nodes[others]), self.packed.gather(rows)], [others, places])
+    def _gather_sparse(self, places: np.ndarray) -> SparseRows:
+        table, rows = unpack_places(places)
+        owned, packed = np.flatnonzero(table == 0), np.flatnonzero(table)
+        return merge_rows([self.owned.gather(rows[owned]), self.packed.gather(rows[packed])], [owned, packed])
+
+
+@kernel
+def _find_places(nodes, begin, end, halo_nodes, first_packed, places):
+    """Write the place of each node's row: its own id, or for a node of the halo the packed row."""
+    for i in range(len(nodes)):
+        node = nodes[i]
+        places[i] = node
+        if len(halo_nodes) and (node < begin or node >= end):
+            low, left = 0, len(halo_nodes)
+            while left > 1:  # no branch hangs on a comparison: half of them would be foretold wrong
+                half = left >> 1
+                low += half * (halo_nodes[low + half] <= node)
+                left -= half
+            if halo_nodes[low] == node:
+                places[i] = first_packed + low
 
 
 def features_of_part(features: FeatureTable, part: int) -> FeatureTable:
