@@ -57,13 +57,14 @@ def run(
     if wrong:
         raise ValueError(f"bench.visits must be parts in [0, {num_parts}), got {wrong[0]}")
     output_dir, rows = Path(output_dir), []
+    roots = {False: output_dir / "stores" / "plain", True: output_dir / "stores" / "packed"}
     with ProgressBars() as progress:
         dataset = generate(
             num_nodes, num_edges, str(output_dir / "graph"), feature_dim=feature_dim, seed=seed, progress=progress
         )
-        for packs in LAYOUTS:
+        for packs, root in roots.items():
             PartitionDataModule(
-                root=output_dir / "stores" / ("packed" if packs else "plain"),
+                root=root,
                 dataset=dataset,
                 partitioner=partitioner,
                 num_parts=num_parts,
@@ -74,9 +75,8 @@ def run(
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context, max_tasks_per_child=1) as fresh:
         for packs, layout in LAYOUTS.items():
-            root = str(output_dir / "stores" / ("packed" if packs else "plain"))
             for part in visits:
-                facts = fresh.submit(visit, root, part, list(fanouts), batch_size, seed).result()
+                facts = fresh.submit(visit, str(roots[packs]), part, list(fanouts), batch_size, seed).result()
                 rows.append({"halo_rows": layout, "part": part, **facts})
     write_csv(output_dir / "halo.csv", rows)
     Console(width=max(Console().width, 100)).print(_table(rows))
@@ -86,9 +86,17 @@ def run(
 def visit(root: str, part: int, fanouts: list[int], batch_size: int, seed: int) -> dict:
     """Drop a store's features from memory, draw every batch of a part, and count what was read.
 
+    Args:
+        root: folder of the store.
+        part: that is visited.
+        fanouts, batch_size, seed: of the batches.
+
     Returns:
         num_batches; needed_bytes: feature rows of core and halo; read_bytes: of feature files, now in memory;
         table_bytes: all rows once; stored_bytes: all feature files; seconds.
+
+    Raises:
+        GNNScaleError: the features cannot leave the memory.
     """
     files = [Path(root) / name for name in _FILES if (Path(root) / name).exists()]
     for file in files:
@@ -108,13 +116,14 @@ def visit(root: str, part: int, fanouts: list[int], batch_size: int, seed: int) 
     )
     start = time.perf_counter()
     num_batches = sum(1 for _ in loader)
+    seconds = time.perf_counter() - start
     return {
         "num_batches": num_batches,
         "needed_bytes": graph.num_local * store.features.dim * store.features.dtype.itemsize,
         "read_bytes": sum(cached_bytes(file) for file in files),
         "table_bytes": store.features.array.nbytes,
         "stored_bytes": sum(file.stat().st_size for file in files),
-        "seconds": round(time.perf_counter() - start, 3),
+        "seconds": round(seconds, 3),
     }
 
 
