@@ -1,5 +1,6 @@
 """The exchange of a layer on three ranks in threads: what arrives, what both sides hold, what is counted."""
 
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -260,3 +261,95 @@ def test_the_first_step_after_a_resume_is_exact(monkeypatch):
         run.ledger.clear()
     forward(ranks, runs, 6, rows[6])
     assert [run.ledger.sent_rows[1] for run in runs] == [0, 2, 0]
+
+
+CODED_BOTH_WAYS = Quantized(bits=2, backward_bits=2, backward_threshold=4.0)
+EXACT_STEPS = {
+    "warm-up": (SkipBroadcast(EpochFixed(1), CODED_BOTH_WAYS, warmup_epochs=3), 0),
+    "end of the warm-up": (SkipBroadcast(EpochFixed(1), CODED_BOTH_WAYS, warmup_epochs=3), 2),
+    "first under a bound": (SkipBroadcast(EpochFixed(1), CODED_BOTH_WAYS), 0),
+    "resume": (CODED_BOTH_WAYS, 5),
+}
+
+
+@pytest.mark.parametrize("pulls", [False, True], ids=["push", "pull"])
+@pytest.mark.parametrize("name", list(EXACT_STEPS))
+def test_gradients_of_an_exact_step_are_exact(name, pulls, monkeypatch):
+    policy, epoch = EXACT_STEPS[name]
+    rows = sequence()[0]
+
+    def gradients(policy, epoch):
+        ranks, runs = ThreadRanks(3, monkeypatch), make_runs(policy, pulls)
+
+        def step(rank):
+            runs[rank].begin_step(epoch)
+            layer = runs[rank].layers[1]
+            transfer = layer.send(rows[own(rank)].clone(), True)
+            halo = transfer.wait()
+            if pulls:
+                return layer.pull(rows[own(rank)].clone()).wait()
+            transfer.send_back(halo)
+            return transfer.wait_back()
+
+        return ranks.run(step)
+
+    exact, coded = gradients(HaloExchange(), 0), gradients(Quantized(2, delta=False, backward_bits=2), 0)
+    assert all(torch.equal(got, wanted) for got, wanted in zip(gradients(policy, epoch), exact, strict=True))
+    assert not all(torch.equal(got, wanted) for got, wanted in zip(coded, exact, strict=True))
+
+
+OVERLAPPING = [
+    HaloExchange(),
+    BroadcastExchange(),
+    Quantized(bits=8, delta=False),
+    Quantized(bits=4, backward_threshold=1.0),
+    *(
+        SkipBroadcast(bound, rows=rows)
+        for bound in (EpochFixed(1), EpochAdaptive(1), VariationGap(0.1))
+        for rows in ("block", "row")
+    ),
+]
+
+
+@pytest.mark.parametrize("pulls", [False, True], ids=["push", "pull"])
+@pytest.mark.parametrize("policy", OVERLAPPING, ids=repr)
+def test_whoever_sends_can_work_while_others_are_late(policy, pulls, monkeypatch):
+    """Rank 2 sends nothing before the others have been given back their time."""
+    ranks, runs, rows = ThreadRanks(3, monkeypatch), make_runs(policy, pulls), sequence()
+
+    def in_turn(rank, turns, start):
+        if rank == 2:
+            assert turns.wait(5), "a rank waits for a late one before it can work"
+        transfer = start()
+        if rank != 2:
+            turns.arrive()
+        return transfer
+
+    def step(rank, epoch, turns):
+        run, layer = runs[rank], runs[rank].layers[1]
+        run.begin_step(epoch)
+        transfer = in_turn(rank, turns[0], lambda: layer.send(rows[epoch][own(rank)].clone(), True))
+        halo = transfer.wait()
+        if pulls:
+            in_turn(rank, turns[1], lambda: layer.pull(rows[epoch][own(rank)].clone())).wait()
+        else:
+            in_turn(rank, turns[1], lambda: transfer.send_back(halo.clone()))
+            transfer.wait_back()
+
+    for epoch in range(3):
+        turns = Turns(2), Turns(2)
+        ranks.run(lambda rank, epoch=epoch, turns=turns: step(rank, epoch, turns))
+
+
+class Turns:
+    """Lets the late one go once so many others have arrived."""
+
+    def __init__(self, num_others):
+        self._others = threading.Semaphore(0)
+        self._num_others = num_others
+
+    def arrive(self):
+        self._others.release()
+
+    def wait(self, timeout):
+        return all(self._others.acquire(timeout=timeout) for _ in range(self._num_others))

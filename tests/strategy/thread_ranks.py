@@ -1,6 +1,7 @@
 """Ranks as threads of one process: what the exchange hands to the process group travels through memory."""
 
 import threading
+from contextvars import ContextVar
 from types import SimpleNamespace
 
 from lightning_gnnscale.strategy import averaging
@@ -16,17 +17,18 @@ class ThreadRanks:
 
     def __init__(self, world_size: int, monkeypatch):
         self.world_size, self.handed_over = world_size, [0] * world_size
-        self._local, self._arrived, self._pieces = threading.local(), threading.Condition(), {}
-        monkeypatch.setattr(averaging, "rank", lambda: self._local.rank)
+        self._rank, self._calls = ContextVar("rank"), [0] * world_size
+        self._arrived, self._pieces = threading.Condition(), {}
+        monkeypatch.setattr(averaging, "rank", self._rank.get)
         monkeypatch.setattr(averaging, "world_size", lambda: world_size)
         monkeypatch.setattr(transport, "dist", SimpleNamespace(all_to_all_single=self._all_to_all))
 
     def run(self, function):
         """Call function(rank) on all ranks at once; return the results in rank order."""
-        results, errors = [None] * self.world_size, []
+        results, errors, self._calls = [None] * self.world_size, [], [0] * self.world_size
 
         def call(rank):
-            self._local.rank, self._local.calls = rank, 0
+            self._rank.set(rank)
             try:
                 results[rank] = function(rank)
             except BaseException as error:
@@ -44,8 +46,9 @@ class ThreadRanks:
         return results
 
     def _all_to_all(self, incoming, outgoing, arriving, sizes, async_op):
-        rank, number = self._local.rank, self._local.calls
-        self._local.calls += 1
+        rank = self._rank.get()
+        number = self._calls[rank]
+        self._calls[rank] += 1
         assert sum(sizes) == len(outgoing) and sum(arriving) == len(incoming) and async_op
         with self._arrived:
             for other, piece in enumerate(outgoing.split(sizes)):

@@ -66,7 +66,7 @@ class LayerExchange:
         """Send the rows that are due, and note on this side what the receivers hold then."""
         run, route = self.run, self.run.route
         self._make_caches(rows)
-        codec = RAW if run.exact_step else run.codec
+        codec = run.codec
         with run.ledger.timed():
             chosen, active = self._due(boundary)
             ids = route.boundary_ids
@@ -136,7 +136,7 @@ class LayerExchange:
         run, layout = self.run, Layout(codec, rows.shape[1], rows.dtype, partial)
         counts = run.route.arriving
         if direction == transport.FORWARD and active is None and run.keeps_rows:
-            sizes = run.transport.agree_on_sizes(packed.sizes, self.layer, direction)
+            sizes = None
         else:
             row_bytes = codec.row_bytes(layout.width, layout.dtype)
             sizes = [count * row_bytes if active is None or active[rank] else 0 for rank, count in enumerate(counts)]
@@ -159,18 +159,14 @@ class LayerExchange:
     def pack_gradients(self, rows: Tensor, ids: Tensor, leaving: tuple[Tensor, ...]) -> Packed:
         """Pack the gradient rows that are drawn, behind bitmaps."""
         run, key = self.run, self._key("backward")
-        chosen, drawn = draw_rows(rows, run.plan.backward_threshold, fold(key, 1), ids)
+        chosen, drawn = draw_rows(rows, run.gradient_threshold, fold(key, 1), ids)
         codes = run.gradient_codec.encode(drawn, key, ids[chosen])
         return pack_chosen(codes, chosen, leaving)
 
     def start_gradients(self, packed: Packed, counts: tuple[int, ...], partial: bool, row_bytes: int = 0) -> Message:
         """Start to send packed gradients; `counts` rows may come from each rank."""
-        direction = transport.BACKWARD
-        if partial:
-            sizes = self.run.transport.agree_on_sizes(packed.sizes, self.layer, direction)
-        else:
-            sizes = [count * row_bytes for count in counts]
-        return self.run.transport.start(packed.payload, packed.sizes, sizes, self.layer, direction)
+        sizes = None if partial else [count * row_bytes for count in counts]
+        return self.run.transport.start(packed.payload, packed.sizes, sizes, self.layer, transport.BACKWARD)
 
     def _key(self, direction: str) -> int:
         kind = {"forward": 0, "backward": 1}[direction]

@@ -7,7 +7,7 @@ import torch
 
 from ...events import record
 from .. import averaging
-from .coding import RAW, CodedRows
+from .coding import RAW, CodedRows, RowCodec
 from .layer_exchange import LayerExchange
 from .policy import ExchangePlan
 from .route import Blocks, block_route, halo_route
@@ -30,9 +30,8 @@ class ExchangeRun:
         self.route = (block_route if plan.whole_blocks else halo_route)(blocks, device)
         self.ledger = Ledger()
         self.transport = Transport(self.ledger, device)
-        self.codec = RAW if plan.coding.bits is None else CodedRows(plan.coding.bits, plan.coding.delta)
-        self.gradient_codec = RAW if plan.backward_bits is None else CodedRows(plan.backward_bits)
-        self.codes_gradients = plan.backward_bits is not None or plan.backward_threshold > 0
+        self._codec = RAW if plan.coding.bits is None else CodedRows(plan.coding.bits, plan.coding.delta)
+        self._gradient_codec = RAW if plan.backward_bits is None else CodedRows(plan.backward_bits)
         self.keeps_rows = plan.bound is not None or plan.coding.delta
         self.keeps_sent_rows = plan.coding.delta or getattr(plan.bound, "needs_change", False)
         # Bounds of a block look at ranks, bounds of rows at nodes.
@@ -43,20 +42,45 @@ class ExchangeRun:
         for module, exchange in zip(layers, self.layers, strict=True):
             module.exchange = exchange
 
+    @property
+    def codec(self) -> RowCodec:
+        """How rows are written in this step."""
+        return RAW if self.exact_step else self._codec
+
+    @property
+    def gradient_codec(self) -> RowCodec:
+        """How gradient rows are written in this step."""
+        return RAW if self.exact_step else self._gradient_codec
+
+    @property
+    def gradient_threshold(self) -> float:
+        """Mean norms below which gradient rows are drawn in this step; 0: all are sent."""
+        return 0.0 if self.exact_step else self.plan.backward_threshold
+
+    @property
+    def codes_gradients(self) -> bool:
+        """Whether gradients that are pushed leave rows out, or write them in few bits."""
+        return self.gradient_codec is not RAW or self.gradient_threshold > 0
+
     def start_versions(self) -> np.ndarray:
         """Return the versions before the first epoch: those that a bound is given, or none."""
         given = getattr(self.plan.bound, "initial_versions", None)
         return np.full(len(self.sources), -1) if given is None else np.asarray(given, np.int64)
 
     def begin_step(self, epoch: int) -> None:
-        """Begin the training step of an epoch; the first one after a start or a resume exchanges exactly."""
+        """Begin the training step of an epoch.
+
+        Rows and gradients are exchanged exactly in the epochs of the warm-up, in the first one under a bound that is
+        not given its versions, and in the first one after a resume: what was held is not in the checkpoint. A policy
+        that holds nothing goes on as if it had never stopped.
+        """
         if self._first_epoch is None:
             self._first_epoch = epoch
         self._step_start = time.perf_counter()
         self.ledger.begin_step()
         fresh = epoch == self._first_epoch
         given = getattr(self.plan.bound, "initial_versions", None) is not None
-        resumed = fresh and epoch > 0
+        resumed = fresh and epoch > 0 and self.keeps_rows
         first_of_bound = fresh and self.plan.bound is not None and not given
         self.epoch, self.exact_step = epoch, resumed or first_of_bound or epoch < self.plan.warmup_epochs
 
@@ -121,6 +145,7 @@ class ExchangeRun:
                 bytes=sum(self.ledger.bytes.values()),
                 seconds=self.ledger.evaluation_seconds,
             )
+        self.transport.close()
         for module in self._modules:
             del module.exchange
 

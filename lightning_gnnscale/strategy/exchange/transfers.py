@@ -31,7 +31,7 @@ class Layout:
 
     def read(self, message: Message, counts: tuple[int, ...]) -> Arrived:
         unpack = unpack_chosen if self.partial else unpack_all
-        return unpack(message.wait(), message.sizes, counts, self.codec.row_bytes(self.width, self.dtype))
+        return unpack(*message.wait(), counts, self.codec.row_bytes(self.width, self.dtype))
 
 
 class RowTransfer:

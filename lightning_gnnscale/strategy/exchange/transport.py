@@ -3,7 +3,10 @@
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -51,34 +54,42 @@ class Ledger:
         self.wait_seconds += seconds if waiting else 0.0
 
 
+class Begun(NamedTuple):
+    """A collective that has been begun: the (num_bytes,) uint8 that it fills, the bytes from each rank, its work."""
+
+    buffer: Tensor
+    sizes: list[int]
+    work: dist.Work | None
+
+
 class Message:
     """Bytes on their way to this rank.
 
     Args:
-        buffer: (num_bytes,) uint8, filled when `wait` returns.
-        sizes: bytes from each rank.
-        work: of the process group, or None: nothing travels.
+        begun: what brings them, or the future of it: ranks still agree on sizes.
         ledger: waiting is added to it.
     """
 
-    def __init__(self, buffer: Tensor, sizes: list[int], work: dist.Work | None, ledger: Ledger):
-        self.buffer, self.sizes, self._work, self._ledger = buffer, sizes, work, ledger
+    def __init__(self, begun: "Begun | Future[Begun]", ledger: Ledger):
+        self._begun, self._ledger = begun, ledger
 
-    def wait(self) -> Tensor:
-        """Return the buffer once it is filled.
+    def wait(self) -> tuple[Tensor, list[int]]:
+        """Return the (num_bytes,) uint8 once they are there, and how many came from each rank.
 
         Raises:
             StrategyError: another process was lost.
         """
-        if self._work is not None:
-            with self._ledger.timed(waiting=True), averaging.clear_error("exchanging rows"):
-                self._work.wait()
-            self._work = None
-        return self.buffer
+        with self._ledger.timed(waiting=True), averaging.clear_error("exchanging rows"):
+            begun = self._begun if isinstance(self._begun, Begun) else self._begun.result()
+            if begun.work is not None:
+                begun.work.wait()
+        return begun.buffer, begun.sizes
 
 
 class Transport:
     """Sends bytes between all processes, in buffers that it keeps for the next time.
+
+    One message at a time: every rank waits for one before it starts the next.
 
     Args:
         ledger: bytes and seconds are added to it.
@@ -88,34 +99,36 @@ class Transport:
     def __init__(self, ledger: Ledger, device: torch.device):
         self.ledger, self.device = ledger, device
         self._buffers: dict[tuple, Tensor] = {}
+        self._agreeing = ThreadPoolExecutor(1, "exchange")  # starts its thread when it is first used
 
     def start(
-        self, payload: Tensor, sizes: Sequence[int], arriving: Sequence[int], layer: int, direction: str
+        self, payload: Tensor, sizes: Sequence[int], arriving: Sequence[int] | None, layer: int, direction: str
     ) -> Message:
         """Start to send bytes to every rank; every rank calls it.
 
         Args:
             payload: (sum(sizes),) uint8, for rank 0, then rank 1, ...; it must stay as it is until `wait` returns.
             sizes: bytes for each rank, own entry 0.
-            arriving: bytes from each rank.
+            arriving: bytes from each rank; None: only the sender knows, so that ranks tell each other first. That is
+                waited for by a thread, so that whoever calls can work meanwhile; on CUDA by the caller.
             layer, direction: where the bytes are counted.
         """
-        buffer = self.buffer((layer, direction, "in"), sum(arriving))
         if averaging.world_size() == 1:
-            return Message(buffer, list(arriving), None, self.ledger)
-        work = self._hand_over(buffer, payload, list(arriving), list(sizes), layer, direction)
-        return Message(buffer, list(arriving), work, self.ledger)
-
-    def agree_on_sizes(self, sizes: Sequence[int], layer: int, direction: str) -> list[int]:
-        """Return how many bytes each rank will send, where only the sender can know; every rank calls it."""
-        if averaging.world_size() == 1:
-            return list(sizes)
-        outgoing = torch.tensor(sizes, dtype=torch.int64, device=self.device)
-        incoming = torch.empty_like(outgoing)
-        ones = [8] * len(sizes)
-        work = self._hand_over(incoming.view(torch.uint8), outgoing.view(torch.uint8), ones, ones, layer, direction)
-        Message(incoming, ones, work, self.ledger).wait()
-        return incoming.tolist()
+            arriving = sizes if arriving is None else arriving
+            return Message(Begun(self.buffer((layer, direction), sum(arriving)), list(arriving), None), self.ledger)
+        if arriving is None and self.device.type == "cpu":
+            # The thread sees what its caller's context holds.
+            agree = copy_context().run
+            return Message(
+                self._agreeing.submit(agree, self._agree_and_begin, payload, sizes, layer, direction), self.ledger
+            )
+        with averaging.clear_error("exchanging rows"):
+            if arriving is None:
+                with self.ledger.timed(waiting=True):
+                    begun = self._agree_and_begin(payload, sizes, layer, direction)
+            else:
+                begun = self._begin(payload, sizes, arriving, layer, direction)
+        return Message(begun, self.ledger)
 
     def buffer(self, name: tuple, num_bytes: int) -> Tensor:
         """Return a (num_bytes,) uint8 buffer, the same memory for the same name as long as it is large enough."""
@@ -124,8 +137,25 @@ class Transport:
             kept = self._buffers[name] = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
         return kept[:num_bytes]
 
+    def close(self) -> None:
+        """Let the thread end."""
+        self._agreeing.shutdown(wait=False)
+
+    def _agree_and_begin(self, payload: Tensor, sizes: Sequence[int], layer: int, direction: str) -> Begun:
+        outgoing = torch.tensor(sizes, dtype=torch.int64, device=self.device)
+        incoming = torch.empty_like(outgoing)
+        ones = [8] * len(sizes)
+        self._hand_over(incoming.view(torch.uint8), outgoing.view(torch.uint8), ones, ones, layer, direction).wait()
+        return self._begin(payload, sizes, incoming.tolist(), layer, direction)
+
+    def _begin(
+        self, payload: Tensor, sizes: Sequence[int], arriving: Sequence[int], layer: int, direction: str
+    ) -> Begun:
+        buffer = self.buffer((layer, direction), sum(arriving))
+        work = self._hand_over(buffer, payload, list(arriving), list(sizes), layer, direction)
+        return Begun(buffer, list(arriving), work)
+
     def _hand_over(self, incoming, outgoing, arriving, sizes, layer, direction) -> dist.Work:
         rank = averaging.rank()
         self.ledger.bytes[layer, direction] += sum(sizes[:rank]) + sum(sizes[rank + 1 :])
-        with averaging.clear_error("exchanging rows"):
-            return dist.all_to_all_single(incoming, outgoing, arriving, sizes, async_op=True)
+        return dist.all_to_all_single(incoming, outgoing, arriving, sizes, async_op=True)
