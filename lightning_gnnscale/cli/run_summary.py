@@ -32,11 +32,14 @@ def _exchange_facts(log: list[dict]) -> dict[str, str]:
     counts: Counter = Counter()
     for event in exchanges:
         for entry in event["bytes"]:
-            counts[entry["direction"]] += entry["bytes"]
+            # What is exchanged once serves the forward.
+            counts["forward" if entry["direction"] == "static" else entry["direction"]] += entry["bytes"]
         for entry in event["rows"]:
             counts["sent"] += entry["sent"]
             counts["skipped"] += entry["skipped"]
-    if not counts:
+    for event in log:
+        counts["evaluation"] += event["bytes"] if event["event"] == "exchange_evaluation" else 0
+    if not exchanges:
         return {}
     facts = {
         "exchanged": f"{format_bytes(counts['forward'])} forward, {format_bytes(counts['backward'])} backward, "

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from itertools import pairwise
 
+import lightning.pytorch as pl
 import numpy as np
 
 from ..dataset import GraphDataset
@@ -92,10 +93,21 @@ class FullGraphDataModule(StoredGraphDataModule):
         return super().make_plan(num_devices, **{**options, "num_parts": plan.num_devices})
 
     def check_processes(self, world_size: int) -> None:
-        """Refuse, before processes are joined, what a store that stands already cannot do; raises as `setup` does."""
+        """Refuse, before processes are joined and a store is written, what is known to fail; raises as `setup` does."""
         if self.dataset is None:
             super().setup()
+            self._check_trainable()
             part_runs(self.store.num_parts, world_size)
+            return
+        missing = [name for name in ("features", "labels") if getattr(self.dataset, name) is None]
+        missing += [] if "train" in self.dataset.masks else ["a train mask"]
+        if missing:
+            raise StrategyError(
+                f"full-graph training needs {missing[0]}, and {self.dataset.name} has none: give it with the graph"
+            )
+        _check_accumulation(self.trainer)
+        if self.num_parts != "auto":
+            part_runs(self.num_parts, world_size)
 
     def setup(self, stage: str | None = None) -> None:
         """Open the store, and load this rank's block.
@@ -117,6 +129,10 @@ class FullGraphDataModule(StoredGraphDataModule):
         if self.blocks is None or (self.blocks.rank, self.blocks.world_size) != (rank, world_size):
             self.blocks = load_block_rows(self.store, rank, world_size)
             self._batch = block_batch(self.store, self.blocks)
+
+    def _check_trainable(self) -> None:
+        super()._check_trainable()
+        _check_accumulation(self.trainer)
 
     @property
     def part_weights(self) -> np.ndarray:
@@ -162,6 +178,15 @@ class FullGraphDataModule(StoredGraphDataModule):
 
     def _batch_shape(self) -> dict:
         return {"batch_size": None, "fanouts": (), "prefetch_batches": 1}
+
+
+def _check_accumulation(trainer: pl.Trainer | None) -> None:
+    batches = getattr(trainer, "accumulate_grad_batches", 1)
+    if batches != 1:
+        raise StrategyError(
+            f"Trainer(accumulate_grad_batches={batches}): an epoch of the full graph is one batch, whose gradient "
+            "would be divided and added to nothing: leave it at 1"
+        )
 
 
 def count_labels(store: PartitionStore, mask: str, begin: int, end: int) -> tuple[int, int]:

@@ -17,11 +17,13 @@ from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
 from ..errors import StrategyError
 from . import averaging, rows_beside
 from .exchange import EXCHANGE_POLICIES, ExchangePolicy, NoExchange
+from .metric_sync import watch_metrics
 from .round_callback import RoundCallback
 from .trainer_check import check_module
 from .weights import WEIGHT_POLICIES, ModelAveraging, WeightPolicy
@@ -53,7 +55,7 @@ class GNNScaleStrategy(DDPStrategy):
 
     Raises:
         ValueError: an unknown policy; the message lists those that exist.
-        StrategyError: an option of DDP's wrapper was given.
+        StrategyError: an option of DDP's wrapper was given; weights and exchange do not go together.
     """
 
     strategy_name = "gnnscale"
@@ -86,8 +88,11 @@ class GNNScaleStrategy(DDPStrategy):
             timeout=timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout,
             start_method=start_method,
         )
-        self.weights: WeightPolicy = _policy(weights or ModelAveraging(), WeightPolicy, WEIGHT_POLICIES, "weights")
-        self.exchange: ExchangePolicy = _policy(exchange or NoExchange(), ExchangePolicy, EXCHANGE_POLICIES, "exchange")
+        weights = ModelAveraging() if weights is None else weights
+        exchange = NoExchange() if exchange is None else exchange
+        self.weights: WeightPolicy = _policy(weights, WeightPolicy, WEIGHT_POLICIES, "weights")
+        self.exchange: ExchangePolicy = _policy(exchange, ExchangePolicy, EXCHANGE_POLICIES, "exchange")
+        self.weights.check_exchange(self.exchange)
         self._exchange_run: ExchangeRun | None = None
 
     @property
@@ -105,6 +110,7 @@ class GNNScaleStrategy(DDPStrategy):
             check_module(self.lightning_module)
             self.weights.check(trainer)
         super().setup(trainer)
+        watch_metrics(self.lightning_module)
         from .exchange.setup import start_run  # compiled loops that a plain import does not need
 
         self._exchange_run = start_run(self.exchange, trainer)
@@ -132,7 +138,6 @@ class GNNScaleStrategy(DDPStrategy):
     def setup_environment(self) -> None:
         trainer = self.lightning_module.trainer
         if trainer.state.fn == TrainerFn.FITTING:
-            self.weights.check_exchange(self.exchange)
             self.exchange.check(trainer)
             if hasattr(trainer.datamodule, "check_processes"):
                 trainer.datamodule.check_processes(trainer.num_devices * trainer.num_nodes)
@@ -216,6 +221,11 @@ class GNNScaleStrategy(DDPStrategy):
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         super().load_optimizer_state_dict(checkpoint)
+        trained_under = checkpoint.get(STAMPS_KEY, {}).get("policy", repr(self.exchange))
+        if trained_under != repr(self.exchange):
+            rank_zero_warn(
+                f"the checkpoint was trained under {trained_under}; training goes on under {self.exchange!r}"
+            )
         self.weights.load_state_dict(checkpoint.get(CHECKPOINT_KEY))
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
@@ -248,7 +258,7 @@ def _policy(given: Any, base: type, known: dict[str, type], argument: str) -> An
             name = known[given].__name__
             raise ValueError(f"strategy.{argument}={given!r} needs arguments: pass {name}(...) itself") from None
     names = ", ".join(sorted(known))
-    raise ValueError(f"strategy.{argument} must be a {base.__name__} or one of {names}, got {given!r}")
+    raise ValueError(f"strategy.{argument} must be one of {names}, got {given!r}")
 
 
 def _gather_to_rank_zero(value: Any) -> list[Any]:

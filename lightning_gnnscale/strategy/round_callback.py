@@ -35,10 +35,7 @@ class RoundCallback(Callback):
             exchange = trainer.strategy.exchange_run
             if exchange is not None:
                 metrics |= exchange.end_epoch(metrics.get("average_ms", 0.0) / 1e3)
-            # float64: a count of bytes is no float32.
-            values = torch.tensor(list(metrics.values()), dtype=torch.float64, device=trainer.strategy.root_device)
-            averaging.all_reduce(values, "max", "comparing the metrics of an epoch")
-            _publish(dict(zip(metrics, values.cpu(), strict=True)), trainer)
+            _share(metrics, trainer, trainer.current_epoch)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.state.fn == TrainerFn.FITTING:
@@ -46,12 +43,19 @@ class RoundCallback(Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._weights.publish()
+        exchange = trainer.strategy.exchange_run
+        if exchange is not None:
+            _share(exchange.end_training(), trainer, exchange.epoch)
 
 
-def _publish(metrics: dict[str, torch.Tensor], trainer: pl.Trainer) -> None:
-    """Give an epoch's metrics to callbacks and loggers, as `log` would, which takes a millisecond for each of them."""
-    trainer.callback_metrics.update(metrics)
-    trainer.logged_metrics.update(metrics)
-    scalars = {"epoch": trainer.current_epoch, **{name: value.item() for name, value in metrics.items()}}
+def _share(metrics: dict[str, float], trainer: pl.Trainer, epoch: int) -> None:
+    """Give callbacks and loggers the largest value of any rank, as `log` would, which takes a millisecond for each."""
+    # float64: a count of bytes is no float32.
+    values = torch.tensor(list(metrics.values()), dtype=torch.float64, device=trainer.strategy.root_device)
+    averaging.all_reduce(values, "max", "comparing the metrics of an epoch")
+    shared = dict(zip(metrics, values.cpu(), strict=True))
+    trainer.callback_metrics.update(shared)
+    trainer.logged_metrics.update(shared)
+    scalars = {"epoch": epoch, **{name: value.item() for name, value in shared.items()}}
     for logger in trainer.loggers:
         logger.log_metrics(scalars, step=max(0, trainer.global_step - 1))  # the step that Lightning logs epochs at

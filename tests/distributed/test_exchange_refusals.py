@@ -55,14 +55,19 @@ EARLY = {
         {"weights": ModelAveraging(), "exchange": SkipBroadcast(EpochFixed(1), BroadcastExchange())},
         ["ModelAveraging", "SkipBroadcast", 'SkipBroadcast(remote_gradient="drop")'],
     ),
+    "more processes than parts": ({"store": "one part"}, ["2 processes", "1 part", "devices=1", "more parts"]),
+    "no features": ({"store": "no features"}, ["no features", "features="]),
+    "no labels": ({"store": "no labels"}, ["labels", "train mask"]),
+    "accumulated": ({"accumulate_grad_batches": 4}, ["accumulate_grad_batches=4", "one batch", "leave it at 1"]),
+    "a stream of fewer parts": ({"made": {"num_parts": 1}}, ["2 processes", "1 part"]),
+    "a stream without features": ({"made": {"features": None}}, ["features", "graph has none"]),
+    "a stream without labels": ({"made": {"labels": None}}, ["labels", "graph has none"]),
+    "a stream without a train mask": ({"made": {"masks": {}}}, ["a train mask", "graph has none"]),
     "half precision": ({"precision": "bf16-mixed"}, ["bf16-mixed", 'precision="32-true"']),
 }
 LATE = {
     "pulled in a directed graph": ({"store": "directed", "exchange": PULL}, ["directed", 'backward="auto"']),
     "pulled in a weighted graph": ({"store": "weighted", "exchange": PULL}, ["weighted", 'backward="auto"']),
-    "more processes than parts": ({"store": "one part"}, ["2 processes", "1 part", "devices=1", "more parts"]),
-    "no features": ({"store": "no features"}, ["no features", "features="]),
-    "no labels": ({"store": "no labels"}, ["labels"]),
     "other versions": (
         {"exchange": SkipBroadcast(EpochAdaptive(1, [0, 0, 0]))},
         ["initial_versions", "2 processes", "3"],
@@ -70,24 +75,30 @@ LATE = {
 }
 
 
-def write_bare_store(root, num_parts, **arrays):
+NODES = np.arange(8)
+RING = {
+    "stream": gs.open_edge_stream(np.stack([NODES, np.roll(NODES, 1)]), num_nodes=8, to_undirected=True),
+    "features": np.ones((8, DIM)),
+    "labels": NODES % NUM_CLASSES,
+    "masks": {"train": NODES < 2},
+}
+
+
+def write_bare_store(root, num_parts, *without):
     """Write a ring of eight nodes."""
-    ring = np.arange(8)
-    stream = gs.open_edge_stream(np.stack([ring, np.roll(ring, 1)]), num_nodes=8, to_undirected=True)
-    partitioning = gs.Partitioning((ring * num_parts // 8).astype(np.int32), num_parts, "given", {}, 0)
-    return gs.write_partition_store(root, stream, partitioning, **arrays).root
+    given = {name: value for name, value in RING.items() if name not in without}
+    partitioning = gs.Partitioning((NODES * num_parts // 8).astype(np.int32), num_parts, "given", {}, 0)
+    return gs.write_partition_store(root, given.pop("stream"), partitioning, **given).root
 
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stores")
-    features, labels = np.ones((8, DIM)), np.arange(8) % NUM_CLASSES
-    masks = {"train": labels < 2}
     kinds = {"undirected": {}, "directed": {"directed": True}, "weighted": {"weighted": True}}
     return {kind: write_store(folder / kind, **options) for kind, options in kinds.items()} | {
-        "one part": write_bare_store(folder / "one", 1, features=features, labels=labels, masks=masks),
-        "no features": write_bare_store(folder / "features", 2, labels=labels, masks=masks),
-        "no labels": write_bare_store(folder / "labels", 2, features=features),
+        "one part": write_bare_store(folder / "one", 1),
+        "no features": write_bare_store(folder / "features", 2, "features"),
+        "no labels": write_bare_store(folder / "labels", 2, "labels", "masks"),
     }
 
 
@@ -103,17 +114,17 @@ def run_refused(folder, stores):
 
         case = dict(case)
         kind, data = case.pop("model", "gcn"), case.pop("data", gs.FullGraphDataModule)
-        store = stores[case.pop("store", "undirected")]
+        store, made = stores[case.pop("store", "undirected")], case.pop("made", None)
         model = make_model(kind) if kind in BACKBONES else gs.NodeClassifier(Rows())
-        trainer = make_trainer(
-            folder, case.pop("exchange", HaloExchange()), case.pop("weights", GradientAveraging()), 1, **case
-        )
+        exchange, weights = case.pop("exchange", HaloExchange()), case.pop("weights", GradientAveraging())
         with patch.object(DDPStrategy, "setup_environment", note_and_join):
             try:
-                trainer.fit(model, data(store=store)) if data else trainer.fit(model, [])
+                trainer = make_trainer(folder, exchange, weights, 1, **case)
+                given = {"store": store} if made is None else {**RING, **made, "root": folder / "never written"}
+                trainer.fit(model, data(**given)) if data else trainer.fit(model, [])
             except GNNScaleError as error:
                 results[name] = str(error), bool(joined)
-    return results
+    return results, (folder / "never written").exists()
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +134,8 @@ def refused(stores, tmp_path_factory):
 
 @pytest.mark.parametrize("name", list(EARLY | LATE))
 def test_refused_in_one_line_with_the_remedy_on_every_rank(refused, name):
-    for results in refused:
+    for results, written in refused:
+        assert not written
         assert name in results, "not refused"
         message, joined = results[name]
         assert "\n" not in message
@@ -139,6 +151,7 @@ def test_an_unknown_policy_lists_those_that_exist():
     assert set(EXCHANGE_POLICIES) == {"no_exchange", "broadcast", "halo", "quantized", "skip_broadcast"}
     assert all(name in str(caught.value) for name in EXCHANGE_POLICIES)
     for name in EXCHANGE_POLICIES.keys() - {"skip_broadcast"}:
-        assert type(GNNScaleStrategy(exchange=name).exchange) is EXCHANGE_POLICIES[name]
+        strategy = GNNScaleStrategy(exchange=name, weights="gradient_averaging")
+        assert type(strategy.exchange) is EXCHANGE_POLICIES[name]
     with pytest.raises(ValueError, match=r"SkipBroadcast\(\.\.\.\)"):
         GNNScaleStrategy(exchange="skip_broadcast")

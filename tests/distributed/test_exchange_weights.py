@@ -10,6 +10,7 @@ from full_graph_runs import fit, largest_difference, make_model, write_store
 from lightning.pytorch.callbacks import Callback
 from processes import launch
 
+from lightning_gnnscale import events
 from lightning_gnnscale.strategy import (
     BoundedGradientStaleness,
     BroadcastExchange,
@@ -268,6 +269,61 @@ def test_no_exchange_trains_separate_graphs(runs, graph):
     for results in runs:
         assert largest_difference(results["no exchange"]["weights"], simulation.weights()) <= 1e-12
         assert results["no exchange"]["losses"] == pytest.approx(simulation.losses, abs=1e-12)
+
+
+AVERAGED = {
+    "joined": (GradientAveraging(), {}),
+    "every third": (BoundedGradientStaleness(2), {}),
+    "every third, evaluated": (BoundedGradientStaleness(2), {"limit_val_batches": 1.0, "check_val_every_n_epoch": 2}),
+}
+
+
+def train_averaged(folder, root):
+    """Return of each case its `average` events, and the bytes that the process group was given in float64."""
+    results, plain = {}, torch.distributed.all_reduce
+    for name, (weights, options) in AVERAGED.items():
+        handed, path = [], folder / f"{name}.jsonl"
+
+        def counting(tensor, *arguments, handed=handed, **keywords):
+            handed.append(tensor.numel())
+            return plain(tensor, *arguments, **keywords)
+
+        events.open_log(path)
+        torch.distributed.all_reduce = counting
+        fit(folder, root, make_model("gcn"), HaloExchange(), weights, max_epochs=NUM_EPOCHS, **options)
+        torch.distributed.all_reduce = plain
+        events.open_log(None)
+        rank = torch.distributed.get_rank()
+        told = [event for event in events.read_log(path) if event["event"] == "average" and event["rank"] == rank]
+        results[name] = [(event["purpose"], event["epoch"], event["bytes"]) for event in told], handed
+    return results
+
+
+def test_weights_travel_only_when_gradients_are_joined_or_somebody_looks(root, tmp_path):
+    num_values = sum(parameter.numel() for parameter in make_model("gcn").parameters())
+    num_tensors = len(list(make_model("gcn").parameters()))
+    gradients = 8 * (num_values + num_tensors + 1)  # float64, behind a header
+    weights = 8 * (num_values + 1)
+    # Adam's two moments a weight, and its count of steps a tensor
+    joined_again = gradients + 8 * (3 * num_values + num_tensors + 1)
+    for results in launch(WORLD_SIZE, train_averaged, tmp_path, root):
+        told = {
+            (name, purpose): {epoch: num_bytes for kind, epoch, num_bytes in results[name][0] if kind == purpose}
+            for name in AVERAGED
+            for purpose in ("gradients", "evaluation")
+        }
+        assert told["joined", "gradients"] == dict.fromkeys(range(NUM_EPOCHS), gradients)
+        assert told["joined", "evaluation"] == {}
+        skipped = {0: gradients, 1: 0, 2: 0, 3: joined_again, 4: 0, 5: 0}
+        assert told["every third", "gradients"] == told["every third, evaluated", "gradients"] == skipped
+        # replicas are equal after epochs 0 and 3; the end of training looks too
+        assert list(told["every third", "evaluation"].values()) == [weights]
+        assert told["every third, evaluated", "evaluation"] == {1: weights, 5: weights}
+        for name in AVERAGED:
+            large = [count for count in results[name][1] if count >= num_values]
+            sent = sum(told[name, "gradients"].values()) + sum(told[name, "evaluation"].values())
+            headers = 8 * (num_tensors + 1) * sum(1 for count in told[name, "gradients"].values() if count)
+            assert 8 * sum(large) == sent - headers
 
 
 BACKBONES = ("graphsage", "gat", "sgc")

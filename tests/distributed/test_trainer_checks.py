@@ -12,16 +12,11 @@ from processes import launch
 
 from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.strategy import (
-    ExchangePolicy,
     GNNScaleStrategy,
     GradientAveraging,
     ModelAveraging,
     NoExchange,
 )
-
-
-class Live(ExchangePolicy):
-    live = True
 
 
 class TwoOptimizers(Classifier):
@@ -89,7 +84,6 @@ REFUSED = {
     "lazy": ({"model": Lazy()}, "in_channels"),
     "mixed schedulers": ({"model": MixedSchedulers()}, "the same interval"),
     "plateau by steps": ({"model": StepPlateau()}, 'use interval="epoch"'),
-    "live exchange": ({"strategy": GNNScaleStrategy(exchange=Live())}, "weights=GradientAveraging()"),
 }
 
 
@@ -176,12 +170,18 @@ def test_bad_arguments():
         ModelAveraging(every_n_epochs=0)
     with pytest.raises(ValueError, match=r"per_part.*got 'mine'"):
         ModelAveraging(optimizer_state="mine")
+    with pytest.raises(ValueError, match=r"local_clip must be a number > 0 or None, got 'x'"):
+        GradientAveraging(local_clip="x")
+    with pytest.raises(ValueError, match=r"exchange must be one of .*, got ''"):
+        GNNScaleStrategy(exchange="")
     with pytest.raises(ValueError, match=r"bucket_bytes"):
         GradientAveraging(bucket_bytes=0)
     with pytest.raises(ValueError, match=r"gradient_averaging, model_averaging, got 'sgd'"):
         GNNScaleStrategy(weights="sgd")
     with pytest.raises(ValueError, match=r"no_exchange, quantized, skip_broadcast, got 'telepathy'"):
         GNNScaleStrategy(exchange="telepathy")
+    with pytest.raises(StrategyError, match=r"weights=GradientAveraging\(\)"):
+        GNNScaleStrategy(exchange="halo")
     with pytest.raises(StrategyError, match=r"find_unused_parameters: it has no DDP wrapper"):
         GNNScaleStrategy(find_unused_parameters=True)
     assert isinstance(GNNScaleStrategy(exchange="no_exchange", timeout=5).exchange, NoExchange)

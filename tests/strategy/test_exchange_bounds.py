@@ -128,10 +128,16 @@ def test_an_age_that_does_not_fit_is_one_line(kind, max_age):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("max_gap", [-0.1, float("nan")])
+@pytest.mark.parametrize("max_gap", [-0.1, float("nan"), None, "0.1", True])
 def test_a_gap_that_does_not_fit_is_one_line(max_gap):
-    with pytest.raises(ValueError, match=r"^bound\.max_gap must be at least 0, got .*\Z"):
+    with pytest.raises(ValueError, match=r"^bound\.max_gap must be a number of at least 0, got .*\Z"):
         VariationGap(max_gap)
+
+
+@pytest.mark.parametrize("versions", ["ab", [0, 0.5], 3, [True]])
+def test_versions_that_do_not_fit_are_one_line(versions):
+    with pytest.raises(ValueError, match=r"^bound\.initial_versions must be a list of integers, .*, got .*\Z"):
+        EpochAdaptive(1, versions)
 
 
 def test_an_unknown_norm_lists_those_that_exist():

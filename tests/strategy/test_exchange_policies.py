@@ -42,7 +42,7 @@ PLANS = [
     (Quantized(bits=8), ExchangePlan(coding=RowCoding(8, True), backward="auto", backward_bits=8)),
     # whole blocks are always pushed
     (
-        Quantized(exchange=BroadcastExchange(), backward="pull"),
+        Quantized(exchange=BroadcastExchange()),
         ExchangePlan(whole_blocks=True, backward="push", **FOUR_BITS),
     ),
     (SkipBroadcast(BOUND), skipped()),
@@ -136,11 +136,18 @@ BAD = [
     ),
     (
         lambda: Quantized(backward_threshold=math.inf),
-        "exchange.backward_threshold must be a number of at least 0, got inf",
+        "exchange.backward_threshold must be finite, got inf: under it nothing would be sent",
     ),
     (
         lambda: Quantized(backward_threshold=math.nan),
         "exchange.backward_threshold must be a number of at least 0, got nan",
+    ),
+    (lambda: Quantized(backward_threshold="x"), "exchange.backward_threshold must be a number of at least 0, got 'x'"),
+    (lambda: Quantized(bits=4.0), "exchange.bits must be one of 16, 8, 4, 2, got 4.0"),
+    (
+        lambda: Quantized(exchange=BroadcastExchange(), backward="pull"),
+        'exchange.backward="pull" reads the rows of a halo, and BroadcastExchange sends whole blocks: '
+        "wrap HaloExchange(), or leave backward out",
     ),
     (
         lambda: SkipBroadcast(1),

@@ -4,7 +4,9 @@ A version is the epoch in which the rows were last sent. All bounds agree that r
 every epoch that is exact for another reason; `restart` says what the versions are then.
 """
 
-from numbers import Integral
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -65,6 +67,10 @@ class EpochAdaptive(EpochFixed):
 
     def __init__(self, max_age: int, initial_versions: list[int] | None = None) -> None:
         super().__init__(max_age)
+        if initial_versions is not None and not _are_integers(initial_versions):
+            raise ValueError(
+                f"bound.initial_versions must be a list of integers, one for each rank, got {initial_versions!r}"
+            )
         self.initial_versions = initial_versions
 
     def restart(self, epoch: int, sources: np.ndarray) -> np.ndarray:
@@ -85,11 +91,10 @@ class VariationGap(Bound):
     needs_change = True
 
     def __init__(self, max_gap: float, norm: str = "relative") -> None:
-        if not max_gap >= 0:
-            raise ValueError(f"bound.max_gap must be at least 0, got {max_gap}")
+        self.max_gap = checked_number("bound.max_gap", max_gap)
         if norm not in NORMS:
             raise ValueError(f"bound.norm must be one of {', '.join(NORMS)}, got {norm!r}")
-        self.max_gap, self.norm = float(max_gap), norm
+        self.norm = norm
 
     def exceeded(self, fresh: Tensor, held: Tensor, by_row: bool) -> Tensor:
         """Return whether rows changed too much: (num_rows,) bool by row, else one bool; NaN always does.
@@ -118,7 +123,18 @@ BOUNDS: dict[str, type[Bound]] = {
 }
 
 
-def checked_epochs(name: str, value: int) -> int:
+def checked_number(name: str, value: Any) -> float:
+    """Return a number.
+
+    Raises:
+        ValueError: not a number of at least 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not value >= 0:
+        raise ValueError(f"{name} must be a number of at least 0, got {value!r}")
+    return float(value)
+
+
+def checked_epochs(name: str, value: Any) -> int:
     """Return a number of epochs.
 
     Raises:
@@ -127,3 +143,9 @@ def checked_epochs(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
         raise ValueError(f"{name} must be an integer of at least 0, got {value!r}")
     return int(value)
+
+
+def _are_integers(values: Any) -> bool:
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        return False
+    return all(isinstance(value, Integral) and not isinstance(value, bool) for value in values)

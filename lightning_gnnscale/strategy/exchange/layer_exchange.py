@@ -51,6 +51,7 @@ class LayerExchange:
             direction = transport.STATIC if torch.is_grad_enabled() else transport.EVALUATION
             return self._send_exactly(rows, boundary, direction)
         ledger.sent_rows[self.layer] += len(boundary)
+        ledger.broadcasts[self.layer] += 1
         if not run.keeps_rows:
             if run.codec is RAW:
                 return self._send_exactly(rows, boundary, transport.FORWARD)
@@ -126,9 +127,12 @@ class LayerExchange:
 
     def _count_skipped(self, chosen: Tensor | None, num_rows: int) -> None:
         if chosen is not None:
-            skipped = num_rows - int(chosen.sum())
-            self.run.ledger.sent_rows[self.layer] -= skipped
-            self.run.ledger.skipped_rows[self.layer] += skipped
+            ledger, skipped = self.run.ledger, num_rows - int(chosen.sum())
+            ledger.sent_rows[self.layer] -= skipped
+            ledger.skipped_rows[self.layer] += skipped
+            if skipped == num_rows:
+                ledger.broadcasts[self.layer] -= 1
+                ledger.skipped_broadcasts[self.layer] += 1
 
     def _start(
         self, rows: Tensor, packed: Packed, codec: RowCodec, partial: bool, direction=transport.FORWARD, active=None

@@ -60,8 +60,9 @@ class ExchangePolicy:
     """Base of the exchange policies.
 
     Attributes:
-        live: gradients cross processes while they train. Replicas must then be equal at every step, so that weights
-            may only be averaged by their gradients.
+        live: gradients cross processes while they train. A gradient of another replica must mean something to this
+            one, so that models may not be averaged once an epoch or less; joining gradients keeps replicas equal
+            (`BoundedGradientStaleness`: nearly so).
     """
 
     @property

@@ -1,7 +1,9 @@
 """Rows in few bits, as differences to what the receivers hold."""
 
 from dataclasses import replace
+from numbers import Integral
 
+from .bounds import checked_number
 from .halo import HaloExchange
 from .policy import BACKWARDS, ExchangePlan, ExchangePolicy, RowCoding
 from .skip_broadcast import check_wrapped
@@ -13,17 +15,19 @@ class Quantized(ExchangePolicy):
     """Send rows in few bits: a scale for each row, values rounded at random so that their mean is right.
 
     With `delta` the differences to what the receivers hold are sent. Both sides add the same decoded differences, so
-    that what one message loses stands in the next one's difference (error feedback).
+    that what one message loses stands in the next one's difference (error feedback). Gradients are new in every step:
+    they are coded as they are, with or without `delta`, and right in the mean.
 
     Args:
         bits: of a value, 16, 8, 4 or 2 (2: -s, 0 or s).
-        delta: send differences.
+        delta: send differences of rows.
         exchange: HaloExchange() by default, or BroadcastExchange().
         backward_bits: of a gradient value; None: as `bits`, but 4 at least.
         backward_threshold: gradient rows whose norm is below so many mean norms are sent with probability norm over
             that, and scaled by one over it, so that the gradient is unbiased; >= 0, 0 sends all. Rows of zeros are
             never sent.
-        backward: see `HaloExchange`, in place of the one that `exchange` says; by default pull where it is exact.
+        backward: see `HaloExchange`, in place of the one that `exchange` says; by default pull where it is exact, and
+            push under BroadcastExchange, which has no other.
         seed: of rounding and drawing.
 
     Raises:
@@ -47,15 +51,22 @@ class Quantized(ExchangePolicy):
         _check_bits("bits", bits)
         if backward_bits is not None:
             _check_bits("backward_bits", backward_bits)
-        if not 0 <= backward_threshold < float("inf"):
-            raise ValueError(f"exchange.backward_threshold must be a number of at least 0, got {backward_threshold}")
+        backward_threshold = checked_number("exchange.backward_threshold", backward_threshold)
+        if backward_threshold == float("inf"):
+            raise ValueError("exchange.backward_threshold must be finite, got inf: under it nothing would be sent")
         if backward not in BACKWARDS:
             raise ValueError(f"exchange.backward must be one of {', '.join(BACKWARDS)}, got {backward!r}")
-        self.bits, self.delta, self.exchange = bits, bool(delta), exchange or HaloExchange()
+        self.bits, self.delta = bits, bool(delta)
+        self.exchange = HaloExchange() if exchange is None else exchange
         self.backward_bits, self.backward = backward_bits, backward
-        self.backward_threshold = float(backward_threshold)
+        self.backward_threshold = backward_threshold
         self.seed = seed
         check_wrapped(self, self.exchange)
+        if backward == "pull" and self.exchange.plan().whole_blocks:
+            raise ValueError(
+                'exchange.backward="pull" reads the rows of a halo, and BroadcastExchange sends whole blocks: '
+                "wrap HaloExchange(), or leave backward out"
+            )
 
     def plan(self) -> ExchangePlan:
         inner = self.exchange.plan()
@@ -70,5 +81,5 @@ class Quantized(ExchangePolicy):
 
 
 def _check_bits(name: str, bits: int) -> None:
-    if bits not in BITS:
+    if not isinstance(bits, Integral) or bits not in BITS:
         raise ValueError(f"exchange.{name} must be one of {', '.join(map(str, BITS))}, got {bits!r}")

@@ -87,7 +87,7 @@ class ExchangeRun:
     def end_epoch(self, averaging_seconds: float = 0.0) -> dict[str, float]:
         """Write down what the epoch's exchange came to, and return its metrics, sums over all ranks.
 
-        Evaluation bytes are those since the step before; what comes after the last one is written down by `detach`.
+        Evaluation bytes are those since the step before.
 
         Args:
             averaging_seconds: that joining gradients took in this step; neither exchange nor compute.
@@ -108,46 +108,72 @@ class ExchangeRun:
                 {"layer": layer, "sent": sent, "skipped": ledger.skipped_rows[layer]}
                 for layer, sent in sorted(ledger.sent_rows.items())
             ],
+            broadcasts=[
+                {"layer": layer, "done": done, "skipped": ledger.skipped_broadcasts[layer]}
+                for layer, done in sorted(ledger.broadcasts.items())
+            ],
             seconds=ledger.seconds,
             wait_seconds=ledger.wait_seconds,
             compute_seconds=compute_seconds,
             evaluation_seconds=ledger.evaluation_seconds,
             cache_bytes=cache_bytes,
         )
-        totals = {f"exchange_{direction}_bytes": 0 for direction in DIRECTIONS}
-        totals |= {f"exchange_layer{layer.layer}_bytes": 0 for layer in self.layers[1:]}
-        for (layer, direction), count in ledger.bytes.items():
-            totals[f"exchange_{direction}_bytes"] += count
-            if direction in (FORWARD, BACKWARD):
-                totals[f"exchange_layer{layer}_bytes"] += count
-        totals |= {"rows_sent": sum(ledger.sent_rows.values()), "rows_skipped": sum(ledger.skipped_rows.values())}
-        totals["exchange_cache_bytes"] = cache_bytes
-        sums = torch.tensor(list(totals.values()), dtype=torch.float64, device=self.transport.device)
-        averaging.all_reduce(sums, "sum", "adding up bytes")
-        metrics = dict(zip(totals, sums.tolist(), strict=True))
+        metrics = self._sum_over_ranks(self._counts(cache_bytes))
         seconds = {"exchange": ledger.seconds, "exchange_wait": ledger.wait_seconds, "compute": compute_seconds}
         metrics |= {f"{name}_ms": 1e3 * value for name, value in seconds.items()}
         ledger.clear()
         return metrics
+
+    def end_training(self) -> dict[str, float]:
+        """Write down what evaluation sent after the last epoch, and return its metric, a sum over all ranks."""
+        return self._sum_over_ranks({f"exchange_{EVALUATION}_bytes": self._record_evaluation()})
 
     def versions(self) -> dict[int, torch.Tensor]:
         """Return the int64 versions of each layer but the first: when what the receivers hold was sent."""
         return {layer.layer: torch.from_numpy(layer.versions.copy()) for layer in self.layers[1:]}
 
     def detach(self) -> None:
-        """Leave the model as a single process reads it; write down what was sent since the last epoch's end."""
+        """Leave the model as a single process reads it; write down what testing and predicting sent."""
+        self._record_evaluation()
+        self.transport.close()
+        for module in self._modules:
+            del module.exchange
+
+    def _counts(self, cache_bytes: int) -> dict[str, int]:
+        ledger, bound = self.ledger, self.plan.bound
+        counts = {f"exchange_{direction}_bytes": 0 for direction in DIRECTIONS}
+        for (_, direction), num_bytes in ledger.bytes.items():
+            counts[f"exchange_{direction}_bytes"] += num_bytes
+        for layer in self.layers[1:]:
+            for direction in (FORWARD, BACKWARD):
+                counts[f"exchange_layer{layer.layer}_{direction}_bytes"] = ledger.bytes[layer.layer, direction]
+        counts |= {"rows_sent": sum(ledger.sent_rows.values()), "rows_skipped": sum(ledger.skipped_rows.values())}
+        counts["exchange_cache_bytes"] = cache_bytes
+        for rank in range(averaging.world_size()) if bound is not None else ():
+            own = rank == averaging.rank()
+            counts[f"broadcasts_done_rank{rank}"] = sum(ledger.broadcasts.values()) if own else 0
+            counts[f"broadcasts_skipped_rank{rank}"] = sum(ledger.skipped_broadcasts.values()) if own else 0
+        return counts
+
+    def _sum_over_ranks(self, counts: dict[str, int]) -> dict[str, float]:
+        sums = torch.tensor(list(counts.values()), dtype=torch.float64, device=self.transport.device)
+        averaging.all_reduce(sums, "sum", "adding up bytes")
+        return dict(zip(counts, sums.tolist(), strict=True))
+
+    def _record_evaluation(self) -> int:
+        """Write down what was sent since the last epoch's end, or the last call; return its bytes."""
         self.ledger.begin_step()
-        if self.ledger.bytes:
+        num_bytes = sum(self.ledger.bytes.values())
+        if num_bytes:
             record(
                 "exchange_evaluation",
                 epoch=self.epoch,
                 rank=averaging.rank(),
-                bytes=sum(self.ledger.bytes.values()),
+                bytes=num_bytes,
                 seconds=self.ledger.evaluation_seconds,
             )
-        self.transport.close()
-        for module in self._modules:
-            del module.exchange
+        self.ledger.clear()
+        return num_bytes
 
 
 DIRECTIONS = (FORWARD, BACKWARD, STATIC, EVALUATION)

@@ -20,8 +20,10 @@ class SkipBroadcast(ExchangePolicy):
         exchange: how rows travel when they do: HaloExchange() by default, BroadcastExchange(), or Quantized around
             either.
         rows: "block": a process sends all of a layer's rows or none; "row": the rows that exceed the bound.
-        warmup_epochs: epochs of exact exchange at the start; the first epoch always is one.
-        remote_gradient: "straight_through", or "drop": nothing flows back to other processes.
+        warmup_epochs: epochs of exact exchange at the start, rows and gradients; the first epoch always is one,
+            unless the bound is given its versions.
+        remote_gradient: "straight_through": gradients go back in the same step, those of stale rows too; "drop":
+            nothing flows back to other processes.
         stale: "hold": as they were sent; "extrapolate": moved on along their last change, linearly in epochs.
 
     Raises:
@@ -48,7 +50,7 @@ class SkipBroadcast(ExchangePolicy):
         _check_choice("rows", rows, ROWS)
         _check_choice("remote_gradient", remote_gradient, ("straight_through", "drop"))
         _check_choice("stale", stale, ("hold", "extrapolate"))
-        self.bound, self.exchange, self.rows = bound, exchange or HaloExchange(), rows
+        self.bound, self.exchange, self.rows = bound, HaloExchange() if exchange is None else exchange, rows
         self.warmup_epochs = checked_epochs("exchange.warmup_epochs", warmup_epochs)
         self.remote_gradient, self.stale = remote_gradient, stale
         check_wrapped(self, self.exchange)

@@ -24,6 +24,7 @@ class Ledger:
         bytes: (layer, direction) to bytes that this rank sent to others; directions are FORWARD, BACKWARD, STATIC
             (input that is exchanged once) and EVALUATION.
         sent_rows, skipped_rows: layer to rows of this rank's boundary that were sent, or left as they were, forward.
+        broadcasts, skipped_broadcasts: layer to training steps in which this rank sent rows, or let all be.
         seconds: spent in exchanging since `begin_step`: writing and reading messages, and waiting. On CUDA what the
             process waits for, not what the device does meanwhile.
         wait_seconds: of these, waiting.
@@ -37,6 +38,8 @@ class Ledger:
         self.bytes: Counter = Counter()
         self.sent_rows: Counter = Counter()
         self.skipped_rows: Counter = Counter()
+        self.broadcasts: Counter = Counter()
+        self.skipped_broadcasts: Counter = Counter()
         self.seconds = self.wait_seconds = self.evaluation_seconds = 0.0
 
     def begin_step(self) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import lightning.pytorch as pl
@@ -42,8 +43,8 @@ class GradientAveraging(WeightPolicy):
     def __init__(self, bucket_bytes: int = 25 * 2**20, local_clip: float | None = None) -> None:
         if bucket_bytes <= 0:
             raise ValueError(f"weights.bucket_bytes must be > 0, got {bucket_bytes}")
-        if local_clip is not None and not local_clip > 0:
-            raise ValueError(f"weights.local_clip must be > 0 or None, got {local_clip}")
+        if local_clip is not None and not (isinstance(local_clip, Real) and local_clip > 0):
+            raise ValueError(f"weights.local_clip must be a number > 0 or None, got {local_clip!r}")
         self.bucket_bytes, self.local_clip = bucket_bytes, local_clip
         self._trainer: pl.Trainer | None = None
 
@@ -94,18 +95,7 @@ class GradientAveraging(WeightPolicy):
         return output
 
     def end_epoch(self) -> dict[str, float]:
-        self.publish()
-        record(
-            "average",
-            purpose="gradients",
-            epoch=self._trainer.current_epoch,
-            passes=self._trainer.current_epoch + 1,
-            seconds=self._seconds,
-            bytes=self._bytes,
-            steps=self._steps,
-            rank=averaging.rank(),
-            world_size=averaging.world_size(),
-        )
+        self._record("gradients", self._seconds, self._bytes, steps=self._steps)
         metrics = {"passes": float(self._trainer.current_epoch + 1), "average_ms": self._seconds * 1e3}
         self._seconds, self._bytes, self._steps = 0.0, 0, 0
         return metrics
@@ -113,11 +103,33 @@ class GradientAveraging(WeightPolicy):
     def publish(self) -> None:
         if self._trainer is None or self._published:
             return
-        buffers = {name: buffer.detach() for name, buffer in self._trainer.lightning_module.named_buffers()}
-        if buffers:
-            average, _ = averaging.weighted_average([(1.0, buffers)], like=buffers)
-            averaging.load_state(buffers, average)
+        start = time.perf_counter()
+        num_bytes = self._average_for_evaluation()
+        if num_bytes:
+            self._record("evaluation", time.perf_counter() - start, num_bytes)
         self._published = True
+
+    def _average_for_evaluation(self) -> int:
+        """Average what differs between ranks; return the bytes that this rank sent."""
+        buffers = {name: buffer.detach() for name, buffer in self._trainer.lightning_module.named_buffers()}
+        if not buffers:
+            return 0
+        average, num_bytes = averaging.weighted_average([(1.0, buffers)], like=buffers)
+        averaging.load_state(buffers, average)
+        return num_bytes
+
+    def _record(self, purpose: str, seconds: float, num_bytes: int, **counts: int) -> None:
+        record(
+            "average",
+            purpose=purpose,
+            epoch=self._trainer.current_epoch,
+            passes=self._trainer.current_epoch + 1,
+            seconds=seconds,
+            bytes=num_bytes,
+            rank=averaging.rank(),
+            world_size=averaging.world_size(),
+            **counts,
+        )
 
     def teardown(self) -> None:
         self._published = True

@@ -28,7 +28,12 @@ class BoundedGradientStaleness(GradientAveraging):
     Raises:
         ValueError: max_age is no integer of at least 0.
 
-    Cost: one copy of the gradients; between evaluations one copy of the weights.
+    A checkpoint holds the average of the replicas and rank 0's state of the optimizer: after a resume replicas are
+    equal, and gradients are joined in the first epoch.
+
+    Cost: one copy of the gradients, and one of the weights while replicas are evaluated. On the wire 4 bytes a weight
+        every max_age + 1 epochs, and with them 8 a weight and floating value of the optimizer; 8 a weight where
+        replicas that differ are evaluated or saved.
     Source: SANCUS, experiments, SkipG, whose rule the paper does not give; this one is ours.
     """
 
@@ -57,14 +62,13 @@ class BoundedGradientStaleness(GradientAveraging):
             self._own = None
         super().begin_batch(batch)
 
-    def publish(self) -> None:
-        if self._trainer is None or self._published or not self._apart:
-            super().publish()
-            return
+    def _average_for_evaluation(self) -> int:
+        if not self._apart:
+            return super()._average_for_evaluation()
         self._own = averaging.copy_state(self._live)
-        average, _ = averaging.weighted_average([(1.0, self._live)], like=self._live)
+        average, num_bytes = averaging.weighted_average([(1.0, self._live)], like=self._live)
         averaging.load_state(self._live, average)
-        self._published = True
+        return num_bytes
 
     @property
     def _live(self) -> averaging.State:

@@ -28,7 +28,7 @@ class WeightPolicy:
     keeps_state = False
 
     def check_exchange(self, exchange: "ExchangePolicy") -> None:
-        """Refuse an exchange that cannot go with this policy, before processes are joined.
+        """Refuse an exchange that cannot go with this policy, when the strategy is made.
 
         Raises:
             StrategyError: the message names the remedy.
