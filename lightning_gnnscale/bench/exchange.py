@@ -10,6 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from ..units import format_bytes
 from .exchange_plots import plot_exchange
 from .experiment import run_rows
 from .reduced_graph import reduced_graph
@@ -88,7 +89,10 @@ def run(
     table = _compare(rows, cagnet_bytes)
     write_csv(output_dir / "exchange.csv", table)
     _print(table, len(seeds))
-    plot_exchange(output_dir / "exchange.png", table)
+    if not plot_exchange(output_dir / "exchange.png", table):
+        Console().print(
+            f"exchange.png is left out: it shows what is lost against the policy {EXACT!r}, which did not run"
+        )
     return table
 
 
@@ -176,6 +180,7 @@ COLUMNS = {
     "best_test_acc_lost": "lost",
     "late_acc": "late",
     "late_acc_lost": "lost",
+    "bytes": "bytes",
     "share_of_cagnet": "CAGNET",
     "share_of_halo": "halo",
     "train_s": "s",
@@ -186,13 +191,16 @@ def _print(rows: list[dict], num_seeds: int) -> None:
     cases = dict.fromkeys((row["graph"], row["partitioner"], row["world_size"]) for row in rows)
     for graph, method, size in cases:
         title = f"{graph}, {method} parts, {size} processes, seeds: {num_seeds}"
-        caption = "accuracy, %, at the best validation and late; points lost; bytes, % of CAGNET's and the exact halo's"
+        caption = (
+            "accuracy, %, at the best validation and late; points lost; bytes of training, % of CAGNET's and the halo's"
+        )
         table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
         for column in COLUMNS.values():
             table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=column == "policy")
         for row in rows:
             if (row["graph"], row["partitioner"], row["world_size"]) == (graph, method, size):
-                table.add_row(*(_shown(row[name]) for name in COLUMNS))
+                shown = row | {"bytes": format_bytes(row["bytes"])}
+                table.add_row(*(_shown(shown[name]) for name in COLUMNS))
         Console().print(table)
 
 

@@ -5,17 +5,20 @@ from pathlib import Path
 _MARKERS = "osD^vP*X<>ph"
 
 
-def plot_exchange(path: Path, rows: list[dict]) -> None:
+def plot_exchange(path: Path, rows: list[dict]) -> bool:
     """Draw points lost against the exact halo, late, over the share of CAGNET's bytes; one panel a case.
 
     Args:
         path: of the PNG.
         rows: of `exchange.csv`; those without an exact halo beside them are left out.
+
+    Returns:
+        Whether there was anything to draw.
     """
     rows = [row for row in rows if row["late_acc_lost"] != ""]
     cases = list(dict.fromkeys((row["graph"], row["partitioner"], row["world_size"]) for row in rows))
     if not cases:
-        return
+        return False
     from matplotlib.figure import Figure
 
     columns = min(3, len(cases))
@@ -48,3 +51,4 @@ def plot_exchange(path: Path, rows: list[dict]) -> None:
     handles = {handle.get_label(): handle for axes in panels for handle in axes.get_legend_handles_labels()[0]}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3 * columns, fontsize="small")
     figure.savefig(path, dpi=120)
+    return True

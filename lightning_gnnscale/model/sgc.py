@@ -18,6 +18,10 @@ class SGC(Backbone):
     The map commutes with propagation: it comes first where it makes rows narrower. Each hop of a sampled batch is
     one propagation.
 
+    On the full graph dense features without dropout are propagated and exchanged once, and kept. Sparse ones are mapped
+    first, in every epoch, and rows of the narrower map are exchanged: propagated they would be dense, num_nodes x
+    in_channels.
+
     Args:
         in_channels, out_channels: widths.
         hidden_channels: not used; it stands here so that all backbones are built alike.

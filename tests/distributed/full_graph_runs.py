@@ -13,7 +13,7 @@ BACKBONES = {"gcn": GCN, "graphsage": GraphSAGE, "gat": GAT, "sgc": SGC}
 NUM_NODES, NUM_PARTS, DIM, NUM_CLASSES = 90, 5, 12, 4
 
 
-def write_store(root, directed=False, sparse=False, weighted=False, keep=None):
+def write_store(root, directed=False, sparse=False, weighted=False, keep=None, sizes=(41, 7, 22, 12, 8)):
     """Write a random graph in five parts of very different sizes; the last two have no training nodes.
 
     keep(edges) says which of the (2, num_edges) edges stay; the rest of the store is the same.
@@ -23,7 +23,7 @@ def write_store(root, directed=False, sparse=False, weighted=False, keep=None):
     # In a directed graph the nodes 80 to 89 are read by others and read nobody.
     edges = edges[:, edges[1] < 80] if directed else edges
     edges = edges if keep is None else edges[:, keep(edges)]
-    part_id = np.repeat(np.arange(NUM_PARTS), [41, 7, 22, 12, 8]).astype(np.int32)
+    part_id = np.repeat(np.arange(NUM_PARTS), sizes).astype(np.int32)
     train = (rng.random(NUM_NODES) < 0.5) & (part_id < 3)
     features = rng.normal(size=(NUM_NODES, DIM))
     if sparse:

@@ -111,6 +111,8 @@ BY_HAND = {
     # the first epoch is exact and has neither bitmaps nor sizes
     "rows": (SkipBroadcast(EpochFixed(1), rows="row"), HALO, HALO),
 }
+# Differences need the rows that were sent on both sides, four each a layer; a bound by epochs on the receivers' alone.
+HELD = {"4 bits": 8 * 2 * ROW, "4 bits, pushed": 8 * 2 * ROW, "rows": 4 * 2 * ROW}
 
 
 def write_path(root):
@@ -147,9 +149,25 @@ def test_bytes_of_a_path_of_six_nodes(tmp_path):
         whole = BLOCKS if name == "broadcast" else HALO
         assert first["exchange_evaluation_bytes"] == 0 and second["exchange_evaluation_bytes"] == whole, name
         assert first["rows_sent"] == (12 if name == "broadcast" else 8), name
+        assert first["exchange_layer1_forward_bytes"] + first["exchange_layer2_forward_bytes"] == forward, name
+        assert first["exchange_layer1_backward_bytes"] + first["exchange_layer2_backward_bytes"] == backward, name
+        assert first["exchange_cache_bytes"] == HELD.get(name, 0), name
+    # gradients of the last layer's outputs are narrow
+    assert runs[0]["pulled"][0][0]["exchange_layer2_backward_bytes"] == SIZES + (1 + 4 * 8)
     # When no row is due, only sizes are told, in both layers.
-    assert runs[0]["rows"][0][1]["exchange_forward_bytes"] == 2 * SIZES
-    assert runs[0]["rows"][0][1]["rows_skipped"] == 8
+    first, second = runs[0]["rows"][0]
+    assert second["exchange_forward_bytes"] == 2 * SIZES
+    assert second["rows_skipped"] == 8
+    # each process has two layers to send, and sends both or none
+    for rank in range(WORLD_SIZE):
+        done, skipped = f"broadcasts_done_rank{rank}", f"broadcasts_skipped_rank{rank}"
+        assert (first[done], first[skipped], second[done], second[skipped]) == (2, 0, 0, 2)
+        both = [event["broadcasts"] for event in runs[rank]["rows"][1]]
+        assert both == [
+            [{"layer": layer, "done": 1, "skipped": 0} for layer in (1, 2)],
+            [{"layer": layer, "done": 0, "skipped": 1} for layer in (1, 2)],
+        ]
+    assert "broadcasts_done_rank0" not in runs[0]["halo"][0][0]
 
 
 def train_static(folder, roots):

@@ -9,7 +9,14 @@ from lightning_gnnscale.strategy import (
     HaloExchange,
 )
 
-STORES = {"undirected": {}, "directed": {"directed": True}, "sparse": {"sparse": True}, "weighted": {"weighted": True}}
+STORES = {
+    "undirected": {},
+    "directed": {"directed": True},
+    "sparse": {"sparse": True},
+    "weighted": {"weighted": True},
+    # of four ranks the second has no row
+    "empty": {"sizes": (41, 29, 0, 12, 8)},
+}
 PUSH, PULL, BROADCAST = HaloExchange(), HaloExchange(backward="auto"), BroadcastExchange()
 EXACT = {
     "gcn": ("undirected", PUSH, {"backbone": "gcn"}),
@@ -25,6 +32,8 @@ EXACT = {
     "graphsage, directed": ("directed", BROADCAST, {"backbone": "graphsage"}),
     "gat": ("undirected", PULL, {"backbone": "gat"}),
     "gat, directed, dropout": ("directed", PUSH, {"backbone": "gat", "dropout": 0.5}),
+    "gcn, a rank without rows": ("empty", PULL, {"backbone": "gcn", "dropout": 0.5}),
+    "gat, a rank without rows": ("empty", PUSH, {"backbone": "gat"}),
     "sgc": ("undirected", PUSH, {"backbone": "sgc"}),
     "sgc, sparse": ("sparse", PUSH, {"backbone": "sgc"}),
 }
