@@ -14,6 +14,7 @@ from ..partition_store.block_rows import BlockRows, load_block_rows, part_runs
 from ..partitioner import Partitioning
 from ..planner import Plan
 from .full_graph_batch import FullGraphBatch, FullGraphLoader, block_batch
+from .model_check import check_model
 from .stored_graph import StoredGraphDataModule
 
 UNKNOWN = -1
@@ -120,6 +121,7 @@ class FullGraphDataModule(StoredGraphDataModule):
         super().setup(stage)
         if stage == "fit":
             self._check_trainable()
+            check_model(getattr(self.trainer, "lightning_module", None), self.store)
         rank, world_size = self._rank_and_world()
         if world_size > 1 and not hasattr(self.trainer.strategy, "exchange"):
             raise StrategyError(

@@ -19,6 +19,7 @@ from ..sampler import ClusterSampler, FullBatchSampler, NeighborSampler
 from .clustering import clusters_by
 from .layer_source import EvaluationLoader, EvaluationPass, StoreLayerSource
 from .link_evaluation import evaluation_links
+from .model_check import check_model
 from .placed_training import PlacedTraining, with_scale
 from .scratch import open_scratch
 from .stored_graph import StoredGraphDataModule
@@ -51,7 +52,8 @@ class PartitionDataModule(StoredGraphDataModule):
         batch_size: seeds a batch, >= 1.
         halo_hops: hops of halo that a part sees, 0 to 3; 0 gives each cross edge to one of its two parts.
         scope: "part": batches stay inside core and halo; "graph": they cross parts and ranks get equal shares of the
-            seeds; "auto": "graph" under gradient averaging, else "part". Under gradient averaging "part" lets every
+            seeds (`ClusterSampler` and `SaintSampler` then hold 4 to 21 bytes an arc of the whole graph on each rank);
+            "auto": "graph" under gradient averaging, else "part". Under gradient averaging "part" lets every
             rank take a share of each part's batches, some parts in turn.
         interleave_parts: parts that take turns there, >= 1; one more is in memory.
         evaluation: "layerwise": exact, a layer at a time over the whole graph; "sampled": batches with all neighbours
@@ -179,6 +181,8 @@ class PartitionDataModule(StoredGraphDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Open the store, a scratch folder for evaluation, and for training the placed features."""
         super().setup(stage)
+        if stage == "fit":
+            self._check_fit()
         if self._scratch is None:
             self._scratch = open_scratch(self.root, self.trainer)
         if stage in ("fit", None) and self._placed is not None and self.buffer is None:
@@ -300,6 +304,18 @@ class PartitionDataModule(StoredGraphDataModule):
     def _check_trainable(self) -> None:
         if not trains_on_links(self.sampler):
             super()._check_trainable()
+
+    def _check_fit(self) -> None:
+        self._check_trainable()
+        strategy = getattr(self.trainer, "strategy", None)
+        world_size = self._rank_and_world()[1]
+        if world_size > 1 and not hasattr(strategy, "weights"):
+            raise StrategyError(
+                f"{type(strategy).__name__} waits for a gradient of each of the {world_size} processes in every batch, "
+                'and parts have different numbers of batches: use Trainer(strategy="gnnscale")'
+            )
+        hops = getattr(self.sampler, "fanouts", ()) if isinstance(self.sampler, NeighborSampler) else ()
+        check_model(getattr(self.trainer, "lightning_module", None), self.store, hops)
 
     def _check_testable(self) -> None:
         if not trains_on_links(self.sampler):

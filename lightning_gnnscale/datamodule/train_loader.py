@@ -18,7 +18,7 @@ from ..loader import (
     split_targets,
 )
 from ..partition_store import PartitionStore
-from ..sampler import LayerwiseSampler, NeighborSampler, SaintSampler
+from ..sampler import FullBatchSampler, LayerwiseSampler, NeighborSampler, SaintSampler
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,11 @@ def check_scope(scope: str, weights, sampler, store: PartitionStore) -> None:
         raise StrategyError(
             f'scope="graph" gives {type(weights).__name__} batches that belong to no part: leave scope="auto", or use '
             "weights=GradientAveraging()"
+        )
+    if scope == "graph" and isinstance(sampler, FullBatchSampler):
+        raise StrategyError(
+            'mode="full_batch" makes each part a batch, and batches that cross parts would be the whole graph on every '
+            "process: use weights=ModelAveraging(), or FullGraphDataModule for gradients of the full graph"
         )
     seeds_alone = isinstance(sampler, NeighborSampler | LayerwiseSampler)
     if scope == "part" and getattr(weights, "equal_batches", False) and not seeds_alone:

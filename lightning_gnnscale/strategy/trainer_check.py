@@ -1,7 +1,7 @@
 """What a Trainer must and must not be set to, checked before a run begins. Every error is one line with its remedy."""
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.nn.parameter import is_lazy
@@ -50,6 +50,11 @@ def _check_limits(trainer: pl.Trainer) -> None:
         raise StrategyError(
             f"Trainer(val_check_interval={interval!r}) validates inside a round: "
             "leave it at 1.0 and use check_val_every_n_epoch"
+        )
+    if any(isinstance(callback, Timer) and callback._interval == "step" for callback in trainer.callbacks):
+        raise StrategyError(
+            "Trainer(max_time=...) stops inside a round: leave it out, and use "
+            'callbacks=[Timer(duration, interval="epoch")]'
         )
     if trainer.check_val_every_n_epoch is None:
         raise StrategyError(

@@ -1,5 +1,7 @@
 """Synchronous SGD in real processes equals one process with all targets in one batch."""
 
+from types import SimpleNamespace
+
 import lightning as L
 import pytest
 import torch
@@ -8,6 +10,7 @@ from processes import launch
 
 from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.strategy import GradientAveraging
+from lightning_gnnscale.strategy.weights.gradient_averaging import reduce_gradients
 
 NUM_TARGETS, BATCH_SIZE = 40, 8
 
@@ -115,3 +118,36 @@ def run_refused(folder, pad):
 def test_different_numbers_of_batches_are_refused_on_every_rank(tmp_path):
     for message in launch(2, run_refused, tmp_path, False):
         assert "same number of train batches" in message and "got 4 to 5" in message
+
+
+def reduce_shares(folder):
+    rank, results = torch.distributed.get_rank(), {}
+    for name, weights in {"one has none": (4, 0), "nobody has any": (0, 0)}.items():
+        parameter = torch.nn.Parameter(torch.ones(2))
+        parameter.grad = torch.full((2,), 0.0 if weights[rank] == 0 else 3.0)
+        reduce_gradients([parameter], weights[rank], 1 << 20)
+        results[name] = parameter.grad
+    return results
+
+
+def test_a_batch_without_targets_weighs_nothing(tmp_path):
+    for results in launch(2, reduce_shares, tmp_path):
+        assert results["one has none"].tolist() == [3.0, 3.0]
+        assert results["nobody has any"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("batch", "weight"),
+    [
+        (SimpleNamespace(batch_size=8), 8),
+        (SimpleNamespace(batch_size=0), 0),
+        (SimpleNamespace(), 1),
+        # losses that the sampler has weighed are estimates of one mean
+        (SimpleNamespace(batch_size=8, loss_weight=torch.ones(8)), 1),
+    ],
+)
+def test_what_a_batch_weighs(batch, weight):
+    policy = GradientAveraging()
+    policy.setup(None)
+    policy.begin_batch(batch)
+    assert policy._weight == weight

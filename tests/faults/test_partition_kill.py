@@ -35,8 +35,7 @@ def kill_and_go_on(tmp_path: Path, num_edges: int, num_kills: int) -> None:
     start = time.monotonic()
     subprocess.run(command(tmp_path, tmp_path / "whole"), check=True, capture_output=True)
     whole_s = time.monotonic() - start
-    moments = random.Random(0)
-    output = tmp_path / "killed"
+    moments, output, num_killed = random.Random(0), tmp_path / "killed", 0
     for _ in range(num_kills):
         process = subprocess.Popen(command(tmp_path, output), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
@@ -44,6 +43,8 @@ def kill_and_go_on(tmp_path: Path, num_edges: int, num_kills: int) -> None:
         except subprocess.TimeoutExpired:
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
+            num_killed += 1
+    assert num_killed, "every command was done before it was killed"
     subprocess.run(command(tmp_path, output), check=True, capture_output=True)
     assert digests(output) == digests(tmp_path / "whole")
     PartitionStore.open(output).verify()

@@ -20,6 +20,8 @@ from .policy import Step, WeightPolicy
 class GradientAveraging(WeightPolicy):
     """Average gradients over ranks before each step, g = sum(b_r g_r) / sum(b_r), b_r = targets of rank r's batches.
 
+    Where the sampler weighs losses (GraphSAINT) b_r is the number of batches: their losses are estimates of one mean.
+
     With losses that are means over targets this is the gradient of the mean over all of them. Full-graph batches carry
     shares of one loss instead: their gradients are added up. It is done once a step, accumulated gradients included,
     after the last backward and before clipping. A parameter without gradient on a rank counts as zero there; one
@@ -81,7 +83,9 @@ class GradientAveraging(WeightPolicy):
             )
         # Shares of one loss over the whole graph are added up, losses of batches are averaged.
         self._adds_up = getattr(batch, "loss_is_share", False)
-        self._targets += int(getattr(batch, "batch_size", None) or 1)
+        # A sampler that weighs losses has made each batch's loss a fair estimate: they count alike.
+        weighed = getattr(batch, "loss_weight", None) is not None or getattr(batch, "batch_size", None) is None
+        self._targets += 1 if weighed else int(batch.batch_size)
         self._published = False
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], step: Step) -> Any:
@@ -160,7 +164,7 @@ def reduce_gradients(parameters: list[Tensor], weight: float, bucket_bytes: int,
 
     Args:
         parameters: the same on every rank; `.grad` may be None.
-        weight: this rank's weight, > 0 on one rank at least.
+        weight: this rank's weight, an integer >= 0.
         bucket_bytes: size of the messages, roughly.
         mean: divide by the sum of the weights.
 
@@ -186,7 +190,7 @@ def reduce_gradients(parameters: list[Tensor], weight: float, bucket_bytes: int,
     present = iter(header[1:].tolist())
     for bucket, message in zip(buckets, messages[1:], strict=True):
         if mean:
-            message.div_(header[0])
+            message.div_(header[0].clamp(min=1))  # counts; no targets at all leave a gradient of zero
         for p, values in zip(bucket, message.split([p.numel() for p in bucket]), strict=True):
             if next(present):
                 p.grad = values.reshape(p.shape).to(p.dtype)

@@ -148,6 +148,12 @@ class ModelAveraging(WeightPolicy):
     def publish(self) -> None:
         if self._trainer is None or self._published:
             return
+        if self._gradients and self._gradients.pending:
+            rank_zero_warn(
+                f"saved after {self._gradients.pending} of accumulate_grad_batches="
+                f"{self._trainer.accumulate_grad_batches} gradients, which became a step: training goes on otherwise "
+                "than it would have; save at the end of an epoch"
+            )
         self._end_visit()
         average, _ = self._average("evaluation")
         averaging.load_state(self._live, average)

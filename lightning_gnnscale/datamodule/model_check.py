@@ -1,0 +1,55 @@
+"""Whether a model fits the store that it is to train on, said before the first batch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from ..errors import StrategyError
+from ..partition_store import PartitionStore
+
+
+def check_model(module: Any, store: PartitionStore, fanouts: Sequence[int] = ()) -> None:
+    """Compare widths, classes and layers; what a module does not tell is not compared.
+
+    Args:
+        module: the LightningModule, or None.
+        store: with features and labels where the module reads them.
+        fanouts: of the sampler, one a hop; empty: not compared.
+
+    Raises:
+        StrategyError: batches would not fit the model; the message names both numbers.
+    """
+    backbone = getattr(module, "backbone", None)
+    width = getattr(backbone, "in_channels", None)
+    if isinstance(width, int) and store.features is not None and getattr(module, "inputs", None) is None:
+        _check_equal("backbone.in_channels", width, "columns of the store's features", store.features.dim)
+    if hasattr(module, "multilabel") and store.labels is not None:
+        _check_labels(module, store.labels)
+    layers = getattr(backbone, "num_layers", None)
+    if isinstance(layers, int) and fanouts and len(fanouts) != layers:
+        rank_zero_warn(
+            f"the sampler draws {len(fanouts)} hops (fanouts={list(fanouts)}), and the backbone has {layers} layers: "
+            "give one fan-out a layer"
+        )
+
+
+def _check_labels(module: Any, labels: Any) -> None:
+    several = labels.ndim == 2
+    if several != bool(module.multilabel):
+        kind = f"{labels.shape[1]} labels a node" if several else "one label a node"
+        raise StrategyError(f"the store has {kind}: say multilabel={several} to {type(module).__name__}")
+    outputs = getattr(module, "num_classes", None)
+    if not isinstance(outputs, int):
+        return
+    if several:
+        _check_equal("out_channels", outputs, "labels a node", labels.shape[1])
+    elif (largest := int(labels.max(initial=-1))) >= outputs:
+        raise StrategyError(
+            f"out_channels={outputs} is less than the classes, the store's labels go up to {largest}: say {largest + 1}"
+        )
+
+
+def _check_equal(name: str, given: int, what: str, stored: int) -> None:
+    if given != stored:
+        raise StrategyError(f"{name}={given} is not the number of {what}, {stored}: say {stored}")
