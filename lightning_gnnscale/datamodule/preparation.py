@@ -1,5 +1,6 @@
 """From edges to a partition store, skipped where the same store stands already."""
 
+import functools
 import hashlib
 import json
 import os
@@ -8,13 +9,16 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 from filelock import FileLock
 
-from ..errors import PartitionStoreError
+from ..errors import GNNScaleError, PartitionStoreError
 from ..events import stage
-from ..partition_store import PartitionStore, write_partition_store
+from ..partition_store import PartitionStore, input_fingerprint, write_partition_store
+from ..partition_store.manifest import MANIFEST, REMEDY, describe_files, read_manifest, read_source, write_json
+from ..partition_store.publish import check_is_store
 from ..partitioner import Partitioning
+from ..partitioner import partition as partition_by_name
+from ..partitioner.registry import complete_options
 
 
 def preparation_fingerprint(dataset, partitioner: dict, num_parts: int) -> str:
@@ -22,32 +26,37 @@ def preparation_fingerprint(dataset, partitioner: dict, num_parts: int) -> str:
 
     Args:
         dataset: a `GraphDataset`.
-        partitioner: method, options and seed, plain values.
+        partitioner: method (see `describe_partitioner`), options and seed, plain values.
         num_parts: parts.
+
+    Cost: that of `input_fingerprint`, which reads no file.
     """
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(dataset.stream.fingerprint().encode())
-    digest.update(json.dumps([partitioner, num_parts, dataset.source], sort_keys=True, default=str).encode())
-    for name in ("features", "labels", "edge_weight", "edge_features"):
-        _add(digest, name, getattr(dataset, name))
-    for name in sorted(dataset.masks):
-        _add(digest, name, dataset.masks[name])
-    return digest.hexdigest()
+    facts = [_input_fingerprint(dataset), partitioner, num_parts, dataset.source]
+    return hashlib.blake2b(json.dumps(facts, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
 
 
-def _add(digest, name: str, value) -> None:
-    digest.update(name.encode())
-    if value is None:
-        return
-    if hasattr(value, "indptr"):
-        for part in (value.indptr, value.indices, value.data):
-            digest.update(np.ascontiguousarray(part).data)
-    elif isinstance(value, (str, os.PathLike)) or (isinstance(value, np.memmap) and value.filename):
-        # A file on disk stands for its content by name, size and time: hashing terabytes is not a skip.
-        path = Path(value if isinstance(value, (str, os.PathLike)) else value.filename).resolve()
-        digest.update(f"{path}:{path.stat().st_size}:{path.stat().st_mtime_ns}".encode())
-    else:
-        digest.update(np.ascontiguousarray(value).data)
+def expected_store_fingerprint(
+    dataset, partitioner: str | Callable, num_parts: int, seed: int, pack_halo: bool
+) -> str | None:
+    """Return the fingerprint that the store of this input will have, whoever writes it.
+
+    None where only the finished partitioning could tell: it is known for a method's name and a partial of
+    `gs.partition`; a store does not say what `balance` it was made with.
+    """
+    keywords = {"method": partitioner}
+    if not isinstance(partitioner, str):
+        is_partial = isinstance(partitioner, functools.partial) and partitioner.func is partition_by_name
+        if not is_partial or partitioner.args or "balance" in partitioner.keywords:
+            return None
+        shared = ("num_parts", "seed", "masks", "progress", "evaluate")
+        keywords = {name: value for name, value in partitioner.keywords.items() if name not in shared}
+    method = keywords.pop("method", "spring")
+    return _input_fingerprint(dataset, method, num_parts, seed, complete_options(method, keywords), pack_halo)
+
+
+def _input_fingerprint(dataset, method="", num_parts=0, seed=0, options=None, pack_halo=False) -> str:
+    rows = (dataset.features, dataset.labels, dataset.masks, dataset.edge_weight, dataset.edge_features)
+    return input_fingerprint(dataset.stream, method, num_parts, seed, options or {}, *rows, pack_halo)
 
 
 def prepare_store(
@@ -57,6 +66,7 @@ def prepare_store(
     fingerprint: str,
     overwrite: bool = False,
     progress: Callable[[str, int, int | None], None] | None = None,
+    store_fingerprint: Callable[[], str | None] | None = None,
     **writer_options,
 ) -> PartitionStore:
     """Partition and write a store, or open the one that was made from the same input.
@@ -67,25 +77,40 @@ def prepare_store(
         dataset: a `GraphDataset`.
         partition: computes the partitioning; called only where none is at hand.
         fingerprint: see `preparation_fingerprint`.
-        overwrite: replace a store made from other input.
+        overwrite: write anew whatever store stands at root, but for one of this very input whose files all have
+            their checksums: ranks and later passes prepare again, and must find what the first one wrote.
+        store_fingerprint: see `expected_store_fingerprint`; it lets a store be found that something else wrote.
         writer_options: of `write_partition_store`.
 
     Raises:
-        PartitionStoreError: a store made from other input stands there and `overwrite` is off.
+        PartitionStoreError: a store made from other input, or a damaged one, stands there and `overwrite` is off;
+            or files that are no store.
+
+    Cost: where the store stands, nothing but the fingerprints; with overwrite one read of it, about 3 GB/s.
     """
     root = Path(root)
     root.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{root}.prepare.lock"):
-        source = Path(f"{root}.source.json")
-        if made_from(root) == fingerprint:
-            return PartitionStore.open(root)
-        parts = Path(f"{root}.parts-{fingerprint[:12]}")
+        check_is_store(root)
+        source, parts = _record_path(root), Path(f"{root}.parts-{fingerprint[:12]}")
+        made = made_from(root)
+        if made == fingerprint:
+            store = _whole_store(root) if overwrite else _open(root)
+            if store is not None:
+                return store
+        partitioning = _read_parts(parts)
         # Where this input's partitioning still lies, a run was cut off: the writer knows whether the store is its own.
-        if root.exists() and not overwrite and not parts.exists():
-            raise PartitionStoreError(
-                f"{root}: a store made from other input stands here; give another root (output=), or overwrite=True"
-            )
-        partitioning = _partition_once(parts, partition)
+        if not overwrite and partitioning is None and root.exists() and any(root.iterdir()):
+            expected = store_fingerprint() if store_fingerprint is not None else None
+            if not _is_own(root, expected):
+                raise _refusal(root, known=made is not None or expected is not None)
+            store = _open(root)
+            _write_record(source, fingerprint, store.fingerprint, _facts_of_store(store))
+            return store
+        if partitioning is None:
+            with stage("partition"):
+                partitioning = partition()
+            partitioning.save(parts)
         store = write_partition_store(
             root,
             dataset.stream,
@@ -99,7 +124,7 @@ def prepare_store(
             progress=progress,
             **writer_options,
         )
-        _write_source(source, fingerprint, store.fingerprint, partitioning)
+        _write_record(source, fingerprint, store.fingerprint, _facts(partitioning))
         shutil.rmtree(parts)
         return store
 
@@ -108,32 +133,101 @@ def made_from(root: str | os.PathLike) -> str | None:
     """Return the preparation fingerprint of the store that stands at root; None without one, or where it is unknown.
 
     The record lies beside the store and could be older than it (a kill between the two): it counts only for the
-    store that it names.
+    store that it names. The store itself is not opened.
     """
-    source, store = Path(f"{root}.source.json"), Path(root)
-    if not store.exists() or not source.is_file():
+    record, own = _read_record(root), _own_fingerprint(root)
+    return record.get("fingerprint") if own is not None and record.get("store_fingerprint") == own else None
+
+
+def standing_parts(root: str | os.PathLike, fingerprint: Callable[[int], str], expected: Callable) -> int | None:
+    """Return the number of parts of the store at root where it was made from this input, else None.
+
+    Args:
+        fingerprint, expected: the two fingerprints of a store of so many parts, see `prepare_store`.
+    """
+    num_parts = partitioning_facts(root).get("num_parts")
+    if num_parts is not None and made_from(root) == fingerprint(num_parts):
+        return num_parts
+    try:
+        num_parts = json.loads((Path(root) / MANIFEST).read_text())["num_parts"]
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    made = json.loads(source.read_text())
-    return made["fingerprint"] if made.get("store_fingerprint") == PartitionStore.open(store).fingerprint else None
+    return num_parts if isinstance(num_parts, int) and _is_own(root, expected(num_parts)) else None
 
 
 def partitioning_facts(root: str | os.PathLike) -> dict:
     """Return what partitioning measured when the store was made: method, seconds, quality; empty if unknown."""
-    source = Path(f"{root}.source.json")
-    return json.loads(source.read_text()).get("partitioning", {}) if source.is_file() else {}
+    facts = _read_record(root).get("partitioning")
+    return facts if isinstance(facts, dict) else {}
 
 
-def _partition_once(path: Path, partition: Callable[[], Partitioning]) -> Partitioning:
-    if (path / "partitioning.json").is_file():
-        return Partitioning.load(path)
-    with stage("partition"):
-        partitioning = partition()
-    partitioning.save(path)
-    return partitioning
+def _record_path(root: str | os.PathLike) -> Path:
+    return Path(f"{root}.source.json")
 
 
-def _write_source(path: Path, fingerprint: str, store_fingerprint: str, partitioning: Partitioning) -> None:
-    facts = {
+def _read_record(root: str | os.PathLike) -> dict:
+    """What cannot be read counts as absent: a new record replaces it."""
+    try:
+        record = json.loads(_record_path(root).read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _own_fingerprint(root: str | os.PathLike) -> str | None:
+    source = read_source(Path(root))
+    return source.get("fingerprint") if isinstance(source, dict) else None
+
+
+def _is_own(root: str | os.PathLike, expected: str | None) -> bool:
+    return expected is not None and _own_fingerprint(root) == expected
+
+
+def _refusal(root: Path, known: bool) -> PartitionStoreError:
+    remedy = "give another root (output=), or overwrite=True"
+    if known:
+        return PartitionStoreError(
+            f"{root}: a store made from other input or by another partitioner stands here; {remedy}"
+        )
+    return PartitionStoreError(
+        f"{root}: a store stands here, and no record in {_record_path(root)} tells what it was made from; train on it"
+        f" as it is with store=, {remedy}"
+    )
+
+
+def _open(root: Path) -> PartitionStore:
+    if not (root / MANIFEST).is_file():
+        raise PartitionStoreError(f"{root}: {MANIFEST} is missing; {REMEDY}")
+    try:
+        return PartitionStore.open(root)
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise PartitionStoreError(f"{root / MANIFEST}: damaged; {REMEDY}") from None
+
+
+def _whole_store(root: Path) -> PartitionStore | None:
+    """Return the store at root, or None where a file of it differs from what the manifest says; opened only after."""
+    try:
+        wanted, found = read_manifest(root)["files"], describe_files(root)
+        return _open(root) if wanted and all(found.get(name) == entry for name, entry in wanted.items()) else None
+    except (PartitionStoreError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _read_parts(folder: Path) -> Partitioning | None:
+    """Return the partitioning that a run left, or None where none can be read: then it is made again."""
+    try:
+        parts = Partitioning.load(folder)
+        return (
+            parts
+            if not len(parts.part_id) or 0 <= parts.part_id.min() <= parts.part_id.max() < parts.num_parts
+            else None
+        )
+    except (GNNScaleError, KeyError, TypeError, AttributeError, ValueError):
+        return None
+
+
+def _facts(partitioning: Partitioning) -> dict:
+    return {
         "num_parts": partitioning.num_parts,
         "method": partitioning.method,
         "options": partitioning.options,
@@ -143,7 +237,12 @@ def _write_source(path: Path, fingerprint: str, store_fingerprint: str, partitio
         "quality": None if partitioning.quality is None else asdict(partitioning.quality),
         "notes": partitioning.notes,
     }
-    temporary = Path(f"{path}.tmp")
+
+
+def _facts_of_store(store: PartitionStore) -> dict:
+    return {name: store.manifest.get(name) for name in ("num_parts", "method", "seed")}
+
+
+def _write_record(path: Path, fingerprint: str, store_fingerprint: str, facts: dict) -> None:
     made = {"fingerprint": fingerprint, "store_fingerprint": store_fingerprint, "partitioning": facts}
-    temporary.write_text(json.dumps(made, indent=2, default=str))
-    os.replace(temporary, path)
+    write_json(path, json.loads(json.dumps(made, default=str)))

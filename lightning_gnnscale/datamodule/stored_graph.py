@@ -12,7 +12,14 @@ from ..errors import PartitionStoreError, StrategyError, check_count
 from ..partition_store import PartitionStore
 from ..partitioner import Partitioning, partition
 from ..planner import Plan, plan
-from .preparation import made_from, partitioning_facts, preparation_fingerprint, prepare_store
+from .partitioner_identity import describe_partitioner
+from .preparation import (
+    expected_store_fingerprint,
+    partitioning_facts,
+    preparation_fingerprint,
+    prepare_store,
+    standing_parts,
+)
 
 
 class StoredGraphDataModule(L.LightningDataModule):
@@ -31,7 +38,7 @@ class StoredGraphDataModule(L.LightningDataModule):
         planner: callable with the arguments of `gs.plan`, for "auto"; it may carry memory sizes.
         seed: of partitioning.
         pack_halo: a store that is written also has the feature rows of each part's halo beside the part.
-        overwrite: replace a store made from other input.
+        overwrite: replace a store made from other input, or a damaged one.
         progress: (what, done, total), called while the store is made.
 
     Raises:
@@ -91,23 +98,26 @@ class StoredGraphDataModule(L.LightningDataModule):
             self.fingerprint(num_parts),
             overwrite=self.overwrite,
             progress=self.progress,
+            store_fingerprint=lambda: self._store_fingerprint(num_parts),
             pack_halo=self.pack_halo,
         )
 
     def fingerprint(self, num_parts: int) -> str:
         """Return a digest of what a store of this many parts is made from: input, partitioner, seed."""
-        method = self.partitioner if isinstance(self.partitioner, str) else _describe(self.partitioner)
-        made = {"partitioner": method, "seed": self.seed} | ({"pack_halo": True} if self.pack_halo else {})
-        return preparation_fingerprint(self.dataset, made, num_parts)
+        made = {"partitioner": describe_partitioner(self.partitioner), "seed": self.seed}
+        return preparation_fingerprint(self.dataset, made | ({"pack_halo": True} if self.pack_halo else {}), num_parts)
+
+    def _store_fingerprint(self, num_parts: int) -> str | None:
+        return expected_store_fingerprint(self.dataset, self.partitioner, num_parts, self.seed, self.pack_halo)
 
     def planned_parts(self) -> int:
         """Return the number of parts: as given; else that of a store of this input that stands; else the planner's."""
         if self.num_parts != "auto":
             return self.num_parts
-        standing = self.partitioning_facts.get("num_parts")
-        if standing is not None and made_from(self.root) == self.fingerprint(standing):
-            return standing
-        return self.make_plan().num_parts
+        standing = None
+        if self.dataset is not None:
+            standing = standing_parts(self.root, self.fingerprint, self._store_fingerprint)
+        return self.make_plan().num_parts if standing is None else standing
 
     def make_plan(self, num_devices: int | None = None, **options) -> Plan:
         """Return the plan for this graph.
@@ -152,6 +162,10 @@ class StoredGraphDataModule(L.LightningDataModule):
         if self.dataset is not None and self.dataset.num_classes is not None:
             return self.dataset.num_classes
         labels = self.store.labels
+        if labels is None:
+            raise StrategyError(
+                f"{self.root}: the store has no labels, and so no number of classes: write it with labels="
+            )
         return int(labels.shape[1] if labels.ndim == 2 else labels.max(initial=-1) + 1)
 
     @property
@@ -200,13 +214,6 @@ class StoredGraphDataModule(L.LightningDataModule):
         if isinstance(self.partitioner, str):
             return partition(self.dataset.stream, method=self.partitioner, progress=self.progress, **options)
         return self.partitioner(self.dataset.stream, progress=self.progress, **options)
-
-
-def _describe(partitioner: Callable) -> str:
-    """Name a callable by what decides its result: a partial by its arguments."""
-    keywords = getattr(partitioner, "keywords", {})
-    function = getattr(partitioner, "func", partitioner)
-    return f"{function.__module__}.{function.__qualname__}({sorted(keywords.items())})"
 
 
 def _folder(store: str | os.PathLike | PartitionStore) -> Path:

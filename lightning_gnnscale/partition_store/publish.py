@@ -10,11 +10,7 @@ from .manifest import MANIFEST, SOURCE, read_source, sync_folder
 
 def stands(root: Path, source: dict, overwrite: bool) -> bool:
     """Return whether the finished store at root is the wanted one; raise if another may not be replaced."""
-    if not root.exists() or (root.is_dir() and not any(root.iterdir())):
-        return False
-    if not _has_store(root):
-        raise PartitionStoreError(f"{root}: exists and is no partition store; choose another root")
-    if overwrite:
+    if not check_is_store(root) or overwrite:
         return False
     if read_source(root) == source:
         return True
@@ -22,6 +18,15 @@ def stands(root: Path, source: dict, overwrite: bool) -> bool:
         f"{root}: a store of another input or of other options stands here;"
         " replace it with overwrite=True or choose another root"
     )
+
+
+def check_is_store(root: Path) -> bool:
+    """Return whether a store, whole or damaged, stands at root; raise if something else does."""
+    if not root.exists() or (root.is_dir() and not any(root.iterdir())):
+        return False
+    if not _has_store(root):
+        raise PartitionStoreError(f"{root}: exists and is no partition store; choose another root")
+    return True
 
 
 def check_partial(partial: Path, source: dict, overwrite: bool) -> None:
@@ -72,7 +77,9 @@ def _is_writers(partial: Path) -> bool:
 
 
 def _has_store(root: Path) -> bool:
-    return (root / MANIFEST).is_file()
+    """Either file is the writer's own mark: a store that lost its manifest is still one that may be written again."""
+    source = read_source(root)
+    return (root / MANIFEST).is_file() or (isinstance(source, dict) and "part_id_crc32" in source)
 
 
 def _old_folder(root: Path) -> Path:

@@ -25,14 +25,20 @@ def classifier(dm, backbone=None, **options) -> gs.NodeClassifier:
 
 
 def test_partitions_once_and_is_skipped_after(tmp_path, dataset):
+    def counted(stream, num_parts, progress, **options):
+        progress("asked", num_parts, None)
+        return gs.partition(stream, method="random", num_parts=num_parts, **options)
+
+    # What a partitioner holds is part of its identity, so that it counts elsewhere.
     calls = []
 
-    def counted(stream, num_parts, **options):
-        calls.append(num_parts)
-        return gs.partition(stream, method="random", num_parts=num_parts, **{k: options[k] for k in ("seed", "masks")})
+    def count(what, done, total):
+        if what == "asked":
+            calls.append(done)
 
     for _ in range(2):
-        dm = gs.PartitionDataModule(root=tmp_path / "s", dataset=dataset, partitioner=counted, num_parts=3)
+        options = {"dataset": dataset, "partitioner": counted, "progress": count}
+        dm = gs.PartitionDataModule(root=tmp_path / "s", num_parts=3, **options)
         dm.prepare_data()
     assert calls == [3]
     assert dm.store.num_parts == 3
@@ -108,7 +114,8 @@ def test_store_without_features_or_masks(tmp_path, dataset):
         gs.PartitionDataModule(store=tmp_path / "bare").setup("fit")
     gs.write_partition_store(tmp_path / "x", dataset.stream, parts, features=dataset.features)
     dm = gs.PartitionDataModule(store=tmp_path / "x")
-    dm.setup("fit")
+    with pytest.raises(StrategyError, match="needs labels and a train mask"):
+        dm.setup("fit")
     with pytest.raises(StrategyError, match="needs labels and a train mask"):
         dm.train_dataloader()
 
