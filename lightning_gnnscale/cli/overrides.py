@@ -5,8 +5,9 @@ import os
 import re
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
@@ -15,6 +16,7 @@ from .errors import UsageError
 
 _SWITCHES = ("test", "predict", "overwrite", "pack_halo")
 TOP_LEVEL = {"seed": (int,), "num_parts": (int, str), **dict.fromkeys(_SWITCHES, (bool,))}
+OPEN_GROUPS = ("callbacks",)  # whose entries may have any names
 _PLAIN = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -46,9 +48,18 @@ def check_config(config: DictConfig, config_name: str, config_dir: str | None) -
     """
     from hydra.core.hydra_config import HydraConfig
 
-    choices = [o for o in HydraConfig.get().overrides.task if not re.match(r"^\+\+[\w.]+=", o)]
+    choices = [word for word in HydraConfig.get().overrides.task if not _sets_value(word)]
     base = _compose_base(config_name, config_dir, choices)
     _check_node(config, base, "")
+
+
+def _sets_value(word: str) -> bool:
+    """Whether `+key=` or `++key=` sets a value, and does not choose from a group."""
+    added = re.match(r"^\+{1,2}([^/@=]+)=", word)
+    if added is None:
+        return False
+    is_group = word[1] != "+" and GlobalHydra.instance().config_loader().get_group_options(added[1])
+    return not is_group
 
 
 def allowed_at_top(config_name: str, config_dir: str | None) -> str:
@@ -73,7 +84,7 @@ def _check_node(node: DictConfig, base, path: str) -> None:
                 _check_type(node[key], parameters[key], here)
         elif not path and key in TOP_LEVEL and not OmegaConf.is_interpolation(node, key):
             _check_plain(node[key], TOP_LEVEL[key], here)
-        elif not target and base is not None and key not in base:
+        elif not target and base is not None and key not in base and not _brings_target(node, key, path):
             allowed = ", ".join(str(name) for name in base)
             raise UsageError(f"{here} is not a setting; {path or 'the top level'} takes {allowed}")
         if OmegaConf.is_missing(node, key) or OmegaConf.is_interpolation(node, key):
@@ -83,6 +94,12 @@ def _check_node(node: DictConfig, base, path: str) -> None:
             # An argument that is a plain dict may hold any keys: its target judges them.
             known = base._get_node(key) if not target and isinstance(base, DictConfig) and key in base else None
             _check_node(child, known if isinstance(known, DictConfig) and not known._is_none() else None, here)
+
+
+def _brings_target(node: DictConfig, key, path: str) -> bool:
+    """Whether a new entry of a group whose entries are objects says what it is."""
+    child = node._get_node(key)
+    return path in OPEN_GROUPS and isinstance(child, DictConfig) and not child._is_none() and "_target_" in child
 
 
 def _parameters(target: str, path: str) -> tuple[dict[str, inspect.Parameter], bool]:
@@ -100,8 +117,12 @@ def _check_type(value, parameter: inspect.Parameter, path: str) -> None:
     """Compare a plain value with a plain annotation; what is not plain is left to the class itself."""
     annotation = parameter.annotation
     options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
-    if typing.get_origin(annotation) in (list, tuple, Sequence) and not OmegaConf.is_list(value):
+    kinds = {typing.get_origin(option) or option for option in options} - {type(None)}
+    is_left_out = value is None and (type(None) in options or parameter.default is None)
+    if not is_left_out and kinds and kinds <= {list, tuple, Sequence} and not OmegaConf.is_list(value):
         raise UsageError(f"{path} must be a list like [1,2], got {value!r}")
+    if not is_left_out and kinds and kinds <= {dict, Mapping} and not OmegaConf.is_dict(value):
+        raise UsageError(f"{path} must hold names with values each, like {{name: value}}, got {value!r}")
     if options and all(option in (*_PLAIN, type(None)) for option in options):
         _check_plain(value, tuple(option for option in options if option is not type(None)), path)
 

@@ -15,11 +15,14 @@ from .. import events
 from ..datamodule import PartitionDataModule
 from ..report.progress import ProgressBars
 from ..report.summary import print_summary, stage_rows
+from .check_settings import check_settings, planned_devices
 from .store import make_store
 
 
 def run(config: DictConfig) -> dict:
     """Partition, store, and print what it cost and what came of it."""
+    check_settings(config)
+    num_devices = planned_devices(config)
     folder = Path(HydraConfig.get().runtime.output_dir)
     events.open_log(folder / "events.jsonl")
     with ProgressBars() as progress:
@@ -36,7 +39,7 @@ def run(config: DictConfig) -> dict:
             pack_halo=config.pack_halo,
             progress=progress,
         )
-        plan = make_store(config, datamodule, config.num_devices)
+        plan = make_store(config, datamodule, num_devices)
     facts = datamodule.partitioning_facts
     quality = facts.get("quality") or {}
     summary = {

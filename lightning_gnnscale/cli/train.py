@@ -16,6 +16,8 @@ from ..datamodule import PeakRecorder, PredictionWriter
 from ..report.progress import ProgressBars
 from ..report.summary import print_summary, write_summary
 from .check_dataset import check_dataset, trains_on_links
+from .check_model import check_model, module_settings
+from .check_settings import check_hops, check_num_parts, check_settings, sampler_fanouts
 from .errors import Interrupted, UsageError
 from .ranks import is_first_rank, start_method, started_from_outside
 from .run_summary import fit_facts, run_summary
@@ -42,6 +44,7 @@ def train(config: DictConfig, folder: Path) -> dict:
     """
     folder.mkdir(parents=True, exist_ok=True)
     _quiet()
+    check_settings(config)
     if config.resume is not None and not Path(config.resume).is_file():
         raise UsageError(f"resume: no checkpoint {config.resume}; runs leave theirs under <run folder>/checkpoints")
     if is_first_rank():
@@ -53,8 +56,11 @@ def train(config: DictConfig, folder: Path) -> dict:
     with ProgressBars() as progress, events.stage("load"):
         dataset = instantiate(config.dataset, **_progress_argument(config.dataset, progress))
     check_dataset(config, dataset)
+    check_model(config, dataset)
     with ProgressBars() as progress:
         datamodule = make_datamodule(config, dataset, progress)
+        if config.num_parts != "auto" and not _crosses_parts(trainer, datamodule):
+            check_num_parts(config.num_parts, trainer.world_size)
         plan = make_store(config, datamodule, trainer.world_size, **_widths(config))
     datamodule.progress = None
     model = make_model(config, datamodule)
@@ -80,11 +86,8 @@ def train(config: DictConfig, folder: Path) -> dict:
 
 def fit(trainer, model, datamodule, resume: str | None, folder: Path) -> None:
     """Train; Lightning turns Ctrl+C into an exit, which becomes a line that says how to go on."""
-    if trainer.world_size > datamodule.store.num_parts and not _crosses_parts(trainer, datamodule):
-        raise UsageError(
-            f"trainer.devices={trainer.world_size} is more than the {datamodule.store.num_parts} parts; say "
-            f"num_parts={trainer.world_size} or more, or trainer.devices={datamodule.store.num_parts} or fewer"
-        )
+    if not _crosses_parts(trainer, datamodule):
+        check_num_parts(datamodule.store.num_parts, trainer.world_size)
     try:
         trainer.fit(model, datamodule, ckpt_path=resume)
     except (SystemExit, KeyboardInterrupt):
@@ -169,15 +172,10 @@ def make_model(config: DictConfig, datamodule):
     in_channels = datamodule.num_features + getattr(inputs, "dim", 0)
     widths = {"in_channels": in_channels, "out_channels": datamodule.num_classes}
     backbone = instantiate(config.model.backbone, **widths)
-    _check_hops(config, backbone)
+    check_hops(getattr(backbone, "num_layers", None), sampler_fanouts(config))
     given = {"inputs": inputs} if inputs is not None else {}
     multilabel = datamodule.store.labels.ndim == 2
-    return instantiate(_without_inputs(config), backbone=backbone, multilabel=multilabel, **given)
-
-
-def _without_inputs(config: DictConfig) -> DictConfig:
-    """Return the module's own settings."""
-    return OmegaConf.create({key: value for key, value in config.model.items() if key not in ("backbone", "inputs")})
+    return instantiate(module_settings(config), backbone=backbone, multilabel=multilabel, **given)
 
 
 def _inputs(config: DictConfig, datamodule):
@@ -195,30 +193,13 @@ def _make_link_model(config: DictConfig, datamodule):
     """Return the module of a run on links; the width of its embeddings is a setting of the backbone."""
     inputs = _inputs(config, datamodule)
     backbone = instantiate(config.model.backbone, in_channels=datamodule.num_features + getattr(inputs, "dim", 0))
-    _check_hops(config, backbone)
+    check_hops(getattr(backbone, "num_layers", None), sampler_fanouts(config))
     given = {"inputs": inputs} if inputs is not None else {}
-    return instantiate(_without_inputs(config), backbone=backbone, **given)
-
-
-def _check_hops(config: DictConfig, backbone) -> None:
-    layers, hops = getattr(backbone, "num_layers", None), _fanouts(config)
-    if layers and hops and _batch_size(config) and layers != len(hops):
-        raise UsageError(
-            f"sampler.fanouts has {len(hops)} hops, but model.backbone.num_layers is {layers}; give one fan-out a layer"
-        )
+    return instantiate(module_settings(config), backbone=backbone, **given)
 
 
 def _takes_sampler(config: DictConfig) -> bool:
     return "sampler" in inspect.signature(get_object(config.datamodule._target_)).parameters
-
-
-def _fanouts(config: DictConfig) -> list[int]:
-    inner = config.sampler.get("sampler") or config.sampler
-    return list(inner.get("fanouts") or [])
-
-
-def _batch_size(config: DictConfig) -> int | None:
-    return config.datamodule.batch_size if config.datamodule.get("mode") == "mini_batch" else None
 
 
 def _widths(config: DictConfig) -> dict:

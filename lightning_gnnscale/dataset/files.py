@@ -1,6 +1,8 @@
 """A user's own graph: an edge file, and arrays for what belongs to the nodes."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -38,7 +40,7 @@ def load_files(
     Args:
         edges: .npy, .bin, .csv, .tsv, .txt (also .gz), .parquet, a folder of parquet, or a glob.
         features: .npy of (num_nodes, dim), memory-mapped.
-        labels: .npy of (num_nodes,) integers, -1 = unknown, or (num_nodes, num_labels).
+        labels: .npy of (num_nodes,) integers, -1 = unknown, or (num_nodes, num_labels) of 0, 1 and -1.
         train_mask, val_mask, test_mask: .npy of (num_nodes,) bool, or of node ids. With none of them the labelled
             nodes are split at random by `fractions` and `split_seed`.
         edge_weight, edge_features: .npy of (num_edges,) and (num_edges, dim), by position of the edge.
@@ -54,6 +56,8 @@ def load_files(
     Raises:
         FileNotFoundError, ValueError: one line that names the key and the file.
     """
+    if reader is not None and not isinstance(reader, Mapping):
+        raise ValueError(f"dataset.reader must be options by name like {{dtype: int32}}, got {reader!r}")
     arrays = {
         key: _load(key, path)
         for key, path in {
@@ -135,9 +139,16 @@ def _load(key: str, path: str) -> np.ndarray:
     if not Path(path).is_file():
         raise FileNotFoundError(f"dataset.{key}: no file {path}")
     try:
-        return np.load(path, mmap_mode="r")
-    except ValueError as error:
+        array = np.load(path, mmap_mode="r")
+    except (ValueError, EOFError, BadZipFile) as error:
         raise ValueError(f"dataset.{key}: {path} is not a .npy file that numpy can map ({error})") from None
+    if not isinstance(array, np.ndarray):
+        names = ", ".join(array.files)
+        array.close()
+        raise ValueError(
+            f"dataset.{key}: {path} is an archive of {names or 'nothing'}; save one of them with numpy.save"
+        )
+    return array
 
 
 def _as_mask(key: str, array: np.ndarray, num_nodes: int) -> np.ndarray:

@@ -7,6 +7,7 @@ import numpy as np
 
 from ..edge_stream import EdgeStream
 from ..graph import MASK_NAMES
+from .checks import check_edge_values, check_sparse_features, checked_classes
 
 
 class CSRFeatures(NamedTuple):
@@ -25,36 +26,6 @@ class CSRFeatures(NamedTuple):
     shape: tuple[int, int]
 
 
-UNKNOWN = -1
-SPARSE_LABELS = 100  # labels that go this many times further than they are many are taken for a mistake
-
-
-def _checked_classes(labels: np.ndarray, num_classes: int | None) -> int:
-    """Return the number of classes, or raise ValueError: labels below -1, none known, or far beyond their number."""
-    if labels.ndim == 2:
-        return labels.shape[1]
-    if labels.dtype.kind == "f":
-        labels = np.where(np.isnan(labels), UNKNOWN, labels)
-    if len(labels) and labels.min() < UNKNOWN:
-        row = int(labels.argmin())
-        raise ValueError(f"labels must be -1 (unknown) or a class from 0, got {labels[row]} in row {row}")
-    largest = int(labels.max(initial=UNKNOWN))
-    if largest == UNKNOWN:
-        raise ValueError("labels: no node has one, all are -1; training needs some")
-    if num_classes is not None:
-        if largest >= num_classes:
-            row = int(labels.argmax())
-            raise ValueError(f"labels must be below num_classes {num_classes}, got {largest} in row {row}")
-        return num_classes
-    distinct = len(np.unique(labels[labels >= 0]))
-    if largest + 1 > SPARSE_LABELS * distinct:
-        raise ValueError(
-            f"labels go up to {largest} (row {int(labels.argmax())}), but only {distinct} values occur: renumber them "
-            f"from 0, or set num_classes={largest + 1}"
-        )
-    return largest + 1
-
-
 @dataclass
 class GraphDataset:
     """Edges as a stream, and per-node data in the order of the stream's ids.
@@ -63,12 +34,18 @@ class GraphDataset:
         name: short, used in the names of folders.
         stream: the edges.
         features: (num_nodes, dim) array, memmap or .npy path, `CSRFeatures`, or None.
-        labels: (num_nodes,) integers with -1 = unknown, (num_nodes, num_labels) for several labels a node, or None.
+        labels: (num_nodes,) or (num_nodes, 1) integers with -1 = unknown, or (num_nodes, num_labels) of 0, 1 and -1
+            for several labels a node, or None.
         masks: {"train": bool (num_nodes,), "val": ..., "test": ...}.
         num_classes: classes, or labels a node where there are several.
         edge_weight, edge_features: by edge id of the stream, or None.
         links: {"val": LinkSet, "test": LinkSet}, edges that the stream does not have, see `hold_out_edges`.
         source: what identifies it beyond the stream, for fingerprints: plain values.
+
+    Raises:
+        ValueError: a shape, or a value that would spoil training; dense features are checked while they are stored.
+
+    Cost: one read of labels, sparse features and edge values, in blocks of 2^20 values.
     """
 
     name: str
@@ -88,8 +65,15 @@ class GraphDataset:
             raise ValueError(f"masks must be named {', '.join(MASK_NAMES)}; got {', '.join(unknown)}")
         if self.features is not None and len(self._feature_rows().shape) != 2:
             raise ValueError(f"features must have shape (num_nodes, dim), got {self._feature_rows().shape}")
+        if hasattr(self.features, "indptr"):
+            check_sparse_features(self.features)
+        for name in ("edge_weight", "edge_features"):
+            if getattr(self, name) is not None:
+                check_edge_values(name, getattr(self, name))
         if self.labels is not None:
-            self.num_classes = _checked_classes(np.asarray(self.labels), self.num_classes)
+            if np.ndim(self.labels) == 2 and np.shape(self.labels)[1] == 1:
+                self.labels = np.asarray(self.labels)[:, 0]
+            self.num_classes = checked_classes(np.asarray(self.labels), self.num_classes)
 
     @property
     def multilabel(self) -> bool:

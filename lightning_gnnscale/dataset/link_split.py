@@ -1,5 +1,6 @@
 """Validation and test links, held out of the edges that training sees."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -113,6 +114,8 @@ def held_out(dataset: GraphDataset, options: dict | None) -> GraphDataset:
     """
     if options is None:
         return dataset
+    if not isinstance(options, Mapping):
+        raise ValueError(f"dataset.hold_out must be shares by name like {{val: 0.05, test: 0.1}}, got {options!r}")
     unknown = sorted(set(options) - {"val", "test", "seed"})
     if unknown:
         raise ValueError(f"dataset.hold_out takes val, test and seed, got {', '.join(unknown)}")

@@ -52,8 +52,8 @@ def load_npz(
         use_features: False leaves stored features out, for a model that learns embeddings in their place.
 
     The file holds `edge_index` (2, num_edges); `x` (num_nodes, dim) or `x_data`, `x_indices`, `x_indptr`, `x_shape`;
-    `y` (num_nodes,), -1 = unknown; `train_mask`, `val_mask`, `test_mask`. Everything but the edges is optional.
-    Sparse features with more than a tenth of nonzeros are made dense.
+    `y` (num_nodes,), -1 = unknown, or (num_nodes, num_labels); `train_mask`, `val_mask`, `test_mask`. Everything but
+    the edges is optional. Sparse features with more than a tenth of nonzeros are made dense.
 
     Raises:
         FileNotFoundError: no such folder; the message lists those that are there.
@@ -66,7 +66,9 @@ def load_npz(
     if "edge_index" not in arrays:
         raise ValueError(f"{path}: holds no edge_index, so there is no graph to train on")
     features = _features(arrays, normalize)
-    labels = arrays["y"].astype(np.int64) if "y" in arrays else None
+    labels = arrays.get("y")
+    if labels is not None and labels.dtype.kind != "f":  # fractions and NaN are the data set's to judge
+        labels = labels.astype(np.int64)
     rows = [len(value) for value in (labels, arrays.get("train_mask")) if value is not None]
     if features is not None:
         rows.append(features.shape[0])

@@ -73,11 +73,16 @@ def write_sparse_table(
     ids: StoreIds,
     block_bytes: int,
     progress: Progress,
+    finite: bool = True,
 ) -> None:
     """Write CSR features in store order as three files; a row's values keep their order.
 
+    Args:
+        finite: refuse NaN and infinities.
+
     Raises:
-        ValueError: a column is outside [0, dim), or stands twice in a row; the message names the row.
+        ValueError: a column is outside [0, dim), or stands twice in a row, or a value is not finite; the message names
+            the row.
 
     Cost: one sequential read of the source; 16 bytes a node and two blocks of memory.
     """
@@ -98,6 +103,8 @@ def write_sparse_table(
     while start < num_nodes:
         end = int(np.searchsorted(source.indptr, source.indptr[start] + most_values, side="right")) - 1
         end = min(max(end, start + 1), start + _MOST_ROWS, num_nodes)
+        if finite:
+            _check_finite_sparse(source, start, end)
         written = _copy_sparse_block(source, start, end, part_id, indptr, cursor, files)
         start = end
         if journal.due(written):
@@ -138,8 +145,23 @@ def _copy_sparse_block(source, begin, end, part_id, indptr, cursor, files) -> in
 def _check_finite(name: str, rows: np.ndarray, first_row: int) -> None:
     if rows.dtype.kind != "f" or np.isfinite(np.sum(rows, dtype=np.float64)):
         return
-    row, column = np.argwhere(~np.isfinite(rows))[0]
+    bad = np.argwhere(~np.isfinite(rows))
+    if len(bad) == 0:  # finite numbers whose sum is not
+        return
+    row, column = bad[0]
     raise ValueError(f"{name}: row {first_row + row}, column {column} is {rows[row, column]}; give finite numbers")
+
+
+def _check_finite_sparse(source: SparseSource, begin: int, end: int) -> None:
+    first, last = int(source.indptr[begin]), int(source.indptr[end])
+    values = np.asarray(source.data[first:last])
+    bad = np.flatnonzero(~np.isfinite(values)) if values.dtype.kind == "f" else ()
+    if len(bad):
+        position = first + int(bad[0])
+        row = int(np.searchsorted(source.indptr, position, side="right")) - 1
+        raise ValueError(
+            f"features: row {row}, column {source.indices[position]} is {values[bad[0]]}; give finite numbers"
+        )
 
 
 def _cursor(part_offsets: np.ndarray, written: np.ndarray) -> np.ndarray:

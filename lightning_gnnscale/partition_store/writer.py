@@ -65,7 +65,7 @@ def write_partition_store(
         pack_halo: also store the feature rows of each halo beside it, so that a part loads with sequential reads.
         budget: buffer sizes.
         lock_timeout_s: how long to wait for another writer of the same root.
-        check_finite: refuse dense features with NaN or infinities; False stores every bit pattern.
+        check_finite: refuse features with NaN or infinities; False stores every bit pattern.
 
     Returns:
         PartitionStore, opened.
@@ -156,7 +156,7 @@ def _write_node_arrays(
     for name, mask in inputs.masks.items():
         write_table(journal, f"mask {name}", f"mask_{name}.npy", mask, *common)
     if isinstance(inputs.features, SparseSource):
-        write_sparse_table(journal, inputs.features, *common)
+        write_sparse_table(journal, inputs.features, *common, finite=check_finite)
     elif inputs.features is not None:
         write_table(journal, "features", "features.npy", inputs.features, *common, finite=check_finite)
 

@@ -5,6 +5,7 @@ import math
 
 from ..graph import id_dtype
 from ..units import format_bytes, parse_bytes
+from .checks import check_integer
 from .host_memory import predict_host_peak, predict_training
 from .plan import DEFAULT_COMPUTE_SHARE, Plan
 
@@ -53,8 +54,7 @@ def plan(
     if unknown:
         raise ValueError(f"planner takes no {', '.join(unknown)}; see gs.plan for what it takes")
     for name, value, low in (("num_nodes", num_nodes, 0), ("num_edges", num_edges, 0), ("num_devices", num_devices, 1)):
-        if value < low:
-            raise ValueError(f"{name} must be at least {low}, got {value}")
+        check_integer(name, value, low)
     features = parse_bytes(feature_bytes, "feature_bytes")
     memory = parse_bytes(device_memory_bytes, "device_memory_bytes")
     host = parse_bytes(host_memory_bytes, "host_memory_bytes")
@@ -90,8 +90,7 @@ def plan(
 
 def _choose_parts(total: int, devices: int, memory: int | None, compute: int | None, given: int | None):
     if given is not None:
-        if given < 1:
-            raise ValueError(f"num_parts must be at least 1, got {given}")
+        check_integer("num_parts", given, 1)
         return given, "user"
     if memory is None:
         return devices, "devices"

@@ -2,6 +2,9 @@
 
 import math
 from collections.abc import Sequence
+from numbers import Real
+
+from .checks import check_fanouts, check_integer
 
 # Measured: torch, lightning and torch_geometric imported, one CPU process, Linux; a user's own may differ.
 INTERPRETER_BYTES = 350 << 20
@@ -75,7 +78,11 @@ def predict_training(
         hidden_channels: width of the hidden layers.
         prefetch_batches: batches held at once.
         embedding_dim: columns of learnable node embeddings, which processes of a host share with Adam's two moments.
+
+    Raises:
+        ValueError: a count, a width or a fan-out out of range.
     """
+    _check_shape(feature_dim, feature_row_bytes, batch_size, fanouts, hidden_channels, prefetch_batches, embedding_dim)
     part_nodes = math.ceil(num_nodes / num_parts)
     part_arcs = math.ceil(num_edges / num_parts)
     average_degree = num_edges / max(num_nodes, 1)
@@ -96,3 +103,17 @@ def predict_training(
     embeddings = num_nodes * (12 * embedding_dim + 4) / num_processes if embedding_dim else 0
     batches = prefetch_batches * inputs * (row_bytes + 40) + inputs * 2 * 4 * embedding_dim  # rows, and their gradients
     return int(TRAINING_BYTES + parts + batches + activations + model + embeddings)
+
+
+def _check_shape(
+    feature_dim, feature_row_bytes, batch_size, fanouts, hidden_channels, prefetch_batches, embedding_dim
+) -> None:
+    check_integer("feature_dim", feature_dim, 0)
+    check_integer("hidden_channels", hidden_channels, 1)
+    check_integer("prefetch_batches", prefetch_batches, 1)
+    check_integer("embedding_dim", embedding_dim, 0)
+    if batch_size is not None:
+        check_integer("batch_size", batch_size, 1)
+    if feature_row_bytes is not None and not (isinstance(feature_row_bytes, Real) and feature_row_bytes >= 0):
+        raise ValueError(f"feature_row_bytes must be at least 0, or None, got {feature_row_bytes!r}")
+    check_fanouts(fanouts)

@@ -1,0 +1,188 @@
+"""Settings judged by themselves and against each other, before data is opened."""
+
+import inspect
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
+from hydra.utils import get_object
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from ..model import Backbone, LinkPredictor, NodeClassifier
+from .errors import UsageError
+
+LARGEST_SEED = 2**32 - 1  # of numpy's generator
+# Keys that a run fills in itself: what is said there would be lost.
+_FILLED_IN = {
+    "trainer.strategy": "strategy= and strategy.weights, strategy.exchange",
+    "trainer.callbacks": "callbacks=, for example callbacks=early_stopping",
+    "trainer.default_root_dir": "hydra.run.dir=",
+    "datamodule.root": "output=, or paths.stores=",
+    "datamodule.store": "output=, where the same store is opened again",
+    "datamodule.dataset": "dataset=",
+    "datamodule.stream": "dataset=",
+    "datamodule.features": "dataset=files and dataset.features=",
+    "datamodule.labels": "dataset=files and dataset.labels=",
+    "datamodule.masks": "dataset=files and dataset.train_mask=, val_mask=, test_mask=",
+    "datamodule.edge_weight": "dataset=files and dataset.edge_weight=",
+    "datamodule.partitioner": "partitioner=",
+    "datamodule.planner": "planner=",
+    "datamodule.num_parts": "num_parts=",
+    "datamodule.overwrite": "overwrite=",
+    "datamodule.pack_halo": "pack_halo=",
+    "datamodule.sampler": "sampler=",
+    "datamodule.source": "source=",
+    "datamodule.placement": "placement=",
+    "planner.num_parts": "num_parts=",
+    "planner.num_devices": "trainer.devices=, or num_devices= where only the store is made",
+    "planner.num_nodes": "dataset=, whose graph is planned for",
+    "planner.num_edges": "dataset=, whose graph is planned for",
+    "planner.feature_bytes": "dataset=, whose features are planned for",
+    "planner.feature_dim": "dataset=, whose features are planned for",
+    "planner.feature_row_bytes": "dataset=, whose features are planned for",
+    "planner.batch_size": "datamodule.batch_size=",
+    "planner.fanouts": "sampler.fanouts=",
+    "planner.prefetch_batches": "datamodule.prefetch_batches=",
+    "model.multilabel": "dataset=, whose labels tell",
+    "model.backbone.in_channels": "dataset=, whose features tell",
+}
+
+
+def check_settings(config: DictConfig) -> None:
+    """Refuse values that are out of range or without effect, and settings that do not go together.
+
+    Args:
+        config: composed from `train.yaml`, or from `partition.yaml`, which has less.
+
+    Raises:
+        UsageError: names the key, the value and what is allowed.
+    """
+    for key, instead in _FILLED_IN.items():
+        value = OmegaConf.select(config, key)
+        if value is not None:
+            raise UsageError(f"{key}={_plain(value)} has no effect, the run fills it in: say {instead}")
+    _check_integer(config, "seed", 0, LARGEST_SEED)
+    _check_num_parts(config)
+    _check_integer(config, "trainer.accumulate_grad_batches", 1)
+    for name in config.get("callbacks") or {}:
+        _check_integer(config, f"callbacks.{name}.patience", 0)
+    _check_above_zero(config, "model.lr")
+    _check_at_least_zero(config, "model.weight_decay")
+    if config.get("model") is not None:
+        _check_monitors(config)
+        _check_fanouts(config)
+
+
+def planned_devices(config: DictConfig) -> int:
+    """Return the number of devices of the plan, `num_devices` or the length of a list of devices.
+
+    Raises:
+        UsageError: it is no number, for example "auto", which only a Trainer resolves.
+    """
+    given = config.num_devices
+    if isinstance(given, ListConfig) and len(given):
+        return len(given)
+    number = int(given) if isinstance(given, str) and given.isdecimal() else given
+    if not isinstance(number, Integral) or isinstance(number, bool) or number < 1:
+        key = "trainer.devices" if OmegaConf.is_interpolation(config, "num_devices") else "num_devices"
+        raise UsageError(
+            f"{key}={_plain(given)} gives the plan no number of devices; say num_devices=, an integer of at least 1"
+        )
+    return int(number)
+
+
+def check_num_parts(num_parts: int, num_processes: int) -> None:
+    """Refuse more processes than parts where each process needs a part of its own.
+
+    Raises:
+        UsageError: names both.
+    """
+    if num_processes > num_parts:
+        raise UsageError(
+            f"trainer.devices={num_processes} is more than the {num_parts} parts; say "
+            f"num_parts={num_processes} or more, or trainer.devices={num_parts} or fewer"
+        )
+
+
+def sampler_fanouts(config: DictConfig) -> list[int]:
+    """Return the fan-outs, one a hop; none where the sampler has none, or batches are whole parts."""
+    if config.datamodule.get("mode") != "mini_batch":
+        return []
+    inner = config.sampler.get("sampler") or config.sampler
+    return list(inner.get("fanouts") or [])
+
+
+def check_hops(num_layers: int | None, fanouts: Sequence[int]) -> None:
+    """Refuse fan-outs that are not one a layer.
+
+    Raises:
+        UsageError: names both numbers.
+    """
+    if num_layers and fanouts and num_layers != len(fanouts):
+        raise UsageError(
+            f"sampler.fanouts has {len(fanouts)} hops, but model.backbone.num_layers is {num_layers}; give one fan-out "
+            "a layer"
+        )
+
+
+def _check_fanouts(config: DictConfig) -> None:
+    backbone = get_object(config.model.backbone._target_) if "backbone" in config.model else None
+    if inspect.isclass(backbone) and issubclass(backbone, Backbone):
+        default = inspect.signature(backbone).parameters["num_layers"].default
+        check_hops(config.model.backbone.get("num_layers", default), sampler_fanouts(config))
+
+
+def _check_monitors(config: DictConfig) -> None:
+    """Compare what callbacks watch with what the module logs; a module of the user's own may log anything."""
+    module = get_object(config.model._target_)
+    logged = ["train_loss", "val_loss"]
+    if module is NodeClassifier:
+        logged += ["val_acc"]
+    elif module is LinkPredictor:
+        hits = config.model.get("hits", inspect.signature(module).parameters["hits"].default)
+        logged += ["val_mrr", *(f"val_hits@{k}" for k in hits)]
+    else:
+        return
+    for name, callback in (config.get("callbacks") or {}).items():
+        monitor = callback.get("monitor") if callback else None
+        if monitor is not None and monitor not in logged:
+            remedy = "; or say callbacks=links" if module is LinkPredictor else ""
+            raise UsageError(
+                f"callbacks.{name}.monitor: no {monitor} is logged; {module.__name__} logs {', '.join(logged)}{remedy}"
+            )
+
+
+def _check_num_parts(config: DictConfig) -> None:
+    if config.get("num_parts") != "auto":
+        _check_integer(config, "num_parts", 1, also=", or auto")
+
+
+def _check_integer(config: DictConfig, key: str, low: int, high: int | None = None, also: str = "") -> None:
+    value = OmegaConf.select(config, key)
+    if value is None:
+        return
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or value < low or (high is not None and value > high):
+        allowed = f"of at least {low}" if high is None else f"in [{low}, {high}]"
+        raise UsageError(f"{key} must be an integer {allowed}{also}, got {_plain(value)}")
+
+
+def _check_above_zero(config: DictConfig, key: str) -> None:
+    value = OmegaConf.select(config, key)
+    if value is not None and not (_is_number(value) and 0 < value < float("inf")):
+        raise UsageError(f"{key} must be a number above 0, got {_plain(value)}")
+
+
+def _check_at_least_zero(config: DictConfig, key: str) -> None:
+    value = OmegaConf.select(config, key)
+    if value is not None and not (_is_number(value) and 0 <= value < float("inf")):
+        raise UsageError(f"{key} must be a number of at least 0, got {_plain(value)}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as it was typed, not as OmegaConf prints it."""
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value

@@ -1,0 +1,173 @@
+"""Settings that are unknown, without effect or out of range: one line before the store is made."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightning_gnnscale.cli.check_settings import check_settings, planned_devices
+from lightning_gnnscale.cli.compose import compose_config
+from lightning_gnnscale.cli.errors import UsageError
+from lightning_gnnscale.cli.main import main
+from lightning_gnnscale.cli.recipe import available_recipes, take_recipe
+
+TINY = [
+    "dataset=files",
+    "dataset.edges=edges.npy",
+    "dataset.features=x.npy",
+    "dataset.labels=y.npy",
+    "trainer.accelerator=cpu",
+    "trainer.devices=1",
+    "trainer.max_epochs=1",
+    "trainer.enable_progress_bar=false",
+    "partitioner=random",
+    "sampler.fanouts=[2,2]",
+    "model.backbone.hidden_channels=4",
+    "num_parts=2",
+]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_with_a_graph(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    nodes = np.arange(40)
+    np.save("edges.npy", np.stack([nodes, (nodes + 1) % 40]))
+    np.save("x.npy", np.eye(40, 6, dtype=np.float32))
+    np.save("y.npy", nodes % 2)
+
+
+def refused(capsys, *words: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    assert stop.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert not Path("stores").exists()
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["+foo=3"], ["foo is not a setting; the top level takes dataset"]),
+        (["+paths.foo=3"], ["paths.foo is not a setting; paths takes"]),
+        (["+trainerr.x=1"], ["trainerr is not a setting"]),
+        (["++foo=3"], ["foo is not a setting"]),
+        (["+trainer.max_tim=1"], ["trainer.max_tim is not a setting", "max_time"]),
+        (["+callbacks.foo=3"], ["callbacks.foo is not a setting"]),
+        (["+callbacks.foo.patience=3"], ["callbacks.foo is not a setting"]),
+        (["trainer.strategy=ddp"], ["trainer.strategy=ddp has no effect", "say strategy="]),
+        (["trainer.callbacks=[1,2]"], ["trainer.callbacks=[1, 2] has no effect", "say callbacks="]),
+        (["datamodule.num_parts=4"], ["datamodule.num_parts=4 has no effect", "say num_parts="]),
+        (["planner.batch_size=0"], ["planner.batch_size=0 has no effect", "say datamodule.batch_size="]),
+        (["+trainer.accumulate_grad_batches=0"], ["trainer.accumulate_grad_batches", "of at least 1, got 0"]),
+        (["model.lr=-1"], ["model.lr must be a number above 0, got -1"]),
+        (["model.lr=nan"], ["model.lr must be a number above 0, got nan"]),
+        (["model.weight_decay=-1"], ["model.weight_decay must be a number of at least 0, got -1"]),
+        (["seed=-5"], ["seed must be an integer in [0, 4294967295], got -5"]),
+        (["num_parts=0"], ["num_parts must be an integer of at least 1, or auto, got 0"]),
+        (["num_parts=many"], ["num_parts must be an integer of at least 1, or auto, got many"]),
+        (["callbacks=early_stopping", "callbacks.early_stopping.patience=-1"],
+         ["callbacks.early_stopping.patience must be an integer of at least 0, got -1"]),
+        (["callbacks.checkpoint.monitor=val_accuracy"],
+         ["callbacks.checkpoint.monitor: no val_accuracy is logged; NodeClassifier logs train_loss, val_loss, val_"]),
+        (["sampler.fanouts=[2,2,2]"], ["sampler.fanouts has 3 hops", "num_layers is 2"]),
+        (["trainer.devices=3"], ["trainer.devices=3 is more than the 2 parts", "num_parts=3"]),
+        (["model.backbone.dropout=2"], ["model.dropout must be in [0, 1), got 2"]),
+        (["+model.optimizer={_target_:torch.optim.SGD,_partial_:true,lr:-2}"], ["model.optimizer: ", "-2"]),
+        (["+model.loss=cee"], ["model: loss must be", "'cee'"]),
+        (["dataset.reader=3"], ["dataset.reader must hold names with values each", "got 3"]),
+        (["dataset.hold_out=3"], ["dataset.hold_out must hold names with values each", "got 3"]),
+        (["dataset.labels=empty.npy"], ["dataset.labels: empty.npy is not a .npy file"]),
+        (["dataset.features=x.npz"], ["dataset.features: x.npz is an archive of x"]),
+        (["dataset.labels=several.npy"], ["labels of several a node must be 0, 1 or -1", "got nan in row 3, column 1"]),
+        (["dataset.edge_weight=weight.npy"], ["edge_weight: edge 7 is nan"]),
+    ],
+)  # fmt: skip
+def test_training_refuses_before_the_store_is_made(capsys, words, parts):
+    Path("empty.npy").touch()
+    np.savez("x.npz", x=np.ones((40, 2)))
+    several = np.zeros((40, 3))
+    several[3, 1] = np.nan
+    np.save("several.npy", several)
+    np.save("weight.npy", np.where(np.arange(40) == 7, np.nan, 1.0))
+    line = refused(capsys, "train", *TINY, *words)
+    for part in parts:
+        assert part in line
+
+
+@pytest.mark.parametrize("command", ["plan", "partition"])
+@pytest.mark.parametrize("devices", ["auto", "[]", "0", "-1"])
+def test_a_plan_needs_a_number_of_devices(capsys, command, devices):
+    line = refused(capsys, command, "recipe=cora", f"trainer.devices={devices}")
+    assert f"trainer.devices={devices} gives the plan no number of devices; say num_devices=" in line
+
+
+def test_a_list_of_devices_is_counted():
+    for devices, number in [("[0,1]", 2), ("3", 3), ("'4'", 4)]:
+        assert planned_devices(compose_config("train", [f"trainer.devices={devices}"])) == number
+    assert planned_devices(compose_config("train", ["trainer.devices=auto", "num_devices=5"])) == 5
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "parts"),
+    [
+        ("plan", ["planner.fanouts=3"], ["planner.fanouts must be a list like [25, 10], one a hop, got 3"]),
+        ("plan", ["planner.batch_size=0"], ["planner.batch_size must be at least 1, got 0"]),
+        ("plan", ["+planner.num_parts=2.5"], ["planner.num_parts must be an integer", "got 2.5"]),
+        ("plan", ["planner.num_devices=1.5"], ["planner.num_devices must be an integer", "got 1.5"]),
+        ("partition", ["seed=-5"], ["seed must be an integer in [0, 4294967295], got -5"]),
+        ("partition", ["+foo=3"], ["foo is not a setting"]),
+        ("partition", ["num_devices=1.5"], ["num_devices=1.5 gives the plan no number of devices"]),
+        ("partition", ["planner.num_parts=3"], ["planner.num_parts=3 has no effect", "say num_parts="]),
+    ],
+)
+def test_other_commands_refuse_too(capsys, command, words, parts):
+    line = refused(capsys, command, *words)
+    for part in parts:
+        assert part in line
+
+
+def test_plus_still_adds_what_a_target_takes():
+    words = [
+        "+trainer.max_steps=-1",
+        "+trainer.accumulate_grad_batches=1",
+        "+callbacks.rate._target_=lightning.pytorch.callbacks.LearningRateMonitor",
+        "callbacks.timer={_target_:lightning.pytorch.callbacks.Timer,interval:epoch}",
+        "+strategy.weights.bucket_bytes=1000000",
+        "strategy/weights=gradient_averaging",
+        "test=false",
+        "hydra.run.dir=run",
+    ]
+    main(["train", *TINY, *words])
+    assert len(list(Path("run/checkpoints").glob("*.ckpt"))) == 2
+    assert len(os.listdir("stores")) >= 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["datamodule=full_graph", "strategy/exchange=skip_epoch_fixed"],
+        ["model=gat", "sampler=saint"],
+        ["model=link_gcn", "sampler=links", "callbacks=links"],
+        ["model=link_gcn", "sampler=links", "callbacks=links", "callbacks.checkpoint.monitor=val_hits@10"],
+        ["callbacks=early_stopping", "callbacks.early_stopping=null"],
+        ["callbacks.checkpoint.monitor=null", "datamodule.mode=full_batch", "model.backbone.num_layers=5"],
+        ["trainer.devices=auto", "num_parts=auto"],
+    ],
+)
+def test_settings_that_go_together(words):
+    check_settings(compose_config("train", words))
+
+
+@pytest.mark.parametrize("name", [name for name in available_recipes() if not name.startswith("bench/")])
+def test_settings_of_recipes_go_together(name):
+    config_dir, config_name, _ = take_recipe("train", [f"recipe={name}"])
+    check_settings(compose_config(config_name, [], config_dir))
+
+
+def test_monitors_of_links_are_their_own():
+    words = ["model=link_gcn", "sampler=links", "callbacks=links"]
+    with pytest.raises(UsageError, match=r"no val_hits@7 is logged; LinkPredictor logs .*val_mrr, val_hits@1, .*links"):
+        check_settings(compose_config("train", [*words, "callbacks.checkpoint.monitor=val_hits@7"]))

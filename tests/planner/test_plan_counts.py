@@ -1,0 +1,38 @@
+"""Counts, widths and fan-outs that no plan can be made from."""
+
+import numpy as np
+import pytest
+
+from lightning_gnnscale.planner import plan
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_parts": 2.5}, "num_parts must be an integer of at least 1, got 2.5"),
+        ({"num_parts": True}, "num_parts must be an integer of at least 1, got True"),
+        ({"num_devices": 1.5}, "num_devices must be an integer of at least 1, got 1.5"),
+        ({"num_devices": "auto"}, "num_devices must be an integer of at least 1, got 'auto'"),
+        ({"num_devices": [0, 1]}, r"num_devices must be an integer of at least 1, got \[0, 1\]"),
+        ({"num_nodes": 10.0}, "num_nodes must be an integer of at least 0, got 10.0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"batch_size": "many"}, "batch_size must be an integer of at least 1, got 'many'"),
+        ({"fanouts": 3}, r"fanouts must be a list like \[25, 10\], one a hop, got 3"),
+        ({"fanouts": "5"}, "fanouts must be a list .* got '5'"),
+        ({"fanouts": [5, 0]}, r"fanouts must be integers of at least 1, or -1 for all, got 0 in \[5, 0\]"),
+        ({"fanouts": [2.5]}, "fanouts must be integers .* got 2.5"),
+        ({"hidden_channels": 0}, "hidden_channels must be at least 1, got 0"),
+        ({"feature_dim": -1}, "feature_dim must be at least 0, got -1"),
+        ({"feature_row_bytes": float("nan")}, "feature_row_bytes must be at least 0, or None, got nan"),
+        ({"prefetch_batches": 0}, "prefetch_batches must be at least 1, got 0"),
+        ({"embedding_dim": -4}, "embedding_dim must be at least 0, got -4"),
+    ],
+)
+def test_one_line_names_what_is_allowed(options, message):
+    with pytest.raises(ValueError, match=message):
+        plan(**{"num_nodes": 100, "num_edges": 400, **options})
+
+
+def test_integers_of_numpy_and_all_neighbours_are_taken():
+    result = plan(num_nodes=np.int64(100), num_edges=400, num_parts=np.int32(4), batch_size=8, fanouts=(-1, 5))
+    assert result.num_parts == 4
