@@ -77,7 +77,9 @@ def set_up_by_measurement(folder, root):
     )
     dm.trainer = SimpleNamespace(
         global_rank=dist.get_rank(), world_size=2, num_nodes=1,
-        strategy=SimpleNamespace(root_device=torch.device("cpu"), broadcast=broadcast),
+        strategy=SimpleNamespace(
+            weights=gs.GradientAveraging(), root_device=torch.device("cpu"), broadcast=broadcast
+        ),
     )  # fmt: skip
     dm.setup("fit")
     rows = [own.tolist() for own in dm.buffer.placement.rows]
