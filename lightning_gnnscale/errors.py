@@ -24,7 +24,12 @@ class StrategyError(GNNScaleError):
     """The Trainer, the strategy and the DataModule do not fit together; the message names the remedy."""
 
 
+def check_integer(name: str, value: Any, low: int) -> None:
+    """Raise ValueError unless an argument is an integer of at least `low`."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < low:
+        raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
+
+
 def check_count(name: str, value: Any) -> None:
     """Raise ValueError unless an argument is an integer of at least 1."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+    check_integer(name, value, 1)

@@ -217,13 +217,11 @@ def _read_parts(folder: Path) -> Partitioning | None:
     """Return the partitioning that a run left, or None where none can be read: then it is made again."""
     try:
         parts = Partitioning.load(folder)
-        return (
-            parts
-            if not len(parts.part_id) or 0 <= parts.part_id.min() <= parts.part_id.max() < parts.num_parts
-            else None
-        )
+        part_id = parts.part_id
+        in_range = not len(part_id) or 0 <= part_id.min() <= part_id.max() < parts.num_parts
     except (GNNScaleError, KeyError, TypeError, AttributeError, ValueError):
         return None
+    return parts if in_range else None
 
 
 def _facts(partitioning: Partitioning) -> dict:

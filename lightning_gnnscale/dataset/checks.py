@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from ..partition_store.node_tables import not_finite
+
 UNKNOWN = -1
 SPARSE_LABELS = 100  # labels that go this many times further than they are many are taken for a mistake
 _BLOCK_VALUES = 1 << 20
@@ -18,13 +20,12 @@ def check_sparse_features(features: Any) -> None:
 
     Raises:
         ValueError: names the row and the column.
+
+    Cost: one read of the values, a block at a time.
     """
     position = _first_not_finite(features.data)
-    if position is None:
-        return
-    row = int(np.searchsorted(features.indptr, position[0], side="right")) - 1
-    column, value = features.indices[position[0]], features.data[position[0]]
-    raise ValueError(f"features: row {row}, column {column} is {value}; give finite numbers")
+    if position is not None:
+        raise not_finite(features, position[0])
 
 
 def check_edge_values(name: str, values: Any) -> None:
@@ -36,6 +37,8 @@ def check_edge_values(name: str, values: Any) -> None:
 
     Raises:
         ValueError: names the edge.
+
+    Cost: as `check_sparse_features`.
     """
     values = np.load(values, mmap_mode="r") if isinstance(values, str) or hasattr(values, "__fspath__") else values
     position = _first_not_finite(np.asarray(values))

@@ -157,11 +157,14 @@ def _check_finite_sparse(source: SparseSource, begin: int, end: int) -> None:
     values = np.asarray(source.data[first:last])
     bad = np.flatnonzero(~np.isfinite(values)) if values.dtype.kind == "f" else ()
     if len(bad):
-        position = first + int(bad[0])
-        row = int(np.searchsorted(source.indptr, position, side="right")) - 1
-        raise ValueError(
-            f"features: row {row}, column {source.indices[position]} is {values[bad[0]]}; give finite numbers"
-        )
+        raise not_finite(source, first + int(bad[0]))
+
+
+def not_finite(features, position: int) -> ValueError:
+    """Return the error for a NaN or an infinity at a position of CSR features' `data`; it names row and column."""
+    row = int(np.searchsorted(features.indptr, position, side="right")) - 1
+    column, value = features.indices[position], features.data[position]
+    return ValueError(f"features: row {row}, column {column} is {value}; give finite numbers")
 
 
 def _cursor(part_offsets: np.ndarray, written: np.ndarray) -> np.ndarray:

@@ -21,7 +21,11 @@ def stands(root: Path, source: dict, overwrite: bool) -> bool:
 
 
 def check_is_store(root: Path) -> bool:
-    """Return whether a store, whole or damaged, stands at root; raise if something else does."""
+    """Return whether a store, whole or damaged, stands at root.
+
+    Raises:
+        PartitionStoreError: something else stands there.
+    """
     if not root.exists() or (root.is_dir() and not any(root.iterdir())):
         return False
     if not _has_store(root):

@@ -5,19 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from cli.refusals import refused
 
 from lightning_gnnscale.cli.main import main
 from lightning_gnnscale.cli.overrides import prepare_overrides
-
-
-def refused(capsys, *words: str) -> str:
-    with pytest.raises(SystemExit) as stop:
-        main(list(words))
-    assert stop.value.code == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1, lines
-    assert "Traceback" not in lines[0]
-    return lines[0]
 
 
 @pytest.fixture(autouse=True)

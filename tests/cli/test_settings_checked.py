@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cli.refusals import refused
 
 from lightning_gnnscale.cli.check_settings import check_settings, planned_devices
 from lightning_gnnscale.cli.compose import compose_config
@@ -37,14 +38,10 @@ def _in_a_folder_with_a_graph(tmp_path, monkeypatch):
     np.save("y.npy", nodes % 2)
 
 
-def refused(capsys, *words: str) -> str:
-    with pytest.raises(SystemExit) as stop:
-        main(list(words))
-    assert stop.value.code == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1, lines
+def refused_early(capsys, *words: str) -> str:
+    line = refused(capsys, *words)
     assert not Path("stores").exists()
-    return lines[0]
+    return line
 
 
 @pytest.mark.parametrize(
@@ -92,7 +89,7 @@ def test_training_refuses_before_the_store_is_made(capsys, words, parts):
     several[3, 1] = np.nan
     np.save("several.npy", several)
     np.save("weight.npy", np.where(np.arange(40) == 7, np.nan, 1.0))
-    line = refused(capsys, "train", *TINY, *words)
+    line = refused_early(capsys, "train", *TINY, *words)
     for part in parts:
         assert part in line
 
@@ -100,7 +97,7 @@ def test_training_refuses_before_the_store_is_made(capsys, words, parts):
 @pytest.mark.parametrize("command", ["plan", "partition"])
 @pytest.mark.parametrize("devices", ["auto", "[]", "0", "-1"])
 def test_a_plan_needs_a_number_of_devices(capsys, command, devices):
-    line = refused(capsys, command, "recipe=cora", f"trainer.devices={devices}")
+    line = refused_early(capsys, command, "recipe=cora", f"trainer.devices={devices}")
     assert f"trainer.devices={devices} gives the plan no number of devices; say num_devices=" in line
 
 
@@ -124,7 +121,7 @@ def test_a_list_of_devices_is_counted():
     ],
 )
 def test_other_commands_refuse_too(capsys, command, words, parts):
-    line = refused(capsys, command, *words)
+    line = refused_early(capsys, command, *words)
     for part in parts:
         assert part in line
 

@@ -35,7 +35,9 @@ class Replicas(Callback):
         self.stepped, self.validated = [], []
 
     def on_train_start(self, trainer, pl_module):
-        keep = lambda *_: self.stepped.append(weights_of(pl_module))  # noqa: E731
+        def keep(*_):
+            self.stepped.append(weights_of(pl_module))
+
         trainer.optimizers[0].register_step_post_hook(keep)
 
     def on_validation_start(self, trainer, pl_module):

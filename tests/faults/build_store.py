@@ -1,7 +1,9 @@
-"""Build one store from a generated graph, in a process of its own that a test may kill."""
+"""Build one store from a generated graph, in a process of its own that a test may kill; compare stores."""
 
+import hashlib
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 
@@ -39,3 +41,8 @@ def build(root: str, num_nodes: int, num_edges: int, calls, die_at_call: int = -
         progress=count_call,
         budget=WriteBudget(spill_edges=1 << 17, sort_arcs=1 << 19, block_bytes=1 << 18, checkpoint_bytes=1 << 20),
     )
+
+
+def digests(root: Path) -> dict[str, str]:
+    """Return a hash of each of a store's files."""
+    return {path.name: hashlib.blake2b(path.read_bytes()).hexdigest() for path in sorted(root.iterdir())}

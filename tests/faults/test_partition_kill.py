@@ -1,6 +1,5 @@
 """`gnnscale partition` killed at random moments, then typed again: the store is the one of an undisturbed run."""
 
-import hashlib
 import os
 import random
 import signal
@@ -13,6 +12,7 @@ import pytest
 
 from lightning_gnnscale.edge_stream import SyntheticGraph, write_edges
 from lightning_gnnscale.partition_store import PartitionStore
+from tests.faults.build_store import digests
 
 NUM_NODES = 100_000
 
@@ -22,10 +22,6 @@ def command(folder: Path, output: Path) -> list[str]:
     words += [f"dataset.features={folder}/features.npy", f"dataset.num_nodes={NUM_NODES}", "num_parts=8"]
     words += [f"output={output}", f"paths.runs={folder}/runs", "dataset.chunk_edges=200000"]
     return [sys.executable, "-m", "lightning_gnnscale.cli", "partition", *words]
-
-
-def digests(root: Path) -> dict[str, str]:
-    return {path.name: hashlib.blake2b(path.read_bytes()).hexdigest() for path in sorted(root.iterdir())}
 
 
 def kill_and_go_on(tmp_path: Path, num_edges: int, num_kills: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import GraphDataset
 from lightning_gnnscale.edge_stream import SyntheticGraph, write_edges
-from tests.faults.test_partition_kill import digests
+from tests.faults.build_store import digests
 
 NUM_NODES, NUM_EDGES, NUM_KILLS = 100_000, 2_000_000, 20
 # Imported once: a child is then killed in its work, not in its imports.

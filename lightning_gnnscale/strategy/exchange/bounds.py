@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ...errors import check_integer
+
 NORMS = ("relative", "frobenius", "mean_abs")
 
 
@@ -140,8 +142,7 @@ def checked_epochs(name: str, value: Any) -> int:
     Raises:
         ValueError: not an integer of at least 0.
     """
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
-        raise ValueError(f"{name} must be an integer of at least 0, got {value!r}")
+    check_integer(name, value, 0)
     return int(value)
 
 

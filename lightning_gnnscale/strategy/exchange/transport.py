@@ -73,7 +73,7 @@ class Message:
         ledger: waiting is added to it.
     """
 
-    def __init__(self, begun: "Begun | Future[Begun]", ledger: Ledger):
+    def __init__(self, begun: Begun | Future[Begun], ledger: Ledger):
         self._begun, self._ledger = begun, ledger
 
     def wait(self) -> tuple[Tensor, list[int]]:
