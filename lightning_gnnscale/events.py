@@ -46,6 +46,17 @@ def record(name: str, **fields) -> dict:
     return event
 
 
+def begin_run(**fields) -> dict:
+    """Mark the beginning of a run in the log, which may hold earlier runs of the same folder; see `last_run`."""
+    return record("run", **fields)
+
+
+def last_run(log: list[dict]) -> list[dict]:
+    """Return the events since the last `begin_run`; all of them where none is marked."""
+    starts = [position for position, event in enumerate(log) if event["event"] == "run"]
+    return log[starts[-1] :] if starts else list(log)
+
+
 def recent() -> list[dict]:
     """Return the latest events of this process, oldest first."""
     return list(_recent)

@@ -1,4 +1,4 @@
-"""Seconds of every training epoch, without its validation."""
+"""When every training epoch starts, and its seconds without its validation."""
 
 import time
 from typing import Any
@@ -10,12 +10,13 @@ from ..events import record
 
 
 class EpochClock(Callback):
-    """Write an event `epoch` with the seconds that this process trained, averages of weights included."""
+    """Write events: `epoch_start`, and `epoch` with the seconds that this process trained, averages included."""
 
     def __init__(self) -> None:
         self._seconds, self._since = 0.0, 0.0
 
-    def on_train_epoch_start(self, *_: Any) -> None:
+    def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        record("epoch_start", epoch=trainer.current_epoch, rank=trainer.global_rank)
         self._seconds, self._since = 0.0, time.perf_counter()
 
     def on_validation_start(self, *_: Any) -> None:

@@ -25,6 +25,7 @@ _FILLED_IN = {
     "datamodule.labels": "dataset=files and dataset.labels=",
     "datamodule.masks": "dataset=files and dataset.train_mask=, val_mask=, test_mask=",
     "datamodule.edge_weight": "dataset=files and dataset.edge_weight=",
+    "datamodule.edge_features": "dataset=files and dataset.edge_features=",
     "datamodule.partitioner": "partitioner=",
     "datamodule.planner": "planner=",
     "datamodule.num_parts": "num_parts=",

@@ -30,6 +30,7 @@ BENCHES = {
     "exchange": "exchange policies of full-graph training: bytes beside accuracy",
     "parts": "training on the parts of each partitioner: accuracy and epoch time beside the cut",
     "accuracy": "test accuracy of parts with model averaging beside central training",
+    "startup": "seconds of the package's import beside Lightning's and PyG's, and to a second training's first epoch",
 }
 
 USAGE = """gnnscale: train graph neural networks on graphs that fit neither the GPU nor the host

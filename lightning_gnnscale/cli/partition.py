@@ -25,6 +25,7 @@ def run(config: DictConfig) -> dict:
     num_devices = planned_devices(config)
     folder = Path(HydraConfig.get().runtime.output_dir)
     events.open_log(folder / "events.jsonl")
+    events.begin_run(command="partition")
     with ProgressBars() as progress:
         with events.stage("load"):
             dataset = instantiate(config.dataset)
@@ -42,9 +43,10 @@ def run(config: DictConfig) -> dict:
         plan = make_store(config, datamodule, num_devices)
     facts = datamodule.partitioning_facts
     quality = facts.get("quality") or {}
+    log = events.last_run(events.read_log(folder / "events.jsonl"))
     summary = {
         "title": f"partition of {dataset.name}",
-        "stages": stage_rows(events.read_log(folder / "events.jsonl"), dict(plan.host_peak_bytes)),
+        "stages": stage_rows(log, dict(plan.host_peak_bytes)),
         "facts": {
             "method": facts.get("method"),
             "nodes": f"{datamodule.store.num_nodes:,}",

@@ -10,14 +10,24 @@ from ..report.summary import stage_rows
 from ..units import format_bytes
 
 
-def fit_facts(folder: Path, checkpoint) -> dict:
-    """Return what training came to, from its metrics file: started processes keep their state to themselves."""
+def fit_facts(folder: Path, checkpoint, resume: str | None = None) -> dict:
+    """Return what training came to, from its metrics file: started processes keep their state to themselves.
+
+    Args:
+        folder: of the run.
+        checkpoint: the run's `ModelCheckpoint`, or None.
+        resume: the checkpoint that the run went on from, or None; it is said then that earlier epochs are not counted.
+    """
     path = folder / "metrics" / "metrics.csv"
     if not path.is_file():
         return {}
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
-    facts = {"epochs": 1 + max((int(row["epoch"]) for row in rows if row.get("epoch")), default=-1)}
+    epochs = {int(row["epoch"]) for row in rows if row.get("epoch")}
+    facts = {"epochs": 1 + max(epochs, default=-1)}
+    if resume is not None:
+        facts["epochs"] = f"{facts['epochs']}, {len(epochs)} of them in this run"
+        facts["goes on from"] = f"{resume} (all other figures are of this run alone)"
     monitor = getattr(checkpoint, "monitor", None) or "val_acc"
     values = [float(row[monitor]) for row in rows if row.get(monitor)]
     if values:
@@ -81,6 +91,8 @@ def _placement_facts(log: list[dict]) -> dict[str, str]:
 def run_summary(name: str, folder: Path, datamodule, plan, facts: dict) -> dict:
     """Return what a run came to: stages, facts in the order they are shown, the parts' quality, the plan.
 
+    Earlier runs in the same folder are not counted: the log marks where the last one begins.
+
     Args:
         name: of the run.
         folder: of the run.
@@ -89,7 +101,7 @@ def run_summary(name: str, folder: Path, datamodule, plan, facts: dict) -> dict:
     """
     quality = datamodule.partitioning_facts.get("quality") or {}
     predicted = dict(plan.host_peak_bytes)
-    log = events.read_log(folder / "events.jsonl")
+    log = events.last_run(events.read_log(folder / "events.jsonl"))
     shown = {
         "graph": f"{datamodule.store.num_nodes:,} nodes, {datamodule.store.num_arcs:,} arcs",
         "parts": f"{datamodule.store.num_parts} ({datamodule.partitioning_facts.get('method', 'given')})",

@@ -15,11 +15,14 @@ from .. import events
 from ..datamodule import PeakRecorder, PredictionWriter
 from ..report.progress import ProgressBars
 from ..report.summary import print_summary, write_summary
+from ..strategy import GNNScaleStrategy
+from .best_checkpoint import EarlierBest, best_checkpoint, earlier_best
 from .check_dataset import check_dataset, trains_on_links
 from .check_model import check_model, module_settings
 from .check_settings import check_hops, check_num_parts, check_settings, sampler_fanouts
 from .errors import Interrupted, UsageError
 from .ranks import is_first_rank, start_method, started_from_outside
+from .run_folder import keep_earlier_run
 from .run_summary import fit_facts, run_summary
 from .store import make_store
 
@@ -50,34 +53,34 @@ def train(config: DictConfig, folder: Path) -> dict:
     if is_first_rank():
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True))
     events.open_log(folder / "events.jsonl")
+    if is_first_rank():
+        events.begin_run(command="train", resume=config.resume)
     # The parent starts no thread of OpenMP: forked processes would wait for it for ever.
     torch.set_num_threads(1)
     trainer = make_trainer(config, folder)
+    earlier = earlier_best(config.resume, trainer.checkpoint_callback)
+    if earlier is not None:
+        trainer.callbacks.append(earlier)
+    if isinstance(trainer.strategy, GNNScaleStrategy):
+        trainer.strategy.check_trainer(trainer)
     with ProgressBars() as progress, events.stage("load"):
         dataset = instantiate(config.dataset, **_progress_argument(config.dataset, progress))
     check_dataset(config, dataset)
     check_model(config, dataset)
     with ProgressBars() as progress:
         datamodule = make_datamodule(config, dataset, progress)
+        datamodule.check_trainer(trainer)
         if config.num_parts != "auto" and not _crosses_parts(trainer, datamodule):
             check_num_parts(config.num_parts, trainer.world_size)
         plan = make_store(config, datamodule, trainer.world_size, **_widths(config))
     datamodule.progress = None
     model = make_model(config, datamodule)
+    if is_first_rank():
+        keep_earlier_run(folder)
     with events.stage("train", note=f"{datamodule.store.num_parts} parts on {trainer.world_size} processes"):
         fit(trainer, model, datamodule, config.resume, folder)
-    facts = fit_facts(folder, trainer.checkpoint_callback)
-    # Further passes must not replace the metrics of training.
-    trainer.loggers = []
-    best = trainer.checkpoint_callback.best_model_path if trainer.checkpoint_callback else None
-    if config.test:
-        with events.stage("evaluate", note="exact, full graph"):
-            results = trainer.test(model, datamodule, ckpt_path=best or None, verbose=False)
-        facts |= {f"{key}": f"{value:.4f}" for key, value in results[0].items()}
-    if config.predict:
-        with events.stage("predict"):
-            trainer.predict(model, datamodule, ckpt_path=best or None, return_predictions=False)
-        facts["predictions"] = str(folder / "predictions.parquet")
+    facts = fit_facts(folder, trainer.checkpoint_callback, config.resume)
+    facts |= _evaluate(config, trainer, model, datamodule, earlier, folder)
     summary = run_summary(config.name, folder, datamodule, plan, facts)
     if is_first_rank():
         write_summary(folder, summary)
@@ -96,6 +99,23 @@ def fit(trainer, model, datamodule, resume: str | None, folder: Path) -> None:
         raise Interrupted(go_on) from None
 
 
+def _evaluate(config: DictConfig, trainer, model, datamodule, earlier: EarlierBest | None, folder: Path) -> dict:
+    """Test and predict with the best checkpoint as the config says, and return what came of it."""
+    # Further passes must not replace the metrics of training.
+    trainer.loggers = []
+    best, note = best_checkpoint(trainer.checkpoint_callback, earlier)
+    facts = {"evaluated": note} if note and (config.test or config.predict) else {}
+    if config.test:
+        with events.stage("evaluate", note="exact, full graph"):
+            results = trainer.test(model, datamodule, ckpt_path=best, verbose=False)
+        facts |= {f"{key}": f"{value:.4f}" for key, value in results[0].items()}
+    if config.predict:
+        with events.stage("predict"):
+            trainer.predict(model, datamodule, ckpt_path=best, return_predictions=False)
+        facts["predictions"] = str(folder / "predictions.parquet")
+    return facts
+
+
 def _crosses_parts(trainer, datamodule) -> bool:
     """Whether a process needs no part of its own: batches belong to none, or every part is shared by all."""
     scope = getattr(datamodule, "scope", None)
@@ -103,7 +123,7 @@ def _crosses_parts(trainer, datamodule) -> bool:
 
 
 def _quiet() -> None:
-    """Leave out what Lightning says of itself at every start; its warnings stay, but for four that do not apply."""
+    """Leave out what Lightning says of itself at every start; its warnings stay, but for five that do not apply."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.showwarning = _show_warning
@@ -111,6 +131,7 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist.*")  # ranks differ in batches
     warnings.filterwarnings("ignore", message=".*torch.jit.script.*")  # inside torch_geometric
     warnings.filterwarnings("ignore", message=".*Couldn't infer the batch indices.*")  # nodes come with predictions
+    warnings.filterwarnings("ignore", message="The dirpath has changed from .*")  # `best_checkpoint` compares both
 
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:

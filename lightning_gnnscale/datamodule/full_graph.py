@@ -25,7 +25,7 @@ class FullGraphDataModule(StoredGraphDataModule):
     """Train on the full graph: every process owns a contiguous run of parts, and reads rows of the others.
 
     How rows of other ranks come is decided by the strategy's exchange policy. Under weight policies that average
-    models a rank's block is its part, and has a loss of its own.
+    models a rank's block is its part, and has a loss of its own. Edge features that a store has are not read.
 
     Args:
         store, root, dataset, stream, features, labels, masks, edge_weight, partitioner, planner, overwrite, progress:
@@ -106,9 +106,15 @@ class FullGraphDataModule(StoredGraphDataModule):
             raise StrategyError(
                 f"full-graph training needs {missing[0]}, and {self.dataset.name} has none: give it with the graph"
             )
-        _check_accumulation(self.trainer)
+        if self.trainer is not None:
+            self.check_trainer(self.trainer)
         if self.num_parts != "auto":
             part_runs(self.num_parts, world_size)
+
+    def check_trainer(self, trainer: pl.Trainer) -> None:
+        """Refuse accumulated gradients, and several processes that exchange nothing; raises as `setup` does."""
+        _check_accumulation(trainer)
+        _check_exchanges(trainer)
 
     def setup(self, stage: str | None = None) -> None:
         """Open the store, and load this rank's block.
@@ -122,12 +128,9 @@ class FullGraphDataModule(StoredGraphDataModule):
         if stage == "fit":
             self._check_trainable()
             check_model(getattr(self.trainer, "lightning_module", None), self.store)
+        if self.trainer is not None:
+            _check_exchanges(self.trainer)
         rank, world_size = self._rank_and_world()
-        if world_size > 1 and not hasattr(self.trainer.strategy, "exchange"):
-            raise StrategyError(
-                f"{type(self.trainer.strategy).__name__} exchanges no rows between the {world_size} processes: "
-                'use Trainer(strategy="gnnscale")'
-            )
         if self.blocks is None or (self.blocks.rank, self.blocks.world_size) != (rank, world_size):
             self.blocks = load_block_rows(self.store, rank, world_size)
             self._batch = block_batch(self.store, self.blocks)
@@ -188,6 +191,14 @@ def _check_accumulation(trainer: pl.Trainer | None) -> None:
         raise StrategyError(
             f"Trainer(accumulate_grad_batches={batches}): an epoch of the full graph is one batch, whose gradient "
             "would be divided and added to nothing: leave it at 1"
+        )
+
+
+def _check_exchanges(trainer: pl.Trainer) -> None:
+    if trainer.world_size > 1 and not hasattr(trainer.strategy, "exchange"):
+        raise StrategyError(
+            f"{type(trainer.strategy).__name__} exchanges no rows between the {trainer.world_size} processes: "
+            'use Trainer(strategy="gnnscale")'
         )
 
 

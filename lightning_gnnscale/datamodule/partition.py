@@ -16,6 +16,7 @@ from ..partitioner import Partitioning
 from ..placement import FeatureBuffer, Placement, PlacementSettings
 from ..planner import Plan
 from ..sampler import ClusterSampler, FullBatchSampler, NeighborSampler
+from ..sampler.subgraph import BatchSampler
 from .clustering import clusters_by
 from .layer_source import EvaluationLoader, EvaluationPass, StoreLayerSource
 from .link_evaluation import evaluation_links
@@ -25,6 +26,7 @@ from .scratch import open_scratch
 from .stored_graph import StoredGraphDataModule
 from .train_loader import (
     LoaderOptions,
+    check_edge_weights,
     check_scope,
     make_evaluation_loader,
     make_graph_loader,
@@ -43,12 +45,15 @@ class PartitionDataModule(StoredGraphDataModule):
 
     Parts go to the ranks cyclically, so there may be more parts than ranks.
 
+    Batches have `edge_attr`, the features of their arcs, where the store has edge features. The backbones of this
+    package do not read them; layer-wise inference does not have them, batches of evaluation="sampled" do.
+
     Args:
-        store, root, dataset, stream, features, labels, masks, edge_weight, partitioner, num_parts, planner, overwrite,
-            progress: the store, or what it is made from; see `StoredGraphDataModule`.
+        store, root, dataset, stream, features, labels, masks, edge_weight, edge_features, partitioner, num_parts,
+            planner, overwrite, progress: the store, or what it is made from; see `StoredGraphDataModule`.
         mode: "mini_batch", or "full_batch": each part is one batch.
-        sampler: what a mini-batch draws; None: `NeighborSampler([25, 10])`. A `ClusterSampler` without clusters of
-            its own gets SPRING's.
+        sampler: what a mini-batch draws, one of this package's or any `BatchSampler`; None:
+            `NeighborSampler([25, 10])`. A `ClusterSampler` without clusters of its own gets SPRING's.
         batch_size: seeds a batch, >= 1.
         halo_hops: hops of halo that a part sees, 0 to 3; 0 gives each cross edge to one of its two parts.
         scope: "part": batches stay inside core and halo; "graph": they cross parts and ranks get equal shares of the
@@ -98,11 +103,12 @@ class PartitionDataModule(StoredGraphDataModule):
         labels=None,
         masks=None,
         edge_weight=None,
+        edge_features=None,
         partitioner: str | Callable[..., Partitioning] = "spring",
         num_parts: int | str = "auto",
         planner: Callable[..., Plan] | None = None,
         mode: str = "mini_batch",
-        sampler=None,
+        sampler: BatchSampler | None = None,
         batch_size: int = 512,
         halo_hops: int = 1,
         scope: str = "auto",
@@ -133,6 +139,7 @@ class PartitionDataModule(StoredGraphDataModule):
             labels=labels,
             masks=masks,
             edge_weight=edge_weight,
+            edge_features=edge_features,
             partitioner=partitioner,
             num_parts=num_parts,
             planner=planner,
@@ -178,6 +185,16 @@ class PartitionDataModule(StoredGraphDataModule):
         self._train_loader: PartLoader | None = None
         self._scratch: Path | None = None
 
+    def check_trainer(self, trainer: Any) -> None:
+        """Refuse a strategy that would wait for ever, and a scope that it does not go with; raises as `setup` does."""
+        if trainer.world_size > 1 and not hasattr(trainer.strategy, "weights"):
+            raise StrategyError(
+                f"{type(trainer.strategy).__name__} waits for a gradient of each of the {trainer.world_size} processes "
+                'in every batch, and parts have different numbers of batches: use Trainer(strategy="gnnscale")'
+            )
+        weights = getattr(trainer.strategy, "weights", None)
+        check_scope(self._scope_under(weights), weights, self.sampler)
+
     def setup(self, stage: str | None = None) -> None:
         """Open the store, a scratch folder for evaluation, and for training the placed features."""
         super().setup(stage)
@@ -211,10 +228,9 @@ class PartitionDataModule(StoredGraphDataModule):
         self._check_trainable()
         # Under another strategy than this package's there is one part's worth of everything a policy would say.
         weights = getattr(getattr(self.trainer, "strategy", None), "weights", None)
-        scope = self.scope
-        if scope == "auto":
-            scope = "graph" if getattr(weights, "equal_batches", False) else "part"
-        check_scope(scope, weights, self.sampler, self.store)
+        scope = self._scope_under(weights)
+        check_scope(scope, weights, self.sampler)
+        check_edge_weights(self.sampler, self.store)
         place = self._place()
         features = self.buffer
         if features is None:
@@ -284,6 +300,11 @@ class PartitionDataModule(StoredGraphDataModule):
             StoreLayerSource(self.store, [], self._scratch).close()
             self._scratch = None
 
+    def _scope_under(self, weights: Any) -> str:
+        if self.scope != "auto":
+            return self.scope
+        return "graph" if getattr(weights, "equal_batches", False) else "part"
+
     def _close_loader(self) -> None:
         if self._train_loader is not None:
             self._train_loader.close()
@@ -307,13 +328,6 @@ class PartitionDataModule(StoredGraphDataModule):
 
     def _check_fit(self) -> None:
         self._check_trainable()
-        strategy = getattr(self.trainer, "strategy", None)
-        world_size = self._rank_and_world()[1]
-        if world_size > 1 and not hasattr(strategy, "weights"):
-            raise StrategyError(
-                f"{type(strategy).__name__} waits for a gradient of each of the {world_size} processes in every batch, "
-                'and parts have different numbers of batches: use Trainer(strategy="gnnscale")'
-            )
         hops = getattr(self.sampler, "fanouts", ()) if isinstance(self.sampler, NeighborSampler) else ()
         check_model(getattr(self.trainer, "lightning_module", None), self.store, hops)
 

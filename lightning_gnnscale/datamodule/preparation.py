@@ -16,6 +16,7 @@ from ..events import stage
 from ..partition_store import PartitionStore, input_fingerprint, write_partition_store
 from ..partition_store.manifest import MANIFEST, REMEDY, describe_files, read_manifest, read_source, write_json
 from ..partition_store.publish import check_is_store
+from ..partition_store.values import check_values
 from ..partitioner import Partitioning
 from ..partitioner import partition as partition_by_name
 from ..partitioner.registry import complete_options
@@ -83,12 +84,17 @@ def prepare_store(
         writer_options: of `write_partition_store`.
 
     Raises:
+        ValueError: a value would spoil training; dense features are checked while they are stored.
         PartitionStoreError: a store made from other input, or a damaged one, stands there and `overwrite` is off;
             or files that are no store.
 
-    Cost: where the store stands, nothing but the fingerprints; with overwrite one read of it, about 3 GB/s.
+    Cost: where the store stands, nothing but the fingerprints; with overwrite one read of it, about 3 GB/s. Else a
+        read of labels, sparse features and edge values before all other work.
     """
     root = Path(root)
+    if made_from(root) != fingerprint:  # before the partitioning, which may take long, and before a folder is made
+        rows = (dataset.features, dataset.labels, dataset.edge_weight, dataset.edge_features)
+        check_values(*rows, finite=writer_options.get("check_finite", True))
     root.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{root}.prepare.lock"):
         check_is_store(root)
@@ -153,6 +159,17 @@ def standing_parts(root: str | os.PathLike, fingerprint: Callable[[int], str], e
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return num_parts if isinstance(num_parts, int) and _is_own(root, expected(num_parts)) else None
+
+
+def standing_arcs(root: str | os.PathLike, fingerprint: str) -> int | None:
+    """Return the number of arcs of the store at root where it was made from this input, else None."""
+    if made_from(root) != fingerprint:
+        return None
+    try:
+        num_arcs = read_manifest(Path(root))["num_arcs"]
+    except (PartitionStoreError, OSError, ValueError, KeyError, TypeError):
+        return None
+    return num_arcs if isinstance(num_arcs, int) else None
 
 
 def partitioning_facts(root: str | os.PathLike) -> dict:

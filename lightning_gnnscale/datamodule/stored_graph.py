@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from ..dataset import GraphDataset
 from ..errors import PartitionStoreError, StrategyError, check_count
 from ..partition_store import PartitionStore
 from ..partitioner import Partitioning, partition
+from ..partitioner.graph_access.layout import lists_both_ways
 from ..planner import Plan, plan
 from .partitioner_identity import describe_partitioner
 from .preparation import (
@@ -18,6 +20,7 @@ from .preparation import (
     partitioning_facts,
     preparation_fingerprint,
     prepare_store,
+    standing_arcs,
     standing_parts,
 )
 
@@ -32,7 +35,7 @@ class StoredGraphDataModule(L.LightningDataModule):
         store: folder of a partition store, or an open one.
         root: folder that the store is written to; skipped where the same one stands.
         dataset: a `GraphDataset`; instead of `stream`, `features`, `labels`, `masks`.
-        stream, features, labels, masks, edge_weight: see `write_partition_store`.
+        stream, features, labels, masks, edge_weight, edge_features: see `write_partition_store`.
         partitioner: name of a method, or a callable (stream, num_parts, seed, masks, progress) -> Partitioning.
         num_parts: parts; "auto" asks the planner.
         planner: callable with the arguments of `gs.plan`, for "auto"; it may carry memory sizes.
@@ -65,12 +68,14 @@ class StoredGraphDataModule(L.LightningDataModule):
         overwrite: bool,
         progress: Callable[[str, int, int | None], None] | None,
         pack_halo: bool = False,
+        edge_features=None,
     ):
         super().__init__()
         if num_parts != "auto":
             check_count("num_parts", num_parts)
         if stream is not None:
-            dataset = GraphDataset("graph", stream, features, labels, masks or {}, edge_weight=edge_weight)
+            edges = {"edge_weight": edge_weight, "edge_features": edge_features}
+            dataset = GraphDataset("graph", stream, features, labels, masks or {}, **edges)
         if (store is None) == (dataset is None):
             raise ValueError("give either store, or dataset (or stream) together with root")
         if dataset is not None and root is None:
@@ -84,6 +89,7 @@ class StoredGraphDataModule(L.LightningDataModule):
         self.seed, self.overwrite, self.progress, self.pack_halo = seed, overwrite, progress, pack_halo
         self.stored_features = True
         self._store: PartitionStore | None = None
+        self._both_ways: bool | None = None  # of a stream with layout "auto", once it has been read
 
     def prepare_data(self) -> None:
         """Partition and write the store; nothing to do where the same store stands."""
@@ -114,10 +120,11 @@ class StoredGraphDataModule(L.LightningDataModule):
         """Return the number of parts: as given; else that of a store of this input that stands; else the planner's."""
         if self.num_parts != "auto":
             return self.num_parts
-        standing = None
-        if self.dataset is not None:
-            standing = standing_parts(self.root, self.fingerprint, self._store_fingerprint)
+        standing = None if self.dataset is None else self._standing_parts()
         return self.make_plan().num_parts if standing is None else standing
+
+    def _standing_parts(self) -> int | None:
+        return standing_parts(self.root, self.fingerprint, self._store_fingerprint)
 
     def make_plan(self, num_devices: int | None = None, **options) -> Plan:
         """Return the plan for this graph.
@@ -125,16 +132,30 @@ class StoredGraphDataModule(L.LightningDataModule):
         Args:
             num_devices: None takes the Trainer's, or 1 without one.
             options: further arguments of `gs.plan` and `predict_training`; they go before the DataModule's own.
+
+        Cost: nothing is read but counts; where reverses are added to edges of layout "auto", and no store of this
+        input and number of parts stands, the edges once: those that are listed both ways are as many as will be stored.
         """
         devices = num_devices or self._rank_and_world()[1]
-        return self.planner(**{**self._sizes(), **self._batch_shape(), "num_devices": devices, **options})
+        made = self.planner(**{**self._sizes(), **self._batch_shape(), "num_devices": devices, **options})
+        return replace(made, edges_note=self._count_arcs()[1])
+
+    def check_trainer(self, trainer: L.Trainer) -> None:
+        """Refuse settings of a Trainer that cannot go with this DataModule, before a store is made; `setup` calls it.
+
+        Raises:
+            StrategyError: the message names the setting and the remedy.
+        """
 
     def setup(self, stage: str | None = None) -> None:
         """Open the store.
 
         Raises:
             PartitionStoreError: it has no features, and the model brings none.
+            StrategyError: the Trainer does not go with this DataModule.
         """
+        if stage == "fit" and self.trainer is not None:
+            self.check_trainer(self.trainer)
         inputs = getattr(getattr(self.trainer, "lightning_module", None), "inputs", None)
         if not self.stored_features and inputs is None:
             raise StrategyError("stored_features=False leaves batches without features, and the model has no inputs=")
@@ -196,20 +217,49 @@ class StoredGraphDataModule(L.LightningDataModule):
             return sizes | {
                 "num_nodes": self.store.num_nodes,
                 "num_edges": self.store.num_arcs,
-                "feature_bytes": 0 if table is None or table.is_sparse else table.array.nbytes,
+                "feature_bytes": 0 if table is None else table.nbytes,
+                "feature_row_bytes": 0.0 if table is None else table.batch_row_bytes,
             }
-        num_nodes, num_edges = self.dataset.stream.count()
-        twice = 2 if self.dataset.stream.to_undirected and self.dataset.stream.layout != "both_ways" else 1
+        num_arcs = self._count_arcs()[0]
         return {
             "num_parts": None if self.num_parts == "auto" else self.num_parts,
-            "num_nodes": num_nodes,
-            "num_edges": twice * num_edges,
+            "num_nodes": self.dataset.stream.count()[0],
+            "num_edges": num_arcs,
             "feature_bytes": self.dataset.feature_bytes,
             "feature_dim": self.dataset.feature_dim,
             "feature_row_bytes": self.dataset.batch_row_bytes,
         }
 
+    def _count_arcs(self) -> tuple[int, str]:
+        """Return the arcs that a store has, and how they were counted where that is not plain."""
+        if self.dataset is None:
+            return self.store.num_arcs, ""
+        num_parts = self._standing_parts() if self.num_parts == "auto" else self.num_parts
+        num_arcs = None if num_parts is None else standing_arcs(self.root, self.fingerprint(num_parts))
+        if num_arcs is not None:
+            return num_arcs, ""
+        stream = self.dataset.stream
+        if not stream.to_undirected:
+            return stream.count()[1], ""
+        layout = stream.layout
+        if layout == "auto":
+            if self._both_ways is None:
+                self._both_ways = lists_both_ways(stream)
+            layout = "both_ways" if self._both_ways else "auto"
+        num_edges = stream.count()[1]
+        if layout == "both_ways":
+            return num_edges, "both directions of each edge are listed"
+        return 2 * num_edges, "reverses added" if layout == "once" else "at most: reverses added, repeats to be dropped"
+
     def _partition(self, num_parts: int) -> Partitioning:
+        """Partition, and count in the figures the feature rows that a part loads."""
+        made = self._assign(num_parts)
+        num_nodes, feature_bytes = self.dataset.stream.num_nodes, self.dataset.feature_bytes
+        if made.quality is None or not num_nodes or made.quality.feature_bytes:
+            return made
+        return replace(made, quality=made.quality.with_feature_bytes(feature_bytes / num_nodes))
+
+    def _assign(self, num_parts: int) -> Partitioning:
         options: dict[str, Any] = {"num_parts": num_parts, "seed": self.seed, "masks": self.dataset.masks}
         if isinstance(self.partitioner, str):
             return partition(self.dataset.stream, method=self.partitioner, progress=self.progress, **options)

@@ -61,13 +61,13 @@ def part_targets(store: PartitionStore, sampler=None) -> dict[int, np.ndarray]:
     return targets
 
 
-def check_scope(scope: str, weights, sampler, store: PartitionStore) -> None:
+def check_scope(scope: str, weights, sampler) -> None:
     """Refuse what would train something else than it says, on every rank alike.
 
     Args:
         scope: "part" or "graph".
         weights: the strategy's weight policy, or None under another strategy.
-        sampler, store: of the loader.
+        sampler: of the loader.
 
     Raises:
         StrategyError: the message names the remedy.
@@ -89,6 +89,14 @@ def check_scope(scope: str, weights, sampler, store: PartitionStore) -> None:
             f'NeighborSampler and LayerwiseSampler, not of {type(sampler).__name__}: leave scope="auto", or use '
             "weights=ModelAveraging()"
         )
+
+
+def check_edge_weights(sampler, store: PartitionStore) -> None:
+    """Refuse a sampler that would drop the store's edge weights.
+
+    Raises:
+        StrategyError: the message names the remedy.
+    """
     if isinstance(sampler, SaintSampler) and store.edge_weight is not None:
         raise StrategyError(
             "SaintSampler weighs arcs by its own norms and would drop the store's edge weights: use NeighborSampler, "
@@ -234,6 +242,7 @@ def _shared(store: PartitionStore, sampler, options: LoaderOptions, features) ->
         "labels": store.labels,
         "masks": store.masks,
         "edge_weight": store.edge_weight,
+        "edge_features": store.edge_features,
         "batch_size": options.batch_size,
         "seed": options.seed,
         "num_threads": options.num_threads,

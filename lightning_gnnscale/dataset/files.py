@@ -48,8 +48,8 @@ def load_files(
         num_classes: None counts them in the labels.
         name: None takes the edge file's.
         relabel: ids in the edge file are any 64-bit integers or strings.
-        nodes: with relabel, .npy of (num_nodes,) ids: which node each row of the other files is about. Without it,
-            rows go by the first appearance of an id in the edges.
+        nodes: with relabel, .npy of (num_nodes,) ids: which node each row of the other files is about; features and
+            labels need it.
         reader: options of the edge reader, for example {"dtype": "int32"} for .bin.
         hold_out: edges held out as links, arguments of `hold_out_edges` by name, or None.
 

@@ -7,7 +7,8 @@ import numpy as np
 
 from ..edge_stream import EdgeStream
 from ..graph import MASK_NAMES
-from .checks import check_edge_values, check_sparse_features, checked_classes
+from ..partition_store.features import dense_batch_row_bytes, sparse_batch_row_bytes
+from .checks import checked_classes
 
 
 class CSRFeatures(NamedTuple):
@@ -30,6 +31,9 @@ class CSRFeatures(NamedTuple):
 class GraphDataset:
     """Edges as a stream, and per-node data in the order of the stream's ids.
 
+    A stream with `relabel=True` numbers its ids by first appearance: row i is about `np.asarray(stream.node_ids)[i]`.
+    Who gives rows must have looked: before the stream has been read once (`stream.count()`), rows are refused.
+
     Attributes:
         name: short, used in the names of folders.
         stream: the edges.
@@ -43,9 +47,10 @@ class GraphDataset:
         source: what identifies it beyond the stream, for fingerprints: plain values.
 
     Raises:
-        ValueError: a shape, or a value that would spoil training; dense features are checked while they are stored.
+        ValueError: a shape, rows whose order cannot be known yet, or labels that are no classes. Other values are
+            checked once, before they are stored.
 
-    Cost: one read of labels, sparse features and edge values, in blocks of 2^20 values.
+    Cost: one read of the classes.
     """
 
     name: str
@@ -65,11 +70,7 @@ class GraphDataset:
             raise ValueError(f"masks must be named {', '.join(MASK_NAMES)}; got {', '.join(unknown)}")
         if self.features is not None and len(self._feature_rows().shape) != 2:
             raise ValueError(f"features must have shape (num_nodes, dim), got {self._feature_rows().shape}")
-        if hasattr(self.features, "indptr"):
-            check_sparse_features(self.features)
-        for name in ("edge_weight", "edge_features"):
-            if getattr(self, name) is not None:
-                check_edge_values(name, getattr(self, name))
+        self._check_row_order()
         if self.labels is not None:
             if np.ndim(self.labels) == 2 and np.shape(self.labels)[1] == 1:
                 self.labels = np.asarray(self.labels)[:, 0]
@@ -99,9 +100,19 @@ class GraphDataset:
         if self.features is None:
             return 0.0
         if hasattr(self.features, "indptr"):
-            return 12.0 * len(self.features.indices) / max(self.features.shape[0], 1)
-        rows = self._feature_rows()
-        return float(self.feature_dim * (rows.dtype.itemsize + (0 if rows.dtype == np.float32 else 4)))
+            return sparse_batch_row_bytes(len(self.features.indices), self.features.shape[0])
+        return dense_batch_row_bytes(self.feature_dim, self._feature_rows().dtype)
+
+    def _check_row_order(self) -> None:
+        node_ids = getattr(self.stream, "node_ids", None)
+        given = [name for name in ("features", "labels") if getattr(self, name) is not None]
+        given += ["masks"] if self.masks else []
+        if given and node_ids is not None and not node_ids.complete:
+            raise ValueError(
+                f"{given[0]}: the stream's relabel=True numbers ids by first appearance and it has not been read, so "
+                "the rows could belong to any ids: call stream.count(), then place row i of your own at "
+                "stream.node_ids.index_of(ids)[i]"
+            )
 
     def _feature_rows(self):
         if isinstance(self.features, str) or hasattr(self.features, "__fspath__"):

@@ -37,7 +37,8 @@ def open_edge_stream(
         layout: "once", "both_ways", "directed", or "auto" (consumers find out).
         to_undirected, remove_self_loops: what consumers are to do; the stream yields the source's edges as they are.
         relabel: ids are arbitrary 64-bit integers or strings; they are numbered by first appearance, and
-            `stream.node_ids` keeps them.
+            `stream.node_ids` keeps them, whole once the stream was read (`stream.count()`). Rows of features and labels
+            are in that order: `stream.node_ids.index_of(ids)` says where each belongs.
         reader_options: of one kind of source. .bin: dtype="int32", bin_layout="pairs" | "columns". Text: separator,
             comment, header, src, dst, id_type. Parquet: src, dst.
 

@@ -31,6 +31,7 @@ class BatchBuilder:
         pool: memory of the batches.
         mask_names: masks that batches carry.
         edge_weight: (num_arcs,) stored weights in the store's arc order, or None.
+        edge_features: (num_arcs, dim) likewise, or None.
         return_e_id: give each batch the positions of its arcs in the store's arc arrays.
     """
 
@@ -42,9 +43,11 @@ class BatchBuilder:
         mask_names: tuple[str, ...] = MASK_NAMES,
         edge_weight: np.ndarray | None = None,
         return_e_id: bool = False,
+        edge_features: np.ndarray | None = None,
     ):
         self.sampler, self.features, self.pool = sampler, features, pool
         self.mask_names, self.edge_weight, self.return_e_id = mask_names, edge_weight, return_e_id
+        self.edge_features = edge_features
         self._spaces: SimpleQueue[Workspace] = SimpleQueue()
 
     def __getstate__(self) -> dict:
@@ -74,7 +77,7 @@ class BatchBuilder:
     @property
     def with_arcs(self) -> bool:
         """Whether a sampler is asked for the positions of arcs."""
-        return self.return_e_id or self.edge_weight is not None
+        return self.return_e_id or self.edge_weight is not None or self.edge_features is not None
 
     def assemble(self, staged: StagedPart, drawn: Subgraph, key: int, with_nodes: bool = True) -> MiniBatch:
         """Return the batch of a drawn subgraph, without its features.
@@ -98,6 +101,7 @@ class BatchBuilder:
             num_sampled_nodes=drawn.num_sampled_nodes,
             num_sampled_edges=drawn.num_sampled_edges,
             edge_weight=_tensor(weight),
+            edge_attr=_tensor(self._edge_attr(e_id)),
             averaging_weights=averaging,
             loss_weight=_tensor(drawn.loss_weight),
             e_id=_tensor(e_id) if self.return_e_id else None,
@@ -164,6 +168,13 @@ class BatchBuilder:
             data["y"] = torch.from_numpy(gather_rows(staged.labels, local, out))
         return data
 
+    def _edge_attr(self, e_id: np.ndarray | None) -> np.ndarray | None:
+        """Return the (num_arcs, dim) stored features of arcs, in pooled memory."""
+        if self.edge_features is None:
+            return None
+        table = self.edge_features
+        return gather_rows(table, e_id, self.pool.take((len(e_id), table.shape[1]), table.dtype))
+
     def _edge_weight(self, drawn: Subgraph, e_id: np.ndarray | None) -> tuple[np.ndarray | None, bool]:
         """Return the arcs' weights and whether they average: stored ones over the chance of the arc, or the sampler's.
 
@@ -183,8 +194,13 @@ def _arc_ids(graph, drawn: Subgraph) -> np.ndarray:
     """Return positions in the store's arc arrays.
 
     Raises:
-        ValueError: the part does not know them.
+        ValueError: the sampler did not give them, or the part does not know them.
     """
+    if drawn.e_id is None:
+        raise ValueError(
+            f"the sampler gave no e_id for part {graph.part}, by which stored edge weights and edge features are read: "
+            "fill Subgraph.e_id where return_e_id is true, or write the store without both"
+        )
     if isinstance(graph, WholeGraph):
         return drawn.e_id
     if graph.arc_id is None:

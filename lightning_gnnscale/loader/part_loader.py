@@ -40,7 +40,7 @@ class PartLoader:
         sampler: what a batch draws.
         labels: (num_nodes,) integers or (num_nodes, num_labels) in store order, or None.
         masks: name to (num_nodes,) bool in store order, or None.
-        edge_weight: (num_arcs,) in the store's arc order, or None.
+        edge_weight: (num_arcs,) in the store's arc order, or None. edge_features: (num_arcs, dim) likewise.
         batch_size: targets a batch, >= 1.
         seed: of order and draws.
         passes: passes over a part before the next one; the key's epoch is epoch * passes + pass.
@@ -59,7 +59,7 @@ class PartLoader:
         drop_last: leave out a part's last batch where it is short.
         return_e_id: give each batch its positions in the store's arc arrays.
         pool: memory of the batches; one of its own if None.
-        builder: makes the batches, in place of one that is made from features, masks, edge_weight and pool.
+        builder: makes the batches, in place of one that is made from features, masks, edge arrays and pool.
 
     Raises:
         ValueError: an argument is out of range.
@@ -76,6 +76,7 @@ class PartLoader:
         labels: np.ndarray | None = None,
         masks: Mapping[str, np.ndarray] | None = None,
         edge_weight: np.ndarray | None = None,
+        edge_features: np.ndarray | None = None,
         batch_size: int = 512,
         seed: int = 0,
         passes: int = 1,
@@ -123,7 +124,7 @@ class PartLoader:
         mask_names = tuple(name for name in MASK_NAMES if name in masks)
         self._stager = PartStager(load_part, targets, sampler, labels, masks, seed)
         self._builder = builder or BatchBuilder(
-            sampler, features, pool or BufferPool(), mask_names, edge_weight, return_e_id
+            sampler, features, pool or BufferPool(), mask_names, edge_weight, return_e_id, edge_features
         )
         self._make_source = source or partial(LocalSource, num_threads=num_threads)
         self._source = self._new_source()

@@ -14,7 +14,7 @@ from .row_arcs import prepared_rows
 
 BATCH_ARGUMENTS = ("edge_weight", "degree", "indptr", "num_sampled_nodes")
 MAKE_OPTIMIZER = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-MAKE_SCHEDULER = Callable[[torch.optim.Optimizer], Any]
+MAKE_SCHEDULER = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
 class BackboneModule(TakesInputs):

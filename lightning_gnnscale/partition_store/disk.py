@@ -39,7 +39,8 @@ def disk_bytes(inputs: StoreInputs, edge_cut_ratio: float = 1.0) -> int:
     halo = int(num_arcs * edge_cut_ratio) * (4 + edge_id) + min(
         int(num_arcs * edge_cut_ratio), inputs.num_nodes * max(0, inputs.num_parts - 1)
     ) * (ids + 12)
-    rows = num_arcs * (ids + per_arc) + 8 * inputs.num_nodes
+    degree = 4 if inputs.edge_weight is not None else 0
+    rows = num_arcs * (ids + per_arc) + (8 + degree) * inputs.num_nodes
     tables = inputs.num_nodes * (2 * ids + 8 + len(inputs.masks)) + _nbytes(inputs.features) + _nbytes(inputs.labels)
     return tables + rows + cross + max(runs, halo)
 

@@ -44,6 +44,16 @@ class DenseFeatures:
     def dtype(self) -> np.dtype:
         return self.array.dtype
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk."""
+        return self.array.nbytes
+
+    @property
+    def batch_row_bytes(self) -> float:
+        """Bytes of one row in a batch, see `dense_batch_row_bytes`."""
+        return dense_batch_row_bytes(self.dim, self.dtype)
+
     def gather(self, nodes: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Copy rows.
 
@@ -113,6 +123,16 @@ class CSRFeatures:
     def dtype(self) -> np.dtype:
         return self.data.dtype
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk."""
+        return self.indptr.nbytes + self.indices.nbytes + self.data.nbytes
+
+    @property
+    def batch_row_bytes(self) -> float:
+        """Bytes of one row in a batch, see `sparse_batch_row_bytes`."""
+        return sparse_batch_row_bytes(len(self.indices), self.num_rows)
+
     def gather(self, nodes: np.ndarray) -> SparseRows:
         """Copy rows; nodes: (num,) integers in [0, num_rows). The values come as stored, bit for bit."""
         nodes = checked_rows(nodes, self.num_rows)
@@ -122,6 +142,16 @@ class CSRFeatures:
         data = np.empty(indptr[-1], self.data.dtype)
         copy_sparse_rows(self.indptr, self.indices, as_bits(self.data), nodes, indptr, indices, as_bits(data))
         return SparseRows(indptr, indices, data, self.dim)
+
+
+def dense_batch_row_bytes(dim: int, dtype: np.dtype) -> float:
+    """Return the bytes of one dense row in a batch: the stored dtype and its float32 copy."""
+    return float(dim * (dtype.itemsize + (0 if dtype == np.float32 else 4)))
+
+
+def sparse_batch_row_bytes(num_values: int, num_rows: int) -> float:
+    """Return the mean bytes of one sparse row in a batch: its nonzeros, 12 bytes each."""
+    return 12.0 * num_values / max(num_rows, 1)
 
 
 def stack_rows(blocks: Sequence[SparseRows]) -> SparseRows:
@@ -158,16 +188,6 @@ def as_bits(values: np.ndarray) -> np.ndarray:
     if values.dtype.itemsize not in (1, 2, 4, 8):
         raise ValueError(f"sparse values must have 1, 2, 4 or 8 bytes each, got {values.dtype}")
     return values.view(np.dtype(f"u{values.dtype.itemsize}"))
-
-
-@kernel
-def add_rows(indptr, values, out):
-    """Sum the values of each row into out (num_rows,), in float64."""
-    for row in range(len(out)):
-        total = 0.0
-        for i in range(indptr[row], indptr[row + 1]):
-            total += values[i]
-        out[row] = total
 
 
 @kernel

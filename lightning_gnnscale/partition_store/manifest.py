@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import PartitionStoreError
 from .array_file import HEADER_BYTES, checksum, little_endian
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 REMEDY = "write the store again with overwrite=True, or restore the file"
 SOURCE = "source.json"  # the fingerprint of the input: apart, since it tells files apart that hold the same graph

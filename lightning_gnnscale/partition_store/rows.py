@@ -38,6 +38,9 @@ class RowWriter:
             if source is not None:
                 dtype = np.float32 if name == "edge_weight" else source.dtype
                 self.arc_files.append((journal.open_file(STEP, f"{name}.npy", dtype, source.shape[1:]), source))
+        self.weighted_degree = None
+        if inputs.edge_weight is not None:
+            self.weighted_degree = journal.open_file(STEP, "weighted_degree.npy", np.float32)
         columns = [("cross_node.npy", nodes), ("cross_core.npy", np.dtype(np.int32))]
         if inputs.carries_edge_ids:
             columns.append(("cross_arc.npy", np.dtype(np.int64)))
@@ -59,10 +62,16 @@ class RowWriter:
         self._write_cross(first_row, offsets, src, base)
         self.indptr.append(offsets[1:] + base)
         self.indices.append(src)
+        weight_sums = np.zeros(len(offsets) - 1)
         for file, source in self.arc_files:
             step = max(1, _ARC_BLOCK_BYTES // max(1, file.row_bytes))
             for begin in range(0, len(edge), step):
-                file.append(np.take(source, edge[begin : begin + step], axis=0))
+                values = np.take(source, edge[begin : begin + step], axis=0).astype(file.dtype, copy=False)
+                file.append(values)
+                if source is self.inputs.edge_weight:
+                    _add_arcs(offsets, begin, values, weight_sums)
+        if self.weighted_degree is not None:
+            self.weighted_degree.append(weight_sums.astype(np.float32))
         return src.nbytes + sum(len(src) * file.row_bytes for file, _ in self.arc_files)
 
     def _write_cross(self, first_row: int, offsets: np.ndarray, src: np.ndarray, base: int) -> None:
@@ -78,7 +87,8 @@ class RowWriter:
     @property
     def files(self) -> list[ArrayFile]:
         """What stays in the store."""
-        return [self.indptr, self.indices, *(file for file, _ in self.arc_files)]
+        degree = [] if self.weighted_degree is None else [self.weighted_degree]
+        return [self.indptr, self.indices, *(file for file, _ in self.arc_files), *degree]
 
     def note(self, next_bucket: int) -> None:
         """Write a journal line."""
@@ -193,6 +203,16 @@ def part_slots(part_offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     shift = max(0, num_nodes.bit_length() - _SLOT_BITS)
     slots = np.searchsorted(part_offsets, np.arange(0, num_nodes + 1, 1 << shift), side="right") - 1
     return part_offsets, slots, shift
+
+
+@kernel
+def _add_arcs(offsets, begin, values, sums):
+    """Add the values of the arcs from `begin` on to the sums (num_rows,) float64 of their rows."""
+    end, row = begin + len(values), np.searchsorted(offsets, begin, side="right") - 1
+    while row < len(sums) and offsets[row] < end:
+        for i in range(max(begin, offsets[row]), min(end, offsets[row + 1])):
+            sums[row] += values[i - begin]
+        row += 1
 
 
 @kernel

@@ -24,6 +24,7 @@ from .publish import check_partial, finish_publishing, publish, stands
 from .reader import PartitionStore
 from .relabel import StoreIds, relabel
 from .rows import drop_cross, write_rows
+from .values import check_values
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -55,7 +56,8 @@ def write_partition_store(
             its `remove_self_loops` drops self-loops, its `node_ids` are kept as the user's ids.
         p: Partitioning, or anything with `part_id` (num_nodes,) and `num_parts`.
         features: (num_nodes, dim) array, memmap or .npy path of any number dtype; a scipy CSR matrix; or
-            (indptr, indices, data, shape). All per-node arrays are in original order.
+            (indptr, indices, data, shape). All per-node arrays are in original order: with `node_ids`, row i is about
+            `np.asarray(stream.node_ids)[i]`, the ids by first appearance, which nothing here can check.
         labels: (num_nodes,) classes, -1 (or NaN) unknown; or (num_nodes, num_labels).
         masks: name to (num_nodes,) bool.
         edge_weight: (num_edges,) by source edge id. edge_features: (num_edges, dim) by source edge id.
@@ -65,22 +67,25 @@ def write_partition_store(
         pack_halo: also store the feature rows of each halo beside it, so that a part loads with sequential reads.
         budget: buffer sizes.
         lock_timeout_s: how long to wait for another writer of the same root.
-        check_finite: refuse features with NaN or infinities; False stores every bit pattern.
+        check_finite: refuse features and edge values with NaN or infinities; False stores every bit pattern.
 
     Returns:
         PartitionStore, opened.
 
     Raises:
-        ValueError: an argument does not fit the graph.
+        ValueError: an argument does not fit the graph, or a value would spoil training.
         PartitionStoreError: another store, an unfinished one of other input, or another writer is at `root`; or the
             disk is too small. The message says how to go on.
 
-    Cost: one pass over the edges (one more if the stream is not counted yet), and per part one sequential pass over
-        what it owns; memory O(num_nodes) plus the buffers of `budget`; scratch disk of about two times the arcs.
+    Cost: one pass over the edges (one more if the stream is not counted yet), one more over labels and edge values,
+        and per part one sequential pass over what it owns; memory O(num_nodes) plus the buffers of `budget`; scratch
+        disk of about two times the arcs.
     """
     root = Path(root).absolute()
     budget = budget or WriteBudget()
     inputs = check_inputs(stream, p, features, labels, masks, edge_weight, edge_features, pack_halo)
+    # Features, sparse ones too, are checked while they are stored.
+    check_values(None, inputs.labels, inputs.edge_weight, inputs.edge_features, check_finite)
     source = {"fingerprint": inputs.fingerprint(), "part_id_crc32": zlib.crc32(inputs.part_id)}
     root.parent.mkdir(parents=True, exist_ok=True)
     with writer_lock(root, lock_timeout_s), stage("partition_store", root=str(root)):
@@ -167,10 +172,7 @@ def _stored_labels(labels: np.ndarray) -> np.ndarray:
         return labels.astype(np.float32)
     if labels.dtype.kind != "f":
         return labels.astype(np.int64)
-    known = np.where(np.isnan(labels), -1, labels)
-    if (known != np.round(known)).any():
-        raise ValueError("labels must be whole numbers (or NaN for unknown), got fractions")
-    return known.astype(np.int64)
+    return np.where(np.isnan(labels), -1, labels).astype(np.int64)
 
 
 def _map_csc(journal: Journal, inputs: StoreInputs) -> CSC:

@@ -1,7 +1,7 @@
 """How good a partition is: cut, replication and balances, from k passes over the stream for k halo hops."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -56,6 +56,16 @@ class PartitionQuality:
     components_per_part: list[int] = field(default_factory=list)
     feature_bytes: float = 0
     bytes_per_part: list[int] = field(default_factory=list)
+
+    def with_feature_bytes(self, feature_bytes: float) -> "PartitionQuality":
+        """Return the same figures with feature rows of this many bytes (a mean where rows are sparse, >= 0)."""
+        check_number("feature_bytes", feature_bytes, at_least=0)
+        if not self.bytes_per_part:  # not counted
+            return replace(self, feature_bytes=feature_bytes)
+        needed = np.add(self.nodes_per_part, self.halo_per_part)
+        added = np.ceil(needed * feature_bytes) - np.ceil(needed * self.feature_bytes)
+        with_rows = (np.asarray(self.bytes_per_part) + added).astype(np.int64).tolist()
+        return replace(self, feature_bytes=feature_bytes, bytes_per_part=with_rows)
 
 
 class _Counts(NamedTuple):

@@ -24,6 +24,7 @@ class Plan:
         host_peak_bytes: predicted peak of anonymous and shared memory on this host, by stage.
         device_peak_bytes: predicted peak of training on one device, beyond what a process holds before.
         halo_nodes_per_part: halo rows of the largest part, once partitioning has told them.
+        edges_note: how num_edges was arrived at, where that is not plain.
     """
 
     num_parts: int
@@ -39,6 +40,7 @@ class Plan:
     host_peak_bytes: dict[str, int] = field(default_factory=dict)
     device_peak_bytes: int = 0
     halo_nodes_per_part: int | None = None
+    edges_note: str = ""
 
     @property
     def total_bytes(self) -> int:
@@ -79,7 +81,7 @@ class Plan:
         """Return the (term, value) pairs that `explain` prints."""
         rows = [
             ("nodes", f"{self.num_nodes:,}"),
-            ("edges as stored", f"{self.num_edges:,}"),
+            ("edges as stored", f"{self.num_edges:,}" + (f" ({self.edges_note})" if self.edges_note else "")),
             ("CSC", format_bytes(self.csc_bytes)),
             ("features", format_bytes(self.feature_bytes)),
             ("S = CSC + features", format_bytes(self.total_bytes)),

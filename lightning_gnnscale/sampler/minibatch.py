@@ -80,6 +80,8 @@ class MiniBatch:
             follows from them (`src_index`, `dst_pos_index`, `dst_neg_index`) are there too.
         negatives: (num_pairs, num_negatives) int64 positions of false other ends of pairs[0], or (1, num_negatives)
             where all pairs share them, or None.
+        edge_attr: (num_arcs, dim) features of the arcs in the order of edge_index, of the stored dtype, or None where
+            the store has none. An arc that was added as the reverse of an edge has that edge's.
     """
 
     n_id: Tensor
@@ -103,6 +105,7 @@ class MiniBatch:
     averaging_weights: bool = False
     pairs: Tensor | None = None
     negatives: Tensor | None = None
+    edge_attr: Tensor | None = None
 
     @property
     def x(self) -> Tensor | None:

@@ -1,6 +1,6 @@
 """What a sampler draws, before features and labels: a small graph over the local ids of its part."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -52,7 +52,10 @@ class Subgraph(NamedTuple):
 
 
 class BatchSampler(Protocol):
-    """What the loader asks of a sampler. A sampler is a plain value: what it learns of a part is a state of its own."""
+    """What the loader asks of a sampler. A sampler is a plain value: what it learns of a part is a state of its own.
+
+    LightningCLI takes a class for it whose methods are annotated as these are; another type may stand for Any.
+    """
 
     @property
     def direction(self) -> str:
@@ -70,7 +73,7 @@ class BatchSampler(Protocol):
             seed: of the run.
         """
 
-    def items(self, state: Any, batch_size: int, drop_last: bool, order_key: int | None) -> Sequence[np.ndarray]:
+    def items(self, state: Any, batch_size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
         """Return what each batch of a pass starts from; `order_key` None keeps the natural order."""
 
     def draw(

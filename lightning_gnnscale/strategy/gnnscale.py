@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import lightning.pytorch as pl
@@ -104,6 +105,15 @@ class GNNScaleStrategy(DDPStrategy):
     def handles_gradient_accumulation(self) -> bool:
         return self.weights.handles_gradient_accumulation
 
+    def check_trainer(self, trainer: pl.Trainer) -> None:
+        """Refuse settings of a Trainer that the policies cannot go with, before there is a model or data.
+
+        Raises:
+            StrategyError: the message names the argument and the remedy.
+        """
+        self.weights.check_trainer(trainer)
+        self.exchange.check_trainer(trainer)
+
     def setup(self, trainer: pl.Trainer) -> None:
         fitting = trainer.state.fn == TrainerFn.FITTING
         if fitting:
@@ -176,10 +186,11 @@ class GNNScaleStrategy(DDPStrategy):
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any], model: torch.nn.Module | None = None, **kwargs: Any
     ) -> Any:
-        def step(optimizer: Optimizer, closure: Callable[[], Any]) -> Any:
-            return super(GNNScaleStrategy, self).optimizer_step(optimizer, closure, model, **kwargs)
+        return self.weights.optimizer_step(optimizer, closure, partial(self.take_step, model=model, **kwargs))
 
-        return self.weights.optimizer_step(optimizer, closure, step)
+    def take_step(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        """Compute gradients, clip them and change the weights, whatever the policy makes of the batch."""
+        return super().optimizer_step(optimizer, closure, **kwargs)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         self.weights.publish()

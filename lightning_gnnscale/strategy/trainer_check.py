@@ -32,9 +32,23 @@ def check_model_averaging(trainer: pl.Trainer) -> None:
     Raises:
         StrategyError: the message names the argument and the remedy.
     """
+    check_rounds(trainer)
+    if trainer.limit_train_batches != 1.0 and not trainer.fast_dev_run:
+        rank_zero_warn(
+            f"Trainer(limit_train_batches={trainer.limit_train_batches}) ends an epoch before a rank's last parts, "
+            "which are then not trained and weigh nothing. To try a run out use fast_dev_run."
+        )
+    _check_parts(trainer)
+
+
+def check_rounds(trainer: pl.Trainer) -> None:
+    """Refuse settings of a Trainer that would cut rounds short; the Trainer alone is looked at.
+
+    Raises:
+        StrategyError: the message names the argument and the remedy.
+    """
     _check_limits(trainer)
     _check_checkpoints(trainer)
-    _check_parts(trainer)
 
 
 def _check_limits(trainer: pl.Trainer) -> None:
@@ -60,11 +74,6 @@ def _check_limits(trainer: pl.Trainer) -> None:
         raise StrategyError(
             "Trainer(check_val_every_n_epoch=None) counts validation in batches: give a number of epochs"
         )
-    if trainer.limit_train_batches != 1.0 and not trainer.fast_dev_run:
-        rank_zero_warn(
-            f"Trainer(limit_train_batches={trainer.limit_train_batches}) ends an epoch before a rank's last parts, "
-            "which are then not trained and weigh nothing. To try a run out use fast_dev_run."
-        )
     if trainer.strategy._layer_sync is not None:
         raise StrategyError(
             "Trainer(sync_batchnorm=True) makes ranks wait for each other in every batch, and they have different "
@@ -82,7 +91,10 @@ def _check_checkpoints(trainer: pl.Trainer) -> None:
             given = "train_time_interval"
         else:
             continue
-        raise StrategyError(f"ModelCheckpoint({given}) saves inside a round: use every_n_epochs")
+        raise StrategyError(
+            f"ModelCheckpoint({given}) saves inside a round, at steps that differ between ranks: use every_n_epochs, "
+            "or a callback that calls trainer.save_checkpoint at the same batch_idx on every rank"
+        )
 
 
 def _check_parts(trainer: pl.Trainer) -> None:

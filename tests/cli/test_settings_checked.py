@@ -94,6 +94,34 @@ def test_training_refuses_before_the_store_is_made(capsys, words, parts):
         assert part in line
 
 
+FULL_GRAPH = ["datamodule=full_graph", "strategy/weights=gradient_averaging"]
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["+trainer.max_steps=10"], ["Trainer(max_steps=10) stops inside a round", "use max_epochs"]),
+        (["+trainer.val_check_interval=0.5"], ["Trainer(val_check_interval=0.5) validates inside a round"]),
+        (["trainer.check_val_every_n_epoch=null"], ["Trainer(check_val_every_n_epoch=None) counts validation"]),
+        (["+trainer.max_time=00:00:10:00"], ["Trainer(max_time=...) stops inside a round"]),
+        (["+trainer.sync_batchnorm=true", "trainer.devices=2"], ["Trainer(sync_batchnorm=True) makes ranks wait"]),
+        (["+callbacks.checkpoint.every_n_train_steps=5"], ["ModelCheckpoint(every_n_train_steps=5) saves inside"]),
+        ([*FULL_GRAPH, "+trainer.accumulate_grad_batches=2"], ["Trainer(accumulate_grad_batches=2)", "leave it at 1"]),
+        ([*FULL_GRAPH, "strategy/exchange=halo", "+trainer.precision=bf16-mixed"],
+         ["HaloExchange sends rows of float32", "bf16-mixed"]),
+        (["datamodule.scope=graph"], ['scope="graph" gives ModelAveraging batches that belong to no part']),
+        (["strategy/weights=gradient_averaging", "datamodule.scope=part", "sampler=saint"],
+         ["GradientAveraging needs as many batches on every rank"]),
+    ],
+)  # fmt: skip
+def test_what_the_strategy_refuses_is_refused_before_the_store_is_made(capsys, words, parts):
+    words_of_a_sampler = "sampler=saint" in words or "datamodule=full_graph" in words
+    tiny = [word for word in TINY if not (words_of_a_sampler and word.startswith("sampler."))]
+    line = refused_early(capsys, "train", *tiny, *words)
+    for part in parts:
+        assert part in line
+
+
 @pytest.mark.parametrize("command", ["plan", "partition"])
 @pytest.mark.parametrize("devices", ["auto", "[]", "0", "-1"])
 def test_a_plan_needs_a_number_of_devices(capsys, command, devices):

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.loader import PartLoader, core_targets
+from lightning_gnnscale.dataset import CSRFeatures
 
-BITS_GONE = 0xFF
+BITS_GONE = 0xFF  # NaN, -1, or true: as a label it is unknown, so that no node of another part is trained on
 
 
 def take_away(root, part: int, target) -> gs.PartitionStore:
@@ -22,18 +22,26 @@ def take_away(root, part: int, target) -> gs.PartitionStore:
     owned[start:stop] = True
     listed = owned.copy()
     listed[store.halo(part)] = True
-    keep = dict.fromkeys(("features", "labels", "mask_train", "mask_val", "mask_test"), listed)
-    if "halo_features" in store.manifest["files"]:
-        keep["features"] = owned  # rows of the halo are packed beside the part
+    keep = dict.fromkeys(("labels", "mask_train", "mask_val", "mask_test"), listed)
+    if store.features.is_sparse:
+        values = np.repeat(listed, np.diff(np.load(root / "features_indptr.npy")))
+        keep |= {"features_indptr": _bounds(listed), "features_indices": values, "features_data": values}
+    else:
+        keep["features"] = owned if "halo_features" in store.manifest["files"] else listed  # else packed beside it
     keep["csc_indices"] = np.repeat(owned, np.diff(store.csc.indptr))
-    keep["csc_indptr"] = _bounds(owned)
+    keep["csc_indptr"] = _bounds(listed)
+    keep["weighted_degree"] = listed
     halo_offsets, halo_indptr = np.load(root / "halo_offsets.npy"), np.load(root / "halo_indptr.npy")
     halo = np.zeros(halo_offsets[-1], bool)
     halo[halo_offsets[part] : halo_offsets[part + 1]] = True
     keep |= {"halo_nodes": halo, "halo_degree": halo, "halo_indptr": _bounds(halo)}
     if "halo_features" in store.manifest["files"]:
         keep["halo_features"] = halo
-    keep["halo_indices"] = np.repeat(halo, np.diff(halo_indptr))
+    keep["halo_indices"] = keep["halo_arc"] = np.repeat(halo, np.diff(halo_indptr))
+    keep["edge_weight"] = keep["csc_indices"].copy()  # of arcs to its nodes, and those to halo nodes that it lists
+    keep["edge_weight"][np.load(root / "halo_arc.npy")[keep["halo_arc"]]] = True
+    whole = {"halo_offsets", "original_nid", "part_offsets", "store_nid"}
+    assert set(store.manifest["files"]) == whole | keep.keys()
     for name, kept in keep.items():
         array = np.lib.format.open_memmap(target / f"{name}.npy", mode="r+")
         assert not kept.all(), f"{name}: nothing to take away, so this would show nothing"
@@ -47,50 +55,65 @@ def _bounds(rows: np.ndarray) -> np.ndarray:
     return np.append(rows, False) | np.insert(rows, 0, False)
 
 
-def train_part(store: gs.PartitionStore, part: int, hops: int = 1) -> torch.Tensor:
-    """Train a part by itself for three epochs and return all weights as one vector."""
-    loader = PartLoader(
-        [part],
-        lambda p: store.load_part(p, hops),
-        store.part_features,
-        {part: core_targets(store.masks["train"], store.part_offsets, part)},
-        gs.NeighborSampler([4, 3]),
-        labels=store.labels,
-        masks=store.masks,
-        batch_size=24,
-        seed=3,
-    )
+@pytest.fixture(scope="module")
+def roots(dataset, tmp_path_factory):
+    """Make a store with edge weights that trains on one part's nodes alone."""
+    folder, made = tmp_path_factory.mktemp("stores"), {}
+    parts = gs.partition(dataset.stream, "random", num_parts=4, seed=1)
+    _, num_edges = dataset.stream.count()
+    weight = np.random.default_rng(0).uniform(0.5, 2, num_edges).astype(np.float32)
+    row, column = np.nonzero(dataset.features > 0.5)
+    indptr = np.searchsorted(row, np.arange(len(dataset.features) + 1))
+    sparse = CSRFeatures(indptr, column.astype(np.int32), dataset.features[row, column], dataset.features.shape)
+    tables = {"dense": dataset.features, "sparse": sparse}
+
+    def make(features: str, part: int):
+        kind, _, packed = features.partition(" ")
+        root = folder / f"{kind}{packed}{part}"
+        if root not in made:
+            masks = {**dataset.masks, "train": dataset.masks["train"] & (parts.part_id == part)}
+            arrays = {"features": tables[kind], "labels": dataset.labels, "masks": masks, "edge_weight": weight}
+            made[root] = gs.write_partition_store(root, dataset.stream, parts, **arrays, pack_halo=bool(packed))
+        return root
+
+    return make
+
+
+def train_part(store: gs.PartitionStore, mode: str, **options) -> torch.Tensor:
+    """Train the part that has training nodes for three epochs and return all weights as one vector."""
+    sampler = gs.NeighborSampler([4, 3]) if mode == "mini_batch" else None
+    dm = gs.PartitionDataModule(store=store, mode=mode, sampler=sampler, batch_size=24, seed=3, **options)
     torch.manual_seed(0)
     model = gs.NodeClassifier(gs.model.GCN(store.features.dim, 16, 8, num_layers=2), lr=0.01)
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    torch.manual_seed(1)
-    L.Trainer(accelerator="cpu", devices=1, max_epochs=3, **quiet).fit(model, loader)
-    return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    untrained = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    quiet = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "limit_val_batches"), False
+    )
+    L.Trainer(accelerator="cpu", devices=1, strategy="gnnscale", max_epochs=3, **quiet).fit(model, dm)
+    trained = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    assert not torch.equal(trained, untrained)
+    return trained
 
 
-@pytest.fixture(scope="module")
-def packed_root(dataset, tmp_path_factory):
-    """The store of `store_root`, with packed halo rows."""
-    root = tmp_path_factory.mktemp("packed") / "small"
-    options = {"dataset": dataset, "num_parts": 4, "seed": 1, "partitioner": "random"}
-    gs.PartitionDataModule(root=root, pack_halo=True, **options).prepare_data()
-    return root
-
-
-@pytest.mark.parametrize("part", [0, 3])
-@pytest.mark.parametrize("root", ["store_root", "packed_root"])
-def test_a_part_trains_to_the_same_bits_without_the_rest(store_root, root, request, tmp_path, part):
-    expected = train_part(gs.PartitionStore.open(store_root), part)
-    found = train_part(take_away(request.getfixturevalue(root), part, tmp_path / "alone"), part)
+@pytest.mark.parametrize(
+    ("features", "mode", "part"),
+    [
+        ("dense", "mini_batch", 0),
+        ("dense", "full_batch", 0),
+        ("dense packed", "mini_batch", 3),
+        ("dense packed", "full_batch", 3),
+        ("sparse", "mini_batch", 3),
+        ("sparse", "full_batch", 3),
+    ],
+)
+def test_a_part_trains_to_the_same_bits_without_the_rest(roots, tmp_path, features, mode, part):
+    root = roots(features, part)
+    expected = train_part(gs.PartitionStore.open(root), mode)
+    found = train_part(take_away(root, part, tmp_path / "alone"), mode)
     assert torch.isfinite(expected).all()
     assert torch.equal(expected, found)
 
 
-def test_no_halo_differs(store_root):
-    store = gs.PartitionStore.open(store_root)
-    assert not torch.equal(train_part(store, 0, hops=1), train_part(store, 0, hops=0))
+def test_no_halo_differs(roots):
+    store = gs.PartitionStore.open(roots("dense", 0))
+    assert not torch.equal(train_part(store, "mini_batch"), train_part(store, "mini_batch", halo_hops=0))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import CSRFeatures, GraphDataset, generate, load_files, load_npz, load_pyg
 from lightning_gnnscale.edge_stream import open_edge_stream
 
@@ -165,6 +166,42 @@ def test_ids_of_any_kind_go_by_the_rows_that_name_them(tmp_path):
         load_files(**options, nodes=str(tmp_path / "few.npy"))
     with pytest.raises(ValueError, match="dataset.nodes goes with dataset.relabel=true"):
         load_files(**{**options, "relabel": False}, nodes=str(tmp_path / "nodes.npy"))
+
+
+ROWS = {
+    "features": np.eye(3, dtype=np.float32),
+    "labels": np.arange(3),
+    "masks": {"train": np.ones(3, bool)},
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_of_arbitrary_ids_are_refused_until_their_order_is_known(tmp_path, name):
+    def stream_of_names():
+        return open_edge_stream(np.array([[30, 10], [10, 20]]), relabel=True)
+
+    message = f"{name}: the stream's relabel=True numbers ids by first appearance and it has not been read"
+    with pytest.raises(ValueError, match=message):
+        GraphDataset("x", stream_of_names(), **{name: ROWS[name]})
+    with pytest.raises(ValueError, match=message):
+        gs.PartitionDataModule(root=tmp_path / "s", stream=stream_of_names(), **{name: ROWS[name]})
+    GraphDataset("x", stream_of_names(), edge_weight=np.ones(2))
+    stream = stream_of_names()
+    stream.count()
+    assert np.asarray(stream.node_ids).tolist() == [30, 10, 20]
+    GraphDataset("x", stream, **{name: ROWS[name]})
+
+
+def test_rows_placed_by_index_of_stand_at_their_ids(tmp_path):
+    ids, stream = np.array([10, 20, 30]), open_edge_stream(np.array([[30, 10], [10, 20]]), relabel=True)
+    stream.count()
+    features = np.empty((3, 1), np.float32)
+    features[stream.node_ids.index_of(ids)] = ids[:, None]
+    dm = gs.PartitionDataModule(
+        root=tmp_path / "s", stream=stream, features=features, partitioner="random", num_parts=2
+    )
+    dm.prepare_data()
+    assert np.array_equal(dm.store.user_ids(np.arange(3)), dm.store.features.array[:, 0])
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lightning_gnnscale.dataset import CSRFeatures, GraphDataset, checks, load_files, load_npz
+import lightning_gnnscale as gs
+from lightning_gnnscale.dataset import CSRFeatures, GraphDataset, load_files, load_npz
 from lightning_gnnscale.edge_stream import open_edge_stream
-from lightning_gnnscale.partition_store import write_partition_store
+from lightning_gnnscale.partition_store import values, write_partition_store
 
 NAN, INF = np.nan, np.inf
 
@@ -20,61 +21,90 @@ def sparse(data) -> CSRFeatures:
     return CSRFeatures(np.array([0, 2, 2, 3, 4]), np.array([5, 1, 7, 0], np.int32), np.array(data, np.float32), (4, 50))
 
 
+@pytest.fixture
+def prepare(tmp_path):
+    """Prepare a store of a data set, by a partitioner that fails the test where values were to be refused before."""
+
+    def prepared(num_nodes: int = 4, refused: bool = False, **arrays) -> gs.PartitionStore:
+        def partitioner(stream, num_parts, **options):
+            assert not refused, "partitioned, where a value was to be refused before"
+            return gs.partition(stream, "random", num_parts=num_parts, **options)
+
+        dataset = GraphDataset("x", stream(num_nodes), **arrays)
+        root = tmp_path / "stores" / str(len(list(tmp_path.glob("stores/*/*"))))
+        dm = gs.PartitionDataModule(root=root, dataset=dataset, partitioner=partitioner, num_parts=2)
+        dm.prepare_data()
+        return dm.store
+
+    return prepared
+
+
+@pytest.fixture
+def refuses(prepare, tmp_path):
+    """Expect a refusal before the partitioning, and nothing left behind."""
+
+    def refused(message: str, **arrays) -> None:
+        with pytest.raises(ValueError, match=message):
+            prepare(refused=True, **arrays)
+        assert not (tmp_path / "stores").exists()
+
+    return refused
+
+
 @pytest.fixture(params=[1, 2, 1 << 20])
 def block(request, monkeypatch):
-    monkeypatch.setattr(checks, "_BLOCK_VALUES", request.param)
+    monkeypatch.setattr(values, "_BLOCK_VALUES", request.param)
 
 
 @pytest.mark.parametrize(
     ("data", "place"),
     [([NAN, 1, 1, 1], "row 0, column 5 is nan"), ([1, 1, 1, -INF], "row 3, column 0 is -inf")],
 )
-def test_sparse_features_are_finite(block, data, place):
-    with pytest.raises(ValueError, match=f"features: {place}; give finite numbers"):
-        GraphDataset("x", stream(), features=sparse(data))
-    GraphDataset("x", stream(), features=sparse([3e38, 3e38, 3e38, -3e38]))
+def test_sparse_features_are_finite(block, refuses, prepare, data, place):
+    refuses(f"features: {place}; give finite numbers", features=sparse(data))
+    assert prepare(features=sparse([3e38, 3e38, 3e38, -3e38])).features.is_sparse
 
 
-def test_a_row_after_empty_ones_is_named(block):
+def test_a_row_after_empty_ones_is_named(block, refuses):
     features = CSRFeatures(np.array([0, 0, 0, 0, 1]), np.array([2], np.int32), np.array([INF]), (4, 3))
-    with pytest.raises(ValueError, match="features: row 3, column 2 is inf"):
-        GraphDataset("x", stream(), features=features)
+    refuses("features: row 3, column 2 is inf", features=features)
 
 
-def test_scipy_matrices_are_checked():
+def test_scipy_matrices_are_checked(refuses):
     scipy = pytest.importorskip("scipy.sparse")
-    with pytest.raises(ValueError, match="features: row 1, column 1 is nan"):
-        GraphDataset("x", stream(2), features=scipy.csr_matrix(np.diag([1.0, NAN])))
+    refuses("features: row 1, column 1 is nan", features=scipy.csr_matrix(np.diag([1.0, NAN, 1, 1])))
 
 
-def test_edge_weights_and_features_are_finite(block, tmp_path):
+def test_edge_weights_and_features_are_finite(block, refuses, prepare, tmp_path):
     np.save(tmp_path / "w.npy", np.array([1, 1, INF, 1], np.float16))
     for weight, told in [(np.array([1, NAN, 1, 1]), "edge 1 is nan"), (str(tmp_path / "w.npy"), "edge 2 is inf")]:
-        with pytest.raises(ValueError, match=f"edge_weight: {told}; give finite numbers"):
-            GraphDataset("x", stream(), edge_weight=weight)
+        refuses(f"edge_weight: {told}; give finite numbers", edge_weight=weight)
     rows = np.ones((4, 3))
     rows[3, 1] = NAN
-    with pytest.raises(ValueError, match="edge_features: edge 3, column 1 is nan"):
-        GraphDataset("x", stream(), edge_features=rows)
-    GraphDataset("x", stream(), edge_weight=np.arange(4), edge_features=np.ones((4, 0)))
+    refuses("edge_features: edge 3, column 1 is nan", edge_features=rows)
+    assert prepare(edge_weight=np.arange(4), edge_features=np.ones((4, 0))).edge_weight is not None
 
 
 @pytest.mark.parametrize("value", [NAN, 2, 0.5, -2, INF])
-def test_labels_of_several_a_node_are_0_1_or_unknown(block, value):
+def test_labels_of_several_a_node_are_0_1_or_unknown(block, refuses, value):
     labels = np.array([[0, 1, -1], [1, 1, 0], [0, value, 0], [0, 0, 0]])
-    with pytest.raises(ValueError, match=rf"labels .* must be 0, 1 or -1 .*, got {value:g}(\.0)? in row 2, column 1"):
-        GraphDataset("x", stream(), labels=labels)
+    refuses(rf"labels .* must be 0, 1 or -1 .*, got {value:g}(\.0)? in row 2, column 1", labels=labels)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, np.uint8, bool, np.int64])
-def test_labels_of_several_a_node_of_any_dtype(block, dtype):
-    dataset = GraphDataset("x", stream(), labels=np.eye(4, 3).astype(dtype))
+def test_labels_of_several_a_node_of_any_dtype(block, prepare, dtype):
+    labels = np.eye(4, 3).astype(dtype)
+    dataset = GraphDataset("x", stream(), labels=labels)
     assert (dataset.num_classes, dataset.multilabel) == (3, True)
+    store = prepare(labels=labels)
+    assert np.array_equal(store.labels, labels[store.original_nid])
 
 
 def test_labels_of_several_a_node_where_none_is_known_or_their_number_differs():
     with pytest.raises(ValueError, match="labels: no node has one"):
         GraphDataset("x", stream(), labels=np.full((4, 3), -1))
+    with pytest.raises(ValueError, match="labels of several a node must be 0, 1 or -1 .*, got nan in row 0, column 0"):
+        GraphDataset("x", stream(), labels=np.full((4, 3), NAN))
     with pytest.raises(ValueError, match="num_classes must be 3, the columns of the labels, or None; got 7"):
         GraphDataset("x", stream(), labels=np.zeros((4, 3)), num_classes=7)
 
@@ -106,9 +136,9 @@ def test_a_memory_map_is_read_in_blocks(monkeypatch, tmp_path):
     np.save(tmp_path / "w.npy", np.ones(1000, np.float32))
     largest = []
     isfinite = np.isfinite
-    monkeypatch.setattr(checks, "_BLOCK_VALUES", 64)
-    monkeypatch.setattr(checks.np, "isfinite", lambda rows: largest.append(rows.size) or isfinite(rows))
-    checks.check_edge_values("edge_weight", tmp_path / "w.npy")
+    monkeypatch.setattr(values, "_BLOCK_VALUES", 64)
+    monkeypatch.setattr(values.np, "isfinite", lambda rows: largest.append(rows.size) or isfinite(rows))
+    values.check_edge_values("edge_weight", tmp_path / "w.npy")
     assert sum(largest) == 1000 and max(largest) == 64
 
 
@@ -152,9 +182,9 @@ def test_options_that_are_not_by_name(files):
         load_files(files["edges"], hold_out=0.1)
 
 
-def write(folder, features):
+def write(folder, features=None, **arrays):
     halves = SimpleNamespace(part_id=np.array([0, 1, 0, 1], np.int32), num_parts=2)
-    return write_partition_store(folder, stream(), halves, features=features)
+    return write_partition_store(folder, stream(), halves, features=features, **arrays)
 
 
 @pytest.mark.parametrize("place", [0, 3])
@@ -164,6 +194,40 @@ def test_a_store_written_by_hand_has_finite_sparse_features(tmp_path, place):
     row, column = [(0, 5), None, None, (3, 0)][place]
     with pytest.raises(ValueError, match=f"features: row {row}, column {column} is nan; give finite numbers"):
         write(tmp_path / "store", sparse(data))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"edge_weight": np.array([1, 1, INF, 1])}, "edge_weight: edge 2 is inf; give finite numbers"),
+        ({"edge_features": np.array([[1, 1], [1, NAN], [1, 1], [1, 1]])}, "edge_features: edge 1, column 1 is nan"),
+        ({"labels": np.array([[0, 1], [1, -1], [0, 0], [7, 0]])}, "labels of several .*, got 7 in row 3, column 0"),
+        ({"labels": np.array([0, -2, 1, 1])}, "labels must be -1 .unknown. or a class from 0, got -2 in row 1"),
+        ({"labels": np.array([0, 1, INF, NAN])}, "labels must be whole numbers, .*, got inf in row 2"),
+    ],
+)
+def test_a_store_written_by_hand_has_values_to_learn_from(block, tmp_path, arrays, message):
+    with pytest.raises(ValueError, match=message):
+        write(tmp_path / "stores" / "x", **arrays)
+    assert not (tmp_path / "stores").exists()
+
+
+def test_every_bit_pattern_is_stored_on_request(tmp_path):
+    weight = np.array([1, NAN, INF, 1])
+    store = write(tmp_path / "store", edge_weight=weight, check_finite=False)
+    assert np.array_equal(np.sort(store.edge_weight), np.sort(weight), equal_nan=True)
+
+
+def test_values_are_read_when_the_store_is_made_alone(tmp_path, monkeypatch):
+    def prepare_once_more():
+        arrays = {"edge_weight": np.ones(4), "features": sparse([1, 1, 1, 1]), "labels": np.eye(4, 3)}
+        dataset = GraphDataset("x", stream(), **arrays)
+        gs.PartitionDataModule(root=tmp_path / "s", dataset=dataset, partitioner="random", num_parts=2).prepare_data()
+
+    prepare_once_more()
+    for name in ("check_edge_values", "check_sparse_features", "check_label_values"):
+        monkeypatch.setattr(values, name, None)
+    prepare_once_more()
 
 
 def test_finite_features_whose_sum_is_not_are_stored(tmp_path):

@@ -5,10 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
 from partition_stand_ins import Classifier, PartsData, make_trainer, train
 from processes import CONTEXT, launch
 
+import lightning_gnnscale as gs
 from lightning_gnnscale.strategy import ModelAveraging
 
 SCRIPT = """
@@ -85,3 +88,78 @@ def run_cli(folder):
 
 def test_lightning_cli_builds_the_strategy_from_a_class_path(tmp_path):
     assert launch(1, run_cli, tmp_path)[0] == (True, 2, 2)
+
+
+def write_store(root):
+    stream = gs.SyntheticGraph(60, 300, num_communities=3, seed=0).stream(to_undirected=True)
+    labels = np.arange(60) % 3
+    rows = {"features": np.random.default_rng(0).random((60, 4), np.float32), "labels": labels}
+    masks = {"train": np.ones(60, bool), "val": np.ones(60, bool)}
+    gs.write_partition_store(root, stream, gs.partition(stream, "random", num_parts=2), masks=masks, **rows)
+
+
+def run_cli_of_the_package(folder, sampler, scheduler):
+    from lightning.pytorch.cli import LightningCLI
+
+    write_store(f"{folder}/graph")
+    backbone = {"in_channels": 4, "hidden_channels": 8, "out_channels": 3, "num_layers": 2}
+    arguments = [
+        "fit",
+        f"--data.store={folder}/graph",
+        *sampler,
+        "--data.batch_size=20",
+        "--model.backbone=lightning_gnnscale.model.GraphSAGE",
+        *(f"--model.backbone.{name}={value}" for name, value in backbone.items()),
+        "--model.optimizer=torch.optim.SGD",
+        "--model.optimizer.lr=0.5",
+        *scheduler,
+        "--trainer.max_epochs=2",
+        "--trainer.accelerator=cpu",
+        "--trainer.devices=1",
+        "--trainer.logger=false",
+        "--trainer.enable_checkpointing=false",
+        "--trainer.enable_progress_bar=false",
+        f"--trainer.default_root_dir={folder}",
+    ]
+    options = {"save_config_callback": None, "seed_everything_default": 0}
+    cli = LightningCLI(gs.NodeClassifier, gs.PartitionDataModule, args=arguments, **options)
+    return repr(cli.datamodule.sampler), cli.trainer.optimizers[0].param_groups[0]["lr"], cli.trainer.current_epoch
+
+
+STEP = ["--model.scheduler=torch.optim.lr_scheduler.StepLR", "--model.scheduler.step_size=1"]
+PLATEAU = ["--model.scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau", "--model.scheduler.patience=5"]
+FANOUTS = ["--data.sampler=lightning_gnnscale.NeighborSampler", "--data.sampler.fanouts=[4,3]"]
+LAYERWISE = ["--data.sampler=lightning_gnnscale.LayerwiseSampler", "--data.sampler.nodes_per_layer=[9,8]"]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "scheduler", "expected", "lr"),
+    [
+        (FANOUTS, [*STEP, "--model.scheduler.gamma=0.5"], gs.NeighborSampler([4, 3]), 0.125),
+        (LAYERWISE, PLATEAU, gs.LayerwiseSampler([9, 8]), 0.5),
+    ],
+)
+def test_lightning_cli_takes_sampler_and_scheduler_by_class_path(tmp_path, sampler, scheduler, expected, lr):
+    assert launch(1, run_cli_of_the_package, tmp_path, sampler, scheduler)[0] == (repr(expected), lr, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sampler"),
+    [
+        (["SaintSampler", "kind=node", "budget=50"], gs.SaintSampler("node", budget=50)),
+        (["ClusterSampler", "num_clusters=7"], gs.ClusterSampler(7)),
+        (
+            ["LinkSampler", "sampler=lightning_gnnscale.NeighborSampler", "sampler.fanouts=[3]", "num_negatives=2"],
+            gs.LinkSampler(gs.NeighborSampler([3]), num_negatives=2),
+        ),
+    ],
+)
+def test_every_sampler_parses_on_the_command_line(arguments, sampler):
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser()
+    parser.add_class_arguments(gs.PartitionDataModule, "data", sub_configs=True)
+    name, *settings = arguments
+    given = [f"--data.sampler=lightning_gnnscale.{name}", *(f"--data.sampler.{setting}" for setting in settings)]
+    built = parser.parse_args(["--data.store=anywhere", *given])
+    assert parser.instantiate_classes(built).data.sampler == sampler

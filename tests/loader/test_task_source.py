@@ -67,6 +67,7 @@ def test_every_sampler_gives_the_batches_of_threads(name):
 @pytest.mark.parametrize("sampler", [HOPS, LINKS["edge, without pairs"], SAMPLERS["cluster"]])
 def test_features_weights_and_arcs_of_every_scheduling(settings, features, sampler):
     options = {"sampler": sampler, "features": features, "edge_weight": WEIGHT, "return_e_id": True}
+    options["edge_features"] = np.random.default_rng(1).random((len(WEIGHT), 3), np.float32)
     expected = make_loader(**options, num_threads=0)
     found = with_tasks(settings, **options)
     for epoch in range(2):

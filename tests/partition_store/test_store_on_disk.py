@@ -42,7 +42,7 @@ def test_missing_store(tmp_path):
 def test_wrong_version(store):
     manifest = json.loads((store.root / "manifest.json").read_text())
     (store.root / "manifest.json").write_text(json.dumps(manifest | {"format_version": 99}))
-    with pytest.raises(PartitionStoreError, match="format 99, this version reads 1") as error:
+    with pytest.raises(PartitionStoreError, match="format 99, this version reads 2") as error:
         PartitionStore.open(store.root)
     one_line(error)
     (store.root / "manifest.json").write_text("{")
@@ -147,9 +147,9 @@ def test_labels_in_one_column_have_the_same_fingerprint(no_disk_wait, tmp_path):
 
 
 def test_input_that_must_change_leaves_nothing_behind(no_disk_wait, tmp_path):
-    with pytest.raises(ValueError, match="labels must be whole numbers"):
-        write(tmp_path / "store", labels=np.full(60, 0.5))
-    write(tmp_path / "store", labels=np.full(60, 1.0)).verify()
+    with pytest.raises(ValueError, match="features: row 59, column 0 is nan"):
+        write(tmp_path / "store", features=np.append(np.ones(59), np.nan)[:, None])
+    write(tmp_path / "store", features=np.ones((60, 1))).verify()
 
 
 def test_files_of_somebody_else_are_not_cleared(no_disk_wait, tmp_path):

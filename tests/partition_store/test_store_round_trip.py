@@ -2,6 +2,7 @@
 
 import pickle
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_gnnscale.partition_store import PartitionStore, WriteBudget, write_partition_store
+from lightning_gnnscale.partition_store import PartitionStore, WriteBudget, rows, write_partition_store
 from tests.oracles.partition_store import StoreOracle
 from tests.partition_store.small_graphs import TINY, SmallGraph, random_graph, small_graphs
 
@@ -175,6 +176,17 @@ def test_labels_masks_and_edge_features_follow_their_nodes_and_edges(no_disk_wai
         assert store.masks[name].dtype == bool and np.array_equal(store.masks[name], mask[store.original_nid])
     assert store.edge_weight.dtype == np.float32
     assert np.array_equal(store.edge_features, edge_features[store.edge_weight.astype(int)])
+
+
+@pytest.mark.parametrize("block_bytes", [12, 1 << 20])
+def test_weights_of_each_row_are_added_up(no_disk_wait, tmp_path, monkeypatch, block_bytes):
+    monkeypatch.setattr(rows, "_ARC_BLOCK_BYTES", block_bytes)  # 3 arcs: rows begin and end within blocks
+    graph = random_graph(100, 400, 3, to_undirected=True)
+    weight = np.random.default_rng(0).uniform(0.5, 2, 400)
+    store = write(graph, tmp_path, edge_weight=weight)
+    expected = [store.edge_weight[begin:end].sum(dtype=np.float64) for begin, end in pairwise(store.csc.indptr)]
+    assert store.weighted_degree.dtype == np.float32
+    assert np.allclose(store.weighted_degree, expected, rtol=1e-6, atol=0)
 
 
 def test_labels_unknown_as_nan_and_several_labels(no_disk_wait, tmp_path):

@@ -53,7 +53,10 @@ class PinSageNeighborhood:
             ValueError: positions of arcs are asked for, which these neighbours have none of; or seeds are repeated.
         """
         if return_e_id:
-            raise ValueError("neighbours by walks are no arcs of the store: use return_e_id=False and no edge_weight")
+            raise ValueError(
+                "neighbours by walks are no arcs of the store: use return_e_id=False, and a store without edge_weight "
+                "and edge_features"
+            )
         return _Walks(self, staged.graph.csc, seeds, key, workspace)
 
 

@@ -101,6 +101,19 @@ def scan(stream, state: ScanState | None = None, progress=None, after_chunk=None
     return _report(state, stream.layout), state.degree
 
 
+def lists_both_ways(stream) -> bool:
+    """Return whether a stream lists every edge in both directions, as `scan` decides it for layout "auto".
+
+    Raises:
+        EdgeStreamError: the source cannot be read.
+
+    Cost: one pass, which also counts the stream's nodes and edges; nothing but the chunks in memory.
+    """
+    sums = np.zeros(2, np.uint64)
+    self_loops = sum(int(_add_hashes(chunk.src, chunk.dst, sums)) for chunk in stream.chunks())
+    return bool(sums[0] == sums[1]) and stream.num_edges > self_loops
+
+
 def _report(state: ScanState, given: str) -> LayoutReport:
     if given not in LAYOUTS:
         raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {given!r}")
@@ -131,6 +144,18 @@ def _sampled_shares(state: ScanState, copies: int) -> tuple[float, float]:
 @kernel
 def _edge_hash(u, v):
     return mix64(np.uint64(u) * _SRC_FACTOR + np.uint64(v) * _DST_FACTOR)
+
+
+@kernel
+def _add_hashes(src, dst, sums):
+    """Add a chunk's hashes, (u, v) and (v, u), to sums (2,), and return its self-loops."""
+    forward, backward, self_loops = sums[0], sums[1], 0
+    for i in range(len(src)):
+        forward += _edge_hash(src[i], dst[i])
+        backward += _edge_hash(dst[i], src[i])
+        self_loops += src[i] == dst[i]
+    sums[0], sums[1] = forward, backward
+    return self_loops
 
 
 @kernel

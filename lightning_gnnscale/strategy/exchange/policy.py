@@ -74,6 +74,16 @@ class ExchangePolicy:
         """Return how rows travel, or None: they do not."""
         return None
 
+    def check_trainer(self, trainer: "pl.Trainer") -> None:
+        """Refuse settings of the Trainer by themselves, before there is a model or data; `check` asks again.
+
+        Raises:
+            StrategyError: the message names the argument and the remedy.
+        """
+        from .setup import check_precision
+
+        check_precision(self, trainer)
+
     def check(self, trainer: "pl.Trainer") -> None:
         """Refuse what does not fit, before anything is set up.
 

@@ -35,15 +35,20 @@ def check_exchange(policy: "ExchangePolicy", trainer: pl.Trainer) -> None:
             f"{name} finds no layer in {type(trainer.lightning_module).__name__} that exchanges rows: use GCN, "
             "GraphSAGE, GAT or SGC of lightning_gnnscale.model, or exchange=NoExchange()"
         )
-    if trainer.precision not in ("32-true", "64-true"):
-        raise StrategyError(
-            f"{name} sends rows of float32 or float64, not what Trainer(precision={trainer.precision!r}) makes: "
-            'use precision="32-true"'
-        )
+    check_precision(policy, trainer)
     pushing = [type(layer).__name__ for layer in layers if not getattr(layer, "can_pull", False)]
     if policy.plan().backward == "pull" and pushing:
         raise StrategyError(
             f'{name}(backward="pull"): {pushing[0]} is not linear in its neighbours: use backward="auto" or "push"'
+        )
+
+
+def check_precision(policy: "ExchangePolicy", trainer: pl.Trainer) -> None:
+    """Refuse rows of less than float32 where rows are exchanged; see `ExchangePolicy.check_trainer`."""
+    if policy.plan() is not None and trainer.precision not in ("32-true", "64-true"):
+        raise StrategyError(
+            f"{type(policy).__name__} sends rows of float32 or float64, not what "
+            f'Trainer(precision={trainer.precision!r}) makes: use precision="32-true"'
         )
 
 

@@ -14,6 +14,8 @@ from torch.optim import Optimizer
 from ...errors import StrategyError
 from ...events import record
 from .. import averaging
+from ..progress import check_ranks
+from .accumulated import load_gradients, saved_gradients
 from .policy import Step, WeightPolicy
 
 
@@ -28,6 +30,10 @@ class GradientAveraging(WeightPolicy):
     without gradient on every rank keeps none. Buffers (BatchNorm) are averaged before validation and checkpoints.
     Every rank must have the same number of batches.
 
+    A checkpoint may be saved within an epoch: training goes on as if nothing had been saved, and so does a run that is
+    resumed from it with as many processes. It then holds each rank's buffers, and its gradients where these wait for
+    the rest of a window.
+
     Args:
         bucket_bytes: gradients are sent in buckets of about this size, > 0.
         local_clip: before gradients are joined, each rank clips the norm of its own to local_clip x
@@ -41,6 +47,7 @@ class GradientAveraging(WeightPolicy):
     """
 
     equal_batches = True
+    keeps_state = True
 
     def __init__(self, bucket_bytes: int = 25 * 2**20, local_clip: float | None = None) -> None:
         if bucket_bytes <= 0:
@@ -50,17 +57,22 @@ class GradientAveraging(WeightPolicy):
         self.bucket_bytes, self.local_clip = bucket_bytes, local_clip
         self._trainer: pl.Trainer | None = None
 
-    def check(self, trainer: pl.Trainer) -> None:
+    def check_trainer(self, trainer: pl.Trainer) -> None:
         if self.local_clip is not None and trainer.precision == "16-mixed":
             raise StrategyError(
                 'GradientAveraging(local_clip=...) would clip scaled gradients under Trainer(precision="16-mixed"): '
                 "use gradient_clip_val of the Trainer, or another precision"
             )
 
+    def check(self, trainer: pl.Trainer) -> None:
+        self.check_trainer(trainer)
+
     def setup(self, trainer: pl.Trainer) -> None:
         self._trainer = trainer
         self._published = True
-        self._targets = 0
+        self._own: averaging.State | None = None  # of this rank, while the model holds an average in their place
+        self._targets = self._waiting = 0
+        self._restored_gradients: list[Tensor | None] | None = None
         self._seconds, self._bytes, self._steps = 0.0, 0, 0
 
     def on_train_start(self) -> None:
@@ -74,6 +86,9 @@ class GradientAveraging(WeightPolicy):
                 f"GradientAveraging needs the same number of train batches on every rank, got {shortest} to {longest}: "
                 'split the targets evenly (PartitionDataModule(scope="graph") does), or use weights=ModelAveraging()'
             )
+        if self._restored_gradients is not None:  # not before: Lightning zeroes gradients after it has loaded all
+            load_gradients(self._trainer.optimizers[0], self._restored_gradients)
+            self._restored_gradients = None
 
     def begin_batch(self, batch: Any) -> None:
         if batch is None:
@@ -81,11 +96,15 @@ class GradientAveraging(WeightPolicy):
                 f"rank {averaging.rank()}: a train loader yielded None, and GradientAveraging waits for a gradient of "
                 "every rank: split the targets evenly, or use weights=ModelAveraging()"
             )
+        if self._own is not None:
+            averaging.load_state(self._live, self._own)
+            self._own = None
         # Shares of one loss over the whole graph are added up, losses of batches are averaged.
         self._adds_up = getattr(batch, "loss_is_share", False)
         # A sampler that weighs losses has made each batch's loss a fair estimate: they count alike.
         weighed = getattr(batch, "loss_weight", None) is not None or getattr(batch, "batch_size", None) is None
         self._targets += 1 if weighed else int(batch.batch_size)
+        self._waiting += 1
         self._published = False
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], step: Step) -> Any:
@@ -95,7 +114,7 @@ class GradientAveraging(WeightPolicy):
             return loss
 
         output = step(optimizer, averaged_closure)
-        self._targets = 0
+        self._targets = self._waiting = 0
         return output
 
     def end_epoch(self) -> dict[str, float]:
@@ -118,9 +137,39 @@ class GradientAveraging(WeightPolicy):
         buffers = {name: buffer.detach() for name, buffer in self._trainer.lightning_module.named_buffers()}
         if not buffers:
             return 0
+        if not self._trainer.is_last_batch:
+            self._own = averaging.copy_state(buffers)
         average, num_bytes = averaging.weighted_average([(1.0, buffers)], like=buffers)
         averaging.load_state(buffers, average)
         return num_bytes
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._trainer is None or self._trainer.is_last_batch:
+            return {}
+        state: dict[str, Any] = {}
+        if self._own is not None:
+            names = [name for name, _ in self._trainer.lightning_module.named_buffers()]
+            state["buffers"] = {name: self._own[name].cpu() for name in names}
+        if self._waiting and self._trainer.optimizers:
+            state |= {"batches": self._waiting, "targets": self._targets}
+            state["gradients"] = saved_gradients(self._trainer.optimizers[0])
+        return state
+
+    def merge(self, states: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"policy": type(self).__name__, "ranks": states} if any(states) else {}
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        if not state or state["policy"] != type(self).__name__:
+            return
+        check_ranks(self._trainer, len(state["ranks"]))
+        mine = state["ranks"][averaging.rank()] if len(state["ranks"]) == averaging.world_size() else {}
+        self._own = mine.get("buffers")
+        self._restored_gradients = mine.get("gradients")
+        self._waiting, self._targets = mine.get("batches", 0), mine.get("targets", 0)
+
+    @property
+    def _live(self) -> averaging.State:
+        return averaging.module_state(self._trainer.lightning_module)
 
     def _record(self, purpose: str, seconds: float, num_bytes: int, **counts: int) -> None:
         record(

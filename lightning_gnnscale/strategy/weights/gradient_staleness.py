@@ -1,7 +1,5 @@
 """SkipG: gradients of other processes are used again for some epochs."""
 
-from typing import Any
-
 import lightning.pytorch as pl
 import torch
 from torch import Tensor
@@ -54,13 +52,6 @@ class BoundedGradientStaleness(GradientAveraging):
         self._joined_epoch: int | None = None
         self._apart = False  # replicas have drifted since they were equal
         self._others: list[Tensor] = []
-        self._own: averaging.State | None = None
-
-    def begin_batch(self, batch: Any) -> None:
-        if self._own is not None:
-            averaging.load_state(self._live, self._own)
-            self._own = None
-        super().begin_batch(batch)
 
     def _average_for_evaluation(self) -> int:
         if not self._apart:
@@ -69,10 +60,6 @@ class BoundedGradientStaleness(GradientAveraging):
         average, num_bytes = averaging.weighted_average([(1.0, self._live)], like=self._live)
         averaging.load_state(self._live, average)
         return num_bytes
-
-    @property
-    def _live(self) -> averaging.State:
-        return averaging.module_state(self._trainer.lightning_module)
 
     def _join(self, parameters: list[Tensor], optimizer: Optimizer) -> int:
         epoch = self._trainer.current_epoch

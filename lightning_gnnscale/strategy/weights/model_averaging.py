@@ -14,7 +14,8 @@ from ...errors import StrategyError
 from ...events import record
 from .. import averaging
 from ..exchange import ExchangePolicy
-from ..trainer_check import check_model_averaging, step_schedulers
+from ..progress import agree_on_steps, check_ranks, count_missing_batch, count_steps
+from ..trainer_check import check_model_averaging, check_rounds, step_schedulers
 from .part_optimizers import PartOptimizers
 from .policy import Step, WeightPolicy
 from .visit_gradients import VisitGradients
@@ -34,6 +35,11 @@ class ModelAveraging(WeightPolicy):
     BatchNorm's statistics are averaged like weights, integer buffers take the maximum, gradients and optimizer state
     are never averaged. Accumulated gradients never cross from one part into another: the last window of a visit may
     be shorter and then ends in a step of its own. `trainer.global_step` counts the steps of the busiest rank.
+
+    A checkpoint may be saved within an epoch, by `trainer.save_checkpoint` after the same batch on every rank: the
+    model in it is the average of the parts as they then are, beside it lie the weights and optimizer states of the
+    parts and the gradients that wait for a step. Training goes on as if nothing had been saved, and so does a run that
+    is resumed from it with as many processes.
 
     Args:
         every_n_epochs: passes over all parts between two averages, >= 1.
@@ -80,6 +86,9 @@ class ModelAveraging(WeightPolicy):
                 'weights=GradientAveraging(), exchange=NoExchange(), or SkipBroadcast(remote_gradient="drop")'
             )
 
+    def check_trainer(self, trainer: pl.Trainer) -> None:
+        check_rounds(trainer)
+
     def check(self, trainer: pl.Trainer) -> None:
         check_model_averaging(trainer)
 
@@ -92,6 +101,8 @@ class ModelAveraging(WeightPolicy):
         self._part: int | None = None
         self._published = True
         self._begin_from_checkpoint_optimizer = False
+        self._restored_gradients: dict[int, dict[str, Any]] = {}
+        self._step: Step = trainer.strategy.take_step
         self._optimizers = None
         self._gradients = None
         if trainer.optimizers:
@@ -104,14 +115,25 @@ class ModelAveraging(WeightPolicy):
     def on_train_start(self) -> None:
         if self._begin_from_checkpoint_optimizer:
             self._optimizers.start_from_current()
+        # Not before: Lightning zeroes gradients and loads rank 0's schedulers after the policy has loaded its state.
+        for part, waiting in self._restored_gradients.items():
+            scaler = getattr(self._trainer.precision_plugin, "scaler", None)
+            if scaler is not None:  # it has no scale before it has scaled something, and a step may come first
+                scaler.scale(torch.zeros((), device=self._trainer.strategy.root_device))
+            self._gradients.load_state_dict(waiting)
+            self._optimizers.install(self._optimizer_key(part))
+            self._part = part
+        self._restored_gradients = {}
 
     def begin_batch(self, batch: Any) -> None:
         part = None if batch is None else self._part_of(batch)
+        if part is None:
+            count_missing_batch(self._trainer)
+        self._return_to_part()
         if part != self._part:
             self._end_visit()
             if part is not None:
                 self._begin_visit(part)
-        self._published = False
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], step: Step) -> Any:
         window = self._trainer.accumulate_grad_batches
@@ -122,17 +144,18 @@ class ModelAveraging(WeightPolicy):
         else:
             output, stepped = self._gradients.accumulate(closure), 0
             # The last batch is known in advance, and an epoch's schedulers step before its batch has ended.
-            if self._gradients.pending == window or self._trainer.is_last_batch:
+            if self._gradients.pending >= window or self._trainer.is_last_batch:
                 self._gradients.step(step)
                 stepped = 1
-        self._count_steps(stepped - counted_by_lightning)
+        count_steps(self._trainer, stepped - counted_by_lightning)
         if stepped:
             self._step_schedulers()
         return output
 
     def end_epoch(self) -> dict[str, float]:
+        self._return_to_part()
         self._end_visit()
-        self._agree_on_steps()
+        agree_on_steps(self._trainer)
         passes = (self._trainer.current_epoch + 1) * self.passes_per_epoch
         metrics = {"passes": float(passes)}
         if passes % self.every_n_epochs == 0:
@@ -148,13 +171,7 @@ class ModelAveraging(WeightPolicy):
     def publish(self) -> None:
         if self._trainer is None or self._published:
             return
-        if self._gradients and self._gradients.pending:
-            rank_zero_warn(
-                f"saved after {self._gradients.pending} of accumulate_grad_batches="
-                f"{self._trainer.accumulate_grad_batches} gradients, which became a step: training goes on otherwise "
-                "than it would have; save at the end of an epoch"
-            )
-        self._end_visit()
+        self._keep_part()
         average, _ = self._average("evaluation")
         averaging.load_state(self._live, average)
         self._model_holds_start = False
@@ -163,13 +180,16 @@ class ModelAveraging(WeightPolicy):
     def state_dict(self) -> dict[str, Any]:
         if self._trainer is None:
             return {}
-        self._end_visit()
+        self._keep_part()
+        waits = self._part is not None and self._gradients and self._gradients.pending
         return {
             "policy": type(self).__name__,
             "optimizer_state": self.optimizer_state,
             "start": _on_cpu(self._start) if self._own else None,
             "own": {part: _on_cpu(state) for part, state in self._own.items()},
             "optimizers": self._optimizers.state_dict() if self._optimizers else {},
+            "waiting": {self._part: self._gradients.state_dict()} if waits else {},
+            "steps": self._trainer.global_step,
         }
 
     def merge(self, states: list[dict[str, Any]]) -> dict[str, Any]:
@@ -177,9 +197,11 @@ class ModelAveraging(WeightPolicy):
         if not states:
             return {}
         merged = {"policy": type(self).__name__, "optimizer_state": self.optimizer_state, "own": {}, "optimizers": {}}
+        merged |= {"waiting": {}, "steps": [state["steps"] for state in states]}
         merged["start"] = next((state["start"] for state in states if state["start"] is not None), None)
         for rank, state in enumerate(states):
             merged["own"].update(state["own"])
+            merged["waiting"].update(state["waiting"])
             for part, optimizer in state["optimizers"].items():
                 merged["optimizers"][rank if self.optimizer_state == "shared" else part] = optimizer
         return merged
@@ -188,6 +210,7 @@ class ModelAveraging(WeightPolicy):
         mine = [int(part) for part in self._trainer.datamodule.parts_of_rank(averaging.rank(), averaging.world_size())]
         same_policy = bool(state) and state["policy"] == type(self).__name__
         if same_policy:
+            self._restore_steps(state.get("steps"))
             self._own = {part: self._like_live(state["own"][part]) for part in mine if part in state["own"]}
             if state["start"] is not None:
                 self._start = self._like_live(state["start"])
@@ -201,7 +224,8 @@ class ModelAveraging(WeightPolicy):
             )
             self._begin_from_checkpoint_optimizer = True
             return
-        saved = state["optimizers"]
+        waiting, saved = state.get("waiting", {}), state["optimizers"]
+        self._restored_gradients = {part: kept for part, kept in waiting.items() if part in mine}
         if self.optimizer_state == "shared":
             mine, saved = [_SHARED_KEY], {_SHARED_KEY: saved[averaging.rank() % len(saved)]} if saved else {}
         self._optimizers.load_state_dict({part: saved[part] for part in mine if part in saved})
@@ -233,17 +257,29 @@ class ModelAveraging(WeightPolicy):
             averaging.load_state(self._live, self._start)
         self._model_holds_start = False
         if self._optimizers:
-            self._optimizers.install(_SHARED_KEY if self.optimizer_state == "shared" else part)
+            self._optimizers.install(self._optimizer_key(part))
         self._part = part
+
+    def _optimizer_key(self, part: int) -> int:
+        return _SHARED_KEY if self.optimizer_state == "shared" else part
+
+    def _keep_part(self) -> None:
+        if self._part is not None and not self._published:
+            self._own[self._part] = averaging.copy_state(self._live)
+
+    def _return_to_part(self) -> None:
+        if self._part is not None and self._published:  # a checkpoint within the visit put an average into the model
+            averaging.load_state(self._live, self._own[self._part])
+        self._published = False
 
     def _end_visit(self) -> None:
         if self._part is None:
             return
         if self._gradients and self._gradients.pending:
             self._gradients.step(self._step)
-            self._count_steps(1)
+            count_steps(self._trainer, 1)
             self._step_schedulers()
-        self._own[self._part] = averaging.copy_state(self._live)
+        self._keep_part()
         self._part = None
 
     def _average(self, purpose: str) -> tuple[averaging.State, float]:
@@ -270,17 +306,13 @@ class ModelAveraging(WeightPolicy):
         for config in self._optimizers.count_step():
             call._call_lightning_module_hook(self._trainer, "lr_scheduler_step", config.scheduler, None)
 
-    def _count_steps(self, extra: int) -> None:
-        if extra:
-            total = self._trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
-            total.ready += extra
-            total.completed += extra
-
-    def _agree_on_steps(self) -> None:
-        # ModelCheckpoint compares global_step on every rank by itself: ranks that disagree would part there for ever.
-        step = torch.tensor([self._trainer.global_step], device=self._trainer.strategy.root_device)
-        averaging.all_reduce(step, "max", "counting optimizer steps")
-        self._count_steps(int(step) - self._trainer.global_step)
+    def _restore_steps(self, saved: list[int] | None) -> None:
+        if saved is None:
+            return
+        check_ranks(self._trainer, len(saved))
+        if len(saved) == averaging.world_size():
+            # Lightning gives every rank the count of rank 0, and within an epoch each has its own.
+            count_steps(self._trainer, saved[averaging.rank()] - self._trainer.global_step)
 
     def _like_live(self, state: averaging.State) -> averaging.State:
         return {name: state[name].to(tensor.device, tensor.dtype).clone() for name, tensor in self._live.items()}

@@ -34,6 +34,13 @@ class WeightPolicy:
             StrategyError: the message names the remedy.
         """
 
+    def check_trainer(self, trainer: "pl.Trainer") -> None:
+        """Refuse settings of the Trainer by themselves, before there is a model or data; `check` asks again.
+
+        Raises:
+            StrategyError: the message names the argument and the remedy.
+        """
+
     def check(self, trainer: "pl.Trainer") -> None:
         """Refuse what does not fit, before anything is set up.
 

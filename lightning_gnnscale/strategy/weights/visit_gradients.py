@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from .accumulated import load_gradients, saved_gradients
 from .policy import Step
 
 
@@ -44,6 +45,15 @@ class VisitGradients:
         """Forget the gradients that wait."""
         self._clear()
         self.pending = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the gradients that wait, on the CPU, and the batches that they are of."""
+        return {"batches": self.pending, "gradients": saved_gradients(self._optimizer)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the gradients of a `state_dict` wait."""
+        load_gradients(self._optimizer, state["gradients"])
+        self.pending = state["batches"]
 
     def _clear(self) -> None:
         for parameter in self._parameters():

@@ -1,0 +1,205 @@
+"""How long a user waits: for the package's import beside that of what it stands on, and for the first epoch."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from ..dataset.npz import data_root
+from ..errors import GNNScaleError
+from ..events import read_log
+from ..partition_store.manifest import write_json
+from .epoch_clock import EpochClock
+from .results import machine, machine_line, write_csv
+
+IMPORTS = {
+    "lightning and torch_geometric": "import lightning, torch_geometric",
+    "lightning_gnnscale": "import lightning_gnnscale",
+    "lightning_gnnscale, every name": "from lightning_gnnscale import *",
+}
+PEER = "lightning and torch_geometric"
+# What is promised: the import costs at most so many times the peer's, a second run on Cora starts training by then.
+MOST_IMPORT_RATIO, MOST_FIRST_EPOCH_S = 1.5, 10.0
+CORA = ["recipe=cora"]
+GENERATED = ["dataset=synthetic", "dataset.num_nodes=2708", "dataset.num_edges=5429", "num_parts=4"]
+
+_TIMED = """
+import time
+start, cpu = time.perf_counter(), time.process_time()
+{statement}
+print(time.perf_counter() - start, time.process_time() - cpu)
+"""
+
+
+def run(
+    output_dir: str | os.PathLike,
+    train: Sequence[str] | None = None,
+    import_repeats: int = 5,
+    train_repeats: int = 3,
+) -> dict[str, list[dict]]:
+    """Measure imports in turns and `gnnscale train` more than once, each in a fresh process.
+
+    Args:
+        output_dir: folder for `imports.csv`, `training.csv`, `startup.json`, the store and the runs.
+        train: words after `gnnscale train`; None: Cora's recipe, or a generated graph of its size where no public
+            graphs are. They are followed for one epoch, without a test.
+        import_repeats: turns that count, >= 1, after one that does not; 0 leaves the imports out.
+        train_repeats: runs over the store that the first one made, with its compiled kernels; 0 leaves training out.
+
+    Returns:
+        {"imports": one row a statement: seconds, CPU seconds and their ratios to the peer's, within a turn;
+        "training": one row a run: whether it made the store, seconds from the command to the start of the first epoch
+        on the last process, and to its end}.
+
+    Raises:
+        GNNScaleError: a process failed, or a second run made a store again.
+    """
+    output, console, facts = Path(output_dir), Console(width=max(Console().width, 100)), machine()
+    imports = measure_imports(import_repeats) if import_repeats else []
+    if imports:
+        write_csv(output / "imports.csv", imports, facts)
+        console.print(_import_table(imports, import_repeats, machine_line(facts)))
+    training = measure_training(output, _words(console, train), train_repeats) if train_repeats else []
+    if training:
+        write_csv(output / "training.csv", training, facts)
+        console.print(_training_table(training, machine_line(facts)))
+    limits = {"import_ratio": MOST_IMPORT_RATIO, "second_run_to_first_epoch_s": MOST_FIRST_EPOCH_S}
+    output.mkdir(parents=True, exist_ok=True)
+    write_json(output / "startup.json", {"limits": limits, "imports": imports, "training": training, "machine": facts})
+    return {"imports": imports, "training": training}
+
+
+def measure_imports(repeats: int) -> list[dict]:
+    """Return one row a statement: medians over the turns, and of the ratios within each."""
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in IMPORTS}
+    for repeat in range(repeats + 1):
+        for name, statement in IMPORTS.items():
+            seconds = _import_seconds(statement)
+            if repeat:  # the first turn fills the page cache
+                taken[name].append(seconds)
+    return summarise_imports(taken)
+
+
+def summarise_imports(taken: dict[str, list[tuple[float, float]]]) -> list[dict]:
+    """Return one row a statement.
+
+    Args:
+        taken: statement to (seconds, CPU seconds) of each turn; with the peer's.
+    """
+    rows = []
+    for name, turns in taken.items():
+        seconds, cpu_seconds = zip(*turns, strict=True)
+        ratios = [(own[0] / peer[0], own[1] / peer[1]) for own, peer in zip(turns, taken[PEER], strict=True)]
+        rows.append(
+            {
+                "imported": name,
+                "seconds": round(median(seconds), 3),
+                "cpu_s": round(median(cpu_seconds), 3),
+                "ratio": round(median(ratio for ratio, _ in ratios), 3),
+                "cpu_ratio": round(median(ratio for _, ratio in ratios), 3),
+            }
+        )
+    return rows
+
+
+def measure_training(output: Path, words: Sequence[str], repeats: int) -> list[dict]:
+    """Return one row a run of `gnnscale train`: the first one, then `repeats` over what it left."""
+    rows = []
+    for index in range(repeats + 1):
+        row = _train(output, output / "runs" / str(index), words)
+        if index and row["made_store"]:
+            raise GNNScaleError(f"{output / 'runs' / str(index)}: the second run made a store again; give no overwrite")
+        rows.append({"run": "first" if index == 0 else "second", **row})
+    return rows
+
+
+def _words(console: Console, train: Sequence[str] | None) -> list[str]:
+    if train is not None:
+        return list(train)
+    root = data_root()
+    if root is not None and (root / "cora" / "graph.npz").is_file():
+        return CORA
+    console.print("Cora is left out: no folder of public graphs (set GNNSCALE_DATA); a generated graph of its size")
+    return GENERATED
+
+
+def _import_seconds(statement: str) -> tuple[float, float]:
+    words = _run([sys.executable, "-c", _TIMED.format(statement=statement)]).splitlines()[-1].split()
+    return float(words[0]), float(words[1])
+
+
+def _train(output: Path, folder: Path, words: Sequence[str]) -> dict:
+    """Run one training; its events carry the same clock as the moment of the command."""
+    shutil.rmtree(folder, ignore_errors=True)  # an earlier run's events would be counted again
+    own = [
+        f"paths.stores={output / 'stores'}",
+        f"paths.generated={output / 'generated'}",
+        f"hydra.run.dir={folder}",
+        f"+callbacks.epoch_clock._target_={EpochClock.__module__}.{EpochClock.__name__}",
+        "trainer.max_epochs=1",
+        "trainer.enable_progress_bar=false",
+        "test=false",
+    ]
+    start = time.time()
+    _run([sys.executable, "-m", "lightning_gnnscale.cli", "train", *own, *words])
+    events = read_log(folder / "events.jsonl")
+    first = {
+        name: max(event["time"] for event in events if event["event"] == name and event["epoch"] == 0)
+        for name in ("epoch_start", "epoch")
+    }
+    return {
+        "made_store": any(event.get("stage") == "partition_store" for event in events),
+        "to_first_epoch_s": round(first["epoch_start"] - start, 3),
+        "to_its_end_s": round(first["epoch"] - start, 3),
+        "train": json.dumps(list(words)),
+    }
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        told = done.stderr.strip().splitlines() or [f"ended with {done.returncode}"]
+        raise GNNScaleError(f"{' '.join(command[1:4])} ...: {told[-1]}")
+    return done.stdout
+
+
+def _import_table(rows: list[dict], repeats: int, caption: str) -> Table:
+    title = f"Imports in fresh processes, medians of {repeats} turns; at most {MOST_IMPORT_RATIO} is promised"
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+    table.add_column("imported")
+    for name in ("s", "CPU-s", "ratio", "ratio of CPU-s"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(
+            row["imported"],
+            f"{row['seconds']:.2f}",
+            f"{row['cpu_s']:.2f}",
+            f"{row['ratio']:.2f}",
+            f"{row['cpu_ratio']:.2f}",
+        )
+    return table
+
+
+def _training_table(rows: list[dict], caption: str) -> Table:
+    title = (
+        f"gnnscale train {' '.join(json.loads(rows[0]['train']))}: seconds from the command; at most "
+        f"{MOST_FIRST_EPOCH_S:.0f} to the first epoch of a second run on Cora are promised"
+    )
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+    table.add_column("run")
+    for name in ("to first epoch", "to its end"):
+        table.add_column(name, justify="right")
+    names = ("to_first_epoch_s", "to_its_end_s")
+    for row in rows:
+        table.add_row(row["run"], *(f"{row[name]:.2f}" for name in names))
+    seconds = [[row[name] for row in rows if row["run"] == "second"] for name in names]
+    table.add_row("second, median", *(f"{median(several):.2f}" for several in seconds), style="bold")
+    return table

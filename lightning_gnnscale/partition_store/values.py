@@ -1,0 +1,130 @@
+"""Values that no run could learn from, refused before any work; arrays are read a bounded block at a time."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from .node_tables import not_finite
+
+UNKNOWN = -1
+_BLOCK_VALUES = 1 << 20
+
+
+def check_values(features: Any, labels: Any, edge_weight: Any, edge_features: Any, finite: bool = True) -> None:
+    """Refuse sparse features, labels and edge values that would spoil training; dense features are left out.
+
+    Dense features, the largest of all, are checked while they are stored: another read of them would cost more than
+    the partitioning that it saves.
+
+    Args:
+        features, labels, edge_weight, edge_features: as for `write_partition_store`, each may be None.
+        finite: refuse NaN and infinities in features and edge values.
+
+    Raises:
+        ValueError: names the place and the value.
+
+    Cost: one read of the values, in blocks of 2^20.
+    """
+    if labels is not None:
+        check_label_values(np.asarray(labels))
+    if finite and hasattr(features, "indptr"):
+        check_sparse_features(features)
+    for name, values in (("edge_weight", edge_weight), ("edge_features", edge_features)):
+        if finite and values is not None:
+            check_edge_values(name, values)
+
+
+def check_sparse_features(features: Any) -> None:
+    """Refuse CSR features with NaN or infinities, which would spoil every weight that they reach.
+
+    Args:
+        features: with `indptr`, `indices` and `data`, one row a node.
+
+    Raises:
+        ValueError: names the row and the column.
+
+    Cost: as `check_values`.
+    """
+    position = _first_not_finite(features.data)
+    if position is not None:
+        raise not_finite(features, position[0])
+
+
+def check_edge_values(name: str, values: Any) -> None:
+    """Refuse edge weights or features with NaN or infinities.
+
+    Args:
+        name: for the message.
+        values: (num_edges,) or (num_edges, dim) array, memmap or .npy path, by edge id.
+
+    Raises:
+        ValueError: names the edge.
+
+    Cost: as `check_values`.
+    """
+    values = np.asarray(np.load(values, mmap_mode="r") if isinstance(values, str | os.PathLike) else values)
+    position = _first_not_finite(values)
+    if position is not None:
+        column = "".join(f", column {index}" for index in position[1:])
+        raise ValueError(f"{name}: edge {position[0]}{column} is {values[position]}; give finite numbers")
+
+
+def check_label_values(labels: np.ndarray) -> None:
+    """Refuse labels that cannot be meant.
+
+    Args:
+        labels: (num_nodes,) classes from 0, -1 or NaN = unknown; or (num_nodes, num_labels) of 0, 1 and -1.
+
+    Raises:
+        ValueError: names the row, and the column.
+
+    Cost: as `check_values`.
+    """
+    for begin, rows in blocks(labels):
+        if labels.ndim == 2:
+            _check_several(begin, rows)
+        else:
+            _check_single(begin, rows)
+
+
+def blocks(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield (first row, rows) of about `_BLOCK_VALUES` values each."""
+    step = max(1, _BLOCK_VALUES // max(1, int(np.prod(array.shape[1:]))))
+    for begin in range(0, len(array), step):
+        yield begin, array[begin : begin + step]
+
+
+def _check_several(begin: int, rows: np.ndarray) -> None:
+    bad = np.argwhere((rows != 0) & (rows != 1) & (rows != UNKNOWN))
+    if len(bad):
+        row, column = bad[0]
+        raise ValueError(
+            f"labels of several a node must be 0, 1 or -1 (unknown), got {rows[row, column]} in row {begin + row}, "
+            f"column {column}"
+        )
+
+
+def _check_single(begin: int, rows: np.ndarray) -> None:
+    if rows.dtype.kind == "f":
+        broken = np.flatnonzero(((rows != np.round(rows)) | np.isinf(rows)) & ~np.isnan(rows))
+        if len(broken):
+            raise ValueError(
+                f"labels must be whole numbers, -1 where unknown, got {rows[broken[0]]} in row {begin + broken[0]}"
+            )
+    low = np.flatnonzero(rows < UNKNOWN) if rows.dtype.kind in "fi" else ()
+    if len(low):
+        raise ValueError(f"labels must be -1 (unknown) or a class from 0, got {rows[low[0]]} in row {begin + low[0]}")
+
+
+def _first_not_finite(array: np.ndarray) -> tuple[int, ...] | None:
+    """Return where the first NaN or infinity stands, or None."""
+    if array.dtype.kind != "f":
+        return None
+    for begin, rows in blocks(array):
+        bad = np.argwhere(~np.isfinite(rows))
+        if len(bad):
+            row, *rest = (int(index) for index in bad[0])
+            return (begin + row, *rest)
+    return None

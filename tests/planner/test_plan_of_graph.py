@@ -1,0 +1,96 @@
+"""The plan of a DataModule counts what the store of its graph will have: arcs, and bytes of features."""
+
+import numpy as np
+import pytest
+
+import lightning_gnnscale as gs
+from lightning_gnnscale.dataset import CSRFeatures, GraphDataset
+from lightning_gnnscale.partitioner.graph_access.layout import lists_both_ways, scan
+
+NUM_NODES = 30
+RING = np.stack([np.arange(NUM_NODES), (np.arange(NUM_NODES) + 1) % NUM_NODES])
+BOTH_WAYS = np.concatenate([RING, RING[::-1]], axis=1)
+SOME_BACK = np.concatenate([RING, RING[::-1, :5]], axis=1)
+LOOPS = np.stack([np.arange(4), np.arange(4)])
+
+
+def sparse_rows() -> CSRFeatures:
+    generator = np.random.default_rng(0)
+    x = (generator.random((NUM_NODES, 50)) < 0.1) * generator.random((NUM_NODES, 50))
+    indptr = np.concatenate([[0], np.cumsum((x != 0).sum(axis=1))])
+    return CSRFeatures(indptr, np.nonzero(x)[1].astype(np.int32), x[x != 0].astype(np.float32), x.shape)
+
+
+def datamodule(folder, edges, layout="auto", features=None, num_parts=2, **options):
+    stream = gs.open_edge_stream(edges, num_nodes=NUM_NODES, layout=layout, to_undirected=True, **options)
+    dataset = GraphDataset("ring", stream, np.ones((NUM_NODES, 3), np.float32) if features is None else features)
+    return gs.PartitionDataModule(root=folder / "store", dataset=dataset, partitioner="random", num_parts=num_parts)
+
+
+@pytest.mark.parametrize(
+    ("edges", "layout", "planned", "note"),
+    [
+        (RING, "auto", 60, "at most: reverses added"),
+        (RING, "once", 60, "reverses added"),
+        (BOTH_WAYS, "auto", 60, "both directions"),
+        (BOTH_WAYS, "both_ways", 60, "both directions"),
+        (SOME_BACK, "auto", 70, "at most"),
+        (SOME_BACK, "directed", 70, "at most"),
+    ],
+)
+def test_reverses_are_counted_once(tmp_path, edges, layout, planned, note):
+    dm = datamodule(tmp_path, edges, layout)
+    plan = dm.make_plan()
+    assert plan.num_edges == planned
+    assert f"{planned} ({note}" in plan.explain()
+    dm.prepare_data()
+    assert dm.store.num_arcs == 60
+    after = datamodule(tmp_path, edges, layout).make_plan()
+    assert after.num_edges == 60  # the store that stands knows
+
+
+@pytest.mark.parametrize("num_parts", [2, "auto"])
+def test_edges_are_not_read_where_the_store_stands(tmp_path, monkeypatch, num_parts):
+    datamodule(tmp_path, BOTH_WAYS).prepare_data()
+    dm = datamodule(tmp_path, BOTH_WAYS, num_parts=num_parts)
+    monkeypatch.setattr(type(dm.dataset.stream), "chunks", lambda self, start_chunk=0: pytest.fail("edges are read"))
+    assert dm.make_plan().num_edges == 60
+
+
+@pytest.mark.parametrize("edges", [RING, BOTH_WAYS, SOME_BACK, LOOPS, np.concatenate([BOTH_WAYS, LOOPS], axis=1)])
+def test_one_pass_finds_what_partitioners_find(edges):
+    stream = gs.open_edge_stream(edges, num_nodes=NUM_NODES, chunk_edges=7)
+    assert lists_both_ways(stream) == (scan(stream)[0].layout == "both_ways")
+
+
+def test_sparse_features_have_bytes(tmp_path):
+    features = sparse_rows()
+    dm = datamodule(tmp_path, RING, features=features)
+    planned = dm.make_plan()
+    dm.prepare_data()
+    stored = gs.PartitionDataModule(store=tmp_path / "store").make_plan()
+    on_disk = sum(np.load(path, mmap_mode="r").nbytes for path in (tmp_path / "store").glob("features_*.npy"))
+    assert on_disk == 8 * (NUM_NODES + 1) + 8 * len(features.data)
+    assert stored.feature_bytes == planned.feature_bytes == on_disk
+    assert stored.device_peak_bytes == planned.device_peak_bytes
+
+
+def test_dense_features_of_a_store_are_planned_as_they_are_stored(tmp_path):
+    dm = datamodule(tmp_path, RING, features=np.ones((NUM_NODES, 64), np.float16))
+    planned = dm.make_plan()
+    dm.prepare_data()
+    stored = gs.PartitionDataModule(store=tmp_path / "store").make_plan()
+    assert stored.feature_bytes == planned.feature_bytes == 2 * 64 * NUM_NODES
+    assert stored.device_peak_bytes == planned.device_peak_bytes
+
+
+@pytest.mark.parametrize("features", [None, sparse_rows()])
+def test_figures_of_the_parts_count_feature_rows(tmp_path, features):
+    dm = datamodule(tmp_path, RING, features=features)
+    dm.prepare_data()
+    quality = dm.partitioning_facts["quality"]
+    row = dm.store.features.nbytes / NUM_NODES
+    assert quality["feature_bytes"] == row > 0
+    needed = np.add(quality["nodes_per_part"], quality["halo_per_part"])
+    rest = 8 * (needed + 1) + 4 * 2 * np.asarray(quality["edges_per_part"])
+    assert quality["bytes_per_part"] == np.ceil(needed * row + rest).astype(int).tolist()
