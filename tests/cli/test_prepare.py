@@ -26,7 +26,8 @@ print(sorted(pids))
 
 def test_a_trainer_uses_prepared_workers(tmp_path):
     command = [sys.executable, "-m", "lightning_gnnscale.cli", "prepare", "num_workers=2", "store_bytes=200000000"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as prepare:
+    heard = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}  # a shell's background ignores it
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, **heard) as prepare:
         try:
             lines = [prepare.stdout.readline(), prepare.stdout.readline()]
             assert re.match(r"2 workers prepare batches at [\d.]+:\d+ \(Ctrl-C ends them\)", lines[0]), lines
@@ -37,8 +38,12 @@ def test_a_trainer_uses_prepared_workers(tmp_path):
             assert len(pids) == 2 and set(pids) <= {child.pid for child in children}, "they stay"
         finally:
             prepare.send_signal(signal.SIGINT)
-        assert "the workers have ended" in prepare.stdout.read()
-        assert prepare.wait(30) == 0
+            try:
+                said, _ = prepare.communicate(timeout=60)
+            finally:
+                prepare.kill()
+        assert "the workers have ended" in said
+        assert prepare.returncode == 0
     assert not psutil.wait_procs(children, 10)[1]
 
 
