@@ -17,6 +17,7 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import CSRFeatures, GraphDataset
 from lightning_gnnscale.errors import GNNScaleError, PartitionStoreError
 from lightning_gnnscale.partition_store import write_partition_store
+from lightning_gnnscale.partition_store.manifest import FORMAT_VERSION
 from lightning_gnnscale.partitioner import Partitioning
 
 NUM_NODES = 400
@@ -280,7 +281,7 @@ DAMAGES = {
     "broken manifest": (lambda root: (root / "manifest.json").write_text("{"), "manifest.json.*overwrite=True"),
     "empty manifest": (lambda root: (root / "manifest.json").write_text(""), "manifest.json.*overwrite=True"),
     "bare manifest": (
-        lambda root: (root / "manifest.json").write_text('{"format_version": 1}'),
+        lambda root: (root / "manifest.json").write_text(json.dumps({"format_version": FORMAT_VERSION})),
         "manifest.json.*overwrite=True",
     ),
     "missing manifest": (lambda root: (root / "manifest.json").unlink(), "manifest.json.*overwrite=True"),
@@ -496,7 +497,7 @@ def test_the_fingerprint_of_a_callable_is_the_same_in_every_process(tmp_path):
         "print(describe_partitioner(make({'k', 'l', 'm'})))\n"
     )
     prints = set()
-    for seed in ("1", "2", "3"):
+    for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         result = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=True)
         prints.add(result.stdout)

@@ -86,16 +86,6 @@ def test_the_kernels_compile_for_hopper_with_exact_arithmetic(tmp_path):
     run_python(COMPILE, TRITON_CACHE_DIR=str(tmp_path))
 
 
-def test_the_package_needs_no_triton():
-    run_python(
-        "import sys; sys.modules['triton'] = None\n"
-        "import torch\n"
-        "from lightning_gnnscale.triton_kernels.quantize_rows import decode_rows, encode_rows, op\n"
-        "codes = encode_rows(torch.ones(2, 3), 4, 0, torch.arange(2))\n"
-        "assert torch.equal(decode_rows(codes, 3, 4), torch.ones(2, 3)) and op._triton_kernels() is None\n"
-    )
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bits", BITS)

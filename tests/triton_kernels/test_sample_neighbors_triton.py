@@ -132,18 +132,6 @@ def test_the_kernel_compiles_for_hopper_with_exact_arithmetic(tmp_path):
     run_python(COMPILE, TRITON_CACHE_DIR=str(tmp_path))
 
 
-def test_the_package_needs_no_triton():
-    run_python(
-        "import sys; sys.modules['triton'] = None\n"
-        "import numpy as np, torch\n"
-        "from lightning_gnnscale.graph import CSC\n"
-        "from lightning_gnnscale.triton_kernels.sample_neighbors import device, sample_neighbors\n"
-        "csc = CSC(torch.tensor([0, 2, 2]), torch.tensor([0, 1], dtype=torch.int32))\n"
-        "assert sample_neighbors(csc, torch.tensor([0]), [2], 0).n_id.tolist() == [0, 1]\n"
-        "assert device._triton_kernels() is None\n"
-    )
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("scale", [1.0, 8.0])
 def test_cuda_draws_what_the_cpu_draws(scale):
