@@ -49,7 +49,7 @@ def kill_and_go_on(tmp_path: Path, num_edges: int, num_kills: int) -> None:
 
 
 def test_killed_command_goes_on(tmp_path):
-    kill_and_go_on(tmp_path, num_edges=2_000_000, num_kills=3)
+    kill_and_go_on(tmp_path, num_edges=2_000_000, num_kills=2)
 
 
 @pytest.mark.slow
