@@ -11,7 +11,7 @@ demo: $(VENV)/.ready-demo
 
 test: $(VENV)/.ready-test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n 3 --dist loadscope $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadscope $(PYTEST_ARGS)
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

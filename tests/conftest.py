@@ -15,17 +15,11 @@ import torch
 torch.set_num_threads(1)
 
 
-# Files that do not go side by side with others of their line.
-TOGETHER = {
-    "Ray, which others would find": (
-        "cli/test_prepare", "datamodule/test_ray", "distributed/test_ray", "embedding/test_worker",
-        "loader/preparation",
-    ),
-    "what is left in /dev/shm, and who writes there": (
-        "datamodule/test_process", "distributed", "embedding", "loader/test_every_source",
-        "loader/test_process_source", "placement/test_joined_buffers",
-    ),
-}  # fmt: skip
+# Tests that start Ray, which others would find, or look for what is left in /dev/shm, where these processes write.
+TOGETHER = (
+    "cli/test_prepare", "datamodule/test_ray", "datamodule/test_process", "distributed", "embedding",
+    "loader/preparation", "loader/test_process_source", "loader/test_every_source", "placement/test_joined_buffers",
+)  # fmt: skip
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -36,8 +30,7 @@ def pytest_xdist_make_scheduler(config, log):
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::")[0]
-            name = file.removeprefix("tests/")
-            return next((scope for scope, files in TOGETHER.items() if name.startswith(files)), file)
+            return "together" if file.removeprefix("tests/").startswith(TOGETHER) else file
 
     return ByFile(config, log)
 
