@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from cli.tiny_graph import TINY, write_tiny_graph
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_gnnscale import events
@@ -13,28 +13,11 @@ from lightning_gnnscale.cli.best_checkpoint import EarlierBest, best_checkpoint,
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.main import main
 
-TINY = [
-    "dataset=files",
-    "dataset.edges=edges.npy",
-    "dataset.features=x.npy",
-    "dataset.labels=y.npy",
-    "trainer.accelerator=cpu",
-    "trainer.devices=1",
-    "trainer.enable_progress_bar=false",
-    "partitioner=random",
-    "sampler.fanouts=[2,2]",
-    "model.backbone.hidden_channels=4",
-    "num_parts=2",
-]
-
 
 @pytest.fixture(autouse=True)
 def _in_a_folder_with_a_graph(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    nodes = np.arange(40)
-    np.save("edges.npy", np.stack([nodes, (nodes + 1) % 40]))
-    np.save("x.npy", np.eye(40, 6, dtype=np.float32))
-    np.save("y.npy", nodes % 2)
+    write_tiny_graph()
 
 
 def train(folder: str, *words: str) -> dict:

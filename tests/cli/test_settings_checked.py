@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cli.refusals import refused
+from cli.tiny_graph import TINY, write_tiny_graph
 
 from lightning_gnnscale.cli.check_settings import check_settings, planned_devices
 from lightning_gnnscale.cli.compose import compose_config
@@ -13,29 +14,13 @@ from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.main import main
 from lightning_gnnscale.cli.recipe import available_recipes, take_recipe
 
-TINY = [
-    "dataset=files",
-    "dataset.edges=edges.npy",
-    "dataset.features=x.npy",
-    "dataset.labels=y.npy",
-    "trainer.accelerator=cpu",
-    "trainer.devices=1",
-    "trainer.max_epochs=1",
-    "trainer.enable_progress_bar=false",
-    "partitioner=random",
-    "sampler.fanouts=[2,2]",
-    "model.backbone.hidden_channels=4",
-    "num_parts=2",
-]
+ONE_EPOCH = [*TINY, "trainer.max_epochs=1"]
 
 
 @pytest.fixture(autouse=True)
 def _in_a_folder_with_a_graph(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    nodes = np.arange(40)
-    np.save("edges.npy", np.stack([nodes, (nodes + 1) % 40]))
-    np.save("x.npy", np.eye(40, 6, dtype=np.float32))
-    np.save("y.npy", nodes % 2)
+    write_tiny_graph()
 
 
 def refused_early(capsys, *words: str) -> str:
@@ -89,7 +74,7 @@ def test_training_refuses_before_the_store_is_made(capsys, words, parts):
     several[3, 1] = np.nan
     np.save("several.npy", several)
     np.save("weight.npy", np.where(np.arange(40) == 7, np.nan, 1.0))
-    line = refused_early(capsys, "train", *TINY, *words)
+    line = refused_early(capsys, "train", *ONE_EPOCH, *words)
     for part in parts:
         assert part in line
 
@@ -116,7 +101,7 @@ FULL_GRAPH = ["datamodule=full_graph", "strategy/weights=gradient_averaging"]
 )  # fmt: skip
 def test_what_the_strategy_refuses_is_refused_before_the_store_is_made(capsys, words, parts):
     words_of_a_sampler = "sampler=saint" in words or "datamodule=full_graph" in words
-    tiny = [word for word in TINY if not (words_of_a_sampler and word.startswith("sampler."))]
+    tiny = [word for word in ONE_EPOCH if not (words_of_a_sampler and word.startswith("sampler."))]
     line = refused_early(capsys, "train", *tiny, *words)
     for part in parts:
         assert part in line
@@ -165,7 +150,7 @@ def test_plus_still_adds_what_a_target_takes():
         "test=false",
         "hydra.run.dir=run",
     ]
-    main(["train", *TINY, *words])
+    main(["train", *ONE_EPOCH, *words])
     assert len(list(Path("run/checkpoints").glob("*.ckpt"))) == 2
     assert len(os.listdir("stores")) >= 1
 

@@ -65,6 +65,12 @@ def test_fork(tmp_path):
     assert all(torch.equal(saved["state_dict"][name], expected[name]) for name in expected)
 
 
+QUIET = (
+    "--trainer.max_epochs=2", "--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.logger=false",
+    "--trainer.enable_checkpointing=false", "--trainer.enable_progress_bar=false",
+)  # fmt: skip
+
+
 def run_cli(folder):
     from lightning.pytorch.cli import LightningCLI
 
@@ -73,12 +79,7 @@ def run_cli(folder):
         "--trainer.strategy=lightning_gnnscale.strategy.GNNScaleStrategy",
         "--trainer.strategy.weights=lightning_gnnscale.strategy.ModelAveraging",
         "--trainer.strategy.weights.every_n_epochs=2",
-        "--trainer.max_epochs=2",
-        "--trainer.accelerator=cpu",
-        "--trainer.devices=1",
-        "--trainer.logger=false",
-        "--trainer.enable_checkpointing=false",
-        "--trainer.enable_progress_bar=false",
+        *QUIET,
         f"--trainer.default_root_dir={folder}",
     ]
     cli = LightningCLI(Classifier, PartsData, args=arguments, save_config_callback=None, seed_everything_default=0)
@@ -113,12 +114,7 @@ def run_cli_of_the_package(folder, sampler, scheduler):
         "--model.optimizer=torch.optim.SGD",
         "--model.optimizer.lr=0.5",
         *scheduler,
-        "--trainer.max_epochs=2",
-        "--trainer.accelerator=cpu",
-        "--trainer.devices=1",
-        "--trainer.logger=false",
-        "--trainer.enable_checkpointing=false",
-        "--trainer.enable_progress_bar=false",
+        *QUIET,
         f"--trainer.default_root_dir={folder}",
     ]
     options = {"save_config_callback": None, "seed_everything_default": 0}
