@@ -1,10 +1,12 @@
 """Train graph neural networks on graphs that fit neither the GPU nor the host, through the Lightning Trainer.
 
-Importing this package registers `Trainer(strategy="gnnscale")`. Everything else is loaded on first use.
+Importing this package registers `Trainer(strategy="gnnscale")`, whether Lightning is imported before or after it.
+Everything else is loaded on first use.
 """
 
-import os
 from importlib import import_module
+
+from .registration import register_with_lightning
 
 # Where each public name lives. Submodules (`gs.model`, `gs.events`) are reached as attributes too.
 _HOME = {
@@ -89,11 +91,7 @@ _SUBMODULES = (
 
 __all__ = sorted(_HOME)
 
-# A process that only prepares batches starts in half the time without Lightning.
-if os.environ.get("GNNSCALE_BATCH_WORKER") != "1":
-    from .strategy import register as _register
-
-    _register()
+register_with_lightning()
 
 
 def __getattr__(name: str):

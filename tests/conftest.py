@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
+# Cores are shared, and a kernel's first example compiles it.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 
 # Tests that start Ray, which others would find, or look for what is left in /dev/shm, where these processes write.

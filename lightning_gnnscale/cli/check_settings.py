@@ -8,7 +8,6 @@ from typing import Any
 from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from ..model import Backbone, LinkPredictor, NodeClassifier
 from .errors import UsageError
 
 LARGEST_SEED = 2**32 - 1  # of numpy's generator
@@ -127,6 +126,8 @@ def check_hops(num_layers: int | None, fanouts: Sequence[int]) -> None:
 
 
 def _check_fanouts(config: DictConfig) -> None:
+    from ..model import Backbone  # imports Lightning and PyG, which plans do without
+
     backbone = get_object(config.model.backbone._target_) if "backbone" in config.model else None
     if inspect.isclass(backbone) and issubclass(backbone, Backbone):
         default = inspect.signature(backbone).parameters["num_layers"].default
@@ -135,6 +136,8 @@ def _check_fanouts(config: DictConfig) -> None:
 
 def _check_monitors(config: DictConfig) -> None:
     """Compare what callbacks watch with what the module logs; a module of the user's own may log anything."""
+    from ..model import LinkPredictor, NodeClassifier
+
     module = get_object(config.model._target_)
     logged = ["train_loss", "val_loss"]
     if module is NodeClassifier:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from ..errors import GNNScaleError
-from ..loader.preparation.cluster import NAMESPACE, WORKER_ENV, import_ray, join_ray, leave_ray, one_line
+from ..loader.preparation.cluster import NAMESPACE, import_ray, join_ray, leave_ray, one_line
 from .row_shard import RowShard, ShardSpec
 from .shared_table import table_bytes
 
@@ -33,7 +33,7 @@ class ShardKeeper:
 
     def __init__(self, spec: ShardSpec):
         reply, other_end = os.pipe()
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), WORKER_ENV: "1"}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         # A session of its own: what interrupts the trainer from the keyboard must not end the rows first.
         self._process = subprocess.Popen(
             [sys.executable, "-c", _RUN, str(other_end)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""The Lightning strategy and its policies; importing this registers `Trainer(strategy="gnnscale")`."""
+"""The Lightning strategy and its policies."""
 
 from .exchange import (
     BroadcastExchange,
@@ -11,10 +11,8 @@ from .exchange import (
     SkipBroadcast,
     VariationGap,
 )
-from .gnnscale import GNNScaleStrategy, register
+from .gnnscale import GNNScaleStrategy
 from .weights import BoundedGradientStaleness, GradientAveraging, ModelAveraging, WeightPolicy
-
-register()
 
 __all__ = [
     "BoundedGradientStaleness",
@@ -31,5 +29,4 @@ __all__ = [
     "SkipBroadcast",
     "VariationGap",
     "WeightPolicy",
-    "register",
 ]

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.pytorch.plugins.precision import Precision
-from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
@@ -295,15 +295,3 @@ def _end_with_parent() -> None:
 def _destroy_process_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def register() -> None:
-    """Make the strategy known to `Trainer(strategy=...)` as gnnscale, gnnscale_fork and gnnscale_spawn."""
-    for name, start_method in (("gnnscale", "popen"), ("gnnscale_fork", "fork"), ("gnnscale_spawn", "spawn")):
-        if name not in StrategyRegistry:
-            StrategyRegistry.register(
-                name,
-                GNNScaleStrategy,
-                description=f"Partitioned training with model averaging, `start_method` '{start_method}'",
-                start_method=start_method,
-            )

@@ -232,7 +232,7 @@ def test_writing_checks_its_arguments(tmp_path, name, dtype):
 edge_lists = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=40)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(edge_lists, st.integers(1, 45), st.integers(0, 4), st.booleans())
 def test_chunk_size_changes_nothing(tmp_path_factory, edges, chunk_edges, start_chunk, relabel):
     folder = tmp_path_factory.mktemp("chunks")

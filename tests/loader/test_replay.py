@@ -145,7 +145,7 @@ def graphs(draw):
     return tasks
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(batches=st.lists(graphs(), min_size=1, max_size=8), threads=st.integers(1, 4), cap=st.integers(1, 5))
 def test_orders_and_caps_of_any_graphs(batches, threads, cap):
     """Tasks once each, after those they need; launches and deliveries in order; bytes below the cap."""

@@ -105,7 +105,7 @@ LINKED = Operators(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(data=st.data(), linked=st.booleans())
 def test_any_order_that_dependencies_allow_gives_the_same_batch(data, linked):
     staged = stage(SAMPLERS["uniform"])

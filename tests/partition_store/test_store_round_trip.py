@@ -14,7 +14,7 @@ from lightning_gnnscale.partition_store import PartitionStore, WriteBudget, rows
 from tests.oracles.partition_store import StoreOracle
 from tests.partition_store.small_graphs import TINY, SmallGraph, random_graph, small_graphs
 
-FAST = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FAST = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def write(graph: SmallGraph, folder: str, budget=TINY, chunk_edges=7, **arrays) -> PartitionStore:

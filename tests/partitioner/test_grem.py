@@ -36,7 +36,7 @@ def expected_parts(edges, num_nodes, num_parts, mode, refine=True, chunk_edges=N
     return grem_parts(edges, num_nodes, num_parts, mode, refine, chunk_edges, epsilon, random_seed_parts(seed))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
 def test_equals_the_oracle_in_every_layout(graph, layout, data):
     num_nodes, edges = graph
@@ -250,7 +250,7 @@ def test_a_chunk_of_all_edges_is_partitioned_in_memory_and_fits_the_caps_of_ever
         assert np.bincount(p.part_id).max() <= math.floor(40 * 1.03)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(num_parts=st.integers(1, 300), per_part=st.integers(1, 10**6), less=st.floats(0, 1), epsilon=st.floats(0, 1))
 def test_caps_always_leave_room_for_every_node(num_parts, per_part, less, epsilon):
     num_nodes = max(1, int(num_parts * per_part - less * num_parts))

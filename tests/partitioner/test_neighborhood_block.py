@@ -26,7 +26,7 @@ def expected_parts(edges, num_nodes, num_parts, masks, **options):
     return block_parts(edges, num_nodes, num_parts, used, **options)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
 def test_equals_the_oracle_in_every_layout(graph, layout, data):
     num_nodes, edges = graph

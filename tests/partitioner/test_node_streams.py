@@ -47,7 +47,7 @@ def keyed_order(rows, block_edges, seed):
     return order_of
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
 @pytest.mark.parametrize("method", METHODS)
 def test_equals_the_oracle_in_every_layout(method, graph, layout, data):

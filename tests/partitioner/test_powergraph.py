@@ -13,7 +13,7 @@ from tests.partitioner.test_spring import random_edges
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
 def test_equals_the_oracle_in_every_layout(graph, layout, data):
     num_nodes, edges = graph

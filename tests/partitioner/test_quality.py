@@ -70,7 +70,7 @@ def check(num_nodes, edges, arcs, part_id, num_parts, hops, **options):
         assert (q.bytes_per_part[part], q.components_per_part[part]) == expected
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     graph=simple_graphs(),
     layout=st.sampled_from(["once", "both_ways", "directed"]),

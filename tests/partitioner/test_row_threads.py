@@ -11,7 +11,7 @@ from lightning_gnnscale.partitioner.multilevel.edge_graph import share_of
 from lightning_gnnscale.partitioner.row_threads import RowThreads, num_cores
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     degrees=st.lists(st.sampled_from([0, 0, 1, 2, 3, 50]), max_size=30),
     first=st.integers(0, 5),

@@ -14,7 +14,7 @@ from tests.partitioner.test_spring import random_edges
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
 def test_equals_the_oracle_in_every_layout(graph, layout, data):
     num_nodes, edges = graph

@@ -16,7 +16,7 @@ from lightning_gnnscale.loader import BufferPool
 from lightning_gnnscale.partition_store.features import CSRFeatures
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     num_nodes=st.integers(4, 60),
     dim=st.sampled_from([1, 3, 16, 17, 63, 64, 128]),

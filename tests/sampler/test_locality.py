@@ -66,7 +66,7 @@ def test_self_loops_of_the_graph_count_once():
             assert mine.tolist() == theirs.tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     num_nodes=st.integers(1, 40),
     num_arcs=st.integers(0, 200),

@@ -27,7 +27,7 @@ def expected(whole, places, nodes, unreachable, filler):
     return rows, counts
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     dtype=st.sampled_from(TORCH_DTYPES),
     dim=st.sampled_from([1, 2, 3, 5, 8, 15, 16, 31, 32, 63, 64, 65, 128]),

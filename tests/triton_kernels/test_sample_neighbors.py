@@ -33,7 +33,7 @@ def assert_same(mine, other):
             assert value.dtype == np.int64, name
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     num_nodes=st.integers(1, 120),
     num_arcs=st.integers(0, 900),
@@ -50,7 +50,7 @@ def test_equals_the_keyed_oracle(num_nodes, num_arcs, fanouts, key, replace, hub
     assert_same(mine, sample_neighbors_reference(csc, seeds, fanouts, key, replace=replace))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(num_nodes=st.integers(1, 80), num_arcs=st.integers(0, 500), key=st.integers(0, 2**64 - 1), whole=st.booleans())
 def test_with_all_neighbours_it_is_pygs_sampler(num_nodes, num_arcs, key, whole):
     csc = random_csc(num_nodes, num_arcs, seed=key % 89)

@@ -17,7 +17,6 @@ NAMESPACE = "gnnscale"
 WORKER_GROUP = "beside"  # of a worker's methods that do not wait for a batch
 PREPARED = "prepared-worker-"
 _AUTH = "RAY_AUTH_MODE"
-WORKER_ENV = "GNNSCALE_BATCH_WORKER"
 _STOP_LIMIT_S = 10.0
 # What any HTTP/2 server answers with settings of its own: the preface and an empty SETTINGS frame.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -145,7 +144,7 @@ def _connect(ray, address: str | None, store_bytes: int) -> None:
         if address is not None:
             ray.init(address=address, **quiet)
             return
-        with _environment(RAY_USAGE_STATS_ENABLED="0", **{WORKER_ENV: "1"}):
+        with _environment(RAY_USAGE_STATS_ENABLED="0"):
             ray.init(address="local", include_dashboard=False, object_store_memory=store_bytes, **quiet)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         where = "on this machine" if address is None else f"at {address}"

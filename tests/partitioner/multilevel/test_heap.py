@@ -11,7 +11,7 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(ACTIONS, max_size=80))
 def test_equals_a_sorted_list_while_keys_change(actions):
     nodes, place, keys, size = empty_heap(NODES)
