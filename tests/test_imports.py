@@ -8,8 +8,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SHARED = {"graph", "errors", "rng", "events", "memory", "jit", "units"}
 KERNELS = {"triton_kernels"}
-FLOW = ["edge_stream", "partitioner", "partition_store", "planner", "dataset", "placement", "sampler", "loader"]
-FLOW += ["embedding"]
+FLOW = ["edge_stream", "partitioner", "partition_store", "planner", "dataset", "store_source"]
+FLOW += ["placement", "sampler", "loader", "embedding"]
 ALLOWED = {stage: SHARED | KERNELS | set(FLOW[: i + 1]) for i, stage in enumerate(FLOW)}
 ALLOWED |= {
     "model": SHARED | KERNELS | {"model"},

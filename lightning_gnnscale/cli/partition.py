@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -12,9 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import events
-from ..datamodule import PartitionDataModule
+from ..partition_store import PartitionStore
 from ..report.progress import ProgressBars
 from ..report.summary import print_summary, stage_rows
+from ..store_source import StoreSource
 from .check_settings import check_settings, planned_devices
 from .store import make_store
 
@@ -29,9 +31,9 @@ def run(config: DictConfig) -> dict:
     with ProgressBars() as progress:
         with events.stage("load"):
             dataset = instantiate(config.dataset)
-        datamodule = PartitionDataModule(
-            root=config.paths.stores,
-            dataset=dataset,
+        source = StoreSource(
+            dataset,
+            config.paths.stores,
             partitioner=instantiate(config.partitioner),
             planner=instantiate(config.planner),
             num_parts=config.num_parts,
@@ -40,8 +42,8 @@ def run(config: DictConfig) -> dict:
             pack_halo=config.pack_halo,
             progress=progress,
         )
-        plan = make_store(config, datamodule, num_devices)
-    facts = datamodule.partitioning_facts
+        plan = make_store(config, source, partial(source.make_plan, num_devices))
+    facts, store = source.partitioning_facts, PartitionStore.open(source.root)
     quality = facts.get("quality") or {}
     log = events.last_run(events.read_log(folder / "events.jsonl"))
     summary = {
@@ -49,9 +51,9 @@ def run(config: DictConfig) -> dict:
         "stages": stage_rows(log, dict(plan.host_peak_bytes)),
         "facts": {
             "method": facts.get("method"),
-            "nodes": f"{datamodule.store.num_nodes:,}",
-            "arcs stored": f"{datamodule.store.num_arcs:,}",
-            "store": str(datamodule.root),
+            "nodes": f"{store.num_nodes:,}",
+            "arcs stored": f"{store.num_arcs:,}",
+            "store": str(store.root),
         },
     }
     print_summary(summary)

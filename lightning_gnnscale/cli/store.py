@@ -1,54 +1,54 @@
 """The plan and the store of a run: chosen, named, made, and checked again with what partitioning told."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from omegaconf import DictConfig
 from rich.console import Console
 
-from ..datamodule import StoredGraphDataModule
 from ..planner import Plan
+from ..store_source import StoreSource
 
 
-def make_store(config: DictConfig, datamodule: StoredGraphDataModule, num_devices: int, **plan_options) -> Plan:
+def make_store(config: DictConfig, source: StoreSource, make_plan: Callable[[], Plan]) -> Plan:
     """Plan the parts, name the folder of the store by what it is made from, and make the store.
 
     Args:
         config: with `output` (a folder, or None) and `paths.stores`.
-        datamodule: its number of parts and its root are settled here.
-        num_devices: of the plan.
-        plan_options: further arguments of `predict_training`.
+        source: of the store; its number of parts and its root are settled here.
+        make_plan: returns the plan of the source as it then is.
 
     Returns:
         The plan, checked with the halo rows of the largest part where partitioning has counted them.
     """
-    datamodule.root = _standing_root(config, datamodule)  # a store that stands tells the plan its arcs
-    plan = datamodule.make_plan(num_devices, **plan_options)
-    datamodule.num_parts = plan.num_parts
-    datamodule.root = _root(config, datamodule, plan.num_parts)
-    datamodule.prepare_data()
-    halo = (datamodule.partitioning_facts.get("quality") or {}).get("halo_per_part")
+    source.root = _standing_root(config, source)  # a store that stands tells the plan its arcs
+    plan = make_plan()
+    source.num_parts = plan.num_parts
+    source.root = _root(config, source, plan.num_parts)
+    source.prepare(plan.num_parts)
+    halo = (source.partitioning_facts.get("quality") or {}).get("halo_per_part")
     plan = plan.with_halo(max(halo)) if halo else plan
     if not plan.fits:
         Console(stderr=True).print(f"gnnscale: the plan does not fit: {dict(plan.terms())['fits']}")
     return plan
 
 
-def _standing_root(config: DictConfig, datamodule: StoredGraphDataModule) -> Path:
+def _standing_root(config: DictConfig, source: StoreSource) -> Path:
     """Return the folder of a store of this input: of any number of parts where the plan is to choose it."""
-    if datamodule.num_parts != "auto":
-        return _root(config, datamodule, datamodule.num_parts)
-    for folder in Path(config.paths.stores).glob(f"{_name(config, datamodule)}-p*-*"):
+    if source.num_parts != "auto":
+        return _root(config, source, source.num_parts)
+    for folder in Path(config.paths.stores).glob(f"{_name(config, source)}-p*-*"):
         num_parts = folder.name.split("-p")[-1].split("-")[0]
-        if num_parts.isdigit() and folder == _root(config, datamodule, int(num_parts)):
+        if num_parts.isdigit() and folder == _root(config, source, int(num_parts)):
             return folder
-    return Path(datamodule.root)
+    return source.root
 
 
-def _root(config: DictConfig, datamodule: StoredGraphDataModule, num_parts: int) -> Path:
-    digest = datamodule.fingerprint(num_parts)[:8]
-    name = f"{_name(config, datamodule)}-p{num_parts}-{digest}"
+def _root(config: DictConfig, source: StoreSource, num_parts: int) -> Path:
+    digest = source.fingerprint(num_parts)[:8]
+    name = f"{_name(config, source)}-p{num_parts}-{digest}"
     return Path(config.output or Path(config.paths.stores) / name)
 
 
-def _name(config: DictConfig, datamodule: StoredGraphDataModule) -> str:
-    return f"{datamodule.dataset.name}-{config.partitioner.method}"
+def _name(config: DictConfig, source: StoreSource) -> str:
+    return f"{source.dataset.name}-{config.partitioner.method}"

@@ -4,6 +4,7 @@ import inspect
 import logging
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -72,8 +73,9 @@ def train(config: DictConfig, folder: Path) -> dict:
         datamodule.check_trainer(trainer)
         if config.num_parts != "auto" and not _crosses_parts(trainer, datamodule):
             check_num_parts(config.num_parts, trainer.world_size)
-        plan = make_store(config, datamodule, trainer.world_size, **_widths(config))
-    datamodule.progress = None
+        make_plan = partial(datamodule.make_plan, trainer.world_size, **_widths(config))
+        plan = make_store(config, datamodule.store_source, make_plan)
+    datamodule.store_source.progress = None
     model = make_model(config, datamodule)
     if is_first_rank():
         keep_earlier_run(folder)

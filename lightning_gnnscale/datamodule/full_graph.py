@@ -85,11 +85,11 @@ class FullGraphDataModule(StoredGraphDataModule):
     def planned_parts(self) -> int:
         """Return the number of parts: as given; else of a store that stands, or the planner's, one a process."""
         parts = super().planned_parts()
-        return parts if self.num_parts != "auto" else max(parts, self._rank_and_world()[1])
+        return max(parts, self._rank_and_world()[1]) if self._chooses_parts else parts
 
     def make_plan(self, num_devices: int | None = None, **options) -> Plan:
         plan = super().make_plan(num_devices, **options)
-        if self.dataset is None or self.num_parts != "auto" or plan.num_parts >= plan.num_devices:
+        if not self._chooses_parts or plan.num_parts >= plan.num_devices:
             return plan
         return super().make_plan(num_devices, **{**options, "num_parts": plan.num_devices})
 
@@ -108,8 +108,8 @@ class FullGraphDataModule(StoredGraphDataModule):
             )
         if self.trainer is not None:
             self.check_trainer(self.trainer)
-        if self.num_parts != "auto":
-            part_runs(self.num_parts, world_size)
+        if not self._chooses_parts:
+            part_runs(self.store_source.num_parts, world_size)
 
     def check_trainer(self, trainer: pl.Trainer) -> None:
         """Refuse accumulated gradients, and several processes that exchange nothing; raises as `setup` does."""
@@ -134,6 +134,10 @@ class FullGraphDataModule(StoredGraphDataModule):
         if self.blocks is None or (self.blocks.rank, self.blocks.world_size) != (rank, world_size):
             self.blocks = load_block_rows(self.store, rank, world_size)
             self._batch = block_batch(self.store, self.blocks)
+
+    @property
+    def _chooses_parts(self) -> bool:
+        return self.store_source is not None and self.store_source.num_parts == "auto"
 
     def _check_trainable(self) -> None:
         super()._check_trainable()

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,9 @@ import lightning as L
 from ..dataset import GraphDataset
 from ..errors import PartitionStoreError, StrategyError, check_count
 from ..partition_store import PartitionStore
-from ..partitioner import Partitioning, partition
-from ..partitioner.graph_access.layout import lists_both_ways
+from ..partitioner import Partitioning
 from ..planner import Plan, plan
-from .partitioner_identity import describe_partitioner
-from .preparation import (
-    expected_store_fingerprint,
-    partitioning_facts,
-    preparation_fingerprint,
-    prepare_store,
-    standing_arcs,
-    standing_parts,
-)
+from ..store_source import StoreSource, partitioning_facts
 
 
 class StoredGraphDataModule(L.LightningDataModule):
@@ -43,6 +33,9 @@ class StoredGraphDataModule(L.LightningDataModule):
         pack_halo: a store that is written also has the feature rows of each part's halo beside the part.
         overwrite: replace a store made from other input, or a damaged one.
         progress: (what, done, total), called while the store is made.
+
+    Attributes:
+        store_source: the `StoreSource` that `prepare_data` makes the store from; None where a store was given.
 
     Raises:
         ValueError: an argument is out of range, or neither or both of store and data are given.
@@ -84,61 +77,60 @@ class StoredGraphDataModule(L.LightningDataModule):
             raise ValueError(
                 "pack_halo says how a store is written, and store= stands: leave it out; what it has packed is read"
             )
-        self.dataset, self.root = dataset, _folder(root if store is None else store)
-        self.partitioner, self.num_parts, self.planner = partitioner, num_parts, planner or plan
-        self.seed, self.overwrite, self.progress, self.pack_halo = seed, overwrite, progress, pack_halo
+        self.store_source: StoreSource | None = None
+        if dataset is not None:
+            self.store_source = StoreSource(
+                dataset,
+                root,
+                partitioner=partitioner,
+                num_parts=num_parts,
+                planner=planner,
+                seed=seed,
+                overwrite=overwrite,
+                pack_halo=pack_halo,
+                progress=progress,
+            )
+        self._root = None if store is None else _folder(store)
+        self._planner, self.seed = planner or plan, seed
         self.stored_features = True
         self._store: PartitionStore | None = None
-        self._both_ways: bool | None = None  # of a stream with layout "auto", once it has been read
+
+    @property
+    def root(self) -> Path:
+        """Folder of the store."""
+        return self._root if self.store_source is None else self.store_source.root
+
+    @property
+    def dataset(self) -> GraphDataset | None:
+        """What the store is made from; None where a store was given."""
+        return None if self.store_source is None else self.store_source.dataset
 
     def prepare_data(self) -> None:
         """Partition and write the store; nothing to do where the same store stands."""
-        if self.dataset is None:
+        if self.store_source is None:
             PartitionStore.open(self.root)
-            return
-        num_parts = self.planned_parts()
-        prepare_store(
-            self.root,
-            self.dataset,
-            lambda: self._partition(num_parts),
-            self.fingerprint(num_parts),
-            overwrite=self.overwrite,
-            progress=self.progress,
-            store_fingerprint=lambda: self._store_fingerprint(num_parts),
-            pack_halo=self.pack_halo,
-        )
-
-    def fingerprint(self, num_parts: int) -> str:
-        """Return a digest of what a store of this many parts is made from: input, partitioner, seed."""
-        made = {"partitioner": describe_partitioner(self.partitioner), "seed": self.seed}
-        return preparation_fingerprint(self.dataset, made | ({"pack_halo": True} if self.pack_halo else {}), num_parts)
-
-    def _store_fingerprint(self, num_parts: int) -> str | None:
-        return expected_store_fingerprint(self.dataset, self.partitioner, num_parts, self.seed, self.pack_halo)
+        else:
+            self.store_source.prepare(self.planned_parts())
 
     def planned_parts(self) -> int:
         """Return the number of parts: as given; else that of a store of this input that stands; else the planner's."""
-        if self.num_parts != "auto":
-            return self.num_parts
-        standing = None if self.dataset is None else self._standing_parts()
-        return self.make_plan().num_parts if standing is None else standing
-
-    def _standing_parts(self) -> int | None:
-        return standing_parts(self.root, self.fingerprint, self._store_fingerprint)
+        if self.store_source is None:
+            return self.store.num_parts
+        if self.store_source.num_parts != "auto":
+            return self.store_source.num_parts
+        return self.store_source.standing_parts() or self.make_plan().num_parts
 
     def make_plan(self, num_devices: int | None = None, **options) -> Plan:
-        """Return the plan for this graph.
+        """Return the plan for this graph and these batches; see `StoreSource.make_plan` for what is read.
 
         Args:
             num_devices: None takes the Trainer's, or 1 without one.
             options: further arguments of `gs.plan` and `predict_training`; they go before the DataModule's own.
-
-        Cost: nothing is read but counts; where reverses are added to edges of layout "auto", and no store of this
-        input and number of parts stands, the edges once: those that are listed both ways are as many as will be stored.
         """
-        devices = num_devices or self._rank_and_world()[1]
-        made = self.planner(**{**self._sizes(), **self._batch_shape(), "num_devices": devices, **options})
-        return replace(made, edges_note=self._count_arcs()[1])
+        devices, options = num_devices or self._rank_and_world()[1], {**self._batch_shape(), **options}
+        if self.store_source is not None:
+            return self.store_source.make_plan(devices, **options)
+        return self._planner(**{**_sizes(self.store), "num_devices": devices, **options})
 
     def check_trainer(self, trainer: L.Trainer) -> None:
         """Refuse settings of a Trainer that cannot go with this DataModule, before a store is made; `setup` calls it.
@@ -209,61 +201,18 @@ class StoredGraphDataModule(L.LightningDataModule):
     def _rank_and_world(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
 
-    def _sizes(self) -> dict[str, Any]:
-        """Return what the planner asks of the graph: from its input, or from a store that was given."""
-        if self.dataset is None:
-            table = self.store.features
-            sizes = {"num_parts": self.store.num_parts, "feature_dim": 0 if table is None else table.dim}
-            return sizes | {
-                "num_nodes": self.store.num_nodes,
-                "num_edges": self.store.num_arcs,
-                "feature_bytes": 0 if table is None else table.nbytes,
-                "feature_row_bytes": 0.0 if table is None else table.batch_row_bytes,
-            }
-        num_arcs = self._count_arcs()[0]
-        return {
-            "num_parts": None if self.num_parts == "auto" else self.num_parts,
-            "num_nodes": self.dataset.stream.count()[0],
-            "num_edges": num_arcs,
-            "feature_bytes": self.dataset.feature_bytes,
-            "feature_dim": self.dataset.feature_dim,
-            "feature_row_bytes": self.dataset.batch_row_bytes,
-        }
 
-    def _count_arcs(self) -> tuple[int, str]:
-        """Return the arcs that a store has, and how they were counted where that is not plain."""
-        if self.dataset is None:
-            return self.store.num_arcs, ""
-        num_parts = self._standing_parts() if self.num_parts == "auto" else self.num_parts
-        num_arcs = None if num_parts is None else standing_arcs(self.root, self.fingerprint(num_parts))
-        if num_arcs is not None:
-            return num_arcs, ""
-        stream = self.dataset.stream
-        if not stream.to_undirected:
-            return stream.count()[1], ""
-        layout = stream.layout
-        if layout == "auto":
-            if self._both_ways is None:
-                self._both_ways = lists_both_ways(stream)
-            layout = "both_ways" if self._both_ways else "auto"
-        num_edges = stream.count()[1]
-        if layout == "both_ways":
-            return num_edges, "both directions of each edge are listed"
-        return 2 * num_edges, "reverses added" if layout == "once" else "at most: reverses added, repeats to be dropped"
-
-    def _partition(self, num_parts: int) -> Partitioning:
-        """Partition, and count in the figures the feature rows that a part loads."""
-        made = self._assign(num_parts)
-        num_nodes, feature_bytes = self.dataset.stream.num_nodes, self.dataset.feature_bytes
-        if made.quality is None or not num_nodes or made.quality.feature_bytes:
-            return made
-        return replace(made, quality=made.quality.with_feature_bytes(feature_bytes / num_nodes))
-
-    def _assign(self, num_parts: int) -> Partitioning:
-        options: dict[str, Any] = {"num_parts": num_parts, "seed": self.seed, "masks": self.dataset.masks}
-        if isinstance(self.partitioner, str):
-            return partition(self.dataset.stream, method=self.partitioner, progress=self.progress, **options)
-        return self.partitioner(self.dataset.stream, progress=self.progress, **options)
+def _sizes(store: PartitionStore) -> dict[str, Any]:
+    """Return what the planner asks of a graph, from its store."""
+    table = store.features
+    return {
+        "num_parts": store.num_parts,
+        "num_nodes": store.num_nodes,
+        "num_edges": store.num_arcs,
+        "feature_bytes": 0 if table is None else table.nbytes,
+        "feature_dim": 0 if table is None else table.dim,
+        "feature_row_bytes": 0.0 if table is None else table.batch_row_bytes,
+    }
 
 
 def _folder(store: str | os.PathLike | PartitionStore) -> Path:

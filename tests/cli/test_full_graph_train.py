@@ -27,7 +27,7 @@ def test_one_config_makes_either_datamodule_and_its_model(tmp_path, dataset, cho
     _check_node(config, config, "")
     dm = make_datamodule(config, dataset)
     assert type(dm) is kind and dm.seed == 3
-    dm.root = tmp_path / "store"
+    dm.store_source.root = tmp_path / "store"
     dm.prepare_data()
     assert dm.store.num_parts == 2
     model = make_model(config, dm)
@@ -38,7 +38,7 @@ def test_layers_need_no_fan_outs(tmp_path, dataset):
     words = ["datamodule=full_graph", "num_parts=2", f"paths.stores={tmp_path}", "model=gcn"]
     config = compose_config("train", [*words, "model.backbone.num_layers=3"])
     dm = make_datamodule(config, dataset)
-    dm.root = tmp_path / "store"
+    dm.store_source.root = tmp_path / "store"
     dm.prepare_data()
     assert make_model(config, dm).backbone.num_layers == 3
 

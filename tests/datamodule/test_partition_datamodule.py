@@ -62,7 +62,9 @@ def test_packed_halos_make_another_store(tmp_path, dataset):
     options = {"dataset": dataset, "partitioner": "random", "num_parts": 2}
     packed = gs.PartitionDataModule(root=tmp_path / "s", pack_halo=True, **options)
     packed.prepare_data()
-    assert packed.fingerprint(2) != gs.PartitionDataModule(root=tmp_path / "s", **options).fingerprint(2)
+    assert packed.store_source.fingerprint(2) != gs.PartitionDataModule(
+        root=tmp_path / "s", **options
+    ).store_source.fingerprint(2)
     assert len(packed.store.part_features.halo_nodes) == len(packed.store.halo(0)) + len(packed.store.halo(1)) > 0
     with pytest.raises(ValueError, match="pack_halo says how a store is written, and store= stands"):
         gs.PartitionDataModule(tmp_path / "s", pack_halo=True)

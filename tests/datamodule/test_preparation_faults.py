@@ -19,6 +19,7 @@ from lightning_gnnscale.errors import GNNScaleError, PartitionStoreError
 from lightning_gnnscale.partition_store import write_partition_store
 from lightning_gnnscale.partition_store.manifest import FORMAT_VERSION
 from lightning_gnnscale.partitioner import Partitioning
+from lightning_gnnscale.store_source import StoreSource
 
 NUM_NODES = 400
 ROWS = np.random.default_rng(0).random((NUM_NODES, 16), dtype=np.float32)
@@ -115,7 +116,9 @@ def test_a_file_is_not_read_for_its_fingerprint(tmp_path, dataset, monkeypatch):
     plain = GraphDataset("bare", dataset.stream, np.load(tmp_path / "rows.npy", mmap_mode="r"))
     by_path = GraphDataset("bare", dataset.stream, tmp_path / "rows.npy")
     monkeypatch.setattr(inputs, "_content_hash", lambda array: pytest.fail("an array on disk was read"))
-    assert module(tmp_path / "s", plain).fingerprint(2) == module(tmp_path / "s", by_path).fingerprint(2)
+    assert module(tmp_path / "s", plain).store_source.fingerprint(2) == module(
+        tmp_path / "s", by_path
+    ).store_source.fingerprint(2)
 
 
 class Rule:
@@ -200,7 +203,7 @@ PAIRS = {
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
 def test_callables_are_told_apart_and_found_again(tmp_path, dataset, pair):
     def fingerprints():
-        return [module(tmp_path / "s", dataset, partitioner=given).fingerprint(2) for given in pair()]
+        return [module(tmp_path / "s", dataset, partitioner=given).store_source.fingerprint(2) for given in pair()]
 
     first, second = fingerprints()
     assert first != second
@@ -230,7 +233,7 @@ def test_a_finished_partitioning_in_a_closure_counts_by_its_parts(tmp_path, data
         return lambda stream, num_parts, **options: parts
 
     prints = [
-        module(tmp_path / "s", dataset, partitioner=given(finished(dataset.stream, method))).fingerprint(2)
+        module(tmp_path / "s", dataset, partitioner=given(finished(dataset.stream, method))).store_source.fingerprint(2)
         for method in ("random", "random", "range")
     ]
     assert prints[0] == prints[1] != prints[2]
@@ -238,16 +241,16 @@ def test_a_finished_partitioning_in_a_closure_counts_by_its_parts(tmp_path, data
 
 def test_a_global_that_a_lambda_reads_counts(tmp_path, dataset, monkeypatch):
     given = PAIRS["names"]()[0]
-    before = module(tmp_path / "s", dataset, partitioner=given).fingerprint(2)
+    before = module(tmp_path / "s", dataset, partitioner=given).store_source.fingerprint(2)
     monkeypatch.setitem(globals(), "METHOD", "range")
-    assert module(tmp_path / "s", dataset, partitioner=given).fingerprint(2) != before
+    assert module(tmp_path / "s", dataset, partitioner=given).store_source.fingerprint(2) != before
 
 
 def test_a_function_that_names_itself_has_a_fingerprint(tmp_path, dataset):
     def again(stream, num_parts, **options):
         return again if num_parts else None
 
-    assert module(tmp_path / "s", dataset, partitioner=again).fingerprint(2)
+    assert module(tmp_path / "s", dataset, partitioner=again).store_source.fingerprint(2)
 
 
 def test_what_cannot_be_told_apart_is_refused_in_one_line(tmp_path, dataset):
@@ -346,7 +349,7 @@ def test_an_unreadable_record_counts_as_absent(tmp_path, dataset, text, overwrit
     assert dm.partitioning_facts == {}
     dm.prepare_data()
     assert dm.store.num_parts == dm.partitioning_facts["num_parts"] == 2
-    assert json.loads(record.read_text())["fingerprint"] == dm.fingerprint(2)
+    assert json.loads(record.read_text())["fingerprint"] == dm.store_source.fingerprint(2)
 
 
 @pytest.mark.parametrize("text", ["", None])
@@ -399,7 +402,7 @@ PARTS_DAMAGES = {
 
 
 def killed_after_partitioning(root, dataset, monkeypatch):
-    import lightning_gnnscale.datamodule.preparation as preparation
+    import lightning_gnnscale.store_source.preparation as preparation
 
     def killed(*args, **options):
         raise KeyboardInterrupt
@@ -421,10 +424,8 @@ def test_parts_of_a_killed_run_are_made_again_where_they_cannot_be_read(
     if damage is not None:
         damage(folder)
     made = []
-    partition = gs.PartitionDataModule._partition
-    monkeypatch.setattr(
-        gs.PartitionDataModule, "_partition", lambda self, num: (made.append(num), partition(self, num))[1]
-    )
+    partition = StoreSource._partition
+    monkeypatch.setattr(StoreSource, "_partition", lambda self, num: (made.append(num), partition(self, num))[1])
     dm = module(tmp_path / "s", dataset, overwrite=overwrite)
     dm.prepare_data()
     assert made == ([] if damage is None else [2])
@@ -490,7 +491,7 @@ def test_a_damaged_store_that_was_written_by_hand_is_written_again(tmp_path, dat
 def test_the_fingerprint_of_a_callable_is_the_same_in_every_process(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "from lightning_gnnscale.datamodule.partitioner_identity import describe_partitioner\n"
+        "from lightning_gnnscale.store_source.partitioner_identity import describe_partitioner\n"
         "names, inner = {'a', 'b', 'c'}, {'x': 1, 'y': [2.5]}\n"
         "def make(held):\n"
         "    return lambda s, num_parts, **o: (held, [n in {'p', 'q', 'r'} for n in names], (lambda: inner)())\n"
