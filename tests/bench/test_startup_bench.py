@@ -47,6 +47,7 @@ def test_a_generated_graph_stands_in_for_cora(tmp_path, monkeypatch):
     assert startup._words(Console(), None) == ["recipe=cora"]
 
 
+@pytest.mark.slow
 def test_a_second_run_starts_over_the_standing_store(tmp_path, monkeypatch):
     nodes = np.arange(40)
     files = {"edges": "edges", "features": "x", "labels": "y"}
