@@ -8,45 +8,64 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import GraphDataset
 from lightning_gnnscale.edge_stream import SyntheticGraph, write_edges
 from tests.faults.build_store import digests
 
-NUM_NODES, NUM_EDGES, NUM_KILLS = 100_000, 2_000_000, 20
+NUM_KILLS = 20
 # Imported once: a child is then killed in its work, not in its imports.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["lightning_gnnscale.datamodule"])
 
 
-def prepare(folder: Path, root: Path) -> None:
+def write_input(folder: Path, num_nodes: int, num_edges: int, feature_dim: int) -> None:
+    folder.mkdir()
+    graph = SyntheticGraph(num_nodes, num_edges, num_communities=max(num_nodes // 200, 1), homophily=0.9)
+    write_edges(graph.stream(), folder / "edges.bin", dtype="int32")
+    graph.features(feature_dim, "float16", path=folder / "features.npy")
+
+
+def prepare(folder: Path, root: Path, num_nodes: int, chunk_edges: int) -> None:
     stream = gs.open_edge_stream(
-        folder / "edges.bin", num_nodes=NUM_NODES, dtype="int32", to_undirected=True, chunk_edges=200_000
+        folder / "edges.bin", num_nodes=num_nodes, dtype="int32", to_undirected=True, chunk_edges=chunk_edges
     )
     dataset = GraphDataset("files", stream, folder / "features.npy")
     gs.PartitionDataModule(root=root, dataset=dataset, num_parts=8).prepare_data()
 
 
-def start(folder: Path, root: Path) -> multiprocessing.Process:
-    process = CONTEXT.Process(target=prepare, args=(folder, root))
+def start(*arguments) -> multiprocessing.Process:
+    process = CONTEXT.Process(target=prepare, args=arguments)
     process.start()
     return process
 
 
-def test_killed_preparation_goes_on(tmp_path):
-    graph = SyntheticGraph(NUM_NODES, NUM_EDGES, num_communities=500, homophily=0.9)
-    write_edges(graph.stream(), tmp_path / "edges.bin", dtype="int32")
-    graph.features(32, "float16", path=tmp_path / "features.npy")
-    for _ in range(2):  # the first one also compiles
-        shutil.rmtree(tmp_path / "whole", ignore_errors=True)
-        begun, whole = time.monotonic(), start(tmp_path, tmp_path / "whole")
-        whole.join()
-        whole_s = time.monotonic() - begun
-        assert whole.exitcode == 0
-    expected, moments = digests(tmp_path / "whole"), random.Random(0)
-    root, num_killed, num_finished = tmp_path / "killed", 0, 0
+def undisturbed_s(*arguments) -> float:
+    begun, process = time.monotonic(), start(*arguments)
+    process.join()
+    assert process.exitcode == 0
+    return time.monotonic() - begun
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "num_edges", "feature_dim", "chunk_edges"),
+    [
+        (100_000, 2_000_000, 32, 200_000),
+        pytest.param(4_000_000, 100_000_000, 64, 1 << 22, marks=[pytest.mark.slow, pytest.mark.timeout(7200)]),
+    ],
+)
+def test_killed_preparation_goes_on(tmp_path, num_nodes, num_edges, feature_dim, chunk_edges):
+    tiny, given, whole, root = (tmp_path / name for name in ("tiny", "given", "whole", "killed"))
+    write_input(tiny, 1000, 4000, 4)
+    undisturbed_s(tiny, tmp_path / "compiled", 1000, chunk_edges)
+    write_input(given, num_nodes, num_edges, feature_dim)
+    whole_s = undisturbed_s(given, whole, num_nodes, chunk_edges)
+    expected, moments = digests(whole), random.Random(0)
+    num_killed, num_finished = 0, 0
     while num_killed < NUM_KILLS or not num_finished:
-        process = start(tmp_path, root)
+        process = start(given, root, num_nodes, chunk_edges)
         process.join(timeout=whole_s * moments.uniform(0.05, 0.95) if num_killed < NUM_KILLS else None)
         if process.exitcode is None:
             os.kill(process.pid, signal.SIGKILL)
@@ -59,5 +78,5 @@ def test_killed_preparation_goes_on(tmp_path):
             num_finished += 1
             shutil.rmtree(root)
             Path(f"{root}.source.json").unlink()
-    left = {path.name for path in tmp_path.iterdir()} - {"whole", "edges.bin", "features.npy"}
+    left = {path.name for path in tmp_path.iterdir()} - {"tiny", "given", "compiled", "whole"}
     assert all(name.endswith((".lock", ".source.json")) for name in left), left
