@@ -7,6 +7,7 @@ if not os.path.exists("/dev/nvidia0"):
     # Before lightning or torch_geometric is imported: both import triton.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from multiprocessing import forkserver, set_forkserver_preload
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,16 @@ def pytest_xdist_make_scheduler(config, log):
             return "together" if file.removeprefix("tests/").startswith(TOGETHER) else file
 
     return ByFile(config, log)
+
+
+FORKED = ("distributed", "faults", "datamodule/test_process", "loader/test_process_source")
+
+
+def pytest_collection_finish(session):
+    """Start the one server that forks processes: who starts it decides what its children find imported."""
+    if any(item.nodeid.removeprefix("tests/").startswith(FORKED) for item in session.items):
+        set_forkserver_preload([f"lightning_gnnscale.{name}" for name in ("strategy", "model", "datamodule")])
+        forkserver.ensure_running()
 
 
 @pytest.fixture(scope="session")

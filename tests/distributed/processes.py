@@ -1,4 +1,4 @@
-"""Real processes for tests: forked from a clean server that has imported torch and lightning, joined within a limit."""
+"""Real processes for tests: forked from a clean server that has imported the package, joined within a limit."""
 
 import multiprocessing
 import os
@@ -8,8 +8,6 @@ from datetime import timedelta
 from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
-# Installed packages alone: the server of Python 3.11 does not see the tests' folder.
-CONTEXT.set_forkserver_preload(["torch", "lightning", "lightning_gnnscale.strategy"])
 
 
 def launch(world_size, function, folder, *args, limit_s=60, killed=()):

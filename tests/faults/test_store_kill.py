@@ -14,7 +14,6 @@ NUM_NODES, NUM_EDGES = 100_000, 2_000_000
 
 # Children are forked from a process that has imported the package once, and compiled or loaded its kernels never.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["tests.faults.build_store"])
 
 
 def start(root: Path, die_at_call: int = -1):
