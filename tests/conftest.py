@@ -40,6 +40,7 @@ def pytest_xdist_make_scheduler(config, log):
     return ByFile(config, log)
 
 
+# Tests whose processes are forked from a server; its threads are OMP_NUM_THREADS, as above.
 FORKED = ("distributed", "faults", "datamodule/test_process", "loader/test_process_source")
 
 

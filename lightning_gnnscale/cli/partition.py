@@ -20,6 +20,9 @@ from ..store_source import StoreSource
 from .check_settings import check_settings, planned_devices
 from .store import make_store
 
+# What will train on the store is not known yet: the plan is of `PartitionDataModule`'s batches, as they are by default.
+DEFAULT_BATCHES = {"batch_size": 512, "fanouts": (25, 10), "prefetch_batches": 3}
+
 
 def run(config: DictConfig) -> dict:
     """Partition, store, and print what it cost and what came of it."""
@@ -42,7 +45,7 @@ def run(config: DictConfig) -> dict:
             pack_halo=config.pack_halo,
             progress=progress,
         )
-        plan = make_store(config, source, partial(source.make_plan, num_devices))
+        plan = make_store(config, source, partial(source.make_plan, num_devices, **DEFAULT_BATCHES))
     facts, store = source.partitioning_facts, PartitionStore.open(source.root)
     quality = facts.get("quality") or {}
     log = events.last_run(events.read_log(folder / "events.jsonl"))

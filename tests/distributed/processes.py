@@ -14,18 +14,12 @@ def launch(world_size, function, folder, *args, limit_s=60, killed=()):
     """Run function(folder, *args) on every rank; return the results in rank order, None for the ranks in `killed`."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    # Compiled threads do not survive a fork, and two cores are shared by up to four processes.
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        started = [
-            CONTEXT.Process(target=_run, args=(rank, world_size, function, str(folder), args), daemon=True)
-            for rank in range(world_size)
-        ]
-        for process in started:
-            process.start()
-    finally:
-        os.environ.pop("OMP_NUM_THREADS") if before is None else os.environ.update(OMP_NUM_THREADS=before)
+    started = [
+        CONTEXT.Process(target=_run, args=(rank, world_size, function, str(folder), args), daemon=True)
+        for rank in range(world_size)
+    ]
+    for process in started:
+        process.start()
     deadline = time.monotonic() + limit_s
     for process in started:
         process.join(max(0.1, deadline - time.monotonic()))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import lightning_gnnscale as gs
+from lightning_gnnscale.cli.partition import DEFAULT_BATCHES
 from lightning_gnnscale.dataset import CSRFeatures, GraphDataset
 from lightning_gnnscale.partitioner.graph_access.layout import lists_both_ways, scan
 
@@ -94,3 +95,10 @@ def test_figures_of_the_parts_count_feature_rows(tmp_path, features):
     needed = np.add(quality["nodes_per_part"], quality["halo_per_part"])
     rest = 8 * (needed + 1) + 4 * 2 * np.asarray(quality["edges_per_part"])
     assert quality["bytes_per_part"] == np.ceil(needed * row + rest).astype(int).tolist()
+
+
+def test_gnnscale_partition_plans_for_the_default_batches(tmp_path):
+    graph = gs.SyntheticGraph(400, 1600, num_communities=4, seed=0)
+    dm = gs.PartitionDataModule(root=tmp_path / "s", stream=graph.stream(), features=graph.features(8), num_parts=2)
+    assert dm._batch_shape() == DEFAULT_BATCHES
+    assert dm.store_source.make_plan(2, **DEFAULT_BATCHES) == dm.make_plan(2)
