@@ -7,38 +7,41 @@ from pathlib import Path
 
 import psutil
 
+# Linux lists each thread's children, where it was built to; psutil reads every process of the machine to find them.
+LISTS_CHILDREN = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists()
+
 
 def resident_bytes(pid: int | None = None) -> int:
-    """Return the anonymous plus shared resident bytes of a process and its descendants.
+    """Return the anonymous plus shared resident bytes of a process and its descendants; 0 for one that has ended.
 
     File-backed pages are left out: the page cache gives them back when memory is short. Where the kernel does
     not tell them apart, the whole resident size is returned.
     """
-    root = psutil.Process(pid or os.getpid())
-    total = 0
-    for process in [root, *_children(root)]:
-        total += _own_bytes(process)
-    return total
+    pid = pid or os.getpid()
+    return sum(_own_bytes(process) for process in [pid, *_descendants(pid)])
 
 
 def process_bytes() -> int:
     """Return the anonymous plus shared resident bytes of this process alone."""
-    return _own_bytes(psutil.Process())
+    return _own_bytes(os.getpid())
 
 
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.Error:
-        return []
-
-
-def _own_bytes(process: psutil.Process) -> int:
-    try:
-        status = Path(f"/proc/{process.pid}/status").read_text()
-    except OSError:
+def _descendants(pid: int) -> list[int]:
+    if not LISTS_CHILDREN:
         try:
-            return process.memory_info().rss
+            return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+        except psutil.Error:
+            return []
+    lists = [_text(path) for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    children = [int(child) for child in " ".join(lists).split()]
+    return children + [one for child in children for one in _descendants(child)]
+
+
+def _own_bytes(pid: int) -> int:
+    status = _text(Path(f"/proc/{pid}/status"))
+    if not status:
+        try:
+            return psutil.Process(pid).memory_info().rss
         except psutil.Error:
             return 0
     kibibytes = 0
@@ -46,6 +49,14 @@ def _own_bytes(process: psutil.Process) -> int:
         if line.startswith(("RssAnon:", "RssShmem:")):
             kibibytes += int(line.split()[1])
     return kibibytes * 1024
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file; nothing where it is gone, as the files of what has ended are."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 class MemoryPeak:

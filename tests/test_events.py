@@ -1,10 +1,13 @@
 """Events: one line an event, stages measured, a cut line left out."""
 
+import subprocess
+import sys
 import time
 
 import numpy as np
+import pytest
 
-from lightning_gnnscale import events
+from lightning_gnnscale import events, memory
 from lightning_gnnscale.memory import MemoryPeak, resident_bytes
 
 
@@ -47,3 +50,18 @@ def test_peak_counts_memory_that_is_gone_again():
         del block
     assert peak.peak_bytes - peak.start_bytes >= 100 << 20
     assert resident_bytes() < peak.peak_bytes
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_memory_of_children_and_theirs_counts(monkeypatch, listed):
+    monkeypatch.setattr(memory, "LISTS_CHILDREN", memory.LISTS_CHILDREN and listed)
+    alone = resident_bytes()
+    hold = "block = bytearray(64 << 20); print(flush=True); input()"
+    start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {hold!r}])"
+    with subprocess.Popen([sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        assert resident_bytes() >= alone + (64 << 20)
+        assert resident_bytes(child.pid) >= 64 << 20
+        child.communicate(b"\n")
+    assert resident_bytes(child.pid) == 0
+    assert resident_bytes() < alone + (64 << 20)

@@ -13,8 +13,6 @@ import tempfile
 import threading
 import time
 
-import psutil
-
 from ..memory import resident_bytes
 
 SAMPLE_S, LONGEST_SAMPLE_S = 0.004, 0.05
@@ -159,8 +157,7 @@ class MeasuringServer:
                 warm_s = time.perf_counter() if warm_s is None else warm_s
                 worked_s = time.perf_counter() - warm_s
                 if "first" not in seen:
-                    with contextlib.suppress(psutil.Error):  # it may have crashed just now
-                        peak_bytes = max(peak_bytes, resident_bytes(seen["pid"]))
+                    peak_bytes = max(peak_bytes, resident_bytes(seen["pid"]))
             if limit_s is not None and worked_s > limit_s:
                 raise RuntimeError(f"stopped after {limit_s:g} s (limit_s)")
             if limit_bytes is not None and peak_bytes > limit_bytes:

@@ -1,5 +1,5 @@
 """The `gnnscale` command: every subcommand is a Hydra application."""
 
-from .main import main
+from .main import main, program
 
-__all__ = ["main"]
+__all__ = ["main", "program"]

@@ -1,5 +1,5 @@
 """`python -m lightning_gnnscale.cli` is `gnnscale`."""
 
-from .main import main
+from .main import program
 
-main()
+program()

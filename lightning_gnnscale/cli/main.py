@@ -5,6 +5,7 @@ import os
 import re
 import sys
 
+from .collector import hold_collector, release_collector
 from .errors import UsageError, one_line, wants_traceback
 
 COMMANDS = {
@@ -50,6 +51,12 @@ recipes of benchmarks:
 {bench_recipes}
 
 `gnnscale COMMAND --help` lists the settings. GNNSCALE_TRACEBACK=1 shows the traceback of an error."""
+
+
+def program() -> None:
+    """The `gnnscale` program: `main` on the shell's words."""
+    hold_collector()
+    main()
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -126,7 +133,8 @@ def _run(command: str, config_name: str, words: list[str]) -> None:
 
     def task(config):
         try:
-            check_config(config, config_name, config_dir)
+            check_config(config, config_name, config_dir)  # imports whatever the settings name
+            release_collector()
             return importlib.import_module(f".{command}", __package__).run(config)
         except Exception as error:  # a sweep goes on; the first failure is told at its end
             if wants_traceback():
