@@ -159,7 +159,10 @@ class FullGraphDataModule(StoredGraphDataModule):
         return self._loader("train", None)
 
     def val_dataloader(self) -> FullGraphLoader | list:
-        return self._loader("val", "val") if "val" in self.store.masks else []
+        if "val" not in self.store.masks:
+            return []
+        self._check_labels("validation")
+        return self._loader("val", "val")
 
     def test_dataloader(self) -> FullGraphLoader:
         self._check_testable()

@@ -253,8 +253,12 @@ class PartitionDataModule(StoredGraphDataModule):
         return loader
 
     def val_dataloader(self):
-        there = self.links if trains_on_links(self.sampler) else self.store.masks
-        return self._evaluation("val") if "val" in there else []
+        on_links = trains_on_links(self.sampler)
+        if "val" not in (self.links if on_links else self.store.masks):
+            return []
+        if not on_links:
+            self._check_labels("validation")
+        return self._evaluation("val")
 
     def test_dataloader(self):
         self._check_testable()

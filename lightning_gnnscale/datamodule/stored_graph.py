@@ -197,6 +197,11 @@ class StoredGraphDataModule(L.LightningDataModule):
     def _check_testable(self) -> None:
         if "test" not in self.store.masks:
             raise StrategyError(f"{self.root}: testing needs a test mask; write the store with masks={{'test': ...}}")
+        self._check_labels("testing")
+
+    def _check_labels(self, purpose: str) -> None:
+        if self.store.labels is None:
+            raise StrategyError(f"{self.root}: {purpose} needs labels; write the store with labels=")
 
     def _rank_and_world(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)

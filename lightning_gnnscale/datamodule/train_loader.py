@@ -48,7 +48,8 @@ def trains_on_links(sampler) -> bool:
 def part_targets(store: PartitionStore, sampler=None) -> dict[int, np.ndarray]:
     """Return each part's targets: part to (num,) int64 store ids, ascending.
 
-    They are its training nodes with a known label, and all of its nodes where the sampler trains on links.
+    They are its training nodes with a known label, one of several at least, and all of its nodes where the sampler
+    trains on links.
     """
     targets = {}
     for part in range(store.num_parts):
@@ -57,7 +58,7 @@ def part_targets(store: PartitionStore, sampler=None) -> dict[int, np.ndarray]:
             continue
         nodes = core_targets(store.masks["train"], store.part_offsets, part)
         labels = np.asarray(store.labels[nodes])
-        targets[part] = nodes[labels >= 0] if labels.ndim == 1 else nodes
+        targets[part] = nodes[labels >= 0] if labels.ndim == 1 else nodes[(labels >= 0).any(axis=1)]
     return targets
 
 

@@ -6,7 +6,8 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from ..edge_stream import EdgeStream, NodeIds, open_edge_stream
+from ..edge_stream import NodeIds, open_edge_stream
+from ..errors import EdgeStreamError
 from .graph_dataset import GraphDataset
 from .link_split import held_out
 from .split import random_split
@@ -41,15 +42,15 @@ def load_files(
         edges: .npy, .bin, .csv, .tsv, .txt (also .gz), .parquet, a folder of parquet, or a glob.
         features: .npy of (num_nodes, dim), memory-mapped.
         labels: .npy of (num_nodes,) integers, -1 = unknown, or (num_nodes, num_labels) of 0, 1 and -1.
-        train_mask, val_mask, test_mask: .npy of (num_nodes,) bool, or of node ids. With none of them the labelled
-            nodes are split at random by `fractions` and `split_seed`.
+        train_mask, val_mask, test_mask: .npy of (num_nodes,) bool, or of node ids, each once, as the edges name them.
+            With none of them the labelled nodes are split at random by `fractions` and `split_seed`.
         edge_weight, edge_features: .npy of (num_edges,) and (num_edges, dim), by position of the edge.
         num_nodes: nodes; None takes the rows of the features or labels, else counts them.
         num_classes: None counts them in the labels.
         name: None takes the edge file's.
         relabel: ids in the edge file are any 64-bit integers or strings.
-        nodes: with relabel, .npy of (num_nodes,) ids: which node each row of the other files is about; features and
-            labels need it.
+        nodes: with relabel, .npy of (num_nodes,) ids, each once: which node each row of the other files is about;
+            features, labels and bool masks need it.
         reader: options of the edge reader, for example {"dtype": "int32"} for .bin.
         hold_out: edges held out as links, arguments of `hold_out_edges` by name, or None.
 
@@ -72,7 +73,9 @@ def load_files(
         if path is not None
     }
     rows = _num_rows(arrays, needs_nodes=relabel and nodes is None)
-    num_nodes = rows if num_nodes is None else num_nodes
+    node_ids = None if nodes is None else _listed_ids(nodes, relabel, arrays, rows)
+    if num_nodes is None:
+        num_nodes = rows if node_ids is None else len(node_ids)
     stream = open_edge_stream(
         edges,
         num_nodes=num_nodes,
@@ -83,15 +86,17 @@ def load_files(
         relabel=relabel,
         **(reader or {}),
     )
-    if nodes is not None:
-        _number_by_rows(stream, nodes)
-    if num_nodes is None:
+    if node_ids is not None:
+        stream.node_ids = node_ids
+    if num_nodes is None or (relabel and node_ids is None and any(key.endswith("_mask") for key in arrays)):
         num_nodes, _ = stream.count()
     if rows not in (None, num_nodes):
         key = "features" if "features" in arrays else "labels"
         raise ValueError(f"dataset.{key}: {rows} rows, but the graph has {num_nodes} nodes")
     label_array = None if "labels" not in arrays else np.array(arrays["labels"])
-    masks = {key[:-5]: _as_mask(key, arrays[key], num_nodes) for key in arrays if key.endswith("_mask")}
+    masks = {
+        key[:-5]: _as_mask(key, arrays[key], num_nodes, stream.node_ids) for key in arrays if key.endswith("_mask")
+    }
     if not masks and label_array is not None:
         masks = random_split(label_array, fractions, split_seed)
     dataset = GraphDataset(
@@ -113,26 +118,27 @@ def _num_rows(arrays: dict[str, np.ndarray], needs_nodes: bool) -> int | None:
     rows = {key: len(arrays[key]) for key in ("features", "labels") if key in arrays}
     if len(set(rows.values())) > 1:
         raise ValueError(f"dataset.features has {rows['features']} rows, dataset.labels {rows['labels']}; one a node")
-    if rows and needs_nodes:
+    by_row = [*rows, *(key for key in arrays if key.endswith("_mask") and arrays[key].dtype == bool)]
+    if by_row and needs_nodes:
         raise ValueError(
-            f"dataset.nodes: with relabel=true the rows of dataset.{next(iter(rows))} could belong to any ids; give a "
+            f"dataset.nodes: with relabel=true the rows of dataset.{by_row[0]} could belong to any ids; give a "
             ".npy of the id of each row (a string array: numpy.array(ids, dtype=str))"
         )
     return next(iter(rows.values()), None)
 
 
-def _number_by_rows(stream: EdgeStream, nodes: str) -> None:
-    """Let the stream number the listed ids by their rows, and refuse edges of other nodes."""
-    if stream.node_ids is None:
+def _listed_ids(nodes: str, relabel: bool, arrays: dict[str, np.ndarray], rows: int | None) -> NodeIds:
+    """Return the listed ids, numbered by their rows; edges of other nodes are refused where they are read."""
+    if not relabel:
         raise ValueError("dataset.nodes goes with dataset.relabel=true: without it ids are row numbers already")
-    stream.node_ids = NodeIds.load(nodes)
-    num_listed, stream.node_ids.complete = len(stream.node_ids), False
-    stream.count()
-    if len(stream.node_ids) > num_listed:
-        stranger = np.asarray(stream.node_ids)[num_listed]
-        raise ValueError(
-            f"dataset.nodes: lists {num_listed} ids, but the edges also name {stranger!r}; list every node"
-        )
+    try:
+        node_ids = NodeIds.load(nodes)
+    except EdgeStreamError as error:
+        raise ValueError(f"dataset.nodes: {error}") from None
+    if rows not in (None, len(node_ids)):
+        key = "features" if "features" in arrays else "labels"
+        raise ValueError(f"dataset.nodes: lists {len(node_ids)} ids, but dataset.{key} has {rows} rows; one a node")
+    return node_ids
 
 
 def _load(key: str, path: str) -> np.ndarray:
@@ -151,17 +157,32 @@ def _load(key: str, path: str) -> np.ndarray:
     return array
 
 
-def _as_mask(key: str, array: np.ndarray, num_nodes: int) -> np.ndarray:
+def _as_mask(key: str, array: np.ndarray, num_nodes: int, node_ids: NodeIds | None) -> np.ndarray:
+    if array.ndim != 1:
+        raise ValueError(f"dataset.{key} must have one axis, got shape {array.shape}")
     if array.dtype == bool:
         if len(array) != num_nodes:
             raise ValueError(f"dataset.{key}: {len(array)} entries, but the graph has {num_nodes} nodes")
         return np.array(array)
-    if not np.issubdtype(array.dtype, np.integer):
+    texts = node_ids is not None and node_ids.are_strings
+    if array.dtype.kind not in ("U" if texts else "iu"):
         raise ValueError(f"dataset.{key} must hold bool or node ids, got {array.dtype}")
-    if len(array) and not (0 <= array.min() and array.max() < num_nodes):
+    if node_ids is not None:
+        try:
+            rows = node_ids.index_of(array)
+        except ValueError as error:
+            raise ValueError(f"dataset.{key}: {error}") from None
+    elif len(array) and not (0 <= array.min() and array.max() < num_nodes):
         raise ValueError(f"dataset.{key}: node ids must be in [0, {num_nodes}), got {array.min()} to {array.max()}")
+    else:
+        rows = array
     mask = np.zeros(num_nodes, bool)
-    mask[array] = True
+    mask[rows] = True
+    if mask.sum() < len(array):
+        raise ValueError(
+            f"dataset.{key}: {len(array)} ids, but only {mask.sum()} different ones; a mask of 0 and 1 a node must "
+            "be saved as bool: numpy.save(file, mask.astype(bool))"
+        )
     return mask
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..edge_stream.filtered import FilteredStream
 from ..jit import kernel
+from ..partition_store.inputs import load_arrays
 from ..rng import combine, fold, unit
 from .graph_dataset import GraphDataset
 
@@ -60,7 +61,7 @@ def hold_out_edges(dataset: GraphDataset, val: float = 0.05, test: float = 0.1, 
         chosen by the hash), in ascending order. A split of share 0 is left out.
 
     Raises:
-        ValueError: a share out of range, or one so small that it holds no edge.
+        ValueError: a share out of range, or one so small that it holds no edge; edge values of another length.
 
     Cost: O(num_edges) time and one pass; 16 bytes a held-out edge (four times that while they are sorted), one byte
     an edge beside edge weights or features.
@@ -82,7 +83,7 @@ def hold_out_edges(dataset: GraphDataset, val: float = 0.05, test: float = 0.1, 
             pieces.append(np.stack([chunk.src[chosen], chunk.dst[chosen]]).astype(np.int64))
         if carries:
             kept.append(split == KEPT)
-    stream.count()
+    arrays = load_arrays(*stream.count(), None, None, None, dataset.edge_weight, dataset.edge_features)
     undirected = stream.to_undirected or stream.layout in ("once", "both_ways")
     links = {}
     for name, number in SPLITS.items():
@@ -97,8 +98,7 @@ def hold_out_edges(dataset: GraphDataset, val: float = 0.05, test: float = 0.1, 
     return replace(
         dataset,
         stream=FilteredStream(stream, rule, described),
-        edge_weight=None if dataset.edge_weight is None else np.asarray(dataset.edge_weight)[keep],
-        edge_features=None if dataset.edge_features is None else np.asarray(dataset.edge_features)[keep],
+        **{name: None if arrays[name] is None else arrays[name][keep] for name in ("edge_weight", "edge_features")},
         links=links,
     )
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..edge_stream import open_edge_stream
-from .graph_dataset import GraphDataset
+from .graph_dataset import CSRFeatures, GraphDataset
 from .link_split import held_out
 from .split import random_split
 
@@ -23,14 +23,15 @@ def load_pyg(
     """Take a graph from PyG.
 
     Args:
-        data: a `torch_geometric.data.Data` with `edge_index`, and `x`, `y`, `train_mask`, ... where it has them.
+        data: a `torch_geometric.data.Data` with `edge_index`, and `x` (sparse too), `y`, `train_mask`, ...,
+            `edge_weight` and `edge_attr` where it has them.
         dataset: instead of `data`, a class of `torch_geometric.datasets`, for example "Planetoid"; its first graph.
         name: of the data set, passed on to the class where it takes one.
         hold_out: edges held out as links, arguments of `hold_out_edges` by name, or None.
         dataset_options: further arguments of the class, for example `root`.
 
     Raises:
-        ValueError: neither or both of `data` and `dataset`, or no such class.
+        ValueError: neither or both of `data` and `dataset`, no such class, or a graph without `edge_index`.
     """
     if (data is None) == (dataset is None):
         raise ValueError("dataset.data and dataset.dataset: give exactly one of them")
@@ -41,29 +42,45 @@ def load_pyg(
             raise ValueError(f"dataset.dataset: torch_geometric.datasets has no class {dataset!r}")
         named = {"name": name} if name else {}
         data = getattr(classes, dataset)(**dataset_options, **named)[0]
+    if getattr(data, "edge_index", None) is None:
+        raise ValueError("dataset.data has no edge_index; of an adj_t make one: torch_geometric.utils.to_edge_index")
     masks = {}
     for split in ("train", "val", "test"):
         mask = getattr(data, f"{split}_mask", None)
         if mask is not None:
-            masks[split] = mask.numpy() if mask.dim() == 1 else mask[:, 0].numpy()
+            masks[split] = _numpy(mask if mask.dim() == 1 else mask[:, 0])
     labels = getattr(data, "y", None)
     if labels is not None:
-        labels = labels.squeeze(-1).numpy() if labels.dim() == 2 and labels.shape[1] == 1 else labels.numpy()
+        labels = _numpy(labels.squeeze(-1) if labels.dim() == 2 and labels.shape[1] == 1 else labels)
     if not masks and labels is not None:
         masks = random_split(labels, fractions, split_seed)
     stream = open_edge_stream(
-        np.ascontiguousarray(data.edge_index.numpy()),
+        np.ascontiguousarray(_numpy(data.edge_index)),
         num_nodes=int(data.num_nodes),
         chunk_edges=chunk_edges,
         to_undirected=to_undirected,
         remove_self_loops=remove_self_loops,
     )
-    features = getattr(data, "x", None)
+    features, edge_weight, edge_attr = (getattr(data, key, None) for key in ("x", "edge_weight", "edge_attr"))
     graph = GraphDataset(
         name=(name or dataset or "pyg").lower(),
         stream=stream,
-        features=None if features is None else features.numpy(),
+        features=None if features is None else _features(features),
         labels=labels,
         masks=masks,
+        edge_weight=None if edge_weight is None else _numpy(edge_weight.reshape(-1)),
+        edge_features=None if edge_attr is None else _numpy(edge_attr.reshape(len(edge_attr), -1)),
     )
     return held_out(graph, hold_out)
+
+
+def _numpy(tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy()
+
+
+def _features(x):
+    """Return dense features as an array, sparse ones as CSR."""
+    if not (x.is_sparse or x.is_sparse_csr):
+        return _numpy(x)
+    x = x.detach().cpu().to_sparse_csr()
+    return CSRFeatures(x.crow_indices().numpy(), x.col_indices().numpy(), x.values().numpy(), tuple(x.shape))

@@ -12,7 +12,8 @@ def random_split(labels, fractions: Sequence[float] = (0.7, 0.15, 0.15), seed: i
     """Split the labelled nodes at random.
 
     Args:
-        labels: (num_nodes,) or (num_nodes, 1) integers, -1 or NaN = unknown and left out, or (num_nodes, num_labels).
+        labels: (num_nodes,), (num_nodes, 1) or (num_nodes, num_labels) numbers, -1 or NaN = unknown; nodes without
+            a known one are left out.
         fractions: of train, validation and test nodes; each in [0, 1], together at most 1.
         seed: of the permutation.
 
@@ -26,8 +27,8 @@ def random_split(labels, fractions: Sequence[float] = (0.7, 0.15, 0.15), seed: i
     if len(fractions) != 3 or min(fractions) < 0 or not sum(fractions) <= 1 + 1e-9:
         raise ValueError(f"split.fractions must be three numbers in [0, 1] that add up to at most 1, got {fractions}")
     labels = np.asarray(labels)
-    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    labelled = np.flatnonzero(labels >= 0) if labels.ndim == 1 else np.arange(len(labels))
+    known = labels >= 0
+    labelled = np.flatnonzero(known if labels.ndim == 1 else known.any(axis=1))
     order = labelled[permutation(len(labelled), fold(seed))]
     bounds = [math.floor(len(order) * sum(fractions[:i]) + 0.5) for i in range(4)]
     masks = {}

@@ -111,6 +111,14 @@ class StringTable:
             else:
                 self._bytes = _doubled(self._bytes)
 
+    def take(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of (num,) int64 numbers: (num + 1,) int64 offsets, and UTF-8 bytes from offset to offset."""
+        offsets = np.zeros(len(numbers) + 1, np.int64)
+        _add_lengths(numbers, self._ends, offsets)
+        data = np.empty(offsets[-1], np.uint8)
+        _take_strings(numbers, self._ends, self._bytes, offsets, data)
+        return offsets, data
+
     def find(self, texts: Strings) -> np.ndarray:
         """Return the (num_strings,) int64 numbers, -1 for those that are not there."""
         return _find_strings(*texts, self._slots, self._hashes, self._ends, self._bytes)
@@ -237,3 +245,20 @@ def _find_strings(data, offsets, slots, hashes, ends, stored):
         hashed = _string_hash(data, start, end)
         found[i] = slots[_string_slot(data, start, end, hashed, slots, hashes, ends, stored)]
     return found
+
+
+@kernel
+def _add_lengths(numbers, ends, offsets):
+    for i in range(len(numbers)):
+        number = numbers[i]
+        start = ends[number - 1] if number > 0 else 0
+        offsets[i + 1] = offsets[i] + ends[number] - start
+
+
+@kernel
+def _take_strings(numbers, ends, stored, offsets, out):
+    for i in range(len(numbers)):
+        number = numbers[i]
+        start = ends[number - 1] if number > 0 else 0
+        for j in range(offsets[i + 1] - offsets[i]):
+            out[offsets[i] + j] = stored[start + j]

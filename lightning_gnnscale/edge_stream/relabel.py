@@ -1,7 +1,9 @@
 """Numbers for arbitrary ids: 64-bit integers or strings become 0, 1, 2, ... in order of first appearance."""
 
+import hashlib
 import os
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,22 +13,25 @@ from .id_tables import IntegerTable, Strings, StringTable
 
 
 class NodeIds:
-    """The user's id of every node number; grows while a stream is read for the first time.
+    """The user's id of every node number; grows while a stream is read for the first time, or is listed beforehand.
 
-    `np.asarray(node_ids)` gives (num_ids,) int64, uint64 or str. Edges are looked at in their order, `src` before
-    `dst`, so the numbers depend on nothing but the edges.
+    `np.asarray(node_ids)` gives (num_ids,) int64, uint64 (where an id is 2**63 or above) or str. Edges are looked at
+    in their order, `src` before `dst`, so the numbers depend on nothing but the edges.
 
     Attributes:
-        complete: True after a whole pass.
+        complete: True after a whole pass, and where the ids were listed.
+        listed: a digest of the ids where they were listed by `of` or `load`, and others are refused; else None.
 
-    Cost: integers 24 to 48 bytes a node; strings 32 to 64 bytes a node plus once to twice their characters.
+    Cost: integers 24 to 48 bytes a node; strings 32 to 64 bytes a node plus once to twice their characters
+        (`np.asarray` takes four bytes a node for each character of the longest; `strings` does not).
     """
 
     def __init__(self):
         self.complete = False
+        self.listed: str | None = None
         self._lock = threading.Lock()
         self._table: IntegerTable | StringTable | None = None
-        self._dtype = np.dtype(np.int64)
+        self._has_negative = self._has_large = False  # ids below 0, ids from 2**63 on: one of them at most
 
     def __len__(self) -> int:
         return 0 if self._table is None else len(self._table)
@@ -35,9 +40,9 @@ class NodeIds:
         if isinstance(self._table, StringTable):
             ids = np.array(self._table.ids(), dtype=np.str_)
         elif self._table is not None:
-            ids = self._table.ids().view(self._dtype)
+            ids = self._table.ids().view(np.uint64 if self._has_large else np.int64)
         else:
-            ids = np.empty(0, self._dtype)
+            ids = np.empty(0, np.int64)
         return ids if dtype is None else ids.astype(dtype)
 
     def __getstate__(self) -> dict:
@@ -56,19 +61,54 @@ class NodeIds:
             Two (num_edges,) int64 arrays.
 
         Raises:
-            EdgeStreamError: integers after strings, or the reverse.
+            EdgeStreamError: integers after strings, or the reverse; integers that no 64-bit type holds together; an
+                id that is not among the listed ones.
         """
         kind = StringTable if isinstance(src, Strings) else IntegerTable
         with self._lock:
             if self._table is None:
                 self._table = kind()
-                if kind is IntegerTable and src.dtype == np.uint64:
-                    self._dtype = src.dtype
             if not isinstance(self._table, kind):
                 raise EdgeStreamError("node ids must all be integers or all be strings, got both")
-            if kind is StringTable:
-                return self._table.encode(src, dst)
-            return self._table.encode(_as_int64(src), _as_int64(dst))
+            num_listed = len(self._table)
+            if kind is IntegerTable:
+                self._note_signs(src, dst)
+                src, dst = _as_int64(src), _as_int64(dst)
+            numbers = self._table.encode(src, dst)
+            if self.listed is not None and len(self._table) > num_listed:
+                stranger = self.plain(np.array([num_listed]))[0]
+                raise EdgeStreamError(f"node id {stranger!r} is not among the {num_listed} listed; list every node")
+            return numbers
+
+    def _note_signs(self, *ends: np.ndarray) -> None:
+        """Refuse negative ids beside ids that only uint64 holds: as 64 bits they could be the same."""
+        for ids in ends:
+            self._has_negative = self._has_negative or _any_negative(ids)
+            self._has_large = self._has_large or _any_large(ids)
+        if self._has_negative and self._has_large:
+            raise EdgeStreamError(
+                "node ids hold both negative numbers and numbers from 2**63 on, which no 64-bit type does: write them "
+                "as strings"
+            )
+
+    @property
+    def are_strings(self) -> bool:
+        return isinstance(self._table, StringTable)
+
+    def plain(self, numbers: np.ndarray) -> list:
+        """Return the user's ids of (num,) node numbers as Python's int or str."""
+        if not self.are_strings:
+            return np.asarray(self)[numbers].tolist()
+        offsets, data = self.strings(numbers)
+        return [data[start:end].tobytes().decode() for start, end in pairwise(offsets)]
+
+    def strings(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of (num,) node numbers where `are_strings`.
+
+        Returns:
+            (num + 1,) int64 offsets and (num_bytes,) uint8: id i is the UTF-8 text from offset i to offset i + 1.
+        """
+        return self._table.take(np.ascontiguousarray(numbers, dtype=np.int64))
 
     def index_of(self, ids) -> np.ndarray:
         """Return the (num,) int64 node numbers of the user's ids.
@@ -76,10 +116,15 @@ class NodeIds:
         Raises:
             ValueError: an id is not among the stream's.
         """
-        if isinstance(self._table, StringTable):
+        if self.are_strings:
             found = self._table.find(Strings.of([str(name) for name in ids]))
         elif self._table is not None:
-            found = self._table.find(_as_int64(np.asarray(ids)))
+            ids = np.asarray(ids)
+            found = self._table.find(_as_int64(ids))
+            if ids.dtype == np.uint64 and not self._has_large:
+                found[ids >= _LARGE] = -1
+            elif ids.dtype != np.uint64 and self._has_large:
+                found[ids < 0] = -1
         else:
             found = np.full(len(ids), -1, np.int64)
         if len(found) and found.min() < 0:
@@ -102,23 +147,63 @@ class NodeIds:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "NodeIds":
-        """Read what `save` wrote.
+        """Read what `save` wrote, or any .npy of ids: see `of`.
 
         Raises:
-            EdgeStreamError: the file is missing or holds no node ids.
+            EdgeStreamError: the file is missing or holds no node ids, or one twice.
         """
         try:
             ids = np.load(path, allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise EdgeStreamError(f"{path}: cannot be read as node ids: {error}") from error
-        if ids.ndim != 1 or ids.dtype.kind not in "iuU":
-            raise EdgeStreamError(f"{path}: cannot be read as node ids: {ids.dtype} of shape {ids.shape}")
+        try:
+            return cls.of(ids)
+        except ValueError as error:
+            raise EdgeStreamError(f"{path}: cannot be read as node ids: {error}") from None
+
+    @classmethod
+    def of(cls, ids) -> "NodeIds":
+        """List the ids of all nodes: number i is ids[i], and edges of other ids are refused.
+
+        Args:
+            ids: (num_nodes,) integers or strings, each once.
+
+        Raises:
+            ValueError: of another shape or type, or an id stands twice.
+        """
+        ids = np.asarray(ids)
+        if ids.dtype.kind in "OT" and all(isinstance(one, str) for one in ids):
+            values = Strings.of(ids.tolist())
+        elif ids.ndim == 1 and ids.dtype.kind in "iuU":
+            values = Strings.of(ids.tolist()) if ids.dtype.kind == "U" else ids
+        else:
+            raise ValueError(f"{ids.dtype} of shape {ids.shape}")
         node_ids = cls()
-        # Each id at once as src and as dst: numbered by its place.
-        values = Strings.of(ids.tolist()) if ids.dtype.kind == "U" else ids
-        node_ids.encode(values, values)
-        node_ids.complete = True
+        numbers, _ = node_ids.encode(values, values)  # each id as src and at once as dst: numbered by its place
+        if len(node_ids) < len(ids):
+            again = int(np.argmax(numbers != np.arange(len(ids))))
+            raise ValueError(f"id {node_ids.plain(numbers[[again]])[0]!r} stands twice, the second time in row {again}")
+        node_ids.complete, node_ids.listed = True, node_ids._digest()
         return node_ids
+
+    def _digest(self) -> str:
+        arrays = self.strings(np.arange(len(self))) if self.are_strings else (np.asarray(self),)
+        digest = hashlib.sha256()
+        for array in arrays:
+            digest.update(array.dtype.str.encode())
+            digest.update(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")))
+        return digest.hexdigest()
+
+
+_LARGE = np.uint64(2**63)
+
+
+def _any_negative(ids: np.ndarray) -> bool:
+    return ids.dtype.kind == "i" and len(ids) > 0 and bool(ids.min() < 0)
+
+
+def _any_large(ids: np.ndarray) -> bool:
+    return ids.dtype == np.uint64 and len(ids) > 0 and bool(ids.max() >= _LARGE)
 
 
 def _as_int64(ids: np.ndarray) -> np.ndarray:

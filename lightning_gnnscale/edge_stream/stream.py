@@ -90,8 +90,9 @@ class EdgeStream:
         return read_ahead(lambda stop: self._chunks_from(start_chunk, stop))
 
     def count(self, progress: Progress | None = None) -> tuple[int, int]:
-        """Return (num_nodes, num_edges), reading the source once where one of them is not known yet."""
-        if self.num_nodes is None or self.num_edges is None:
+        """Return (num_nodes, num_edges), reading the source once where they or the `node_ids` are not known yet."""
+        numbered = self.node_ids is None or self.node_ids.complete
+        if self.num_nodes is None or self.num_edges is None or not numbered:
             for chunk in self.chunks():
                 if progress is not None:
                     progress("count edges", chunk.first_edge + len(chunk.src), self.num_edges)
@@ -107,6 +108,8 @@ class EdgeStream:
             "remove_self_loops": self.remove_self_loops,
             "relabel": self.node_ids is not None,
         }
+        if self.node_ids is not None and self.node_ids.listed is not None:
+            described["node_ids"] = self.node_ids.listed
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
     def _identity(self) -> dict:

@@ -203,7 +203,10 @@ def _count(src, dst, shift, num_buckets, both, drop_loops):
 
 @kernel
 def _place(src, dst, shift, both, drop_loops, first_edge, cursor, out_row, out_src, out_edge):
-    """Write each arc, and its reverse behind it, to the next free place of its bucket."""
+    """Write each arc, and its reverse behind it, to the next free place of its bucket.
+
+    The edge id of an added reverse is stored as its complement, below 0: `drop_repeats` prefers a listed arc to it.
+    """
     mask = (1 << shift) - 1
     with_edge = len(out_edge) > 0
     for i in range(len(src)):
@@ -224,4 +227,4 @@ def _place(src, dst, shift, both, drop_loops, first_edge, cursor, out_row, out_s
             out_row[place] = src[i] & mask
             out_src[place] = dst[i]
             if with_edge:
-                out_edge[place] = first_edge + i
+                out_edge[place] = ~(first_edge + i)

@@ -80,13 +80,24 @@ def check_inputs(
         seed=int(getattr(p, "seed", 0) or 0),
         method=str(getattr(p, "method", "given")),
         options=dict(getattr(p, "options", None) or {}),
-        features=load_features(features, num_nodes),
-        labels=_one_column(_load_rows("labels", labels, num_nodes, (1, 2))),
-        masks={str(name): _load_mask(name, mask, num_nodes) for name, mask in sorted((masks or {}).items())},
-        edge_weight=_load_rows("edge_weight", edge_weight, num_edges, (1,)),
-        edge_features=_load_rows("edge_features", edge_features, num_edges, (2,)),
+        **load_arrays(num_nodes, num_edges, features, labels, masks, edge_weight, edge_features),
         pack_halo=bool(pack_halo) and features is not None,
     )
+
+
+def load_arrays(num_nodes: int, num_edges: int, features, labels, masks, edge_weight, edge_features) -> dict[str, Any]:
+    """Return the arrays of nodes and edges as `StoreInputs` holds them, by its names.
+
+    Raises:
+        ValueError: one has another shape or dtype than the graph asks for.
+    """
+    return {
+        "features": load_features(features, num_nodes),
+        "labels": _one_column(_load_rows("labels", labels, num_nodes, (1, 2))),
+        "masks": {str(name): _load_mask(name, mask, num_nodes) for name, mask in sorted((masks or {}).items())},
+        "edge_weight": _load_rows("edge_weight", edge_weight, num_edges, (1,)),
+        "edge_features": _load_rows("edge_features", edge_features, num_edges, (2,)),
+    }
 
 
 def load_features(features, num_nodes: int) -> np.ndarray | SparseSource | None:

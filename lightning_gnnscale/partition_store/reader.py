@@ -45,6 +45,7 @@ class PartitionStore:
         self.masks = {name: self._map(f"mask_{name}") for name in manifest["masks"]}
         self.edge_weight, self.edge_features = self._map("edge_weight"), self._map("edge_features")
         self._user_ids = self._map("user_ids")
+        self._user_id_offsets, self._user_id_bytes = self._map("user_id_offsets"), self._map("user_id_bytes")
         self._halo_offsets = np.array(self._map("halo_offsets"))
         self._halo_nodes, self._halo_degree = self._map("halo_nodes"), self._map("halo_degree")
         self._halo_csc = CSC(self._map("halo_indptr"), self._map("halo_indices"))
@@ -118,8 +119,16 @@ class PartitionStore:
         return np.searchsorted(self.part_offsets, nodes, side="right") - 1
 
     def user_ids(self, store_nodes: np.ndarray) -> np.ndarray:
-        """Return the user's own ids of store ids: those of `relabel=True`, otherwise the original ids."""
-        return (self.original_nid if self._user_ids is None else self._user_ids)[store_nodes]
+        """Return the user's own ids of store ids: those of `relabel=True`, otherwise the original ids.
+
+        Returns:
+            (num,) integers, or for ids that are strings an object array of str.
+        """
+        if self._user_id_offsets is None:
+            return (self.original_nid if self._user_ids is None else self._user_ids)[store_nodes]
+        begins, ends = self._user_id_offsets[store_nodes], self._user_id_offsets[np.asarray(store_nodes) + 1]
+        text = [self._user_id_bytes[begin:end].tobytes().decode() for begin, end in zip(begins, ends, strict=True)]
+        return np.array(text, dtype=object)
 
     def halo(self, part: int, hops: int = 1) -> np.ndarray:
         """Return the (num_halo,) store ids, ascending, that a part reads beyond its core; see `load_part`."""

@@ -115,7 +115,10 @@ def _sort_rows(row, src, edge, out_src, out_edge, num_rows):
 
 @kernel
 def drop_repeats(offsets, src, edge):
-    """Keep the first of equal sources in each row, in place; offsets are moved along. Return the arcs left."""
+    """Keep one of equal sources in each row, in place: the first that is listed, else the first added reverse.
+
+    offsets are moved along, and edge ids stored as complements (see `buckets`) come out plain. Return the arcs left.
+    """
     with_edge = len(edge) > 0
     count = 0
     begin = offsets[0]
@@ -127,8 +130,13 @@ def drop_repeats(offsets, src, edge):
                 if with_edge:
                     edge[count] = edge[i]
                 count += 1
+            elif with_edge and edge[count - 1] < 0 <= edge[i]:
+                edge[count - 1] = edge[i]
         begin = end
         offsets[row + 1] = count
+    if with_edge:
+        for i in range(count):
+            edge[i] = max(edge[i], ~edge[i])
     return count
 
 

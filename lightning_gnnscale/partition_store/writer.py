@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..edge_stream import NodeIds
 from ..errors import EdgeStreamError, PartitionStoreError
 from ..events import stage
 from ..graph import CSC, id_dtype
@@ -52,8 +53,9 @@ def write_partition_store(
 
     Args:
         root: folder of the store.
-        stream: EdgeStream; its `to_undirected` adds reverses and drops repeats (the first edge's weight stays),
-            its `remove_self_loops` drops self-loops, its `node_ids` are kept as the user's ids.
+        stream: EdgeStream; its `to_undirected` adds reverses and drops repeats (of an arc's weights that of the first
+            edge in its direction stays, else that of the first one the other way), its `remove_self_loops` drops
+            self-loops, its `node_ids` are kept as the user's ids.
         p: Partitioning, or anything with `part_id` (num_nodes,) and `num_parts`.
         features: (num_nodes, dim) array, memmap or .npy path of any number dtype; a scipy CSR matrix; or
             (indptr, indices, data, shape). All per-node arrays are in original order: with `node_ids`, row i is about
@@ -137,7 +139,7 @@ def _write_ids(journal: Journal, inputs: StoreInputs, ids: StoreIds) -> None:
         return
     arrays = ids._asdict()
     if getattr(inputs.stream, "node_ids", None) is not None:
-        arrays["user_ids"] = _plain_ids(inputs.stream.node_ids, inputs.num_nodes)[ids.original_nid]
+        arrays |= _user_ids(inputs.stream.node_ids, ids.original_nid)
     for name, array in arrays.items():
         file = ArrayFile(journal.folder / f"{name}.npy", array.dtype)
         file.append(array)
@@ -145,11 +147,15 @@ def _write_ids(journal: Journal, inputs: StoreInputs, ids: StoreIds) -> None:
     journal.write("ids", done=True)
 
 
-def _plain_ids(node_ids, num_nodes: int) -> np.ndarray:
-    node_ids = np.asarray(node_ids)
-    if len(node_ids) != num_nodes:
-        raise ValueError(f"node_ids must name all {num_nodes} nodes, got {len(node_ids)}; leave num_nodes out")
-    return node_ids.astype(str) if node_ids.dtype.kind in "OT" else node_ids
+def _user_ids(node_ids, original_nid: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the user's ids in store order: integers, or strings by their offsets in their bytes."""
+    if len(node_ids) != len(original_nid):
+        raise ValueError(f"node_ids must name all {len(original_nid)} nodes, got {len(node_ids)}; leave num_nodes out")
+    if not isinstance(node_ids, NodeIds):
+        node_ids = NodeIds.of(node_ids)
+    if not node_ids.are_strings:
+        return {"user_ids": np.asarray(node_ids)[original_nid]}
+    return dict(zip(("user_id_offsets", "user_id_bytes"), node_ids.strings(original_nid), strict=True))
 
 
 def _write_node_arrays(

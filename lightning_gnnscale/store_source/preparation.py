@@ -14,6 +14,7 @@ from filelock import FileLock
 from ..errors import GNNScaleError, PartitionStoreError
 from ..events import stage
 from ..partition_store import PartitionStore, input_fingerprint, write_partition_store
+from ..partition_store.inputs import load_arrays
 from ..partition_store.manifest import MANIFEST, REMEDY, describe_files, read_manifest, read_source, write_json
 from ..partition_store.publish import check_is_store
 from ..partition_store.values import check_values
@@ -93,8 +94,7 @@ def prepare_store(
     """
     root = Path(root)
     if made_from(root) != fingerprint:  # before the partitioning, which may take long, and before a folder is made
-        rows = (dataset.features, dataset.labels, dataset.edge_weight, dataset.edge_features)
-        check_values(*rows, finite=writer_options.get("check_finite", True))
+        _check_arrays(dataset, finite=writer_options.get("check_finite", True))
     root.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{root}.prepare.lock"):
         check_is_store(root)
@@ -133,6 +133,14 @@ def prepare_store(
         _write_record(source, fingerprint, store.fingerprint, _facts(partitioning))
         shutil.rmtree(parts)
         return store
+
+
+def _check_arrays(dataset, finite: bool) -> None:
+    """Refuse arrays that do not fit the graph, or whose values would spoil training."""
+    rows, edges = (dataset.features, dataset.labels), (dataset.edge_weight, dataset.edge_features)
+    if dataset.masks or any(array is not None for array in (*rows, *edges)):
+        load_arrays(*dataset.stream.count(), *rows, dataset.masks, *edges)
+    check_values(*rows, *edges, finite=finite)
 
 
 def made_from(root: str | os.PathLike) -> str | None:

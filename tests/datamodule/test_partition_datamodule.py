@@ -280,6 +280,28 @@ def test_several_labels_a_node(tmp_path, dataset):
     assert run.test(model, dm, verbose=False)[0]["test_acc"] > 0.8
 
 
+def test_a_part_without_known_labels_counts_for_nothing(tmp_path, dataset):
+    labels = np.eye(8, dtype=np.int64)[dataset.labels]
+    half = np.arange(len(labels)) % 2
+    labels[half == 1] = -1
+    many = gs.GraphDataset("m", dataset.stream, dataset.features, labels, dataset.masks)
+    given = gs.Partitioning(half.astype(np.int32), 2, method="given", options={}, seed=0)
+    dm = gs.PartitionDataModule(root=tmp_path / "s", dataset=many, partitioner=lambda *_, **__: given, num_parts=2)
+    dm.prepare_data()
+    assert dm.part_weights.tolist() == [(many.masks["train"] & (half == 0)).sum(), 0]
+
+
+def test_nothing_is_scored_without_labels(tmp_path, dataset):
+    bare = gs.GraphDataset("b", dataset.stream, dataset.features, None, dataset.masks)
+    dm = gs.PartitionDataModule(root=tmp_path / "s", dataset=bare, partitioner="random", num_parts=2)
+    dm.prepare_data()
+    model = gs.NodeClassifier(gs.model.GraphSAGE(dm.num_features, 4, 3))
+    for score, purpose in [(trainer().validate, "validation"), (trainer().test, "testing")]:
+        with pytest.raises(StrategyError, match=f"{purpose} needs labels; write the store with labels="):
+            score(model, dm, verbose=False)
+    assert trainer().predict(model, dm)
+
+
 def test_plan_of_a_store_that_stands(store_root):
     plan = gs.PartitionDataModule(store=store_root).make_plan(num_devices=2)
     assert (plan.num_parts, plan.num_nodes) == (4, 400)

@@ -54,6 +54,15 @@ def test_self_loops_stay_and_undirected_links_stand_once_in_either_direction():
     assert 0.3 < (edges[0] < edges[1]).mean() < 0.7
 
 
+def test_edge_values_follow_their_edges_and_must_be_as_many(tmp_path):
+    np.save(tmp_path / "w.npy", np.arange(3000.0))
+    dataset = replace(dataset_of(EDGES), edge_weight=str(tmp_path / "w.npy"))
+    made = hold_out_edges(dataset, val=0.1, test=0.2)
+    assert np.array_equal(EDGES[:, made.edge_weight.astype(int)], edges_of(made.stream))
+    with pytest.raises(ValueError, match=r"edge_weight must have shape \(3000\), got \(2999,\)"):
+        hold_out_edges(replace(dataset, edge_weight=np.ones(2999)))
+
+
 @pytest.mark.parametrize("chunk_edges", [7, 500, 1 << 20])
 def test_order_chunks_direction_and_repeats_change_no_split(chunk_edges):
     reference = hold_out_edges(dataset_of(EDGES, to_undirected=True), seed=5)

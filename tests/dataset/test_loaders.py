@@ -1,12 +1,15 @@
 """Where graphs come from: public folders, a user's own files, PyG, the generator; and what each says of bad input."""
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import CSRFeatures, GraphDataset, generate, load_files, load_npz, load_pyg
 from lightning_gnnscale.edge_stream import open_edge_stream
+from lightning_gnnscale.errors import EdgeStreamError
 
 
 def edges_of(dataset: GraphDataset) -> np.ndarray:
@@ -88,6 +91,8 @@ def test_files_take_masks_as_bool_or_as_ids(files, tmp_path):
         ("train_mask", np.array([4]), r"dataset.train_mask: node ids must be in \[0, 4\), got 4 to 4"),
         ("val_mask", np.ones(3, bool), "dataset.val_mask: 3 entries, but the graph has 4 nodes"),
         ("test_mask", np.ones(4), "dataset.test_mask must hold bool or node ids, got float64"),
+        ("train_mask", np.array([1, 0, 1, 1]), "4 ids, but only 2 different ones; a mask of 0 and 1"),
+        ("train_mask", np.ones((4, 2), bool), r"dataset.train_mask must have one axis, got shape \(4, 2\)"),
         ("labels", np.zeros(5, int), "dataset.features has 4 rows, dataset.labels 5"),
     ],
 )
@@ -114,6 +119,14 @@ def test_pyg_data_gives_everything_it_has():
     assert dataset.masks["train"].tolist() == [True, False, False]
     assert dataset.labels.tolist() == [0, 1, 1]
     assert np.array_equal(edges_of(dataset), data.edge_index.numpy())
+    assert dataset.edge_weight is None and dataset.edge_features is None
+    data.edge_weight, data.edge_attr = torch.tensor([0.5, 2.0], requires_grad=True), torch.tensor([3, 4])
+    data.x = torch.eye(3).to_sparse()
+    dataset = load_pyg(data)
+    assert dataset.edge_weight.tolist() == [0.5, 2.0] and dataset.edge_features.tolist() == [[3], [4]]
+    assert dataset.features.indptr.tolist() == [0, 1, 2, 3] and dataset.feature_dim == 3
+    with pytest.raises(ValueError, match="dataset.data has no edge_index; of an adj_t make one"):
+        load_pyg(Data(x=torch.eye(3)))
     with pytest.raises(ValueError, match="give exactly one of them"):
         load_pyg()
     with pytest.raises(ValueError, match="has no class 'Planetoide'"):
@@ -151,21 +164,87 @@ def test_masks_of_unknown_names():
         GraphDataset("x", stream, masks={"valid": np.zeros(1, bool)})
 
 
-def test_ids_of_any_kind_go_by_the_rows_that_name_them(tmp_path):
-    (tmp_path / "edges.csv").write_text("src,dst\ncarol,alice\nalice,bob\n")
-    np.save(tmp_path / "nodes.npy", np.array(["alice", "bob", "carol", "dave"]))
-    np.save(tmp_path / "x.npy", np.eye(4, dtype=np.float32))
-    options = {"edges": str(tmp_path / "edges.csv"), "features": str(tmp_path / "x.npy"), "relabel": True}
-    with pytest.raises(ValueError, match="dataset.nodes: with relabel=true the rows of dataset.features"):
-        load_files(**options)
-    dataset = load_files(**options, nodes=str(tmp_path / "nodes.npy"))
+KINDS_OF_IDS = {
+    "names.csv": np.array(["alice", "bob", "carol", "dave"]),
+    "names.parquet": np.array(["alice", "bob", "carol", "dave"]),
+    "numbers.parquet": np.array([2**63 + 9, 0, 7, 5], np.uint64),
+    "numbers.npy": np.array([900, -1, 7, 10**12]),
+    "numbers.bin": np.array([900, -1, 7, 10**12]),
+}
+
+
+@pytest.fixture(params=KINDS_OF_IDS)
+def named(request, tmp_path):
+    """Files of a graph of four nodes with ids of their own, of which the last has no edge, and these ids."""
+    ids, path = KINDS_OF_IDS[request.param], tmp_path / request.param
+    src, dst = ids[[2, 0]], ids[[0, 1]]
+    if path.suffix == ".csv":
+        path.write_text("src,dst\n" + "".join(f"{u},{v}\n" for u, v in zip(src, dst, strict=True)))
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.table({"src": src, "dst": dst}), path)
+    elif path.suffix == ".npy":
+        np.save(path, np.stack([src, dst]))
+    else:
+        np.stack([src, dst], axis=1).tofile(path)
+    options = {"edges": str(path), "relabel": True}
+    if path.suffix == ".bin":
+        options["reader"] = {"dtype": "int64"}
+    for key, array in {"nodes": ids, "features": np.eye(4, dtype=np.float32)}.items():
+        np.save(tmp_path / f"{key}.npy", array)
+        options[key] = str(tmp_path / f"{key}.npy")
+    return options, ids
+
+
+def test_ids_of_any_kind_go_by_the_rows_that_name_them(named):
+    options, ids = named
+    dataset = load_files(**options)
     assert np.array_equal(edges_of(dataset), [[2, 0], [0, 1]])
-    assert np.asarray(dataset.stream.node_ids).tolist() == ["alice", "bob", "carol", "dave"]
-    np.save(tmp_path / "few.npy", np.array(["alice", "bob"]))
-    with pytest.raises(ValueError, match="dataset.nodes: lists 2 ids, but the edges also name .*carol"):
-        load_files(**options, nodes=str(tmp_path / "few.npy"))
+    assert np.asarray(dataset.stream.node_ids).tolist() == ids.tolist()
+    assert dataset.stream.count() == (4, 2)
+
+
+def test_other_names_of_rows_are_another_graph(named):
+    options, ids = named
+    before = load_files(**options).stream.fingerprint()
+    assert load_files(**options).stream.fingerprint() == before
+    np.save(options["nodes"], ids[[1, 0, 2, 3]])
+    assert load_files(**options).stream.fingerprint() != before
+
+
+def test_names_of_rows_that_do_not_fit(named, tmp_path):
+    options, ids = named
+    without = {key: value for key, value in options.items() if key != "nodes"}
+    with pytest.raises(ValueError, match="dataset.nodes: with relabel=true the rows of dataset.features"):
+        load_files(**without)
     with pytest.raises(ValueError, match="dataset.nodes goes with dataset.relabel=true"):
-        load_files(**{**options, "relabel": False}, nodes=str(tmp_path / "nodes.npy"))
+        load_files(**{**options, "relabel": False})
+    np.save(tmp_path / "nodes.npy", ids[:3])
+    with pytest.raises(ValueError, match="dataset.nodes: lists 3 ids, but dataset.features has 4 rows"):
+        load_files(**options)
+    np.save(tmp_path / "nodes.npy", ids[[0, 1, 2, 1]])
+    with pytest.raises(ValueError, match=f"dataset.nodes: .* id {ids[1].item()!r} stands twice, .* in row 3"):
+        load_files(**options)
+    np.save(tmp_path / "nodes.npy", ids[[0, 1, 3]])
+    del options["features"]
+    with pytest.raises(EdgeStreamError, match=f"node id {ids[2].item()!r} is not among the 3 listed; list every"):
+        edges_of(load_files(**options))
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_masks_name_nodes_as_the_edges_do(named, tmp_path, listed):
+    options, ids = named
+    if not listed:
+        del options["nodes"], options["features"]
+    np.save(tmp_path / "mask.npy", ids[[1, 2]])
+    dataset = load_files(**options, train_mask=str(tmp_path / "mask.npy"))
+    assert set(np.asarray(dataset.stream.node_ids)[dataset.masks["train"]].tolist()) == set(ids[[1, 2]].tolist())
+    np.save(tmp_path / "mask.npy", ids[:3] if listed else ids[[3]])
+    if not listed:
+        with pytest.raises(ValueError, match="dataset.train_mask: node id .* does not appear"):
+            load_files(**options, train_mask=str(tmp_path / "mask.npy"))
+        np.save(tmp_path / "mask.npy", np.ones(3, bool))
+        with pytest.raises(ValueError, match="the rows of dataset.train_mask could belong to any ids"):
+            load_files(**options, train_mask=str(tmp_path / "mask.npy"))
 
 
 ROWS = {

@@ -17,6 +17,12 @@ def test_splits_are_disjoint_and_cover_the_labelled(num_nodes, seed):
     assert masks["train"].sum() == pytest.approx(0.7 * (labels >= 0).sum(), abs=0.5)
 
 
+def test_nodes_without_any_of_several_labels_are_left_out():
+    labels = np.array([[1, -1], [-1, -1], [0, 0], [-1, 1]])
+    masks = random_split(labels, (1.0, 0.0, 0.0))
+    assert masks["train"].tolist() == [True, False, True, True]
+
+
 def test_seed_decides():
     labels = np.zeros(100, int)
     first, again, other = (random_split(labels, seed=seed)["train"] for seed in (0, 0, 1))

@@ -65,6 +65,20 @@ def test_sparse_features_are_finite(block, refuses, prepare, data, place):
     assert prepare(features=sparse([3e38, 3e38, 3e38, -3e38])).features.is_sparse
 
 
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"edge_weight": np.ones(3)}, r"edge_weight must have shape \(4\), got \(3,\)"),
+        ({"edge_features": np.ones((5, 2))}, r"edge_features must have shape \(4, columns\), got \(5, 2\)"),
+        ({"features": np.ones((3, 2))}, r"features must have shape \(4, columns\), got \(3, 2\)"),
+        ({"labels": np.zeros(5, int)}, r"labels must have shape .*, got \(5,\)"),
+        ({"masks": {"train": np.ones(2, bool)}}, r"masks\['train'\] must be bool of shape \(4,\)"),
+    ],
+)
+def test_arrays_of_another_length_are_refused_before_the_partitioning(refuses, arrays, message):
+    refuses(message, **arrays)
+
+
 def test_a_row_after_empty_ones_is_named(block, refuses):
     features = CSRFeatures(np.array([0, 0, 0, 0, 1]), np.array([2], np.int32), np.array([INF]), (4, 3))
     refuses("features: row 3, column 2 is inf", features=features)

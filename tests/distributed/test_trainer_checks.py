@@ -146,12 +146,15 @@ def run_allowed(folder):
     kept = ModelCheckpoint(dirpath=folder, filename="models")
     train(folder, data=data, callbacks=[kept], max_epochs=1)
     train(folder, GradientAveraging(), data=data, ckpt_path=kept.best_model_path)
+    with pytest.warns(UserWarning, match="the weights and optimizers of other parts than these: every part goes on"):
+        other = train(folder, data=PartsData(sizes=(4, 4, 8)), ckpt_path=kept.best_model_path)
     return {
         "steps of a dry run": dry.global_step,
         "limited": bool(torch.isfinite(limited["net.0.weight"]).all()),
         "statistics alone": torch.equal(unlearned["net.0.weight"], start["net.0.weight"])
         and not torch.equal(unlearned["net.1.running_mean"], start["net.1.running_mean"]),
         "resumed": bool(torch.isfinite(resumed["net.0.weight"]).all()),
+        "resumed on other parts": bool(torch.isfinite(other["net.0.weight"]).all()),
         "pickles": pickle.loads(pickle.dumps(GNNScaleStrategy(weights=ModelAveraging(3)))).weights.every_n_epochs,
     }
 
@@ -162,6 +165,7 @@ def test_allowed(tmp_path):
         "limited": True,
         "statistics alone": True,
         "resumed": True,
+        "resumed on other parts": True,
         "pickles": 3,
     }
 

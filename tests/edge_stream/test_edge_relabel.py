@@ -35,6 +35,46 @@ def test_unsigned_ids_keep_their_value():
     assert np.asarray(stream.node_ids).tolist() == [2**64 - 1, 3]
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_counting_learns_the_ids_where_the_counts_are_known(known):
+    stream = open_edge_stream(np.array([[30, 10], [10, 20]]), num_nodes=3 if known else None, relabel=True)
+    assert stream.count() == (3, 2)
+    assert stream.node_ids.complete
+    assert np.asarray(stream.node_ids).tolist() == [30, 10, 20]
+
+
+def test_signed_and_unsigned_ids_meet_only_where_64_bits_hold_them(tmp_path):
+    def stream_of(src, dst):
+        pq.write_table(pa.table({"src": src, "dst": dst}), tmp_path / "a.parquet")
+        return open_edge_stream(tmp_path / "a.parquet", relabel=True, chunk_edges=1)
+
+    large, signed = np.array([3, 2**63 + 5], np.uint64), np.array([3, 4], np.int64)
+    for src, dst in [(large, signed), (signed, large)]:
+        stream = stream_of(src, dst)
+        stream.count()
+        assert sorted(np.asarray(stream.node_ids).tolist()) == [3, 4, 2**63 + 5]
+        assert np.asarray(stream.node_ids)[stream.node_ids.index_of(np.array([4]))].tolist() == [4]
+        with pytest.raises(ValueError, match="does not appear"):
+            stream.node_ids.index_of(np.array([5 - 2**63]))
+    with pytest.raises(EdgeStreamError, match="both negative numbers and numbers from 2..63 on"):
+        stream_of(np.array([0, -1]), large).count()
+    stream = stream_of(signed, np.array([0, -1]))
+    stream.count()
+    with pytest.raises(ValueError, match="does not appear"):
+        stream.node_ids.index_of(np.array([2**64 - 1], np.uint64))
+
+
+def test_listed_ids_are_numbered_by_their_places():
+    listed = NodeIds.of(["b", "a"])
+    assert listed.complete and listed.index_of(["a", "b"]).tolist() == [1, 0]
+    assert listed.plain(np.array([1, 0, 1])) == ["a", "b", "a"]
+    with pytest.raises(EdgeStreamError, match="node id 'c' is not among the 2 listed"):
+        listed.encode(Strings.of(["a"]), Strings.of(["c"]))
+    for wrong in ([1.5, 2.5], [["a"], ["b"]], ["a", "b", "a"]):
+        with pytest.raises(ValueError, match="of shape|'a' stands twice, the second time in row 2"):
+            NodeIds.of(wrong)
+
+
 def test_strings_are_the_same_from_text_and_parquet(tmp_path):
     (tmp_path / "a.csv").write_text("source,target\n" + "".join(f'"{u}",{v}\n' for u, v in STRINGS))
     (tmp_path / "a.tsv").write_text("".join(f"{u}\t{v}\n" for u, v in STRINGS))

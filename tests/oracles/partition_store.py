@@ -16,14 +16,14 @@ class StoreOracle:
             self.rows[v].append((u, edge_id))
             if to_undirected and u != v:
                 self.rows[u].append((v, edge_id))
+        if to_undirected:
+            listed = {}
+            for edge_id, edge in enumerate(edges):
+                listed.setdefault(tuple(edge), edge_id)
+            for v, row in self.rows.items():
+                self.rows[v] = [(u, listed.get((u, v), listed.get((v, u)))) for u in {u for u, _ in row}]
         for row in self.rows.values():
             row.sort()
-        if to_undirected:
-            self.rows = {v: self._first_of_each(row) for v, row in self.rows.items()}
-
-    @staticmethod
-    def _first_of_each(row):
-        return [entry for i, entry in enumerate(row) if i == 0 or entry[0] != row[i - 1][0]]
 
     @property
     def num_arcs(self):

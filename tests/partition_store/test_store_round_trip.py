@@ -6,10 +6,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lightning_gnnscale.edge_stream import open_edge_stream
 from lightning_gnnscale.partition_store import PartitionStore, WriteBudget, rows, write_partition_store
 from tests.oracles.partition_store import StoreOracle
 from tests.partition_store.small_graphs import TINY, SmallGraph, random_graph, small_graphs
@@ -199,16 +202,19 @@ def test_labels_unknown_as_nan_and_several_labels(no_disk_wait, tmp_path):
     assert store.labels.dtype == np.float32 and np.array_equal(store.labels, several[store.original_nid])
 
 
-@pytest.mark.parametrize("ids", [[70, -3, 10**12, 5], ["ann", "bob", "cyd", "dee"]])
+@pytest.mark.parametrize("ids", [[70, -3, 10**12, 5], [7, 2**63 + 5, 1, 0], ["ann", "bøb", "", "dee" * 900]])
 def test_user_ids_are_kept(no_disk_wait, tmp_path, ids):
 
-    path = tmp_path / "edges.csv"
-    path.write_text("".join(f"{ids[u]},{ids[v]}\n" for u, v in [(0, 1), (1, 2), (2, 3), (3, 0)]))
-    from lightning_gnnscale.edge_stream import open_edge_stream
-
-    stream = open_edge_stream(path, relabel=True)
+    users = np.array(ids, np.uint64 if max(ids) == 2**63 + 5 else None)
+    edges = {name: users[ends] for name, ends in (("src", [0, 1, 2, 3]), ("dst", [1, 2, 3, 0]))}
+    pq.write_table(pa.table(edges), tmp_path / "edges.parquet")
+    stream = open_edge_stream(tmp_path / "edges.parquet", relabel=True, num_nodes=4)
     store = write_partition_store(tmp_path / "store", stream, SmallGraph(4, [], [1, 0, 1, 0], 2).given)
+    store.verify()
     assert store.user_ids(store.store_nid).tolist() == ids
+    assert sum(path.stat().st_size for path in store.root.glob("user_id*")) < 5000
+    one = np.array([2])
+    assert store.user_ids(store.store_nid[one]).tolist() == [ids[2]]
 
 
 def test_a_store_is_pickled_by_its_path(no_disk_wait, tmp_path):

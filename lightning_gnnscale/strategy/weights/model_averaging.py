@@ -95,6 +95,8 @@ class ModelAveraging(WeightPolicy):
     def setup(self, trainer: pl.Trainer) -> None:
         self._trainer = trainer
         self._weights = [float(weight) for weight in trainer.datamodule.part_weights]
+        store = getattr(trainer.datamodule, "store", None)
+        self._parts = {"weights": self._weights, "store": getattr(store, "fingerprint", None)}
         self._start = averaging.copy_state(self._live)
         self._model_holds_start = True
         self._own: dict[int, averaging.State] = {}
@@ -185,6 +187,7 @@ class ModelAveraging(WeightPolicy):
         return {
             "policy": type(self).__name__,
             "optimizer_state": self.optimizer_state,
+            "parts": self._parts,
             "start": _on_cpu(self._start) if self._own else None,
             "own": {part: _on_cpu(state) for part, state in self._own.items()},
             "optimizers": self._optimizers.state_dict() if self._optimizers else {},
@@ -197,7 +200,7 @@ class ModelAveraging(WeightPolicy):
         if not states:
             return {}
         merged = {"policy": type(self).__name__, "optimizer_state": self.optimizer_state, "own": {}, "optimizers": {}}
-        merged |= {"waiting": {}, "steps": [state["steps"] for state in states]}
+        merged |= {"parts": states[0]["parts"], "waiting": {}, "steps": [state["steps"] for state in states]}
         merged["start"] = next((state["start"] for state in states if state["start"] is not None), None)
         for rank, state in enumerate(states):
             merged["own"].update(state["own"])
@@ -209,19 +212,21 @@ class ModelAveraging(WeightPolicy):
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         mine = [int(part) for part in self._trainer.datamodule.parts_of_rank(averaging.rank(), averaging.world_size())]
         same_policy = bool(state) and state["policy"] == type(self).__name__
+        same_parts = same_policy and state.get("parts") == self._parts
         if same_policy:
             self._restore_steps(state.get("steps"))
+        if same_parts:
             self._own = {part: self._like_live(state["own"][part]) for part in mine if part in state["own"]}
             if state["start"] is not None:
                 self._start = self._like_live(state["start"])
                 self._model_holds_start = False
         if self._optimizers is None:
             return
-        if not same_policy or state["optimizer_state"] != self.optimizer_state:
-            rank_zero_warn(
-                f'the checkpoint has no optimizer state for ModelAveraging(optimizer_state="{self.optimizer_state}"): '
-                "every part goes on from the one that it has"
-            )
+        if not same_parts or state["optimizer_state"] != self.optimizer_state:
+            missing = f'no optimizer state for ModelAveraging(optimizer_state="{self.optimizer_state}")'
+            if same_policy and not same_parts:
+                missing = "the weights and optimizers of other parts than these"
+            rank_zero_warn(f"the checkpoint has {missing}: every part goes on from the model and optimizer that it has")
             self._begin_from_checkpoint_optimizer = True
             return
         waiting, saved = state.get("waiting", {}), state["optimizers"]
