@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import lightning.pytorch as pl
 import numpy as np
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 from ..dataset import GraphDataset
 from ..errors import StrategyError
@@ -112,8 +113,9 @@ class FullGraphDataModule(StoredGraphDataModule):
             part_runs(self.store_source.num_parts, world_size)
 
     def check_trainer(self, trainer: pl.Trainer) -> None:
-        """Refuse accumulated gradients, and several processes that exchange nothing; raises as `setup` does."""
+        """Refuse what one batch an epoch cannot do, and processes that exchange nothing; raises as `setup` does."""
         _check_accumulation(trainer)
+        _check_passes(trainer)
         _check_exchanges(trainer)
 
     def setup(self, stage: str | None = None) -> None:
@@ -141,7 +143,9 @@ class FullGraphDataModule(StoredGraphDataModule):
 
     def _check_trainable(self) -> None:
         super()._check_trainable()
-        _check_accumulation(self.trainer)
+        if self.trainer is not None:
+            _check_accumulation(self.trainer)
+            _check_passes(self.trainer)
 
     @property
     def part_weights(self) -> np.ndarray:
@@ -184,20 +188,33 @@ class FullGraphDataModule(StoredGraphDataModule):
         offsets, rank = self.blocks.offsets.tolist(), self.blocks.rank
         begin, end = (offsets[0], offsets[-1]) if whole else offsets[rank : rank + 2]
         known = mask is not None and self.store.labels is not None
-        count = count_labels(self.store, mask, begin, end)[1] if known else 0
-        self._loaders.append(FullGraphLoader(self._batch, count, whole, self.seed, split))
+        counts = count_labels(self.store, mask, begin, end) if known else (0, 0)
+        self._loaders.append(FullGraphLoader(self._batch, counts, whole, self.seed, split))
         return self._loaders[-1]
 
     def _batch_shape(self) -> dict:
         return {"batch_size": None, "fanouts": (), "prefetch_batches": 1}
 
 
-def _check_accumulation(trainer: pl.Trainer | None) -> None:
-    batches = getattr(trainer, "accumulate_grad_batches", 1)
-    if batches != 1:
+def _check_accumulation(trainer: pl.Trainer) -> None:
+    given = f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches})"
+    accumulates = trainer.accumulate_grad_batches != 1
+    for callback in trainer.callbacks:
+        if isinstance(callback, GradientAccumulationScheduler) and callback.going_to_accumulate_grad_batches():
+            given, accumulates = f"GradientAccumulationScheduler({callback.scheduling})", True
+    if accumulates:
         raise StrategyError(
-            f"Trainer(accumulate_grad_batches={batches}): an epoch of the full graph is one batch, whose gradient "
-            "would be divided and added to nothing: leave it at 1"
+            f"{given}: an epoch of the full graph is one batch, whose gradient would be divided and added to nothing: "
+            "leave it at 1"
+        )
+
+
+def _check_passes(trainer: pl.Trainer) -> None:
+    passes = getattr(getattr(trainer.strategy, "weights", None), "passes_per_epoch", 1)
+    if passes != 1:
+        raise StrategyError(
+            f"ModelAveraging(every_n_epochs={passes}, part_major=True) makes {passes} passes an epoch, and an epoch of "
+            f"the full graph is one: leave part_major out, and train {passes} times the epochs"
         )
 
 

@@ -33,8 +33,9 @@ class FullGraphBatch:
         key: uint64 as a Python int, the same on every rank; everything random about the epoch follows from it.
         epoch: of the key.
         num_nodes_global: nodes of the whole graph.
-        loss_count: labels that the sum of losses is divided by.
-        loss_is_share: whether these are the labels of the whole graph, so that the losses of all ranks add up to one.
+        loss_count: known labels that the sum of losses is divided by. loss_nodes: nodes that have them, the divisor of
+            losses that count a node once.
+        loss_is_share: whether these are of the whole graph, so that the losses of all ranks add up to one.
         split: "val", "test" or "predict"; None while training.
         x_dense: (num_local + num_halo, dim) features of the stored dtype, or None.
         x_csr: the same rows in compressed form, or None.
@@ -56,6 +57,7 @@ class FullGraphBatch:
     epoch: int
     num_nodes_global: int
     loss_count: int
+    loss_nodes: int
     loss_is_share: bool = True
     split: str | None = None
     x_dense: Tensor | None = None
@@ -156,6 +158,7 @@ def block_batch(store: PartitionStore, blocks: BlockRows) -> FullGraphBatch:
         epoch=0,
         num_nodes_global=store.num_nodes,
         loss_count=0,
+        loss_nodes=0,
         edge_weight=None if blocks.edge_weight is None else _tensor(blocks.edge_weight),
         **data,
     )
@@ -166,16 +169,22 @@ class FullGraphLoader:
 
     Args:
         batch: the block's.
-        loss_count, loss_is_share: of its batches.
+        loss_counts: (loss_nodes, loss_count) of its batches. loss_is_share: of its batches.
         seed: of the keys.
         split: "val", "test" or "predict", whose key is 0; None: training.
     """
 
     def __init__(
-        self, batch: FullGraphBatch, loss_count: int, loss_is_share: bool, seed: int = 0, split: str | None = None
+        self,
+        batch: FullGraphBatch,
+        loss_counts: tuple[int, int],
+        loss_is_share: bool,
+        seed: int = 0,
+        split: str | None = None,
     ):
         self.seed, self.epoch = seed, 0
-        self._batch = replace(batch, loss_count=loss_count, loss_is_share=loss_is_share, split=split)
+        nodes, labels = loss_counts
+        self._batch = replace(batch, loss_nodes=nodes, loss_count=labels, loss_is_share=loss_is_share, split=split)
 
     def __len__(self) -> int:
         return 1

@@ -71,7 +71,8 @@ class NodeClassifier(BackboneModule):
         """Return the loss over the batch's training seeds; 0, with zero gradients, where there are none."""
         outputs, labels, _ = self._seeds(batch, "train")
         losses, counts = self._row_losses(outputs, labels)
-        weight, loss_count = getattr(batch, "loss_weight", None), getattr(batch, "loss_count", None)
+        weight = getattr(batch, "loss_weight", None)
+        loss_count = getattr(batch, "loss_nodes" if callable(self.loss) else "loss_count", None)
         if loss_count is not None:
             loss = losses.sum() / max(1, loss_count)
         else:

@@ -16,11 +16,17 @@ from lightning_gnnscale.rng import batch_key
 SHARED, OWN = SimpleNamespace(equal_batches=True), SimpleNamespace(equal_batches=False)
 
 
+def trainer_of(rank: int, world_size: int, **given) -> SimpleNamespace:
+    return SimpleNamespace(
+        global_rank=rank, world_size=world_size, accumulate_grad_batches=1, callbacks=[], **{"strategy": None, **given}
+    )
+
+
 def on_rank(store, rank: int, world_size: int, weights=SHARED, **options) -> gs.FullGraphDataModule:
     """A DataModule as a process of a run sees it."""
     dm = gs.FullGraphDataModule(store=store, **options)
     strategy = SimpleNamespace(exchange=None, weights=weights)
-    dm.trainer = SimpleNamespace(global_rank=rank, world_size=world_size, strategy=strategy)
+    dm.trainer = trainer_of(rank, world_size, strategy=strategy)
     dm.setup("fit")
     return dm
 
@@ -162,9 +168,22 @@ def test_of_several_labels_each_known_one_counts(tmp_path, dataset, monkeypatch)
     assert count_labels(store, "train", 0, 400) == ((train >= 0).any(1).sum(), (train >= 0).sum())
     dm = on_rank(store, 0, 2)
     batch = only(dm.train_dataloader())
-    assert batch.loss_count == (train >= 0).sum()
+    assert (batch.loss_nodes, batch.loss_count) == count_labels(store, "train", 0, 400)
     assert batch.y.shape == (batch.batch_size, 5)
     assert dm.part_weights.sum() == (train >= 0).any(1).sum() < len(train)
+
+
+@pytest.mark.parametrize("loss", ["ce", lambda out, y: (out - y).square().mean(dim=1)], ids=["of labels", "of nodes"])
+def test_the_loss_of_the_full_graph_is_that_of_its_labels_or_nodes(tmp_path, dataset, loss):
+    labels = np.random.default_rng(0).integers(-1, 2, (400, 5))
+    labels[:40] = -1
+    dm = on_rank(write(tmp_path / "s", dataset, labels=labels), 0, 1)
+    model = gs.NodeClassifier(gs.model.GCN(dm.num_features, 8, 5), multilabel=True, loss=loss)
+    model.eval()  # without dropout
+    full, mini = only(dm.train_dataloader()), only(dm.train_dataloader())
+    mini.loss_count = mini.loss_nodes = None  # a batch that counts for itself
+    with torch.no_grad():
+        assert float(model.training_step(full)) == pytest.approx(float(model.training_step(mini)), rel=1e-6)
 
 
 def test_sparse_features_come_compressed_and_dense_on_demand(tmp_path, dataset):
@@ -249,7 +268,7 @@ def test_auto_parts_are_at_least_the_processes(tmp_path, dataset):
     assert alone.store.num_parts == 2
     many = gs.FullGraphDataModule(**options)
     assert many.make_plan(num_devices=3).num_parts == 3
-    many.trainer = SimpleNamespace(global_rank=0, world_size=3)
+    many.trainer = trainer_of(0, 3)
     assert many.planned_parts() == 3, "a store that stands has too few"
     assert gs.FullGraphDataModule(**options, num_parts=5).planned_parts() == 5
     assert gs.FullGraphDataModule(store=tmp_path / "s").make_plan(num_devices=3).num_parts == 2
@@ -272,7 +291,7 @@ def test_more_processes_than_parts(store_root):
 
 def test_a_strategy_without_exchange(store_root):
     dm = gs.FullGraphDataModule(store=store_root)
-    dm.trainer = SimpleNamespace(global_rank=0, world_size=2, strategy=SimpleNamespace())
+    dm.trainer = trainer_of(0, 2, strategy=SimpleNamespace())
     with pytest.raises(StrategyError, match=r'exchanges no rows.*use Trainer\(strategy="gnnscale"\)'):
         dm.setup("fit")
 

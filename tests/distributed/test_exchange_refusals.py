@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from full_graph_runs import BACKBONES, DIM, NUM_CLASSES, make_model, make_trainer, write_store
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import DDPStrategy
 from processes import launch
 
@@ -19,6 +20,7 @@ from lightning_gnnscale.strategy import (
     GradientAveraging,
     HaloExchange,
     ModelAveraging,
+    NoExchange,
     Quantized,
     SkipBroadcast,
 )
@@ -59,6 +61,14 @@ EARLY = {
     "no features": ({"store": "no features"}, ["no features", "features="]),
     "no labels": ({"store": "no labels"}, ["labels", "train mask"]),
     "accumulated": ({"accumulate_grad_batches": 4}, ["accumulate_grad_batches=4", "one batch", "leave it at 1"]),
+    "accumulated later": (
+        {"callbacks": [GradientAccumulationScheduler({0: 1, 3: 4})]},
+        ["GradientAccumulationScheduler({0: 1, 3: 4})", "one batch", "leave it at 1"],
+    ),
+    "several passes an epoch": (
+        {"weights": ModelAveraging(5, part_major=True), "exchange": NoExchange()},
+        ["part_major=True", "5 passes", "leave part_major out"],
+    ),
     "a stream of fewer parts": ({"made": {"num_parts": 1}}, ["2 processes", "1 part"]),
     "a stream without features": ({"made": {"features": None}}, ["features", "graph has none"]),
     "a stream without labels": ({"made": {"labels": None}}, ["labels", "graph has none"]),

@@ -219,7 +219,8 @@ def make_batch(rows, x):
     csr = SparseFeatures(x.indptr, x.indices, x.data, x.dim) if sparse else None
     return FullGraphBatch(
         n_id=rows.node_ids, indptr=block.indptr, indices=block.indices, degree=block.degree, batch_size=NUM_NODES,
-        part=0, key=0, epoch=0, num_nodes_global=NUM_NODES, loss_count=NUM_NODES, y=torch.arange(NUM_NODES) % OUT,
+        part=0, key=0, epoch=0, num_nodes_global=NUM_NODES, loss_count=NUM_NODES,
+        loss_nodes=NUM_NODES, y=torch.arange(NUM_NODES) % OUT,
         x_dense=None if sparse else x, x_csr=csr,
     )  # fmt: skip
 

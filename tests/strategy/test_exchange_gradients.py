@@ -73,10 +73,12 @@ def test_gradients_equal_finite_differences(kind, name, monkeypatch):
                     own.load_state_dict(changed.state_dict())
                 runs[rank].begin_step(epoch)
                 own.zero_grad()
-                out = own.forward_rows(x[rows.node_ids], own.row_arcs(rows.block, rows.node_ids, {}))
+                arcs = own.row_arcs(rows.block, rows.node_ids, {}, own.local_only)
+                out = own.forward_rows(x[arcs.node_ids], arcs)
                 loss = (out * weight[rows.node_ids[: rows.num_local]]).sum()
                 if backward or epoch < EPOCH:
                     loss.backward()
+            assert bool(runs[rank].ledger.bytes) == (name != "none")
             return float(loss.detach()), [p.grad for p in own.parameters()]
 
         return ranks.run(train)

@@ -1,6 +1,7 @@
 """The exchange of a layer on three ranks in threads: what arrives, what both sides hold, what is counted."""
 
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +18,9 @@ from lightning_gnnscale.strategy.exchange import (
     Quantized,
     SkipBroadcast,
     VariationGap,
+    layer_exchange,
 )
+from lightning_gnnscale.strategy.exchange.message import pack_all
 from lightning_gnnscale.strategy.exchange.run import ExchangeRun
 
 NUM_NODES, WIDTH, NUM_EPOCHS = OFFSETS[-1], 6, 7
@@ -90,6 +93,40 @@ def test_exact_policies_bring_the_rows_bit_for_bit(policy, dtype, monkeypatch):
         halos = forward(ranks, runs, epoch, rows)
         for halo, nodes in zip(halos, READ, strict=True):
             assert torch.equal(halo, rows[list(nodes)])
+
+
+@pytest.mark.parametrize("policy", EXACT, ids=repr)
+def test_a_step_that_is_run_again_sends_again_what_was_due(policy, monkeypatch):
+    """As LBFGS does: the rows have changed, and the epoch has not."""
+    ranks, runs, rows = ThreadRanks(3, monkeypatch), make_runs(policy), sequence()
+    for epoch in range(3):
+        for again in range(3):
+            halos = forward(ranks, runs, epoch, rows[(epoch + 2 * again) % NUM_EPOCHS])
+            for halo, nodes in zip(halos, READ, strict=True):
+                assert torch.equal(halo, rows[(epoch + 2 * again) % NUM_EPOCHS][list(nodes)])
+
+
+PACKING = [HaloExchange(), BroadcastExchange(), Quantized(8, delta=False), Quantized(4), SkipBroadcast(EpochFixed(1))]
+
+
+@pytest.mark.parametrize("policy", PACKING, ids=repr)
+@pytest.mark.parametrize("training", [True, False])
+def test_packing_counts_as_exchange(policy, training, monkeypatch):
+    def pack_slowly(*given):
+        time.sleep(0.02)
+        return pack_all(*given)
+
+    ranks, runs, rows = ThreadRanks(3, monkeypatch), make_runs(policy), sequence()
+    forward(ranks, runs, 0, rows[0])
+    monkeypatch.setattr(layer_exchange, "pack_all", pack_slowly)
+
+    def send(rank):
+        runs[rank].begin_step(2)
+        with torch.set_grad_enabled(training):
+            runs[rank].layers[1].send(rows[2][own(rank)], training).wait()
+        return runs[rank].ledger.seconds - runs[rank].ledger.wait_seconds
+
+    assert min(ranks.run(send)) >= 0.02
 
 
 BOUNDS = [EpochFixed(1), EpochFixed(3), EpochAdaptive(1), EpochAdaptive(2), VariationGap(0.3), VariationGap(0.05)]

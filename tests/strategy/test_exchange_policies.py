@@ -126,6 +126,10 @@ def test_what_cannot_be_wrapped_is_refused_in_one_line(wrapper, inner):
 BAD = [
     (lambda: HaloExchange(backward="both"), "exchange.backward must be one of auto, push, pull, got 'both'"),
     (lambda: Quantized(backward="both"), "exchange.backward must be one of auto, push, pull, got 'both'"),
+    (lambda: Quantized(delta="false"), "exchange.delta must be true or false, got 'false'"),
+    (lambda: Quantized(seed="x"), "exchange.seed must be an integer >= 0, got 'x'"),
+    (lambda: Quantized(seed=1.5), "exchange.seed must be an integer >= 0, got 1.5"),
+    (lambda: Quantized(seed=-1), "exchange.seed must be an integer >= 0, got -1"),
     (lambda: Quantized(bits=3), "exchange.bits must be one of 16, 8, 4, 2, got 3"),
     (lambda: Quantized(bits=None), "exchange.bits must be one of 16, 8, 4, 2, got None"),
     (lambda: Quantized(backward_bits=32), "exchange.backward_bits must be one of 16, 8, 4, 2, got 32"),

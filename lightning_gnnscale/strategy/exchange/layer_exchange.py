@@ -35,6 +35,8 @@ class LayerExchange:
         self.versions = run.start_versions()
         self.sent: HeldRows | None = None
         self.received: HeldRows | None = None
+        self._due_at: int | None = None
+        self._due_now: np.ndarray | None = None
 
     @property
     def cache_bytes(self) -> int:
@@ -55,12 +57,15 @@ class LayerExchange:
         if not run.keeps_rows:
             if run.codec is RAW:
                 return self._send_exactly(rows, boundary, transport.FORWARD)
-            codes = run.codec.encode(boundary, self._key("forward"), run.route.boundary_ids)
-            return self._start(rows, pack_all(codes, run.route.leaving), run.codec, False)
+            with ledger.timed():
+                codes = run.codec.encode(boundary, self._key("forward"), run.route.boundary_ids)
+                packed = pack_all(codes, run.route.leaving)
+            return self._start(rows, packed, run.codec, False)
         return self._send_changes(rows, boundary)
 
     def _send_exactly(self, rows: Tensor, boundary: Tensor, direction: str) -> RowTransfer:
-        packed = pack_all(RAW.encode(boundary, 0, self.run.route.boundary_ids), self.run.route.leaving)
+        with self.run.ledger.timed():
+            packed = pack_all(RAW.encode(boundary, 0, self.run.route.boundary_ids), self.run.route.leaving)
         return self._start(rows, packed, RAW, False, direction)
 
     def _send_changes(self, rows: Tensor, boundary: Tensor) -> RowTransfer:
@@ -107,8 +112,7 @@ class LayerExchange:
         """
         run, bound, epoch = self.run, self.run.plan.bound, self.run.epoch
         if bound is None or run.exact_step:
-            if bound is not None:
-                self.versions = bound.restart(epoch, run.sources)
+            self.versions = np.full_like(self.versions, epoch) if bound is None else bound.restart(epoch, run.sources)
             return None, [True] * len(run.route.leaving)
         nothing = torch.zeros(len(boundary), dtype=torch.bool, device=boundary.device)
         if bound.needs_change:
@@ -119,8 +123,11 @@ class LayerExchange:
             if bool(due):
                 self.versions[run.route.rank] = epoch
             return (None if bool(due) else nothing), None
-        due = bound.due(epoch, self.versions)
-        self.versions = np.where(due, epoch, self.versions)
+        # An optimizer may run the step of an epoch more than once (LBFGS): what is due is due each time.
+        if self._due_at != epoch:
+            self._due_at, self._due_now = epoch, bound.due(epoch, self.versions)
+            self.versions = np.where(self._due_now, epoch, self.versions)
+        due = self._due_now
         if run.plan.by_row:
             return torch.from_numpy(due).to(boundary.device), None
         return (None if due[run.route.rank] else nothing), due.tolist()

@@ -56,7 +56,11 @@ class Quantized(ExchangePolicy):
             raise ValueError("exchange.backward_threshold must be finite, got inf: under it nothing would be sent")
         if backward not in BACKWARDS:
             raise ValueError(f"exchange.backward must be one of {', '.join(BACKWARDS)}, got {backward!r}")
-        self.bits, self.delta = bits, bool(delta)
+        if not isinstance(delta, bool):
+            raise ValueError(f"exchange.delta must be true or false, got {delta!r}")
+        if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
+            raise ValueError(f"exchange.seed must be an integer >= 0, got {seed!r}")
+        self.bits, self.delta = bits, delta
         self.exchange = HaloExchange() if exchange is None else exchange
         self.backward_bits, self.backward = backward_bits, backward
         self.backward_threshold = backward_threshold

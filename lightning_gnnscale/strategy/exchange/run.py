@@ -129,8 +129,15 @@ class ExchangeRun:
         return self._sum_over_ranks({f"exchange_{EVALUATION}_bytes": self._record_evaluation()})
 
     def versions(self) -> dict[int, torch.Tensor]:
-        """Return the int64 versions of each layer but the first: when what the receivers hold was sent."""
-        return {layer.layer: torch.from_numpy(layer.versions.copy()) for layer in self.layers[1:]}
+        """Return the int64 versions of each layer but the first: the epochs in which what receivers hold was sent.
+
+        One a source of the bound; this rank's alone where a block's change decides, which no other rank sees. Under a
+        policy that holds nothing they stay -1.
+        """
+        bound, rank = self.plan.bound, self.route.rank
+        own = bound is not None and bound.needs_change and not self.plan.by_row
+        known = slice(rank, rank + 1) if own else slice(None)
+        return {layer.layer: torch.from_numpy(layer.versions[known].copy()) for layer in self.layers[1:]}
 
     def detach(self) -> None:
         """Leave the model as a single process reads it; write down what testing and predicting sent."""

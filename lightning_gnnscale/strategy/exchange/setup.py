@@ -3,7 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...errors import StrategyError
 from .local_rows import LocalRows
@@ -62,6 +64,11 @@ def start_run(policy: "ExchangePolicy", trainer: pl.Trainer) -> ExchangeRun | Lo
     if blocks is None:
         return None
     layers, device = exchange_layers(trainer.lightning_module), trainer.strategy.root_device
+    if trainer.world_size > 1 and any(isinstance(one, _BatchNorm) for one in trainer.lightning_module.modules()):
+        rank_zero_warn(
+            "BatchNorm (norm=batch) takes its statistics from each process's own block: results differ from those of "
+            "one process; norm=layer gives the same on any number of them"
+        )
     plan = policy.plan()
     if plan is None:
         return LocalRows(blocks, layers, device)

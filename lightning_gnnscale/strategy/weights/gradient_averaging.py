@@ -139,7 +139,9 @@ class GradientAveraging(WeightPolicy):
             return 0
         if not self._trainer.is_last_batch:
             self._own = averaging.copy_state(buffers)
-        average, num_bytes = averaging.weighted_average([(1.0, buffers)], like=buffers)
+        blocks = getattr(self._trainer.datamodule, "blocks", None)
+        weight = 1.0 if blocks is None else float(blocks.num_local)  # of the full graph, statistics of its own rows
+        average, num_bytes = averaging.weighted_average([(weight, buffers)], like=buffers)
         averaging.load_state(buffers, average)
         return num_bytes
 
