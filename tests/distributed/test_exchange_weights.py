@@ -75,13 +75,15 @@ CASES = {
         {},
     ),
     "no exchange": (NoExchange(), GradientAveraging(), {}),
+    "statistics": (HaloExchange(), GradientAveraging(), {"norm": "batch"}),
 }
 
 
 def train_all(folder, root):
     results = {}
     for name, (exchange, weights, options) in CASES.items():
-        model, options, kept = make_model("gcn", scheduler=False), dict(options), Replicas()
+        options, kept = dict(options), Replicas()
+        model = make_model("gcn", scheduler=False, norm=options.pop("norm", None))
         model.make_optimizer = options.pop("optimizer", None)
         options |= {"max_epochs": NUM_EPOCHS, "limit_val_batches": 1.0, "callbacks": [kept]}
         final, metrics = fit(folder, root, model, exchange, weights, **options)
@@ -355,3 +357,15 @@ def test_no_exchange_is_one_process_on_the_graph_without_crossing_arcs(tmp_path)
         for key, (weights, losses) in results.items():
             assert largest_difference(weights, single[key][0]) <= 1e-12, key
             assert losses == pytest.approx(single[key][1], abs=1e-12), key
+
+
+def test_statistics_weigh_by_the_rows_that_they_are_of(runs, graph):
+    sizes = torch.tensor(graph.offsets).diff().double()
+    assert len(set(sizes.tolist())) == WORLD_SIZE
+    for epoch in range(NUM_EPOCHS):
+        own = [run["statistics"]["stepped"][epoch] for run in runs]
+        for name in [name for name in own[0] if name.endswith(("running_mean", "running_var"))]:
+            expected = sum(size * state[name] for size, state in zip(sizes, own, strict=True)) / sizes.sum()
+            assert not torch.allclose(own[0][name], own[1][name])
+            for run in runs:
+                assert torch.allclose(run["statistics"]["validated"][epoch][name], expected, atol=1e-12)
