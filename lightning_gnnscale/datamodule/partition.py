@@ -50,7 +50,11 @@ class PartitionDataModule(StoredGraphDataModule):
 
     Args:
         store, root, dataset, stream, features, labels, masks, edge_weight, edge_features, partitioner, num_parts,
-            planner, overwrite, progress: the store, or what it is made from; see `StoredGraphDataModule`.
+            planner, overwrite, progress: the store, or what it is made from; see `StoredGraphDataModule`. features
+            (num_nodes, dim) array, memmap, .npy path or SciPy CSR; labels (num_nodes,) integers, -1 = unknown, or
+            (num_nodes, num_labels); masks {"train": (num_nodes,) bool, "val": ..., "test": ...}; edge_weight
+            (num_edges,), edge_features (num_edges, dim), by position in the stream. Rows are in the order of the
+            stream's nodes.
         mode: "mini_batch", or "full_batch": each part is one batch.
         sampler: what a mini-batch draws, one of this package's or any `BatchSampler`; None:
             `NeighborSampler([25, 10])`. A `ClusterSampler` without clusters of its own gets SPRING's.
@@ -61,8 +65,10 @@ class PartitionDataModule(StoredGraphDataModule):
             "auto": "graph" under gradient averaging, else "part". Under gradient averaging "part" lets every
             rank take a share of each part's batches, some parts in turn.
         interleave_parts: parts that take turns there, >= 1; one more is in memory.
-        evaluation: "layerwise": exact, a layer at a time over the whole graph; "sampled": batches with all neighbours
-            of as many hops as the sampler has fan-outs (2 without), exact too, for any backbone, and dearer.
+        evaluation: "layerwise": exact, a layer at a time over the whole graph, for backbones with
+            layer(index, x, block); "sampled": for any backbone, batches with all neighbours of as many hops as the
+            sampler has fan-outs (2 without), and dearer. That is exact where the backbone has no more layers than
+            hops, and takes degrees from `degree`, not from `edge_index` as PyG's GCNConv does.
         seed: of partitioning, seed order and sampling.
         source: what prepares training batches on each rank: `gs.Threads`, `gs.Processes`, `gs.TaskGraphs` or
             `gs.RayWorkers`; a name ("threads", "processes", "task_graphs", "ray") stands for its defaults. The batches
@@ -89,6 +95,8 @@ class PartitionDataModule(StoredGraphDataModule):
     Raises:
         ValueError, PartitionStoreError, StrategyError: one line with the remedy.
 
+    Cost: a rank holds two parts' graphs (this one and the next, 8 bytes an arc each) and the batches made ahead;
+        features stay memory-mapped. Evaluation writes 8 x num_nodes x hidden bytes of scratch beside the store.
     Source: SDT-GNN, training and evaluation. Differs: evaluation is exact layer-wise inference shared over ranks.
     """
 

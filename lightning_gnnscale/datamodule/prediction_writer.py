@@ -10,10 +10,16 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 
 
 class PredictionWriter(BasePredictionWriter):
-    """Write one Parquet file with a row a node: `node` (the user's id) and `prediction`.
+    """Write one Parquet file with a row a node, in ascending order of the original ids.
+
+    Columns: `node`, the user's id (an integer, or text with `relabel=True`); `prediction`, an int64 class, or a list:
+    0/1 labels, outputs with `predict_logits`, or an embedding. Needs `trainer.predict(model, datamodule)` with this
+    package's DataModule, and a path that all ranks reach.
 
     Args:
         path: of the file; each rank writes `path.rank` first, rank 0 joins them and the file appears whole.
+
+    Cost: rank 0 holds the whole table, and its sorted copy, while it joins.
     """
 
     def __init__(self, path: str | os.PathLike):

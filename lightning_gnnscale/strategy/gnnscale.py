@@ -49,7 +49,8 @@ class GNNScaleStrategy(DDPStrategy):
         accelerator: as for DDPStrategy; the Trainer sets it.
         weights: how replicas become one, a policy or its name; ModelAveraging() by default.
         exchange: how layers read rows of other processes, a policy or its name; NoExchange() by default.
-        start_method: "popen", "fork", "spawn" or "forkserver".
+        start_method: "popen" runs the script again for each process (not in notebooks); "fork" copies this one (in
+            notebooks, before CUDA is used); "spawn" and "forkserver" import it (which needs a `__main__` guard).
         process_group_backend: "gloo", "nccl", ...; by the device where None.
         timeout: longest wait for another process, seconds or a timedelta.
         parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as for DDPStrategy.
