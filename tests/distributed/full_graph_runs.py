@@ -64,16 +64,15 @@ class Epochs(Callback):
 
 def make_trainer(folder, exchange, weights=None, max_epochs=20, **options):
     strategy = GNNScaleStrategy(weights=weights or GradientAveraging(), exchange=exchange)
-    quiet = {"logger": False, "enable_checkpointing": False, "num_sanity_val_steps": 0, "limit_val_batches": 0}
+    defaults = {"accelerator": "cpu", "devices": torch.distributed.get_world_size()}
+    defaults |= {"logger": False, "enable_checkpointing": False, "num_sanity_val_steps": 0, "limit_val_batches": 0}
     return L.Trainer(
-        accelerator="cpu",
-        devices=torch.distributed.get_world_size(),
         strategy=strategy,
         max_epochs=max_epochs,
         default_root_dir=folder,
         enable_progress_bar=False,
         enable_model_summary=False,
-        **{**quiet, **options},
+        **{**defaults, **options},
     )
 
 
