@@ -172,14 +172,16 @@ class NodeIds:
             ValueError: of another shape or type, or an id stands twice.
         """
         ids = np.asarray(ids)
-        if ids.dtype.kind in "OT" and all(isinstance(one, str) for one in ids):
-            values = Strings.of(ids.tolist())
-        elif ids.ndim == 1 and ids.dtype.kind in "iuU":
-            values = Strings.of(ids.tolist()) if ids.dtype.kind == "U" else ids
-        else:
+        kind = ids.dtype.kind
+        are_strings = kind == "U" or (kind in "OT" and all(isinstance(one, str) for one in ids.flat))
+        if ids.ndim != 1 or not (are_strings or kind in "iu"):
             raise ValueError(f"{ids.dtype} of shape {ids.shape}")
-        node_ids = cls()
-        numbers, _ = node_ids.encode(values, values)  # each id as src and at once as dst: numbered by its place
+        node_ids, numbers = cls(), np.empty(len(ids), np.int64)
+        for start in range(0, len(ids), _LISTED_AT_ONCE):
+            piece = ids[start : start + _LISTED_AT_ONCE]
+            values = Strings.of(piece.tolist()) if are_strings else piece
+            # Each id as src and at once as dst: numbered by its place.
+            numbers[start : start + len(piece)], _ = node_ids.encode(values, values)
         if len(node_ids) < len(ids):
             again = int(np.argmax(numbers != np.arange(len(ids))))
             raise ValueError(f"id {node_ids.plain(numbers[[again]])[0]!r} stands twice, the second time in row {again}")
@@ -196,6 +198,7 @@ class NodeIds:
 
 
 _LARGE = np.uint64(2**63)
+_LISTED_AT_ONCE = 1 << 16
 
 
 def _any_negative(ids: np.ndarray) -> bool:

@@ -70,7 +70,11 @@ def test_listed_ids_are_numbered_by_their_places():
     assert listed.plain(np.array([1, 0, 1])) == ["a", "b", "a"]
     with pytest.raises(EdgeStreamError, match="node id 'c' is not among the 2 listed"):
         listed.encode(Strings.of(["a"]), Strings.of(["c"]))
-    for wrong in ([1.5, 2.5], [["a"], ["b"]], ["a", "b", "a"]):
+    many = [f"node {i}" for i in range(70_000)]
+    assert NodeIds.of(many).plain(np.array([69_999, 65_536])) == ["node 69999", "node 65536"]
+    with pytest.raises(ValueError, match="'node 65535' stands twice, the second time in row 65536"):
+        NodeIds.of(np.array([*many[:65_536], "node 65535"], dtype=object))
+    for wrong in (np.array({}), [1.5, 2.5], [["a"], ["b"]], ["a", "b", "a"]):
         with pytest.raises(ValueError, match="of shape|'a' stands twice, the second time in row 2"):
             NodeIds.of(wrong)
 
