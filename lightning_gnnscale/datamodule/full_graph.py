@@ -114,8 +114,7 @@ class FullGraphDataModule(StoredGraphDataModule):
 
     def check_trainer(self, trainer: pl.Trainer) -> None:
         """Refuse what one batch an epoch cannot do, and processes that exchange nothing; raises as `setup` does."""
-        _check_accumulation(trainer)
-        _check_passes(trainer)
+        _check_one_batch(trainer)
         _check_exchanges(trainer)
 
     def setup(self, stage: str | None = None) -> None:
@@ -144,8 +143,7 @@ class FullGraphDataModule(StoredGraphDataModule):
     def _check_trainable(self) -> None:
         super()._check_trainable()
         if self.trainer is not None:
-            _check_accumulation(self.trainer)
-            _check_passes(self.trainer)
+            _check_one_batch(self.trainer)
 
     @property
     def part_weights(self) -> np.ndarray:
@@ -196,7 +194,8 @@ class FullGraphDataModule(StoredGraphDataModule):
         return {"batch_size": None, "fanouts": (), "prefetch_batches": 1}
 
 
-def _check_accumulation(trainer: pl.Trainer) -> None:
+def _check_one_batch(trainer: pl.Trainer) -> None:
+    """Refuse what an epoch of one batch cannot do: accumulate gradients, or pass over the data more than once."""
     given = f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches})"
     accumulates = trainer.accumulate_grad_batches != 1
     for callback in trainer.callbacks:
@@ -207,9 +206,6 @@ def _check_accumulation(trainer: pl.Trainer) -> None:
             f"{given}: an epoch of the full graph is one batch, whose gradient would be divided and added to nothing: "
             "leave it at 1"
         )
-
-
-def _check_passes(trainer: pl.Trainer) -> None:
     passes = getattr(getattr(trainer.strategy, "weights", None), "passes_per_epoch", 1)
     if passes != 1:
         raise StrategyError(
