@@ -63,9 +63,10 @@ def _dataset(name: str, folder: Path, dim: int, fractions: list[float], seed: in
 
 def _reduced(features, dim: int, seed: int) -> np.ndarray:
     if isinstance(features, CSRFeatures):
-        parts = (torch.from_numpy(np.asarray(part)) for part in (features.indptr, features.indices.astype(np.int64)))
-        x = torch.sparse_csr_tensor(*parts, torch.from_numpy(features.data.astype(np.float32)), features.shape)
-        x = x.to_sparse_coo()
+        rows = np.repeat(np.arange(features.shape[0]), np.diff(features.indptr))
+        places = torch.from_numpy(np.stack([rows, features.indices]))
+        values = torch.from_numpy(features.data.astype(np.float32))
+        x = torch.sparse_coo_tensor(places, values, features.shape, is_coalesced=True, check_invariants=True)
     else:
         rows = np.load(features) if isinstance(features, str) else features
         x = torch.from_numpy(np.asarray(rows, np.float32))

@@ -38,6 +38,7 @@ _FILLED_IN = {
     "planner.num_nodes": "dataset=, whose graph is planned for",
     "planner.num_edges": "dataset=, whose graph is planned for",
     "planner.feature_bytes": "dataset=, whose features are planned for",
+    "planner.edge_row_bytes": "dataset=, whose edges are planned for",
     "planner.feature_dim": "dataset=, whose features are planned for",
     "planner.feature_row_bytes": "dataset=, whose features are planned for",
     "planner.batch_size": "datamodule.batch_size=",

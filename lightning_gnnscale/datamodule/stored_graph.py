@@ -215,6 +215,7 @@ def _sizes(store: PartitionStore) -> dict[str, Any]:
         "num_nodes": store.num_nodes,
         "num_edges": store.num_arcs,
         "feature_bytes": 0 if table is None else table.nbytes,
+        "edge_row_bytes": store.edge_row_bytes,
         "feature_dim": 0 if table is None else table.dim,
         "feature_row_bytes": 0.0 if table is None else table.batch_row_bytes,
     }

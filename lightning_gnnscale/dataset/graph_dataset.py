@@ -1,5 +1,6 @@
 """A graph with its features, labels and masks: what a run starts from."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -95,6 +96,15 @@ class GraphDataset:
         return int(np.prod(rows.shape)) * rows.dtype.itemsize
 
     @property
+    def edge_row_bytes(self) -> int:
+        """Bytes that one arc of the store takes beside its source: its float32 weight, its features as given."""
+        weight = 0 if self.edge_weight is None else 4
+        if self.edge_features is None:
+            return weight
+        rows = np.asanyarray(_opened(self.edge_features))
+        return weight + math.prod(rows.shape[1:]) * rows.dtype.itemsize
+
+    @property
     def batch_row_bytes(self) -> float:
         """Bytes of one feature row in a batch: the stored dtype and its float32 copy; of sparse rows the nonzeros."""
         if self.features is None:
@@ -115,6 +125,8 @@ class GraphDataset:
             )
 
     def _feature_rows(self):
-        if isinstance(self.features, str) or hasattr(self.features, "__fspath__"):
-            return np.load(self.features, mmap_mode="r")
-        return self.features
+        return _opened(self.features)
+
+
+def _opened(rows):
+    return np.load(rows, mmap_mode="r") if isinstance(rows, str) or hasattr(rows, "__fspath__") else rows

@@ -114,6 +114,11 @@ class PartitionStore:
         stored = self._map("weighted_degree")
         return np.diff(self.csc.indptr).astype(np.float32) if stored is None else stored
 
+    @property
+    def edge_row_bytes(self) -> int:
+        """Bytes that an arc takes beside its source: its weight and its features."""
+        return sum(rows[:1].nbytes for rows in (self.edge_weight, self.edge_features) if rows is not None)
+
     def part_of(self, nodes: np.ndarray) -> np.ndarray:
         """Return the (num,) int64 part of each store id."""
         return np.searchsorted(self.part_offsets, nodes, side="right") - 1

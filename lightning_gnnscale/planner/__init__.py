@@ -22,6 +22,7 @@ def plan(
     num_nodes: int,
     num_edges: int,
     feature_bytes: int | str = 0,
+    edge_row_bytes: int = 0,
     num_devices: int = 1,
     device_memory_bytes: int | str | None = None,
     host_memory_bytes: int | str | None = None,
@@ -34,6 +35,7 @@ def plan(
     Args:
         num_nodes, num_edges: of the graph; edges as stored (twice the undirected ones after `to_undirected`).
         feature_bytes: features on disk, bytes or text like '12GiB'.
+        edge_row_bytes: weight and features of one stored edge, bytes.
         num_devices: q, devices or processes, >= 1.
         device_memory_bytes: M, memory of one device; None (no limit known) gives one part a device.
         host_memory_bytes: memory of the host; None: not checked.
@@ -47,14 +49,16 @@ def plan(
     Raises:
         ValueError: a count or size out of range; T leaves no room in M.
 
-    Source: SDT-GNN, workload planning. Differs: S counts the CSC beside the features; `Plan.with_halo` checks
-    again with the halo rows, which the seeds' rule ignores.
+    Source: SDT-GNN, workload planning. Differs: S counts the CSC and the edges' data beside the features;
+    `Plan.with_halo` checks again with the halo rows, which the seeds' rule ignores.
     """
     unknown = sorted(set(training_options) - set(inspect.signature(predict_training).parameters))
     if unknown:
         raise ValueError(f"planner takes no {', '.join(unknown)}; see gs.plan for what it takes")
-    for name, value, low in (("num_nodes", num_nodes, 0), ("num_edges", num_edges, 0), ("num_devices", num_devices, 1)):
-        check_integer(name, value, low)
+    counts = {"num_nodes": num_nodes, "num_edges": num_edges, "edge_row_bytes": edge_row_bytes}
+    for name, value in counts.items():
+        check_integer(name, value, 0)
+    check_integer("num_devices", num_devices, 1)
     features = parse_bytes(feature_bytes, "feature_bytes")
     memory = parse_bytes(device_memory_bytes, "device_memory_bytes")
     host = parse_bytes(host_memory_bytes, "host_memory_bytes")
@@ -65,13 +69,14 @@ def plan(
             raise ValueError(
                 f"compute_bytes must be below device_memory_bytes {format_bytes(memory)}, got {format_bytes(compute)}"
             )
-    total = csc_bytes(num_nodes, num_edges) + features
+    edge_data = num_edges * edge_row_bytes
+    total = csc_bytes(num_nodes, num_edges) + features + edge_data
     parts, chosen_by = _choose_parts(total, num_devices, memory, compute, num_parts)
     if num_nodes and parts > num_nodes:
         remedy = "" if chosen_by == "user" else "; a part of one node does not fit: give more device memory"
         raise ValueError(f"num_parts must be in [1, {num_nodes}], got {parts}{remedy}")
     shape = {"num_nodes": num_nodes, "num_edges": num_edges, "num_parts": parts, "num_processes": num_devices}
-    training = predict_training(**shape, **training_options)
+    training = predict_training(**shape, edge_row_bytes=edge_row_bytes, **training_options)
     return Plan(
         num_parts=parts,
         num_devices=num_devices,
@@ -79,6 +84,7 @@ def plan(
         compute_bytes=compute,
         csc_bytes=csc_bytes(num_nodes, num_edges),
         feature_bytes=features,
+        edge_data_bytes=edge_data,
         num_nodes=num_nodes,
         num_edges=num_edges,
         host_memory_bytes=host,

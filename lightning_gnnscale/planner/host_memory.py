@@ -58,6 +58,7 @@ def predict_training(
     num_processes: int,
     feature_dim: int = 0,
     feature_row_bytes: float | None = None,
+    edge_row_bytes: int = 0,
     batch_size: int | None = None,
     fanouts: Sequence[int] = (),
     hidden_channels: int = 256,
@@ -73,6 +74,7 @@ def predict_training(
         num_nodes, num_edges, num_parts, num_processes: see `predict_host_peak`.
         feature_dim: columns of the features.
         feature_row_bytes: of one row in a batch; None: dense float32.
+        edge_row_bytes: weight and features of one edge, which batches take with them.
         batch_size: seeds a batch; None trains each part as one batch.
         fanouts: neighbours a hop; -1 takes all.
         hidden_channels: width of the hidden layers.
@@ -87,12 +89,14 @@ def predict_training(
     part_arcs = math.ceil(num_edges / num_parts)
     average_degree = num_edges / max(num_nodes, 1)
     inputs = reach = 3.0 * part_nodes if num_parts > 1 else part_nodes  # core and halo
+    arcs = part_arcs
     if batch_size is not None and fanouts:
         rows = sampled = float(batch_size)
         for fanout in fanouts:
             sampled *= average_degree if fanout < 0 else min(fanout, average_degree)
             rows += sampled
         inputs = min(rows, reach)
+        arcs = min(rows - batch_size, num_edges)
     row_bytes = 4 * feature_dim if feature_row_bytes is None else feature_row_bytes
     layers = max(len(fanouts), 2)
     # Each layer keeps its aggregated input, its output, and the gradients of both.
@@ -101,7 +105,8 @@ def predict_training(
     model = parameters * (4 + 3 * math.ceil(num_parts / num_processes))
     parts = 2 * (8 * part_arcs + 24 * reach)
     embeddings = num_nodes * (12 * embedding_dim + 4) / num_processes if embedding_dim else 0
-    batches = prefetch_batches * inputs * (row_bytes + 40) + inputs * 2 * 4 * embedding_dim  # rows, and their gradients
+    batches = prefetch_batches * (inputs * (row_bytes + 40) + arcs * edge_row_bytes)
+    batches += inputs * 2 * 4 * embedding_dim  # rows of embeddings, and their gradients
     return int(TRAINING_BYTES + parts + batches + activations + model + embeddings)
 
 

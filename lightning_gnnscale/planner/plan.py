@@ -17,7 +17,8 @@ class Plan:
         num_devices: devices (or processes on a CPU), q.
         device_memory_bytes: memory of one device, M; None where it is not limited.
         compute_bytes: memory of one device set aside for computing, T; None where M is.
-        csc_bytes, feature_bytes: the graph and its features on disk; S is their sum.
+        csc_bytes, feature_bytes, edge_data_bytes: the graph, the features of its nodes, and weights and features of
+            its edges, on disk; S is their sum.
         num_nodes, num_edges: of the graph; edges as stored (arcs).
         host_memory_bytes: memory of the host; None where it is not limited.
         chosen_by: "rule", "user" or "devices" (no device memory given).
@@ -41,11 +42,12 @@ class Plan:
     device_peak_bytes: int = 0
     halo_nodes_per_part: int | None = None
     edges_note: str = ""
+    edge_data_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        """S: the CSC and the features on disk, bytes."""
-        return self.csc_bytes + self.feature_bytes
+        """S: the CSC, the features and the edges' data on disk, bytes."""
+        return self.csc_bytes + self.feature_bytes + self.edge_data_bytes
 
     @property
     def parts_per_device(self) -> int:
@@ -84,7 +86,11 @@ class Plan:
             ("edges as stored", f"{self.num_edges:,}" + (f" ({self.edges_note})" if self.edges_note else "")),
             ("CSC", format_bytes(self.csc_bytes)),
             ("features", format_bytes(self.feature_bytes)),
-            ("S = CSC + features", format_bytes(self.total_bytes)),
+        ]
+        if self.edge_data_bytes:
+            rows += [("edge data, weights and features", format_bytes(self.edge_data_bytes))]
+        rows += [
+            ("S = CSC + features" + " + edge data" * bool(self.edge_data_bytes), format_bytes(self.total_bytes)),
             ("q, devices", str(self.num_devices)),
         ]
         if self.device_memory_bytes is None:

@@ -76,6 +76,26 @@ def test_sparse_features_have_bytes(tmp_path):
     assert stored.device_peak_bytes == planned.device_peak_bytes
 
 
+def test_weights_and_features_of_edges_are_counted(tmp_path):
+    num_edges = RING.shape[1]
+    stream = gs.open_edge_stream(RING, num_nodes=NUM_NODES, layout="once", to_undirected=True)
+    np.save(tmp_path / "edge_features.npy", np.ones((num_edges, 5), np.float16))
+    edges = {"edge_weight": np.ones(num_edges), "edge_features": str(tmp_path / "edge_features.npy")}
+    dataset = GraphDataset("ring", stream, np.ones((NUM_NODES, 3), np.float32), **edges)
+    dm = gs.PartitionDataModule(root=tmp_path / "store", dataset=dataset, partitioner="random", num_parts=2)
+    planned = dm.make_plan()
+    dm.prepare_data()
+    on_disk = dm.store.edge_weight.nbytes + dm.store.edge_features.nbytes
+    assert on_disk == 2 * num_edges * (4 + 5 * 2)
+    stored = gs.PartitionDataModule(store=tmp_path / "store").make_plan()
+    assert planned.edge_data_bytes == stored.edge_data_bytes == on_disk
+    assert planned.total_bytes == planned.csc_bytes + planned.feature_bytes + on_disk
+    assert "S = CSC + features + edge data" in planned.explain()
+    without = datamodule(tmp_path / "other", RING, "once").make_plan()
+    assert planned.device_peak_bytes > without.device_peak_bytes
+    assert "edge data" not in without.explain()
+
+
 def test_dense_features_of_a_store_are_planned_as_they_are_stored(tmp_path):
     dm = datamodule(tmp_path, RING, features=np.ones((NUM_NODES, 64), np.float16))
     planned = dm.make_plan()
