@@ -105,4 +105,4 @@ def _print(rows: list[dict], num_seeds: int) -> None:
         table.add_column(name.replace("_", " "), justify="left" if name in ("graph", "model") else "right")
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
-    Console().print(table)
+    Console(width=max(Console().width, 120)).print(table)

@@ -85,7 +85,7 @@ def _print(setting: str, rows: list[dict], graph: str, num_parts: int, num_seeds
         table.add_column(name.replace("_", " "), justify="right")
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
-    Console().print(table)
+    Console(width=max(Console().width, 120)).print(table)
 
 
 def _plot(path: Path, result: dict[str, list[dict]], graph: str, num_parts: int) -> None:

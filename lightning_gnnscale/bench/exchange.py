@@ -201,7 +201,7 @@ def _print(rows: list[dict], num_seeds: int) -> None:
             if (row["graph"], row["partitioner"], row["world_size"]) == (graph, method, size):
                 shown = row | {"bytes": format_bytes(row["bytes"])}
                 table.add_row(*(_shown(shown[name]) for name in COLUMNS))
-        Console().print(table)
+        Console(width=max(Console().width, 100)).print(table)
 
 
 def _shown(value: object) -> str:

@@ -113,7 +113,7 @@ def _print(rows: list[dict], num_parts: int, devices: int, num_seeds: int) -> No
         table.add_column(name.replace("_", " "), justify="left" if name == "partitioner" else "right")
     for row in rows:
         table.add_row(*(str(row[name]) for name in names))
-    Console().print(table)
+    Console(width=max(Console().width, 120)).print(table)
 
 
 def _plot(path: Path, rows: list[dict]) -> None:
