@@ -1,6 +1,7 @@
 """Who starts the processes, and which of them speaks."""
 
 import os
+import sys
 
 import torch
 from lightning.pytorch.plugins.environments import SLURMEnvironment
@@ -19,6 +20,18 @@ def started_from_outside() -> bool:
 def is_first_rank() -> bool:
     """Whether this process writes and prints what is said once a run."""
     return not started_from_outside() or os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+
+
+def accelerator(trainer_config: DictConfig) -> str:
+    """Return what the Trainer runs on: of "auto", the CPU where there are fewer GPUs than processes, and say so."""
+    gpus = torch.cuda.device_count()
+    wanted, processes = trainer_config.accelerator, trainer_config.devices
+    if wanted != "auto" or not isinstance(processes, int) or not 0 < gpus < processes:
+        return wanted
+    if is_first_rank():
+        message = f"{processes} processes and {gpus} GPU{'s' * (gpus > 1)}: they run on the CPU"
+        print(f"gnnscale: {message}; trainer.devices={gpus} takes what there is", file=sys.stderr)
+    return "cpu"
 
 
 def start_method(trainer_config: DictConfig, given: str | None) -> str:

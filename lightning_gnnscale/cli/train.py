@@ -22,7 +22,7 @@ from .check_dataset import check_dataset, trains_on_links
 from .check_model import check_model, module_settings
 from .check_settings import check_hops, check_num_parts, check_settings, sampler_fanouts
 from .errors import Interrupted, UsageError
-from .ranks import is_first_rank, start_method, started_from_outside
+from .ranks import accelerator, is_first_rank, start_method, started_from_outside
 from .run_folder import keep_earlier_run
 from .run_summary import fit_facts, run_summary
 from .store import make_store
@@ -151,12 +151,13 @@ def make_trainer(config: DictConfig, folder: Path):
             callback.dirpath = str(folder / "checkpoints")
     if config.predict:
         callbacks.append(PredictionWriter(folder / "predictions.parquet"))
-    strategy_config = config.strategy.copy()
-    strategy_config.start_method = start_method(config.trainer, strategy_config.start_method)
+    trainer_config, strategy_config = config.trainer.copy(), config.strategy.copy()
+    trainer_config.accelerator = accelerator(config.trainer)
+    strategy_config.start_method = start_method(trainer_config, strategy_config.start_method)
     objects = {"callbacks": callbacks, "strategy": instantiate(strategy_config), "default_root_dir": str(folder)}
     if config.trainer.get("logger") is None:
         objects["logger"] = CSVLogger(folder, name="metrics", version="")
-    return instantiate(config.trainer, **objects)
+    return instantiate(trainer_config, **objects)
 
 
 def make_datamodule(config: DictConfig, dataset, progress=None):

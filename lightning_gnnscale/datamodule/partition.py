@@ -202,6 +202,8 @@ class PartitionDataModule(StoredGraphDataModule):
             )
         weights = getattr(trainer.strategy, "weights", None)
         check_scope(self._scope_under(weights), weights, self.sampler)
+        if self._placed is not None:
+            self._placed.check_trainer(trainer)
 
     def setup(self, stage: str | None = None) -> None:
         """Open the store, a scratch folder for evaluation, and for training the placed features."""
@@ -277,7 +279,8 @@ class PartitionDataModule(StoredGraphDataModule):
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Gather the features of a training batch where it trains, out of all tiers."""
-        if self._gathers_on_device and getattr(batch, "x_dense", batch) is None and batch.x_csr is None:
+        without_features = getattr(batch, "x_dense", batch) is None and getattr(batch, "x_csr", None) is None
+        if self._gathers_on_device and batch is not None and without_features:
             self._placed.gather(batch)
         return batch
 

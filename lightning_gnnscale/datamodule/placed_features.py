@@ -92,7 +92,8 @@ def _with_one_alpha(settings: PlacementSettings, trainer) -> PlacementSettings:
     """Return settings with the alpha that the first process measured: two measurements give two placements."""
     if settings.alpha != "auto" or settings.method not in RULES or trainer is None or trainer.world_size == 1:
         return settings
-    return replace(settings, alpha=trainer.strategy.broadcast(link_alpha() if trainer.global_rank == 0 else None))
+    alpha = link_alpha(trainer.strategy.root_device.type) if trainer.global_rank == 0 else None
+    return replace(settings, alpha=trainer.strategy.broadcast(alpha))
 
 
 def linked_groups(trainer, world_size: int) -> Sequence[range]:

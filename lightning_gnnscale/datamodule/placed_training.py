@@ -60,6 +60,19 @@ class PlacedTraining:
         )
         return replace(sampler, locality=bias)
 
+    def check_trainer(self, trainer) -> None:
+        """Refuse a cache that nothing foretells.
+
+        Raises:
+            StrategyError: "belady" goes by batches that a loader has drawn, on GPUs rows are read when they arrive.
+        """
+        cached = isinstance(self.placement, PlacementSettings) and self.placement.cache_rows
+        if cached and self.placement.cache_policy == "belady" and trainer.strategy.root_device.type == "cuda":
+            raise StrategyError(
+                "placement.cache_policy='belady' goes by reads of batches drawn ahead, and on GPUs rows are read as "
+                "batches arrive: take 'sieve' or 'lru'"
+            )
+
     @property
     def gathers_on_device(self) -> bool:
         """Whether features are gathered where a batch trains, not by its loader."""

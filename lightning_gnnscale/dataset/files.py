@@ -102,12 +102,12 @@ def load_files(
     dataset = GraphDataset(
         name=name or Path(edges).name.split(".")[0].replace("*", "") or "graph",
         stream=stream,
-        features=arrays.get("features"),
+        features=features,  # as paths: processes that are spawned open the files and are not sent the rows
         labels=label_array,
         masks=masks,
         num_classes=num_classes,
-        edge_weight=arrays.get("edge_weight"),
-        edge_features=arrays.get("edge_features"),
+        edge_weight=edge_weight,
+        edge_features=edge_features,
         source={key: _stamp(path) for key, path in (("features", features), ("labels", labels)) if path},
     )
     return held_out(dataset, hold_out)

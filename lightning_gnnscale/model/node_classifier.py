@@ -170,7 +170,7 @@ class NodeClassifier(BackboneModule):
 
     def _decide(self, outputs: Tensor) -> Tensor:
         if self.hparams["predict_logits"]:
-            return outputs
+            return outputs.float() if outputs.dtype == torch.bfloat16 else outputs  # which numpy does not know
         return (outputs > 0).long() if self.multilabel else outputs.argmax(dim=-1)
 
     def _score(self) -> Metric:

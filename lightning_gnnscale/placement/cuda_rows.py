@@ -59,15 +59,20 @@ def lay_jointly(
     def make():
         own = fill_device(layout, device, own_device)
         host = shared_copy(layout, host_ids, folder) if device == here[0] else None
-        return (own, host), (reduce_tensor(own), host and host.ticket)
+        # What is handed over is kept until a peer has let go of it: without a peer, for ever.
+        handed = reduce_tensor(own) if len(group_of(placement, device)) > 1 else None
+        return (own, host), (handed, host and host.ticket)
 
     (own, own_host), tickets = make_on_all(exchange, device, make)
 
     def map_others():
         rows: list[Tensor | None] = [None] * placement.num_devices
         for peer in group_of(placement, device):
-            rebuild, arguments = tickets[peer][0]
-            rows[peer] = own if peer == device else rebuild(*arguments)
+            if peer == device:
+                rows[peer] = own
+            else:
+                rebuild, arguments = tickets[peer][0]
+                rows[peer] = rebuild(*arguments)
         open_peers(own_device, [rows[peer] for peer in group_of(placement, device)])
         host = own_host or SharedRows.attach(tickets[here[0]][1], write=True)
         return LaidRows([None, pinned(host.array, own_device), *rows], host_ids), None
@@ -107,7 +112,8 @@ def open_peers(device: torch.device, rows: Iterable[Tensor]) -> None:
             raise PlacementError(
                 f"{device} cannot read the memory of {other.device}: give groups= of devices that reach each other"
             )
-        other[:1].to(device)  # torch opens the way at the first copy between two devices
+        # A copy opens the way from where it reads to where it writes: here the reader's to the rows.
+        torch.empty(1, dtype=torch.uint8, device=device).to(other.device)
 
 
 def pinned(rows: np.ndarray, device: torch.device) -> Tensor:

@@ -20,15 +20,19 @@ ROW_BYTES = 512
 _TABLE_ROWS, _READS, _ROUNDS = 1 << 16, 1 << 15, 7
 
 
-def link_alpha() -> float:
+def link_alpha(device_type: str | None = None) -> float:
     """Return the cost of a peer read over that of a host read, in [0, 1], of this machine.
 
-    With two GPUs that reach each other: reads of the second's memory and of pinned memory by the kernel that gathers.
-    With GPUs that do not, 1: nothing is gained from a peer. Without GPUs: reads of shared memory and of a memory map.
+    Args:
+        device_type: "cuda" or "cpu", of the devices that train; None: "cuda" where the machine has GPUs.
+
+    On two GPUs that reach each other: reads of the second's memory and of pinned memory by the kernel that gathers.
+    On GPUs that do not, 1: nothing is gained from a peer. On CPUs: reads of shared memory and of a memory map.
 
     Cost: under a second, once for these devices; then one small file is read. Ranks wait for the first to measure.
     """
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    count = 0 if device_type == "cpu" else torch.cuda.device_count()
+    names = [torch.cuda.get_device_name(i) for i in range(count)]
     if not names:
         return remembered(f"cpu: {_processor()}", measure_on_cpu)["alpha"]
     if len(names) < 2 or not torch.cuda.can_device_access_peer(0, 1):
@@ -91,7 +95,7 @@ def measure_on_cuda() -> tuple[float, float]:
     """Return seconds a row of the second GPU's memory and of pinned memory, read by the first."""
     width, here = ROW_BYTES // 8, torch.device("cuda", 0)
     peer = torch.zeros(_TABLE_ROWS, width, dtype=torch.float64, device="cuda:1")
-    peer[:1].to(here)  # a copy between the two opens the way for kernels
+    torch.empty(1, device=here).to(peer.device)  # opens the way for kernels of the first to the second's memory
     host = torch.zeros(_TABLE_ROWS, width, dtype=torch.float64).pin_memory()
     order = torch.randperm(_TABLE_ROWS, generator=torch.Generator().manual_seed(0))[:_READS].to(here)
     out, best = torch.empty(_READS, width, dtype=torch.float64, device=here), [np.inf, np.inf]

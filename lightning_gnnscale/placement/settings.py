@@ -25,7 +25,7 @@ class PlacementSettings:
         probability: of `access_probability`.
         host_rows: rows that host memory has room for beside the buffers; None: all. Others are read from disk.
         cache_rows: rows of each device's cache of what the placement leaves out; 0: none.
-        cache_policy: "lru", "sieve" or "belady", see `FeatureCache`.
+        cache_policy: "lru", "sieve" or, where training is on CPUs, "belady", see `FeatureCache`.
         lookahead_batches: batches drawn ahead, whose reads "belady" goes by, >= 1; the others do not read it.
 
     Raises:

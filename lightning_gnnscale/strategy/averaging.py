@@ -115,7 +115,7 @@ def weighted_sum(weighted_states: Iterable[tuple[float, State]], like: State) ->
         total[0] += weight
         start = 1
         for name in names:
-            values = _real(state[name]).reshape(-1)
+            values = _real(state[name]).reshape(-1).to(total.device)  # Adam counts its steps on the CPU
             total[start : start + len(values)].add_(values, alpha=weight)
             start += len(values)
     return total

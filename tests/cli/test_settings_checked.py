@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from cli.refusals import refused
 from cli.tiny_graph import TINY, write_tiny_graph
 
@@ -12,6 +13,7 @@ from lightning_gnnscale.cli.check_settings import check_settings, planned_device
 from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.main import main
+from lightning_gnnscale.cli.ranks import accelerator
 from lightning_gnnscale.cli.recipe import available_recipes, take_recipe
 
 ONE_EPOCH = [*TINY, "trainer.max_epochs=1"]
@@ -112,6 +114,24 @@ def test_what_the_strategy_refuses_is_refused_before_the_store_is_made(capsys, w
 def test_a_plan_needs_a_number_of_devices(capsys, command, devices):
     line = refused_early(capsys, command, "recipe=cora", f"trainer.devices={devices}")
     assert f"trainer.devices={devices} gives the plan no number of devices; say num_devices=" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus", "taken"),
+    [
+        (["trainer.devices=2"], 1, "cpu"),
+        (["trainer.devices=2"], 2, "auto"),
+        (["trainer.devices=1"], 1, "auto"),
+        (["trainer.devices=2"], 0, "auto"),
+        (["trainer.devices=2", "trainer.accelerator=gpu"], 1, "gpu"),
+        (["trainer.devices=auto"], 1, "auto"),
+    ],
+)
+def test_more_processes_than_gpus_run_on_the_cpu(monkeypatch, capsys, words, gpus, taken):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert accelerator(compose_config("train", words).trainer) == taken
+    said = "gnnscale: 2 processes and 1 GPU: they run on the CPU; trainer.devices=1 takes what there is"
+    assert (said in capsys.readouterr().err) == (taken == "cpu")
 
 
 def test_a_list_of_devices_is_counted():

@@ -81,6 +81,25 @@ def test_devices_of_a_host_are_one_group_where_they_reach_each_other(monkeypatch
     assert [list(group) for group in linked_groups(None, 1)] == [[0]]
 
 
+def on_gpu(dm: gs.PartitionDataModule) -> gs.PartitionDataModule:
+    dm._placed.buffer = SimpleNamespace(on="cuda:0")
+    return dm
+
+
+def test_a_rank_without_a_batch_gathers_nothing(store_root):
+    dm = on_gpu(make(store_root, placement="naive"))
+    assert dm.on_after_batch_transfer(None, 0) is None
+
+
+def test_a_cache_that_nothing_foretells_is_refused(store_root):
+    strategy = SimpleNamespace(weights=gs.GradientAveraging(), root_device=torch.device("cuda", 0))
+    placement = PlacementSettings(cache_rows=10, cache_policy="belady")
+    with pytest.raises(StrategyError, match="'belady' goes by reads of batches drawn ahead.*take 'sieve' or 'lru'"):
+        make(store_root, placement=placement).check_trainer(SimpleNamespace(world_size=1, strategy=strategy))
+    strategy.root_device = torch.device("cpu")
+    make(store_root, placement=placement).check_trainer(SimpleNamespace(world_size=1, strategy=strategy))
+
+
 def test_a_placement_made_before_is_taken(store_root):
     store = gs.PartitionStore.open(store_root)
     train = np.flatnonzero(store.masks["train"])

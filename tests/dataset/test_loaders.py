@@ -1,5 +1,7 @@
 """Where graphs come from: public folders, a user's own files, PyG, the generator; and what each says of bad input."""
 
+import pickle
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -82,7 +84,18 @@ def test_files_take_masks_as_bool_or_as_ids(files, tmp_path):
     assert dataset.masks["train"].tolist() == [True, False, False, True]
     assert dataset.masks["test"].tolist() == [False, True, False, False]
     assert (dataset.name, dataset.num_classes, dataset.stream.num_nodes) == ("edges", 2, 4)
-    assert isinstance(dataset.features, np.memmap)
+    assert (dataset.feature_dim, dataset.features) == (np.load(files["features"]).shape[1], files["features"])
+
+
+def test_processes_that_are_spawned_are_not_sent_the_rows(files, tmp_path):
+    num_edges = np.load(files["edges"]).shape[1]
+    np.save(tmp_path / "wide.npy", np.ones((4, 20_000)))
+    np.save(tmp_path / "edge_features.npy", np.ones((num_edges, 20_000)))
+    rows = {"features": str(tmp_path / "wide.npy"), "edge_features": str(tmp_path / "edge_features.npy")}
+    dataset = load_files(**{**files, **rows})
+    sent = pickle.dumps(dataset)
+    assert len(sent) < 20_000
+    assert pickle.loads(sent).feature_dim == 20_000
 
 
 @pytest.mark.parametrize(

@@ -237,6 +237,17 @@ def test_several_labels_a_node(graph):
     assert torch.equal(decided, (outputs > 0).long())
 
 
+@torch.no_grad()
+def test_logits_of_autocast_can_be_written(graph):
+    model = NodeClassifier(GraphSAGE(12, 8, 4, dropout=0.0), num_classes=4, predict_logits=True).eval()
+    batch = make_batch(graph, list(range(20)))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(batch).dtype == torch.bfloat16
+        assert model.predict_step(batch)["prediction"].numpy().dtype == np.float32
+    batch.x = batch.x.double()
+    assert model.double().predict_step(batch)["prediction"].dtype == torch.float64
+
+
 class Own(nn.Module):
     """A user's model: two PyG layers, with the further arguments that it names."""
 

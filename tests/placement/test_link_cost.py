@@ -74,6 +74,14 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path, monkeypatch):
     assert link_cost.remembered("a", lambda: (1.0, 2.0))["alpha"] == 0.5
 
 
+def test_training_on_cpus_is_measured_on_cpus(memory, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(link_cost, "measure_on_cpu", lambda: (1.0, 4.0))
+    assert link_cost.link_alpha("cpu") == 0.25
+    assert link_cost.link_alpha("cuda") == link_cost.link_alpha() == 1.0
+
+
 @pytest.mark.gpu
 def test_peers_cost_less_than_the_host(memory):
     if torch.cuda.device_count() < 2:

@@ -20,6 +20,14 @@ def test_a_weighted_average_by_hand():
     assert num_bytes == 0  # one process sends nothing
 
 
+@pytest.mark.gpu
+def test_values_on_other_devices_are_averaged():
+    state = {"w": torch.ones(2, device="cuda"), "step": torch.tensor([4.0])}
+    average, _ = averaging.weighted_average([(1.0, state)], state)
+    averaging.load_state(state, average)
+    assert state["w"].is_cuda and state["step"].tolist() == [4.0] and not state["step"].is_cuda
+
+
 def test_weight_zero_is_not_read():
     like = {"w": torch.ones(2), "steps": torch.tensor(5)}
     broken = {"w": torch.full((2,), float("nan")), "steps": torch.tensor(9)}
