@@ -9,8 +9,8 @@ REPLACED = ("summary.json", "metrics/metrics.csv", "metrics/hparams.yaml")
 def keep_earlier_run(folder: Path) -> Path | None:
     """Move what an earlier run left, and this one would replace, to `earlier/1`, `earlier/2`, ... in the run folder.
 
-    Checkpoints stay where they are: Lightning gives those of the next run other names, but for last.ckpt, which is the
-    last run's. Events are one log of all runs.
+    Checkpoints stay where they are: Lightning gives those of the next run other names (its last one is last-v1.ckpt).
+    Events are one log of all runs.
 
     Args:
         folder: of the run.

@@ -3,6 +3,7 @@
 import inspect
 import logging
 import sys
+import time
 import warnings
 from functools import partial
 from pathlib import Path
@@ -93,12 +94,19 @@ def fit(trainer, model, datamodule, resume: str | None, folder: Path) -> None:
     """Train; Lightning turns Ctrl+C into an exit, which becomes a line that says how to go on."""
     if not _crosses_parts(trainer, datamodule):
         check_num_parts(datamodule.store.num_parts, trainer.world_size)
+    began = time.time()
     try:
         trainer.fit(model, datamodule, ckpt_path=resume)
     except (SystemExit, KeyboardInterrupt):
-        last = folder / "checkpoints" / "last.ckpt"
-        go_on = f"go on with resume={last}" if last.is_file() else "no epoch was finished; type the same command again"
+        last = _last_checkpoint(folder / "checkpoints", began)
+        go_on = f"go on with resume={last}" if last else "no epoch was finished; type the same command again"
         raise Interrupted(go_on) from None
+
+
+def _last_checkpoint(folder: Path, began: float) -> Path | None:
+    """Return the last checkpoint of this run; in a folder used twice Lightning names the second one's last-v1.ckpt."""
+    written = {path: path.stat().st_mtime for path in folder.glob("last*.ckpt")}
+    return max((path for path, at in written.items() if at >= began), key=written.get, default=None)
 
 
 def _evaluate(config: DictConfig, trainer, model, datamodule, earlier: EarlierBest | None, folder: Path) -> dict:

@@ -48,11 +48,14 @@ class PredictionWriter(BasePredictionWriter):
     def _table(store, result: dict) -> pa.Table:
         nodes = result["nodes"]
         values = result["prediction"].cpu().numpy()
-        column = pa.array(values) if values.ndim == 1 else pa.array(list(values))
+        # With their types said: a rank without rows has nothing to take them from.
+        kind = pa.from_numpy_dtype(values.dtype)
+        column = pa.array(values, kind) if values.ndim == 1 else pa.array(list(values), pa.list_(kind))
+        ids = store.user_ids(nodes)
         return pa.table(
             {
                 "original_nid": pa.array(store.original_nid[nodes]),
-                "node": pa.array(store.user_ids(nodes)),
+                "node": pa.array(ids, pa.string() if ids.dtype.kind in "OU" else None),
                 "prediction": column,
             }
         )

@@ -93,6 +93,10 @@ class BackboneModule(TakesInputs):
         if self.make_scheduler is None:
             return optimizer
         scheduler = {"scheduler": self.make_scheduler(optimizer), "monitor": "val_loss"}
+        if isinstance(scheduler["scheduler"], torch.optim.lr_scheduler.ReduceLROnPlateau):
+            # It steps where there is a loss to look at.
+            every = self._trainer.check_val_every_n_epoch if self._trainer is not None else None
+            scheduler["frequency"] = every or 1
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def _infer(self, batch: Any) -> LayerwiseOutput:

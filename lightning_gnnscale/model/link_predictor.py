@@ -91,7 +91,7 @@ class LinkPredictor(BackboneModule):
             raise ValueError(f"decoder must be a module or one of {', '.join(DECODERS)}, got {decoder!r}")
         if negative_weight is not None and negative_weight < 0:
             raise ValueError(f"negative_weight must be at least 0 or None, got {negative_weight}")
-        hits = [int(k) for k in hits]
+        hits, lr, weight_decay = [int(k) for k in hits], float(lr), float(weight_decay)  # numpy's bar a checkpoint
         self.save_hyperparameters(ignore=["backbone", "decoder", "optimizer", "scheduler", "inputs"])
         self.channels, self.negative_weight, self.hits = int(channels), negative_weight, hits
         self.decoder = decoder if callable(decoder) else DotDecoder() if decoder == "dot" else MLPDecoder(self.channels)

@@ -60,10 +60,11 @@ class NodeClassifier(BackboneModule):
         num_classes = num_classes or getattr(backbone, "out_channels", None)
         if num_classes is None:
             raise ValueError("num_classes must be given: the backbone has no out_channels to take it from")
+        num_classes, lr, weight_decay = int(num_classes), float(lr), float(weight_decay)  # numpy's bar a checkpoint
         if not callable(loss) and loss not in LOSSES:
             raise ValueError(f"loss must be a callable or one of {list(LOSSES)}, got {loss!r}")
         self.save_hyperparameters(ignore=["backbone", "optimizer", "scheduler", "loss", "inputs"])
-        self.multilabel, self.num_classes, self.loss = multilabel, int(num_classes), loss
+        self.multilabel, self.num_classes, self.loss = multilabel, num_classes, loss
         self.scores = nn.ModuleDict({split: self._score() for split in ("val", "test")})
         self.losses = nn.ModuleDict({split: MeanMetric() for split in ("val", "test")})
 

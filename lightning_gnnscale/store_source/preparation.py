@@ -103,6 +103,7 @@ def prepare_store(
         if made == fingerprint:
             store = _whole_store(root) if overwrite else _open(root)
             if store is not None:
+                shutil.rmtree(parts, ignore_errors=True)  # of a run that ended between its record and this
                 return store
         partitioning = _read_parts(parts)
         # Where this input's partitioning still lies, a run was cut off: the writer knows whether the store is its own.

@@ -24,6 +24,9 @@ class RoundCallback(Callback):
         self._weights = weights
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # Where the model has asked for `estimated_stepping_batches`, Lightning has made the loader too early to give it
+        # the position of a checkpoint within an epoch; where it has not, nothing is left to load.
+        trainer.fit_loop._load_combined_loader_states()
         self._weights.on_train_start()
 
     def on_train_batch_end(

@@ -57,6 +57,11 @@ def _check_limits(trainer: pl.Trainer) -> None:
             f"Trainer(max_steps={trainer.max_steps}) stops inside a round, and steps differ between ranks: "
             "use max_epochs"
         )
+    if trainer.min_steps is not None and not trainer.fast_dev_run:
+        raise StrategyError(
+            f"Trainer(min_steps={trainer.min_steps}) may stop inside a round, and steps differ between ranks: "
+            "use min_epochs"
+        )
     # Lightning leaves the attribute out where the interval is a time.
     interval = getattr(trainer, "val_check_interval", "a time")
     whole_epoch = isinstance(interval, float) and interval == 1.0

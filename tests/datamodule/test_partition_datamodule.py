@@ -1,7 +1,10 @@
 """The DataModule: partitions once, says in one line what is wrong, evaluates exactly."""
 
+from types import SimpleNamespace
+
 import lightning as L
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from community_graph import small_dataset
@@ -305,3 +308,14 @@ def test_nothing_is_scored_without_labels(tmp_path, dataset):
 def test_plan_of_a_store_that_stands(store_root):
     plan = gs.PartitionDataModule(store=store_root).make_plan(num_devices=2)
     assert (plan.num_parts, plan.num_nodes) == (4, 400)
+
+
+@pytest.mark.parametrize("ids", [np.arange(6), np.array([f"node {i}" for i in range(6)], dtype=object)])
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_predictions_of_a_rank_without_rows_join_those_of_others(ids, shape):
+    store = SimpleNamespace(original_nid=np.arange(6), user_ids=lambda nodes: ids[nodes])
+    results = [
+        {"nodes": np.arange(count), "prediction": torch.zeros(count, *shape, dtype=torch.float32)} for count in (2, 0)
+    ]
+    joined = pa.concat_tables([gs.PredictionWriter._table(store, result) for result in results])
+    assert joined["node"].to_pylist() == list(ids[:2])

@@ -503,3 +503,12 @@ def test_the_fingerprint_of_a_callable_is_the_same_in_every_process(tmp_path):
         result = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=True)
         prints.add(result.stdout)
     assert len(prints) == 1
+
+
+def test_a_partitioning_left_by_a_kill_is_removed(tmp_path):
+    dm = gs.PartitionDataModule(root=tmp_path / "store", dataset=small_dataset(), num_parts=2)
+    dm.prepare_data()
+    left = tmp_path / f"store.parts-{dm.store_source.fingerprint(2)[:12]}"
+    left.mkdir()  # killed after its record was written
+    dm.prepare_data()
+    assert not left.exists()

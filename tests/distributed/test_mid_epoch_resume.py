@@ -26,15 +26,21 @@ CASES = {
         "trainer": ACCUMULATED,
     },
     "accumulated, gradient scaler": {"weights": {}, "trainer": ACCUMULATED, "half": True},
+    "per part, steps estimated": {"weights": {}, "estimated": True},
     "gradients": {"data": {"scope": "part", "interleave_parts": 2, "batch_size": 2}},
+    "gradients, steps estimated": {"data": {"batch_size": 2}, "estimated": True},
     "gradients, accumulated": {"trainer": ACCUMULATED | {"accumulate_grad_batches": 3}, "data": {"batch_size": 2}},
 }
 
 
 class Halving(gs.NodeClassifier):
-    """A classifier whose learning rate is halved every third step."""
+    """A classifier whose learning rate is halved every third step; it may ask how many steps there will be."""
+
+    estimated = False
 
     def configure_optimizers(self):
+        if self.estimated:
+            assert self.trainer.estimated_stepping_batches > 0  # makes the loader before a checkpoint is read
         optimizer = torch.optim.Adam(self.parameters(), lr=0.02)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
@@ -64,6 +70,7 @@ def fit(folder, root, case, callbacks=(), ckpt_path=None):
     torch.manual_seed(0)
     backbone = gs.model.GraphSAGE(dm.store.features.dim, 8, dm.num_classes, dropout=0.3, norm="batch")
     model = Halving(backbone)
+    model.estimated = case.get("estimated", False)
     trainer = L.Trainer(
         accelerator="cpu", devices=torch.distributed.get_world_size(), max_epochs=NUM_EPOCHS, logger=False,
         enable_checkpointing=False,

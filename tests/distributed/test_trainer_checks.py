@@ -70,6 +70,7 @@ def steps(interval):
 REFUSED = {
     "max_time": ({"max_time": "00:01:00:00"}, 'Timer(duration, interval="epoch")'),
     "max_steps": ({"max_steps": 5}, "use max_epochs"),
+    "min_steps": ({"min_steps": 5}, "use min_epochs"),
     "val_check_interval": ({"val_check_interval": 2}, "check_val_every_n_epoch"),
     "half an epoch": ({"val_check_interval": 0.5}, "check_val_every_n_epoch"),
     "by time": ({"val_check_interval": timedelta(seconds=5)}, "check_val_every_n_epoch"),

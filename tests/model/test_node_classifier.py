@@ -237,6 +237,21 @@ def test_several_labels_a_node(graph):
     assert torch.equal(decided, (outputs > 0).long())
 
 
+def test_numbers_of_numpy_leave_a_checkpoint_that_loads(tmp_path):
+    model = NodeClassifier(GraphSAGE(12, 8, np.int64(4)), lr=np.float64(0.1))
+    torch.save({"hyper_parameters": dict(model.hparams)}, tmp_path / "saved.ckpt")
+    loaded = torch.load(tmp_path / "saved.ckpt", weights_only=True)["hyper_parameters"]
+    assert (loaded["num_classes"], loaded["lr"]) == (4, 0.1)
+
+
+@pytest.mark.parametrize(("every", "frequency"), [(1, 1), (3, 3), (None, 1)])
+def test_a_plateau_is_looked_for_where_there_is_a_loss(every, frequency):
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+    model = NodeClassifier(GraphSAGE(12, 8, 4), num_classes=4, scheduler=plateau)
+    model._trainer = SimpleNamespace(check_val_every_n_epoch=every)
+    assert model.configure_optimizers()["lr_scheduler"]["frequency"] == frequency
+
+
 @torch.no_grad()
 def test_logits_of_autocast_can_be_written(graph):
     model = NodeClassifier(GraphSAGE(12, 8, 4, dropout=0.0), num_classes=4, predict_logits=True).eval()
