@@ -23,11 +23,11 @@ _TABLE_ROWS, _READS, _ROUNDS = 1 << 16, 1 << 15, 7
 def link_alpha(device_type: str | None = None) -> float:
     """Return the cost of a peer read over that of a host read, in [0, 1], of this machine.
 
-    Args:
-        device_type: "cuda" or "cpu", of the devices that train; None: "cuda" where the machine has GPUs.
-
     On two GPUs that reach each other: reads of the second's memory and of pinned memory by the kernel that gathers.
     On GPUs that do not, 1: nothing is gained from a peer. On CPUs: reads of shared memory and of a memory map.
+
+    Args:
+        device_type: "cuda" or "cpu", of the devices that train; None: "cuda" where the machine has GPUs.
 
     Cost: under a second, once for these devices; then one small file is read. Ranks wait for the first to measure.
     """
