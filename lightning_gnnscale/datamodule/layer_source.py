@@ -1,10 +1,7 @@
 """A partition store as the source of exact layer-wise inference: each rank's rows, in bounded blocks."""
 
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,6 +11,7 @@ from ..model.layer_source import RowBlock
 from ..partition_store import PartitionStore
 from ..sampler.minibatch import sparse_rows_to_torch
 from .link_evaluation import EvaluationLinks
+from .scratch import Scratch
 
 
 class StoreLayerSource:
@@ -22,7 +20,7 @@ class StoreLayerSource:
     Args:
         store: the partition store.
         parts: parts whose rows this rank computes; over all ranks each part stands once.
-        scratch: folder on a disk that all ranks reach; tables of hidden layers lie there while they are needed.
+        scratch: on a disk that all ranks reach; tables of hidden layers lie there while they are needed.
         block_arcs: arcs a block, at least one row's.
         stored_features: False gives none of them.
     """
@@ -31,13 +29,13 @@ class StoreLayerSource:
         self,
         store: PartitionStore,
         parts: list[int],
-        scratch: str | os.PathLike,
+        scratch: Scratch,
         block_arcs: int = 1 << 20,
         stored_features: bool = True,
     ):
         if block_arcs < 1:
             raise ValueError(f"block_arcs must be at least 1, got {block_arcs}")
-        self.store, self.parts, self.scratch, self.block_arcs = store, list(parts), Path(scratch), block_arcs
+        self.store, self.parts, self.scratch, self.block_arcs = store, list(parts), scratch, block_arcs
         self.num_nodes = store.num_nodes
         self._features = store.features if stored_features else None
 
@@ -75,34 +73,26 @@ class StoreLayerSource:
 
     def table(self, name: str, dim: int) -> np.ndarray:
         """Return a (num_nodes, dim) float32 array on disk that all ranks share; every rank must ask for it."""
-        path = self._path(name)
         if _rank() == 0:
-            self.scratch.mkdir(parents=True, exist_ok=True)
-            # A new file takes the place of an old one: another rank may still have that mapped.
-            fresh = path.with_suffix(".new")
-            np.lib.format.open_memmap(fresh, mode="w+", dtype=np.float32, shape=(self.num_nodes, dim))
-            os.replace(fresh, path)
+            self.scratch.make_table(name, self.num_nodes, dim)
         self.barrier()
-        return np.load(path, mmap_mode="r+")
+        return np.load(self.scratch.path(name), mmap_mode="r+")
 
     def release(self, name: str) -> None:
         """Give up a table; its space is freed once no rank has it mapped."""
         if _rank() == 0:
-            self._path(name).unlink(missing_ok=True)
+            self.scratch.remove_table(name)
 
     def barrier(self) -> None:
         """Wait for the other ranks."""
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             dist.barrier()
 
-    def _path(self, name: str) -> Path:
-        return self.scratch / f"{name}.npy"
-
     def close(self) -> None:
         """Remove the tables; every rank must call it."""
         self.barrier()
         if _rank() == 0:
-            shutil.rmtree(self.scratch, ignore_errors=True)
+            self.scratch.close()
 
 
 @dataclass

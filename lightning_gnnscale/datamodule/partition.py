@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from .layer_source import EvaluationLoader, EvaluationPass, StoreLayerSource
 from .link_evaluation import evaluation_links
 from .model_check import check_model
 from .placed_training import PlacedTraining, with_scale
-from .scratch import open_scratch
+from .scratch import Scratch, open_scratch
 from .stored_graph import StoredGraphDataModule
 from .train_loader import (
     LoaderOptions,
@@ -84,6 +83,8 @@ class PartitionDataModule(StoredGraphDataModule):
             raise it; None: no preference. Needs a placement, and a sampler that takes `locality`.
         neighbor_set_size: see `LocalityBias`.
         block_arcs: arcs a block of layer-wise inference.
+        scratch: folder that layer-wise inference writes its tables to, on a disk that all ranks reach; None: beside
+            the store.
         links: {"val": LinkSet, "test": LinkSet} in original ids, edges that the store does not have; None: the data
             set's. They are evaluated on where the sampler is a `LinkSampler`, in place of masks and labels.
         pack_halo: a store that is written also has the feature rows of each part's halo, beside the part: batches of a
@@ -96,7 +97,7 @@ class PartitionDataModule(StoredGraphDataModule):
         ValueError, PartitionStoreError, StrategyError: one line with the remedy.
 
     Cost: a rank holds two parts' graphs (this one and the next, 8 bytes an arc each) and the batches made ahead;
-        features stay memory-mapped. Evaluation writes 8 x num_nodes x hidden bytes of scratch beside the store.
+        features stay memory-mapped. Evaluation writes 8 x num_nodes x hidden bytes of scratch.
     Source: SDT-GNN, training and evaluation. Differs: evaluation is exact layer-wise inference shared over ranks.
     """
 
@@ -132,6 +133,7 @@ class PartitionDataModule(StoredGraphDataModule):
         locality_scale: float | None = None,
         neighbor_set_size: int = 8192,
         block_arcs: int = 1 << 20,
+        scratch: str | os.PathLike | None = None,
         links: Mapping[str, LinkSet] | None = None,
         eval_negatives: int = 100,
         pack_halo: bool = False,
@@ -170,6 +172,7 @@ class PartitionDataModule(StoredGraphDataModule):
         if isinstance(self.sampler, ClusterSampler) and self.sampler.cluster is None:
             self.sampler = replace(self.sampler, cluster=clusters_by("spring"))
         self.halo_hops, self.interleave_parts, self.block_arcs = halo_hops, interleave_parts, block_arcs
+        self.scratch = scratch
         self.links = getattr(self.dataset, "links", {}) if links is None else dict(links)
         self.eval_negatives = eval_negatives
         self.loader_options = LoaderOptions(
@@ -191,7 +194,7 @@ class PartitionDataModule(StoredGraphDataModule):
         if placement is not None:
             self._placed = PlacedTraining(placement, locality_scale, neighbor_set_size, self.sampler)
         self._train_loader: PartLoader | None = None
-        self._scratch: Path | None = None
+        self._scratch: Scratch | None = None
 
     def check_trainer(self, trainer: Any) -> None:
         """Refuse a strategy that would wait for ever, and a scope that it does not go with; raises as `setup` does."""
@@ -211,7 +214,7 @@ class PartitionDataModule(StoredGraphDataModule):
         if stage == "fit":
             self._check_fit()
         if self._scratch is None:
-            self._scratch = open_scratch(self.root, self.trainer)
+            self._scratch = open_scratch(self.root, self.scratch, self.trainer)
         if stage in ("fit", None) and self._placed is not None and self.buffer is None:
             self._check_trainable()
             targets = np.concatenate(list(part_targets(self.store, self.sampler).values()))

@@ -1,31 +1,109 @@
-"""A folder beside the store for the tables of one run; what killed runs left there is removed."""
+"""A folder for the tables of one run, made with the first of them; what killed runs left beside it is removed."""
 
+import contextlib
 import os
+import secrets
 import shutil
-import socket
 from pathlib import Path
 
-import psutil
+import numpy as np
+from filelock import FileLock
+
+from ..errors import GNNScaleError
+
+_ALLOWED = "give scratch=<a folder on another disk> (datamodule.scratch=)"
 
 
-def open_scratch(root: Path, trainer) -> Path:
-    """Return the run's scratch folder, the same on every rank.
+class Scratch:
+    """The folder of one run's tables: every rank knows it, rank 0 makes and removes what lies in it.
+
+    Rank 0 holds a lock beside the folder as long as the run lives: what has a free lock was left by a killed run.
+
+    Args:
+        parent: folder of the folders of all runs.
+        name: of this run.
+    """
+
+    def __init__(self, parent: str | os.PathLike, name: str):
+        self.parent, self.folder = Path(parent), Path(parent) / name
+        self._lock: FileLock | None = None
+
+    def path(self, table: str) -> Path:
+        """Return the file of a table."""
+        return self.folder / f"{table}.npy"
+
+    def make_table(self, table: str, num_rows: int, width: int) -> None:
+        """Make a float32 table whose bytes the disk has set aside, in place of an older one of that name.
+
+        Raises:
+            GNNScaleError: the disk is full, or cannot be written to.
+        """
+        # A new file takes the place of an old one: another rank may still have that mapped.
+        path, num_bytes = self.path(table), 4 * num_rows * width
+        fresh = path.with_suffix(".new")
+        try:
+            self._open()
+            np.lib.format.open_memmap(fresh, mode="w+", dtype=np.float32, shape=(num_rows, width))
+            _set_aside(fresh)
+            os.replace(fresh, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                fresh.unlink(missing_ok=True)
+            raise GNNScaleError(
+                f"{path}: evaluation writes {num_bytes} bytes here, the outputs of a layer, and cannot "
+                f"({error.strerror or error}); {_ALLOWED}"
+            ) from None
+
+    def remove_table(self, table: str) -> None:
+        """Remove a table; its space is freed once no rank has it mapped."""
+        self.path(table).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Remove the folder."""
+        if self._lock is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            Path(self._lock.lock_file).unlink(missing_ok=True)
+            self._lock.release()
+            self._lock = None
+
+    def _open(self) -> None:
+        if self._lock is None:
+            self.parent.mkdir(parents=True, exist_ok=True)
+            _remove_left(self.parent)
+            lock = FileLock(f"{self.folder}.lock")
+            lock.acquire()
+            self._lock = lock
+            self.folder.mkdir()
+
+
+def open_scratch(root: Path, scratch: str | os.PathLike | None, trainer) -> Scratch:
+    """Return the run's scratch folder, the same on every rank; nothing is written yet.
 
     Args:
         root: of the store.
+        scratch: folder to be used in place of one beside the store; None: that one.
         trainer: the Trainer whose strategy agrees on rank 0's name; None: this process is alone.
     """
-    parent = root.parent / f".{root.name}.scratch"
-    name = f"{socket.gethostname()}-{os.getpid()}"
+    name = f"run-{secrets.token_hex(8)}"
     if trainer is not None:
         name = trainer.strategy.broadcast(name)
-    if trainer is None or trainer.global_rank == 0:
-        _remove_dead(parent)
-    return parent / name
+    return Scratch(Path(root.parent if scratch is None else scratch) / f".{root.name}.scratch", name)
 
 
-def _remove_dead(parent: Path) -> None:
-    for folder in parent.glob(f"{socket.gethostname()}-*"):
-        pid = int(folder.name.rpartition("-")[2])
-        if not psutil.pid_exists(pid):
-            shutil.rmtree(folder, ignore_errors=True)
+def _set_aside(path: Path) -> None:
+    # A page of a sparse file that finds no room when it is written ends the process by a signal, without a word.
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+
+
+def _remove_left(parent: Path) -> None:
+    for lock_file in parent.glob("run-*.lock"):
+        lock = FileLock(lock_file, timeout=0)
+        try:
+            lock.acquire()
+        except OSError:  # it is held (a Timeout), or another user's
+            continue
+        shutil.rmtree(lock_file.with_suffix(""), ignore_errors=True)
+        lock_file.unlink(missing_ok=True)
+        lock.release()

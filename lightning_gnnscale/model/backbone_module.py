@@ -40,6 +40,19 @@ class BackboneModule(TakesInputs):
         self.backbone, self.make_optimizer, self.make_scheduler = backbone, optimizer, scheduler
         self._accepted = _accepted_arguments(backbone)
 
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Log `train_loss`, by epoch: the mean over all ranks' seeds, or the sum of what are shares of one loss.
+
+        Here and not in `training_step`, which a rank without a batch of its own leaves out: every rank must log it.
+        """
+        shares = getattr(batch, "loss_is_share", False)
+        loss, count = torch.zeros((), device=self.device), 0
+        if batch is not None:
+            # Of counts Lightning takes the integer part of the mean over ranks: times their number it loses nothing.
+            loss, count = outputs["loss"], self._num_losses(batch) * self.trainer.world_size
+        self.log("train_loss", loss, on_step=False, on_epoch=True, prog_bar=True, sync_dist=True,
+                 reduce_fx="sum" if shares else "mean", batch_size=count)  # fmt: skip
+
     def forward(self, batch: Any) -> Tensor:
         """Return the outputs for a mini-batch, (num_rows, out_channels) with the seeds first."""
         if getattr(batch, "full_graph", False):
@@ -98,6 +111,10 @@ class BackboneModule(TakesInputs):
             every = self._trainer.check_val_every_n_epoch if self._trainer is not None else None
             scheduler["frequency"] = every or 1
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def _num_losses(self, batch: Any) -> int:
+        """Return how many seeds a batch's loss is the mean of."""
+        return batch.batch_size
 
     def _infer(self, batch: Any) -> LayerwiseOutput:
         if not hasattr(self.backbone, "layer"):

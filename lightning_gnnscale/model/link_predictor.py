@@ -111,9 +111,7 @@ class LinkPredictor(BackboneModule):
         negative = self.decoder(source[:, None], embeddings[batch.negatives])
         num_pairs, num_negatives = max(1, len(source)), batch.negatives.shape[1]
         loss = F.softplus(-positive).sum() / num_pairs
-        loss = loss + self._negative_weight(num_negatives) * F.softplus(negative).sum() / (num_pairs * num_negatives)
-        self.log("train_loss", loss.detach(), on_step=False, on_epoch=True, prog_bar=True, batch_size=num_pairs)
-        return loss
+        return loss + self._negative_weight(num_negatives) * F.softplus(negative).sum() / (num_pairs * num_negatives)
 
     def on_validation_epoch_start(self) -> None:
         self._reset("val")
@@ -193,6 +191,9 @@ class LinkPredictor(BackboneModule):
             self.losses[split].reset()
             for metric in self.scores[split].values():
                 metric.reset()
+
+    def _num_losses(self, batch: Any) -> int:
+        return len(batch.pairs[0])
 
     def _negative_weight(self, num_negatives: int) -> float:
         return num_negatives if self.negative_weight is None else self.negative_weight

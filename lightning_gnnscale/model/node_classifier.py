@@ -75,14 +75,8 @@ class NodeClassifier(BackboneModule):
         weight = getattr(batch, "loss_weight", None)
         loss_count = getattr(batch, "loss_nodes" if callable(self.loss) else "loss_count", None)
         if loss_count is not None:
-            loss = losses.sum() / max(1, loss_count)
-        else:
-            loss = (losses * weight).sum() if weight is not None else losses.sum() / counts.sum().clamp(min=1)
-        # Shares of one loss over the whole graph add up; losses of batches that only some ranks have are not compared.
-        shares = getattr(batch, "loss_is_share", False)
-        self.log("train_loss", loss.detach(), on_step=False, on_epoch=True, prog_bar=True, sync_dist=shares,
-                 reduce_fx="sum" if shares else "mean", batch_size=max(1, batch.batch_size))  # fmt: skip
-        return loss
+            return losses.sum() / max(1, loss_count)
+        return (losses * weight).sum() if weight is not None else losses.sum() / counts.sum().clamp(min=1)
 
     def on_validation_epoch_start(self) -> None:
         self._reset("val")

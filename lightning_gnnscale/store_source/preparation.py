@@ -93,12 +93,14 @@ def prepare_store(
         read of labels, sparse features and edge values before all other work.
     """
     root = Path(root)
+    source, parts = _record_path(root), Path(f"{root}.parts-{fingerprint[:12]}")
     if made_from(root) != fingerprint:  # before the partitioning, which may take long, and before a folder is made
         _check_arrays(dataset, finite=writer_options.get("check_finite", True))
+    elif not overwrite and not parts.exists():  # a store that stands may lie on a disk that cannot be written to
+        return _open(root)
     root.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{root}.prepare.lock"):
         check_is_store(root)
-        source, parts = _record_path(root), Path(f"{root}.parts-{fingerprint[:12]}")
         made = made_from(root)
         if made == fingerprint:
             store = _whole_store(root) if overwrite else _open(root)

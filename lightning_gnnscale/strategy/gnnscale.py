@@ -26,7 +26,7 @@ from . import averaging, rows_beside
 from .exchange import EXCHANGE_POLICIES, ExchangePolicy, NoExchange
 from .metric_sync import watch_metrics
 from .round_callback import RoundCallback
-from .trainer_check import check_module
+from .trainer_check import check_module, check_on_exception
 from .weights import WEIGHT_POLICIES, ModelAveraging, WeightPolicy
 
 _PR_SET_PDEATHSIG = 1  # of Linux' prctl
@@ -112,6 +112,7 @@ class GNNScaleStrategy(DDPStrategy):
         Raises:
             StrategyError: the message names the argument and the remedy.
         """
+        check_on_exception(trainer)
         self.weights.check_trainer(trainer)
         self.exchange.check_trainer(trainer)
 
@@ -119,6 +120,7 @@ class GNNScaleStrategy(DDPStrategy):
         fitting = trainer.state.fn == TrainerFn.FITTING
         if fitting:
             check_module(self.lightning_module)
+            check_on_exception(trainer)
             self.weights.check(trainer)
         super().setup(trainer)
         watch_metrics(self.lightning_module)

@@ -1,7 +1,7 @@
 """What a Trainer must and must not be set to, checked before a run begins. Every error is one line with its remedy."""
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint, Timer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.nn.parameter import is_lazy
@@ -24,6 +24,25 @@ def check_module(module: pl.LightningModule) -> None:
     lazy = [name for name, parameter in module.named_parameters() if is_lazy(parameter)]
     if lazy:
         raise StrategyError(f"parameter {lazy[0]} has no shape yet: give the layer its in_channels, or run it once")
+
+
+def check_on_exception(trainer: pl.Trainer) -> None:
+    """Refuse checkpoints of a run that failed: they are saved in the middle of a batch, and by one rank alone.
+
+    Raises:
+        StrategyError: the message names the argument and the remedy.
+    """
+    for callback in trainer.callbacks:
+        if isinstance(callback, OnExceptionCheckpoint):
+            given = "OnExceptionCheckpoint"
+        elif getattr(callback, "save_on_exception", False):
+            given = f"{type(callback).__name__}(save_on_exception=True)"
+        else:
+            continue
+        raise StrategyError(
+            f"{given} saves within a batch, and a process that fails fails alone while saving waits for the others: "
+            "use ModelCheckpoint(save_last=True), and resume from last.ckpt"
+        )
 
 
 def check_model_averaging(trainer: pl.Trainer) -> None:

@@ -14,6 +14,7 @@ NUM_PARTS = 5  # does not divide by 2 or 4: some ranks have one part more and th
 
 def train_and_test(folder, root, options):
     import lightning as L
+    from lightning.pytorch.callbacks import ModelCheckpoint
 
     import lightning_gnnscale as gs
 
@@ -28,27 +29,36 @@ def train_and_test(folder, root, options):
         strategy=gs.GNNScaleStrategy(weights=weights),
         max_epochs=3,
         logger=False,
+        callbacks=[ModelCheckpoint(folder, monitor=options.get("monitor"))],
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,
     )
     trainer.fit(model, dm)
+    train_loss = float(trainer.callback_metrics["train_loss"])
     weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
     test = trainer.test(model, dm, verbose=False)[0]
     rows = np.concatenate([result["nodes"] for result in trainer.predict(model, dm)])
-    return {"weights": weights, "test_acc": test["test_acc"], "rows": rows}
+    best = trainer.checkpoint_callback.best_model_path
+    return {"weights": weights, "test_acc": test["test_acc"], "rows": rows, "train_loss": train_loss, "best": best}
+
+
+def write_store(root, train_parts=None):
+    graph = SyntheticGraph(300, 1500, num_communities=6, homophily=0.9)
+    stream = graph.stream(to_undirected=True)
+    parts = partition(stream, "random", num_parts=NUM_PARTS)
+    masks = graph.masks()
+    if train_parts is not None:
+        masks["train"] &= np.isin(parts.part_id, train_parts)
+    write_partition_store(
+        root, stream, parts, features=graph.features(8, noise=0.3), labels=graph.labels(), masks=masks
+    )
+    return root
 
 
 @pytest.fixture(scope="module")
 def store_root(tmp_path_factory):
-    root = tmp_path_factory.mktemp("store") / "graph"
-    graph = SyntheticGraph(300, 1500, num_communities=6, homophily=0.9)
-    stream = graph.stream(to_undirected=True)
-    parts = partition(stream, "random", num_parts=NUM_PARTS)
-    write_partition_store(
-        root, stream, parts, features=graph.features(8, noise=0.3), labels=graph.labels(), masks=graph.masks()
-    )
-    return root
+    return write_store(tmp_path_factory.mktemp("store") / "graph")
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +82,20 @@ def test_evaluation_sees_each_node_once(runs, size):
     assert runs[size][0]["test_acc"] == pytest.approx(runs[1][0]["test_acc"], abs=0.02)
     rows = np.concatenate([result["rows"] for result in runs[size]])
     assert np.array_equal(np.sort(rows), np.arange(300))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_training_loss_is_the_mean_over_all_seeds(runs, size):
+    losses = {result["train_loss"] for result in runs[size]}
+    assert len(losses) == 1
+    assert losses.pop() == pytest.approx(runs[1][0]["train_loss"], rel=1e-4)
+
+
+def test_a_rank_without_training_nodes_monitors_the_same_loss(tmp_path):
+    root = write_store(tmp_path / "graph", train_parts=[0, 2, 4])  # on two processes the second one has 1 and 3
+    results = launch(2, train_and_test, tmp_path, root, {"monitor": "train_loss"})
+    assert results[0]["train_loss"] == results[1]["train_loss"] > 0
+    assert results[0]["best"] == results[1]["best"] != ""
 
 
 def test_gradient_averaging_keeps_replicas_equal(store_root, tmp_path):

@@ -6,7 +6,7 @@ from datetime import timedelta
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from partition_stand_ins import Classifier, PartsData, make_trainer, train
 from processes import launch
 
@@ -77,6 +77,8 @@ REFUSED = {
     "by batches": ({"check_val_every_n_epoch": None}, "give a number of epochs"),
     "train steps": ({"callbacks": [steps({"every_n_train_steps": 3})]}, "use every_n_epochs"),
     "train time": ({"callbacks": [steps({"train_time_interval": timedelta(1)})]}, "use every_n_epochs"),
+    "a failed run": ({"callbacks": [OnExceptionCheckpoint(".")]}, "resume from last.ckpt"),
+    "a failed run's last": ({"callbacks": [steps({"save_on_exception": True})]}, "save_last=True"),
     "sync_batchnorm": ({"sync_batchnorm": True}, "leave it False"),
     "no parts": ({"data": NoParts()}, "weights=GradientAveraging()"),
     "no training nodes": ({"data": PartsData(sizes=(0, 0))}, "check the train mask"),

@@ -1,0 +1,98 @@
+"""Where evaluation's tables lie: room is set aside, what killed runs left goes, a finished store is only read."""
+
+import errno
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import lightning_gnnscale as gs
+from lightning_gnnscale.datamodule import scratch
+from lightning_gnnscale.datamodule.scratch import Scratch, open_scratch
+from lightning_gnnscale.errors import GNNScaleError
+
+HOLDS = """
+import sys, time
+from lightning_gnnscale.datamodule.scratch import Scratch
+own = Scratch(sys.argv[1], sys.argv[2])
+own.make_table("layer", 100, 4)
+print("made", flush=True)
+time.sleep(600)
+"""
+
+
+def hold(parent, name):
+    process = subprocess.Popen([sys.executable, "-c", HOLDS, parent, name], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "made\n"
+    return process
+
+
+def test_what_a_killed_run_left_is_removed_and_a_living_run_is_not(tmp_path):
+    killed, living = hold(tmp_path, "run-killed"), hold(tmp_path, "run-living")
+    try:
+        killed.kill()
+        killed.wait()
+        assert (tmp_path / "run-killed" / "layer.npy").is_file()
+        own = Scratch(tmp_path, "run-own")
+        own.make_table("layer", 10, 2)
+        assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["run-living", "run-own"]
+        own.close()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["run-living", "run-living.lock"]
+    finally:
+        living.kill()
+        living.wait()
+
+
+def test_a_table_takes_its_bytes_before_it_is_written(tmp_path):
+    own = Scratch(tmp_path, "run-own")
+    own.make_table("layer", 1000, 64)
+    file = own.path("layer")
+    assert file.stat().st_blocks * 512 >= 4 * 1000 * 64
+    assert np.load(file).shape == (1000, 64)
+    own.remove_table("layer")
+    own.remove_table("layer")
+    own.close()
+
+
+def test_a_full_disk_is_told_and_nothing_is_left(tmp_path, monkeypatch):
+    def full(descriptor, start, length):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    own = Scratch(tmp_path, "run-own")
+    own.make_table("layer", 10, 2)
+    before = own.path("layer").read_bytes()
+    monkeypatch.setattr(scratch.os, "posix_fallocate", full)
+    with pytest.raises(GNNScaleError, match=r"layer.npy: evaluation writes 80 bytes here.*No space left.*scratch="):
+        own.make_table("layer", 10, 2)
+    assert [path.name for path in own.folder.iterdir()] == ["layer.npy"]
+    assert own.path("layer").read_bytes() == before
+    own.close()
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(GNNScaleError, match=r"cannot \(Not a directory\); give scratch="):
+        open_scratch(tmp_path / "store", tmp_path / "file" / "below", None).make_table("layer", 10, 2)
+
+
+def test_a_finished_store_is_prepared_without_a_write_beside_it(tmp_path, dataset):
+    shelf = tmp_path / "shelf"
+    options = {"dataset": dataset, "root": shelf / "s", "partitioner": "random", "num_parts": 2}
+    gs.PartitionDataModule(**options).prepare_data()
+
+    def stamps():
+        return {path: path.stat().st_mtime_ns for path in [shelf, *shelf.rglob("*")]}
+
+    before = stamps()
+    time.sleep(0.01)
+    dm = gs.PartitionDataModule(**options, scratch=tmp_path / "elsewhere")
+    dm.prepare_data()
+    dm.setup()
+    dm.val_dataloader().evaluation.source.table("layer", 3)
+    assert stamps() == before
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == [".s.scratch"]
+    dm.teardown("fit")
+    assert not list((tmp_path / "elsewhere" / ".s.scratch").iterdir())
