@@ -74,7 +74,7 @@ class PartitionDataModule(StoredGraphDataModule):
             are the same.
         num_threads: threads of "threads"; and those that gather placed features of batches that other processes drew.
         prefetch_batches: batches that stand ready; None: the source's own number.
-        shuffle: new seed order every epoch.
+        shuffle: new seed order every epoch; not under `Trainer(overfit_batches=...)`.
         stored_features: False leaves the store's features out of batches and evaluation: the model's `inputs` bring
             them, for example `RemoteFeatures`.
         placement: where feature rows lie while training, one device a process: `PlacementSettings`, a method's name
@@ -251,6 +251,8 @@ class PartitionDataModule(StoredGraphDataModule):
         if self._gathers_on_device or not self.stored_features:
             features = None
         options = self.loader_options
+        if self.trainer is not None and self.trainer.overfit_batches > 0:
+            options = replace(options, shuffle=False)  # so that an epoch's first batches are of the same seeds
         if features is not None and features is self.buffer:  # rows of this process: workers draw, its threads gather
             options = self._placed.loader_options(options)
         if scope == "graph":

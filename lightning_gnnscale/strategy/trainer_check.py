@@ -142,8 +142,12 @@ def _check_parts(trainer: pl.Trainer) -> None:
         raise StrategyError("no part has training nodes (datamodule.part_weights are all 0): check the train mask")
 
 
-def step_schedulers(trainer: pl.Trainer) -> list[LRSchedulerConfig]:
-    """Return the configurations of schedulers that count optimizer steps.
+def step_schedulers(trainer: pl.Trainer, num_parts: int) -> list[LRSchedulerConfig]:
+    """Return the configurations of schedulers that count optimizer steps; warn where several parts each count theirs.
+
+    Args:
+        trainer: with its optimizers.
+        num_parts: parts of this process that count for themselves.
 
     Raises:
         StrategyError: step- and epoch-counting schedulers are mixed, or one that watches a metric counts steps.
@@ -157,5 +161,11 @@ def step_schedulers(trainer: pl.Trainer) -> list[LRSchedulerConfig]:
     if any(config.reduce_on_plateau for config in configs):
         raise StrategyError(
             'a ReduceLROnPlateau scheduler with interval="step" has no metric inside a round: use interval="epoch"'
+        )
+    if configs and num_parts > 1:
+        rank_zero_warn(
+            f"schedulers that count steps count those of each part by itself, and this process trains {num_parts}: a "
+            "schedule over all of trainer.estimated_stepping_batches, the steps of all its parts, would not reach its "
+            f"end: divide them by {num_parts}"
         )
     return configs

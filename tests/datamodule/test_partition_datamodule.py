@@ -319,3 +319,22 @@ def test_predictions_of_a_rank_without_rows_join_those_of_others(ids, shape):
     ]
     joined = pa.concat_tables([gs.PredictionWriter._table(store, result) for result in results])
     assert joined["node"].to_pylist() == list(ids[:2])
+
+
+def test_overfitting_trains_on_the_same_seeds(store_root):
+    class Seen(L.Callback):
+        def __init__(self):
+            self.seeds = []
+
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            self.seeds.append(batch.n_id[: batch.batch_size].tolist())
+
+    for options, same in (({"overfit_batches": 1}, True), ({"limit_train_batches": 1}, False)):
+        dm, seen = gs.PartitionDataModule(store=store_root, batch_size=8), Seen()
+        weights = gs.GNNScaleStrategy(weights="gradient_averaging")
+        run = L.Trainer(
+            accelerator="cpu", devices=1, strategy=weights, max_epochs=3, logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, num_sanity_val_steps=0, callbacks=[seen], **options,
+        )  # fmt: skip
+        run.fit(classifier(dm), dm)
+        assert (seen.seeds[0] == seen.seeds[1] == seen.seeds[2]) == same

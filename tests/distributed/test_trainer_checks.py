@@ -6,7 +6,8 @@ from datetime import timedelta
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from partition_stand_ins import Classifier, PartsData, make_trainer, train
 from processes import launch
 
@@ -139,6 +140,10 @@ def run_allowed(folder):
     dry.fit(Classifier(), datamodule=PartsData())
     with pytest.warns(UserWarning, match="limit_train_batches=3.*last parts"):
         limited = train(folder, ModelAveraging(every_n_epochs=2), limit_train_batches=3)
+    monitor = LearningRateMonitor()
+    logged = {"callbacks": [monitor], "logger": CSVLogger(folder), "log_every_n_steps": 1}
+    with pytest.warns(UserWarning, match="this process trains 2: .* divide them by 2"):
+        train(folder, model=Classifier(scheduler="step"), data=data, **logged)
     start = NothingToLearn().state_dict()
     unlearned = train(folder, model=NothingToLearn())
 
@@ -158,6 +163,7 @@ def run_allowed(folder):
         and not torch.equal(unlearned["net.1.running_mean"], start["net.1.running_mean"]),
         "resumed": bool(torch.isfinite(resumed["net.0.weight"]).all()),
         "resumed on other parts": bool(torch.isfinite(other["net.0.weight"]).all()),
+        "learning rates": monitor.lrs["lr-Adam"],
         "pickles": pickle.loads(pickle.dumps(GNNScaleStrategy(weights=ModelAveraging(3)))).weights.every_n_epochs,
     }
 
@@ -169,6 +175,7 @@ def test_allowed(tmp_path):
         "statistics alone": True,
         "resumed": True,
         "resumed on other parts": True,
+        "learning rates": [0.01, 0.01] * 2 + [0.005] * 4 + [0.0025] * 4,
         "pickles": 3,
     }
 

@@ -1,5 +1,6 @@
 """Weighted model averaging: each part trains its own copy, and copies are averaged by their training nodes."""
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -108,10 +109,11 @@ class ModelAveraging(WeightPolicy):
         self._optimizers = None
         self._gradients = None
         if trainer.optimizers:
-            schedulers = step_schedulers(trainer)
-            for config in schedulers:
-                config.interval = "visit"  # Lightning steps by its own count of batches, which differs between ranks
+            trained = {self._optimizer_key(part) for part in self._parts_of_rank() if self._weights[part] > 0}
+            schedulers = step_schedulers(trainer, len(trained))
             self._optimizers = PartOptimizers(trainer.optimizers[0], schedulers, trainer.precision_plugin)
+            for config in schedulers:
+                config.frequency = sys.maxsize  # Lightning counts the batches of a rank, which differ between ranks
             self._gradients = VisitGradients(trainer.optimizers[0])
 
     def on_train_start(self) -> None:
@@ -210,7 +212,7 @@ class ModelAveraging(WeightPolicy):
         return merged
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        mine = [int(part) for part in self._trainer.datamodule.parts_of_rank(averaging.rank(), averaging.world_size())]
+        mine = self._parts_of_rank()
         same_policy = bool(state) and state["policy"] == type(self).__name__
         same_parts = same_policy and state.get("parts") == self._parts
         if same_policy:
@@ -243,6 +245,9 @@ class ModelAveraging(WeightPolicy):
         if self._optimizers:
             self._optimizers.to_cpu()
         self._part, self._published = None, True
+
+    def _parts_of_rank(self) -> list[int]:
+        return [int(part) for part in self._trainer.datamodule.parts_of_rank(averaging.rank(), averaging.world_size())]
 
     def _part_of(self, batch: Any) -> int:
         part = getattr(batch, "part", None)

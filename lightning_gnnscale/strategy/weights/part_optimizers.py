@@ -38,13 +38,15 @@ class PartOptimizers:
 
     Args:
         optimizer: the optimizer, new.
-        schedulers: the configurations of schedulers that count steps; Lightning must not step them itself.
+        schedulers: the configurations of schedulers that count steps, frequencies and all, as they now are; Lightning
+            must not step them itself.
         precision: the precision plugin, which may own a gradient scaler.
     """
 
     def __init__(self, optimizer: Optimizer, schedulers: list[LRSchedulerConfig], precision: Precision) -> None:
         self._optimizer = optimizer
         self._configs = schedulers
+        self._frequencies = [config.frequency for config in schedulers]
         self._precision = precision
         self._installed: int | None = None
         self._kept: dict[int, PartState] = {}
@@ -79,7 +81,7 @@ class PartOptimizers:
     def count_step(self) -> list[LRSchedulerConfig]:
         """Count one optimizer step of the installed part; return the schedulers that are due."""
         self._steps += 1
-        return [config for config in self._configs if self._steps % config.frequency == 0]
+        return [c for c, every in zip(self._configs, self._frequencies, strict=True) if self._steps % every == 0]
 
     def forget_moments(self) -> None:
         """Drop the optimizer's state of every part; learning rates, schedulers and scaler stay."""
