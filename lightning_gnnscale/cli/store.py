@@ -1,6 +1,7 @@
 """The plan and the store of a run: chosen, named, made, and checked again with what partitioning told."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -10,24 +11,28 @@ from ..planner import Plan
 from ..store_source import StoreSource
 
 
-def make_store(config: DictConfig, source: StoreSource, make_plan: Callable[[], Plan]) -> Plan:
+def make_store(config: DictConfig, source: StoreSource, make_plan: Callable[..., Plan]) -> Plan:
     """Plan the parts, name the folder of the store by what it is made from, and make the store.
 
     Args:
         config: with `output` (a folder, or None) and `paths.stores`.
         source: of the store; its number of parts and its root are settled here.
-        make_plan: returns the plan of the source as it then is.
+        make_plan: returns the plan of the source as it then is; it may be given `part_rows`.
 
     Returns:
-        The plan, checked with the halo rows of the largest part where partitioning has counted them.
+        The plan, checked and predicted with the halo rows of the largest part where partitioning has counted them.
     """
     source.root = _standing_root(config, source)  # a store that stands tells the plan its arcs
     plan = make_plan()
     source.num_parts = plan.num_parts
     source.root = _root(config, source, plan.num_parts)
     source.prepare(plan.num_parts)
-    halo = (source.partitioning_facts.get("quality") or {}).get("halo_per_part")
-    plan = plan.with_halo(max(halo)) if halo else plan
+    quality = source.partitioning_facts.get("quality") or {}
+    nodes, halo = quality.get("nodes_per_part"), quality.get("halo_per_part")
+    if nodes and halo:
+        told = make_plan(part_rows=max(map(sum, zip(nodes, halo, strict=True))))
+        plan = replace(plan, host_peak_bytes=told.host_peak_bytes, device_peak_bytes=told.device_peak_bytes)
+        plan = plan.with_halo(max(halo))
     if not plan.fits:
         Console(stderr=True).print(f"gnnscale: the plan does not fit: {dict(plan.terms())['fits']}")
     return plan

@@ -64,6 +64,7 @@ def predict_training(
     hidden_channels: int = 256,
     prefetch_batches: int = 3,
     embedding_dim: int = 0,
+    part_rows: int | None = None,
 ) -> int:
     """Predict what one training process (or device) holds beyond its interpreter, bytes.
 
@@ -80,22 +81,26 @@ def predict_training(
         hidden_channels: width of the hidden layers.
         prefetch_batches: batches held at once.
         embedding_dim: columns of learnable node embeddings, which processes of a host share with Adam's two moments.
+        part_rows: nodes of the largest part with its halo; None: three times a part's share of the nodes.
 
     Raises:
         ValueError: a count, a width or a fan-out out of range.
     """
-    _check_shape(feature_dim, feature_row_bytes, batch_size, fanouts, hidden_channels, prefetch_batches, embedding_dim)
+    _check_shape(
+        feature_dim, feature_row_bytes, batch_size, fanouts, hidden_channels, prefetch_batches, embedding_dim, part_rows
+    )
     part_nodes = math.ceil(num_nodes / num_parts)
     part_arcs = math.ceil(num_edges / num_parts)
     average_degree = num_edges / max(num_nodes, 1)
-    inputs = reach = 3.0 * part_nodes if num_parts > 1 else part_nodes  # core and halo
+    reach = min(3 * part_nodes if part_rows is None else part_rows, num_nodes)  # core and halo
+    inputs = float(reach)
     arcs = part_arcs
     if batch_size is not None and fanouts:
         rows = sampled = float(batch_size)
         for fanout in fanouts:
             sampled *= average_degree if fanout < 0 else min(fanout, average_degree)
             rows += sampled
-        inputs = min(rows, reach)
+        inputs = min(rows, inputs)
         arcs = min(rows - batch_size, num_edges)
     row_bytes = 4 * feature_dim if feature_row_bytes is None else feature_row_bytes
     layers = max(len(fanouts), 2)
@@ -105,13 +110,13 @@ def predict_training(
     model = parameters * (4 + 3 * math.ceil(num_parts / num_processes))
     parts = 2 * (8 * part_arcs + 24 * reach)
     embeddings = num_nodes * (12 * embedding_dim + 4) / num_processes if embedding_dim else 0
-    batches = prefetch_batches * (inputs * (row_bytes + 40) + arcs * edge_row_bytes)
+    batches = prefetch_batches * (inputs * (row_bytes + 24) + arcs * (16 + edge_row_bytes))
     batches += inputs * 2 * 4 * embedding_dim  # rows of embeddings, and their gradients
     return int(TRAINING_BYTES + parts + batches + activations + model + embeddings)
 
 
 def _check_shape(
-    feature_dim, feature_row_bytes, batch_size, fanouts, hidden_channels, prefetch_batches, embedding_dim
+    feature_dim, feature_row_bytes, batch_size, fanouts, hidden_channels, prefetch_batches, embedding_dim, part_rows
 ) -> None:
     check_integer("feature_dim", feature_dim, 0)
     check_integer("hidden_channels", hidden_channels, 1)
@@ -119,6 +124,8 @@ def _check_shape(
     check_integer("embedding_dim", embedding_dim, 0)
     if batch_size is not None:
         check_integer("batch_size", batch_size, 1)
+    if part_rows is not None:
+        check_integer("part_rows", part_rows, 0)
     if feature_row_bytes is not None and not (isinstance(feature_row_bytes, Real) and feature_row_bytes >= 0):
         raise ValueError(f"feature_row_bytes must be at least 0, or None, got {feature_row_bytes!r}")
     check_fanouts(fanouts)

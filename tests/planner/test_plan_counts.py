@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lightning_gnnscale.planner import plan
+from lightning_gnnscale.planner import plan, predict_training
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,13 @@ def test_one_line_names_what_is_allowed(options, message):
 def test_integers_of_numpy_and_all_neighbours_are_taken():
     result = plan(num_nodes=np.int64(100), num_edges=400, num_parts=np.int32(4), batch_size=8, fanouts=(-1, 5))
     assert result.num_parts == 4
+
+
+def test_what_a_part_reaches_is_taken_as_measured():
+    shape = {"num_nodes": 80_000, "num_edges": 2_000_000, "num_parts": 8, "num_processes": 2, "feature_dim": 100}
+    shape |= {"batch_size": 512, "fanouts": (-1, -1)}
+    guessed, more, all_rows = (predict_training(**shape, part_rows=rows) for rows in (None, 60_000, 10**9))
+    assert guessed == predict_training(**shape, part_rows=30_000) < more < all_rows
+    assert all_rows == predict_training(**shape, part_rows=80_000)
+    with pytest.raises(ValueError, match="part_rows must be at least 0, got -1"):
+        predict_training(**shape, part_rows=-1)
