@@ -46,10 +46,10 @@ class BackboneModule(TakesInputs):
         Here and not in `training_step`, which a rank without a batch of its own leaves out: every rank must log it.
         """
         shares = getattr(batch, "loss_is_share", False)
-        loss, count = torch.zeros((), device=self.device), 0
-        if batch is not None:
-            # Of counts Lightning takes the integer part of the mean over ranks: times their number it loses nothing.
-            loss, count = outputs["loss"], self._num_losses(batch) * self.trainer.world_size
+        loss = (outputs or {}).get("loss")
+        # Of counts Lightning takes the integer part of the mean over ranks: times their number it loses nothing.
+        count = 0 if loss is None else self._num_losses(batch) * self.trainer.world_size
+        loss = torch.zeros((), device=self.device) if loss is None else loss
         self.log("train_loss", loss, on_step=False, on_epoch=True, prog_bar=True, sync_dist=True,
                  reduce_fx="sum" if shares else "mean", batch_size=count)  # fmt: skip
 
