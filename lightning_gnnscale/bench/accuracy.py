@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .experiment import run_rows
-from .results import write_csv
+from .results import mean_of, write_csv
 
 PRESETS = {
     "gcn": ["model=gcn", "sampler=full_neighbor"],
@@ -100,7 +100,7 @@ def _compare(rows: list[dict], graph: str, model: str, num_parts: int) -> dict:
 
 
 def _print(rows: list[dict], num_seeds: int) -> None:
-    table = Table(title=f"test accuracy, %, mean of {num_seeds} seeds", title_justify="left")
+    table = Table(title=f"test accuracy, %, {mean_of(num_seeds)}", title_justify="left")
     for name in rows[0]:
         table.add_column(name.replace("_", " "), justify="left" if name in ("graph", "model") else "right")
     for row in rows:

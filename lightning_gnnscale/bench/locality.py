@@ -21,7 +21,7 @@ from .experiment import run_rows
 from .partition_graphs import public_root
 from .placement_graphs import Workload, check_graphs, load_workload
 from .reduced_graph import reduced_graph
-from .results import machine, machine_line, write_csv
+from .results import machine, machine_line, mean_of, write_csv
 
 SAMPLERS = ("neighbor", "layerwise")
 VALUES = 8  # random numbers a node whose means are estimated
@@ -235,7 +235,7 @@ def _dial_table(rows: list[dict], caption: str) -> Table:
 
 
 def _accuracy_table(rows: list[dict], num_seeds: int) -> Table:
-    table = Table(title=f"test accuracy of GraphSAGE, %, mean of {num_seeds} seeds", title_justify="left")
+    table = Table(title=f"test accuracy of GraphSAGE, %, {mean_of(num_seeds)}", title_justify="left")
     for name in rows[0]:
         table.add_column(name.replace("_", " "), justify="left" if name == "graph" else "right")
     for row in rows:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ..events import read_log
 from .experiment import run_rows
-from .results import write_csv
+from .results import mean_of, write_csv
 
 QUALITY = ("edge_cut_ratio", "replication_factor", "node_balance")
 CLOCK = "lightning_gnnscale.bench.epoch_clock.EpochClock"
@@ -106,7 +106,7 @@ def _mean(rows: list[dict], graph: str, method: str) -> dict:
 
 
 def _print(rows: list[dict], num_parts: int, devices: int, num_seeds: int) -> None:
-    title = f"{rows[0]['graph']}, {num_parts} parts on {devices} processes, mean of {num_seeds} seeds"
+    title = f"{rows[0]['graph']}, {num_parts} parts on {devices} processes, {mean_of(num_seeds)}"
     table = Table(title=title, title_justify="left")
     names = [name for name in rows[0] if name != "graph"]
     for name in names:

@@ -37,6 +37,11 @@ def machine_line(facts: Mapping | None = None) -> str:
     return f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB{gpu}; {versions}"
 
 
+def mean_of(num_seeds: int) -> str:
+    """Return what a table's title says of its seeds."""
+    return f"mean of {num_seeds} seeds" if num_seeds > 1 else "one seed"
+
+
 def write_csv(path: str | os.PathLike, rows: Iterable[Mapping], facts: Mapping | None = None) -> Path:
     """Write rows, each with the machine's columns at its end, whole or not at all.
 
