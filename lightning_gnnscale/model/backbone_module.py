@@ -23,7 +23,8 @@ class BackboneModule(TakesInputs):
     Args:
         backbone: a model of this package, or any module called as (x, edge_index); it is also given those of
             `edge_weight`, `degree`, `indptr` and `num_sampled_nodes` that its `forward` names.
-        optimizer: callable parameters -> optimizer (a partial), or None: Adam with `hparams` lr and weight_decay.
+        lr, weight_decay: of Adam, where no optimizer is given; attributes, which may be changed before training.
+        optimizer: callable parameters -> optimizer (a partial), or None: Adam.
         scheduler: callable optimizer -> learning-rate scheduler, stepped each epoch by `val_loss`, or None.
         inputs: rows by node, see `TakesInputs`, or None.
     """
@@ -31,12 +32,15 @@ class BackboneModule(TakesInputs):
     def __init__(
         self,
         backbone: nn.Module,
+        lr: float,
+        weight_decay: float,
         optimizer: MAKE_OPTIMIZER | None,
         scheduler: MAKE_SCHEDULER | None,
         inputs: NodeInputs | None = None,
     ):
         super().__init__()
         self.inputs = inputs
+        self.lr, self.weight_decay = lr, weight_decay
         self.backbone, self.make_optimizer, self.make_scheduler = backbone, optimizer, scheduler
         self._accepted = _accepted_arguments(backbone)
 
@@ -100,9 +104,7 @@ class BackboneModule(TakesInputs):
         if self.make_optimizer is not None:
             optimizer = self.make_optimizer(self.parameters())
         else:
-            optimizer = torch.optim.Adam(
-                self.parameters(), lr=self.hparams["lr"], weight_decay=self.hparams["weight_decay"]
-            )
+            optimizer = torch.optim.Adam(self.parameters(), lr=self.lr, weight_decay=self.weight_decay)
         if self.make_scheduler is None:
             return optimizer
         scheduler = {"scheduler": self.make_scheduler(optimizer), "monitor": "val_loss"}

@@ -83,7 +83,8 @@ class LinkPredictor(BackboneModule):
         scheduler: MAKE_SCHEDULER | None = None,
         inputs: NodeInputs | None = None,
     ):
-        super().__init__(backbone, optimizer, scheduler, inputs)
+        lr, weight_decay = float(lr), float(weight_decay)  # numpy's numbers bar a checkpoint
+        super().__init__(backbone, lr, weight_decay, optimizer, scheduler, inputs)
         channels = embedding_channels or getattr(backbone, "out_channels", None)
         if channels is None:
             raise ValueError("embedding_channels must be given: the backbone has no out_channels to take it from")
@@ -91,7 +92,7 @@ class LinkPredictor(BackboneModule):
             raise ValueError(f"decoder must be a module or one of {', '.join(DECODERS)}, got {decoder!r}")
         if negative_weight is not None and negative_weight < 0:
             raise ValueError(f"negative_weight must be at least 0 or None, got {negative_weight}")
-        hits, lr, weight_decay = [int(k) for k in hits], float(lr), float(weight_decay)  # numpy's bar a checkpoint
+        hits = [int(k) for k in hits]
         self.save_hyperparameters(ignore=["backbone", "decoder", "optimizer", "scheduler", "inputs"])
         self.channels, self.negative_weight, self.hits = int(channels), negative_weight, hits
         self.decoder = decoder if callable(decoder) else DotDecoder() if decoder == "dot" else MLPDecoder(self.channels)

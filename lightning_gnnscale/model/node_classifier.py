@@ -56,15 +56,17 @@ class NodeClassifier(BackboneModule):
         predict_logits: bool = False,
         inputs: NodeInputs | None = None,
     ):
-        super().__init__(backbone, optimizer, scheduler, inputs)
+        lr, weight_decay = float(lr), float(weight_decay)  # numpy's numbers bar a checkpoint
+        super().__init__(backbone, lr, weight_decay, optimizer, scheduler, inputs)
         num_classes = num_classes or getattr(backbone, "out_channels", None)
         if num_classes is None:
             raise ValueError("num_classes must be given: the backbone has no out_channels to take it from")
-        num_classes, lr, weight_decay = int(num_classes), float(lr), float(weight_decay)  # numpy's bar a checkpoint
+        num_classes = int(num_classes)
         if not callable(loss) and loss not in LOSSES:
             raise ValueError(f"loss must be a callable or one of {list(LOSSES)}, got {loss!r}")
         self.save_hyperparameters(ignore=["backbone", "optimizer", "scheduler", "loss", "inputs"])
         self.multilabel, self.num_classes, self.loss = multilabel, num_classes, loss
+        self.predict_logits = predict_logits
         self.scores = nn.ModuleDict({split: self._score() for split in ("val", "test")})
         self.losses = nn.ModuleDict({split: MeanMetric() for split in ("val", "test")})
 
@@ -164,7 +166,7 @@ class NodeClassifier(BackboneModule):
         return F.cross_entropy(outputs, labels, ignore_index=UNKNOWN, reduction="none"), known
 
     def _decide(self, outputs: Tensor) -> Tensor:
-        if self.hparams["predict_logits"]:
+        if self.predict_logits:
             return outputs.float() if outputs.dtype == torch.bfloat16 else outputs  # which numpy does not know
         return (outputs > 0).long() if self.multilabel else outputs.argmax(dim=-1)
 

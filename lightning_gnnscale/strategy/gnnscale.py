@@ -154,6 +154,7 @@ class GNNScaleStrategy(DDPStrategy):
             self.exchange.check(trainer)
             if hasattr(trainer.datamodule, "check_processes"):
                 trainer.datamodule.check_processes(trainer.num_devices * trainer.num_nodes)
+        self._check_one_number_of_processes()
         super().setup_environment()
         if self._start_method != "popen":
             _end_with_parent()
@@ -163,6 +164,17 @@ class GNNScaleStrategy(DDPStrategy):
         # Lightning does so for NCCL alone; gloo's threads can bring an exiting interpreter down.
         atexit.unregister(_destroy_process_group)
         atexit.register(_destroy_process_group)
+
+    def _check_one_number_of_processes(self) -> None:
+        """Refuse a second Trainer of another size: it would join the first one's group, and train some parts alone."""
+        processes = self.num_processes * self.num_nodes
+        standing = dist.get_world_size() if dist.is_initialized() else processes
+        if standing != processes or self.cluster_environment.local_rank() >= self.num_processes:
+            before = f"a group of {standing} stands" if standing != processes else "this one was started as a further one"
+            raise StrategyError(
+                f"this Trainer has {processes} processes and {before}: a script's Trainers must all have as many "
+                "(devices, num_nodes); put the others into scripts of their own"
+            )
 
     def configure_ddp(self) -> None:
         averaging.broadcast_state(averaging.module_state(self.lightning_module))

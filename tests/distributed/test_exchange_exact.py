@@ -96,7 +96,7 @@ def train_with_and_without_validation(folder, root):
 def evaluate(folder, root, model, policy=None):
     """Test and predict with a trained model; return metrics, and (nodes, outputs) of this rank."""
     trainer = make_trainer(folder, policy or HaloExchange(), limit_val_batches=1.0)
-    model.hparams["predict_logits"] = True
+    model.predict_logits = True
     data = gs.FullGraphDataModule(store=root)
     metrics = trainer.validate(model, data, verbose=False)[0] | trainer.test(model, data, verbose=False)[0]
     (predicted,) = trainer.predict(model, data)

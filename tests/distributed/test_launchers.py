@@ -43,6 +43,31 @@ def test_torchrun(tmp_path):
     assert all(torch.equal(state[name], expected[name]) for name in expected)
 
 
+TRAINERS = """
+from partition_stand_ins import Classifier, PartsData, make_trainer
+
+for devices in {devices}:
+    make_trainer(".", strategy="gnnscale", devices=devices).fit(Classifier(), datamodule=PartsData())
+"""
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        ((1, 2), "this Trainer has 2 processes and a group of 1 stands"),
+        ((2, 1), "this Trainer has 1 processes and a group of 2 stands"),
+    ],
+)
+def test_trainers_of_a_script_have_as_many_processes(tmp_path, devices, message):
+    (tmp_path / "script.py").write_text(TRAINERS.format(devices=devices))
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode != 0
+    assert message in done.stderr, done.stderr[-4000:]
+
+
 def fork_two(folder):
     torch.set_num_threads(1)
     model = Classifier()

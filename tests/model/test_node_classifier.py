@@ -342,6 +342,22 @@ def test_hyperparameters_hold_plain_values_alone():
     }  # fmt: skip
 
 
+class Named(NodeClassifier):
+    """A classifier of one's own with arguments of its own, of which a command line keeps those alone."""
+
+    def __init__(self, hidden: int = 8):
+        super().__init__(GCN(12, hidden, 4), lr=0.3, weight_decay=0.1, predict_logits=True)
+
+
+def test_a_subclass_is_trained_from_the_command_line_of_lightning():
+    from lightning.pytorch.cli import LightningCLI
+
+    model = LightningCLI(Named, run=False, args=["--model.hidden=16"]).model
+    assert dict(model.hparams)["hidden"] == 16
+    optimizer = model.configure_optimizers()
+    assert (optimizer.defaults["lr"], optimizer.defaults["weight_decay"], model.predict_logits) == (0.3, 0.1, True)
+
+
 def test_refuses():
     with pytest.raises(ValueError, match="num_classes must be given"):
         NodeClassifier(Own())
