@@ -4,8 +4,10 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from ..datamodule.model_check import check_edge_weights
+from ..partition_store.values import least_value
 from .check_dataset import trains_on_links
-from .check_settings import check_hops, sampler_fanouts
+from .check_settings import check_hops
 from .errors import UsageError, one_line
 
 
@@ -32,7 +34,8 @@ def check_model(config: DictConfig, dataset) -> None:
     on_links = trains_on_links(config)
     widths = {"in_channels": in_channels} | ({} if on_links else {"out_channels": dataset.num_classes})
     backbone = _made("model.backbone", config.model.backbone, **widths)
-    check_hops(getattr(backbone, "num_layers", None), sampler_fanouts(config))
+    check_hops(config, getattr(backbone, "num_layers", None))
+    _check_weights(backbone, dataset.edge_weight)
     options = {} if on_links else {"multilabel": dataset.multilabel}
     module = _made("model", module_settings(config), backbone=backbone, **options)
     make_optimizer = getattr(module, "make_optimizer", None)
@@ -41,6 +44,11 @@ def check_model(config: DictConfig, dataset) -> None:
             make_optimizer(module.parameters())
         except (ValueError, TypeError) as error:
             raise UsageError(f"model.optimizer: {one_line(error)}") from None
+
+
+def _check_weights(backbone, edge_weight) -> None:
+    if edge_weight is not None and not getattr(backbone, "takes_negative_weights", True):
+        check_edge_weights(backbone, least_value(edge_weight))
 
 
 def _made(key: str, node: DictConfig, **options):

@@ -1,7 +1,6 @@
 """Settings judged by themselves and against each other, before data is opened."""
 
 import inspect
-from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -33,6 +32,7 @@ _FILLED_IN = {
     "datamodule.sampler": "sampler=",
     "datamodule.source": "source=",
     "datamodule.placement": "placement=",
+    "partitioner.num_parts": "num_parts=",
     "planner.num_parts": "num_parts=",
     "planner.num_devices": "trainer.devices=, or num_devices= where only the store is made",
     "planner.num_nodes": "dataset=, whose graph is planned for",
@@ -65,13 +65,17 @@ def check_settings(config: DictConfig) -> None:
     _check_integer(config, "seed", 0, LARGEST_SEED)
     _check_num_parts(config)
     _check_integer(config, "trainer.accumulate_grad_batches", 1)
-    for name in config.get("callbacks") or {}:
+    _check_integer(config, "trainer.check_val_every_n_epoch", 1)
+    _check_logger(config)
+    for name, callback in (config.get("callbacks") or {}).items():
+        if callback is not None and not OmegaConf.is_dict(callback):
+            raise UsageError(f"callbacks.{name} must be null or settings with a _target_, got {_plain(callback)}")
         _check_integer(config, f"callbacks.{name}.patience", 0)
     _check_above_zero(config, "model.lr")
     _check_at_least_zero(config, "model.weight_decay")
     if config.get("model") is not None:
         _check_monitors(config)
-        _check_fanouts(config)
+        _check_layers(config)
 
 
 def planned_devices(config: DictConfig) -> int:
@@ -105,34 +109,35 @@ def check_num_parts(num_parts: int, num_processes: int) -> None:
         )
 
 
-def sampler_fanouts(config: DictConfig) -> list[int]:
-    """Return the fan-outs, one a hop; none where the sampler has none, or batches are whole parts."""
-    if config.datamodule.get("mode") != "mini_batch":
-        return []
-    inner = config.sampler.get("sampler") or config.sampler
-    return list(inner.get("fanouts") or [])
+def check_hops(config: DictConfig, num_layers: int | None) -> None:
+    """Refuse a sampler of other hops than the model has layers; samplers without hops, and whole parts, go with any.
 
-
-def check_hops(num_layers: int | None, fanouts: Sequence[int]) -> None:
-    """Refuse fan-outs that are not one a layer.
+    Args:
+        config: composed from `train.yaml`.
+        num_layers: of the backbone, None where it does not tell.
 
     Raises:
         UsageError: names both numbers.
     """
-    if num_layers and fanouts and num_layers != len(fanouts):
-        raise UsageError(
-            f"sampler.fanouts has {len(fanouts)} hops, but model.backbone.num_layers is {num_layers}; give one fan-out "
-            "a layer"
-        )
+    if not num_layers or config.datamodule.get("mode") != "mini_batch":
+        return
+    sampler = config.sampler.get("sampler") or config.sampler
+    for key in ("fanouts", "nodes_per_layer", "num_layers"):
+        value = sampler.get(key)
+        hops = len(value) if OmegaConf.is_list(value) else value if key == "num_layers" else None
+        if hops and hops != num_layers:
+            raise UsageError(
+                f"sampler.{key} makes {hops} hops, but model.backbone.num_layers is {num_layers}; give one hop a layer"
+            )
 
 
-def _check_fanouts(config: DictConfig) -> None:
+def _check_layers(config: DictConfig) -> None:
     from ..model import Backbone  # imports Lightning and PyG, which plans do without
 
     backbone = get_object(config.model.backbone._target_) if "backbone" in config.model else None
     if inspect.isclass(backbone) and issubclass(backbone, Backbone):
         default = inspect.signature(backbone).parameters["num_layers"].default
-        check_hops(config.model.backbone.get("num_layers", default), sampler_fanouts(config))
+        check_hops(config, config.model.backbone.get("num_layers", default))
 
 
 def _check_monitors(config: DictConfig) -> None:
@@ -155,6 +160,12 @@ def _check_monitors(config: DictConfig) -> None:
             raise UsageError(
                 f"callbacks.{name}.monitor: no {monitor} is logged; {module.__name__} logs {', '.join(logged)}{remedy}"
             )
+
+
+def _check_logger(config: DictConfig) -> None:
+    logger = OmegaConf.select(config, "trainer.logger")
+    if logger is not None and not isinstance(logger, bool) and not OmegaConf.is_config(logger):
+        raise UsageError(f"trainer.logger must be true, false or a logger with its _target_, got {logger}")
 
 
 def _check_num_parts(config: DictConfig) -> None:

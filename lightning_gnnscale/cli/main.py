@@ -122,7 +122,7 @@ def _run(command: str, config_name: str, words: list[str]) -> None:
     import hydra
     from hydra.errors import ConfigCompositionException
 
-    from .overrides import allowed_at_top, check_config, prepare_overrides, shared_run_folder
+    from .overrides import allowed_at_top, check_config, flags_first, prepare_overrides, shared_run_folder
     from .recipe import take_recipe
 
     config_dir, config_name, words = take_recipe(config_name, words)
@@ -143,7 +143,7 @@ def _run(command: str, config_name: str, words: list[str]) -> None:
 
     location = [f"--config-dir={config_dir}"] if config_dir else []
     before = sys.argv
-    sys.argv = [f"gnnscale {command}", *location, *prepare_overrides(words)]
+    sys.argv = [f"gnnscale {command}", *flags_first([*location, *prepare_overrides(words)])]
     try:
         hydra.main(version_base="1.3", config_path="pkg://lightning_gnnscale.conf", config_name=config_name)(task)()
     except ConfigCompositionException as error:

@@ -6,6 +6,8 @@ import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import get_object
@@ -15,7 +17,19 @@ from .compose import compose_config
 from .errors import UsageError
 
 _SWITCHES = ("test", "predict", "overwrite", "pack_halo")
-TOP_LEVEL = {"seed": (int,), "num_parts": (int, str), **dict.fromkeys(_SWITCHES, (bool,))}
+_PATHS = ("resume", "output")
+_NONE = type(None)
+TOP_LEVEL = {
+    "name": (str, int),
+    "seed": (int,),
+    "num_parts": (int, str),
+    **dict.fromkeys(_SWITCHES, (bool,)),
+    **dict.fromkeys(_PATHS, (str, _NONE)),
+}
+_FLAGS_WITH_VALUE = (
+    *("--cfg", "-c", "--package", "-p", "--info", "-i", "--experimental-rerun"),
+    *("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd"),
+)
 OPEN_GROUPS = ("callbacks",)  # whose entries may have any names
 _PLAIN = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
@@ -26,6 +40,20 @@ def prepare_overrides(words: list[str]) -> list[str]:
     Hydra wants `+` for a key that no file lists. Whether a class takes an argument is a better test.
     """
     return [f"++{word}" if re.match(r"^[A-Za-z_]\w*(\.\w+)+=", word) and not _hydra(word) else word for word in words]
+
+
+def flags_first(words: list[str]) -> list[str]:
+    """Put Hydra's own flags before the overrides, which it wants in one row behind them."""
+    flags, overrides = [], []
+    words = iter(words)
+    for word in words:
+        if not word.startswith("-"):
+            overrides.append(word)
+        elif word in _FLAGS_WITH_VALUE:
+            flags += [word, *islice(words, 1)]
+        else:
+            flags.append(word)
+    return [*flags, *overrides]
 
 
 def shared_run_folder(words: list[str]) -> list[str]:
@@ -80,20 +108,32 @@ def _check_node(node: DictConfig, base, path: str) -> None:
         if target and not str(key).startswith("_"):
             if key not in parameters and not takes_more:
                 raise UsageError(f"{here} is not a setting; {path} takes {', '.join(parameters)}")
-            if key in parameters and not (OmegaConf.is_missing(node, key) or OmegaConf.is_interpolation(node, key)):
+            if key in parameters and not _is_open(node, key) and not _brings_null(base, node, key):
                 _check_type(node[key], parameters[key], here)
         elif not path and key in TOP_LEVEL and not OmegaConf.is_interpolation(node, key):
             _check_plain(node[key], TOP_LEVEL[key], here)
+        elif path == "paths" and key in (base or ()) and not OmegaConf.is_interpolation(node, key):
+            _check_plain(node[key], (str,), here)
         elif not target and base is not None and key not in base and not _brings_target(node, key, path):
             allowed = ", ".join(str(name) for name in base)
             raise UsageError(f"{here} is not a setting; {path or 'the top level'} takes {allowed}")
-        if OmegaConf.is_missing(node, key) or OmegaConf.is_interpolation(node, key):
+        if _is_open(node, key):
             continue
         child = node._get_node(key)
         if isinstance(child, DictConfig) and not child._is_none():
             # An argument that is a plain dict may hold any keys: its target judges them.
             known = base._get_node(key) if not target and isinstance(base, DictConfig) and key in base else None
             _check_node(child, known if isinstance(known, DictConfig) and not known._is_none() else None, here)
+
+
+def _is_open(node: DictConfig, key) -> bool:
+    """Whether a value is left to others: it is missing, or refers to another key."""
+    return OmegaConf.is_missing(node, key) or OmegaConf.is_interpolation(node, key)
+
+
+def _brings_null(base: DictConfig | None, node: DictConfig, key) -> bool:
+    """Whether a null is the config's own: whoever wrote it there fills it in."""
+    return node[key] is None and base is not None and key in base and not _is_open(base, key) and base[key] is None
 
 
 def _brings_target(node: DictConfig, key, path: str) -> bool:
@@ -116,24 +156,36 @@ def _parameters(target: str, path: str) -> tuple[dict[str, inspect.Parameter], b
 def _check_type(value, parameter: inspect.Parameter, path: str) -> None:
     """Compare a plain value with a plain annotation; what is not plain is left to the class itself."""
     annotation = parameter.annotation
+    unknown = annotation is parameter.empty or isinstance(annotation, str)
+    if unknown or (value is None and parameter.default is None):
+        return
     options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
-    kinds = {typing.get_origin(option) or option for option in options} - {type(None)}
-    is_left_out = value is None and (type(None) in options or parameter.default is None)
-    if not is_left_out and kinds and kinds <= {list, tuple, Sequence} and not OmegaConf.is_list(value):
-        raise UsageError(f"{path} must be a list like [1,2], got {value!r}")
-    if not is_left_out and kinds and kinds <= {dict, Mapping} and not OmegaConf.is_dict(value):
-        raise UsageError(f"{path} must hold names with values each, like {{name: value}}, got {value!r}")
-    if options and all(option in (*_PLAIN, type(None)) for option in options):
-        _check_plain(value, tuple(option for option in options if option is not type(None)), path)
+    kinds = {typing.get_origin(option) or option for option in options} - {_NONE}
+    if value is None and (_NONE in options or kinds & {typing.Any, object}):
+        return
+    if kinds <= {list, tuple, Sequence} and not OmegaConf.is_list(value):
+        raise UsageError(f"{path} must be a list like [1,2], got {_said(value)}")
+    if kinds <= {dict, Mapping} and not OmegaConf.is_dict(value):
+        raise UsageError(f"{path} must hold names with values each, like {{name: value}}, got {_said(value)}")
+    if kinds <= {str, Path, os.PathLike}:
+        _check_plain(value, (str,), path)
+    elif all(option in (*_PLAIN, _NONE) for option in options):
+        _check_plain(value, options, path)
+    elif value is None:
+        raise UsageError(f"{path} must not be null")
 
 
 def _check_plain(value, kinds: tuple[type, ...], path: str) -> None:
-    if value is None:
-        return
     accepted = kinds + ((int,) if float in kinds else ())
     is_bool_for_number = isinstance(value, bool) and bool not in kinds
     if not isinstance(value, accepted) or is_bool_for_number:
-        raise UsageError(f"{path} must be {' or '.join(_PLAIN[kind] for kind in kinds)}, got {value!r}")
+        allowed = " or ".join(_PLAIN[kind] for kind in kinds if kind is not _NONE)
+        raise UsageError(f"{path} must be {allowed}, got {_said(value)}")
+
+
+def _said(value) -> str:
+    """Return a value as the command line says it."""
+    return "null" if value is None else repr(value)
 
 
 def _is_union(annotation) -> bool:

@@ -38,10 +38,17 @@ def start_method(trainer_config: DictConfig, given: str | None) -> str:
     """Return how the strategy starts processes: fork takes half the time of the others, but not with CUDA.
 
     Raises:
-        UsageError: `given` is not among those that work from the command line.
+        UsageError: `given` is not among those that work from the command line, or there are other machines, and
+            nothing says which one this is.
     """
     if started_from_outside():
         return "popen"
+    nodes = trainer_config.get("num_nodes") or 1
+    if nodes > 1 and "NODE_RANK" not in os.environ:  # which whoever starts each machine by hand sets
+        raise UsageError(
+            f"trainer.num_nodes={nodes}: this command starts the processes of one machine; start it on each by "
+            "torchrun or srun, with --nnodes or --nodes"
+        )
     if given is not None:
         if given not in START_METHODS:
             raise UsageError(f"strategy.start_method must be one of {', '.join(START_METHODS)} here, got {given!r}")

@@ -1,7 +1,9 @@
 """`gnnscale train`: from a config to a trained model, a summary and a run folder."""
 
-import inspect
 import logging
+import multiprocessing
+import os
+import signal
 import sys
 import time
 import warnings
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import torch
 from hydra.core.hydra_config import HydraConfig
-from hydra.utils import get_object, instantiate
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from .. import events
@@ -21,7 +23,8 @@ from ..strategy import GNNScaleStrategy
 from .best_checkpoint import EarlierBest, best_checkpoint, earlier_best
 from .check_dataset import check_dataset, trains_on_links
 from .check_model import check_model, module_settings
-from .check_settings import check_hops, check_num_parts, check_settings, sampler_fanouts
+from .check_settings import check_hops, check_num_parts, check_settings
+from .check_unused import check_unused, takes_sampler
 from .errors import Interrupted, UsageError
 from .ranks import accelerator, is_first_rank, start_method, started_from_outside
 from .run_folder import keep_earlier_run
@@ -50,6 +53,7 @@ def train(config: DictConfig, folder: Path) -> dict:
     folder.mkdir(parents=True, exist_ok=True)
     _quiet()
     check_settings(config)
+    check_unused(config)
     if config.resume is not None and not Path(config.resume).is_file():
         raise UsageError(f"resume: no checkpoint {config.resume}; runs leave theirs under <run folder>/checkpoints")
     if is_first_rank():
@@ -98,9 +102,22 @@ def fit(trainer, model, datamodule, resume: str | None, folder: Path) -> None:
     try:
         trainer.fit(model, datamodule, ckpt_path=resume)
     except (SystemExit, KeyboardInterrupt):
+        _end_processes()
         last = _last_checkpoint(folder / "checkpoints", began)
         go_on = f"go on with resume={last}" if last else "no epoch was finished; type the same command again"
         raise Interrupted(go_on) from None
+
+
+def _end_processes() -> None:
+    """End the processes of this run: a signal that reached this one alone would leave them training."""
+    children = multiprocessing.active_children()
+    for signal_number, patience_s in ((None, 2), (signal.SIGINT, 10), (signal.SIGKILL, 2)):
+        deadline = time.monotonic() + patience_s
+        for child in children:
+            if signal_number is not None and child.is_alive():
+                os.kill(child.pid, signal_number)
+        for child in children:
+            child.join(max(0.0, deadline - time.monotonic()))
 
 
 def _last_checkpoint(folder: Path, began: float) -> Path | None:
@@ -118,7 +135,7 @@ def _evaluate(config: DictConfig, trainer, model, datamodule, earlier: EarlierBe
     if config.test:
         with events.stage("evaluate", note="exact, full graph"):
             results = trainer.test(model, datamodule, ckpt_path=best, verbose=False)
-        facts |= {f"{key}": f"{value:.4f}" for key, value in results[0].items()}
+        facts |= {f"{key}": f"{value:.4f}" for result in results for key, value in result.items()}
     if config.predict:
         with events.stage("predict"):
             trainer.predict(model, datamodule, ckpt_path=best, return_predictions=False)
@@ -172,15 +189,13 @@ def make_datamodule(config: DictConfig, dataset, progress=None):
     """Return the DataModule with its sampler and partitioner; `make_store` settles its parts and its folder."""
     # Hydra would read a data set or a sampler, which are dataclasses, as configs: they are passed by hand.
     options = {}
-    if _takes_sampler(config):
+    if takes_sampler(config):
         options = {
             "sampler": instantiate(config.sampler),
             "source": instantiate(config.source),
             "placement": instantiate(config.placement) or None,
             "pack_halo": config.pack_halo,
         }
-    elif config.pack_halo:
-        raise UsageError("pack_halo=true serves batches of parts, full-graph training has none: pack_halo=false")
     return instantiate(config.datamodule, _partial_=True)(
         root=config.paths.stores,
         dataset=dataset,
@@ -204,7 +219,7 @@ def make_model(config: DictConfig, datamodule):
     in_channels = datamodule.num_features + getattr(inputs, "dim", 0)
     widths = {"in_channels": in_channels, "out_channels": datamodule.num_classes}
     backbone = instantiate(config.model.backbone, **widths)
-    check_hops(getattr(backbone, "num_layers", None), sampler_fanouts(config))
+    check_hops(config, getattr(backbone, "num_layers", None))
     given = {"inputs": inputs} if inputs is not None else {}
     multilabel = datamodule.store.labels.ndim == 2
     return instantiate(module_settings(config), backbone=backbone, multilabel=multilabel, **given)
@@ -225,13 +240,9 @@ def _make_link_model(config: DictConfig, datamodule):
     """Return the module of a run on links; the width of its embeddings is a setting of the backbone."""
     inputs = _inputs(config, datamodule)
     backbone = instantiate(config.model.backbone, in_channels=datamodule.num_features + getattr(inputs, "dim", 0))
-    check_hops(getattr(backbone, "num_layers", None), sampler_fanouts(config))
+    check_hops(config, getattr(backbone, "num_layers", None))
     given = {"inputs": inputs} if inputs is not None else {}
     return instantiate(module_settings(config), backbone=backbone, **given)
-
-
-def _takes_sampler(config: DictConfig) -> bool:
-    return "sampler" in inspect.signature(get_object(config.datamodule._target_)).parameters
 
 
 def _widths(config: DictConfig) -> dict:

@@ -1,6 +1,5 @@
 """Whether a model fits the store that it is to train on, said before the first batch."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -9,13 +8,13 @@ from ..errors import StrategyError
 from ..partition_store import PartitionStore
 
 
-def check_model(module: Any, store: PartitionStore, fanouts: Sequence[int] = ()) -> None:
-    """Compare widths, classes and layers; what a module does not tell is not compared.
+def check_model(module: Any, store: PartitionStore, hops: int | None = None) -> None:
+    """Compare widths, classes, edge weights and layers; what a module does not tell is not compared.
 
     Args:
         module: the LightningModule, or None.
         store: with features and labels where the module reads them.
-        fanouts: of the sampler, one a hop; empty: not compared.
+        hops: that the sampler draws; None: not compared.
 
     Raises:
         StrategyError: batches would not fit the model; the message names both numbers.
@@ -26,11 +25,26 @@ def check_model(module: Any, store: PartitionStore, fanouts: Sequence[int] = ())
         _check_equal("backbone.in_channels", width, "columns of the store's features", store.features.dim)
     if hasattr(module, "multilabel") and store.labels is not None:
         _check_labels(module, store.labels)
+    check_edge_weights(backbone, store.least_edge_weight)
     layers = getattr(backbone, "num_layers", None)
-    if isinstance(layers, int) and fanouts and len(fanouts) != layers:
-        rank_zero_warn(
-            f"the sampler draws {len(fanouts)} hops (fanouts={list(fanouts)}), and the backbone has {layers} layers: "
-            "give one fan-out a layer"
+    if isinstance(layers, int) and hops and hops != layers:
+        rank_zero_warn(f"the sampler draws {hops} hops, and the backbone has {layers} layers: give it one hop a layer")
+
+
+def check_edge_weights(backbone: Any, least: float | None) -> None:
+    """Refuse edge weights below 0 for a backbone that divides by the root of their sums, or takes their logarithm.
+
+    Args:
+        backbone: of the module, or None.
+        least: the smallest weight of an edge, None without weights.
+
+    Raises:
+        StrategyError: names the weight, the backbone and the remedy.
+    """
+    if least is not None and least < 0 and not getattr(backbone, "takes_negative_weights", True):
+        raise StrategyError(
+            f"edge_weight goes down to {least:g}, and {type(backbone).__name__} needs weights of at least 0: give "
+            "such ones, or use GraphSAGE, which sums with any"
         )
 
 

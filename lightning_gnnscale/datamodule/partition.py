@@ -348,8 +348,12 @@ class PartitionDataModule(StoredGraphDataModule):
 
     def _check_fit(self) -> None:
         self._check_trainable()
-        hops = getattr(self.sampler, "fanouts", ()) if isinstance(self.sampler, NeighborSampler) else ()
-        check_model(getattr(self.trainer, "lightning_module", None), self.store, hops)
+        check_model(getattr(self.trainer, "lightning_module", None), self.store, self._hops)
+
+    @property
+    def _hops(self) -> int | None:
+        """Hops around its seeds that a batch reaches, where the sampler tells."""
+        return len(getattr(self.sampler, "fanouts", ())) or getattr(self.sampler, "num_layers", None)
 
     def _check_testable(self) -> None:
         if not trains_on_links(self.sampler):
@@ -369,9 +373,10 @@ class PartitionDataModule(StoredGraphDataModule):
             seed = self.loader_options.seed
             links = evaluation_links(self.store, self.links, split, self.eval_negatives, seed, rank, world_size)
         if self.evaluation == "sampled":
-            hops = len(getattr(self.sampler, "fanouts", ())) or 2
             features = self.store.features if self.stored_features else None
-            return make_evaluation_loader(self.store, hops, split, self.loader_options, features, rank, world_size)
+            return make_evaluation_loader(
+                self.store, self._hops or 2, split, self.loader_options, features, rank, world_size
+            )
         source = StoreLayerSource(
             self.store, self.parts_of_rank(rank, world_size), self._scratch, self.block_arcs, self.stored_features
         )

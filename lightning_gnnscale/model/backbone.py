@@ -39,6 +39,7 @@ class Backbone(nn.Module):
 
     accepts_sparse = True
     needs_degree = False
+    takes_negative_weights = True  # of edges; False where neighbours are weighed by the root or logarithm of weights
     averages = False  # whether a neighbourhood is averaged, so that weights 1 / degree are the plain ones
 
     def __init__(

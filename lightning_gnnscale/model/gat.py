@@ -83,6 +83,8 @@ class GAT(Backbone):
     Source: Velickovic et al., Graph attention networks, ICLR 2018.
     """
 
+    takes_negative_weights = False
+
     def __init__(
         self,
         in_channels: int,

@@ -48,6 +48,7 @@ class GCN(Backbone):
     """
 
     needs_degree = True
+    takes_negative_weights = False
 
     def make_layer(self, index: int) -> GCNLayer:
         return GCNLayer(self.layer_channels(index), self.layer_channels(index + 1))

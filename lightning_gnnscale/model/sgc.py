@@ -36,6 +36,7 @@ class SGC(Backbone):
     """
 
     needs_degree = True
+    takes_negative_weights = False
 
     def __init__(
         self,

@@ -115,6 +115,11 @@ class PartitionStore:
         return np.diff(self.csc.indptr).astype(np.float32) if stored is None else stored
 
     @property
+    def least_edge_weight(self) -> float | None:
+        """The smallest weight of an edge, None without weights (and in a store of an older release)."""
+        return self.manifest.get("least_edge_weight")
+
+    @property
     def edge_row_bytes(self) -> int:
         """Bytes that an arc takes beside its source: its weight and its features."""
         return sum(rows[:1].nbytes for rows in (self.edge_weight, self.edge_features) if rows is not None)

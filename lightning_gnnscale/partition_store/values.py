@@ -64,11 +64,22 @@ def check_edge_values(name: str, values: Any) -> None:
 
     Cost: as `check_values`.
     """
-    values = np.asarray(np.load(values, mmap_mode="r") if isinstance(values, str | os.PathLike) else values)
+    values = _opened(values)
     position = _first_not_finite(values)
     if position is not None:
         column = "".join(f", column {index}" for index in position[1:])
         raise ValueError(f"{name}: edge {position[0]}{column} is {values[position]}; give finite numbers")
+
+
+def least_value(values: Any) -> float:
+    """Return the smallest of edge values, 0.0 of none.
+
+    Args:
+        values: as for `check_edge_values`.
+
+    Cost: as `check_values`.
+    """
+    return min((float(rows.min()) for _, rows in blocks(_opened(values))), default=0.0)
 
 
 def check_label_values(labels: np.ndarray) -> None:
@@ -94,6 +105,10 @@ def blocks(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     step = max(1, _BLOCK_VALUES // max(1, int(np.prod(array.shape[1:]))))
     for begin in range(0, len(array), step):
         yield begin, array[begin : begin + step]
+
+
+def _opened(values: Any) -> np.ndarray:
+    return np.asarray(np.load(values, mmap_mode="r") if isinstance(values, str | os.PathLike) else values)
 
 
 def _check_several(begin: int, rows: np.ndarray) -> None:

@@ -25,7 +25,7 @@ from .publish import check_partial, finish_publishing, publish, stands
 from .reader import PartitionStore
 from .relabel import StoreIds, relabel
 from .rows import drop_cross, write_rows
-from .values import check_values
+from .values import check_values, least_value
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -216,6 +216,7 @@ def _write_manifest(journal: Journal, inputs: StoreInputs, source: dict) -> None
         "masks": sorted(inputs.masks),
         "feature_dim": None if inputs.features is None else _dim(inputs.features),
         "pack_halo": inputs.pack_halo,
+        "least_edge_weight": None if inputs.edge_weight is None else least_value(inputs.edge_weight),
         "files": describe_files(journal.folder),
     }
     write_json(journal.folder / MANIFEST, manifest)

@@ -46,7 +46,7 @@ def print_summary(summary: dict, console: Console | None = None) -> None:
         summary: {"stages": rows of `stage_rows`, "facts": {title: text}}.
     """
     console = console or Console()
-    stages = Table(title=summary.get("title", "run"), title_justify="left")
+    stages = Table(title=str(summary.get("title", "run")), title_justify="left")
     for heading, justify in (("stage", "left"), ("seconds", "right"), ("peak memory", "right"), ("predicted", "right")):
         stages.add_column(heading, justify=justify)
     stages.add_column("note")

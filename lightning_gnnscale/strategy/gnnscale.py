@@ -170,9 +170,9 @@ class GNNScaleStrategy(DDPStrategy):
         processes = self.num_processes * self.num_nodes
         standing = dist.get_world_size() if dist.is_initialized() else processes
         if standing != processes or self.cluster_environment.local_rank() >= self.num_processes:
-            before = f"a group of {standing} stands" if standing != processes else "this one was started as a further one"
+            found = f"a group of {standing} stands" if standing != processes else "this is a further one"
             raise StrategyError(
-                f"this Trainer has {processes} processes and {before}: a script's Trainers must all have as many "
+                f"this Trainer has {processes} processes and {found}: a script's Trainers must all have as many "
                 "(devices, num_nodes); put the others into scripts of their own"
             )
 

@@ -8,7 +8,7 @@ import pytest
 from cli.refusals import refused
 
 from lightning_gnnscale.cli.main import main
-from lightning_gnnscale.cli.overrides import prepare_overrides
+from lightning_gnnscale.cli.overrides import flags_first, prepare_overrides
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +87,16 @@ def test_traceback_when_asked(tmp_path):
     )
     assert result.returncode != 0
     assert "Traceback" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["a=1", "--multirun", "seed=0,1"], ["--multirun", "a=1", "seed=0,1"]),
+        (["a=1", "-c", "job", "b=2", "--package=x"], ["-c", "job", "--package=x", "a=1", "b=2"]),
+        (["a=-1", "~b"], ["a=-1", "~b"]),
+        (["a=1", "--cfg"], ["--cfg", "a=1"]),
+    ],
+)
+def test_flags_may_stand_anywhere(words, expected):
+    assert flags_first(words) == expected

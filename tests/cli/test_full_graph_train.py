@@ -59,11 +59,3 @@ def test_a_setting_of_mini_batches_is_refused(capsys, tmp_path, monkeypatch):
         main(["train", "datamodule=full_graph", "datamodule.batch_size=4"])
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "datamodule.batch_size is not a setting; datamodule takes" in line
-
-
-def test_packed_halos_are_refused(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit):
-        main(["train", "datamodule=full_graph", "pack_halo=true"])
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "pack_halo=true serves batches of parts, full-graph training has none: pack_halo=false" in line

@@ -31,6 +31,28 @@ def refused_early(capsys, *words: str) -> str:
     return line
 
 
+WITHOUT_FANOUTS = [word for word in ONE_EPOCH if not word.startswith("sampler.")]
+NO_BATCHES = "has no effect, full-graph training has no batches of parts: leave it out"
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["sampler=layerwise", "model.backbone.num_layers=3"], ["sampler.num_layers makes 2 hops", "num_layers is 3"]),
+        (["sampler=layerwise", "sampler.num_layers=null", "sampler.nodes_per_layer=[8,8,8]"],
+         ["sampler.nodes_per_layer makes 3 hops", "num_layers is 2"]),
+        (["datamodule=full_graph", "placement=rule"], [f"placement=rule {NO_BATCHES}"]),
+        (["datamodule=full_graph", "sampler.fanouts=[5,5]"], [f"sampler.fanouts=[5,5] {NO_BATCHES}"]),
+        (["datamodule=full_graph", "pack_halo=true"], [f"pack_halo=true {NO_BATCHES}"]),
+        (["datamodule.mode=full_batch", "sampler=cluster"], ["sampler=cluster has no effect, with datamodule.mode="]),
+    ],
+)  # fmt: skip
+def test_training_refuses_samplers_that_do_not_go_with_the_run(capsys, words, parts):
+    line = refused_early(capsys, "train", *WITHOUT_FANOUTS, *words)
+    for part in parts:
+        assert part in line
+
+
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
@@ -56,7 +78,24 @@ def refused_early(capsys, *words: str) -> str:
          ["callbacks.early_stopping.patience must be an integer of at least 0, got -1"]),
         (["callbacks.checkpoint.monitor=val_accuracy"],
          ["callbacks.checkpoint.monitor: no val_accuracy is logged; NodeClassifier logs train_loss, val_loss, val_"]),
-        (["sampler.fanouts=[2,2,2]"], ["sampler.fanouts has 3 hops", "num_layers is 2"]),
+        (["sampler.fanouts=[2,2,2]"], ["sampler.fanouts makes 3 hops", "num_layers is 2"]),
+        (["partitioner.num_parts=4"], ["partitioner.num_parts=4 has no effect", "say num_parts="]),
+        (["num_devices=3"], ["num_devices=3 has no effect here: say trainer.devices="]),
+        (["trainer.check_val_every_n_epoch=0"], ["trainer.check_val_every_n_epoch", "of at least 1, got 0"]),
+        (["trainer.logger=foo"], ["trainer.logger must be true, false or a logger with its _target_, got foo"]),
+        (["callbacks.checkpoint=5"], ["callbacks.checkpoint must be null or settings with a _target_, got 5"]),
+        (["seed=null"], ["seed must be an integer, got null"]),
+        (["name=null"], ["name must be text or an integer, got null"]),
+        (["test=null"], ["test must be true or false, got null"]),
+        (["model.lr=null"], ["model.lr must be a number, got null"]),
+        (["model.backbone.hidden_channels=null"], ["model.backbone.hidden_channels must be an integer, got null"]),
+        (["strategy.weights.every_n_epochs=null"], ["strategy.weights.every_n_epochs must be an integer, got null"]),
+        (["trainer.devices=null"], ["trainer.devices must not be null"]),
+        (["resume=5"], ["resume must be text, got 5"]),
+        (["output=true"], ["output must be text, got True"]),
+        (["datamodule.scratch=5"], ["datamodule.scratch must be text, got 5"]),
+        (["paths.generated=5"], ["paths.generated must be text, got 5"]),
+        (["trainer.num_nodes=2"], ["trainer.num_nodes=2", "torchrun or srun"]),
         (["trainer.devices=3"], ["trainer.devices=3 is more than the 2 parts", "num_parts=3"]),
         (["model.backbone.dropout=2"], ["model.dropout must be in [0, 1), got 2"]),
         (["+model.optimizer={_target_:torch.optim.SGD,_partial_:true,lr:-2}"], ["model.optimizer: ", "-2"]),
@@ -67,6 +106,7 @@ def refused_early(capsys, *words: str) -> str:
         (["dataset.features=x.npz"], ["dataset.features: x.npz is an archive of x"]),
         (["dataset.labels=several.npy"], ["labels of several a node must be 0, 1 or -1", "got nan in row 3, column 1"]),
         (["dataset.edge_weight=weight.npy"], ["edge_weight: edge 7 is nan"]),
+        (["dataset.edge_weight=below.npy", "model=gcn"], ["edge_weight goes down to -2, and GCN needs weights"]),
     ],
 )  # fmt: skip
 def test_training_refuses_before_the_store_is_made(capsys, words, parts):
@@ -75,6 +115,7 @@ def test_training_refuses_before_the_store_is_made(capsys, words, parts):
     several = np.zeros((40, 3))
     several[3, 1] = np.nan
     np.save("several.npy", several)
+    np.save("below.npy", np.where(np.arange(40) == 7, -2.0, 1.0))
     np.save("weight.npy", np.where(np.arange(40) == 7, np.nan, 1.0))
     line = refused_early(capsys, "train", *ONE_EPOCH, *words)
     for part in parts:

@@ -92,7 +92,7 @@ def test_the_next_run_finds_the_store_and_goes_on_from_a_checkpoint(first_run):
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["sampler.fanouts=[5,5,5]"], ["sampler.fanouts has 3 hops", "num_layers is 2"]),
+        (["sampler.fanouts=[5,5,5]"], ["sampler.fanouts makes 3 hops", "num_layers is 2"]),
         (["num_parts=1"], ["trainer.devices=2 is more than the 1 parts", "num_parts=2"]),
         (["resume=none.ckpt"], ["none.ckpt"]),
         (["trainer.max_steps=10"], ["max_steps", "max_epochs"]),

@@ -1,22 +1,25 @@
 """A model that does not fit its store, or a strategy that would wait for ever: one line before the first batch."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
+import lightning as L
 import numpy as np
 import pytest
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.datamodule.model_check import check_model
 from lightning_gnnscale.errors import StrategyError
-from lightning_gnnscale.model import GCN
+from lightning_gnnscale.model import GAT, GCN, SGC, GraphSAGE
 
 NUM_NODES, DIM = 12, 3
 
 
-def write_store(root, labels=None, masks=True):
+def write_store(root, labels=None, masks=True, edge_weight=None):
     ring = np.arange(NUM_NODES)
     stream = gs.open_edge_stream(np.stack([ring, np.roll(ring, 1)]), num_nodes=NUM_NODES, to_undirected=True)
     given = {"labels": ring % 4 if labels is None else labels, "masks": {"train": ring < 6} if masks else {}}
+    given["edge_weight"] = edge_weight
     partitioning = gs.Partitioning((ring // 6).astype(np.int32), 2, "given", {}, 0)
     return gs.write_partition_store(root, stream, partitioning, features=np.ones((NUM_NODES, DIM)), **given)
 
@@ -52,15 +55,37 @@ def test_what_does_not_fit_is_one_line(kind, options, message, request):
 
 
 def test_what_fits_or_says_nothing_is_let_through(store, several):
-    check_model(classifier(out_channels=9), store, (5, 5))
+    check_model(classifier(out_channels=9), store, 2)
     check_model(classifier(out_channels=5, multilabel=True), several)
     check_model(None, store)
     check_model(SimpleNamespace(backbone=SimpleNamespace()), store)
 
 
 def test_other_hops_than_layers_are_told(store):
-    with pytest.warns(UserWarning, match=r"draws 1 hops \(fanouts=\[5\]\), and the backbone has 2 layers"):
-        check_model(classifier(), store, (5,))
+    with pytest.warns(UserWarning, match=r"draws 1 hops, and the backbone has 2 layers"):
+        check_model(classifier(), store, 1)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "least", "refused"),
+    [(GCN, -0.5, True), (SGC, -0.5, True), (GAT, -0.5, True), (GraphSAGE, -0.5, False), (GAT, 0.0, False)],
+)
+def test_weights_below_zero_are_refused_where_they_give_no_number(tmp_path, backbone, least, refused):
+    weights = np.linspace(least, 1, NUM_NODES)
+    store = write_store(tmp_path / "store", edge_weight=weights)
+    module = gs.NodeClassifier(backbone(DIM, 8, 4))
+    assert store.least_edge_weight == least
+    with pytest.raises(StrategyError, match=r"goes down to -0.5, and") if refused else nullcontext():
+        check_model(module, store)
+
+
+@pytest.mark.parametrize(("sampler", "hops"), [
+    (gs.NeighborSampler([5, 5, 5]), 3), (gs.LayerwiseSampler([4, 4, 4]), 3), (gs.SaintSampler("walk"), None),
+])  # fmt: skip
+def test_samplers_tell_their_hops(store, sampler, hops):
+    dm = gs.PartitionDataModule(store=store, sampler=sampler)
+    with pytest.warns(UserWarning, match="draws 3 hops") if hops else nullcontext():
+        L.Trainer(fast_dev_run=1, accelerator="cpu", devices=1, enable_progress_bar=False).fit(classifier(), dm)
 
 
 def test_the_datamodule_asks(store, tmp_path):

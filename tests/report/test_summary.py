@@ -26,10 +26,10 @@ def test_stages_are_added_up_and_peaks_compared():
 
 
 def test_summary_is_printed_and_written(tmp_path):
-    summary = {"title": "demo", "stages": stage_rows(EVENTS, {"train": 4096}), "facts": {"test acc": "0.9"}}
+    summary = {"title": 5, "stages": stage_rows(EVENTS, {"train": 4096}), "facts": {"test acc": "0.9"}}
     text = io.StringIO()
     print_summary(summary, Console(file=text, width=100))
-    for word in ("demo", "store", "1.50 s", "2.00 KiB", "4.00 KiB", "again", "test acc", "0.9"):
+    for word in ("5 ", "store", "1.50 s", "2.00 KiB", "4.00 KiB", "again", "test acc", "0.9"):
         assert word in text.getvalue()
     path = write_summary(tmp_path, summary)
     assert json.loads(path.read_text())["facts"] == {"test acc": "0.9"}
