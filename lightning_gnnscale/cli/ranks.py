@@ -1,7 +1,10 @@
-"""Who starts the processes, and which of them speaks."""
+"""Who starts the processes and ends them, and which of them speaks."""
 
+import multiprocessing
 import os
+import signal
 import sys
+import time
 
 import torch
 from lightning.pytorch.plugins.environments import SLURMEnvironment
@@ -55,3 +58,15 @@ def start_method(trainer_config: DictConfig, given: str | None) -> str:
         return given
     on_cpu = trainer_config.accelerator == "cpu" or not torch.cuda.is_available()
     return "fork" if on_cpu else "spawn"
+
+
+def end_processes() -> None:
+    """End the processes of this run: a signal that reached this one alone would leave them training."""
+    children = multiprocessing.active_children()
+    for signal_number, patience_s in ((None, 2), (signal.SIGINT, 10), (signal.SIGKILL, 2)):
+        deadline = time.monotonic() + patience_s
+        for child in children:
+            if signal_number is not None and child.is_alive():
+                os.kill(child.pid, signal_number)
+        for child in children:
+            child.join(max(0.0, deadline - time.monotonic()))

@@ -1,12 +1,11 @@
 """`gnnscale train`: from a config to a trained model, a summary and a run folder."""
 
 import logging
-import multiprocessing
-import os
-import signal
 import sys
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from .check_model import check_model, module_settings
 from .check_settings import check_hops, check_num_parts, check_settings
 from .check_unused import check_unused, takes_sampler
 from .errors import Interrupted, UsageError
-from .ranks import accelerator, is_first_rank, start_method, started_from_outside
+from .ranks import accelerator, end_processes, is_first_rank, start_method, started_from_outside
 from .run_folder import keep_earlier_run
 from .run_summary import fit_facts, run_summary
 from .store import make_store
@@ -84,40 +83,35 @@ def train(config: DictConfig, folder: Path) -> dict:
     model = make_model(config, datamodule)
     if is_first_rank():
         keep_earlier_run(folder)
-    with events.stage("train", note=f"{datamodule.store.num_parts} parts on {trainer.world_size} processes"):
-        fit(trainer, model, datamodule, config.resume, folder)
-    facts = fit_facts(folder, trainer.checkpoint_callback, config.resume)
-    facts |= _evaluate(config, trainer, model, datamodule, earlier, folder)
+    with _interruptible(folder):
+        with events.stage("train", note=f"{datamodule.store.num_parts} parts on {trainer.world_size} processes"):
+            fit(trainer, model, datamodule, config.resume)
+        facts = fit_facts(folder, trainer.checkpoint_callback, config.resume)
+        facts |= _evaluate(config, trainer, model, datamodule, earlier, folder)
     summary = run_summary(config.name, folder, datamodule, plan, facts)
     if is_first_rank():
         write_summary(folder, summary)
     return summary
 
 
-def fit(trainer, model, datamodule, resume: str | None, folder: Path) -> None:
-    """Train; Lightning turns Ctrl+C into an exit, which becomes a line that says how to go on."""
+def fit(trainer, model, datamodule, resume: str | None) -> None:
+    """Train, where there are parts enough."""
     if not _crosses_parts(trainer, datamodule):
         check_num_parts(datamodule.store.num_parts, trainer.world_size)
+    trainer.fit(model, datamodule, ckpt_path=resume)
+
+
+@contextmanager
+def _interruptible(folder: Path) -> Iterator[None]:
+    """Lightning turns Ctrl+C into an exit, which becomes a line that says how to go on."""
     began = time.time()
     try:
-        trainer.fit(model, datamodule, ckpt_path=resume)
+        yield
     except (SystemExit, KeyboardInterrupt):
-        _end_processes()
+        end_processes()
         last = _last_checkpoint(folder / "checkpoints", began)
         go_on = f"go on with resume={last}" if last else "no epoch was finished; type the same command again"
         raise Interrupted(go_on) from None
-
-
-def _end_processes() -> None:
-    """End the processes of this run: a signal that reached this one alone would leave them training."""
-    children = multiprocessing.active_children()
-    for signal_number, patience_s in ((None, 2), (signal.SIGINT, 10), (signal.SIGKILL, 2)):
-        deadline = time.monotonic() + patience_s
-        for child in children:
-            if signal_number is not None and child.is_alive():
-                os.kill(child.pid, signal_number)
-        for child in children:
-            child.join(max(0.0, deadline - time.monotonic()))
 
 
 def _last_checkpoint(folder: Path, began: float) -> Path | None:

@@ -50,7 +50,7 @@ def test_every_process_needs_a_part(tmp_path, dataset, equal_batches):
     weights = SimpleNamespace(equal_batches=equal_batches)
     trainer = SimpleNamespace(world_size=2, strategy=SimpleNamespace(weights=weights))
     with pytest.raises(UsageError, match=r"trainer.devices=2 is more than the 1 parts; say num_parts=2 or more"):
-        fit(trainer, None, dm, None, tmp_path)
+        fit(trainer, None, dm, None)
 
 
 def test_a_setting_of_mini_batches_is_refused(capsys, tmp_path, monkeypatch):
