@@ -2,6 +2,7 @@
 
 import csv
 from collections import Counter
+from math import isfinite
 from pathlib import Path
 
 from .. import events
@@ -29,11 +30,19 @@ def fit_facts(folder: Path, checkpoint, resume: str | None = None) -> dict:
         facts["epochs"] = f"{facts['epochs']}, {len(epochs)} of them in this run"
         facts["goes on from"] = f"{resume} (all other figures are of this run alone)"
     monitor = getattr(checkpoint, "monitor", None) or "val_acc"
-    values = [float(row[monitor]) for row in rows if row.get(monitor)]
+    values = [value for _, value in _logged(rows, monitor) if isfinite(value)]
     if values:
         best = min if getattr(checkpoint, "mode", "max") == "min" else max
         facts[f"best {monitor}"] = f"{best(values):.4f}"
+    lost = next((epoch for epoch, loss in _logged(rows, "train_loss") if not isfinite(loss)), None)
+    if lost is not None:
+        facts["train_loss"] = f"not finite from epoch {lost} on: say a lower model.lr"
     return facts
+
+
+def _logged(rows: list[dict], name: str) -> list[tuple[str, float]]:
+    """Return (epoch, value) of every row of a metrics file that has the metric."""
+    return [(row["epoch"], float(row[name])) for row in rows if row.get(name)]
 
 
 def _exchange_facts(log: list[dict]) -> dict[str, str]:
