@@ -100,7 +100,22 @@ def evaluation_links(
             raise StrategyError(
                 f"links[{split!r}] has {edges.shape[1]} edges and negatives of {len(given)}: one row each"
             )
-        given = np.asarray(store.store_nid)[np.asarray(given)[mine]].astype(np.int64)
+        given = _checked_negatives(split, np.asarray(given), store.num_nodes)[mine]
+        given = np.where(given < 0, given, np.asarray(store.store_nid)[given]).astype(np.int64)
         num_negatives = given.shape[1]
     key = fold(seed, *split.encode())
     return EvaluationLinks(store, np.ascontiguousarray(edges[:, mine]), bounds[0], given, num_negatives, held, key)
+
+
+def _checked_negatives(split: str, given: np.ndarray, num_nodes: int) -> np.ndarray:
+    if given.ndim != 2 or given.dtype.kind not in "iu":
+        raise StrategyError(
+            f"links[{split!r}].negatives must be integers of the shape (num_links, num_negatives), got {given.dtype} "
+            f"of {given.shape}"
+        )
+    if given.size and not (given.min() >= -1 and given.max() < num_nodes):
+        raise StrategyError(
+            f"links[{split!r}].negatives must be nodes in [0, {num_nodes}) or -1 for none, got {given.min()} to "
+            f"{given.max()}"
+        )
+    return given

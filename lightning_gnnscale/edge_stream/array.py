@@ -202,7 +202,7 @@ def open_npy(path: Path, options: StreamOptions) -> ArrayFileStream:
         raise EdgeStreamError(f"{path}: damaged, or not a .npy file: {detail}") from error
     _check_integers(str(path), dtype)
     rows_are_edges = _is_pairs(str(path), shape)
-    num_edges = max(shape) if shape[0] != shape[1] else 2
+    num_edges = shape[0] if rows_are_edges else shape[1]
     if min(shape) == 0:
         raise EdgeStreamError(f"{path}: the file holds no edges")
     need = offset + 2 * num_edges * dtype.itemsize

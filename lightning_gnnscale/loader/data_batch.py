@@ -107,7 +107,7 @@ class DataBatchBuilder(BatchBuilder):
         if drawn.edge_weight is not None:
             batch.edge_weight = torch.from_numpy(drawn.edge_weight)
             batch.averaging_weights = drawn.averaging_weights
-        batch.input_id = torch.from_numpy(items if self.input_id is None else self.input_id[items])
+        batch.input_id = torch.from_numpy(items.copy() if self.input_id is None else self.input_id[items])
         batch.batch_size = len(items)
         return batch
 

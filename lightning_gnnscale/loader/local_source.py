@@ -71,7 +71,10 @@ class LocalSource:
         if workers is not None:
             stop(workers, stager)
 
-    close = forget
+    def close(self) -> None:
+        """End the threads and let go of the parts."""
+        self.forget()
+        self._shelf.clear()
 
     def _start(self) -> None:
         if self._workers is None:

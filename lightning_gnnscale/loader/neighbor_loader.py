@@ -93,6 +93,8 @@ class NeighborLoader(PartLoader):
         csc, edge_order = compress(sources, targets, data.num_nodes, is_sorted)
         self.data, self.transform, self.input_nodes = data, transform, input_nodes
         self.rank, self.world_size = 0 if rank is None else rank, world_size
+        if (rank is None) != (world_size is None) and world_size != 1:
+            raise ValueError(f"rank and world_size go together, got rank={rank} and world_size={world_size}")
         if world_size is not None:
             if not 0 <= self.rank < world_size:
                 raise ValueError(f"rank must be in [0, world_size), got rank {rank} of {world_size}")

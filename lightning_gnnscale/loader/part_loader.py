@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import GNNScaleError
 from ..graph import MASK_NAMES
 from ..sampler.minibatch import MiniBatch
 from ..sampler.subgraph import BatchSampler
@@ -131,6 +132,7 @@ class PartLoader:
         self.epoch = 0
         self._delivered = 0
         self._resume_at = 0
+        self._open: Iterator[MiniBatch] | None = None
         self._waited_s = self._ran_s = 0.0
 
     def __len__(self) -> int:
@@ -213,10 +215,14 @@ class PartLoader:
         # Nothing is read before the first batch is asked for: Lightning sets the epoch after it made the iterator.
         start = self._resume_at if self._resume_at < self.length else 0
         self._resume_at, self._delivered = 0, start
-        batches = self._batches(start)
+        if self._open is not None:
+            self._open.close()  # of an iteration that was left: the source serves one
+        batches = self._open = self._batches(start)
         begun, self._waited_s = time.perf_counter(), 0.0
         try:
             while True:
+                if self._open is not batches:
+                    raise GNNScaleError("a newer iteration over this loader has begun: take one at a time")
                 asked = time.perf_counter()
                 batch = next(batches, None)
                 given = time.perf_counter()
@@ -228,6 +234,8 @@ class PartLoader:
                 del batch
         finally:
             batches.close()
+            if self._open is batches:
+                self._open = None
         while self._delivered < self.length:
             self._delivered += 1
             yield None

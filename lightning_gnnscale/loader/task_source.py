@@ -90,7 +90,10 @@ class TaskSource:
         if stager is not None:
             stop(stager)
 
-    close = forget
+    def close(self) -> None:
+        """End the threads and let go of the parts."""
+        self.forget()
+        self._shelf.clear()
 
     def _graph(self, dag_id: int, key: BatchKey) -> BatchGraph:
         part = self._parts.pop(key).result()

@@ -58,7 +58,8 @@ def layerwise_inference(
         ValueError: block_arcs below 1.
 
     Cost: a block's arcs and gathered rows, 4 bytes a node, and the tables (num_nodes x width float32, as memory
-    maps): those of two layers at a time. Time: each arc is read once a layer.
+    maps): those of two layers at a time. Time: each arc is read once a layer, and once more where the
+    layer maps nodes first.
     Source: the inference of Hamilton et al.'s GraphSAGE and of OGB's baselines; the mapping of each node before its
     arcs are read is ours.
     """
@@ -85,6 +86,7 @@ class _Pass:
         backbone, source = self.backbone, self.source
         read, table = source.gather, None
         sparse = is_sparse(source.gather(np.zeros(min(1, source.num_nodes), np.int64)))
+        rows: list[np.ndarray] = []
         for index in range(backbone.num_layers):
             width, compute = backbone.layer_channels(index), backbone.layer
             projected_channels = backbone.projected_channels(index, sparse)
@@ -95,12 +97,13 @@ class _Pass:
                 source.barrier()
                 read, width, compute = _reader(table), projected_channels, backbone.layer_projected
             table = self._table(backbone.layer_channels(index + 1))
+            rows.clear()
             for block in self._blocks(width):
+                rows.append(np.asarray(block.rows, np.int64))
                 nodes, local = self._localise(block)
                 table[block.rows] = _to_array(compute(index, read(nodes), local))
             source.barrier()
             read = _reader(table)
-        rows = [np.asarray(block.rows, np.int64) for block in source.blocks()]
         return LayerwiseOutput(np.concatenate([np.zeros(0, np.int64), *rows]), table)
 
     def _table(self, width: int) -> np.ndarray:

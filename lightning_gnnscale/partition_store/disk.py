@@ -33,16 +33,24 @@ def disk_bytes(inputs: StoreInputs, edge_cut_ratio: float = 1.0) -> int:
     edge_id = 8 if inputs.carries_edge_ids else 0
     num_arcs = inputs.stream.num_edges * (2 if inputs.stream.to_undirected else 1)
     arc_arrays = [array for array in (inputs.edge_weight, inputs.edge_features) if array is not None]
-    per_arc = sum(array.nbytes // max(1, len(array)) for array in arc_arrays)
+    per_arc = sum(_row_bytes(array) for array in arc_arrays)
+    if inputs.edge_weight is not None:
+        per_arc += 4 - _row_bytes(inputs.edge_weight)  # stored as float32
     runs = num_arcs * (4 + ids + edge_id)
     cross = int(num_arcs * edge_cut_ratio) * (4 + ids + edge_id)
-    halo = int(num_arcs * edge_cut_ratio) * (4 + edge_id) + min(
-        int(num_arcs * edge_cut_ratio), inputs.num_nodes * max(0, inputs.num_parts - 1)
-    ) * (ids + 12)
+    halo_rows = min(int(num_arcs * edge_cut_ratio), inputs.num_nodes * max(0, inputs.num_parts - 1))
+    halo = int(num_arcs * edge_cut_ratio) * (4 + edge_id) + halo_rows * (ids + 12)
+    packed = halo_rows * -(-_nbytes(inputs.features) // max(1, inputs.num_nodes)) if inputs.pack_halo else 0
     degree = 4 if inputs.edge_weight is not None else 0
     rows = num_arcs * (ids + per_arc) + (8 + degree) * inputs.num_nodes
-    tables = inputs.num_nodes * (2 * ids + 8 + len(inputs.masks)) + _nbytes(inputs.features) + _nbytes(inputs.labels)
-    return tables + rows + cross + max(runs, halo)
+    tables = inputs.num_nodes * (2 * ids + 8 + len(inputs.masks)) + _nbytes(inputs.features)
+    if inputs.labels is not None:
+        tables += inputs.labels.size * (8 if inputs.labels.ndim == 1 else 4)
+    return tables + rows + cross + max(runs, halo + packed)
+
+
+def _row_bytes(array) -> int:
+    return array.nbytes // max(1, len(array))
 
 
 def _nbytes(array) -> int:

@@ -66,16 +66,18 @@ def check_inputs(
         ValueError: an argument does not fit the graph; the message names it, what came and what is allowed.
     """
     num_nodes, num_edges = stream.count()
-    part_id = np.ascontiguousarray(p.part_id, dtype=np.int32)
+    part_id = np.asarray(p.part_id)
     if part_id.shape != (num_nodes,):
-        raise ValueError(f"part_id must have one entry per node, ({num_nodes},), got {np.shape(p.part_id)}")
-    if p.num_parts < 1:
-        raise ValueError(f"num_parts must be at least 1, got {p.num_parts}")
+        raise ValueError(f"part_id must have one entry per node, ({num_nodes},), got {part_id.shape}")
+    if num_nodes and part_id.dtype.kind not in "iu":
+        raise ValueError(f"part_id must be integers, got {part_id.dtype}")
+    if int(p.num_parts) != p.num_parts or p.num_parts < 1:
+        raise ValueError(f"num_parts must be an integer of at least 1, got {p.num_parts}")
     if num_nodes and not 0 <= part_id.min() <= part_id.max() < p.num_parts:
         raise ValueError(f"part_id must be in [0, {p.num_parts}), got {part_id.min()} to {part_id.max()}")
     return StoreInputs(
         stream=stream,
-        part_id=part_id,
+        part_id=np.ascontiguousarray(part_id, dtype=np.int32),
         num_parts=int(p.num_parts),
         seed=int(getattr(p, "seed", 0) or 0),
         method=str(getattr(p, "method", "given")),
@@ -104,11 +106,14 @@ def load_features(features, num_nodes: int) -> np.ndarray | SparseSource | None:
     """Return features as an array (memory-mapped where a path is given) or as a SparseSource.
 
     Args:
-        features: (num_nodes, dim) array, memmap or .npy path; a CSR matrix; or (indptr, indices, data, shape).
+        features: (num_nodes, dim) array, memmap or .npy path; a sparse matrix of SciPy or in CSR; or (indptr, indices,
+            data, shape).
         num_nodes: rows expected.
     """
     if features is None:
         return None
+    if hasattr(features, "tocsr"):
+        features = features.tocsr()  # SciPy's other formats have the same attributes, and mean other things by them
     if all(hasattr(features, name) for name in ("indptr", "indices", "data", "shape")):
         features = (features.indptr, features.indices, features.data, features.shape)
     if isinstance(features, tuple) and len(features) == 4:

@@ -32,7 +32,7 @@ class PartitionStore:
         labels: (num_nodes,) int64, -1 unknown; (num_nodes, num_labels) float32 for several labels; or None.
         masks: name to (num_nodes,) bool.
         edge_weight: (num_arcs,) float32 or None. edge_features: (num_arcs, dim) or None.
-        symmetric: whether every arc stands in both directions.
+        symmetric: whether every arc stands in both directions, as often in one as in the other.
     """
 
     def __init__(self, root: Path, manifest: dict):
@@ -163,8 +163,9 @@ class PartitionStore:
         Returns:
             PartGraph with arrays of its own.
 
-        Cost: hops 0 and 1: sequential reads of what the part owns and lists; 8 bytes an arc (16 with arc ids).
-            More hops: 5 bytes a node of the whole graph, and reads of the rows of other parts.
+        Cost: hops 0 and 1: sequential reads of what the part owns and lists; 8 bytes an arc (26 with arc ids), and
+            27 (35) at the peak of hops 0, which cuts what hops 1 has. More hops: 5 bytes a node of the whole graph,
+            and reads of the rows of other parts.
         """
         begin, end = self._core(part)
         if _checked_hops(hops) >= 2:

@@ -142,15 +142,16 @@ def drop_repeats(offsets, src, edge):
 
 @kernel
 def direction_sums(first_row, offsets, src):
-    """Return the sums, modulo 2**64, of hash(u, v) and of hash(v, u) over the simple arcs u -> v, u != v.
+    """Return the sums, modulo 2**64, of hash(u, v) and of hash(v, u) over the arcs u -> v, u != v, repeats included.
 
-    The sums over a whole graph are equal if every arc has its reverse, and otherwise only by a chance of 2**-64.
+    The sums over a whole graph are equal if every arc has its reverse as often as it stands, and otherwise only by a
+    chance of 2**-64.
     """
     forward, backward = np.uint64(0), np.uint64(0)
     for row in range(len(offsets) - 1):
         v = first_row + row
         for i in range(offsets[row], offsets[row + 1]):
-            if src[i] != v and (i == offsets[row] or src[i] != src[i - 1]):
+            if src[i] != v:
                 forward += combine(combine(np.uint64(0), src[i]), v)
                 backward += combine(combine(np.uint64(0), v), src[i])
     return forward, backward

@@ -10,6 +10,7 @@ from .node_tables import not_finite
 
 UNKNOWN = -1
 _BLOCK_VALUES = 1 << 20
+_LARGEST_CLASS = 2**31 - 1
 
 
 def check_values(features: Any, labels: Any, edge_weight: Any, edge_features: Any, finite: bool = True) -> None:
@@ -53,7 +54,7 @@ def check_sparse_features(features: Any) -> None:
 
 
 def check_edge_values(name: str, values: Any) -> None:
-    """Refuse edge weights or features with NaN or infinities.
+    """Refuse edge weights or features with NaN or infinities; weights are stored as float32.
 
     Args:
         name: for the message.
@@ -65,10 +66,11 @@ def check_edge_values(name: str, values: Any) -> None:
     Cost: as `check_values`.
     """
     values = _opened(values)
-    position = _first_not_finite(values)
+    stored, kept = (np.float32, " of float32") if name == "edge_weight" else (values.dtype, "")
+    position = _first_not_finite(values, stored)
     if position is not None:
         column = "".join(f", column {index}" for index in position[1:])
-        raise ValueError(f"{name}: edge {position[0]}{column} is {values[position]}; give finite numbers")
+        raise ValueError(f"{name}: edge {position[0]}{column} is {values[position]}; give finite numbers{kept}")
 
 
 def least_value(values: Any) -> float:
@@ -128,17 +130,21 @@ def _check_single(begin: int, rows: np.ndarray) -> None:
             raise ValueError(
                 f"labels must be whole numbers, -1 where unknown, got {rows[broken[0]]} in row {begin + broken[0]}"
             )
+    high = np.flatnonzero(rows > _LARGEST_CLASS)
+    if len(high):
+        raise ValueError(f"labels must be classes below 2**31, got {rows[high[0]]} in row {begin + high[0]}")
     low = np.flatnonzero(rows < UNKNOWN) if rows.dtype.kind in "fi" else ()
     if len(low):
         raise ValueError(f"labels must be -1 (unknown) or a class from 0, got {rows[low[0]]} in row {begin + low[0]}")
 
 
-def _first_not_finite(array: np.ndarray) -> tuple[int, ...] | None:
-    """Return where the first NaN or infinity stands, or None."""
+def _first_not_finite(array: np.ndarray, stored: np.dtype | None = None) -> tuple[int, ...] | None:
+    """Return where the first value stands that is NaN or infinite in the dtype `stored`, or None."""
     if array.dtype.kind != "f":
         return None
     for begin, rows in blocks(array):
-        bad = np.argwhere(~np.isfinite(rows))
+        with np.errstate(over="ignore"):
+            bad = np.argwhere(~np.isfinite(rows.astype(stored or rows.dtype, copy=False)))
         if len(bad):
             row, *rest = (int(index) for index in bad[0])
             return (begin + row, *rest)

@@ -153,6 +153,24 @@ def test_given_negatives_are_taken_as_they_are(root):
     assert logged["test_hits@1"] == 0
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "dtype", "message"),
+    [
+        (-2, 5, np.int64, r"must be nodes in \[0, \d+\) or -1 for none, got -2 to 5"),
+        (0, 10**6, np.int64, "or -1 for none, got 0 to 1000000"),
+        (0, 1, np.float64, "must be integers of the shape"),
+    ],
+)
+def test_given_negatives_are_nodes(root, low, high, dtype, message):
+    links = planted().links["test"]
+    given = np.full((links.edges.shape[1], 2), low, dtype)
+    given[-1] = high
+    dm = data(root)
+    dm.links = {"test": links._replace(negatives=given)}
+    with pytest.raises(StrategyError, match=message):
+        trainer().test(model(), dm, verbose=False)
+
+
 def test_embeddings_go_out_by_the_users_ids(root, tmp_path):
     writer = gs.PredictionWriter(tmp_path / "embeddings.parquet")
     links, dm = model(), data(root)

@@ -217,6 +217,12 @@ def test_a_store_written_by_hand_has_finite_sparse_features(tmp_path, place):
         ({"edge_features": np.array([[1, 1], [1, NAN], [1, 1], [1, 1]])}, "edge_features: edge 1, column 1 is nan"),
         ({"labels": np.array([[0, 1], [1, -1], [0, 0], [7, 0]])}, "labels of several .*, got 7 in row 3, column 0"),
         ({"labels": np.array([0, -2, 1, 1])}, "labels must be -1 .unknown. or a class from 0, got -2 in row 1"),
+        ({"edge_weight": np.array([1, 1e300, 1, 1])}, "edge_weight: edge 1 is 1e.300; give finite numbers of float32"),
+        ({"labels": np.array([0, 1, 1e30, 1])}, "labels must be classes below 2..31, got 1e.30 in row 2"),
+        (
+            {"labels": np.array([0, 1, 2**63 + 5, 1], np.uint64)},
+            "labels must be classes below 2..31, got 9223372036854",
+        ),
         ({"labels": np.array([0, 1, INF, NAN])}, "labels must be whole numbers, .*, got inf in row 2"),
     ],
 )

@@ -1,5 +1,7 @@
 """What every source behind the loader promises alike: errors, parts tried again, other samplers, a beginning."""
 
+import gc
+
 import numpy as np
 import pytest
 from test_part_loader import SAMPLERS, WORLD, all_contents, loader_threads, make_loader
@@ -7,6 +9,7 @@ from test_part_loader import SAMPLERS, WORLD, all_contents, loader_threads, make
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.loader import RankPlace
+from lightning_gnnscale.loader.staged_part import StagedPart
 from lightning_gnnscale.sampler import NeighborSampler
 
 SOURCES = {
@@ -52,6 +55,26 @@ def test_an_error_names_part_batch_and_epoch(load):
     loader.set_epoch(4)
     with pytest.raises(GNNScaleError, match="^part 2, batch 0 of epoch 4: OSError: disk gone$"):
         list(loader)
+
+
+def test_a_newer_iteration_ends_the_older_one_aloud(load):
+    loader = load()
+    expected = all_contents(loader)
+    older = iter(loader)
+    next(older)
+    assert all_contents(loader) == expected  # begun while the older one stands
+    with pytest.raises(GNNScaleError, match="a newer iteration over this loader has begun"):
+        next(older)
+    assert all_contents(loader) == expected
+
+
+def test_closing_lets_go_of_the_parts(load):
+    loader = load()
+    expected = all_contents(loader)
+    loader.close()
+    gc.collect()
+    assert not [thing for thing in gc.get_objects() if isinstance(thing, StagedPart)]
+    assert all_contents(loader) == expected
 
 
 class Mounting:

@@ -159,6 +159,16 @@ def test_order_and_draws_follow_from_seed_and_epoch(threads):
     assert epoch(gs.NeighborLoader(DATA, [4, 3], batch_size=16, shuffle=True, seed=6)) != first
 
 
+def test_batches_share_nothing_with_the_loader():
+    loader = gs.NeighborLoader(DATA, [4, 3], batch_size=16)
+    first = epoch(loader)
+    loader.set_epoch(0)
+    for batch in loader:
+        batch.input_id.zero_()
+    loader.set_epoch(0)
+    assert epoch(loader) == first
+
+
 def test_a_state_goes_on_within_the_epoch_and_after_it():
     options = {"batch_size": 16, "shuffle": True}
     loader = gs.NeighborLoader(DATA, [4, 3], **options)
@@ -307,6 +317,8 @@ def edge_index(*edges):
         ({"weight_attr": "edge_weight"}, "sampling by edge weight needs"),
         ({"sampler": [1]}, "does not follow sampler=[1]: pass the seeds as input_nodes"),
         ({"generator": torch.Generator()}, "pass seed"),
+        ({"world_size": 2}, "rank and world_size go together, got rank=None and world_size=2"),
+        ({"rank": 1}, "rank and world_size go together, got rank=1 and world_size=None"),
         ({"rank": 2, "world_size": 2}, "rank must be in [0, world_size), got rank 2 of 2"),
         ({"data": HeteroData()}, "data must be a homogeneous torch_geometric.data.Data, got HeteroData"),
         ({"data": Data(x=torch.ones(4, 2))}, "data has no edge_index: set it to"),

@@ -1,5 +1,7 @@
 """A partition store in plain Python sets and lists, written from what `PartitionStore` promises; original ids."""
 
+from collections import Counter
+
 from lightning_gnnscale.rng import combine_array
 
 
@@ -31,8 +33,8 @@ class StoreOracle:
 
     @property
     def symmetric(self):
-        arcs = {(u, v) for v, row in self.rows.items() for u, _ in row}
-        return all((v, u) in arcs for u, v in arcs)
+        arcs = Counter((u, v) for v, row in self.rows.items() for u, _ in row)
+        return all(arcs[v, u] == count for (u, v), count in arcs.items())
 
     def core(self, part):
         return [node for node, owner in enumerate(self.part_id) if owner == part]

@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+from scipy.sparse import coo_matrix, csc_array, csc_matrix, csr_matrix
 
 from lightning_gnnscale.partition_store import WriteBudget, write_partition_store
+from lightning_gnnscale.partition_store.disk import disk_bytes
+from lightning_gnnscale.partition_store.inputs import check_inputs
 from tests.partition_store.small_graphs import TINY, Given, SmallGraph, all_bytes, random_graph
 
 ODD = {
@@ -65,6 +68,26 @@ def test_bytes_carry_neither_place_nor_time(no_disk_wait, tmp_path):
     assert str(tmp_path).encode() not in b"".join(all_bytes(roots[0]).values())
 
 
+@pytest.mark.parametrize("form", [csc_matrix, csr_matrix, coo_matrix, csc_array])
+def test_sparse_features_of_any_format_mean_the_same(no_disk_wait, tmp_path, form):
+    graph = random_graph(20, 50, 2)
+    features = np.where(np.random.default_rng(0).random((20, 20)) < 0.2, np.arange(400).reshape(20, 20), 0)
+    store = write_partition_store(tmp_path / "store", graph.stream(), graph.given, features=form(features))
+    assert np.array_equal(store.features.gather(store.store_nid).dense(), features)
+
+
+def test_the_disk_check_counts_packed_halos(no_disk_wait, tmp_path):
+    graph = random_graph(200, 2000, 8)
+    features, labels = np.ones((200, 64), np.float32), np.zeros(200, np.int8)
+    given = graph.given
+    inputs = check_inputs(graph.stream(), given, features, labels, None, np.ones(2000, np.float16), None, True)
+    store = write_partition_store(
+        tmp_path / "store", graph.stream(), given, features=features, labels=labels,
+        edge_weight=np.ones(2000, np.float16), pack_halo=True,
+    )  # fmt: skip
+    assert sum(path.stat().st_size for path in store.root.glob("*.npy")) < disk_bytes(inputs) + 128 * 30  # heads
+
+
 def test_many_parts_and_long_rows(no_disk_wait, tmp_path):
     rng = np.random.default_rng(3)
     num_nodes, num_edges = 3000, 20_000
@@ -84,7 +107,10 @@ def test_many_parts_and_long_rows(no_disk_wait, tmp_path):
     [
         ({"p": Given(np.zeros(5, np.int32), 2)}, r"part_id must have one entry per node, \(20,\), got \(5,\)"),
         ({"p": Given(np.full(20, 2), 2)}, r"part_id must be in \[0, 2\), got 2 to 2"),
-        ({"p": Given(np.zeros(20), 0)}, "num_parts must be at least 1, got 0"),
+        ({"p": Given(np.zeros(20, np.int32), 0)}, "num_parts must be an integer of at least 1, got 0"),
+        ({"p": Given(np.zeros(20, np.int32), 2.7)}, "num_parts must be an integer of at least 1, got 2.7"),
+        ({"p": Given(np.full(20, 0.7), 2)}, "part_id must be integers, got float64"),
+        ({"p": Given(np.full(20, 2**32), 2)}, r"part_id must be in \[0, 2\), got 4294967296"),
         ({"features": np.ones(20)}, r"features must have shape \(20, columns\), got \(20,\)"),
         ({"features": np.ones((19, 3))}, r"features must have shape \(20, columns\), got \(19, 3\)"),
         ({"features": "/no/such/features.npy"}, "features: no such file: /no/such/features.npy"),
