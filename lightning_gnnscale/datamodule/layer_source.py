@@ -40,7 +40,7 @@ class StoreLayerSource:
         self._features = store.features if stored_features else None
 
     def blocks(self) -> Iterator[RowBlock]:
-        """Yield this rank's rows as CSC blocks of at most `block_arcs` arcs (one row may be longer)."""
+        """Yield this rank's rows as CSC blocks of at most `block_arcs` arcs (one row may be longer), mapped."""
         csc, weight = self.store.csc, self.store.edge_weight
         for part in self.parts:
             start, end = int(self.store.part_offsets[part]), int(self.store.part_offsets[part + 1])
@@ -52,8 +52,8 @@ class StoreLayerSource:
                 yield RowBlock(
                     rows=np.arange(start, stop),
                     indptr=np.asarray(csc.indptr[start : stop + 1]) - first,
-                    indices=np.array(csc.indices[first:last]),
-                    edge_weight=None if weight is None else np.array(weight[first:last]),
+                    indices=csc.indices[first:last],
+                    edge_weight=None if weight is None else weight[first:last],
                 )
                 start = stop
 

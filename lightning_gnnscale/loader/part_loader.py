@@ -291,8 +291,14 @@ class PartLoader:
             if self.lookahead_batches:
                 features.forget()
 
+    def _has_room(self, pending: Sequence[Position], coming: Position) -> bool:
+        """Whether a batch may be asked for now: one of at most one visit further, and not of one part too many."""
+        if pending and coming.visit > pending[0].visit + 1:
+            return False
+        return len({position.part for position in (*pending, coming)}) <= self.walk.parts_open
+
     def _ahead(self, start: int) -> Iterator[MiniBatch]:
-        """Yield batches in order while the source prepares the next ones, at most one part further."""
+        """Yield batches in order while the source prepares the next ones, of no more parts than may be in memory."""
         source = self._source
         source.begin()
         pending: deque[Position] = deque()
@@ -300,8 +306,7 @@ class PartLoader:
         coming = next(positions, None)
         try:
             while coming or pending:
-                visit = pending[0].visit if pending else coming.visit
-                while coming and len(pending) < self.prefetch_batches and coming.visit <= visit + 1:
+                while coming and len(pending) < self.prefetch_batches and self._has_room(pending, coming):
                     source.request(BatchKey(self.seed, coming.epoch, coming.part, coming.batch))
                     pending.append(coming)
                     coming = next(positions, None)

@@ -58,8 +58,7 @@ def layerwise_inference(
         ValueError: block_arcs below 1.
 
     Cost: a block's arcs and gathered rows, 4 bytes a node, and the tables (num_nodes x width float32, as memory
-    maps): those of two layers at a time. Time: each arc is read once a layer, and once more where the
-    layer maps nodes first.
+    maps): those of two layers at a time. Time: each arc is read once a layer.
     Source: the inference of Hamilton et al.'s GraphSAGE and of OGB's baselines; the mapping of each node before its
     arcs are read is ours.
     """
@@ -118,12 +117,12 @@ class _Pass:
 
     def _localise(self, block: RowBlock) -> tuple[np.ndarray, Block]:
         """Return the (num_sources,) nodes that a block reads, its own rows first, and the block in their ids."""
-        rows = np.ascontiguousarray(block.rows, np.int64)
-        others = np.sort(_number_rows_and_list_others(rows, block.indices, self.local_nid))
+        rows, sources = np.ascontiguousarray(block.rows, np.int64), np.array(block.indices)
+        others = np.sort(_number_rows_and_list_others(rows, sources, self.local_nid))
         nodes = np.concatenate([rows, others])
-        indices = _localise_and_clear(nodes, len(rows), block.indices, self.local_nid)
+        indices = _localise_and_clear(nodes, len(rows), sources, self.local_nid)
         degree = self._tensor(self.source.degree(nodes)) if self.backbone.needs_degree else None
-        weight = None if block.edge_weight is None else self._tensor(block.edge_weight)
+        weight = None if block.edge_weight is None else self._tensor(np.array(block.edge_weight))
         return nodes, Block(self._tensor(block.indptr), self._tensor(indices), len(nodes), weight, degree)
 
     def _tensor(self, array: np.ndarray | Tensor) -> Tensor:

@@ -28,7 +28,10 @@ class LayerSource(Protocol):
     num_nodes: int
 
     def blocks(self) -> Iterator[RowBlock]:
-        """Yield this rank's rows; over all ranks each node comes once. Called several times, same order each time."""
+        """Yield this rank's rows; over all ranks each node comes once. Called several times, same order each time.
+
+        Arcs may be mapped files: they are read where they are used, and passes over the rows alone read none.
+        """
 
     def gather(self, nodes: np.ndarray) -> Any:
         """Return the features of (num,) int64 nodes: (num, dim) tensor or array, or sparse rows."""

@@ -209,8 +209,9 @@ def test_a_model_of_pyg_trains_and_is_evaluated_by_full_neighbour_batches(store_
 def test_subgraph_samplers_learn(store_root, sampler):
     dm = gs.PartitionDataModule(store=store_root, sampler=sampler)
     dm.prepare_data()
+    torch.manual_seed(0)
     model = classifier(dm, gs.model.GCN(dm.num_features, 16, dm.num_classes, num_layers=2, dropout=0.2))
-    run = trainer(max_epochs=15)
+    run = trainer(max_epochs=30)
     run.fit(model, dm)
     assert run.test(model, dm, verbose=False)[0]["test_acc"] > 0.8
 
@@ -252,8 +253,9 @@ def test_edge_weights_train_and_are_evaluated_as_on_the_full_graph(tmp_path, dat
     )
     dm = gs.PartitionDataModule(root=tmp_path / "s", dataset=weighted, partitioner="random", num_parts=3)
     dm.prepare_data()
+    torch.manual_seed(0)
     model = classifier(dm, gs.model.GCN(dm.num_features, 16, dm.num_classes, num_layers=2, dropout=0.2))
-    run = trainer(max_epochs=15)
+    run = trainer(max_epochs=30)
     run.fit(model, dm)
     assert run.callback_metrics["val_acc"] > 0.8
     store = dm.store

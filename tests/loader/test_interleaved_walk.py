@@ -1,5 +1,7 @@
 """Parts that take turns: every rank has a batch of each step, every target comes once, and restarts change nothing."""
 
+import time
+import weakref
 from collections import Counter
 
 import numpy as np
@@ -15,11 +17,11 @@ from lightning_gnnscale.sampler import NeighborSampler
 WORLD = small_world(num_parts=5)
 
 
-def make_loader(rank=0, world_size=1, lanes=2, **options) -> PartLoader:
+def make_loader(rank=0, world_size=1, lanes=2, load_part=WORLD.load_part, **options) -> PartLoader:
     settings = {"labels": WORLD.labels, "masks": WORLD.masks, "batch_size": 8, "seed": 1} | options
     targets = {part: WORLD.targets(part) for part in range(5)}
     return PartLoader(
-        range(5), WORLD.load_part, WORLD.features, targets, NeighborSampler([4, 3]),
+        range(5), load_part, WORLD.features, targets, NeighborSampler([4, 3]),
         interleave=Interleave(rank, world_size, lanes), **settings,
     )  # fmt: skip
 
@@ -130,3 +132,24 @@ def test_no_more_parts_are_loaded_than_are_open():
 def test_passes_are_refused():
     with pytest.raises(ValueError, match="interleave takes no passes or drop_last, got passes=2, drop_last=False"):
         make_loader(passes=2)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_no_more_parts_are_in_memory_than_take_turns_and_one(lanes):
+    """However many batches are prepared ahead: here all of an epoch, and a part has but a few."""
+    alive, most = set(), 0
+
+    def load(part):
+        nonlocal most
+        graph = WORLD.load_part(part)
+        alive.add(part)
+        most = max(most, len(alive))
+        weakref.finalize(graph.csc.indices, alive.discard, part)
+        return graph
+
+    loader = make_loader(lanes=lanes, load_part=load, num_threads=2, prefetch_batches=64)
+    for batch in loader:
+        del batch
+        time.sleep(0.005)  # for whatever can be prepared meanwhile
+    loader.close()
+    assert 1 < most <= lanes + 1
