@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..jit import kernel
-from ..rng import combine_array, permutation
+from ..rng import combine_array, distinct_positions
 from ..triton_kernels.sample_neighbors import Workspace
 from .layerwise import LayerwiseSampler
 from .links import AliasTable, draw_negatives, draw_positives
@@ -146,7 +146,8 @@ class LinkSampler:
         if self.positives != "edge":
             return seed_slices(state.targets, batch_size, drop_last, order_key)
         num_edges, num_items = int(state.offsets[-1]), self._num_items(len(state.targets))
-        order = np.arange(num_edges) if order_key is None else permutation(num_edges, order_key)
+        count = min(num_edges, num_items)
+        order = np.arange(count) if order_key is None else distinct_positions(num_edges, count, order_key)
         if num_edges:
             return seed_slices(np.resize(order, num_items), batch_size, drop_last, None)
         return [order] * self.num_batches(len(state.targets), batch_size, drop_last)

@@ -19,6 +19,7 @@ from lightning_gnnscale.sampler import (
     draw_negatives,
     draw_positives,
 )
+from lightning_gnnscale.sampler.link_sampler import LinkState
 
 WORLD = small_world()
 PART = WORLD.load_part(1)
@@ -137,6 +138,15 @@ def test_edges_are_drawn_alike_and_none_twice_before_all_were_seen():
     once = draw_all(LinkSampler(NeighborSampler([2]), "edge"), batch_size=64)
     firsts = [pair for batch in once for pair in zip(*batch.n_id[batch.pairs].tolist(), strict=True)]
     assert len(set(firsts)) == len(firsts)
+
+
+def test_edges_of_a_pass_take_no_memory_of_all_edges():
+    """Of 2**40 edges, as many as there are targets are drawn, wherever they lie."""
+    sampler = LinkSampler(NeighborSampler([4]), "edge")
+    state = LinkState(None, np.arange(1000), 1000, None, np.linspace(0, 2**40, 1001).astype(np.int64))
+    drawn = np.concatenate(sampler.items(state, 64, drop_last=False, order_key=5))
+    assert len(np.unique(drawn)) == 1000
+    assert np.histogram(drawn, 10, (0, 2**40))[0].min() > 50
 
 
 def test_excluded_pairs_leave_their_arcs_and_no_others():
