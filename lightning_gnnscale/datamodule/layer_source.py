@@ -78,11 +78,6 @@ class StoreLayerSource:
         self.barrier()
         return np.load(self.scratch.path(name), mmap_mode="r+")
 
-    def release(self, name: str) -> None:
-        """Give up a table; its space is freed once no rank has it mapped."""
-        if _rank() == 0:
-            self.scratch.remove_table(name)
-
     def barrier(self) -> None:
         """Wait for the other ranks."""
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:

@@ -97,7 +97,8 @@ class PartitionDataModule(StoredGraphDataModule):
         ValueError, PartitionStoreError, StrategyError: one line with the remedy.
 
     Cost: a rank holds two parts' graphs (this one and the next, 8 bytes an arc each) and the batches made ahead;
-        features stay memory-mapped. Evaluation writes 8 x num_nodes x hidden bytes of scratch.
+        features stay memory-mapped. Evaluation writes 4 x num_nodes x width bytes of scratch for each
+        of the two widest layers.
     Source: SDT-GNN, training and evaluation. Differs: evaluation is exact layer-wise inference shared over ranks.
     """
 

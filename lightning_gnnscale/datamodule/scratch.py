@@ -38,25 +38,20 @@ class Scratch:
         Raises:
             GNNScaleError: the disk is full, or cannot be written to.
         """
-        # A new file takes the place of an old one: another rank may still have that mapped.
         path, num_bytes = self.path(table), 4 * num_rows * width
-        fresh = path.with_suffix(".new")
         try:
             self._open()
-            np.lib.format.open_memmap(fresh, mode="w+", dtype=np.float32, shape=(num_rows, width))
-            _set_aside(fresh)
-            os.replace(fresh, path)
+            # The old file is not written over, as another rank may still have it mapped, and gives its room back first.
+            path.unlink(missing_ok=True)
+            np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(num_rows, width))
+            _set_aside(path)
         except OSError as error:
             with contextlib.suppress(OSError):
-                fresh.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
             raise GNNScaleError(
                 f"{path}: evaluation writes {num_bytes} bytes here, the outputs of a layer, and cannot "
                 f"({error.strerror or error}); {_ALLOWED}"
             ) from None
-
-    def remove_table(self, table: str) -> None:
-        """Remove a table; its space is freed once no rank has it mapped."""
-        self.path(table).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Remove the folder."""

@@ -42,8 +42,10 @@ class ParquetStream(EdgeStream):
                 self._rows.append(file.metadata.num_rows)
         if sum(self._rows) == 0:
             raise EdgeStreamError(f"{name}: the {'file holds' if len(files) == 1 else 'files hold'} no edges")
-        widest = max(dtypes, key=lambda dtype: dtype.itemsize)
-        super().__init__(name, options.out_dtype(widest), options, sum(self._rows))
+        common = np.result_type(*dtypes)
+        if common.kind == "f":  # uint64 beside a signed type: ids above int64 are refused where they stand
+            common = np.dtype(np.int64)
+        super().__init__(name, options.out_dtype(common), options, sum(self._rows))
         self._src, self._dst = src, dst
 
     def _identity(self) -> dict:

@@ -58,7 +58,7 @@ def layerwise_inference(
         ValueError: block_arcs below 1.
 
     Cost: a block's arcs and gathered rows, 4 bytes a node, and the tables (num_nodes x width float32, as memory
-    maps): those of two layers at a time. Time: each arc is read once a layer.
+    maps): two at a time, each as wide as a layer or as the linear map in it. Time: each arc is read once a layer.
     Source: the inference of Hamilton et al.'s GraphSAGE and of OGB's baselines; the mapping of each node before its
     arcs are read is ours.
     """

@@ -78,7 +78,9 @@ class NodeClassifier(BackboneModule):
         loss_count = getattr(batch, "loss_nodes" if callable(self.loss) else "loss_count", None)
         if loss_count is not None:
             return losses.sum() / max(1, loss_count)
-        return (losses * weight).sum() if weight is not None else losses.sum() / counts.sum().clamp(min=1)
+        if weight is not None:  # of a node, whose labels count as one
+            return (losses / counts.clamp(min=1) * weight).sum()
+        return losses.sum() / counts.sum().clamp(min=1)
 
     def on_validation_epoch_start(self) -> None:
         self._reset("val")
@@ -159,11 +161,11 @@ class NodeClassifier(BackboneModule):
         if callable(self.loss):
             rows = known if known.dim() == 1 else known.any(dim=-1)
             losses = self.loss(outputs, torch.where(known, labels, torch.zeros_like(labels)))
-            return torch.where(rows, losses, torch.zeros_like(losses)), rows
+            return torch.where(rows, losses, torch.zeros_like(losses)), rows.long()
         if self.multilabel:
             losses = F.binary_cross_entropy_with_logits(outputs, labels.to(outputs.dtype), reduction="none")
             return torch.where(known, losses, torch.zeros_like(losses)).sum(dim=-1), known.sum(dim=-1)
-        return F.cross_entropy(outputs, labels, ignore_index=UNKNOWN, reduction="none"), known
+        return F.cross_entropy(outputs, labels, ignore_index=UNKNOWN, reduction="none"), known.long()
 
     def _decide(self, outputs: Tensor) -> Tensor:
         if self.predict_logits:

@@ -74,10 +74,6 @@ class ArrayFile:
             os.close(self._fd)
             self._fd = -1
 
-    def view(self) -> np.ndarray:
-        """Return the rows so far as a read-only memory map."""
-        return map_rows(self.path, self.dtype, (self.num_rows, *self.row_shape))
-
     def _bytes(self, rows: np.ndarray) -> memoryview:
         rows = np.ascontiguousarray(rows, dtype=self.dtype)
         return memoryview(rows.reshape(-1).view(np.uint8))

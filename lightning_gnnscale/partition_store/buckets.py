@@ -13,6 +13,7 @@ from .journal import Journal, file_states
 from .node_tables import Progress
 
 _MOST_BUCKETS = 4096
+_MOST_SHIFT = 31  # a row within its bucket is an int32
 STEP = "edges"
 INDEX_FILE = "run_index.npy"
 
@@ -33,7 +34,7 @@ class BucketLayout:
         """Choose buckets that hold half a sort buffer of arcs on average."""
         wanted = min(_MOST_BUCKETS, max(1, -(-2 * num_arcs // sort_arcs)))
         rows = max(1, -(-num_nodes // wanted))
-        shift = (rows - 1).bit_length()
+        shift = min((rows - 1).bit_length(), _MOST_SHIFT)
         return cls(shift, max(1, (num_nodes + (1 << shift) - 1) >> shift))
 
 

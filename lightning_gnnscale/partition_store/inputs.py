@@ -126,7 +126,7 @@ def _sparse_source(indptr, indices, data, shape, num_nodes: int) -> SparseSource
     if source.shape[0] != num_nodes or len(source.indptr) != num_nodes + 1:
         raise ValueError(f"features must have {num_nodes} rows, got CSR of shape {source.shape}")
     lengths_fit = len(source.indices) == len(source.data) == source.indptr[-1] and source.indptr[0] == 0
-    if not lengths_fit or (np.diff(source.indptr) < 0).any():
+    if not lengths_fit or (source.indptr[1:] < source.indptr[:-1]).any():
         raise ValueError("features: CSR indptr must rise from 0 to the number of indices and values")
     if source.shape[1] > np.iinfo(np.int32).max:
         raise ValueError(f"features: CSR may have at most 2**31 - 1 columns, got {source.shape[1]}")

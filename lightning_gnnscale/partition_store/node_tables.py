@@ -101,7 +101,9 @@ def write_sparse_table(
     cursor = _cursor(ids.part_offsets, part_id[:start])
     most_values = max(1, block_bytes // (4 + source.data.dtype.itemsize))
     while start < num_nodes:
-        end = int(np.searchsorted(source.indptr, source.indptr[start] + most_values, side="right")) - 1
+        limit = min(int(source.indptr[start]) + most_values, int(source.indptr[num_nodes]))
+        # In the array's own dtype, or searchsorted would copy the whole array to a wider one.
+        end = int(np.searchsorted(source.indptr, source.indptr.dtype.type(limit), side="right")) - 1
         end = min(max(end, start + 1), start + _MOST_ROWS, num_nodes)
         if finite:
             _check_finite_sparse(source, start, end)

@@ -158,7 +158,7 @@ class PartitionStore:
             hops: how far the halo reaches. 1: core rows complete, halo rows cut to neighbours in the core. 2 and
                 more: rows nearer than `hops` complete, those at `hops` cut to nearer neighbours. 0: each cross edge
                 is given to one of its two parts, by a hash of its ends and the store's seed, and only that part
-                sees it.
+                sees it; where arcs go one way, only if the arc's target is in its core or feeds it.
 
         Returns:
             PartGraph with arrays of its own.

@@ -66,7 +66,8 @@ class RowWriter:
         for file, source in self.arc_files:
             step = max(1, _ARC_BLOCK_BYTES // max(1, file.row_bytes))
             for begin in range(0, len(edge), step):
-                values = np.take(source, edge[begin : begin + step], axis=0).astype(file.dtype, copy=False)
+                # np.take would copy the whole of a source that does not lie in C order.
+                values = source[edge[begin : begin + step]].astype(file.dtype, copy=False)
                 file.append(values)
                 if source is self.inputs.edge_weight:
                     _add_arcs(offsets, begin, values, weight_sums)

@@ -29,15 +29,21 @@ class Checkpoint:
             self._key = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
     def load(self) -> tuple[str, dict[str, np.ndarray]] | None:
-        """Return the phase and the arrays of the saved state, or None where there is none for this run."""
+        """Return the phase and the arrays of the saved state, or None where there is none for this run.
+
+        Raises:
+            ValueError: the file is not a checkpoint; it is left as it is.
+        """
         if self.path is None or not self.path.exists():
             return None
+        if not _may_be_checkpoint(self.path):
+            raise ValueError(f"partitioner.checkpoint: {self.path} is no checkpoint: give a path of its own")
         try:
             with np.load(self.path, allow_pickle=False) as saved:
                 arrays = {name: saved[name] for name in saved.files}
         except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-            return None  # not one of ours, or damaged: the work starts again and replaces it
-        phase, key = str(arrays.pop("phase", "")), str(arrays.pop("key", ""))
+            return None  # damaged: the work starts again and replaces it
+        phase, key = str(arrays.pop("phase")), str(arrays.pop("key"))
         return (phase, arrays) if key == self._key else None
 
     def after_chunk(self, phase: str, arrays: dict[str, np.ndarray]) -> None:
@@ -61,3 +67,13 @@ class Checkpoint:
         """Delete the file: the run is over."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
+
+
+def _may_be_checkpoint(path: Path) -> bool:
+    """Whether a file is one of ours, as it was saved or damaged since."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            return {"phase.npy", "key.npy"} <= set(file.namelist())
+    except (OSError, zipfile.BadZipFile):
+        with path.open("rb") as file:
+            return file.read(2) in (b"", b"PK")

@@ -1,1 +1,1 @@
-"""What a run says of itself: tables, CSV, plots."""
+"""What a run says of itself: progress bars and the closing table."""

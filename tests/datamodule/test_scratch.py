@@ -52,8 +52,24 @@ def test_a_table_takes_its_bytes_before_it_is_written(tmp_path):
     file = own.path("layer")
     assert file.stat().st_blocks * 512 >= 4 * 1000 * 64
     assert np.load(file).shape == (1000, 64)
-    own.remove_table("layer")
-    own.remove_table("layer")
+    own.close()
+
+
+def test_a_table_that_takes_the_place_of_another_has_its_room_first(tmp_path, monkeypatch):
+    own = Scratch(tmp_path, "run-own")
+    own.make_table("layer", 1000, 64)
+    mapped = np.load(own.path("layer"), mmap_mode="r+")
+    mapped[:] = 7
+    files, set_aside = [], scratch._set_aside
+
+    def counted(path):
+        files.append([file.name for file in own.folder.iterdir()])
+        set_aside(path)
+
+    monkeypatch.setattr(scratch, "_set_aside", counted)
+    own.make_table("layer", 1000, 64)
+    assert files == [["layer.npy"]]
+    assert not np.load(own.path("layer")).any() and (mapped == 7).all()
     own.close()
 
 
@@ -63,12 +79,10 @@ def test_a_full_disk_is_told_and_nothing_is_left(tmp_path, monkeypatch):
 
     own = Scratch(tmp_path, "run-own")
     own.make_table("layer", 10, 2)
-    before = own.path("layer").read_bytes()
     monkeypatch.setattr(scratch.os, "posix_fallocate", full)
     with pytest.raises(GNNScaleError, match=r"layer.npy: evaluation writes 80 bytes here.*No space left.*scratch="):
         own.make_table("layer", 10, 2)
-    assert [path.name for path in own.folder.iterdir()] == ["layer.npy"]
-    assert own.path("layer").read_bytes() == before
+    assert list(own.folder.iterdir()) == []
     own.close()
 
 

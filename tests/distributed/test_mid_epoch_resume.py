@@ -113,6 +113,14 @@ def test_a_run_saved_within_an_epoch_equals_the_undisturbed_one_bit_for_bit(runs
             assert [key for key in whole if not torch.equal(whole[key], other[key])] == [], run
 
 
+def test_a_rank_without_training_nodes_has_no_optimizer_state_to_go_on_from(tmp_path):
+    root = write_store(tmp_path / "store", sizes=(0, 66, 0, 12, 12))  # rank 0 owns the parts 0, 2 and 4
+    for results in launch(2, run_cases, tmp_path / "runs", root, ["shared"]):
+        whole = results["shared"]["undisturbed"]
+        for run, other in results["shared"].items():
+            assert [key for key in whole if not torch.equal(whole[key], other[key])] == [], run
+
+
 def save_within(folder, root, name):
     fit(folder, root, CASES[name], [SaveWithin(folder)])
 

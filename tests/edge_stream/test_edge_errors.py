@@ -248,6 +248,15 @@ def test_parquet_columns_and_types(tmp_path):
     refused(path, r"a.parquet: edge 2: the id is missing \(null\)")
 
 
+@pytest.mark.parametrize("types", [("int32", "uint32"), ("uint32", "int32"), ("int64", "uint64"), ("uint64", "int8")])
+def test_parquet_columns_of_two_integer_types(tmp_path, types):
+    path, high = tmp_path / "a.parquet", [100, 3_000_000_000]
+    columns = [high if "uint" in name or name == "int64" else [1, 2] for name in types]
+    pq.write_table(pa.table({"src": pa.array(columns[0], types[0]), "dst": pa.array(columns[1], types[1])}), path)
+    assert open_edge_stream(path).dtype == np.int64
+    refused(path, "the largest id is 3000000000 with 2 edges")
+
+
 def test_damaged_parquet(tmp_path):
     path = tmp_path / "a.parquet"
     rows = np.random.default_rng(0).integers(0, 10**6, 20_000)

@@ -157,6 +157,23 @@ def test_loss_weights_weigh_a_sum(graph):
 
 
 @pytest.mark.usefixtures("unlogged")
+def test_a_nodes_loss_weight_goes_to_the_mean_over_its_known_labels(graph):
+    graph.y = torch.stack([graph.x[:, 0] > 0, graph.x[:, 1] > 0, graph.x[:, 2] > 0], dim=1).long()
+    graph.y[3, 1] = graph.y[4] = -1
+    model = NodeClassifier(GraphSAGE(12, 8, 3, dropout=0.0), multilabel=True)
+    batch = make_batch(graph, list(range(20)))
+    batch.loss_weight = torch.rand(20)
+    outputs, labels = model(batch), graph.y[:20]
+    expected = 0.0
+    for node in range(20):
+        known = labels[node] >= 0
+        if graph.masks["train"][node] and known.any():
+            loss = F.binary_cross_entropy_with_logits(outputs[node][known], labels[node][known].float())
+            expected += batch.loss_weight[node] * loss
+    torch.testing.assert_close(model.training_step(batch), expected)
+
+
+@pytest.mark.usefixtures("unlogged")
 @pytest.mark.parametrize("seeds", [[], [0, 10, 20]])
 def test_no_valid_target_gives_zero_loss_and_zero_gradients(graph, seeds):
     for kind in (GCN, GAT, GraphSAGE, SGC, NGNN):

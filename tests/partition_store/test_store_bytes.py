@@ -1,10 +1,13 @@
 """A store's bytes are a function of input and options alone; odd graphs have stores like any other."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from scipy.sparse import coo_matrix, csc_array, csc_matrix, csr_matrix
 
-from lightning_gnnscale.partition_store import WriteBudget, write_partition_store
+from lightning_gnnscale.partition_store import WriteBudget, array_file, inputs, values, write_partition_store
+from lightning_gnnscale.partition_store.buckets import BucketLayout
 from lightning_gnnscale.partition_store.disk import disk_bytes
 from lightning_gnnscale.partition_store.inputs import check_inputs
 from tests.partition_store.small_graphs import TINY, Given, SmallGraph, all_bytes, random_graph
@@ -68,6 +71,38 @@ def test_bytes_carry_neither_place_nor_time(no_disk_wait, tmp_path):
     assert str(tmp_path).encode() not in b"".join(all_bytes(roots[0]).values())
 
 
+@pytest.mark.parametrize("dtype", [np.int16, np.uint16, np.int32, np.uint32, np.int64])
+def test_the_width_of_csr_pointers_does_not_matter(no_disk_wait, tmp_path, dtype):
+    graph, matrix = random_graph(200, 400, 3), csr_matrix(np.random.default_rng(0).random((200, 30)))
+    features = (matrix.indptr.astype(dtype), matrix.indices, matrix.data, matrix.shape)
+    # A block takes more values than the narrow types can count.
+    store = write_partition_store(
+        tmp_path / "store", graph.stream(), graph.given, features=features, budget=WriteBudget(block_bytes=1 << 20)
+    )
+    assert np.array_equal(store.features.gather(store.store_nid[:]).dense(), matrix.toarray())
+
+
+def test_edge_features_that_lie_in_fortran_order_are_read_a_block_at_a_time(no_disk_wait, tmp_path, monkeypatch):
+    for module, block in ((inputs, "_HASH_BLOCK"), (array_file, "_BLOCK_BYTES"), (values, "_BLOCK_VALUES")):
+        monkeypatch.setattr(module, block, 1 << 16)
+    graph, rows = random_graph(100, 50_000, 3), np.random.default_rng(0).random((50_000, 40))
+    budget, peaks = WriteBudget(spill_edges=1 << 10, sort_arcs=1 << 10, block_bytes=1 << 16), []
+    for name, edge_features in (("compiled", rows), ("c", rows), ("fortran", np.asfortranarray(rows))):
+        stream = graph.stream()
+        tracemalloc.start()
+        write_partition_store(tmp_path / name, stream, graph.given, edge_features=edge_features, budget=budget)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[2] < peaks[1] + rows.nbytes / 4
+    assert all_bytes(tmp_path / "c") == all_bytes(tmp_path / "fortran")
+
+
+def test_a_row_of_a_bucket_is_an_int32_whatever_the_number_of_nodes():
+    for num_nodes in (2**31 + 5, 2**32 + 1, 2**33):
+        layout = BucketLayout.plan(num_nodes, 10**6, 1 << 23)
+        assert layout.shift <= 31 and layout.num_buckets << layout.shift >= num_nodes
+
+
 @pytest.mark.parametrize("form", [csc_matrix, csr_matrix, coo_matrix, csc_array])
 def test_sparse_features_of_any_format_mean_the_same(no_disk_wait, tmp_path, form):
     graph = random_graph(20, 50, 2)
@@ -123,6 +158,7 @@ def test_many_parts_and_long_rows(no_disk_wait, tmp_path):
         ({"features": (np.arange(21), np.full(20, 9), np.ones(20), (20, 4))}, r"row 0 must name columns in \[0, 4\)"),
         ({"features": (np.arange(21) * 2, np.full(40, 1), np.ones(40), (20, 4))}, "row 0 .* each at most once"),
         ({"features": (np.arange(21), np.zeros(5), np.ones(5), (20, 4))}, "CSR indptr must rise"),
+        ({"features": (np.r_[0:10, 5, 11:21].astype(np.uint32), np.zeros(20, int), np.ones(20), (20, 4))}, "must rise"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(no_disk_wait, tmp_path, change, message):

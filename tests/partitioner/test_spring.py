@@ -128,6 +128,20 @@ def test_a_checkpoint_of_another_run_is_not_used(tmp_path, monkeypatch):
     assert np.array_equal(spring(stream, 5, checkpoint=path).part_id, spring(stream, 5).part_id)
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "array.npy", "arrays.npz"])
+def test_a_file_that_is_no_checkpoint_is_refused_and_left(tmp_path, name):
+    path = tmp_path / name
+    if name == "notes.txt":
+        path.write_text("mine")
+    else:
+        save = np.save if name == "array.npy" else np.savez
+        save(path, np.arange(5))
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=rf"partitioner.checkpoint: .*{name} is no checkpoint: give a path of its own"):
+        spring(stream_of(random_edges(), 300), 5, checkpoint=path, checkpoint_every=1)
+    assert path.read_bytes() == before
+
+
 def test_a_graph_that_changes_between_passes_is_an_error():
     edges = np.ascontiguousarray(random_edges().T.astype(np.int32))
     stream = open_edge_stream(edges, num_nodes=300, layout="once")

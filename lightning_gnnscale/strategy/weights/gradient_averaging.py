@@ -24,11 +24,12 @@ class GradientAveraging(WeightPolicy):
 
     Where the sampler weighs losses (GraphSAINT) b_r is the number of batches: their losses are estimates of one mean.
 
-    With losses that are means over targets this is the gradient of the mean over all of them. Full-graph batches carry
-    shares of one loss instead: their gradients are added up. It is done once a step, accumulated gradients included,
-    after the last backward and before clipping. A parameter without gradient on a rank counts as zero there; one
-    without gradient on every rank keeps none. Buffers (BatchNorm) are averaged before validation and checkpoints.
-    Every rank must have the same number of batches.
+    With losses that are means over targets this is the gradient of the mean over all of them; so it is with several
+    labels a target where all are known (a mean over known labels is weighed by its targets all the same). Full-graph
+    batches carry shares of one loss instead: their gradients are added up. It is done once a step, accumulated
+    gradients included, after the last backward and before clipping. A parameter without gradient on a rank counts as
+    zero there; one without gradient on every rank keeps none. Buffers (BatchNorm) are averaged before validation and
+    checkpoints. Every rank must have the same number of batches.
 
     A checkpoint may be saved within an epoch: training goes on as if nothing had been saved, and so does a run that is
     resumed from it with as many processes. It then holds each rank's buffers, and its gradients where these wait for

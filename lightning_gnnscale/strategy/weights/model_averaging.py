@@ -234,7 +234,7 @@ class ModelAveraging(WeightPolicy):
         waiting, saved = state.get("waiting", {}), state["optimizers"]
         self._restored_gradients = {part: kept for part, kept in waiting.items() if part in mine}
         if self.optimizer_state == "shared":
-            mine, saved = [_SHARED_KEY], {_SHARED_KEY: saved[averaging.rank() % len(saved)]} if saved else {}
+            mine, saved = [_SHARED_KEY], _shared_state(saved, num_ranks=len(state["steps"]))
         self._optimizers.load_state_dict({part: saved[part] for part in mine if part in saved})
 
     def teardown(self) -> None:
@@ -326,6 +326,14 @@ class ModelAveraging(WeightPolicy):
 
     def _like_live(self, state: averaging.State) -> averaging.State:
         return {name: state[name].to(tensor.device, tensor.dtype).clone() for name, tensor in self._live.items()}
+
+
+def _shared_state(by_rank: dict[int, Any], num_ranks: int) -> dict[int, Any]:
+    """Return what this rank goes on from: its own state, or one of those saved where there were other ranks."""
+    rank = averaging.rank()
+    if num_ranks != averaging.world_size() and by_rank:
+        rank = sorted(by_rank)[rank % len(by_rank)]
+    return {_SHARED_KEY: by_rank[rank]} if rank in by_rank else {}
 
 
 def _on_cpu(state: averaging.State) -> averaging.State:
