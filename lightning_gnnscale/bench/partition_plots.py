@@ -74,7 +74,7 @@ def _cut_against(rows: list[dict], column: str, factor: float, label: str):
 
 def _scaling(rows: list[dict], baseline: str, clock: str):
     """Draw seconds and peak memory against edges, log-log, one line a method and number of parts."""
-    rows = [row for row in rows if row["seconds"]]
+    rows = [row for row in rows if row[clock]]
     if not rows:
         return None
     styles = _styles(row["family"] for row in rows)
@@ -106,6 +106,7 @@ def _speedup(rows: list[dict], baseline: str, clock: str):
     for graph, axes in panels.items():
         for method in dict.fromkeys(row["method"] for row in others if row["graph"] == graph):
             own = [row for row in others if (row["graph"], row["method"]) == (graph, method)]
+            own.sort(key=lambda row: row["parts"])
             colour, marker = styles[own[0]["family"]]
             parts = [row["parts"] for row in own]
             ratios = [row[clock] / compared[graph, row["parts"]] for row in own]
