@@ -53,7 +53,8 @@ class BackboneModule(TakesInputs):
         loss = (outputs or {}).get("loss")
         # Of counts Lightning takes the integer part of the mean over ranks: times their number it loses nothing.
         count = 0 if loss is None else self._num_losses(batch) * self.trainer.world_size
-        loss = torch.zeros((), device=self.device) if loss is None else loss
+        # Lightning has divided it by the batches of a step.
+        loss = torch.zeros((), device=self.device) if loss is None else loss * self.trainer.accumulate_grad_batches
         self.log("train_loss", loss, on_step=False, on_epoch=True, prog_bar=True, sync_dist=True,
                  reduce_fx="sum" if shares else "mean", batch_size=count)  # fmt: skip
 

@@ -52,7 +52,8 @@ class GNNScaleStrategy(DDPStrategy):
         start_method: "popen" runs the script again for each process (not in notebooks); "fork" copies this one (in
             notebooks, before CUDA is used); "spawn" and "forkserver" import it (which needs a `__main__` guard).
         process_group_backend: "gloo", "nccl", ...; by the device where None.
-        timeout: longest wait for another process, seconds or a timedelta.
+        timeout: longest wait for another process, seconds or a timedelta: more than one rank may take longer than
+            another between two averages, or over a layer of evaluation.
         parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as for DDPStrategy.
 
     Raises:

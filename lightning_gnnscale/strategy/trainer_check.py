@@ -1,6 +1,7 @@
 """What a Trainer must and must not be set to, checked before a run begins. Every error is one line with its remedy."""
 
 import lightning.pytorch as pl
+from lightning.pytorch import callbacks
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint, Timer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
@@ -8,6 +9,8 @@ from torch.nn.parameter import is_lazy
 
 from ..errors import StrategyError
 from . import averaging
+
+_OWN_AVERAGES = ("StochasticWeightAveraging", "WeightAveraging")  # the second since Lightning 2.6
 
 
 def check_module(module: pl.LightningModule) -> None:
@@ -68,6 +71,7 @@ def check_rounds(trainer: pl.Trainer) -> None:
     """
     _check_limits(trainer)
     _check_checkpoints(trainer)
+    _check_averages(trainer)
 
 
 def _check_limits(trainer: pl.Trainer) -> None:
@@ -119,6 +123,16 @@ def _check_checkpoints(trainer: pl.Trainer) -> None:
             f"ModelCheckpoint({given}) saves inside a round, at steps that differ between ranks: use every_n_epochs, "
             "or a callback that calls trainer.save_checkpoint at the same batch_idx on every rank"
         )
+
+
+def _check_averages(trainer: pl.Trainer) -> None:
+    kinds = tuple(getattr(callbacks, name) for name in _OWN_AVERAGES if hasattr(callbacks, name))
+    for callback in trainer.callbacks:
+        if isinstance(callback, kinds):
+            raise StrategyError(
+                f"{type(callback).__name__} averages the weights that it finds, and on a rank those are one part's: "
+                "leave it out, as ModelAveraging averages them, or use weights=GradientAveraging()"
+            )
 
 
 def _check_parts(trainer: pl.Trainer) -> None:

@@ -6,7 +6,13 @@ from datetime import timedelta
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import (
+    LearningRateMonitor,
+    ModelCheckpoint,
+    OnExceptionCheckpoint,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from lightning.pytorch.loggers import CSVLogger
 from partition_stand_ins import Classifier, PartsData, make_trainer, train
 from processes import launch
@@ -80,6 +86,8 @@ REFUSED = {
     "train time": ({"callbacks": [steps({"train_time_interval": timedelta(1)})]}, "use every_n_epochs"),
     "a failed run": ({"callbacks": [OnExceptionCheckpoint(".")]}, "resume from last.ckpt"),
     "a failed run's last": ({"callbacks": [steps({"save_on_exception": True})]}, "save_last=True"),
+    "stochastic averages": ({"callbacks": [StochasticWeightAveraging(0.1)]}, "weights=GradientAveraging()"),
+    "moving averages": ({"callbacks": [WeightAveraging()]}, "weights=GradientAveraging()"),
     "sync_batchnorm": ({"sync_batchnorm": True}, "leave it False"),
     "no parts": ({"data": NoParts()}, "weights=GradientAveraging()"),
     "no training nodes": ({"data": PartsData(sizes=(0, 0))}, "check the train mask"),

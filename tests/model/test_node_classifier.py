@@ -120,6 +120,16 @@ def test_the_other_backbones_learn(graph, kind):
     assert trainer().validate(model, batches, verbose=False)[0]["val_loss"] < 0.9 * before
 
 
+def test_accumulated_batches_leave_the_logged_loss_as_it_is(graph):
+    torch.manual_seed(0)
+    model, batches, logged = NodeClassifier(GraphSAGE(12, 8, 4, dropout=0.0), lr=0.0), batches_of(graph), []
+    for window in (1, 3):
+        run = trainer(max_epochs=1, accumulate_grad_batches=window)
+        run.fit(model, batches)
+        logged.append(float(run.callback_metrics["train_loss"]))
+    assert logged[0] == pytest.approx(logged[1], rel=1e-5)
+
+
 def test_a_module_goes_from_one_trainer_to_another(graph):
     model = NodeClassifier(GCN(12, 8, 4))
     results = [
