@@ -36,7 +36,7 @@ def run(
     sets: dict[str, list] | None = None,
     balance: dict[str, float] | None = None,
     cores: int | str = 1,
-    repeats: int = 1,
+    warm_runs: int = 1,
     chunk_edges: int = 1 << 18,
     seed: int = 0,
     halo_hops: int = 1,
@@ -65,7 +65,7 @@ def run(
         sets: names for lists of graphs; means are told for each.
         balance: constraints, {"nodes": 1.05, "volume": 1.10, "train": 1.05}; None: each method's default.
         cores: that a case may use, or "all".
-        repeats: runs of a case after the first; the best counts.
+        warm_runs: runs of a case after the first; the best counts.
         chunk_edges: edges a chunk.
         seed: of the methods; the graphs do not depend on it.
         halo_hops: of replication factor and bytes of a part.
@@ -88,7 +88,7 @@ def run(
     check_plots(plots)
     if clock not in ("seconds", "cpu_seconds"):
         raise ValueError(f"bench.clock must be seconds or cpu_seconds, got {clock!r}")
-    settings = Settings(balance, cores, repeats, chunk_edges, seed, halo_hops, feature_bytes, limit_s, limit_bytes)
+    settings = Settings(balance, cores, warm_runs, chunk_edges, seed, halo_hops, feature_bytes, limit_s, limit_bytes)
     specs = leave_out_missing_peers(resolve_methods(methods), console.print)
     graph_specs = _resolve_graphs(graphs, sets or {}, public_root(data_root))
     file = RowFile(Path(output_dir) / "rows.csv", again)

@@ -17,7 +17,7 @@ from lightning_gnnscale.cli.main import main
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.partitioner.metis import metis_is_installed
 
-CASES = {"graphs": ["planted:3000"], "parts": [2, 3], "repeats": 0, "sets": {"made": ["planted:3000"]}, "plots": []}
+CASES = {"graphs": ["planted:3000"], "parts": [2, 3], "warm_runs": 0, "sets": {"made": ["planted:3000"]}, "plots": []}
 
 
 class FakeServer(partition_process.MeasuringServer):

@@ -36,6 +36,8 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
             ["bench", "parts", "bench.graphs=[cora]"],
             ["bench.graphs holds names", "got [cora]", "'+bench.graphs={name:"],
         ),
+        (["bench", "partition", "bench.parts=[]"], ["bench.parts must name at least one, got []"]),
+        (["bench", "averaging", "bench.devices=0"], ["bench.devices must be at least 1, got 0"]),
         (["train", "sead=1"], ["sead is not a setting", "seed"]),
         (["train", "model=gnc"], ["model=gnc", "gat", "gcn", "graphsage"]),
         (["train", "datamodule.batchsize=4"], ["datamodule.batchsize is not a setting", "batch_size"]),
