@@ -34,8 +34,10 @@ $(VENV)/.ready-demo: $(VENV)/.ready-torch pyproject.toml
 	@$(PIP) -e .
 	@touch $@
 
-# torch-scatter has no wheels: it is built against the torch that stands here, about 4 minutes the first time.
+# torch-scatter has no wheels: it is built against the torch that stands here, its extensions side by side.
 $(VENV)/.ready-test: $(VENV)/.ready-demo
-	@echo "set-up 3/3: extras for the tests (torch-scatter is compiled: about 4 minutes the first time)"
-	@$(PIP) --no-build-isolation -e ".[scatter,metis,kaminpar,ray,dev]"
+	@echo "set-up 3/3: extras for the tests (torch-scatter is compiled: minutes, the first time)"
+	@printf '[build_ext]\nparallel = 2\n' > $(VENV)/build.cfg
+	@DIST_EXTRA_CONFIG=$(CURDIR)/$(VENV)/build.cfg CFLAGS=-g0 \
+		$(PIP) --no-build-isolation -e ".[scatter,metis,kaminpar,ray,dev]"
 	@touch $@

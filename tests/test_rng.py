@@ -82,7 +82,7 @@ def test_distinct_positions_are_distinct_and_depend_on_the_key(num_items, count)
 
 def test_distinct_positions_are_uniform_each_and_in_pairs():
     """Chi-square at the 1 - 1e-6 quantile, over cells of the first position, and of the first with the second."""
-    num_items, cells, draws = 5001, 5, 20_000
+    num_items, cells, draws = 5001, 5, 8_000
     drawn = np.array([rng.distinct_positions(num_items, 2, key) for key in range(draws)]) * cells // num_items
     for found, size, bound in ((drawn[:, 0], cells, 33.4), (drawn[:, 0] * cells + drawn[:, 1], cells**2, 72.3)):
         expected = draws / size

@@ -77,6 +77,7 @@ def test_up_to_8_parts_refinement_over_edges_is_that_over_rows(graph, data):
     results = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rebalancing, "STREAMED_LOOSE_ROUNDS", rebalancing.LOOSE_ROUNDS)
+        patch.setattr(rebalancing, "STALLED", np.inf)
         patch.setattr(rebalancing, "INNER", 1.0)
         for read, num_threads in ((rows, 1), (stream, 1), (stream, 3)):
             threads = RowThreads(num_threads)
