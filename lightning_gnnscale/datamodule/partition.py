@@ -56,7 +56,8 @@ class PartitionDataModule(StoredGraphDataModule):
             stream's nodes.
         mode: "mini_batch", or "full_batch": each part is one batch.
         sampler: what a mini-batch draws, one of this package's or any `BatchSampler`; None:
-            `NeighborSampler([25, 10])`. A `ClusterSampler` without clusters of its own gets SPRING's.
+            `NeighborSampler([25, 10])`. A `ClusterSampler` without clusters of its own gets SPRING's. Evaluation
+            follows arcs from target to source, so that direction="both" asks for a store with both directions.
         batch_size: seeds a batch, >= 1.
         halo_hops: hops of halo that a part sees, 0 to 3; 0 gives each cross edge to one of its two parts.
         scope: "part": batches stay inside core and halo; "graph": they cross parts and ranks get equal shares of the
@@ -169,7 +170,11 @@ class PartitionDataModule(StoredGraphDataModule):
         if halo_hops not in (0, 1, 2, 3):
             raise ValueError(f"halo_hops must be 0, 1, 2 or 3, got {halo_hops!r}")
         self.mode, self.scope, self.evaluation = mode, scope, evaluation
-        self.sampler = FullBatchSampler() if mode == "full_batch" else sampler or NeighborSampler([25, 10])
+        if mode == "full_batch" and not isinstance(sampler, FullBatchSampler):
+            sampler = FullBatchSampler()
+        self.sampler = sampler or NeighborSampler([25, 10])
+        if not hasattr(self.sampler, "num_batches"):
+            raise ValueError(f"sampler must be one such as gs.NeighborSampler([15, 10]), got {self.sampler!r}")
         if isinstance(self.sampler, ClusterSampler) and self.sampler.cluster is None:
             self.sampler = replace(self.sampler, cluster=clusters_by("spring"))
         self.halo_hops, self.interleave_parts, self.block_arcs = halo_hops, interleave_parts, block_arcs
@@ -221,7 +226,7 @@ class PartitionDataModule(StoredGraphDataModule):
             targets = np.concatenate(list(part_targets(self.store, self.sampler).values()))
             self.sampler = self._placed.open(self.store, targets, self.sampler, self.loader_options, self.trainer)
         if getattr(self.sampler, "locality", None) is not None:
-            self.sampler.locality.check_store(self.store.num_nodes, self.store.fingerprint)
+            self.sampler.locality.check_store(self.store.num_nodes, self.store.layout_fingerprint)
 
     @property
     def buffer(self) -> FeatureBuffer | None:
@@ -363,6 +368,11 @@ class PartitionDataModule(StoredGraphDataModule):
             raise StrategyError("testing needs test links, and none are held out: use hold_out_edges, or links=")
 
     def _evaluation(self, split: str | None) -> EvaluationLoader | PartLoader:
+        if getattr(self.sampler, "direction", "in") == "both" and not self.store.symmetric:
+            raise StrategyError(
+                'direction="both" trains on arcs of both directions, evaluation would follow one, and this store has '
+                'arcs without their reverse: write it with to_undirected=True, or say direction="in"'
+            )
         rank, world_size = self._rank_and_world()
         links = None
         if split is not None and trains_on_links(self.sampler):

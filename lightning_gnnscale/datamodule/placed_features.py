@@ -57,7 +57,7 @@ def open_buffer(
     options = {
         "on": on,
         "cache": FeatureCache(settings.cache_rows, settings.cache_policy) if settings.cache_rows else None,
-        "fingerprint": store.fingerprint,
+        "fingerprint": store.layout_fingerprint,
     }
     if world_size > 1:
         buffer = FeatureBuffer.join(placement, store.features, rank, **options)

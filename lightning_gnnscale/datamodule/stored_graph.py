@@ -111,6 +111,7 @@ class StoredGraphDataModule(L.LightningDataModule):
             PartitionStore.open(self.root)
         else:
             self.store_source.prepare(self.planned_parts())
+            self._store = None
 
     def planned_parts(self) -> int:
         """Return the number of parts: as given; else that of a store of this input that stands; else the planner's."""
@@ -146,6 +147,8 @@ class StoredGraphDataModule(L.LightningDataModule):
             PartitionStoreError: it has no features, and the model brings none.
             StrategyError: the Trainer does not go with this DataModule.
         """
+        if self.store_source is not None and self._store is not None and self._store.is_replaced():
+            self._store = None  # opened before `prepare_data` wrote another, here or on another rank
         if stage == "fit" and self.trainer is not None:
             self.check_trainer(self.trainer)
         inputs = getattr(getattr(self.trainer, "lightning_module", None), "inputs", None)

@@ -205,6 +205,8 @@ def make_evaluation_loader(
         StrategyError: fewer nodes than ranks.
     """
     nodes = np.flatnonzero(store.masks[split]) if split else np.arange(store.num_nodes)
+    if not len(nodes):
+        raise StrategyError(f"no node is in the {split} mask: name some nodes, or leave the mask out")
     if len(nodes) < world_size:
         raise StrategyError(
             f"{len(nodes)} nodes cannot be shared out to {world_size} processes: use devices=1 to evaluate"

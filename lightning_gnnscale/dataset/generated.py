@@ -72,6 +72,8 @@ def generate(
     target.mkdir(parents=True, exist_ok=True)
     edges, rows = target / "edges.bin", target / "features.npy"
     with FileLock(target / "lock"):
+        for left in target.glob("*.tmp*"):  # by a killed process
+            left.unlink()
         if not edges.is_file():
             write_edges(graph.stream(chunk_edges), edges, dtype="int32", progress=progress)
         if not rows.is_file():

@@ -38,7 +38,7 @@ class GraphDataset:
     Attributes:
         name: short, used in the names of folders.
         stream: the edges.
-        features: (num_nodes, dim) array, memmap or .npy path, `CSRFeatures`, or None.
+        features: (num_nodes, dim) array, memmap or .npy path, `CSRFeatures` or a tuple of its four, or None.
         labels: (num_nodes,) or (num_nodes, 1) integers with -1 = unknown, or (num_nodes, num_labels) of 0, 1 and -1
             for several labels a node, or None.
         masks: {"train": bool (num_nodes,), "val": ..., "test": ...}.
@@ -69,6 +69,10 @@ class GraphDataset:
         unknown = sorted(set(self.masks) - set(MASK_NAMES))
         if unknown:
             raise ValueError(f"masks must be named {', '.join(MASK_NAMES)}; got {', '.join(unknown)}")
+        if type(self.features) is tuple and len(self.features) == 4:
+            self.features = CSRFeatures(*self.features)
+        if isinstance(self.features, list):
+            self.features = np.asarray(self.features)
         if self.features is not None and len(self._feature_rows().shape) != 2:
             raise ValueError(f"features must have shape (num_nodes, dim), got {self._feature_rows().shape}")
         self._check_row_order()

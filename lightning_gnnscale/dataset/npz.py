@@ -72,7 +72,7 @@ def load_npz(
     rows = [len(value) for value in (labels, arrays.get("train_mask")) if value is not None]
     if features is not None:
         rows.append(features.shape[0])
-    num_nodes = max([int(arrays["edge_index"].max(initial=-1)) + 1, *rows])
+    num_nodes = max([_nodes_named(arrays["edge_index"]), *rows])
     masks = {key: arrays[f"{key}_mask"] for key in ("train", "val", "test") if f"{key}_mask" in arrays}
     if split == "public" and not masks:
         raise ValueError(f"{path}: has no public split; say dataset.split=random")
@@ -105,6 +105,10 @@ def _find(name: str, root: str | None) -> Path:
         return folder / name / "graph.npz"
     there = sorted(path.parent.name for path in folder.glob("*/graph.npz"))
     raise FileNotFoundError(f"dataset.name: no graph {name!r} in {folder}; there are {', '.join(there) or 'none'}")
+
+
+def _nodes_named(edges: np.ndarray) -> int:
+    return int(edges.max()) + 1 if edges.size else 0
 
 
 def _features(arrays: dict, normalize: bool):

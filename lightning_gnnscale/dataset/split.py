@@ -21,12 +21,14 @@ def random_split(labels, fractions: Sequence[float] = (0.7, 0.15, 0.15), seed: i
         {"train", "val", "test"}: (num_nodes,) bool, disjoint.
 
     Raises:
-        ValueError: fractions out of range.
+        ValueError: fractions out of range, or labels that are no numbers.
     """
     fractions = [float(fraction) for fraction in fractions]
     if len(fractions) != 3 or min(fractions) < 0 or not sum(fractions) <= 1 + 1e-9:
         raise ValueError(f"split.fractions must be three numbers in [0, 1] that add up to at most 1, got {fractions}")
     labels = np.asarray(labels)
+    if labels.dtype.kind not in "biuf":
+        raise ValueError(f"labels must be numbers, got {labels.dtype}")
     known = labels >= 0
     labelled = np.flatnonzero(known if labels.ndim == 1 else known.any(axis=1))
     order = labelled[permutation(len(labelled), fold(seed))]

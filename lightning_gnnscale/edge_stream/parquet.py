@@ -96,22 +96,30 @@ def open_parquet(path: Path, options: StreamOptions, src=None, dst=None) -> Parq
     """Stream Parquet files.
 
     Args:
-        path: a file, a folder (all .parquet files in it, at any depth) or a glob.
+        path: a file, a folder (all .parquet files in it, at any depth, but for names that begin with "." or "_", which
+            writers use for what is not finished) or a glob of files and such folders.
         options: what all streams have.
         src, dst: the columns' names or positions; None: "src" and "dst" or another customary pair, else the only two.
     """
     if path.is_file():
         return ParquetStream(str(path), [path], src, dst, options)
     if path.is_dir():
-        files = [file for file in path.rglob("*.parquet") if not file.name.startswith((".", "_"))]
+        files = _files_in(path)
     else:
-        files = [Path(file) for file in glob.glob(str(path), recursive=True)]
-        others = [file.name for file in files if file.suffix.lower() != ".parquet"]
+        matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
+        others = [match.name for match in matches if match.suffix.lower() != ".parquet"]
         if others:
             raise ValueError(f"edge_stream: {path}: a glob may match .parquet files only, got {others[0]}")
+        # A set, as "**" finds both a folder and the files in it.
+        files = {file for match in matches for file in (_files_in(match) if match.is_dir() else [match])}
     if not files:
         raise EdgeStreamError(f"{path}: no .parquet files there")
     return ParquetStream(str(path), sorted(files), src, dst, options)
+
+
+def _files_in(folder: Path) -> list[Path]:
+    files = [path for path in folder.rglob("*.parquet") if path.is_file()]
+    return [path for path in files if not any(n.startswith((".", "_")) for n in path.relative_to(folder).parts)]
 
 
 def _open(path: Path) -> pq.ParquetFile:

@@ -4,6 +4,7 @@ import hashlib
 import os
 import threading
 from itertools import pairwise
+from numbers import Integral
 from pathlib import Path
 
 import numpy as np
@@ -113,13 +114,16 @@ class NodeIds:
     def index_of(self, ids) -> np.ndarray:
         """Return the (num,) int64 node numbers of the user's ids.
 
+        Args:
+            ids: (num,) integers or strings, as in the edges.
+
         Raises:
-            ValueError: an id is not among the stream's.
+            ValueError: an id is not among the stream's, or no whole number where those are.
         """
         if self.are_strings:
             found = self._table.find(Strings.of([str(name) for name in ids]))
         elif self._table is not None:
-            ids = np.asarray(ids)
+            ids = _whole_numbers(ids)
             found = self._table.find(_as_int64(ids))
             if ids.dtype == np.uint64 and not self._has_large:
                 found[ids >= _LARGE] = -1
@@ -207,6 +211,21 @@ def _any_negative(ids: np.ndarray) -> bool:
 
 def _any_large(ids: np.ndarray) -> bool:
     return ids.dtype == np.uint64 and len(ids) > 0 and bool(ids.max() >= _LARGE)
+
+
+def _whole_numbers(ids) -> np.ndarray:
+    """Return (num,) integers as an array of them; of a list on both sides of 2**63 numpy itself would make floats."""
+    if isinstance(ids, list | tuple) and all(isinstance(one, Integral) for one in ids) and max(ids, default=0) >= 2**63:
+        try:
+            ids = np.array(ids, np.uint64)
+        except OverflowError:
+            raise ValueError(f"node ids must lie within 64 bits of one sign, got {min(ids)} and {max(ids)}") from None
+    ids = np.asarray(ids)
+    if ids.size == 0:
+        ids = ids.astype(np.int64)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ValueError(f"node ids must be a list of whole numbers, got {ids.dtype} of shape {ids.shape}")
+    return ids
 
 
 def _as_int64(ids: np.ndarray) -> np.ndarray:

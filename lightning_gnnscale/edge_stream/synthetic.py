@@ -93,7 +93,8 @@ class SyntheticGraph:
     def parameters(self) -> dict:
         """Return the parameters as plain values; those that came later are left out where they are not given."""
         later = ("community_exponent", "max_community")
-        return {name: value for name, value in asdict(self).items() if value is not None or name not in later}
+        given = {name: value for name, value in asdict(self).items() if value is not None or name not in later}
+        return {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
 
     def __getstate__(self) -> dict:
         return asdict(self)

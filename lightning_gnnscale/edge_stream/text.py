@@ -120,7 +120,7 @@ def open_text(
     dst: str | int | None = None,
     id_type: str = "auto",
 ) -> TextStream:
-    """Stream a text file; all its lines have the same number of fields, and `"` quotes one.
+    """Stream a text file; all its lines have the same number of fields, and `"` quotes one within its line.
 
     Args:
         path: .csv, .tsv, .txt, also with .gz.

@@ -78,8 +78,7 @@ def _detect_separator(path: Path, sample: list[tuple[int, bytes]]) -> bytes:
     number, first = sample[0]
     unusual = _UNUSUAL.match(first.strip())
     for separator in (*order, unusual.group(1)) if unusual else order:
-        pairs = [split_fields(line, separator)[:2] for _, line in sample]
-        fits = [len(pair) == 2 and all(pair) for pair in pairs]
+        fits = [sum(map(bool, split_fields(line, separator))) >= 2 for _, line in sample]
         if fits[0] and 2 * sum(fits) > len(fits):
             return separator
     shown = first.strip()[:60].decode(errors="replace")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..errors import EdgeStreamError
 from .stream import EdgeStream, Progress
 
 WRITE_SUFFIXES = (".bin", ".npy", ".parquet", ".csv", ".tsv", ".txt")
@@ -28,12 +29,12 @@ def write_edges(
 
     Raises:
         ValueError: another suffix or dtype.
-        EdgeStreamError: the stream cannot be read.
+        EdgeStreamError: the stream cannot be read, or an id does not fit the dtype.
     """
     path = Path(path)
     if path.suffix not in WRITE_SUFFIXES:
         raise ValueError(f"write_edges: path must end in one of {', '.join(WRITE_SUFFIXES)}, got {path.name!r}")
-    id_type = stream.dtype if dtype is None else np.dtype(dtype)
+    id_type = stream.dtype if dtype is None else np.dtype(dtype).newbyteorder("=")
     if id_type.name not in ("int32", "int64"):
         raise ValueError(f"write_edges: dtype must be int32 or int64, got {id_type.name}")
     temporary = path.with_name(f".{path.name}.tmp{os.getpid()}")
@@ -52,8 +53,13 @@ def _silent(what: str, done: int, total: int | None) -> None:
     pass
 
 
-def _pieces(stream: EdgeStream, progress: Progress):
+def _pieces(stream: EdgeStream, id_type: np.dtype, progress: Progress):
+    narrows = stream.dtype.itemsize > id_type.itemsize
     for chunk in stream.chunks():
+        if narrows and len(chunk.src):
+            largest = max(int(chunk.src.max()), int(chunk.dst.max()))
+            if largest > np.iinfo(id_type).max:
+                raise EdgeStreamError(f"{stream.name}: node {largest} does not fit {id_type.name}: write int64")
         for start in range(0, len(chunk.src), _PIECE_EDGES):
             part = slice(start, start + _PIECE_EDGES)
             yield chunk.src[part], chunk.dst[part]
@@ -61,7 +67,7 @@ def _pieces(stream: EdgeStream, progress: Progress):
 
 
 def _write_pairs(stream: EdgeStream, file, id_type: np.dtype, progress: Progress) -> None:
-    for src, dst in _pieces(stream, progress):
+    for src, dst in _pieces(stream, id_type, progress):
         pairs = np.empty((len(src), 2), id_type)
         pairs[:, 0] = src
         pairs[:, 1] = dst
@@ -88,7 +94,7 @@ def _write_parquet(stream: EdgeStream, path: Path, id_type: np.dtype, suffix: st
     arrow_type = pa.from_numpy_dtype(id_type)
     schema = pa.schema([("src", arrow_type), ("dst", arrow_type)])
     with pq.ParquetWriter(path, schema) as writer:
-        for src, dst in _pieces(stream, progress):
+        for src, dst in _pieces(stream, id_type, progress):
             columns = [pa.array(end.astype(id_type, copy=False)) for end in (src, dst)]
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))
 
@@ -102,6 +108,6 @@ def _write_text(stream: EdgeStream, path: Path, id_type: np.dtype, suffix: str, 
     schema = pa.schema([("src", arrow_type), ("dst", arrow_type)])
     options = csv.WriteOptions(include_header=suffix == ".csv", delimiter=delimiter, quoting_style="none")
     with csv.CSVWriter(str(path), schema, write_options=options) as writer:
-        for src, dst in _pieces(stream, progress):
+        for src, dst in _pieces(stream, id_type, progress):
             columns = [pa.array(end.astype(id_type, copy=False)) for end in (src, dst)]
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))

@@ -209,7 +209,9 @@ class PartLoader:
                         f"{mine[name]}: resume with the same setting, or from the end of an epoch"
                     )
         self.epoch = state["epoch"]
-        self._resume_at = self._delivered = state["delivered"]
+        at_end = state["delivered"] >= state["length"]
+        self._resume_at = 0 if at_end else state["delivered"]
+        self._delivered = self.length if at_end else state["delivered"]
 
     def __iter__(self) -> Iterator[MiniBatch | None]:
         # Nothing is read before the first batch is asked for: Lightning sets the epoch after it made the iterator.

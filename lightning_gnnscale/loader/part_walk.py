@@ -97,7 +97,7 @@ class WholeGraph:
     @classmethod
     def of_store(cls, store, part: int) -> "WholeGraph":
         """Return the view of a `PartitionStore` for one rank."""
-        return cls.of(store.csc, part, store.symmetric, store.root, store.fingerprint)
+        return cls.of(store.csc, part, store.symmetric, store.root, store.layout_fingerprint)
 
     @property
     def num_core(self) -> int:

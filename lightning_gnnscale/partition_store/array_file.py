@@ -44,6 +44,7 @@ class ArrayFile:
         self.row_shape = tuple(row_shape)
         self.row_bytes = self.dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
         self.num_rows, self.crc = num_rows, crc
+        self._fd = -1
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         os.ftruncate(self._fd, HEADER_BYTES + num_rows * self.row_bytes)
 
@@ -73,6 +74,9 @@ class ArrayFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def __del__(self):
+        self.release()  # a refused value must not hold the bytes of a file that is removed
 
     def _bytes(self, rows: np.ndarray) -> memoryview:
         rows = np.ascontiguousarray(rows, dtype=self.dtype)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,6 +131,10 @@ def _sparse_source(indptr, indices, data, shape, num_nodes: int) -> SparseSource
         raise ValueError("features: CSR indptr must rise from 0 to the number of indices and values")
     if source.shape[1] > np.iinfo(np.int32).max:
         raise ValueError(f"features: CSR may have at most 2**31 - 1 columns, got {source.shape[1]}")
+    if source.indptr.dtype.kind not in "iu" or source.indices.dtype.kind not in "iu":
+        raise ValueError(
+            f"features: CSR indptr and indices must be integers, got {source.indptr.dtype}, {source.indices.dtype}"
+        )
     if source.data.dtype.kind not in "fiub" or source.data.dtype.itemsize > 8:
         raise ValueError(f"features: CSR values must be numbers of at most 8 bytes, got {source.data.dtype}")
     return source
@@ -147,8 +152,8 @@ def _load_rows(name: str, array, num_rows: int, ndims: tuple[int, ...]) -> np.nd
     if array.ndim not in ndims or array.shape[0] != num_rows:
         wanted = " or ".join(f"({num_rows}{', columns' * (ndim - 1)})" for ndim in ndims)
         raise ValueError(f"{name} must have shape {wanted}, got {array.shape}")
-    if array.dtype.kind not in "fiub":
-        raise ValueError(f"{name} must be numbers or booleans, got {array.dtype}")
+    if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
+        raise ValueError(f"{name} must be numbers or booleans of at most 8 bytes, got {array.dtype}")
     return array
 
 
@@ -212,7 +217,7 @@ def identity(array) -> Any:
     array = np.asanyarray(_opened(array))
     form = [list(array.shape), little_endian(array.dtype).str]
     memmap = _backing_memmap(array)
-    if memmap is not None and memmap.filename is not None:
+    if memmap is not None and memmap.filename is not None and memmap.mode != "c":  # copies on write are not the file
         facts = os.stat(memmap.filename)
         place = array.ctypes.data - np.frombuffer(memmap._mmap, np.uint8).ctypes.data
         return [
@@ -228,7 +233,12 @@ def identity(array) -> Any:
 
 def _opened(array):
     """Map a .npy file where a path is given."""
-    return np.load(array, mmap_mode="r") if isinstance(array, str | os.PathLike) else array
+    if not isinstance(array, str | os.PathLike):
+        return array
+    try:
+        return np.load(array, mmap_mode="r")
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{array}: not a .npy file that numpy can map ({error})") from None
 
 
 def _backing_memmap(array: np.ndarray) -> np.memmap | None:

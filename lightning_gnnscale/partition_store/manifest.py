@@ -65,18 +65,19 @@ def read_manifest(root: Path) -> dict:
     try:
         manifest = json.loads((root / MANIFEST).read_text())
         version = manifest["format_version"]
-    except (ValueError, KeyError, TypeError):
+        sizes = {name: entry["bytes"] for name, entry in manifest["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise PartitionStoreError(f"{root / MANIFEST}: damaged; write the store again with overwrite=True") from None
     if version != FORMAT_VERSION:
         raise PartitionStoreError(
             f"{root}: store of format {version}, this version reads {FORMAT_VERSION};"
             " write it again with overwrite=True, or use the version that wrote it"
         )
-    for name, entry in manifest["files"].items():
+    for name, wanted in sizes.items():
         path = root / f"{name}.npy"
         size = path.stat().st_size if path.is_file() else None
-        if size != entry["bytes"]:
-            found = "is missing" if size is None else f"has {size} bytes instead of {entry['bytes']}"
+        if size != wanted:
+            found = "is missing" if size is None else f"has {size} bytes instead of {wanted}"
             raise PartitionStoreError(f"{path}: {found}; {REMEDY}")
     return manifest
 
@@ -84,9 +85,10 @@ def read_manifest(root: Path) -> dict:
 def read_source(root: Path) -> dict:
     """Return the record of a store's input: its fingerprint, and the checksum of part_id; {} if it is not there."""
     try:
-        return json.loads((Path(root) / SOURCE).read_text())
+        source = json.loads((Path(root) / SOURCE).read_text())
     except (OSError, ValueError):
         return {}
+    return source if isinstance(source, dict) else {}
 
 
 def _what_is_missing(root: Path) -> str:

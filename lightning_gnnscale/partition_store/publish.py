@@ -1,11 +1,18 @@
 """How a finished store appears at its root: whole, at once, and never before an older one may go."""
 
+import os
 import shutil
 from pathlib import Path
 
 from ..errors import PartitionStoreError
 from .journal import JOURNAL, WRITER_NOTE, journal_head, partial_folder
 from .manifest import MANIFEST, SOURCE, read_source, sync_folder
+
+
+def store_folder(root: str | os.PathLike) -> Path:
+    """Return where a store at root lies: a link is followed, so that it is built and replaced on its own disk."""
+    path = Path(root).absolute()
+    return path.resolve() if path.is_symlink() else path
 
 
 def stands(root: Path, source: dict, overwrite: bool) -> bool:
@@ -82,8 +89,7 @@ def _is_writers(partial: Path) -> bool:
 
 def _has_store(root: Path) -> bool:
     """Either file is the writer's own mark: a store that lost its manifest is still one that may be written again."""
-    source = read_source(root)
-    return (root / MANIFEST).is_file() or (isinstance(source, dict) and "part_id_crc32" in source)
+    return (root / MANIFEST).is_file() or "part_id_crc32" in read_source(root)
 
 
 def _old_folder(root: Path) -> Path:

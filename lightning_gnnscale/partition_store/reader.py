@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from ..errors import PartitionStoreError
 from ..graph import CSC
 from .array_file import map_rows
 from .expand import assigned_arcs, distances, keep_arcs, localise, rows_within
 from .features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows
-from .manifest import read_manifest, read_source
+from .manifest import MANIFEST, REMEDY, read_manifest, read_source
 from .packed_features import PackedFeatures, features_of_part
 from .part_graph import PartGraph
 
@@ -64,7 +65,11 @@ class PartitionStore:
                 manifest says. Contents are compared by `verify`.
         """
         root = Path(root).absolute()
-        return cls(root, read_manifest(root))
+        manifest = read_manifest(root)
+        try:
+            return cls(root, manifest)
+        except (KeyError, TypeError, AttributeError, ValueError):
+            raise PartitionStoreError(f"{root / MANIFEST}: damaged; {REMEDY}") from None
 
     def __reduce__(self):
         return PartitionStore.open, (str(self.root),)
@@ -97,6 +102,11 @@ class PartitionStore:
         return read_source(self.root).get("fingerprint", "")
 
     @cached_property
+    def layout_fingerprint(self) -> str:
+        """What identifies the order of nodes and arcs: the input, and the part of every node, whoever chose it."""
+        return f"{self.fingerprint}{read_source(self.root).get('part_id_crc32', 0):08x}"
+
+    @cached_property
     def part_features(self) -> FeatureTable | None:
         """What batches of parts read: `features`, or with the packed rows of halos where the store has them."""
         if self._halo_features is None:
@@ -123,6 +133,10 @@ class PartitionStore:
     def edge_row_bytes(self) -> int:
         """Bytes that an arc takes beside its source: its weight and its features."""
         return sum(rows[:1].nbytes for rows in (self.edge_weight, self.edge_features) if rows is not None)
+
+    def is_replaced(self) -> bool:
+        """Return whether another store has been written to the folder since this one was opened."""
+        return read_manifest(self.root) != self.manifest
 
     def part_of(self, nodes: np.ndarray) -> np.ndarray:
         """Return the (num,) int64 part of each store id."""

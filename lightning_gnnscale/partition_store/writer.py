@@ -3,7 +3,6 @@
 import errno
 import zlib
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from .inputs import SparseSource, StoreInputs, check_inputs
 from .journal import Journal, clear_folder, partial_folder, writer_lock
 from .manifest import FORMAT_VERSION, MANIFEST, SOURCE, describe_files, write_json
 from .node_tables import Progress, write_sparse_table, write_table
-from .publish import check_partial, finish_publishing, publish, stands
+from .publish import check_partial, finish_publishing, publish, stands, store_folder
 from .reader import PartitionStore
 from .relabel import StoreIds, relabel
 from .rows import drop_cross, write_rows
@@ -83,7 +82,7 @@ def write_partition_store(
         and per part one sequential pass over what it owns; memory O(num_nodes) plus the buffers of `budget`; scratch
         disk of about two times the arcs.
     """
-    root = Path(root).absolute()
+    root = store_folder(root)
     budget = budget or WriteBudget()
     inputs = check_inputs(stream, p, features, labels, masks, edge_weight, edge_features, pack_halo)
     # Features, sparse ones too, are checked while they are stored.

@@ -102,7 +102,7 @@ def neighborhood_block(
     weights = _mask_weights(labels, {"train": train_weight, "val": val_weight, "test": test_weight})
     settings = {"num_hops": num_hops, "weights": weights.tolist(), "epsilon": epsilon, "num_parts": num_parts}
     settings |= {"masks": {name: hashlib.sha256(mask).hexdigest() for name, mask in labels.items()}}
-    settings |= {"method": "neighborhood_block", "deduplicate": deduplicate}
+    settings |= {"method": "neighborhood_block", "deduplicate": deduplicate, "scratch": scratch is not None}
     saved = Checkpoint(checkpoint, stream, settings, checkpoint_every)
     graph, phase, arrays = open_or_reopen(stream, saved, deduplicate, scratch, progress)
     passes = _Passes(graph, saved, progress, phase, arrays)

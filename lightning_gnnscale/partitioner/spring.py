@@ -100,6 +100,7 @@ def spring(
     if tau_vol is not None:
         check_number("partitioner.tau_vol", tau_vol, at_least=0)
     settings = {"tau_vol": tau_vol, "tau_factor": tau_factor, "num_parts": num_parts, "deduplicate": deduplicate}
+    settings["scratch"] = scratch is not None  # without it repeated edges may stay
     saved = Checkpoint(checkpoint, stream, {"method": "spring", **settings}, checkpoint_every)
     graph, state = _after_degrees(stream, num_parts, settings, scratch, saved, progress)
     with phases.phase("clustering"):

@@ -105,6 +105,7 @@ def place_edges(
     check_masters(masters)
     check_number("partitioner.checkpoint_every", checkpoint_every, at_least=1)
     settings = {"num_parts": num_parts, "seed": seed, "masters": masters, "deduplicate": deduplicate, **cut.settings}
+    settings["scratch"] = scratch is not None  # without it repeated edges may stay
     saved = Checkpoint(checkpoint, stream, {"method": cut.method, **settings}, checkpoint_every)
     phase, graph, state, owners, position = _open(cut, stream, settings, scratch, saved, progress)
     names = [edge_pass.name for edge_pass in cut.passes]

@@ -85,7 +85,7 @@ def place(
                 rows[device] = own
     on_disk = _beyond_host(order, rows, groups, host_rows)
     shares = read_shares(tuple(rows), groups, on_disk, prob)
-    fingerprint = getattr(store, "fingerprint", "")
+    fingerprint = getattr(store, "layout_fingerprint", "")
     return Placement(tuple(rows), groups, len(prob), on_disk, mean_shares(shares), shares, method, fingerprint)
 
 

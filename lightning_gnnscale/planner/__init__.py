@@ -73,7 +73,8 @@ def plan(
     total = csc_bytes(num_nodes, num_edges) + features + edge_data
     parts, chosen_by = _choose_parts(total, num_devices, memory, compute, num_parts)
     if num_nodes and parts > num_nodes:
-        remedy = "" if chosen_by == "user" else "; a part of one node does not fit: give more device memory"
+        ruled = chosen_by != "user" and memory is not None
+        remedy = "; a part of one node does not fit: give more device memory" if ruled else ""
         raise ValueError(f"num_parts must be in [1, {num_nodes}], got {parts}{remedy}")
     shape = {"num_nodes": num_nodes, "num_edges": num_edges, "num_parts": parts, "num_processes": num_devices}
     training = predict_training(**shape, edge_row_bytes=edge_row_bytes, **training_options)

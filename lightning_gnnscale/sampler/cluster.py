@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import check_count
 from ..graph import CSC
 from ..jit import kernel
 from ..rng import combine_array, fold, permutation
@@ -52,8 +53,7 @@ class ClusterSampler:
 
     def __post_init__(self):
         for name in ("num_clusters", "clusters_per_batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+            check_count(name, getattr(self, name))
         check_direction(self.direction)
 
     def num_batches(self, num_targets: int, batch_size: int, drop_last: bool) -> int:

@@ -1,10 +1,12 @@
 """Batches for losses over links: seeds with positives and negatives, and the neighbourhoods of them all."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import check_count
 from ..jit import kernel
 from ..rng import combine_array, distinct_positions
 from ..triton_kernels.sample_neighbors import Workspace
@@ -105,8 +107,9 @@ class LinkSampler:
                 "exclude_pairs must be False with a LayerwiseSampler, whose batches repeat nodes, got True"
             )
         for name in ("walk_length", "num_negatives", "edges_per_node"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            check_count(name, getattr(self, name))
+        if not math.isfinite(self.degree_power):
+            raise ValueError(f"degree_power must be finite, got {self.degree_power}")
 
     @property
     def trains_on_links(self) -> bool:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import check_count
 from ..graph import CSC
 from ..jit import kernel
 from ..rng import GOLDEN, below, fold, mix64, unit
@@ -72,8 +73,7 @@ class SaintSampler:
         if self.kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
         for name in ("budget", "num_roots", "walk_length", "batches_per_pass", "num_norm_samples"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+            check_count(name, getattr(self, name))
         check_direction(self.direction)
 
     def num_batches(self, num_targets: int, batch_size: int, drop_last: bool) -> int:

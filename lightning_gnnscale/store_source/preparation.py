@@ -16,7 +16,7 @@ from ..events import stage
 from ..partition_store import PartitionStore, input_fingerprint, write_partition_store
 from ..partition_store.inputs import load_arrays
 from ..partition_store.manifest import MANIFEST, REMEDY, describe_files, read_manifest, read_source, write_json
-from ..partition_store.publish import check_is_store
+from ..partition_store.publish import check_is_store, store_folder
 from ..partition_store.values import check_values
 from ..partitioner import Partitioning
 from ..partitioner import partition as partition_by_name
@@ -92,7 +92,7 @@ def prepare_store(
     Cost: where the store stands, nothing but the fingerprints; with overwrite one read of it, about 3 GB/s. Else a
         read of labels, sparse features and edge values before all other work.
     """
-    root = Path(root)
+    root = store_folder(root)
     source, parts = _record_path(root), Path(f"{root}.parts-{fingerprint[:12]}")
     if made_from(root) != fingerprint:  # before the partitioning, which may take long, and before a folder is made
         _check_arrays(dataset, finite=writer_options.get("check_finite", True))
@@ -190,7 +190,7 @@ def partitioning_facts(root: str | os.PathLike) -> dict:
 
 
 def _record_path(root: str | os.PathLike) -> Path:
-    return Path(f"{root}.source.json")
+    return Path(f"{store_folder(root)}.source.json")
 
 
 def _read_record(root: str | os.PathLike) -> dict:
@@ -203,8 +203,7 @@ def _read_record(root: str | os.PathLike) -> dict:
 
 
 def _own_fingerprint(root: str | os.PathLike) -> str | None:
-    source = read_source(Path(root))
-    return source.get("fingerprint") if isinstance(source, dict) else None
+    return read_source(Path(root)).get("fingerprint")
 
 
 def _is_own(root: str | os.PathLike, expected: str | None) -> bool:
@@ -226,10 +225,7 @@ def _refusal(root: Path, known: bool) -> PartitionStoreError:
 def _open(root: Path) -> PartitionStore:
     if not (root / MANIFEST).is_file():
         raise PartitionStoreError(f"{root}: {MANIFEST} is missing; {REMEDY}")
-    try:
-        return PartitionStore.open(root)
-    except (KeyError, TypeError, AttributeError, ValueError):
-        raise PartitionStoreError(f"{root / MANIFEST}: damaged; {REMEDY}") from None
+    return PartitionStore.open(root)
 
 
 def _whole_store(root: Path) -> PartitionStore | None:

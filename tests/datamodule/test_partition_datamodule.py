@@ -1,5 +1,6 @@
 """The DataModule: partitions once, says in one line what is wrong, evaluates exactly."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import lightning as L
@@ -11,6 +12,7 @@ from community_graph import small_dataset
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.datamodule import StoreLayerSource
+from lightning_gnnscale.edge_stream import SyntheticGraph
 from lightning_gnnscale.errors import PartitionStoreError, StrategyError
 from lightning_gnnscale.model.inference import layerwise_inference
 
@@ -340,3 +342,47 @@ def test_overfitting_trains_on_the_same_seeds(store_root):
         )  # fmt: skip
         run.fit(classifier(dm), dm)
         assert (seen.seeds[0] == seen.seeds[1] == seen.seeds[2]) == same
+
+
+def test_the_store_that_was_written_is_the_one_trained_on(tmp_path, dataset):
+    options = {"root": tmp_path / "s", "partitioner": "random", "num_parts": 2}
+    gs.PartitionDataModule(dataset=dataset, **options).prepare_data()
+    other = small_dataset(seed=5)
+    this_rank, another = (gs.PartitionDataModule(dataset=other, overwrite=True, **options) for _ in range(2))
+    assert this_rank.num_features == another.num_features == 16  # opens the store that stands
+    this_rank.prepare_data()
+    for dm in (this_rank, another):
+        dm.setup("fit")
+        batch = next(iter(dm.train_dataloader()))
+        rows = np.asarray(other.features)[dm.store.original_nid[batch.n_id.numpy()]]
+        assert np.array_equal(batch.x.numpy(), rows)
+        dm.teardown("fit")
+
+
+def test_both_directions_ask_for_both_in_the_store(tmp_path, dataset):
+    dataset = replace(dataset, stream=SyntheticGraph(400, 2400, 8, seed=1).stream())
+    sampler = gs.NeighborSampler([5], direction="both")
+    dm = gs.PartitionDataModule(root=tmp_path / "s", dataset=dataset, num_parts=2, sampler=sampler)
+    dm.prepare_data()
+    dm.setup()
+    assert next(iter(dm.train_dataloader())).batch_size
+    with pytest.raises(StrategyError, match=r'direction="both" trains on arcs of both.*to_undirected=True'):
+        dm.test_dataloader()
+    dm.teardown("test")
+    full = gs.sampler.FullBatchSampler(direction="both")
+    assert gs.PartitionDataModule(store=tmp_path / "s", mode="full_batch", sampler=full).sampler is full
+
+
+def test_a_sampler_that_is_none_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"sampler must be one such as gs.NeighborSampler.*, got \[15, 10\]"):
+        gs.PartitionDataModule(store=tmp_path, sampler=[15, 10])
+
+
+def test_an_empty_mask_says_so(tmp_path, dataset):
+    dataset = replace(dataset, masks={**dataset.masks, "val": np.zeros(400, bool)})
+    dm = gs.PartitionDataModule(root=tmp_path / "s", dataset=dataset, num_parts=2, evaluation="sampled")
+    dm.prepare_data()
+    dm.setup()
+    with pytest.raises(StrategyError, match="no node is in the val mask"):
+        dm.val_dataloader()
+    dm.teardown("test")

@@ -10,6 +10,7 @@ import torch
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import CSRFeatures, GraphDataset, generate, load_files, load_npz, load_pyg
+from lightning_gnnscale.dataset.split import random_split
 from lightning_gnnscale.edge_stream import open_edge_stream
 from lightning_gnnscale.errors import EdgeStreamError
 
@@ -309,3 +310,10 @@ def test_labels_that_cannot_be_meant(labels, num_classes, message):
     stream = open_edge_stream(np.zeros((2, 1), int), num_nodes=2)
     with pytest.raises(ValueError, match=message):
         GraphDataset("x", stream, labels=np.array(labels), num_classes=num_classes)
+
+
+def test_unsigned_edges_and_labels_that_are_words(tmp_path):
+    np.savez(tmp_path / "u.npz", edge_index=np.array([[0, 1], [1, 2]], np.uint32))
+    assert load_npz(str(tmp_path / "u.npz")).stream.num_nodes == 3
+    with pytest.raises(ValueError, match="labels must be numbers, got <U1"):
+        random_split(np.array(["a", "b"]))

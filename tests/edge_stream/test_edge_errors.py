@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnnscale.edge_stream import open_edge_stream
+from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
 from lightning_gnnscale.errors import EdgeStreamError, GNNScaleError
 
 
@@ -21,6 +21,14 @@ def refused(source, message, error=EdgeStreamError, **options):
     told = str(caught.value)
     assert "\n" not in told
     assert re.search(message, told), told
+
+
+def test_ids_that_a_narrow_file_cannot_hold_are_refused(tmp_path):
+    stream = open_edge_stream(np.array([[2**40, 1], [1, 2]]), num_nodes=2**41)
+    for name in ("e.bin", "e.npy", "e.csv", "e.parquet"):
+        with pytest.raises(EdgeStreamError, match=r"node 1099511627776 does not fit int32: write int64"):
+            write_edges(stream, tmp_path / name, dtype="int32")
+    assert not list(tmp_path.iterdir())
 
 
 def saved(folder, kind, edges):
@@ -272,3 +280,23 @@ def test_damaged_parquet(tmp_path):
 
 def test_the_errors_are_of_one_family():
     assert issubclass(EdgeStreamError, GNNScaleError)
+
+
+@pytest.mark.parametrize(
+    "text, line",
+    [
+        ('1,2,"x\n2,3,y\n', 1),
+        ('# "\n1,2,y\n2,3,"x\n3,4,y\n4,5,"y"\n', 3),
+        ('1,2,y\r\n2,3,"a""\r\n3,4,y\r\n', 2),
+        ("1,2,y\n" * 200_000 + '2,3,"x\n' + "1,2,y\n" * 200_000, 200_001),
+    ],
+)
+def test_a_quote_that_stays_open_loses_no_edges(tmp_path, text, line):
+    (tmp_path / "e.csv").write_text(text)
+    refused(tmp_path / "e.csv", f"e.csv: line {line}: .* opens a quote that the line does not close", header=False)
+
+
+def test_quotes_within_a_line_are_read(tmp_path):
+    (tmp_path / "e.csv").write_text('1,2,"a,b"\n"2",3,""\n3,4,5" pipe\n4,5,"say ""x"""\n')
+    chunk = next(open_edge_stream(tmp_path / "e.csv").chunks())
+    assert chunk.src.tolist() == [1, 2, 3, 4]

@@ -250,3 +250,18 @@ def test_chunk_size_changes_nothing(tmp_path_factory, edges, chunk_edges, start_
         assert [chunk.first_edge for chunk in chunks] == list(range(skipped, len(edges), chunk_edges))
         got = [(u, v) for chunk in chunks for u, v in zip(chunk.src.tolist(), chunk.dst.tolist(), strict=True)]
         assert got == [tuple(edge) for edge in whole.T[skipped:].tolist()]
+
+
+def test_unfinished_parquet_is_left_out_and_folders_named_like_files_are_read(tmp_path):
+    for name in ("a.parquet", "_temporary/0/b.parquet", ".cache/c.parquet", "d.parquet/e.parquet"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"src": [1], "dst": [2]}), tmp_path / name)
+    assert open_edge_stream(tmp_path).num_edges == 2
+    assert open_edge_stream(str(tmp_path / "*.parquet")).num_edges == 2
+    assert open_edge_stream(str(tmp_path / "**/*.parquet")).num_edges == 3  # a glob means what it matches
+
+
+def test_a_first_field_may_be_empty_in_the_header_alone(tmp_path):
+    (tmp_path / "e.csv").write_text(",src,dst\n0,5,6\n1,6,7\n")
+    chunk = next(open_edge_stream(tmp_path / "e.csv").chunks())
+    assert (chunk.src.tolist(), chunk.dst.tolist()) == ([5, 6], [6, 7])

@@ -206,3 +206,15 @@ def test_strings_go_by_first_appearance(edges):
     numbers = {}
     assert got == [[numbers.setdefault(u, len(numbers)), numbers.setdefault(v, len(numbers))] for u, v in edges]
     assert len(node_ids) == len(numbers)
+
+
+def test_ids_asked_for_are_never_rounded():
+    large = open_edge_stream(np.array([[2**63, 1], [2**63 + 5, 2**63]], np.uint64), relabel=True)
+    large.count()
+    assert large.node_ids.index_of([1, 2**63, 2**63 + 5]).tolist() == [2, 0, 1]
+    with pytest.raises(ValueError, match="64 bits of one sign"):
+        large.node_ids.index_of([-1, 2**63])
+    for ids in ([7.9], np.array([1.0]), [[1]]):
+        with pytest.raises(ValueError, match="must be a list of whole numbers"):
+            large.node_ids.index_of(ids)
+    assert large.node_ids.index_of([]).tolist() == []

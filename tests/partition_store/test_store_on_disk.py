@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -45,9 +46,12 @@ def test_wrong_version(store):
     with pytest.raises(PartitionStoreError, match="format 99, this version reads 2") as error:
         PartitionStore.open(store.root)
     one_line(error)
-    (store.root / "manifest.json").write_text("{")
-    with pytest.raises(PartitionStoreError, match="damaged"):
-        PartitionStore.open(store.root)
+    damaged = [{name: value for name, value in manifest.items() if name != lost} for lost in ("files", "masks")]
+    damaged += [manifest | {"files": {"csc_indptr": 3}}, manifest | {"files": None}]
+    for text in ("{", *map(json.dumps, damaged)):
+        (store.root / "manifest.json").write_text(text)
+        with pytest.raises(PartitionStoreError, match=r"manifest.json: damaged.*overwrite=True"):
+            PartitionStore.open(store.root)
 
 
 def every_file(store):
@@ -315,3 +319,42 @@ def test_a_second_writer_is_told_who_is_at_work(no_disk_wait, tmp_path):
         go_on.set()
     write(tmp_path / "store", lock_timeout_s=30).verify()
     first.join()
+
+
+def test_a_store_behind_a_link_is_replaced_where_it_lies(no_disk_wait, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "store")
+    write(tmp_path / "link")
+    other = write(tmp_path / "link", features=FEATURES + 1, overwrite=True)
+    assert (tmp_path / "link").is_symlink()
+    assert set(os.listdir(tmp_path / "disk")) == {"store", "store.lock"}
+    assert np.array_equal(other.features.gather(other.store_nid), FEATURES + 1)
+
+
+def test_an_edited_map_of_a_file_is_not_the_file(no_disk_wait, tmp_path):
+    np.save(tmp_path / "x.npy", FEATURES)
+    before = write(tmp_path / "s", features=np.load(tmp_path / "x.npy", mmap_mode="c")).fingerprint
+    edited = np.load(tmp_path / "x.npy", mmap_mode="c")
+    edited *= 2
+    with pytest.raises(PartitionStoreError, match="another input"):
+        write(tmp_path / "s", features=edited)
+    assert PartitionStore.open(tmp_path / "s").fingerprint == before
+
+
+def test_parts_of_ones_own_are_told_apart(no_disk_wait, tmp_path):
+    part_id = GRAPH.given.part_id
+    stores = [write(tmp_path / name, p=Given(ids, 3)) for name, ids in (("a", part_id), ("b", (part_id + 1) % 3))]
+    assert stores[0].layout_fingerprint != stores[1].layout_fingerprint
+    assert stores[0].layout_fingerprint == PartitionStore.open(tmp_path / "a").layout_fingerprint
+
+
+def test_refused_features_hold_no_file_open(no_disk_wait, tmp_path):
+    features = FEATURES.copy()
+    features[50, 2] = np.nan
+    with pytest.raises(ValueError, match="features"):
+        write(tmp_path / "s", features=features)
+    held = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of the listing itself
+            held.append(os.readlink(f"/proc/self/fd/{number}"))
+    assert not [path for path in held if str(tmp_path) in path]

@@ -116,6 +116,21 @@ def test_resuming_after_a_kill_is_bit_identical(tmp_path, monkeypatch, layout, s
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.filterwarnings("ignore:.*listed more often")
+def test_a_checkpoint_with_scratch_disk_is_not_used_without(tmp_path, monkeypatch):
+    arcs = random_edges().tolist()
+    stream = stream_of(arcs + arcs[::3], 300, chunk_edges=100)
+    for first, then in (("auto", None), (None, "auto")):
+        options = {"checkpoint": tmp_path / "state.npz", "checkpoint_every": 1}
+        monkeypatch.setattr(Checkpoint, "save", stop_after(len(arcs) // 75 + 2))
+        with pytest.raises(Killed):
+            spring(stream, 4, scratch=first, **options)
+        monkeypatch.setattr(Checkpoint, "save", original_save)
+        assert options["checkpoint"].exists()
+        resumed = spring(stream, 4, scratch=then, **options)
+        assert np.array_equal(resumed.part_id, spring(stream, 4, scratch=then).part_id)
+
+
 def test_a_checkpoint_of_another_run_is_not_used(tmp_path, monkeypatch):
     stream = stream_of(random_edges(), 300, chunk_edges=100)
     path = tmp_path / "state.npz"
@@ -124,6 +139,7 @@ def test_a_checkpoint_of_another_run_is_not_used(tmp_path, monkeypatch):
         spring(stream, 4, checkpoint=path, checkpoint_every=1)
     monkeypatch.setattr(Checkpoint, "save", original_save)
     assert np.array_equal(spring(stream, 5, checkpoint=path).part_id, spring(stream, 5).part_id)
+    assert not path.exists()
     path.write_bytes(b"PK not a zip file")
     assert np.array_equal(spring(stream, 5, checkpoint=path).part_id, spring(stream, 5).part_id)
 

@@ -185,7 +185,7 @@ class TestClusterSampler:
 
     @pytest.mark.parametrize(("num_clusters", "clusters_per_batch"), [(0, 1), (4, 0)])
     def test_bad_arguments(self, num_clusters, clusters_per_batch):
-        with pytest.raises(ValueError, match="must be >= 1, got 0"):
+        with pytest.raises(ValueError, match="must be an integer of at least 1, got 0"):
             ClusterSampler(num_clusters, clusters_per_batch)
 
 
@@ -240,9 +240,10 @@ class TestSaintSampler:
         ("arguments", "message"),
         [
             ({"kind": "tree"}, "kind must be one of node, edge, walk, got 'tree'"),
-            ({"budget": 0}, "budget must be >= 1, got 0"),
-            ({"num_norm_samples": 0}, "num_norm_samples must be >= 1"),
-            ({"walk_length": -1}, "walk_length must be >= 1, got -1"),
+            ({"budget": 10.5}, "budget must be an integer of at least 1, got 10.5"),
+            ({"budget": 0}, "budget must be an integer of at least 1, got 0"),
+            ({"num_norm_samples": 0}, "num_norm_samples must be an integer of at least 1"),
+            ({"walk_length": -1}, "walk_length must be an integer of at least 1, got -1"),
         ],
     )
     def test_bad_arguments(self, arguments, message):

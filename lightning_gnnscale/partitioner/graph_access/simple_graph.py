@@ -121,7 +121,8 @@ def open_simple_graph(
         The graph, and its (num_nodes,) degrees of `id_dtype(num_nodes)`.
 
     Raises:
-        ValueError: the stream's layout is contradicted by its edges; or `deduplicate=True` without scratch disk.
+        ValueError: the stream's layout is contradicted by its edges; `deduplicate` is no truth value, or True without
+            scratch disk.
         GNNScaleError: not enough free space in `scratch`, before anything is written.
 
     Cost: one pass; with repeats to drop, two passes and (8 + 2 ids + 1/8) bytes an edge of scratch disk, which is
@@ -129,6 +130,7 @@ def open_simple_graph(
     """
     if stream.num_nodes is None:
         stream.count()
+    check_deduplicate(deduplicate)
     folder = scratch_folder(scratch)
     if deduplicate and folder is None:
         raise ValueError("deduplicate=True needs scratch disk: give scratch=<a folder> or scratch=auto")
@@ -147,6 +149,12 @@ def open_simple_graph(
         graph = SimpleGraph(stream, report, num_edges)
     tell_graph(graph, graph.num_edges, graph.first_copies is not None)
     return graph, degree
+
+
+def check_deduplicate(deduplicate) -> None:
+    """Raise ValueError unless the option is True, False or None: a word such as "no" would mean yes."""
+    if not isinstance(deduplicate, bool | np.bool_ | None):
+        raise ValueError(f"partitioner.deduplicate must be true, false or null, got {deduplicate!r}")
 
 
 def graph_facts(graph: SimpleGraph) -> dict[str, np.ndarray]:

@@ -158,3 +158,8 @@ def test_notes_go_to_the_open_record():
     assert record.notes["layout"] == "directed"
     assert record.notes["deduplicated"] is True
     assert record.notes["scratch_bytes"] == 49
+
+
+def test_a_word_for_deduplicate_is_refused():
+    with pytest.raises(ValueError, match="partitioner.deduplicate must be true, false or null, got 'no'"):
+        open_simple_graph(stream_of([(0, 1)], 2), deduplicate="no")
