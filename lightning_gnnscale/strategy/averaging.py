@@ -74,6 +74,11 @@ def copy_state(state: State) -> State:
     return {name: tensor.clone() for name, tensor in state.items()}
 
 
+def on_cpu(state: State) -> State:
+    """Return a state on the CPU, sharing what lies there already."""
+    return {name: tensor.cpu() for name, tensor in state.items()}
+
+
 @torch.no_grad()
 def load_state(target: State, source: State) -> None:
     """Copy the values of one state into the tensors of another, in place; names that `source` lacks stay."""

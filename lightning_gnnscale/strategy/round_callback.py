@@ -29,6 +29,11 @@ class RoundCallback(Callback):
         trainer.fit_loop._load_combined_loader_states()
         self._weights.on_train_start()
 
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self._weights.before_step()
+
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:

@@ -26,6 +26,7 @@ CASES = {
         "trainer": ACCUMULATED,
     },
     "accumulated, gradient scaler": {"weights": {}, "trainer": ACCUMULATED, "half": True},
+    "accumulated, control variates": {"weights": {"control_variates": True}, "trainer": ACCUMULATED},
     "per part, steps estimated": {"weights": {}, "estimated": True},
     "gradients": {"data": {"scope": "part", "interleave_parts": 2, "batch_size": 2}},
     "gradients, steps estimated": {"data": {"batch_size": 2}, "estimated": True},

@@ -23,6 +23,7 @@ RESUMES = {
     "interval 2, saved after validation": {"weights": {"every_n_epochs": 2}, "from": 2, "at_train_end": False},
     "shared": {"weights": {"optimizer_state": "shared"}, "from": 1},
     "reset": {"weights": {"optimizer_state": "reset", "every_n_epochs": 2}, "from": 2},
+    "control variates, inside a round": {"weights": {"control_variates": True, "every_n_epochs": 2}, "from": 2},
 }
 NUM_EPOCHS = 4
 

@@ -17,12 +17,13 @@ from .. import averaging
 from ..exchange import ExchangePolicy
 from ..progress import agree_on_steps, check_ranks, count_missing_batch, count_steps
 from ..trainer_check import check_model_averaging, check_rounds, step_schedulers
+from . import part_states
+from .control_variates import ControlVariates
 from .part_optimizers import PartOptimizers
 from .policy import Step, WeightPolicy
 from .visit_gradients import VisitGradients
 
 OPTIMIZER_STATES = ("per_part", "shared", "reset")
-_SHARED_KEY = -1
 
 
 class ModelAveraging(WeightPolicy):
@@ -48,27 +49,37 @@ class ModelAveraging(WeightPolicy):
             processes; "shared": one for all parts of a rank; "reset": a new one after each average.
         part_major: a part does its every_n_epochs passes in one visit, so that it is loaded once a round; one
             Lightning epoch is then a round.
+        control_variates: correct each part's gradients by how far they lay from the mean over all parts in the round
+            before, see `ControlVariates`: parts with different labels, as low cuts make them, then train together.
 
     Raises:
-        ValueError: every_n_epochs is below 1, or optimizer_state is unknown.
+        ValueError: every_n_epochs is below 1, optimizer_state is unknown, or control_variates is no bool.
 
     Cost: per part of this rank one copy of the weights between averages and one optimizer state, on the device;
-        8 bytes a weight on the wire per average.
+        8 bytes a weight on the wire per average. With control variates three more copies, and as many bytes again.
     Source: Huang et al., SDT-GNN, training; CATGNN. Differs: equal initial weights; the interval works with more
-        parts than devices; the last average closes the run.
+        parts than devices; the last average closes the run; control variates are SCAFFOLD's.
     """
 
     handles_gradient_accumulation = True
     keeps_state = True
 
-    def __init__(self, every_n_epochs: int = 1, optimizer_state: str = "per_part", part_major: bool = False) -> None:
+    def __init__(
+        self,
+        every_n_epochs: int = 1,
+        optimizer_state: str = "per_part",
+        part_major: bool = False,
+        control_variates: bool = False,
+    ) -> None:
         if int(every_n_epochs) != every_n_epochs or every_n_epochs < 1:
             raise ValueError(f"weights.every_n_epochs must be an integer >= 1, got {every_n_epochs}")
         if optimizer_state not in OPTIMIZER_STATES:
             raise ValueError(f"weights.optimizer_state must be one of {OPTIMIZER_STATES}, got {optimizer_state!r}")
+        if not isinstance(control_variates, bool):
+            raise ValueError(f"weights.control_variates must be true or false, got {control_variates!r}")
         self.every_n_epochs = int(every_n_epochs)
         self.optimizer_state = optimizer_state
-        self.part_major = part_major
+        self.part_major, self.control_variates = part_major, control_variates
         self._trainer: pl.Trainer | None = None
 
     @property
@@ -106,8 +117,7 @@ class ModelAveraging(WeightPolicy):
         self._begin_from_checkpoint_optimizer = False
         self._restored_gradients: dict[int, dict[str, Any]] = {}
         self._step: Step = trainer.strategy.take_step
-        self._optimizers = None
-        self._gradients = None
+        self._optimizers = self._gradients = self._controls = None
         if trainer.optimizers:
             trained = {self._optimizer_key(part) for part in self._parts_of_rank() if self._weights[part] > 0}
             schedulers = step_schedulers(trainer, len(trained))
@@ -115,6 +125,9 @@ class ModelAveraging(WeightPolicy):
             for config in schedulers:
                 config.frequency = sys.maxsize  # Lightning counts the batches of a rank, which differ between ranks
             self._gradients = VisitGradients(trainer.optimizers[0])
+            if self.control_variates:
+                module, precision = trainer.lightning_module, trainer.precision_plugin
+                self._controls = ControlVariates(module, trainer.optimizers[0], precision)
 
     def on_train_start(self) -> None:
         if self._begin_from_checkpoint_optimizer:
@@ -156,6 +169,10 @@ class ModelAveraging(WeightPolicy):
             self._step_schedulers()
         return output
 
+    def before_step(self) -> None:
+        if self._controls and self._part is not None:
+            self._controls.correct(self._part)
+
     def end_epoch(self) -> dict[str, float]:
         self._return_to_part()
         self._end_visit()
@@ -190,26 +207,16 @@ class ModelAveraging(WeightPolicy):
             "policy": type(self).__name__,
             "optimizer_state": self.optimizer_state,
             "parts": self._parts,
-            "start": _on_cpu(self._start) if self._own else None,
-            "own": {part: _on_cpu(state) for part, state in self._own.items()},
+            "start": averaging.on_cpu(self._start) if self._own else None,
+            "own": {part: averaging.on_cpu(state) for part, state in self._own.items()},
             "optimizers": self._optimizers.state_dict() if self._optimizers else {},
+            "controls": self._controls.state_dict() if self._controls else {},
             "waiting": {self._part: self._gradients.state_dict()} if waits else {},
             "steps": self._trainer.global_step,
         }
 
     def merge(self, states: list[dict[str, Any]]) -> dict[str, Any]:
-        states = [state for state in states if state]
-        if not states:
-            return {}
-        merged = {"policy": type(self).__name__, "optimizer_state": self.optimizer_state, "own": {}, "optimizers": {}}
-        merged |= {"parts": states[0]["parts"], "waiting": {}, "steps": [state["steps"] for state in states]}
-        merged["start"] = next((state["start"] for state in states if state["start"] is not None), None)
-        for rank, state in enumerate(states):
-            merged["own"].update(state["own"])
-            merged["waiting"].update(state["waiting"])
-            for part, optimizer in state["optimizers"].items():
-                merged["optimizers"][rank if self.optimizer_state == "shared" else part] = optimizer
-        return merged
+        return part_states.merge(states)
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         mine = self._parts_of_rank()
@@ -231,19 +238,23 @@ class ModelAveraging(WeightPolicy):
             rank_zero_warn(f"the checkpoint has {missing}: every part goes on from the model and optimizer that it has")
             self._begin_from_checkpoint_optimizer = True
             return
+        if self._controls:
+            kept = state.get("controls", {})
+            self._controls.load_state_dict({part: kept[part] for part in mine if part in kept})
         waiting, saved = state.get("waiting", {}), state["optimizers"]
         self._restored_gradients = {part: kept for part, kept in waiting.items() if part in mine}
         if self.optimizer_state == "shared":
-            mine, saved = [_SHARED_KEY], _shared_state(saved, num_ranks=len(state["steps"]))
+            mine, saved = [part_states.SHARED_KEY], part_states.shared_optimizer(saved, num_ranks=len(state["steps"]))
         self._optimizers.load_state_dict({part: saved[part] for part in mine if part in saved})
 
     def teardown(self) -> None:
         if self._trainer is None:
             return
-        self._start = _on_cpu(self._start)
-        self._own = {part: _on_cpu(state) for part, state in self._own.items()}
-        if self._optimizers:
-            self._optimizers.to_cpu()
+        self._start = averaging.on_cpu(self._start)
+        self._own = {part: averaging.on_cpu(state) for part, state in self._own.items()}
+        for kept in (self._optimizers, self._controls):
+            if kept:
+                kept.to_cpu()
         self._part, self._published = None, True
 
     def _parts_of_rank(self) -> list[int]:
@@ -271,7 +282,7 @@ class ModelAveraging(WeightPolicy):
         self._part = part
 
     def _optimizer_key(self, part: int) -> int:
-        return _SHARED_KEY if self.optimizer_state == "shared" else part
+        return part_states.SHARED_KEY if self.optimizer_state == "shared" else part
 
     def _keep_part(self) -> None:
         if self._part is not None and not self._published:
@@ -296,6 +307,8 @@ class ModelAveraging(WeightPolicy):
         start = time.perf_counter()
         states = [(self._weights[part], self._own[part]) for part in sorted(self._own)]
         average, num_bytes = averaging.weighted_average(states, like=self._start)
+        if self._controls and purpose == "round":
+            num_bytes += self._controls.end_round(self._weights)
         if self._trainer.strategy.root_device.type == "cuda":
             torch.cuda.synchronize(self._trainer.strategy.root_device)
         seconds = time.perf_counter() - start
@@ -326,15 +339,3 @@ class ModelAveraging(WeightPolicy):
 
     def _like_live(self, state: averaging.State) -> averaging.State:
         return {name: state[name].to(tensor.device, tensor.dtype).clone() for name, tensor in self._live.items()}
-
-
-def _shared_state(by_rank: dict[int, Any], num_ranks: int) -> dict[int, Any]:
-    """Return what this rank goes on from: its own state, or one of those saved where there were other ranks."""
-    rank = averaging.rank()
-    if num_ranks != averaging.world_size() and by_rank:
-        rank = sorted(by_rank)[rank % len(by_rank)]
-    return {_SHARED_KEY: by_rank[rank]} if rank in by_rank else {}
-
-
-def _on_cpu(state: averaging.State) -> averaging.State:
-    return {name: tensor.cpu() for name, tensor in state.items()}

@@ -64,6 +64,9 @@ class WeightPolicy:
         """Run a batch's closure, which computes gradients, and `step`, which clips them and changes the weights."""
         return step(optimizer, closure)
 
+    def before_step(self) -> None:
+        """Change the gradients of an optimizer step; they are whole and unscaled, and not clipped yet."""
+
     def end_epoch(self) -> dict[str, float]:
         """End an epoch after its last batch on every rank, before validation; return metrics to log."""
         return {}
