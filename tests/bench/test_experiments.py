@@ -61,19 +61,23 @@ def test_parts_trains_the_same_model_on_parts_of_each_partitioner(graph, tmp_pat
     monkeypatch.chdir(tmp_path)
     graphs = {"tiny": ["dataset=npz", f"dataset.name={graph}"]}
     options = {"num_parts": 3, "seeds": [0, 1], "max_epochs": 3, "overrides": SMALL}
-    table = parts.run(tmp_path / "out", graphs, ["random", "streaming_multilevel"], **options)
-    assert [row["partitioner"] for row in table] == ["random", "streaming_multilevel"]
-    assert table[1]["edge_cut_ratio"] < table[0]["edge_cut_ratio"]
-    assert table[1]["replication_factor"] < table[0]["replication_factor"]
+    weights = {"averaging": [], "controlled": ["strategy.weights.control_variates=true"]}
+    table = parts.run(tmp_path / "out", graphs, ["random", "streaming_multilevel"], weights, **options)
+    methods = ["random", "random", "streaming_multilevel", "streaming_multilevel"]
+    assert [row["partitioner"] for row in table] == methods
+    assert [row["weights"] for row in table] == 2 * list(weights)
+    assert table[2]["edge_cut_ratio"] < table[0]["edge_cut_ratio"]
+    assert table[2]["replication_factor"] < table[0]["replication_factor"]
     assert all(0 < row["test_acc"] <= 100 and row["epoch_s"] > 0 for row in table)
     runs = rows_of(tmp_path / "out" / "rows.csv")
-    assert [(run["partitioner"], run["seed"]) for run in runs] == [
-        ("random", "0"), ("random", "1"), ("streaming_multilevel", "0"), ("streaming_multilevel", "1")
-    ]  # fmt: skip
+    assert [run["partitioner"] for run in runs] == [method for method in methods for _ in range(2)]
+    assert [run["seed"] for run in runs] == ["0", "1"] * 4
     assert all(float(run["epoch_s"]) < float(run["train_s"]) for run in runs)
     assert (tmp_path / "out" / "parts.png").stat().st_size > 10_000
-    with pytest.raises(ValueError, match="bench.graphs must name overrides of train for each graph, got \\['cora'\\]"):
-        parts.run(tmp_path / "out", ["cora"], ["random"])
+    with pytest.raises(ValueError, match="bench.graphs must name overrides of train for each of its graphs"):
+        parts.run(tmp_path / "out", ["cora"], ["random"], weights)
+    with pytest.raises(ValueError, match="bench.weights must name overrides of train for each of its weights"):
+        parts.run(tmp_path / "out", graphs, ["random"], ["averaging"])
 
 
 def test_exchange_puts_policies_beside_the_exact_halo(graph, tmp_path, monkeypatch):
