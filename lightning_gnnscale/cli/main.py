@@ -29,7 +29,7 @@ BENCHES = {
     "grouping": "bytes that travel for a batch: groups that share rows, beside a row cache",
     "averaging": "accuracy and synchronisation time against the averaging interval, accuracy against halo hops",
     "exchange": "exchange policies of full-graph training: bytes beside accuracy",
-    "parts": "training on the parts of each partitioner: accuracy and epoch time beside the cut",
+    "parts": "training on the parts of each partitioner, with and without control variates: accuracy beside the cut",
     "accuracy": "test accuracy of parts with model averaging beside central training",
     "startup": "seconds of the package's import beside Lightning's and PyG's, and to a second training's first epoch",
 }
