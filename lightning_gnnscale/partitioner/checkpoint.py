@@ -17,6 +17,9 @@ class Checkpoint:
         stream: the EdgeStream that is read; another source, or another chunk size, does not match the file.
         settings: plain values that must be the same for the state to be of use.
         every: chunks between two saves, >= 1.
+
+    Raises:
+        ValueError: the path is a folder, or lies in none.
     """
 
     def __init__(self, path: str | os.PathLike | None, stream, settings: dict, every: int):
@@ -25,6 +28,8 @@ class Checkpoint:
         self._chunks = 0
         self._key = ""
         if self.path is not None:
+            if self.path.is_dir() or not self.path.parent.is_dir():
+                raise ValueError(f"partitioner.checkpoint must be a file in a folder that exists, got {self.path}")
             facts = [stream.fingerprint(), stream.chunk_edges, settings]
             self._key = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -56,7 +61,7 @@ class Checkpoint:
 
     def save(self, phase: str, arrays: dict[str, np.ndarray]) -> None:
         """Write the arrays under a temporary name, flush them to disk, and rename."""
-        temporary = self.path.with_name(self.path.name + f".{os.getpid()}.tmp")
+        temporary = self._temporary()
         with open(temporary, "wb") as file:
             np.savez(file, phase=phase, key=self._key, **arrays)
             file.flush()
@@ -67,6 +72,10 @@ class Checkpoint:
         """Delete the file: the run is over."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
+            self._temporary().unlink(missing_ok=True)  # of a process that was killed while it saved
+
+    def _temporary(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.tmp")
 
 
 def _may_be_checkpoint(path: Path) -> bool:

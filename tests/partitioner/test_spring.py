@@ -116,6 +116,16 @@ def test_resuming_after_a_kill_is_bit_identical(tmp_path, monkeypatch, layout, s
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_checkpoint_has_a_place_and_leaves_it_empty(tmp_path):
+    stream = stream_of(random_edges(), 300)
+    for path in (tmp_path, tmp_path / "nothing" / "state.npz"):
+        with pytest.raises(ValueError, match="partitioner.checkpoint must be a file in a folder that exists"):
+            spring(stream, 4, checkpoint=path)
+    (tmp_path / "state.npz.tmp").write_bytes(b"half")  # as a kill leaves it
+    spring(stream, 4, checkpoint=tmp_path / "state.npz")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.filterwarnings("ignore:.*listed more often")
 def test_a_checkpoint_with_scratch_disk_is_not_used_without(tmp_path, monkeypatch):
     arcs = random_edges().tolist()
