@@ -9,6 +9,7 @@ import numpy as np
 from ..edge_stream import EdgeStream
 from ..graph import MASK_NAMES
 from ..partition_store.features import dense_batch_row_bytes, sparse_batch_row_bytes
+from ..partition_store.inputs import opened
 from .checks import checked_classes
 
 
@@ -105,7 +106,7 @@ class GraphDataset:
         weight = 0 if self.edge_weight is None else 4
         if self.edge_features is None:
             return weight
-        rows = np.asanyarray(_opened(self.edge_features))
+        rows = np.asanyarray(opened(self.edge_features))
         return weight + math.prod(rows.shape[1:]) * rows.dtype.itemsize
 
     @property
@@ -129,8 +130,4 @@ class GraphDataset:
             )
 
     def _feature_rows(self):
-        return _opened(self.features)
-
-
-def _opened(rows):
-    return np.load(rows, mmap_mode="r") if isinstance(rows, str) or hasattr(rows, "__fspath__") else rows
+        return opened(self.features)

@@ -146,7 +146,7 @@ def _load_rows(name: str, array, num_rows: int, ndims: tuple[int, ...]) -> np.nd
     if isinstance(array, str | os.PathLike) and not Path(array).is_file():
         raise ValueError(f"{name}: no such file: {array}")
     try:
-        array = np.asarray(_opened(array))
+        array = np.asarray(opened(array))
     except TypeError as error:
         raise ValueError(f"{name}: numpy cannot hold it: {error}") from None
     if array.ndim not in ndims or array.shape[0] != num_rows:
@@ -200,7 +200,7 @@ def input_fingerprint(
         "remove_self_loops": bool(stream.remove_self_loops),
         "partitioner": [str(method), int(num_parts), int(seed), _plain(options)],
         "features": [identity(part) for part in features] if isinstance(features, tuple) else identity(features),
-        "labels": identity(_one_column(_opened(labels))),
+        "labels": identity(_one_column(opened(labels))),
         "masks": {str(name): identity(mask) for name, mask in (masks or {}).items()},
         "edges": [identity(edge_weight), identity(edge_features)],
         "pack_halo": bool(pack_halo) and features is not None,
@@ -214,7 +214,7 @@ def identity(array) -> Any:
         return None
     if isinstance(array, tuple):
         return list(array)
-    array = np.asanyarray(_opened(array))
+    array = np.asanyarray(opened(array))
     form = [list(array.shape), little_endian(array.dtype).str]
     memmap = _backing_memmap(array)
     if memmap is not None and memmap.filename is not None and memmap.mode != "c":  # copies on write are not the file
@@ -231,8 +231,12 @@ def identity(array) -> Any:
     return [*form, _content_hash(array)]
 
 
-def _opened(array):
-    """Map a .npy file where a path is given."""
+def opened(array):
+    """Return an array as it is, or the .npy file at a path memory-mapped.
+
+    Raises:
+        ValueError: the file holds no array that can be mapped.
+    """
     if not isinstance(array, str | os.PathLike):
         return array
     try:
@@ -263,7 +267,7 @@ def _content_hash(array: np.ndarray) -> str:
 def _num_rows(features) -> int:
     if isinstance(features, tuple):
         return int(features[3][0])
-    return _opened(features).shape[0]
+    return opened(features).shape[0]
 
 
 def _plain(value: Any) -> Any:

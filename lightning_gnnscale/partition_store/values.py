@@ -1,11 +1,11 @@
 """Values that no run could learn from, refused before any work; arrays are read a bounded block at a time."""
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from .inputs import opened
 from .node_tables import not_finite
 
 UNKNOWN = -1
@@ -65,7 +65,7 @@ def check_edge_values(name: str, values: Any) -> None:
 
     Cost: as `check_values`.
     """
-    values = _opened(values)
+    values = np.asarray(opened(values))
     stored, kept = (np.float32, " of float32") if name == "edge_weight" else (values.dtype, "")
     position = _first_not_finite(values, stored)
     if position is not None:
@@ -81,7 +81,7 @@ def least_value(values: Any) -> float:
 
     Cost: as `check_values`.
     """
-    return min((float(rows.min()) for _, rows in blocks(_opened(values))), default=0.0)
+    return min((float(rows.min()) for _, rows in blocks(np.asarray(opened(values)))), default=0.0)
 
 
 def check_label_values(labels: np.ndarray) -> None:
@@ -107,10 +107,6 @@ def blocks(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     step = max(1, _BLOCK_VALUES // max(1, int(np.prod(array.shape[1:]))))
     for begin in range(0, len(array), step):
         yield begin, array[begin : begin + step]
-
-
-def _opened(values: Any) -> np.ndarray:
-    return np.asarray(np.load(values, mmap_mode="r") if isinstance(values, str | os.PathLike) else values)
 
 
 def _check_several(begin: int, rows: np.ndarray) -> None:

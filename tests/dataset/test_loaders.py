@@ -317,3 +317,11 @@ def test_unsigned_edges_and_labels_that_are_words(tmp_path):
     assert load_npz(str(tmp_path / "u.npz")).stream.num_nodes == 3
     with pytest.raises(ValueError, match="labels must be numbers, got <U1"):
         random_split(np.array(["a", "b"]))
+
+
+@pytest.mark.parametrize("content", [b"", b"no array", b"PK"])
+def test_a_file_of_features_that_is_none_is_named(tmp_path, content):
+    (tmp_path / "x.npy").write_bytes(content)
+    stream = open_edge_stream(np.array([[0, 1], [1, 2]]), num_nodes=3)
+    with pytest.raises(ValueError, match=r"x\.npy: not a \.npy file that numpy can map"):
+        GraphDataset("mine", stream, features=tmp_path / "x.npy")

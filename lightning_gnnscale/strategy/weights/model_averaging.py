@@ -108,7 +108,7 @@ class ModelAveraging(WeightPolicy):
         self._trainer = trainer
         self._weights = [float(weight) for weight in trainer.datamodule.part_weights]
         store = getattr(trainer.datamodule, "store", None)
-        self._parts = {"weights": self._weights, "store": getattr(store, "fingerprint", None)}
+        self._parts = {"weights": self._weights, "store": getattr(store, "layout_fingerprint", None)}
         self._start = averaging.copy_state(self._live)
         self._model_holds_start = True
         self._own: dict[int, averaging.State] = {}
