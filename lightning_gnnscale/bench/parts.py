@@ -122,7 +122,8 @@ def _print(rows: list[dict], num_parts: int, devices: int, num_seeds: int) -> No
     table = Table(title=title, title_justify="left")
     names = [name for name in rows[0] if name != "graph"]
     for name in names:
-        table.add_column(name.replace("_", " "), justify="left" if name in ("partitioner", "weights") else "right")
+        is_name = name in ("partitioner", "weights")
+        table.add_column(name.replace("_", " "), justify="left" if is_name else "right", no_wrap=is_name)
     for row in rows:
         table.add_row(*(str(row[name]) for name in names))
     Console(width=max(Console().width, 120)).print(table)
