@@ -51,40 +51,97 @@ def test_parts_meet_where_the_whole_loss_is_lowest():
     assert abs(rounds(corrected=False) - best) > 0.1
 
 
-def noted(gradient, **options):
-    model = Point()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    for name, value in options.pop("optimizer", {}).items():
-        setattr(optimizer, name, value)
-    controls = ControlVariates(model, optimizer, SimpleNamespace(**options))
+def noted(gradient, dtype=torch.float64, optimizer=None, **options):
+    """Correct one gradient by 1; return it, and the steps and the sum that were noted."""
+    model = Point().to(dtype)
+    plain = torch.optim.SGD(model.parameters(), lr=0.05)
+    for name, value in (optimizer or {}).items():
+        setattr(plain, name, value)
+    controls = ControlVariates(model, plain, SimpleNamespace(**options))
     controls.load_state_dict({1: {"correction": {"w": torch.ones(1)}, "sums": {}, "steps": 0}})
-    model.w.grad = torch.tensor([gradient], dtype=torch.float64)
+    model.w.grad = None if gradient is None else torch.tensor([gradient], dtype=dtype)
     controls.correct(1)
     kept = controls.state_dict()[1]
-    return model.w.grad.item(), kept["steps"], kept["sums"].get("w", torch.zeros(1)).item()
+    return model.w.grad if gradient is None else model.w.grad.item(), kept["steps"], kept["sums"].get("w")
 
 
-def test_a_step_that_a_scaler_will_refuse_is_not_counted():
+def test_gradients_that_a_scaler_has_multiplied_are_noted_and_corrected_as_such():
     scaler = SimpleNamespace(get_scale=lambda: 8.0)
     assert noted(2.0) == (3.0, 1, 2.0)
     assert noted(2.0, scaler=scaler) == (3.0, 1, 2.0)  # unscaled before
     assert noted(16.0, scaler=scaler, optimizer={"_step_supports_amp_scaling": True}) == (24.0, 1, 2.0)
-    assert noted(float("inf"), scaler=scaler) == (float("inf"), 0, 0.0)
 
 
-def test_frozen_parameters_and_parts_without_a_correction_stay_as_they_are():
+def test_steps_without_finite_gradients_are_not_counted():
+    assert noted(float("inf")) == (float("inf"), 0, None)
+    assert noted(None) == (None, 0, None)  # a training step that returned no loss
+
+
+def test_sums_in_bfloat16_go_on_growing():
+    model = Point().to(torch.bfloat16)
+    controls = ControlVariates(model, torch.optim.SGD(model.parameters(), lr=0.1), PLAIN)
+    for _ in range(1000):
+        model.w.grad = torch.ones(1, dtype=torch.bfloat16)
+        controls.correct(0)
+    assert controls.state_dict()[0]["sums"]["w"].item() == 1000
+    model.w.grad = torch.full((1,), 2.0, dtype=torch.bfloat16)
+    controls.correct(1)
+    controls.end_round([1.0, 3.0])
+    assert [controls.state_dict()[part]["correction"]["w"].item() for part in (0, 1)] == [0.75, -0.25]
+
+
+def test_a_parameter_that_some_batches_leave_out_is_corrected_in_all():
+    """Half of part 0's steps have no gradient of the weight, which counts as zero."""
+    model = nn.Linear(1, 1)
+    controls = ControlVariates(model, torch.optim.SGD(model.parameters(), lr=0.1), PLAIN)
+    for _ in range(2):  # rounds
+        for part, gradients in ((0, (4.0, None)), (1, (0.0, 0.0))):
+            for gradient in gradients:
+                model.weight.grad = None if gradient is None else torch.full((1, 1), gradient)
+                model.bias.grad = torch.zeros(1)
+                controls.correct(part)
+                if controls.state_dict()[part]["correction"]:
+                    assert model.weight.grad.item() == (gradient or 0.0) + (-1.0 if part == 0 else 1.0)
+        controls.end_round([1.0, 1.0])
+
+
+def test_parameters_that_are_thawed_join():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     model[0].requires_grad_(False)
-    controls = ControlVariates(model, torch.optim.SGD(model[1].parameters(), lr=0.1), PLAIN)
-    model(torch.ones(3, 2)).sum().backward()
-    before = [copy.deepcopy(value.grad) for value in model[1].parameters()]
-    controls.correct(0)
-    assert all(torch.equal(value.grad, old) for value, old in zip(model[1].parameters(), before, strict=True))
-    controls.end_round([1.0, 1.0])
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    controls = ControlVariates(model, optimizer, PLAIN)
+    for thawed in (False, True):
+        if thawed:
+            model[0].requires_grad_(True)
+            optimizer.add_param_group({"params": model[0].parameters()})
+        for part in range(2):
+            model.zero_grad()
+            (model(torch.full((3, 2), part + 1.0)).sum() * (part + 1)).backward()
+            controls.correct(part)
+        controls.end_round([1.0, 1.0])
     state = controls.state_dict()
-    assert set(state) == {0} and set(state[0]["correction"]) == {"1.weight", "1.bias"}
-    assert all((value == 0).all() for value in state[0]["correction"].values())  # the only part is the whole graph
+    assert set(state[0]["correction"]) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    controls.correct(0)
+    model[0].requires_grad_(False)  # within a round
+    controls.end_round([1.0, 1.0])
+    assert set(controls.state_dict()[0]["correction"]) == {"1.weight", "1.bias"}
+    again = ControlVariates(model[1], torch.optim.SGD(model[1].parameters(), lr=0.1), PLAIN)
+    again.load_state_dict(state)  # of a module that has more
+    assert again.state_dict()[0]["correction"] == {}
+
+
+def test_one_part_is_the_whole_graph():
+    model = nn.Linear(2, 2)
+    controls = ControlVariates(model, torch.optim.SGD(model.parameters(), lr=0.1), PLAIN)
+    for _ in range(2):
+        model.zero_grad()
+        model(torch.ones(3, 2)).sum().backward()
+        before = copy.deepcopy([value.grad for value in model.parameters()])
+        controls.correct(0)
+        assert all(torch.equal(value.grad, old) for value, old in zip(model.parameters(), before, strict=True))
+        controls.end_round([1.0])
     controls.to_cpu()
+    assert set(controls.state_dict()[0]["correction"]) == {"weight", "bias"}
 
 
 def test_sparse_gradients_are_refused():
@@ -98,3 +155,9 @@ def test_sparse_gradients_are_refused():
 def test_bad_arguments():
     with pytest.raises(ValueError, match="weights.control_variates must be true or false, got 'yes'"):
         ModelAveraging(control_variates="yes")
+
+
+def test_an_optimizer_that_compares_losses_is_refused():
+    model = Point()
+    with pytest.raises(StrategyError, match="not losses, which LBFGS compares: use another optimizer"):
+        ControlVariates(model, torch.optim.LBFGS(model.parameters()), PLAIN)

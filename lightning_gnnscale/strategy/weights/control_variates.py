@@ -1,14 +1,30 @@
 """Control variates: each part's gradients, corrected by how far they lie from the mean over all parts."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from lightning.pytorch.plugins.precision import Precision
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...errors import StrategyError
 from .. import averaging
+
+
+@dataclass
+class PartVariate:
+    """What one part has: corrections by the last round, and what this one has shown so far, by parameter's name.
+
+    Attributes:
+        correction: added to every gradient; a name that is not there has none.
+        sums: of gradients as they were, in float32 at least.
+        steps: optimizer steps in `sums`.
+    """
+
+    correction: averaging.State = field(default_factory=dict)
+    sums: averaging.State = field(default_factory=dict)
+    steps: int = 0
 
 
 class ControlVariates:
@@ -18,22 +34,31 @@ class ControlVariates:
     With g_k the mean gradient of part k over the steps of the last round and g = sum(n_k g_k) / sum(n_k), every
     gradient of part k in this round has g - g_k added: a step then follows the whole graph's gradient.
 
+    A step whose gradients are not finite is neither noted nor corrected. A part that has made no step in a round
+    counts for nothing in its mean, and begins the next one uncorrected.
+
     Args:
-        module: whose parameters are trained.
-        optimizer: the optimizer of them.
+        module: names the parameters.
+        optimizer: of the parameters that are trained; more may join it later.
         precision: the precision plugin, which may own a gradient scaler.
 
-    Cost: three copies of the weights a part of this rank; 8 bytes a weight on the wire per average.
+    Raises:
+        StrategyError: an optimizer that evaluates its gradients several times a step.
+
+    Cost: two copies of the weights a part of this rank, in float32 at least; 8 bytes a weight on the wire per average.
     Source: Karimireddy et al., SCAFFOLD, ICML 2020, Algorithm 1. Differs: a variate is the mean of a round's gradients,
-        which is option II for plain SGD, so that any optimizer may follow; parts weigh by their training nodes.
+        which is option II for plain SGD, so that other optimizers may follow; parts weigh by their training nodes.
     """
 
     def __init__(self, module: nn.Module, optimizer: Optimizer, precision: Precision) -> None:
-        self._parameters = {name: value for name, value in module.named_parameters() if value.requires_grad}
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise StrategyError(
+                "control_variates=True corrects gradients and not losses, which LBFGS compares: use another optimizer, "
+                "or say control_variates=False"
+            )
+        self._names = {parameter: name for name, parameter in module.named_parameters()}
         self._optimizer, self._precision = optimizer, precision
-        self._corrections: dict[int, averaging.State] = {}
-        self._sums: dict[int, averaging.State] = {}
-        self._steps: dict[int, int] = {}
+        self._parts: dict[int, PartVariate] = {}
 
     @torch.no_grad()
     def correct(self, part: int) -> None:
@@ -42,23 +67,24 @@ class ControlVariates:
         Raises:
             StrategyError: a gradient is sparse.
         """
-        scale = self._gradient_scale()
-        if scale is None:
+        parameters = self._parameters()
+        if not self._finite(parameters):
             return
-        sums = self._sums.setdefault(part, self._zeros())
-        self._steps[part] = self._steps.get(part, 0) + 1
-        correction = self._corrections.get(part)
-        for name, parameter in self._parameters.items():
+        scale = self._gradient_scale()
+        if part not in self._parts:
+            self._parts[part] = PartVariate()
+        variate = self._parts[part]
+        variate.steps += 1
+        for name, parameter in parameters.items():
             if parameter.grad is None:
-                continue
-            if parameter.grad.layout != torch.strided:
-                raise StrategyError(
-                    f"control_variates=True needs dense gradients, {name} has sparse ones: leave sparse=True out of "
-                    "its layer, or say control_variates=False"
-                )
-            sums[name].add_(parameter.grad, alpha=1 / scale)
-            if correction is not None:
-                parameter.grad.add_(correction[name], alpha=scale)
+                if name not in variate.correction:
+                    continue
+                parameter.grad = torch.zeros_like(parameter)
+            if name not in variate.sums:
+                variate.sums[name] = _zeros(parameter)
+            variate.sums[name].add_(parameter.grad, alpha=1 / scale)
+            if name in variate.correction:
+                parameter.grad.add_(variate.correction[name], alpha=scale)
 
     @torch.no_grad()
     def end_round(self, weights: list[float]) -> int:
@@ -73,49 +99,75 @@ class ControlVariates:
         Raises:
             StrategyError: another process was lost.
         """
-        own = {part: {name: s / self._steps[part] for name, s in sums.items()} for part, sums in self._sums.items()}
-        mean, num_bytes = averaging.weighted_average(
-            [(weights[part], own[part]) for part in sorted(own)], like=self._zeros()
-        )
-        self._corrections = {part: {name: mean[name] - g for name, g in grads.items()} for part, grads in own.items()}
-        self._sums, self._steps = {}, {}
+        self._parts = {part: variate for part, variate in sorted(self._parts.items()) if variate.steps}
+        nothing = {name: _zeros(parameter) for name, parameter in self._parameters().items()}
+        means = []
+        for part, variate in self._parts.items():
+            variate.correction = {}
+            for total in variate.sums.values():
+                total.div_(variate.steps)
+            means.append((weights[part], nothing | variate.sums))
+        whole, num_bytes = averaging.weighted_average(means, like=nothing)
+        used = {name for name, mean in whole.items() if mean.any()}
+        for part, variate in self._parts.items():
+            # In place of the sums; what no part has a gradient of is left alone, as a zero gradient would decay it.
+            for name in (used | set(variate.sums)) & set(whole):
+                own = variate.sums.get(name)
+                variate.correction[name] = whole[name] if own is None else torch.sub(whole[name], own, out=own)
+            self._parts[part] = PartVariate(variate.correction)
         return num_bytes
 
     def state_dict(self) -> dict[int, dict[str, Any]]:
         """Return what each part of this rank has, on the CPU."""
         return {
             part: {
-                "correction": averaging.on_cpu(self._corrections.get(part, {})),
-                "sums": averaging.on_cpu(self._sums.get(part, {})),
-                "steps": self._steps.get(part, 0),
+                "correction": averaging.on_cpu(variate.correction),
+                "sums": averaging.on_cpu(variate.sums),
+                "steps": variate.steps,
             }
-            for part in sorted({*self._corrections, *self._sums})
+            for part, variate in self._parts.items()
         }
 
     def load_state_dict(self, saved: dict[int, dict[str, Any]]) -> None:
         """Take over what `state_dict` returned, of any parts, onto the parameters' devices."""
-        self._corrections = {part: self._like(kept["correction"]) for part, kept in saved.items() if kept["correction"]}
-        self._sums = {part: self._like(kept["sums"]) for part, kept in saved.items() if kept["sums"]}
-        self._steps = {part: kept["steps"] for part, kept in saved.items() if kept["steps"]}
+        self._parts = {
+            part: PartVariate(self._here(kept["correction"]), self._here(kept["sums"]), kept["steps"])
+            for part, kept in saved.items()
+        }
 
     def to_cpu(self) -> None:
         """Leave the device, where a run is over."""
-        self._corrections = {part: averaging.on_cpu(state) for part, state in self._corrections.items()}
-        self._sums = {part: averaging.on_cpu(state) for part, state in self._sums.items()}
+        for variate in self._parts.values():
+            variate.correction, variate.sums = averaging.on_cpu(variate.correction), averaging.on_cpu(variate.sums)
 
-    def _gradient_scale(self) -> float | None:
-        """Return what gradients are multiplied by now; None where a scaler will refuse them and make no step."""
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        """Return those that train now, by name: a callback may have thawed more."""
+        held = (parameter for group in self._optimizer.param_groups for parameter in group["params"])
+        return {self._names[value]: value for value in held if value.requires_grad and value in self._names}
+
+    def _finite(self, parameters: dict[str, nn.Parameter]) -> bool:
+        """Whether there are gradients, and all of them are finite; one look at the device."""
+        gradients = {name: value.grad for name, value in parameters.items() if value.grad is not None}
+        for name, gradient in gradients.items():
+            if gradient.layout != torch.strided:
+                raise StrategyError(
+                    f"control_variates=True needs dense gradients, {name} has sparse ones: leave sparse=True out of "
+                    "its layer, or say control_variates=False"
+                )
+        finite = [torch.isfinite(gradient).all() for gradient in gradients.values()]
+        return bool(finite) and bool(torch.stack(finite).all())
+
+    def _gradient_scale(self) -> float:
+        """Return what gradients are multiplied by now: under a scaler, fused optimizers unscale them after this."""
         scaler = getattr(self._precision, "scaler", None)
-        if scaler is None:
-            return 1.0
-        gradients = [value.grad for value in self._parameters.values() if value.grad is not None]
-        if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients):
-            return None
-        # Fused optimizers unscale gradients themselves, after this.
-        return scaler.get_scale() if getattr(self._optimizer, "_step_supports_amp_scaling", False) else 1.0
+        unscales = getattr(self._optimizer, "_step_supports_amp_scaling", False)
+        return scaler.get_scale() if scaler is not None and unscales else 1.0
 
-    def _zeros(self) -> averaging.State:
-        return {name: torch.zeros_like(value) for name, value in self._parameters.items()}
+    def _here(self, state: averaging.State) -> averaging.State:
+        like = {name: value for value, name in self._names.items()}
+        return {name: kept.to(like[name].device).clone() for name, kept in state.items() if name in like}
 
-    def _like(self, state: averaging.State) -> averaging.State:
-        return {name: state[name].to(value.device, value.dtype).clone() for name, value in self._parameters.items()}
+
+def _zeros(parameter: Tensor) -> Tensor:
+    """Return zeros that many gradients may be added to: in bfloat16 a sum would soon stop growing."""
+    return torch.zeros_like(parameter, dtype=torch.promote_types(parameter.dtype, torch.float32))

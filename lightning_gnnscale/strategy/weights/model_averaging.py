@@ -56,7 +56,7 @@ class ModelAveraging(WeightPolicy):
         ValueError: every_n_epochs is below 1, optimizer_state is unknown, or control_variates is no bool.
 
     Cost: per part of this rank one copy of the weights between averages and one optimizer state, on the device;
-        8 bytes a weight on the wire per average. With control variates three more copies, and as many bytes again.
+        8 bytes a weight on the wire per average. With control variates two more copies, and as many bytes again.
     Source: Huang et al., SDT-GNN, training; CATGNN. Differs: equal initial weights; the interval works with more
         parts than devices; the last average closes the run; control variates are SCAFFOLD's.
     """
@@ -229,6 +229,9 @@ class ModelAveraging(WeightPolicy):
             if state["start"] is not None:
                 self._start = self._like_live(state["start"])
                 self._model_holds_start = False
+            if self._controls:
+                kept = state.get("controls", {})
+                self._controls.load_state_dict({part: kept[part] for part in mine if part in kept})
         if self._optimizers is None:
             return
         if not same_parts or state["optimizer_state"] != self.optimizer_state:
@@ -238,9 +241,6 @@ class ModelAveraging(WeightPolicy):
             rank_zero_warn(f"the checkpoint has {missing}: every part goes on from the model and optimizer that it has")
             self._begin_from_checkpoint_optimizer = True
             return
-        if self._controls:
-            kept = state.get("controls", {})
-            self._controls.load_state_dict({part: kept[part] for part in mine if part in kept})
         waiting, saved = state.get("waiting", {}), state["optimizers"]
         self._restored_gradients = {part: kept for part, kept in waiting.items() if part in mine}
         if self.optimizer_state == "shared":

@@ -65,7 +65,7 @@ class WeightPolicy:
         return step(optimizer, closure)
 
     def before_step(self) -> None:
-        """Change the gradients of an optimizer step; they are whole and unscaled, and not clipped yet."""
+        """Change the gradients of an optimizer step; they are whole, and not clipped yet."""
 
     def end_epoch(self) -> dict[str, float]:
         """End an epoch after its last batch on every rank, before validation; return metrics to log."""
