@@ -18,7 +18,7 @@ PAPER_EDGES = np.array([[0, 1], [1, 2], [1, 3], [2, 3], [2, 4], [2, 5]]).T
 def graph(edges, num_nodes):
     """An undirected graph as a store would show it."""
     both = np.concatenate([edges, edges[::-1]], axis=1)
-    return SimpleNamespace(csc=build_csc(both[0], both[1], num_nodes), fingerprint="made here")
+    return SimpleNamespace(csc=build_csc(both[0], both[1], num_nodes), layout_fingerprint="made here")
 
 
 def power_law(num_nodes=3000, num_edges=20000, seed=0):
