@@ -45,7 +45,7 @@ def check_dataset(config: DictConfig, dataset) -> None:
         raise UsageError(f"dataset.labels: {dataset.name} has none; training needs them (-1 where unknown)")
     purposes = {
         "train": ("training", ""),
-        "val": ("a callback that monitors val_*", ", or monitor train_loss"),
+        "val": ("a callback that monitors val_*", ", or monitor train_loss with mode=min"),
         "test": ("test=true", ", or say test=false"),
     }
     if not any(name.startswith("val_") for name in monitors):
@@ -66,7 +66,7 @@ def _check_links(config: DictConfig, dataset, monitors: list[str]) -> None:
         if name.startswith("val_") and not name.startswith(("val_mrr", "val_hits@", "val_loss")):
             raise UsageError(f"callbacks: no {name} is logged for links; say callbacks=links, or monitor val_mrr")
     needed = {"val": any(name.startswith("val_") for name in monitors), "test": config.test}
-    remedies = {"val": "monitor train_loss", "test": "say test=false"}
+    remedies = {"val": "monitor train_loss with mode=min", "test": "say test=false"}
     for split, is_needed in needed.items():
         if is_needed and split not in dataset.links:
             raise UsageError(

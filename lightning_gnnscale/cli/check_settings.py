@@ -155,6 +155,8 @@ def _check_monitors(config: DictConfig) -> None:
         return
     for name, callback in (config.get("callbacks") or {}).items():
         monitor = callback.get("monitor") if callback else None
+        if str(monitor).endswith("_loss") and callback.get("mode") == "max":
+            raise UsageError(f"callbacks.{name}: mode=max keeps the largest {monitor}; say callbacks.{name}.mode=min")
         if monitor is not None and monitor not in logged:
             remedy = "; or say callbacks=links" if module is LinkPredictor else ""
             raise UsageError(

@@ -42,15 +42,26 @@ def take_recipe(config_name: str, words: list[str]) -> tuple[str | None, str, li
         raise UsageError(f"recipe= stands {len(recipes)} times; give it once")
     name = recipes[0]
     path = Path(name).expanduser()
-    if path.suffix in (".yaml", ".yml"):
+    if path.suffix == ".yml":
+        raise UsageError(f"recipe={name}: Hydra reads files that end in .yaml; rename it")
+    if path.suffix == ".yaml":
         if not path.is_file():
             raise UsageError(f"recipe={name}: no such file; the recipes that ship are {', '.join(available_recipes())}")
+        _check_names(name, path.resolve().parent)
     elif name in available_recipes():
         path = recipes_folder() / f"{name}.yaml"
     else:
         raise UsageError(f"recipe={name}: no such recipe; there are {', '.join(available_recipes())}")
     _check_command(name, path, config_name)
     return str(path.resolve().parent), path.stem, others
+
+
+def _check_names(name: str, folder: Path) -> None:
+    """Refuse a folder whose files hide configs of the package from Hydra, or are hidden by them."""
+    own = files("lightning_gnnscale.conf")
+    for path in sorted(folder.glob("*.yaml")):
+        if own.joinpath(path.name).is_file():
+            raise UsageError(f"recipe={name}: {path} has the name of a config of the package; rename it, or move away")
 
 
 def bench_of(path: Path) -> str | None:

@@ -83,7 +83,7 @@ def train(config: DictConfig, folder: Path) -> dict:
     model = make_model(config, datamodule)
     if is_first_rank():
         keep_earlier_run(folder)
-    with _interruptible(folder):
+    with _interruptible(getattr(trainer.checkpoint_callback, "dirpath", None)):
         with events.stage("train", note=f"{datamodule.store.num_parts} parts on {trainer.world_size} processes"):
             fit(trainer, model, datamodule, config.resume)
         facts = fit_facts(folder, trainer.checkpoint_callback, config.resume)
@@ -102,21 +102,21 @@ def fit(trainer, model, datamodule, resume: str | None) -> None:
 
 
 @contextmanager
-def _interruptible(folder: Path) -> Iterator[None]:
-    """Lightning turns Ctrl+C into an exit, which becomes a line that says how to go on."""
+def _interruptible(checkpoints: str | None) -> Iterator[None]:
+    """Lightning turns Ctrl+C into an exit, which becomes a line that says how to go on from that folder."""
     began = time.time()
     try:
         yield
     except (SystemExit, KeyboardInterrupt):
         end_processes()
-        last = _last_checkpoint(folder / "checkpoints", began)
-        go_on = f"go on with resume={last}" if last else "no epoch was finished; type the same command again"
+        last = None if checkpoints is None else _last_checkpoint(Path(checkpoints), began)
+        go_on = f"go on with resume={last}" if last else "no checkpoint was saved; type the same command again"
         raise Interrupted(go_on) from None
 
 
 def _last_checkpoint(folder: Path, began: float) -> Path | None:
     """Return the last checkpoint of this run; in a folder used twice Lightning names the second one's last-v1.ckpt."""
-    written = {path: path.stat().st_mtime for path in folder.glob("last*.ckpt")}
+    written = {path: path.stat().st_mtime for path in folder.glob("*.ckpt")}
     return max((path for path, at in written.items() if at >= began), key=written.get, default=None)
 
 
@@ -133,7 +133,8 @@ def _evaluate(config: DictConfig, trainer, model, datamodule, earlier: EarlierBe
     if config.predict:
         with events.stage("predict"):
             trainer.predict(model, datamodule, ckpt_path=best, return_predictions=False)
-        facts["predictions"] = str(folder / "predictions.parquet")
+        written = folder / "predictions.parquet"
+        facts |= {"predictions": str(written)} if written.is_file() else {}
     return facts
 
 
@@ -147,6 +148,8 @@ def _quiet() -> None:
     """Leave out what Lightning says of itself at every start; its warnings stay, but for five that do not apply."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    for name in ("profilers", "callbacks.early_stopping"):  # which speak when they are asked to
+        logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.INFO)
     warnings.showwarning = _show_warning
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # inside Lightning
     warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist.*")  # ranks differ in batches

@@ -147,6 +147,7 @@ def is_pass(batch: Any) -> bool:
 
 def _accepted_arguments(backbone: nn.Module) -> tuple[str, ...]:
     """Return which of a batch's further arguments a backbone's forward names (all, if it takes any keyword)."""
+    backbone = getattr(backbone, "_orig_mod", backbone)  # torch.compile's wrapper seems to take anything
     parameters = inspect.signature(backbone.forward).parameters
     if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
         return BATCH_ARGUMENTS

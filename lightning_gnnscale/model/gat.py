@@ -102,6 +102,8 @@ class GAT(Backbone):
             raise ValueError(f"model.hidden_channels must be a multiple of heads ({heads}), got {hidden_channels}")
         self.heads = heads
         self.attention_dropout = dropout if attention_dropout is None else attention_dropout
+        if not 0 <= self.attention_dropout < 1:
+            raise ValueError(f"model.attention_dropout must be in [0, 1), got {attention_dropout}")
         super().__init__(
             in_channels, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation
         )

@@ -161,6 +161,11 @@ class NodeClassifier(BackboneModule):
         if callable(self.loss):
             rows = known if known.dim() == 1 else known.any(dim=-1)
             losses = self.loss(outputs, torch.where(known, labels, torch.zeros_like(labels)))
+            if losses.shape != rows.shape:
+                raise ValueError(
+                    f"model.loss must return a loss a row, of shape {tuple(rows.shape)}, got {tuple(losses.shape)}: a "
+                    'loss of torch does so with reduction="none"'
+                )
             return torch.where(rows, losses, torch.zeros_like(losses)), rows.long()
         if self.multilabel:
             losses = F.binary_cross_entropy_with_logits(outputs, labels.to(outputs.dtype), reduction="none")

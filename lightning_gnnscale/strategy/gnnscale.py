@@ -156,6 +156,8 @@ class GNNScaleStrategy(DDPStrategy):
             if hasattr(trainer.datamodule, "check_processes"):
                 trainer.datamodule.check_processes(trainer.num_devices * trainer.num_nodes)
         self._check_one_number_of_processes()
+        if self._start_method == "forkserver":
+            _own_memory(self.lightning_module)
         super().setup_environment()
         if self._start_method != "popen":
             _end_with_parent()
@@ -295,6 +297,13 @@ def _gather_to_rank_zero(value: Any) -> list[Any]:
     with averaging.clear_error("gathering a checkpoint"):
         dist.gather_object(value, gathered, dst=0)
     return gathered or []
+
+
+def _own_memory(module: torch.nn.Module) -> None:
+    """Give this process weights of its own: those sent to it are shared, which Lightning undoes for "spawn" alone."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.is_shared():
+            tensor.data = tensor.data.clone()
 
 
 def _end_with_parent() -> None:

@@ -57,6 +57,17 @@ def test_one_line(capsys, words, parts):
         assert part in line
 
 
+def test_a_recipe_may_not_be_named_like_a_config_of_the_package(capsys, tmp_path):
+    for name in ("mine.yaml", "partition.yaml"):
+        (tmp_path / name).write_text("defaults: [/train, _self_]\nname: mine\n")
+    for name in ("mine.yaml", "partition.yaml"):
+        assert "partition.yaml has the name of a config of the package; rename it" in refused(
+            capsys, "train", f"recipe={name}"
+        )
+    (tmp_path / "mine.yml").touch()
+    assert "files that end in .yaml; rename it" in refused(capsys, "train", "recipe=mine.yml")
+
+
 def test_plan_prints_every_term(capsys):
     main(["plan", "planner.num_devices=4", "planner.device_memory_bytes=1GiB"])
     out = capsys.readouterr().out

@@ -78,6 +78,8 @@ def test_training_refuses_samplers_that_do_not_go_with_the_run(capsys, words, pa
          ["callbacks.early_stopping.patience must be an integer of at least 0, got -1"]),
         (["callbacks.checkpoint.monitor=val_accuracy"],
          ["callbacks.checkpoint.monitor: no val_accuracy is logged; NodeClassifier logs train_loss, val_loss, val_"]),
+        (["callbacks.checkpoint.monitor=val_loss"],
+         ["callbacks.checkpoint: mode=max keeps the largest val_loss; say callbacks.checkpoint.mode=min"]),
         (["sampler.fanouts=[2,2,2]"], ["sampler.fanouts makes 3 hops", "num_layers is 2"]),
         (["partitioner.num_parts=4"], ["partitioner.num_parts=4 has no effect", "say num_parts="]),
         (["num_devices=3"], ["num_devices=3 has no effect here: say trainer.devices="]),

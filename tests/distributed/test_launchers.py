@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import LearningRateFinder
 from partition_stand_ins import Classifier, PartsData, make_trainer, train
 from processes import CONTEXT, launch
 
@@ -184,3 +185,40 @@ def test_every_sampler_parses_on_the_command_line(arguments, sampler):
     given = [f"--data.sampler=lightning_gnnscale.{name}", *(f"--data.sampler.{setting}" for setting in settings)]
     built = parser.parse_args(["--data.store=anywhere", *given])
     assert parser.instantiate_classes(built).data.sampler == sampler
+
+
+FORKSERVER = """
+import sys
+import torch
+
+from lightning_gnnscale.strategy import GNNScaleStrategy
+from partition_stand_ins import Classifier, PartsData, make_trainer
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    model = Classifier()
+    trainer = make_trainer(".", strategy=GNNScaleStrategy(start_method="forkserver"), devices=2)
+    trainer.fit(model, datamodule=PartsData())
+    torch.save(model.state_dict(), sys.argv[1])
+"""
+
+
+def test_processes_of_a_forkserver_have_weights_of_their_own(tmp_path):
+    (tmp_path / "script.py").write_text(FORKSERVER)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "script.py", "state.pt"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-4000:]
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    expected = launch(2, train, tmp_path / "expected")[0]
+    assert all(torch.equal(state[name], expected[name]) for name in expected)
+
+
+def fit_after_a_search(folder):
+    finder = LearningRateFinder(num_training_steps=1, update_attr=False)  # stops within the first part's visit
+    return train(folder), train(folder, callbacks=[finder])
+
+
+def test_a_search_for_a_learning_rate_leaves_no_trace(tmp_path):
+    plain, searched = launch(1, fit_after_a_search, tmp_path)[0]
+    assert all(torch.equal(plain[name], searched[name]) for name in plain)

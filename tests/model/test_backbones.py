@@ -232,6 +232,7 @@ def test_where_ngnn_has_its_feed_forward_layers():
         (GCN, {"norm": "graph"}, r"None or one of \['batch', 'layer'\], got 'graph'"),
         (GraphSAGE, {"activation": "gelu"}, r"one of \['elu', 'relu'\], got 'gelu'"),
         (GAT, {"heads": 3}, r"multiple of heads \(3\), got 8"),
+        (GAT, {"attention_dropout": 1.0}, r"model.attention_dropout must be in \[0, 1\), got 1.0"),
         (NGNN, {"position": "output"}, "got 'output'"),
         (NGNN, {"position": "hidden", "num_layers": 2}, "at least 3 for position 'hidden', got 2"),
         (NGNN, {"feed_forward_layers": 0}, "feed_forward_layers must be at least 1, got 0"),

@@ -362,6 +362,27 @@ def test_a_loss_of_ones_own(graph):
     torch.testing.assert_close(own.training_step(batch), NodeClassifier(own.backbone).training_step(batch))
 
 
+@pytest.mark.usefixtures("unlogged")
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_loss_that_is_no_loss_a_row_is_refused(graph, reduction):
+    own = NodeClassifier(GCN(12, 8, 4), loss=torch.nn.CrossEntropyLoss(reduction=reduction))
+    with pytest.raises(ValueError, match=r"a loss a row, of shape \(30,\), got \(\): .*reduction=\"none\""):
+        own.training_step(make_batch(graph, list(range(30))))
+
+
+def test_a_compiled_network_takes_what_the_network_takes():
+    class Compiled(torch.nn.Module):
+        def __init__(self, network):
+            super().__init__()
+            self._orig_mod = network
+
+        def forward(self, *arguments, **keywords):
+            return self._orig_mod(*arguments, **keywords)
+
+    plain, compiled = (NodeClassifier(network, num_classes=4) for network in (Own(), Compiled(Own())))
+    assert compiled._accepted == plain._accepted
+
+
 def test_hyperparameters_hold_plain_values_alone():
     model = NodeClassifier(GCN(12, 8, 4), lr=0.3)
     assert dict(model.hparams) == {

@@ -220,6 +220,9 @@ class ModelAveraging(WeightPolicy):
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         mine = self._parts_of_rank()
+        self._part, self._published = None, True  # a search for a learning rate may have left a visit open
+        if self._gradients:
+            self._gradients.drop()
         same_policy = bool(state) and state["policy"] == type(self).__name__
         same_parts = same_policy and state.get("parts") == self._parts
         if same_policy:
