@@ -15,6 +15,7 @@ pytestmark = pytest.mark.gpu
 CASES = {
     "float32": {},
     "half": {"precision": "16-mixed", "accumulate_grad_batches": 2, "gradient_clip_val": 1.0},
+    "half, control variates": {"precision": "16-mixed", "gradient_clip_val": 1.0},
 }
 
 
@@ -25,7 +26,7 @@ def run_cases(folder):
     results = {}
     for name, options in CASES.items():
         kept = ModelCheckpoint(dirpath=folder / name, filename="{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
-        weights = {"every_n_epochs": 2}
+        weights = {"every_n_epochs": 2, "control_variates": "control" in name}
         model = Classifier(scheduler="step")
         whole = train(folder, ModelAveraging(**weights), model, callbacks=[kept], **here, **options)
         path = folder / name / "epoch=0.ckpt"
