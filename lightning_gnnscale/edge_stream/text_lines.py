@@ -69,7 +69,7 @@ def _plain_blocks(path: Path, separator: bytes, comment: bytes, first_line: int)
     begins = b"[%b][^\n]*|" % re.escape(comment) if comment else b""
     no_edge = re.compile(rb"\n[ \t]*(?:" + begins + rb"\r?)(?=\n)")
     before_quote = re.compile(rb'(\n|%b) +(?=")' % re.escape(between))
-    open_quote = re.compile(rb'(?:\n|%b)("(?:[^"\n]|"")*)(?=\r?\n)' % re.escape(between))
+    open_quote = re.compile(rb'(?:\n|%b)("(?:[^"\n]++|"")*+)(?=\n)' % re.escape(between))
     signs = [bytes([character]) for character in comment]
     signs += [b" ", b"\n\t" if between == b"\t" else b"\t"] if separator else []
     number = first_line
@@ -84,7 +84,7 @@ def _plain_blocks(path: Path, separator: bytes, comment: bytes, first_line: int)
             block = before_quote.sub(rb"\1", block)
         if b'"' in block and (found := open_quote.search(block)):
             # pyarrow would read on over line ends up to the next quote, and lose the edges between.
-            field = found[1].partition(between)[0]
+            field = found[1].rstrip(b"\r").partition(between)[0]
             line = number + next(i for i, text in enumerate(lines.split(b"\n")) if field in text)
             shown = field[:60].decode(errors="replace")
             raise EdgeStreamError(f"{path}: line {line}: {shown!r} opens a quote that the line does not close")
