@@ -148,6 +148,8 @@ def _quiet() -> None:
     """Leave out what Lightning says of itself at every start; its warnings stay, but for five that do not apply."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    lightning = logging.getLogger("lightning")
+    lightning.propagate = not lightning.handlers  # else the root says all that it says once more
     for name in ("profilers", "callbacks.early_stopping"):  # which speak when they are asked to
         logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.INFO)
     warnings.showwarning = _show_warning
