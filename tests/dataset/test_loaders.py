@@ -1,6 +1,7 @@
 """Where graphs come from: public folders, a user's own files, PyG, the generator; and what each says of bad input."""
 
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -325,3 +326,12 @@ def test_a_file_of_features_that_is_none_is_named(tmp_path, content):
     stream = open_edge_stream(np.array([[0, 1], [1, 2]]), num_nodes=3)
     with pytest.raises(ValueError, match=r"x\.npy: not a \.npy file that numpy can map"):
         GraphDataset("mine", stream, features=tmp_path / "x.npy")
+
+
+def test_what_a_kill_left_of_a_generated_graph_goes(tmp_path):
+    folder = Path(generate(40, 100, str(tmp_path), num_communities=4).features).parent
+    (folder / "edges.bin").unlink()
+    for name in (".edges.bin.tmp7", "features.npy.tmp7"):  # as kills leave them
+        (folder / name).write_bytes(b"half")
+    generate(40, 100, str(tmp_path), num_communities=4)
+    assert sorted(path.name for path in folder.iterdir()) == ["edges.bin", "features.npy", "lock"]

@@ -130,7 +130,7 @@ def open_simple_graph(
     """
     if stream.num_nodes is None:
         stream.count()
-    check_deduplicate(deduplicate)
+    _check_deduplicate(deduplicate)
     folder = scratch_folder(scratch)
     if deduplicate and folder is None:
         raise ValueError("deduplicate=True needs scratch disk: give scratch=<a folder> or scratch=auto")
@@ -151,7 +151,7 @@ def open_simple_graph(
     return graph, degree
 
 
-def check_deduplicate(deduplicate) -> None:
+def _check_deduplicate(deduplicate) -> None:
     """Raise ValueError unless the option is True, False or None: a word such as "no" would mean yes."""
     if not isinstance(deduplicate, bool | np.bool_ | None):
         raise ValueError(f"partitioner.deduplicate must be true, false or null, got {deduplicate!r}")
