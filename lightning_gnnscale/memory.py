@@ -1,4 +1,4 @@
-"""Peak memory of a process tree, read from the kernel's own counters."""
+"""Memory: what a process tree holds, what it may hold, and what is free, read from the kernel's own counters."""
 
 import os
 import threading
@@ -24,6 +24,47 @@ def resident_bytes(pid: int | None = None) -> int:
 def process_bytes() -> int:
     """Return the anonymous plus shared resident bytes of this process alone."""
     return _own_bytes(os.getpid())
+
+
+def memory_limit_bytes() -> int:
+    """Return the most memory that this process may use: the machine's, or less where a cgroup (v1 or v2) caps it."""
+    return min([psutil.virtual_memory().total, *(limit for limit, _ in _cgroup_limits())])
+
+
+def free_memory_bytes() -> int:
+    """Return the memory that this process could take now, bytes.
+
+    Page cache counts as free: the kernel gives it back. Under a cgroup's cap the page cache is charged to the cap too,
+    so a file that is mapped and read at random competes with what is taken here.
+    """
+    free = [limit - used for limit, used in _cgroup_limits()]
+    return max(0, min([psutil.virtual_memory().available, *free]))
+
+
+def _cgroup_limits() -> list[tuple[int, int]]:
+    """Return (limit, bytes held beside page cache) of each memory cgroup that caps this process."""
+    found = []
+    for line in _text(Path("/proc/self/cgroup")).splitlines():
+        number, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            base, names = Path("/sys/fs/cgroup/memory"), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+        elif number == "0":
+            base, names = Path("/sys/fs/cgroup"), ("memory.max", "memory.current", "")
+        else:
+            continue
+        group = base / path.lstrip("/")
+        # A container may see its own group as the root, under a path that does not exist here.
+        for folder in {base, *(one for one in (group, *group.parents) if one.is_relative_to(base))}:
+            limit, used = (_text(folder / name).strip() for name in names[:2])
+            if limit.isdigit() and used.isdigit() and int(limit) < psutil.virtual_memory().total:
+                found.append((int(limit), int(used) - _cached_bytes(folder, names[2])))
+    return found
+
+
+def _cached_bytes(folder: Path, prefix: str) -> int:
+    """Return the file-backed bytes that a cgroup is charged with and that can be dropped."""
+    counts = dict(line.split(" ", 1) for line in _text(folder / "memory.stat").splitlines())
+    return sum(int(counts.get(f"{prefix}{name}", 0)) for name in ("active_file", "inactive_file"))
 
 
 def _descendants(pid: int) -> list[int]:
