@@ -1,9 +1,10 @@
-"""Machine operations that numba does not offer: prefetch, trailing zeros, 64-byte streaming copies, raw addresses.
+"""Machine operations that numba does not offer: prefetch, bit counts, 64-byte streaming copies, raw addresses, pread.
 
 Each is a few LLVM instructions put in place; with `NUMBA_DISABLE_JIT=1` plain Python stands in for them.
 """
 
 import ctypes
+import os
 
 import numba
 from llvmlite import ir
@@ -68,6 +69,18 @@ def _trailing_zeros(typingctx, value):
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
 
     return types.uint64(types.uint64), codegen
+
+
+@intrinsic
+def _popcount(typingctx, value):
+    def codegen(context, builder, signature, args):
+        return builder.ctpop(args[0])
+
+    return types.uint64(types.uint64), codegen
+
+
+# The system's own call: compiled loops read files without the interpreter, many threads at a time.
+_pread = types.ExternalFunction("pread", types.int64(types.int32, types.uintp, types.uint64, types.int64))
 
 
 def _copy_line_codegen(streaming, from_address=False):
@@ -136,6 +149,19 @@ def _plain_trailing_zeros(value):
     return (value & -value).bit_length() - 1 if value else 64
 
 
+def _plain_popcount(value):
+    return int(value).bit_count()
+
+
+def _plain_pread(descriptor, address, count, offset):
+    try:
+        found = os.pread(int(descriptor), int(count), int(offset))
+    except OSError:
+        return -1
+    ctypes.memmove(int(address), found, len(found))
+    return len(found)
+
+
 def _plain_copy_line(target, target_index, source, source_index):
     items = LINE_BYTES // target.itemsize
     target[target_index : target_index + items] = source[source_index : source_index + items]
@@ -159,13 +185,13 @@ def _plain_fence():
 
 if numba.config.DISABLE_JIT:
     prefetch, trailing_zeros, store_fence = _plain_prefetch, _plain_trailing_zeros, _plain_fence
-    prefetch_line = _plain_prefetch
+    prefetch_line, popcount, pread = _plain_prefetch, _plain_popcount, _plain_pread
     stream_line = copy_line = _plain_copy_line
     prefetch_address, copy_item_from = _plain_prefetch_address, _plain_copy_item_from
     stream_line_from = copy_line_from = _plain_copy_line_from
 else:
     prefetch, trailing_zeros, store_fence = _prefetch, _trailing_zeros, _store_fence
-    prefetch_line = _prefetch_line
+    prefetch_line, popcount, pread = _prefetch_line, _popcount, _pread
     stream_line, copy_line = _stream_line, _copy_line
     prefetch_address, copy_item_from = _prefetch_address, _copy_item_from
     stream_line_from, copy_line_from = _stream_line_from, _copy_line_from

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..dataset import GraphDataset, LinkSet
 from ..errors import StrategyError, check_count
-from ..loader import PartLoader, RankPlace, SourceSettings, Threads, parts_of_rank, source_settings
+from ..loader import HOWS, PartLoader, RankPlace, SourceSettings, Threads, parts_of_rank, source_settings
 from ..partition_store import PartitionStore
 from ..partitioner import Partitioning
 from ..placement import FeatureBuffer, Placement, PlacementSettings
@@ -32,6 +32,7 @@ from .train_loader import (
     make_interleaved_loader,
     make_part_loader,
     part_targets,
+    settle_row_reads,
     trains_on_links,
 )
 
@@ -76,6 +77,9 @@ class PartitionDataModule(StoredGraphDataModule):
         num_threads: threads of "threads"; and those that gather placed features of batches that other processes drew.
         prefetch_batches: batches that stand ready; None: the source's own number.
         shuffle: new seed order every epoch; not under `Trainer(overfit_batches=...)`.
+        row_reads: how training batches get their feature rows: "mapped", "resident" or "planned", see `RowReads`;
+            "auto": by the memory that is free when training starts. Batches are the same. Workers of "ray" hold the
+            rows that they need, and placed rows are read where they lie.
         stored_features: False leaves the store's features out of batches and evaluation: the model's `inputs` bring
             them, for example `RemoteFeatures`.
         placement: where feature rows lie while training, one device a process: `PlacementSettings`, a method's name
@@ -130,6 +134,7 @@ class PartitionDataModule(StoredGraphDataModule):
         num_threads: int = 1,
         prefetch_batches: int | None = None,
         shuffle: bool = True,
+        row_reads: str = "auto",
         stored_features: bool = True,
         placement: PlacementSettings | Placement | str | None = None,
         locality_scale: float | None = None,
@@ -177,6 +182,8 @@ class PartitionDataModule(StoredGraphDataModule):
             raise ValueError(f"sampler must be one such as gs.NeighborSampler([15, 10]), got {self.sampler!r}")
         if isinstance(self.sampler, ClusterSampler) and self.sampler.cluster is None:
             self.sampler = replace(self.sampler, cluster=clusters_by("spring"))
+        _check_choice("row_reads", row_reads, ("auto", *HOWS))
+        self.row_reads = row_reads
         self.halo_hops, self.interleave_parts, self.block_arcs = halo_hops, interleave_parts, block_arcs
         self.scratch = scratch
         self.links = getattr(self.dataset, "links", {}) if links is None else dict(links)
@@ -250,25 +257,28 @@ class PartitionDataModule(StoredGraphDataModule):
         scope = self._scope_under(weights)
         check_scope(scope, weights, self.sampler)
         check_edge_weights(self.sampler, self.store)
-        place = self._place()
-        features = self.buffer
-        if features is None:
-            features = self.store.features if scope == "graph" else self.store.part_features
+        place, options, features = self._place(), self.loader_options, self.buffer
+        interleaved = scope == "part" and getattr(weights, "equal_batches", False)
         if self._gathers_on_device or not self.stored_features:
             features = None
-        options = self.loader_options
+        reads_store = features is None and self.buffer is None and self.stored_features
+        if reads_store:
+            features = self.store.features if scope == "graph" else self.store.part_features
         if self.trainer is not None and self.trainer.overfit_batches > 0:
             options = replace(options, shuffle=False)  # so that an epoch's first batches are of the same seeds
         if features is not None and features is self.buffer:  # rows of this process: workers draw, its threads gather
             options = self._placed.loader_options(options)
         if scope == "graph":
             loader = make_graph_loader(self.store, self.sampler, options, features, place)
-        elif getattr(weights, "equal_batches", False):
+        elif interleaved:
             lanes, hops = self.interleave_parts, self.halo_hops
             loader = make_interleaved_loader(self.store, self.sampler, hops, lanes, options, features, place)
         else:
             passes, hops = getattr(weights, "passes_per_epoch", 1), self.halo_hops
             loader = make_part_loader(self.store, self.sampler, hops, passes, options, features, place)
+        if reads_store and features is not None:
+            hops = None if scope == "graph" else self.halo_hops
+            settle_row_reads(loader, self.store, options, place, self.row_reads, hops)
         self._close_loader()
         self._train_loader = loader
         return loader

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import StrategyError
+from ..loader import RowReads
 from ..partition_store import PartitionStore
 from ..placement import FeatureBuffer, Placement, PlacementSettings
 from ..sampler import LocalityBias
@@ -81,7 +82,8 @@ class PlacedTraining:
     def loader_options(self, options: LoaderOptions) -> LoaderOptions:
         """Return the options of a loader that gathers from the buffer: its rows are this process's alone."""
         ahead = self.placement.lookahead_batches if self.buffer.foretold else 0
-        return replace(options, lookahead_batches=ahead, fill_here=not options.source.in_process)
+        reads = RowReads(lookahead_batches=ahead, fill_here=not options.source.in_process)
+        return replace(options, reads=reads)
 
     def gather(self, batch: Any) -> None:
         """Give a batch its features out of all tiers, where it trains."""

@@ -6,17 +6,23 @@ from functools import partial
 import numpy as np
 
 from ..errors import StrategyError
+from ..events import record
 from ..loader import (
     Interleave,
     PartLoader,
+    Processes,
     RankPlace,
+    RowReads,
     SourceSettings,
     WholeGraph,
+    choose_row_reads,
     core_targets,
+    fits_in_memory,
     longest_rank,
     parts_of_rank,
     split_targets,
 )
+from ..memory import free_memory_bytes
 from ..partition_store import PartitionStore
 from ..sampler import FullBatchSampler, LayerwiseSampler, NeighborSampler, SaintSampler
 
@@ -31,8 +37,7 @@ class LoaderOptions:
     shuffle: bool
     seed: int
     source: SourceSettings
-    lookahead_batches: int = 0
-    fill_here: bool = False
+    reads: RowReads | None = None
 
     @property
     def batches_ahead(self) -> int:
@@ -103,6 +108,52 @@ def check_edge_weights(sampler, store: PartitionStore) -> None:
             "SaintSampler weighs arcs by its own norms and would drop the store's edge weights: use NeighborSampler, "
             "or write the store without edge_weight"
         )
+
+
+def settle_row_reads(
+    loader: PartLoader,
+    store: PartitionStore,
+    options: LoaderOptions,
+    place: RankPlace,
+    how: str,
+    halo_hops: int | None,
+) -> None:
+    """Let a loader that reads the store get its feature rows as the memory that is free now allows.
+
+    Args:
+        loader: of this rank, over the store's features, for parts with packed rows where there are some.
+        store, options, place: see `make_part_loader`.
+        how: "auto", or one of `RowReads`.
+        halo_hops: of the parts; None: batches cross parts.
+    """
+    local = options.source.in_process or isinstance(options.source, Processes)
+    free = free_memory_bytes() // place.num_local
+    packed = store.features if halo_hops is None else store.part_features
+    if not local or how == "mapped":
+        return
+    if how == "auto" and fits_in_memory(store.features, free):
+        if packed is not store.features:
+            loader.set_reads(loader.reads, store.features)
+        return
+    first = loader.first_footprint()
+    if first is None:
+        return
+    parts = loader.walk.num_batches
+    rows = store.num_nodes if halo_hops is None or halo_hops > 1 else int(store.part_rows.max(initial=0))
+    reads = choose_row_reads(
+        store.features,
+        first,
+        free_bytes=free,
+        part_rows=rows,
+        parts_held=min(loader.walk.parts_open, len(parts)) + (not options.source.in_process),
+        batches_held=options.batches_ahead + 2,
+        visit_batches=max(len(loader) // max(len(parts), 1), 1),
+    )
+    if how not in ("auto", reads.how):
+        reads = replace(reads, how=how, why=f"row_reads={how}")
+    record("row_reads", rank=place.rank, how=reads.how, why=reads.why)
+    # Packed rows are copies: they pay where memory does not hold all rows.
+    loader.set_reads(reads, store.features if reads.how == "mapped" else packed)
 
 
 def make_part_loader(
@@ -214,7 +265,7 @@ def make_evaluation_loader(
     whole = _weighted(store, WholeGraph.of(store.csc, rank, store.symmetric))
     shared = _shared(store, NeighborSampler([-1] * num_hops), options, features) | {
         "shuffle": False,
-        "fill_here": False,
+        "reads": None,
     }
     mine = np.array_split(nodes, world_size)[rank]
     return PartLoader([rank], lambda part: whole, targets={rank: mine}, **shared)
@@ -239,8 +290,7 @@ def _weighted(store: PartitionStore, graph):
 def _shared(store: PartitionStore, sampler, options: LoaderOptions, features) -> dict:
     return {
         "features": features,
-        "fill_here": options.fill_here,
-        "lookahead_batches": options.lookahead_batches,
+        "reads": options.reads,
         "sampler": sampler,
         "labels": store.labels,
         "masks": store.masks,

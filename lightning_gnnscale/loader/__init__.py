@@ -8,12 +8,14 @@ from .neighbor_loader import NeighborLoader
 from .part_loader import PartLoader
 from .part_walk import PartWalk, WholeGraph, parts_of_rank
 from .process_source import ProcessSource
+from .row_reads import HOWS, RowReads, choose_row_reads, fits_in_memory
 from .seed_order import core_targets, longest_rank, split_targets
 from .source_settings import Processes, RankPlace, SourceFactory, SourceSettings, TaskGraphs, Threads, source_settings
 from .task_graph import Operators
 from .task_source import TaskSource
 
 __all__ = [
+    "HOWS",
     "BatchKey",
     "BatchSource",
     "BufferPool",
@@ -27,13 +29,16 @@ __all__ = [
     "ProcessSource",
     "Processes",
     "RankPlace",
+    "RowReads",
     "SourceFactory",
     "SourceSettings",
     "TaskGraphs",
     "TaskSource",
     "Threads",
     "WholeGraph",
+    "choose_row_reads",
     "core_targets",
+    "fits_in_memory",
     "longest_rank",
     "parts_of_rank",
     "source_settings",

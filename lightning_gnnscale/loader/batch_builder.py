@@ -9,7 +9,7 @@ import torch
 
 from ..graph import MASK_NAMES
 from ..jit import kernel
-from ..partition_store import features_of_part
+from ..partition_store import LoadedRows, features_of_part
 from ..sampler.minibatch import MiniBatch, sparse_rows_to_torch
 from ..sampler.subgraph import BatchSampler, Subgraph
 from ..triton_kernels.gather_rows import gather_rows
@@ -60,7 +60,7 @@ class BatchBuilder:
 
     def build(self, staged: StagedPart, items: np.ndarray, key: int) -> MiniBatch:
         """Return the batch that (part, items, key) decide; arguments as in `draw`."""
-        return self.fill(self.draw(staged, items, key))
+        return self.fill(self.draw(staged, items, key), staged.features)
 
     def draw(self, staged: StagedPart, items: np.ndarray, key: int) -> MiniBatch:
         """Return the batch without its features.
@@ -110,12 +110,17 @@ class BatchBuilder:
             **(self.node_data(staged, drawn.n_id) if with_nodes else {}),
         )
 
-    def fill(self, batch: MiniBatch) -> MiniBatch:
-        """Gather the features of a batch, in place, and return it."""
+    def fill(self, batch: MiniBatch, loaded: LoadedRows | None = None) -> MiniBatch:
+        """Gather the features of a batch, in place, and return it.
+
+        Args:
+            batch: drawn.
+            loaded: its rows, and others, where they have been read; None: from the table.
+        """
         n_id = batch.n_id.numpy()
         if self.features is None:
             return batch
-        features = features_of_part(self.features, batch.part)
+        features = features_of_part(self.features, batch.part) if loaded is None else loaded
         if self.features.is_sparse:
             batch.x_csr = sparse_rows_to_torch(features.gather(n_id))
         else:

@@ -41,7 +41,7 @@ class BatchTasks:
         self._drawn: list[tuple] = [() for _ in branches]  # distinct local ids and the place of each draw in them
         self._rows = None
         if workflow.fetch is not None:
-            table = features_of_part(workflow.fetch, staged.graph.part)
+            table = staged.features or features_of_part(workflow.fetch, staged.graph.part)
             self._rows = RowBuffer(table, self._builder.pool, workflow.size)
         self._batch: MiniBatch | None = None
 

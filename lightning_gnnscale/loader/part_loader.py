@@ -3,7 +3,6 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -20,8 +19,9 @@ from .batch_maker import BatchMaker
 from .batch_source import BatchKey, BatchSource
 from .buffer_pool import BufferPool
 from .interleaved_walk import Interleave, InterleavedWalk
-from .local_source import THREAD_NAME, LocalSource, stop
+from .local_source import LocalSource
 from .part_walk import PartWalk, Position
+from .row_reads import Footprint, RowReads, drawn_bytes, fill_told, fill_windows
 from .source_settings import SourceFactory
 from .staged_part import PartStager
 
@@ -50,11 +50,8 @@ class PartLoader:
         num_threads: threads that prepare batches, each a whole one; 0 prepares them in the calling thread.
         source: what prepares batches in place of these threads: (stage, maker) to `BatchSource`, for example
             `functools.partial(ProcessSource, num_workers=4)`. It is kept over iterations; `close` ends it.
-        fill_here: the source draws batches without features, and num_threads (at least one) gather them in this
-            process: for features that lie in it, as those of a `FeatureBuffer`.
+        reads: how batches get their feature rows; None: from `features` as they are.
         prefetch_batches: batches under way or ready, >= 1; None: num_threads + 1.
-        lookahead_batches: batches drawn further ahead, whose reads `features.expect` is told before they are gathered:
-            what a Belady cache lives on; fill_here is implied. 0: none.
         pad_to: batches of the longest rank; None is yielded from the own end up to there. None: no padding.
         shuffle: a new order of the targets every pass.
         drop_last: leave out a part's last batch where it is short.
@@ -84,9 +81,8 @@ class PartLoader:
         interleave: Interleave | None = None,
         num_threads: int = 1,
         source: SourceFactory | None = None,
-        fill_here: bool = False,
+        reads: RowReads | None = None,
         prefetch_batches: int | None = None,
-        lookahead_batches: int = 0,
         pad_to: int | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
@@ -100,7 +96,6 @@ class PartLoader:
             ("passes", passes, 1),
             ("num_threads", num_threads, 0),
             ("prefetch_batches", prefetch_batches, 1),
-            ("lookahead_batches", lookahead_batches, 0),
         ):
             if value < least:
                 raise ValueError(f"{name} must be >= {least}, got {value}")
@@ -119,15 +114,16 @@ class PartLoader:
         self.batch_size, self.seed = batch_size, seed
         self.shuffle, self.drop_last = shuffle, drop_last
         self.num_threads, self.prefetch_batches = num_threads, prefetch_batches
-        self.lookahead_batches = lookahead_batches
+        self.reads = reads or RowReads()
         masks = {} if masks is None else masks
-        self.fill_here = fill_here or lookahead_batches > 0
         mask_names = tuple(name for name in MASK_NAMES if name in masks)
         self._stager = PartStager(load_part, targets, sampler, labels, masks, seed)
         self._builder = builder or BatchBuilder(
             sampler, features, pool or BufferPool(), mask_names, edge_weight, return_e_id, edge_features
         )
         self._make_source = source or partial(LocalSource, num_threads=num_threads)
+        if self.reads.how == "resident":
+            self._stager = replace(self._stager, features=features)
         self._source = self._new_source()
         self.epoch = 0
         self._delivered = 0
@@ -167,6 +163,30 @@ class PartLoader:
         self._stager = replace(self._stager, sampler=sampler)
         self._builder.sampler = sampler
         self._source = self._new_source()
+
+    def set_reads(self, reads: RowReads, features) -> None:
+        """Get the feature rows of the next iteration's batches in another way; not while one is under way.
+
+        Args:
+            reads: how.
+            features: a `FeatureTable` of the same rows.
+        """
+        self._source.close()
+        self.reads, self._builder.features = reads, features
+        if reads.pool_bytes is not None:
+            self._builder.pool.max_bytes = reads.pool_bytes
+        self._stager = replace(self._stager, features=features if reads.how == "resident" else None)
+        self._source = self._new_source()
+
+    def first_footprint(self) -> Footprint | None:
+        """Load the first part and draw its first batch, and return what they take; None without batches."""
+        position = next(self.walk.positions(self.epoch), None)
+        if position is None:
+            return None
+        key = BatchKey(self.seed, position.epoch, position.part, position.batch)
+        staged = replace(self._stager, features=None)(position.part)
+        batch = replace(self._maker(), gathers=False).make(key, lambda: staged)
+        return Footprint(staged.nbytes, len(batch.n_id), drawn_bytes(batch))
 
     def close(self) -> None:
         """End what prepares batches, and free its memory; another iteration starts it again."""
@@ -243,17 +263,19 @@ class PartLoader:
             yield None
 
     def _new_source(self) -> BatchSource:
-        maker = BatchMaker(
+        return self._make_source(self._stager, self._maker())
+
+    def _maker(self) -> BatchMaker:
+        return BatchMaker(
             self._builder,
             self.batch_size,
             self.shuffle,
             self.drop_last,
-            gathers=not self.fill_here,
+            gathers=not self.reads.fills_here,
             num_ranks=self.interleave and self.interleave.world_size,
             parts_open=self.walk.parts_open,
             passes=getattr(self.walk, "passes", 1),
         )
-        return self._make_source(self._stager, maker)
 
     def _num_batches(self, sampler: BatchSampler, num_targets: int, batch_size: int, drop_last: bool) -> int:
         """Return a rank's batches of one pass over a part."""
@@ -262,36 +284,11 @@ class PartLoader:
 
     def _batches(self, start: int) -> Iterator[MiniBatch]:
         batches = self._ahead(start)
-        return self._filled(batches) if self.fill_here else batches
-
-    def _filled(self, drawn: Iterator[MiniBatch]) -> Iterator[MiniBatch]:
-        """Yield drawn batches in order, their features gathered once the reads of those behind them are told."""
-        fillers = ThreadPoolExecutor(max(1, self.num_threads), thread_name_prefix=THREAD_NAME)
-        features, ended = self._builder.features, False
-        told: deque[MiniBatch] = deque()
-        pending: deque[Future] = deque()
-        try:
-            while not ended or told or pending:
-                while not ended and len(told) + len(pending) < self.lookahead_batches + self.prefetch_batches:
-                    batch = next(drawn, None)
-                    ended = batch is None
-                    if not ended:
-                        if self.lookahead_batches:
-                            features.expect([batch.n_id.numpy()])
-                        told.append(batch)
-                while told and len(pending) < self.prefetch_batches:
-                    pending.append(fillers.submit(self._builder.fill, told.popleft()))
-                if pending:
-                    batch = pending.popleft().result()
-                    if ended and not (told or pending):
-                        stop(fillers)  # Lightning stops asking at the last batch: no thread may outlive it
-                    yield batch
-                    del batch
-        finally:
-            drawn.close()
-            stop(fillers)
-            if self.lookahead_batches:
-                features.forget()
+        if not self.reads.fills_here or self._builder.features is None:
+            return batches
+        if self.reads.how == "planned":
+            return fill_windows(batches, self._builder, self.reads)
+        return fill_told(batches, self._builder, self.reads, self.num_threads, self.prefetch_batches)
 
     def _has_room(self, pending: Sequence[Position], coming: Position) -> bool:
         """Whether a batch may be asked for now: one of at most one visit further, and not of one part too many."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ..errors import GNNScaleError
+from ..partition_store.array_file import file_place
 
 LINE_BYTES = 64
 _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # how dtypes that numpy lacks travel
@@ -178,14 +179,8 @@ def _tensor(array: np.ndarray, dtype: torch.dtype | None) -> torch.Tensor:
 
 def _mapped_place(array: np.ndarray) -> tuple | None:
     """Return file, offset, dtype and shape of a contiguous read-only array on a file, None of any other."""
-    if array.flags.writeable or not array.flags.c_contiguous or array.size == 0:
-        return None
-    root = array
-    while isinstance(root.base, np.ndarray):
-        root = root.base
-    if not isinstance(root, np.memmap) or root.filename is None or array.dtype.hasobject:
-        return None
-    return str(root.filename), root.offset + array.ctypes.data - root.ctypes.data, array.dtype, array.shape
+    place = None if array.flags.writeable or array.dtype.hasobject else file_place(array)
+    return None if place is None else (str(place[0]), place[1], array.dtype, array.shape)
 
 
 def _map_again(path: str, offset: int, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:

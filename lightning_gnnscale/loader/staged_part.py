@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..graph import MASK_NAMES
+from ..partition_store import FeatureTable, LoadedRows, NodeSet, features_of_part
+from ..partition_store.array_file import file_place
 from ..sampler.subgraph import BatchSampler, num_slices
 from .interleaved_walk import even_slices
 from .seed_order import order_key
@@ -24,17 +26,26 @@ class StagedPart:
         state: of the sampler.
         labels: (num_local,) int64 or (num_local, num_labels), or None.
         masks: (num_local,) uint8, bit i for the mask MASK_NAMES[i].
+        features: the rows of core and halo, where they were read with the part.
     """
 
     graph: Any
     state: Any
     labels: np.ndarray | None
     masks: np.ndarray
+    features: LoadedRows | None = None
     _items: dict = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
     def __reduce__(self):
-        return StagedPart, (self.graph, self.state, self.labels, self.masks)
+        return StagedPart, (self.graph, self.state, self.labels, self.masks, self.features)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory: of the graph without what it maps, labels, masks and features."""
+        graph = (*self.graph.csc, self.graph.degree, self.graph.halo_nodes, getattr(self.graph, "arc_id", None))
+        own = [array for array in (*graph, self.labels, self.masks) if array is not None and file_place(array) is None]
+        return sum(array.nbytes for array in own) + (0 if self.features is None else self.features.nbytes)
 
     def items(
         self,
@@ -71,7 +82,7 @@ class StagedPart:
 
 @dataclass(frozen=True)
 class PartStager:
-    """Load one part: its graph, then its own range and its halo of labels and masks; nothing else is read.
+    """Load one part: its graph, then its own range and its halo of labels, masks and features; nothing else is read.
 
     Args:
         load_part: part id to `PartGraph` or `WholeGraph`.
@@ -80,6 +91,7 @@ class PartStager:
         labels: (num_nodes,) integers or (num_nodes, num_labels) in store order, or None.
         masks: name to (num_nodes,) bool in store order.
         seed: of the run.
+        features: a `FeatureTable` whose rows are read with each part; None: batches gather them from elsewhere.
     """
 
     load_part: Callable[[int], Any]
@@ -88,6 +100,7 @@ class PartStager:
     labels: np.ndarray | None
     masks: Mapping[str, np.ndarray]
     seed: int
+    features: FeatureTable | None = None
 
     def __call__(self, part: int) -> StagedPart:
         """Return the part, ready.
@@ -105,7 +118,17 @@ class PartStager:
                 f"{graph.core_start + graph.num_core}), got {self.targets[part].min()} to {self.targets[part].max()}"
             )
         state = self.sampler.prepare(graph, targets, self.seed)
-        return StagedPart(graph, state, self._local_labels(graph), self._local_masks(graph))
+        return StagedPart(
+            graph, state, self._local_labels(graph), self._local_masks(graph), self._local_features(graph)
+        )
+
+    def _local_features(self, graph) -> LoadedRows | None:
+        if self.features is None:
+            return None
+        held = NodeSet.empty(self.features.num_rows)
+        held.add(np.arange(graph.core_start, graph.core_start + graph.num_core))
+        held.add(graph.halo_nodes)
+        return LoadedRows.of(features_of_part(self.features, graph.part), held)
 
     def _local_labels(self, graph) -> np.ndarray | None:
         if self.labels is None:

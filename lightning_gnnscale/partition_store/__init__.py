@@ -3,6 +3,7 @@
 from .budget import WriteBudget
 from .features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows
 from .inputs import input_fingerprint
+from .loaded_rows import LoadedRows, NodeSet
 from .packed_features import PackedFeatures, features_of_part
 from .part_graph import PartGraph
 from .reader import PartitionStore
@@ -12,6 +13,8 @@ __all__ = [
     "CSRFeatures",
     "DenseFeatures",
     "FeatureTable",
+    "LoadedRows",
+    "NodeSet",
     "PackedFeatures",
     "PartGraph",
     "PartitionStore",

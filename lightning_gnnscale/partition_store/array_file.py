@@ -1,5 +1,6 @@
 """The arrays of a store on disk: plain .npy files that grow at their end or are filled by position."""
 
+import mmap
 import os
 import zlib
 from pathlib import Path
@@ -90,6 +91,33 @@ def map_rows(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
         empty.flags.writeable = False
         return empty
     return np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=HEADER_BYTES, shape=tuple(shape)))
+
+
+def file_place(array: np.ndarray) -> tuple[Path, int] | None:
+    """Return the file of a contiguous array that maps one, and where it begins there, bytes; None of any other."""
+    if not array.flags.c_contiguous or array.size == 0:
+        return None
+    root = _mapping(array)
+    if not isinstance(root, np.memmap) or root.filename is None:
+        return None
+    return Path(root.filename), root.offset + array.ctypes.data - root.ctypes.data
+
+
+def advise_random(array: np.ndarray | None) -> None:
+    """Tell the system that a mapped array is read at random: a fault then reads one page, and no 128 KiB around it.
+
+    For arrays that memory does not hold; where it does, reading ahead fills the page cache sooner.
+    """
+    mapped = None if array is None else getattr(_mapping(array), "_mmap", None)
+    if mapped is not None and hasattr(mmap, "MADV_RANDOM"):
+        mapped.madvise(mmap.MADV_RANDOM)
+
+
+def _mapping(array: np.ndarray) -> np.ndarray:
+    """Return the array that owns the memory of a view."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
 
 
 def checksum(path: Path, num_bytes: int | None = None) -> int:

@@ -1,13 +1,14 @@
 """Feature tables: dense rows or sparse rows (CSR), gathered by node id with the stored bits unchanged."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from ..jit import kernel
 from ..triton_kernels.gather_rows import gather_rows
+from .loaded_rows import read_ranges, read_rows
 
 
 class FeatureTable(Protocol):
@@ -19,6 +20,8 @@ class FeatureTable(Protocol):
     is_sparse: bool
 
     def gather(self, nodes: np.ndarray): ...
+
+    def load(self, nodes: np.ndarray): ...
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,10 @@ class DenseFeatures:
             (num, dim) of the stored dtype, bit for bit what is stored.
         """
         return gather_rows(self.array, checked_rows(nodes, self.num_rows), out)
+
+    def load(self, nodes: np.ndarray) -> "DenseFeatures":
+        """Read the rows of (num,) ascending ids into a table in memory, by planned reads; see `read_rows`."""
+        return replace(self, array=read_rows(self.array, checked_rows(nodes, self.num_rows)))
 
 
 @dataclass(frozen=True)
@@ -142,6 +149,17 @@ class CSRFeatures:
         data = np.empty(indptr[-1], self.data.dtype)
         copy_sparse_rows(self.indptr, self.indices, as_bits(self.data), nodes, indptr, indices, as_bits(data))
         return SparseRows(indptr, indices, data, self.dim)
+
+    def load(self, nodes: np.ndarray) -> "CSRFeatures":
+        """Read the rows of (num,) ascending ids into a table in memory, by planned reads; see `read_rows`."""
+        nodes = checked_rows(nodes, self.num_rows)
+        begin, end = (np.asarray(self.indptr[at], np.int64) for at in (nodes, nodes + 1))
+        indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(end - begin)])
+        indices, data = (
+            read_ranges(values, begin * values.itemsize, end * values.itemsize).view(values.dtype)
+            for values in (self.indices, self.data)
+        )
+        return replace(self, indptr=indptr, indices=indices, data=data)
 
 
 def dense_batch_row_bytes(dim: int, dtype: np.dtype) -> float:

@@ -69,6 +69,22 @@ class PackedFeatures:
         out = np.empty((len(places), self.dim), self.dtype) if out is None else out
         return gather_tiers(places, None, RowTables([self.owned.array, self.packed.array]), out)
 
+    def load(self, nodes: np.ndarray) -> DenseFeatures | CSRFeatures:
+        """Read the rows of (num,) ascending ids into a table in memory: of a part, two runs of the disk."""
+        if self.part is None:
+            return self.owned.load(nodes)
+        table, rows = unpack_places(self._places(checked_rows(nodes, self.num_rows)))
+        places = [np.flatnonzero(table == 0), np.flatnonzero(table)]
+        owned, packed = (of.load(rows[at]) for of, at in zip((self.owned, self.packed), places, strict=True))
+        if self.is_sparse:
+            merged = merge_rows(
+                [SparseRows(one.indptr, one.indices, one.data, one.dim) for one in (owned, packed)], places
+            )
+            return replace(self.owned, indptr=merged.indptr, indices=merged.indices, data=merged.data)
+        array = np.empty((len(nodes), *owned.array.shape[1:]), owned.array.dtype)
+        array[places[0]], array[places[1]] = owned.array, packed.array
+        return replace(self.owned, array=array)
+
     def of_part(self, part: int) -> "PackedFeatures":
         """Return the table as a part reads it."""
         return replace(self, part=part)

@@ -106,6 +106,11 @@ class PartitionStore:
         """What identifies the order of nodes and arcs: the input, and the part of every node, whoever chose it."""
         return f"{self.fingerprint}{read_source(self.root).get('part_id_crc32', 0):08x}"
 
+    @property
+    def part_rows(self) -> np.ndarray:
+        """(num_parts,) int64 nodes of each part with its halo of one hop."""
+        return np.diff(self.part_offsets) + np.diff(self._halo_offsets)
+
     @cached_property
     def part_features(self) -> FeatureTable | None:
         """What batches of parts read: `features`, or with the packed rows of halos where the store has them."""

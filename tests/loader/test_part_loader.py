@@ -11,7 +11,7 @@ import torch
 from oracles.parts import small_world
 
 from lightning_gnnscale.errors import GNNScaleError
-from lightning_gnnscale.loader import PartLoader, WholeGraph, longest_rank, parts_of_rank, split_targets
+from lightning_gnnscale.loader import PartLoader, RowReads, WholeGraph, longest_rank, parts_of_rank, split_targets
 from lightning_gnnscale.partition_store.features import CSRFeatures
 from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.sampler import ClusterSampler, FullBatchSampler, NeighborSampler, SaintSampler
@@ -426,7 +426,7 @@ class ToldFeatures:
 @pytest.mark.parametrize("threads", [0, 1, 2])
 def test_reads_are_told_before_they_come_and_change_nothing(threads):
     features = ToldFeatures(WORLD.features)
-    options = {"num_threads": threads, "prefetch_batches": 2, "lookahead_batches": 4}
+    options = {"num_threads": threads, "prefetch_batches": 2, "reads": RowReads(lookahead_batches=4)}
     batches = list(make_loader(features=features, **options))
     assert all_contents(batches) == all_contents(make_loader(num_threads=0))
     told = [nodes for what, nodes in features.notes if what == "expect"]
@@ -437,7 +437,7 @@ def test_reads_are_told_before_they_come_and_change_nothing(threads):
 
 def test_a_foretold_iteration_that_is_broken_off_forgets():
     features = ToldFeatures(WORLD.features)
-    batches = iter(make_loader(features=features, num_threads=1, lookahead_batches=3))
+    batches = iter(make_loader(features=features, num_threads=1, reads=RowReads(lookahead_batches=3)))
     next(batches)
     batches.close()
     assert features.notes[-1][0] == "forget"

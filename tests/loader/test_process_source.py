@@ -15,7 +15,7 @@ from test_part_loader import SAMPLERS, WORLD, ToldFeatures, all_contents, conten
 
 from lightning_gnnscale import events
 from lightning_gnnscale.errors import GNNScaleError
-from lightning_gnnscale.loader import ProcessSource
+from lightning_gnnscale.loader import ProcessSource, RowReads
 from lightning_gnnscale.sampler import NeighborSampler
 
 
@@ -264,8 +264,8 @@ def test_threads_gather_what_processes_draw(processes):
     features = ToldFeatures(WORLD.features)
     features.lock = threading.Lock()  # cannot be sent: it stays in this process
     expected = all_contents(make_loader(num_threads=0))
-    for options in ({"fill_here": True}, {"lookahead_batches": 3}):
-        assert all_contents(processes(features=features, **options)) == expected
+    for reads in (RowReads(fill_here=True), RowReads(lookahead_batches=3)):
+        assert all_contents(processes(features=features, reads=reads)) == expected
     assert features.notes[-1][0] == "forget"
 
 

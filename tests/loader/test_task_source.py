@@ -12,7 +12,7 @@ from test_task_graph import FirstNeighbors, contents, sparse_features
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import GNNScaleError
-from lightning_gnnscale.loader import BatchKey, Operators, RankPlace, TaskGraphs, WholeGraph
+from lightning_gnnscale.loader import BatchKey, Operators, RankPlace, RowReads, TaskGraphs, WholeGraph
 from lightning_gnnscale.loader.operators import FanoutNeighborhood
 from lightning_gnnscale.sampler import LayerwiseSampler, LinkSampler, LocalityBias, NeighborSampler
 
@@ -88,7 +88,11 @@ def test_scope_graph_and_ranks_change_nothing():
 def test_features_that_are_gathered_after_the_draw(lookahead):
     """What a Belady cache lives on: rows are told ahead, and gathered by the loader's threads."""
     features = ToldFeatures(WORLD.features)
-    options = {"fill_here": True, "lookahead_batches": lookahead, "prefetch_batches": 2, "features": features}
+    options = {
+        "reads": RowReads(fill_here=True, lookahead_batches=lookahead),
+        "prefetch_batches": 2,
+        "features": features,
+    }
     batches = list(with_tasks(**options))
     assert all_contents(batches) == all_contents(make_loader(num_threads=0))
     if lookahead:
