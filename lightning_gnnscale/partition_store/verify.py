@@ -4,35 +4,21 @@ import numpy as np
 
 from ..errors import PartitionStoreError
 from ..jit import kernel
-from .array_file import HEADER_BYTES, checksum, npy_header
 from .halo import halo_of_range
-from .manifest import REMEDY
+from .manifest import REMEDY, check_file, read_manifest
 
 _BLOCK_ARCS = 1 << 23
 
 
 def verify_store(store) -> None:
     """Check a PartitionStore; see its `verify`."""
-    _check_files(store)
+    for name, entry in read_manifest(store.root)["files"].items():
+        check_file(store.root, name, entry)
     _check_ids(store)
     _check_rows(store)
     mark = np.zeros(store.num_nodes, np.bool_)
     for part in range(store.num_parts):
         _check_halo(store, part, mark)
-
-
-def _check_files(store) -> None:
-    for name, entry in store.manifest["files"].items():
-        path = store.root / f"{name}.npy"
-        size = path.stat().st_size if path.is_file() else 0
-        if size != entry["bytes"]:
-            raise PartitionStoreError(f"{path}: has {size} bytes instead of {entry['bytes']}; {REMEDY}")
-        with open(path, "rb") as file:
-            header = file.read(HEADER_BYTES)
-        if header != npy_header(np.dtype(entry["dtype"]), tuple(entry["shape"])):
-            raise PartitionStoreError(f"{path}: its header is damaged; {REMEDY}")
-        if checksum(path) != entry["crc32"]:
-            raise PartitionStoreError(f"{path}: its content is damaged (crc32 differs); {REMEDY}")
 
 
 def _check_ids(store) -> None:

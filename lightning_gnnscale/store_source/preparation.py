@@ -15,7 +15,7 @@ from ..errors import GNNScaleError, PartitionStoreError
 from ..events import stage
 from ..partition_store import PartitionStore, input_fingerprint, write_partition_store
 from ..partition_store.inputs import load_arrays
-from ..partition_store.manifest import MANIFEST, REMEDY, describe_files, read_manifest, read_source, write_json
+from ..partition_store.manifest import MANIFEST, REMEDY, is_whole, read_manifest, read_source, write_json
 from ..partition_store.publish import check_is_store, store_folder
 from ..partition_store.values import check_values
 from ..partitioner import Partitioning
@@ -230,11 +230,7 @@ def _open(root: Path) -> PartitionStore:
 
 def _whole_store(root: Path) -> PartitionStore | None:
     """Return the store at root, or None where a file of it differs from what the manifest says; opened only after."""
-    try:
-        wanted, found = read_manifest(root)["files"], describe_files(root)
-        return _open(root) if wanted and all(found.get(name) == entry for name, entry in wanted.items()) else None
-    except (PartitionStoreError, OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+    return _open(root) if is_whole(root) else None
 
 
 def _read_parts(folder: Path) -> Partitioning | None:
