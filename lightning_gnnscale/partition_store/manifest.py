@@ -42,7 +42,7 @@ def describe_files(folder: Path, checksums: Mapping[str, int] | None = None) -> 
 
 def sealed(content: dict) -> dict:
     """Return a JSON object with a digest of its content, by which an edit or a damage of it is seen."""
-    return {**content, _SEAL: _digest(content)}
+    return {**content, _SEAL: digest(content)}
 
 
 def unsealed(text: str | bytes) -> dict:
@@ -52,12 +52,13 @@ def unsealed(text: str | bytes) -> dict:
         ValueError: the text is no JSON object, or not the one that was sealed.
     """
     content = json.loads(text)
-    if not isinstance(content, dict) or content.pop(_SEAL, None) != _digest(content):
+    if not isinstance(content, dict) or content.pop(_SEAL, None) != digest(content):
         raise ValueError("damaged, or edited by hand")
     return content
 
 
-def _digest(content: dict) -> str:
+def digest(content: dict) -> str:
+    """Return what tells a JSON object from others, 16 hexadecimal digits."""
     text = json.dumps(json.loads(json.dumps(content)), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -106,7 +107,7 @@ def read_manifest(root: Path) -> dict:
         raise PartitionStoreError(f"{path}: damaged ({wrong}); {REMEDY}")
     if not (root / SOURCE).is_file():
         raise PartitionStoreError(f"{root / SOURCE}: is missing; {REMEDY}")
-    if _read_sealed(root / SOURCE).get("manifest") != _digest(manifest):
+    if _read_sealed(root / SOURCE).get("manifest") != digest(manifest):
         raise PartitionStoreError(f"{root / SOURCE}: belongs to another store; {REMEDY}")
     for name, entry in manifest["files"].items():
         check_size(root / f"{name}.npy", entry["bytes"])
