@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import PartitionStoreError
 from ..jit import kernel
 from .halo import halo_of_range
-from .manifest import REMEDY, check_file, read_manifest, sealed, unsealed
+from .manifest import REMEDY, check_file, check_size, read_manifest, sealed, unsealed
 
 _BLOCK_ARCS = 1 << 23
 
@@ -19,9 +19,12 @@ _BLOCK_ARCS = 1 << 23
 def verify_store(store) -> None:
     """Check a PartitionStore; see its `verify`."""
     read_manifest(store.root)
+    states = {}
     for name, entry in store.manifest["files"].items():
+        check_size(store.root / f"{name}.npy", entry["bytes"])
+        states[name] = _file_state(store, name)
         check_file(store.root, name, entry)
-    _remember(store, store.manifest["files"])
+    _remember(store, states)
     _check_ids(store)
     _check_rows(store)
     mark = np.zeros(store.num_nodes, np.bool_)
@@ -49,10 +52,13 @@ def compare_once(store, names=None) -> int:
     """
     files = store.manifest["files"]
     names = [name for name in (files if names is None else names) if name in files]
-    known = _remembered(store)
-    new = [name for name in names if name not in store.compared and known.get(name) != _file_state(store, name)]
-    for name in new:
-        check_file(store.root, name, files[name])
+    known, new = _remembered(store), {}
+    for name in names:
+        check_size(store.root / f"{name}.npy", files[name]["bytes"])
+        state = _file_state(store, name)  # before the file is read, so that no later change of it passes
+        if name not in store.compared and known.get(name) != state:
+            check_file(store.root, name, files[name])
+            new[name] = state
     if new:
         _remember(store, new)
     return sum(files[name]["bytes"] for name in new)
@@ -89,9 +95,9 @@ def _remembered(store) -> dict[str, list[int]]:
     return known
 
 
-def _remember(store, names) -> None:
-    store.compared.update(names)
-    files = {**_remembered(store), **{name: _file_state(store, name) for name in names}}
+def _remember(store, states: dict[str, list[int]]) -> None:
+    store.compared.update(states)
+    files = {**_remembered(store), **states}
     for path in _notes(store):
         temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
         try:
