@@ -13,6 +13,7 @@ COMMANDS = {
     "partition": "stream a graph, partition it and write the partition store",
     "plan": "say how many parts a graph needs and what fits where",
     "bench": "run one benchmark, side by side with its peer",
+    "verify": "read a partition store whole and say whether every byte is as it was written",
     "prepare": "start workers that prepare batches for trainers, on this machine or on a Ray cluster",
 }
 
@@ -65,7 +66,7 @@ def main(argv: list[str] | None = None) -> None:
     Args:
         argv: the words after `gnnscale`; None takes the shell's.
 
-    Exits with 0, or with 2 and one line on stderr where the user's input is wrong.
+    Exits with 0, or with 2 and one line on stderr where the user's input is wrong; `verify` with 1 where the store is.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -94,6 +95,8 @@ def _pick(words: list[str]) -> tuple[str, str, list[str]]:
     command, *rest = words
     if command not in COMMANDS:
         raise UsageError(f"no command {command!r}; there are {', '.join(COMMANDS)}")
+    if command == "verify":
+        rest = [f"store={_quoted(word)}" if _is_path(word) else word for word in rest]
     if command != "bench":
         return command, command, rest
     if not rest or rest[0] in ("-h", "--help"):
@@ -102,6 +105,15 @@ def _pick(words: list[str]) -> tuple[str, str, list[str]]:
     if rest[0] not in BENCHES:
         raise UsageError(f"no benchmark {rest[0]!r}; there are {', '.join(BENCHES)}")
     return command, f"bench/{rest[0]}", rest[1:]
+
+
+def _is_path(word: str) -> bool:
+    return not word.startswith("-") and not re.match(r"^[+~]*[\w./@]+=", word)
+
+
+def _quoted(word: str) -> str:
+    """A word as Hydra takes it whatever is in it."""
+    return "'" + word.replace("'", "\\'") + "'"
 
 
 def _usage() -> str:

@@ -79,6 +79,8 @@ def train(config: DictConfig, folder: Path) -> dict:
             check_num_parts(config.num_parts, trainer.world_size)
         make_plan = partial(datamodule.make_plan, trainer.world_size, **_widths(config))
         plan = make_store(config, datamodule.store_source, make_plan)
+    if is_first_rank():
+        datamodule.compare_checksums()
     datamodule.store_source.progress = None
     model = make_model(config, datamodule)
     if is_first_rank():
@@ -195,7 +197,7 @@ def make_datamodule(config: DictConfig, dataset, progress=None):
             "placement": instantiate(config.placement) or None,
             "pack_halo": config.pack_halo,
         }
-    return instantiate(config.datamodule, _partial_=True)(
+    datamodule = instantiate(config.datamodule, _partial_=True)(
         root=config.paths.stores,
         dataset=dataset,
         partitioner=instantiate(config.partitioner),
@@ -205,6 +207,8 @@ def make_datamodule(config: DictConfig, dataset, progress=None):
         progress=progress,
         **options,
     )
+    datamodule.verify = config.get("verify", True)
+    return datamodule
 
 
 def make_model(config: DictConfig, datamodule):

@@ -1,6 +1,8 @@
 """What the DataModules share: a partition store that stands, or what one is made from."""
 
+import logging
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,14 @@ import lightning as L
 
 from ..dataset import GraphDataset
 from ..errors import PartitionStoreError, StrategyError, check_count
+from ..events import record
 from ..partition_store import PartitionStore
+from ..partition_store.verify import compare_once
 from ..partitioner import Partitioning
 from ..planner import Plan, plan
 from ..store_source import StoreSource, partitioning_facts
+
+_log = logging.getLogger(__name__)
 
 
 class StoredGraphDataModule(L.LightningDataModule):
@@ -35,12 +41,15 @@ class StoredGraphDataModule(L.LightningDataModule):
         progress: (what, done, total), called while the store is made.
 
     Attributes:
+        verify: whether `prepare_data` compares the checksums of a store, once a machine and content (about 1 GB/s, see
+            `compare_once`); set it to False to train on a store as it is.
         store_source: the `StoreSource` that `prepare_data` makes the store from; None where a store was given.
 
     Raises:
         ValueError: an argument is out of range, or neither or both of store and data are given.
     """
 
+    verify = True
     takes_inputs = True  # whether the model may bring rows in place of features
 
     def __init__(
@@ -106,12 +115,33 @@ class StoredGraphDataModule(L.LightningDataModule):
         return None if self.store_source is None else self.store_source.dataset
 
     def prepare_data(self) -> None:
-        """Partition and write the store; nothing to do where the same store stands."""
+        """Partition and write the store, nothing to do where the same store stands; compare its checksums once.
+
+        Raises:
+            PartitionStoreError: a file of the store is damaged.
+        """
         if self.store_source is None:
-            PartitionStore.open(self.root)
+            store = PartitionStore.open(self.root)
         else:
-            self.store_source.prepare(self.planned_parts())
+            store = self.store_source.prepare(self.planned_parts())
             self._store = None
+        self.compare_checksums(store)
+
+    def compare_checksums(self, store: PartitionStore | None = None) -> None:
+        """Read what this machine has not compared yet of a store's files, with `verify`; None: of this one.
+
+        Raises:
+            PartitionStoreError: a file is damaged.
+        """
+        store, began = store or self.store, time.perf_counter()
+        num_bytes = compare_once(store) if self.verify else 0
+        if num_bytes:
+            seconds = time.perf_counter() - began
+            record("store_verified", root=str(store.root), bytes=num_bytes, seconds=seconds)
+            _log.info(
+                f"{store.root}: checksums of {num_bytes / 2**20:,.1f} MiB compared in {seconds:.1f} s,"
+                " not again until the files change (verify=false: never)"
+            )
 
     def planned_parts(self) -> int:
         """Return the number of parts: as given; else that of a store of this input that stands; else the planner's."""
@@ -178,6 +208,8 @@ class StoredGraphDataModule(L.LightningDataModule):
         if self.dataset is not None and self.dataset.num_classes is not None:
             return self.dataset.num_classes
         labels = self.store.labels
+        if self.verify:
+            compare_once(self.store, ("labels",))  # a damaged one could ask for a model of any width
         if labels is None:
             raise StrategyError(
                 f"{self.root}: the store has no labels, and so no number of classes: write it with labels="

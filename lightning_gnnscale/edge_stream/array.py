@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import EdgeStreamError
 from .options import StreamOptions
 from .read_ahead import BufferPool
-from .stream import EdgeStream, file_identity, value_range
+from .stream import EdgeStream, backing_file, file_identity, value_range
 
 BIN_LAYOUTS = ("pairs", "columns")
 _PIECE_EDGES = 1 << 17  # small enough to stay in the cache between reading and splitting
@@ -37,6 +37,9 @@ class ArrayStream(EdgeStream):
         self._views = not options.relabel and _is_plain(self._src) and _is_plain(self._dst)
         dtype = self._src.dtype if self._views else options.out_dtype(self._src.dtype)
         super().__init__(name, dtype, options, len(self._src))
+
+    def source_files(self) -> list[Path]:
+        return sorted({path for path in map(backing_file, (self._src, self._dst)) if path is not None})
 
     def _identity(self) -> dict:
         digest = hashlib.sha256()
@@ -85,6 +88,9 @@ class ArrayFileStream(EdgeStream):
         self._id_type = id_type
         self._pairs = pairs
         self._offset_bytes = offset_bytes
+
+    def source_files(self) -> list[Path]:
+        return [Path(self._path)]
 
     def _identity(self) -> dict:
         shape = {"dtype": self._id_type.str, "pairs": self._pairs, "offset": self._offset_bytes}

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -25,6 +26,9 @@ class FilteredStream(EdgeStream):
         super().__init__(stream.name, stream.dtype, options)
         self.node_ids = stream.node_ids
         self._stream, self._keep, self._rule = stream, keep, rule
+
+    def source_files(self) -> list[Path]:
+        return self._stream.source_files()
 
     def _identity(self) -> dict:
         return {"filtered": self._stream.fingerprint(), "rule": self._rule}

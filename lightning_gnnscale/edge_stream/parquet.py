@@ -48,6 +48,9 @@ class ParquetStream(EdgeStream):
         super().__init__(name, options.out_dtype(common), options, sum(self._rows))
         self._src, self._dst = src, dst
 
+    def source_files(self) -> list[Path]:
+        return [Path(path) for path in self._files]
+
     def _identity(self) -> dict:
         return {"parquet": [file_identity(path) for path in self._files], "src": self._src, "dst": self._dst}
 

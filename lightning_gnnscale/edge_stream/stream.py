@@ -112,6 +112,10 @@ class EdgeStream:
             described["node_ids"] = self.node_ids.listed
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
+    def source_files(self) -> list[Path]:
+        """Return the files that the edges are read from; [] where they lie in memory or are generated."""
+        return []
+
     def _identity(self) -> dict:
         """Return plain JSON values that differ between sources."""
         raise NotImplementedError
@@ -227,6 +231,37 @@ def file_identity(path: str | os.PathLike) -> dict:
     path = Path(path).resolve()
     status = path.stat()
     return {"path": str(path), "size": status.st_size, "mtime_ns": status.st_mtime_ns}
+
+
+def file_states(stream) -> list[list]:
+    """Return `file_state` of each file that a stream reads; [] where it has none, or cannot tell."""
+    return [file_state(path) for path in getattr(stream, "source_files", list)()]
+
+
+def file_state(path: str | os.PathLike) -> list:
+    """Return [absolute path, size, time of change, inode] of a file as it is now; the path alone where it is gone."""
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return [os.path.abspath(path)]
+    return [os.path.abspath(path), facts.st_size, facts.st_mtime_ns, facts.st_ino]
+
+
+def backing_file(array) -> Path | None:
+    """Return the file that an array is read from: a path, or that of a memory map; None where it lies in memory."""
+    if isinstance(array, str | os.PathLike):
+        return Path(array)
+    memmap = backing_memmap(array)
+    return None if memmap is None or memmap.filename is None else Path(memmap.filename)
+
+
+def backing_memmap(array) -> np.memmap | None:
+    """Return the memory map that an array is a view of, or None."""
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap) and array._mmap is not None:
+            return array
+        array = array.base
+    return None
 
 
 @kernel

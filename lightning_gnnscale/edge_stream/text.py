@@ -41,6 +41,9 @@ class TextStream(EdgeStream):
         self._given = given
         self._id_type = text_format.id_type if options.relabel else "int64"
 
+    def source_files(self) -> list[Path]:
+        return [Path(self._path)]
+
     def _identity(self) -> dict:
         return {"text": file_identity(self._path), **self._given}
 

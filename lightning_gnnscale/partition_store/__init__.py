@@ -1,6 +1,6 @@
 """A partitioned graph on disk: written once, memory-mapped by every process."""
 
-from .budget import WriteBudget
+from .disk import WriteBudget
 from .features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows
 from .inputs import input_fingerprint
 from .loaded_rows import LoadedRows, NodeSet

@@ -3,12 +3,14 @@
 import mmap
 import os
 import zlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 HEADER_BYTES = 128  # fixed, so that the shape can be written last and the data stand aligned
 _BLOCK_BYTES = 1 << 24
+_CRC_ONE, _CRC_BYTE = 1 << 31, 1 << 23  # x^0 and x^8
 
 
 def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
@@ -28,37 +30,71 @@ def little_endian(dtype: np.dtype) -> np.dtype:
 class ArrayFile:
     """A .npy file in the making.
 
-    Rows are appended (and their crc32 kept along), or written by position into a file of a known length. The header
-    comes with `close`; until then the file has the right length of header, and zeros in it.
+    Rows are appended, or written by position into a file of a known length. Either way the crc32 of each run of rows
+    is kept along as it is written. The header comes with `close`; until then the file has the right length of header,
+    and zeros in it.
 
     Args:
         path: the file, created if it is missing.
         dtype: of the elements; stored little-endian.
         row_shape: shape of one row; () for a vector.
-        num_rows, crc: what stands in the file already, or its whole length where rows are written by position;
-            anything behind it is cut off.
+        num_rows: rows that stand in the file already, or its whole length where rows are written by position;
+            anything behind them is cut off.
+        runs: (first row, end row, crc32) of what is written already.
     """
 
-    def __init__(self, path: Path, dtype: np.dtype, row_shape: tuple[int, ...] = (), num_rows: int = 0, crc: int = 0):
+    def __init__(
+        self,
+        path: Path,
+        dtype: np.dtype,
+        row_shape: tuple[int, ...] = (),
+        num_rows: int = 0,
+        runs: Iterable[Sequence[int]] = (),
+    ):
         self.path = Path(path)
         self.dtype = little_endian(dtype)
         self.row_shape = tuple(row_shape)
         self.row_bytes = self.dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
-        self.num_rows, self.crc = num_rows, crc
+        self.num_rows = num_rows
+        self.head_crc: int | None = None  # crc32 of the header, once it is written
+        self._runs = {int(end): (int(first), int(crc)) for first, end, crc in runs}  # by the row behind each
         self._fd = -1
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         os.ftruncate(self._fd, HEADER_BYTES + num_rows * self.row_bytes)
 
     def append(self, rows: np.ndarray) -> None:
         """Write rows behind those that stand there; rows: (count, *row_shape)."""
-        data = self._bytes(rows)
-        _write_all(self._fd, data, HEADER_BYTES + self.num_rows * self.row_bytes)
-        self.crc = zlib.crc32(data, self.crc)
+        self.write_at(self.num_rows, rows)
         self.num_rows += len(rows)
 
     def write_at(self, row: int, rows: np.ndarray) -> None:
-        """Write rows from position `row` on; `crc` takes no notice of them."""
-        _write_all(self._fd, self._bytes(rows), HEADER_BYTES + row * self.row_bytes)
+        """Write rows from position `row` on; rows of one run come one behind the other."""
+        if len(rows) == 0:
+            return
+        data = self._bytes(rows)
+        _write_all(self._fd, data, HEADER_BYTES + row * self.row_bytes)
+        first, crc = self._runs.pop(row, (row, 0))
+        self._runs[int(row) + len(rows)] = int(first), zlib.crc32(data, crc)
+
+    @property
+    def runs(self) -> list[tuple[int, int, int]]:
+        """(first row, end row, crc32) of what has been written, ascending; runs that touch are joined."""
+        joined: list[tuple[int, int, int]] = []
+        for first, end, crc in sorted((first, end, crc) for end, (first, crc) in self._runs.items()):
+            if joined and joined[-1][1] == first:
+                begin, _, before = joined.pop()
+                joined.append((begin, end, join_crc(before, crc, (end - first) * self.row_bytes)))
+            else:
+                joined.append((first, end, crc))
+        return joined
+
+    @property
+    def crc(self) -> int:
+        """crc32 of all rows, which have been written."""
+        runs = self.runs
+        if sum(end - first for first, end, _ in runs) != self.num_rows or len(runs) > 1:
+            raise AssertionError(f"{self.path}: closed with rows that were never written")
+        return runs[0][2] if runs else 0
 
     def sync(self) -> None:
         """Wait until what was written is on the disk itself."""
@@ -66,7 +102,9 @@ class ArrayFile:
 
     def close(self) -> None:
         """Write the header, wait for the disk, close."""
-        _write_all(self._fd, memoryview(npy_header(self.dtype, (self.num_rows, *self.row_shape))), 0)
+        header = npy_header(self.dtype, (self.num_rows, *self.row_shape))
+        _write_all(self._fd, memoryview(header), 0)
+        self.head_crc = zlib.crc32(header)
         os.fsync(self._fd)
         self.release()
 
@@ -120,12 +158,12 @@ def _mapping(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def checksum(path: Path, num_bytes: int | None = None) -> int:
-    """Return the crc32 of a file's data (the header left out), of its first num_bytes where given."""
+def checksum(path: Path, num_bytes: int | None = None, start: int = 0) -> int:
+    """Return the crc32 of a file's data (the header left out), of num_bytes from `start` on where given."""
     crc = 0
     with open(path, "rb", buffering=0) as file:
-        file.seek(HEADER_BYTES)
-        left = num_bytes if num_bytes is not None else os.fstat(file.fileno()).st_size - HEADER_BYTES
+        file.seek(HEADER_BYTES + start)
+        left = num_bytes if num_bytes is not None else os.fstat(file.fileno()).st_size - HEADER_BYTES - start
         buffer = memoryview(bytearray(min(_BLOCK_BYTES, max(left, 1))))
         while left > 0:
             count = file.readinto(buffer[: min(left, len(buffer))])
@@ -134,6 +172,34 @@ def checksum(path: Path, num_bytes: int | None = None) -> int:
             crc = zlib.crc32(buffer[:count], crc)
             left -= count
     return crc
+
+
+def join_crc(first: int, second: int, num_bytes: int) -> int:
+    """Return the crc32 of two pieces of data, one behind the other, from the crc32 of each.
+
+    Args:
+        num_bytes: length of the second piece.
+
+    Source: zlib's crc32_combine: the first checksum is multiplied by x^(8 num_bytes) modulo the polynomial.
+    """
+    power, base = _CRC_ONE, _CRC_BYTE
+    while num_bytes:
+        if num_bytes & 1:
+            power = _crc_product(power, base)
+        base = _crc_product(base, base)
+        num_bytes >>= 1
+    return _crc_product(power, first) ^ second
+
+
+def _crc_product(a: int, b: int) -> int:
+    """Multiply two polynomials over GF(2) modulo crc32's, lowest power in the highest bit."""
+    product = 0
+    while a:
+        if a & _CRC_ONE:
+            product ^= b
+        a = a << 1 & 0xFFFFFFFF
+        b = b >> 1 ^ (0xEDB88320 if b & 1 else 0)
+    return product
 
 
 def sync_data(fd: int) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from ..graph import id_dtype
 from ..jit import kernel
 from .array_file import map_rows
-from .budget import WriteBudget
+from .disk import WriteBudget
 from .inputs import StoreInputs
 from .journal import Journal, file_states
 from .node_tables import Progress
@@ -152,10 +152,10 @@ def bucket_layout(inputs: StoreInputs, budget: WriteBudget) -> BucketLayout:
 
 def open_runs(journal: Journal, inputs: StoreInputs, layout: BucketLayout) -> Runs:
     """Map the bucketed arcs."""
-    files = journal.state(STEP)["files"]
+    num_rows = {name: entry[1] for name, entry in journal.state(STEP)["files"].items()}
 
     def column(name, dtype, row_shape=()):
-        return map_rows(journal.folder / name, dtype, (files[name][0], *row_shape))
+        return map_rows(journal.folder / name, dtype, (num_rows[name], *row_shape))
 
     return Runs(
         index=np.array(column(INDEX_FILE, np.int64, (layout.num_buckets + 1,))),

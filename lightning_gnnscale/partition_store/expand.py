@@ -79,21 +79,22 @@ def keep_arcs(csc: CSC, num_core: int, keep: np.ndarray):
 
 def localise(
     indptr: np.ndarray, indices: np.ndarray, begin: int, end: int, halo: np.ndarray, num_nodes: int, positions: bool
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray | None, np.ndarray]:
     """Translate core rows from store ids to local ids, ascending in a row again.
 
     Args:
         indptr: (num_core + 1,) int64 from 0. indices: (num_arcs,) store ids. halo: (num_halo,) ascending.
 
     Returns:
-        (num_arcs,) int32 local ids; (num_arcs,) int64 positions where each stood, or none unless asked for.
+        (num_arcs,) int32 local ids; (num_arcs,) int64 positions where each stood, or none unless asked for. None in
+        place of the ids where a source is neither in the core nor in the halo.
     """
     shift = max(0, (max(num_nodes, 1) // max(len(halo), 1)).bit_length() - 1)
     first = np.searchsorted(halo, np.arange((num_nodes >> shift) + 2, dtype=np.int64) << shift)
     out = np.empty(len(indices), np.int32)
     position = np.empty(len(indices) if positions else 0, np.int64)
-    _localise(indptr, indices, begin, end, halo, first, shift, out, position)
-    return out, position
+    found = _localise(indptr, indices, begin, end, halo, num_nodes, first, shift, out, position)
+    return out if found else None, position
 
 
 @kernel
@@ -148,7 +149,7 @@ def _assigned(indptr, indices, num_core, original, seed):
 
 
 @kernel
-def _localise(indptr, indices, begin, end, halo, first, shift, out, position):
+def _localise(indptr, indices, begin, end, halo, num_nodes, first, shift, out, position):
     num_core = end - begin
     with_position = len(position) > 0
     for row in range(len(indptr) - 1):
@@ -163,6 +164,8 @@ def _localise(indptr, indices, begin, end, halo, first, shift, out, position):
             node = indices[i]
             if begin <= node < end:
                 continue
+            if node < 0 or node >= num_nodes:
+                return False
             slot = node >> shift
             low, high = first[slot], first[slot + 1]
             while high - low > 1:
@@ -171,7 +174,10 @@ def _localise(indptr, indices, begin, end, halo, first, shift, out, position):
                     low = middle
                 else:
                     high = middle
+            if low >= len(halo) or halo[low] != node:
+                return False
             out[place] = num_core + low
             if with_position:
                 position[place] = i
             place += 1
+    return True

@@ -5,7 +5,7 @@ import numpy as np
 from ..graph import CSC, id_dtype
 from ..jit import kernel
 from .array_file import HEADER_BYTES, ArrayFile, map_rows
-from .budget import WriteBudget
+from .disk import WriteBudget
 from .features import CSRFeatures, DenseFeatures, row_lengths
 from .inputs import StoreInputs
 from .journal import Journal, file_states
@@ -66,9 +66,7 @@ class _HaloWriter:
         return [self.offsets, self.nodes, self.degree, self.indptr, *self.columns]
 
     def finish(self) -> None:
-        for file in self.files:
-            file.close()
-        self.journal.write(STEP, done=True)
+        self.journal.finish(STEP, *self.files)
 
     def release(self) -> None:
         for file in self.files:
@@ -123,8 +121,9 @@ def pack_halo_features(
         indptr = np.zeros(len(halo_nodes) + 1, np.int64)
         row_lengths(features.indptr, halo_nodes, indptr)
         pointers.append(indptr)
-        pointers.close()
+        made = [pointers]
     else:
+        made = []
         row_bytes = max(1, features.dim * features.dtype.itemsize)
         names = [("halo_features.npy", features.dtype, (features.dim,))]
     files = [journal.open_file(PACK_STEP, *name) for name in names]
@@ -137,9 +136,7 @@ def pack_halo_features(
         if journal.due((end - begin) * row_bytes):
             journal.write(PACK_STEP, rows=end, files=file_states(*files))
         progress("packing halo features", end, len(halo_nodes))
-    for file in files:
-        file.close()
-    journal.write(PACK_STEP, done=True)
+    journal.finish(PACK_STEP, *made, *files)
 
 
 def halo_of_range(csc: CSC, begin: int, end: int, mark: np.ndarray, block_arcs: int) -> np.ndarray:

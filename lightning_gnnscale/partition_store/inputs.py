@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..edge_stream.stream import backing_file, backing_memmap, file_state, file_states
 from .array_file import little_endian
 
 _HASH_BLOCK = 1 << 24
@@ -208,6 +209,37 @@ def input_fingerprint(
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
+def changed_inputs(before: dict, after: dict) -> str | None:
+    """Return the first input whose files differ between two calls of `input_files`, or None."""
+    for name in before:
+        if before[name] != after.get(name):
+            return f"{name} ({next(path for path, *_ in before[name] or after[name])})"
+    return None
+
+
+def input_files(
+    stream, features=None, labels=None, masks=None, edge_weight=None, edge_features=None, part_id=None
+) -> dict:
+    """Return the state of the files that lie behind a store's inputs, by name: [path, size, change, inode] each.
+
+    Arrays in memory have no files. A file that is gone has no size.
+
+    Cost: one look at each file, whose content is not read.
+    """
+    arrays = {"labels": labels, "edge_weight": edge_weight, "edge_features": edge_features}
+    arrays |= {f"masks[{str(name)!r}]": mask for name, mask in (masks or {}).items()}
+    arrays |= {"features": features, "part_id": part_id}
+    files = {"edges": file_states(stream)}
+    for name, array in arrays.items():
+        parts = [] if array is None else [array]
+        if hasattr(array, "indptr"):
+            parts = [array.indptr, array.indices, array.data]
+        elif isinstance(array, tuple):
+            parts = [*array[:3]]
+        files[name] = [file_state(path) for path in map(backing_file, parts) if path is not None]
+    return files
+
+
 def identity(array) -> Any:
     """Return a JSON value that tells this array from others: its file's facts, or a hash of its content."""
     if array is None:
@@ -216,7 +248,7 @@ def identity(array) -> Any:
         return list(array)
     array = np.asanyarray(opened(array))
     form = [list(array.shape), little_endian(array.dtype).str]
-    memmap = _backing_memmap(array)
+    memmap = backing_memmap(array)
     if memmap is not None and memmap.filename is not None and memmap.mode != "c":  # copies on write are not the file
         facts = os.stat(memmap.filename)
         place = array.ctypes.data - np.frombuffer(memmap._mmap, np.uint8).ctypes.data
@@ -243,14 +275,6 @@ def opened(array):
         return np.load(array, mmap_mode="r")
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{array}: not a .npy file that numpy can map ({error})") from None
-
-
-def _backing_memmap(array: np.ndarray) -> np.memmap | None:
-    while isinstance(array, np.ndarray):
-        if isinstance(array, np.memmap) and array._mmap is not None:
-            return array
-        array = array.base
-    return None
 
 
 def _content_hash(array: np.ndarray) -> str:

@@ -1,24 +1,32 @@
-"""The manifest of a store: what files there are, of what shape, with what checksum. It is written last."""
+"""The manifest of a store: what files there are, of what shape, with what checksum. It is sealed, and written last."""
 
+import hashlib
 import json
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..errors import PartitionStoreError
-from .array_file import HEADER_BYTES, checksum, little_endian
+from ..graph import id_dtype
+from .array_file import HEADER_BYTES, checksum, little_endian, npy_header
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 REMEDY = "write the store again with overwrite=True, or restore the file"
 SOURCE = "source.json"  # the fingerprint of the input: apart, since it tells files apart that hold the same graph
+_SEAL = "seal"
 
 
-def describe_files(folder: Path) -> dict[str, dict]:
+def describe_files(folder: Path, checksums: Mapping[str, int] | None = None) -> dict[str, dict]:
     """Return dtype, shape and checksum of every .npy file in a folder, by name.
 
-    Cost: one read of all files, about 3 GB/s from the page cache.
+    Args:
+        checksums: crc32 by file name, where they are known.
+
+    Cost: one read of the files whose checksums are not given, about 1 GB/s.
     """
     entries = {}
     for path in sorted(folder.glob("*.npy")):
@@ -27,9 +35,32 @@ def describe_files(folder: Path) -> dict[str, dict]:
             "dtype": np.lib.format.dtype_to_descr(little_endian(array.dtype)),
             "shape": list(array.shape),
             "bytes": path.stat().st_size,
-            "crc32": checksum(path),
+            "crc32": checksum(path) if checksums is None else checksums[path.name],
         }
     return entries
+
+
+def sealed(content: dict) -> dict:
+    """Return a JSON object with a digest of its content, by which an edit or a damage of it is seen."""
+    return {**content, _SEAL: digest(content)}
+
+
+def unsealed(text: str | bytes) -> dict:
+    """Return the content of a sealed JSON object.
+
+    Raises:
+        ValueError: the text is no JSON object, or not the one that was sealed.
+    """
+    content = json.loads(text)
+    if not isinstance(content, dict) or content.pop(_SEAL, None) != digest(content):
+        raise ValueError("damaged, or edited by hand")
+    return content
+
+
+def digest(content: dict) -> str:
+    """Return what tells a JSON object from others, 16 hexadecimal digits."""
+    text = json.dumps(json.loads(json.dumps(content)), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def write_json(path: Path, content: dict) -> None:
@@ -53,6 +84,13 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+def write_manifest(folder: Path, manifest: dict, source: dict) -> None:
+    """Seal a store: the record of its input first, bound to this manifest, and then the manifest."""
+    manifest = sealed(manifest)
+    write_json(folder / SOURCE, sealed({**source, "manifest": manifest[_SEAL]}))
+    write_json(folder / MANIFEST, manifest)
+
+
 def read_manifest(root: Path) -> dict:
     """Return the manifest of a finished store whose files have the sizes it states.
 
@@ -60,35 +98,183 @@ def read_manifest(root: Path) -> dict:
         PartitionStoreError: nothing is there, the store is unfinished, of another version, or a file does not fit.
     """
     root = Path(root)
-    if not (root / MANIFEST).is_file():
+    path = root / MANIFEST
+    if not path.is_file():
         raise PartitionStoreError(_what_is_missing(root))
-    try:
-        manifest = json.loads((root / MANIFEST).read_text())
-        version = manifest["format_version"]
-        sizes = {name: entry["bytes"] for name, entry in manifest["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise PartitionStoreError(f"{root / MANIFEST}: damaged; write the store again with overwrite=True") from None
-    if version != FORMAT_VERSION:
-        raise PartitionStoreError(
-            f"{root}: store of format {version}, this version reads {FORMAT_VERSION};"
-            " write it again with overwrite=True, or use the version that wrote it"
-        )
-    for name, wanted in sizes.items():
-        path = root / f"{name}.npy"
-        size = path.stat().st_size if path.is_file() else None
-        if size != wanted:
-            found = "is missing" if size is None else f"has {size} bytes instead of {wanted}"
-            raise PartitionStoreError(f"{path}: {found}; {REMEDY}")
+    manifest = _read_sealed(path)
+    wrong = _wrong_field(manifest)
+    if wrong:
+        raise PartitionStoreError(f"{path}: damaged ({wrong}); {REMEDY}")
+    if not (root / SOURCE).is_file():
+        raise PartitionStoreError(f"{root / SOURCE}: is missing; {REMEDY}")
+    if _read_sealed(root / SOURCE).get("manifest") != digest(manifest):
+        raise PartitionStoreError(f"{root / SOURCE}: belongs to another store; {REMEDY}")
+    for name, entry in manifest["files"].items():
+        check_size(root / f"{name}.npy", entry["bytes"])
     return manifest
+
+
+def check_size(path: Path, wanted: int) -> None:
+    """Raise PartitionStoreError unless a file of a store is there with its size."""
+    size = path.stat().st_size if path.is_file() else None
+    if size != wanted:
+        found = "is missing" if size is None else f"has {size} bytes instead of {wanted}"
+        raise PartitionStoreError(f"{path}: {found}; {REMEDY}")
+
+
+def check_file(root: Path, name: str, entry: dict) -> None:
+    """Read a file of a store and compare it with its entry in the manifest.
+
+    Raises:
+        PartitionStoreError: its size, header or content differs.
+
+    Cost: one read, about 1 GB/s.
+    """
+    path = root / f"{name}.npy"
+    check_size(path, entry["bytes"])
+    with open(path, "rb") as file:
+        header = file.read(HEADER_BYTES)
+    if header != npy_header(np.dtype(entry["dtype"]), tuple(entry["shape"])):
+        raise PartitionStoreError(f"{path}: its header is damaged; {REMEDY}")
+    if checksum(path) != entry["crc32"]:
+        raise PartitionStoreError(f"{path}: its content is damaged (crc32 differs); {REMEDY}")
+
+
+def is_whole(root: Path) -> bool:
+    """Return whether a finished store stands in a folder, with every byte as its manifest says."""
+    try:
+        for name, entry in read_manifest(root)["files"].items():
+            check_file(root, name, entry)
+    except (PartitionStoreError, OSError):
+        return False
+    return True
 
 
 def read_source(root: Path) -> dict:
     """Return the record of a store's input: its fingerprint, and the checksum of part_id; {} if it is not there."""
     try:
-        source = json.loads((Path(root) / SOURCE).read_text())
+        source = unsealed((Path(root) / SOURCE).read_bytes())
     except (OSError, ValueError):
         return {}
-    return source if isinstance(source, dict) else {}
+    source.pop("manifest", None)
+    return source
+
+
+def _read_sealed(path: Path) -> dict:
+    """Return the content of a sealed file of this version of the format, or say in one line what is wrong with it."""
+    text = path.read_bytes()
+    try:
+        version = json.loads(text).get("format_version", FORMAT_VERSION)
+    except (ValueError, AttributeError, RecursionError):
+        raise PartitionStoreError(f"{path}: damaged; {REMEDY}") from None
+    if version != FORMAT_VERSION:
+        raise PartitionStoreError(
+            f"{path.parent}: store of format {version}, this version reads {FORMAT_VERSION};"
+            " write it again with overwrite=True, or use the version that wrote it"
+        )
+    try:
+        return unsealed(text)
+    except ValueError as error:
+        raise PartitionStoreError(f"{path}: {error}; {REMEDY}") from None
+
+
+def _wrong_field(manifest: dict) -> str | None:
+    """Return what a manifest says that no writer would have said, or None."""
+    kinds: dict[str, Callable[[Any], bool]] = {
+        **dict.fromkeys(("num_nodes", "num_arcs"), lambda value: _is_count(value)),
+        "num_parts": lambda value: _is_count(value) and value > 0,
+        **dict.fromkeys(
+            ("symmetric", "to_undirected", "remove_self_loops", "pack_halo"), lambda value: isinstance(value, bool)
+        ),
+        "method": lambda value: isinstance(value, str),
+        "seed": lambda value: isinstance(value, int) and not isinstance(value, bool),
+        "masks": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+        "feature_dim": lambda value: value is None or _is_count(value),
+        "least_edge_weight": lambda value: value is None or isinstance(value, float),
+        "files": lambda value: isinstance(value, dict) and all(_is_entry(entry) for entry in value.values()),
+    }
+    for name, fits in kinds.items():
+        if name not in manifest:
+            return f"{name} is missing"
+        if not fits(manifest[name]):
+            return f"{name} is {str(manifest[name])[:80]}"
+    return _wrong_files(manifest)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether an entry of `files` has the form it must have, and as many bytes as its shape says."""
+    if not isinstance(entry, dict) or not {"dtype", "shape", "bytes", "crc32"} <= set(entry):
+        return False
+    shape = entry["shape"]
+    if not isinstance(shape, list) or not shape or not all(_is_count(size) for size in shape):
+        return False
+    try:
+        dtype = np.dtype(entry["dtype"])
+    except (TypeError, ValueError):
+        return False
+    wanted = HEADER_BYTES + dtype.itemsize * int(np.prod([int(size) for size in shape], dtype=object))
+    return dtype.kind in "fiub" and entry["bytes"] == wanted and _is_count(entry["crc32"])
+
+
+def _wrong_files(manifest: dict) -> str | None:
+    """Return what does not fit between the files of a manifest and its counts, or None."""
+    files, nodes, arcs = manifest["files"], manifest["num_nodes"], manifest["num_arcs"]
+    ids, dim = id_dtype(nodes), manifest["feature_dim"]
+    has_arc_arrays = "edge_weight" in files or "edge_features" in files
+    halo, halo_arcs = _length(files, "halo_nodes"), _length(files, "halo_indices")
+    expected: dict[str, tuple[Any, tuple]] = {
+        "part_offsets": (np.int64, (manifest["num_parts"] + 1,)),
+        "original_nid": (ids, (nodes,)),
+        "store_nid": (ids, (nodes,)),
+        "csc_indptr": (np.int64, (nodes + 1,)),
+        "csc_indices": (ids, (arcs,)),
+        "halo_offsets": (np.int64, (manifest["num_parts"] + 1,)),
+        "halo_nodes": (ids, (halo,)),
+        "halo_degree": (np.int32 if arcs <= np.iinfo(np.int32).max else np.int64, (halo,)),
+        "halo_indptr": (np.int64, (halo + 1,)),
+        "halo_indices": (np.int32, (halo_arcs,)),
+        **{f"mask_{name}": (np.bool_, (nodes,)) for name in manifest["masks"]},
+    }
+    if has_arc_arrays:
+        expected["halo_arc"] = (np.int64, (halo_arcs,))
+    if manifest["least_edge_weight"] is not None:
+        expected |= {"edge_weight": (np.float32, (arcs,)), "weighted_degree": (np.float32, (nodes,))}
+    if "edge_features" in files:
+        expected["edge_features"] = (None, (arcs, None))
+    if "labels" in files:
+        several = len(files["labels"]["shape"]) == 2
+        expected["labels"] = (np.float32, (nodes, None)) if several else (np.int64, (nodes,))
+    for name, rows in (("features", nodes), ("halo_features", halo)):
+        if dim is not None and (name == "features" or manifest["pack_halo"]):
+            values = _length(files, f"{name}_data")
+            sparse = {
+                f"{name}_indptr": (np.int64, (rows + 1,)),
+                f"{name}_indices": (np.int32, (values,)),
+                f"{name}_data": (None, (values,)),
+            }
+            expected |= sparse if f"{name}_indptr" in files else {name: (None, (rows, dim))}
+    if "user_id_offsets" in files:
+        expected |= {"user_id_offsets": (np.int64, (nodes + 1,)), "user_id_bytes": (np.uint8, (None,))}
+    elif "user_ids" in files:
+        expected["user_ids"] = (None, (nodes,))
+    if set(files) != set(expected):
+        return f"files: {sorted(set(files) ^ set(expected))[0]} does not go with the rest"
+    for name, (dtype, shape) in expected.items():
+        entry = files[name]
+        fits = len(entry["shape"]) == len(shape) and all(
+            size in (None, found) for size, found in zip(shape, entry["shape"], strict=True)
+        )
+        if not fits or (dtype is not None and np.dtype(entry["dtype"]) != little_endian(dtype)):
+            return f"files: {name} is {entry['dtype']} of shape {entry['shape']}"
+    return None
+
+
+def _length(files: dict, name: str) -> int:
+    return files[name]["shape"][0] if name in files else 0
 
 
 def _what_is_missing(root: Path) -> str:

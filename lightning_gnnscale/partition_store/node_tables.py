@@ -8,7 +8,7 @@ from ..jit import kernel
 from .array_file import ArrayFile
 from .features import as_bits, copy_sparse_rows, row_lengths
 from .inputs import SparseSource
-from .journal import Journal
+from .journal import Journal, file_states
 from .relabel import StoreIds, group_by_part
 
 _MOST_ROWS = 1 << 21  # of one block, whatever the row is: the order of a block is held as int64
@@ -44,7 +44,7 @@ def write_table(
         return
     num_nodes = len(part_id)
     like = convert(source[:0])
-    file = ArrayFile(journal.folder / name, like.dtype, like.shape[1:], num_nodes)
+    file = journal.open_file(step, name, like.dtype, like.shape[1:], num_nodes)
     start = journal.state(step).get("rows", 0)
     block_rows = max(1, min(block_bytes // max(1, file.row_bytes), _MOST_ROWS))
     cursor = _cursor(ids.part_offsets, part_id[:start])
@@ -60,10 +60,9 @@ def write_table(
             cursor[part] += len(run)
         if journal.due(rows.nbytes):
             file.sync()
-            journal.write(step, rows=end)
+            journal.write(step, rows=end, files=file_states(file))
         progress(f"storing {step}", end, num_nodes)
-    file.close()
-    journal.write(step, done=True)
+    journal.finish(step, file)
 
 
 def write_sparse_table(
@@ -94,8 +93,8 @@ def write_sparse_table(
     pointers = ArrayFile(journal.folder / "features_indptr.npy", np.int64)
     pointers.append(indptr)
     files = [
-        ArrayFile(journal.folder / "features_indices.npy", np.int32, num_rows=int(indptr[-1])),
-        ArrayFile(journal.folder / "features_data.npy", source.data.dtype, num_rows=int(indptr[-1])),
+        journal.open_file("features", "features_indices.npy", np.int32, num_rows=int(indptr[-1])),
+        journal.open_file("features", "features_data.npy", source.data.dtype, num_rows=int(indptr[-1])),
     ]
     start = journal.state("features").get("rows", 0)
     cursor = _cursor(ids.part_offsets, part_id[:start])
@@ -112,11 +111,9 @@ def write_sparse_table(
         if journal.due(written):
             for file in files:
                 file.sync()
-            journal.write("features", rows=start)
+            journal.write("features", rows=start, files=file_states(*files))
         progress("storing features", start, num_nodes)
-    for file in [pointers, *files]:
-        file.close()
-    journal.write("features", done=True)
+    journal.finish("features", pointers, *files)
 
 
 def _copy_sparse_block(source, begin, end, part_id, indptr, cursor, files) -> int:

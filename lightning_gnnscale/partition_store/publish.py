@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..errors import PartitionStoreError
 from .journal import JOURNAL, WRITER_NOTE, journal_head, partial_folder
-from .manifest import MANIFEST, SOURCE, read_source, sync_folder
+from .manifest import MANIFEST, SOURCE, is_whole, read_manifest, read_source, sync_folder
 
 
 def store_folder(root: str | os.PathLike) -> Path:
@@ -21,6 +21,7 @@ def stands(root: Path, source: dict, overwrite: bool) -> bool:
         return False
     if read_source(root) == source:
         return True
+    read_manifest(root)  # an older or a damaged store is told for what it is
     raise PartitionStoreError(
         f"{root}: a store of another input or of other options stands here;"
         " replace it with overwrite=True or choose another root"
@@ -57,8 +58,12 @@ def finish_publishing(root: Path, source: dict, overwrite: bool) -> bool:
     """Go on where a kill fell between the last byte of a store and its appearing at root; return whether it did."""
     partial, old = partial_folder(root), _old_folder(root)
     if (partial / MANIFEST).is_file() and read_source(partial) == source and (overwrite or not _has_store(root)):
-        publish(partial, root)
-        return True
+        if is_whole(partial):
+            publish(partial, root)
+            return True
+        (partial / MANIFEST).unlink()  # what a kill left is damaged: the journal says what of it still counts
+        (partial / SOURCE).unlink()
+        (partial / WRITER_NOTE).touch()
     if old.exists() and not root.exists():
         old.rename(root)
     elif old.exists():

@@ -11,9 +11,10 @@ from ..graph import CSC
 from .array_file import map_rows
 from .expand import assigned_arcs, distances, keep_arcs, localise, rows_within
 from .features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows
-from .manifest import MANIFEST, REMEDY, read_manifest, read_source
+from .manifest import MANIFEST, REMEDY, digest, read_manifest, read_source
 from .packed_features import PackedFeatures, features_of_part
 from .part_graph import PartGraph
+from .verify import ascends, broken, compare_once, rises, verify_store
 
 
 class PartitionStore:
@@ -25,11 +26,11 @@ class PartitionStore:
     Attributes:
         root: the folder.
         manifest: what the store says of itself.
+        manifest_digest: tells this store from another of the same folder.
+        compared: files whose checksums this process has compared.
         part_offsets: (num_parts + 1,) int64, part p owns [part_offsets[p], part_offsets[p + 1]).
-        csc: in-neighbours of every node; indices are store ids, ascending within a row.
         original_nid: (num_nodes,) original id of each store id.
         store_nid: (num_nodes,) store id of each original id.
-        features: table of (num_nodes, dim), or None.
         labels: (num_nodes,) int64, -1 unknown; (num_nodes, num_labels) float32 for several labels; or None.
         masks: name to (num_nodes,) bool.
         edge_weight: (num_arcs,) float32 or None. edge_features: (num_arcs, dim) or None.
@@ -39,19 +40,23 @@ class PartitionStore:
     def __init__(self, root: Path, manifest: dict):
         self.root, self.manifest = Path(root), manifest
         self.part_offsets = np.array(self._map("part_offsets"))
-        self.csc = CSC(self._map("csc_indptr"), self._map("csc_indices"))
+        self.manifest_digest = digest(manifest)
+        self.compared: set[str] = set()
+        self._csc = CSC(self._map("csc_indptr"), self._map("csc_indices"))
         self.original_nid, self.store_nid = self._map("original_nid"), self._map("store_nid")
-        self.features = self._features("features")
         self.labels = self._map("labels")
         self.masks = {name: self._map(f"mask_{name}") for name in manifest["masks"]}
         self.edge_weight, self.edge_features = self._map("edge_weight"), self._map("edge_features")
-        self._user_ids = self._map("user_ids")
-        self._user_id_offsets, self._user_id_bytes = self._map("user_id_offsets"), self._map("user_id_bytes")
         self._halo_offsets = np.array(self._map("halo_offsets"))
         self._halo_nodes, self._halo_degree = self._map("halo_nodes"), self._map("halo_degree")
         self._halo_csc = CSC(self._map("halo_indptr"), self._map("halo_indices"))
         self._halo_arc = self._map("halo_arc")
-        self._halo_features = self._features("halo_features")
+        for name, offsets, last in (
+            ("part_offsets", self.part_offsets, self.num_nodes),
+            ("halo_offsets", self._halo_offsets, len(self._halo_nodes)),
+        ):
+            if not rises(offsets, 0, last) or offsets[0] != 0 or offsets[-1] != last:
+                raise broken(self, name, f"does not rise from 0 to {last}")
 
     @classmethod
     def open(cls, root) -> "PartitionStore":
@@ -61,8 +66,9 @@ class PartitionStore:
             root: its folder.
 
         Raises:
-            PartitionStoreError: it is missing, unfinished, of another version, or a file has another size than the
-                manifest says. Contents are compared by `verify`.
+            PartitionStoreError: it is missing, unfinished, of another version, its manifest is damaged, or a file has
+                another size than the manifest says. Contents are compared by `verify`, and on first use where
+                damage would lead astray whoever follows it: `csc`, sparse features, the user's ids.
         """
         root = Path(root).absolute()
         manifest = read_manifest(root)
@@ -112,13 +118,28 @@ class PartitionStore:
         return np.diff(self.part_offsets) + np.diff(self._halo_offsets)
 
     @cached_property
+    def csc(self) -> CSC:
+        """In-neighbours of every node; indices are store ids, ascending within a row.
+
+        Raises:
+            PartitionStoreError: its files are damaged; see `compare_once`, which looks once a machine.
+        """
+        compare_once(self, ("csc_indptr", "csc_indices"))
+        self._check_rises("csc_indptr", self._csc.indptr, self.num_arcs)
+        return self._csc
+
+    @cached_property
+    def features(self) -> FeatureTable | None:
+        """Table of (num_nodes, dim), or None; sparse ones are compared as `csc` is."""
+        return self._features("features")
+
+    @cached_property
     def part_features(self) -> FeatureTable | None:
         """What batches of parts read: `features`, or with the packed rows of halos where the store has them."""
-        if self._halo_features is None:
+        packed = self._features("halo_features")
+        if packed is None:
             return self.features
-        return PackedFeatures(
-            self.features, self._halo_features, self.part_offsets, self._halo_offsets, self._halo_nodes
-        )
+        return PackedFeatures(self.features, packed, self.part_offsets, self._halo_offsets, self._halo_nodes)
 
     @cached_property
     def weighted_degree(self) -> np.ndarray:
@@ -153,17 +174,21 @@ class PartitionStore:
         Returns:
             (num,) integers, or for ids that are strings an object array of str.
         """
-        if self._user_id_offsets is None:
-            return (self.original_nid if self._user_ids is None else self._user_ids)[store_nodes]
-        begins, ends = self._user_id_offsets[store_nodes], self._user_id_offsets[np.asarray(store_nodes) + 1]
-        text = [self._user_id_bytes[begin:end].tobytes().decode() for begin, end in zip(begins, ends, strict=True)]
+        ids, offsets, characters = self._user_ids
+        if offsets is None:
+            return (self.original_nid if ids is None else ids)[store_nodes]
+        begins, ends = offsets[store_nodes], offsets[np.asarray(store_nodes) + 1]
+        text = [characters[begin:end].tobytes().decode() for begin, end in zip(begins, ends, strict=True)]
         return np.array(text, dtype=object)
 
     def halo(self, part: int, hops: int = 1) -> np.ndarray:
         """Return the (num_halo,) store ids, ascending, that a part reads beyond its core; see `load_part`."""
         begin, end = self._core(part)
         if hops == 1:
-            return self._halo_nodes[self._halo_slice(part)]
+            nodes = self._halo_nodes[self._halo_slice(part)]
+            if not ascends(nodes, self.num_nodes, begin, end):
+                raise broken(self, "halo_nodes", f"the list of part {part} is damaged")
+            return nodes
         if hops == 0:
             return self.load_part(part, 0).halo_nodes
         distance = distances(self.csc, begin, end, _checked_hops(hops))
@@ -204,20 +229,25 @@ class PartitionStore:
 
         Cost: two reads of the store.
         """
-        from .verify import verify_store
-
         verify_store(self)
 
     def _load_near(self, part: int, begin: int, end: int) -> PartGraph:
         halo = self._halo_slice(part)
-        halo_nodes = np.array(self._halo_nodes[halo])
-        first, last = int(self.csc.indptr[begin]), int(self.csc.indptr[end])
-        core_indptr = self.csc.indptr[begin : end + 1] - first
+        halo_nodes = np.array(self.halo(part))
+        self._check_rises("csc_indptr", self._csc.indptr[begin : end + 1], self.num_arcs)
+        self._check_rises("halo_indptr", self._halo_csc.indptr[halo.start : halo.stop + 1], self._halo_csc.num_arcs)
+        first, last = int(self._csc.indptr[begin]), int(self._csc.indptr[end])
+        core_indptr = self._csc.indptr[begin : end + 1] - first
         arcs = self._halo_arc is not None
         core, position = localise(
-            core_indptr, self.csc.indices[first:last], begin, end, halo_nodes, self.num_nodes, positions=arcs
+            core_indptr, self._csc.indices[first:last], begin, end, halo_nodes, self.num_nodes, positions=arcs
         )
+        if core is None:
+            raise broken(self, "csc_indices", f"a row of part {part} names a node that is not in its halo list")
         halo_first, halo_last = (int(self._halo_csc.indptr[i]) for i in (halo.start, halo.stop))
+        self._check_range("halo_indices", self._halo_csc.indices[halo_first:halo_last], end - begin)
+        if arcs:
+            self._check_range("halo_arc", self._halo_arc[halo_first:halo_last], self.num_arcs)
         halo_indptr = self._halo_csc.indptr[halo.start + 1 : halo.stop + 1] - halo_first + (last - first)
         return PartGraph(
             part=part,
@@ -261,6 +291,21 @@ class PartitionStore:
             raise ValueError(f"part must be in [0, {self.num_parts}), got {part}")
         return int(self.part_offsets[part]), int(self.part_offsets[part + 1])
 
+    def _check_rises(self, name: str, offsets: np.ndarray, last: int) -> None:
+        if not rises(offsets, 0, last):
+            raise broken(self, name, f"does not rise within [0, {last}]")
+
+    def _check_range(self, name: str, ids: np.ndarray, limit: int) -> None:
+        if len(ids) and not 0 <= ids.min() <= ids.max() < limit:
+            raise broken(self, name, f"has values outside [0, {limit})")
+
+    @cached_property
+    def _user_ids(self) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+        """The user's ids as integers, or their offsets and characters where they are strings."""
+        names = ("user_ids", "user_id_offsets", "user_id_bytes")
+        compare_once(self, names)
+        return tuple(self._map(name) for name in names)
+
     def _halo_slice(self, part: int) -> slice:
         return slice(int(self._halo_offsets[part]), int(self._halo_offsets[part + 1]))
 
@@ -276,7 +321,9 @@ class PartitionStore:
         indptr = self._map(f"{name}_indptr")
         if indptr is None:
             return None
+        compare_once(self, (f"{name}_indptr", f"{name}_indices"))
         columns, values = self._map(f"{name}_indices"), self._map(f"{name}_data")
+        self._check_rises(f"{name}_indptr", indptr, len(columns))
         return CSRFeatures(indptr, columns, values, self.manifest["feature_dim"])
 
 

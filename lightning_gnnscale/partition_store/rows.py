@@ -6,7 +6,7 @@ from ..graph import id_dtype
 from ..jit import kernel
 from .array_file import ArrayFile, map_rows
 from .buckets import BucketLayout, Runs
-from .budget import WriteBudget
+from .disk import WriteBudget
 from .inputs import StoreInputs
 from .journal import Journal, file_states
 from .node_tables import Progress
@@ -97,7 +97,7 @@ class RowWriter:
         self.journal.write(STEP, bucket=next_bucket, sums=[int(value) for value in self.sums], files=states)
 
     def finish(self) -> None:
-        """Close everything; only the cross arcs are still named with a checksum, the rest is on the disk."""
+        """Close what stays, and write that the rows are done; the cross arcs stay as they are, for the halo."""
         undirected = bool(self.inputs.stream.to_undirected)
         symmetric = undirected or self.sums[0] == self.sums[1]
         for file in self.files:
@@ -107,7 +107,7 @@ class RowWriter:
             done=True,
             num_arcs=self.indices.num_rows,
             symmetric=bool(symmetric),
-            files=file_states(*self.cross, self.cross_index),
+            files=file_states(*self.files, *self.cross, self.cross_index),
         )
         self.release()
 
@@ -153,19 +153,20 @@ def write_rows(
 
 def map_cross(journal: Journal, inputs: StoreInputs) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return the index and the columns of the cross arcs, as RowWriter left them."""
-    files = journal.state(STEP)["files"]
+    num_rows = {name: entry[1] for name, entry in journal.state(STEP)["files"].items()}
     names = [("cross_node.npy", id_dtype(inputs.num_nodes)), ("cross_core.npy", np.int32)]
     if inputs.carries_edge_ids:
         names.append(("cross_arc.npy", np.int64))
-    shape = (files["cross_index.npy"][0], inputs.num_parts + 1)
+    shape = (num_rows["cross_index.npy"], inputs.num_parts + 1)
     index = np.array(map_rows(journal.folder / "cross_index.npy", np.int64, shape))
-    return index, [map_rows(journal.folder / name, dtype, (files[name][0],)) for name, dtype in names]
+    return index, [map_rows(journal.folder / name, dtype, (num_rows[name],)) for name, dtype in names]
 
 
 def drop_cross(journal: Journal) -> None:
     """Delete the cross arcs; the journal forgets them first."""
     state = journal.state(STEP)
-    journal.write(STEP, **{**state, "files": {}})
+    kept = {name: entry for name, entry in state["files"].items() if not name.startswith("cross_")}
+    journal.write(STEP, **{**state, "files": kept})
     for path in journal.folder.glob("cross_*.npy"):
         path.unlink()
 

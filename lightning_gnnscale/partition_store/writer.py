@@ -1,32 +1,30 @@
 """Write a partition store in bounded memory: resumable after a kill, atomic, locked against a second writer."""
 
-import errno
+import warnings
 import zlib
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 
 from ..edge_stream import NodeIds
-from ..errors import EdgeStreamError, PartitionStoreError
+from ..errors import EdgeStreamError, PartitionStoreError, disk_errors_told
 from ..events import stage
 from ..graph import CSC, id_dtype
 from .array_file import ArrayFile, map_rows
 from .buckets import bucket_edges, bucket_layout, drop_runs, open_runs
-from .budget import WriteBudget
-from .disk import check_disk
+from .disk import WriteBudget, check_disk
 from .features import CSRFeatures, DenseFeatures
 from .halo import map_halo_nodes, pack_halo_features, write_halo
-from .inputs import SparseSource, StoreInputs, check_inputs
-from .journal import Journal, clear_folder, partial_folder, writer_lock
-from .manifest import FORMAT_VERSION, MANIFEST, SOURCE, describe_files, write_json
+from .inputs import SparseSource, StoreInputs, changed_inputs, check_inputs, input_files
+from .journal import Journal, clear_folder, delete_files, partial_folder, writer_lock
+from .manifest import FORMAT_VERSION, describe_files, write_manifest
 from .node_tables import Progress, write_sparse_table, write_table
 from .publish import check_partial, finish_publishing, publish, stands, store_folder
 from .reader import PartitionStore
 from .relabel import StoreIds, relabel
 from .rows import drop_cross, write_rows
 from .values import check_values, least_value
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_partition_store(
@@ -75,8 +73,9 @@ def write_partition_store(
 
     Raises:
         ValueError: an argument does not fit the graph, or a value would spoil training.
-        PartitionStoreError: another store, an unfinished one of other input, or another writer is at `root`; or the
-            disk is too small. The message says how to go on.
+        PartitionStoreError: another store, an unfinished one of other input, or another writer is at `root`; the
+            disk is too small, or fails; or a file of the input changed since the partitioning, or meanwhile. The
+            message says how to go on.
 
     Cost: one pass over the edges (one more if the stream is not counted yet), one more over labels and edge values,
         and per part one sequential pass over what it owns; memory O(num_nodes) plus the buffers of `budget`; scratch
@@ -84,34 +83,63 @@ def write_partition_store(
     """
     root = store_folder(root)
     budget = budget or WriteBudget()
+    files_now = partial(input_files, stream, features, labels, masks, edge_weight, edge_features, p.part_id)
+    files = files_now()  # before anything of them is read
     inputs = check_inputs(stream, p, features, labels, masks, edge_weight, edge_features, pack_halo)
     # Features, sparse ones too, are checked while they are stored.
     check_values(None, inputs.labels, inputs.edge_weight, inputs.edge_features, check_finite)
     source = {"fingerprint": inputs.fingerprint(), "part_id_crc32": zlib.crc32(inputs.part_id)}
-    root.parent.mkdir(parents=True, exist_ok=True)
-    with writer_lock(root, lock_timeout_s), stage("partition_store", root=str(root)):
-        if not finish_publishing(root, source, overwrite) and not stands(root, source, overwrite):
-            partial = partial_folder(root)
-            check_partial(partial, source, overwrite)
-            head = {"format_version": FORMAT_VERSION, **source, "budget": asdict(budget)}
-            journal = Journal(partial, head, budget.checkpoint_bytes)
-            try:
-                check_disk(root, inputs, p, journal)
-                _write_files(journal, inputs, budget, progress or _silent, check_finite)
-                _write_manifest(journal, inputs, source)
-            except (ValueError, EdgeStreamError):
-                clear_folder(partial)  # the input has to change, and what was made of it is worth nothing
-                partial.rmdir()
-                raise
-            except OSError as error:
-                if error.errno not in _FULL:
+    folder = partial_folder(root)
+    with disk_errors_told(folder, PartitionStoreError, "run the same command: it goes on from there"):
+        root.parent.mkdir(parents=True, exist_ok=True)
+        with writer_lock(root, lock_timeout_s), stage("partition_store", root=str(root)):
+            if not finish_publishing(root, source, overwrite) and not stands(root, source, overwrite):
+                check_partial(folder, source, overwrite)
+                head = {"format_version": FORMAT_VERSION, **source, "budget": asdict(budget)}
+                journal = Journal(folder, head, budget.checkpoint_bytes)
+                try:
+                    _check_unchanged(files, _partitioned(p, files), "since it was partitioned: partition again")
+                    check_disk(root, inputs, p, journal)
+                    _write_whole(journal, inputs, budget, progress or _silent, check_finite)
+                    _write_manifest(journal, inputs, source)
+                    _check_unchanged(files_now(), files, "while the store was written: run the same command again")
+                except (ValueError, EdgeStreamError, _InputChanged):
+                    clear_folder(folder)  # what was made of input that has to change is worth nothing
+                    folder.rmdir()
                     raise
-                message = f"{partial}: the disk is full; free space and run the same command: it goes on from there"
-                raise PartitionStoreError(message) from error
-            finally:
-                journal.close()
-            publish(partial, root)
+                finally:
+                    journal.close()
+                publish(folder, root)
     return PartitionStore.open(root)
+
+
+class _InputChanged(PartitionStoreError):
+    """Files of the input are no longer what they were."""
+
+
+def _check_unchanged(now: dict, before: dict, when: str) -> None:
+    changed = changed_inputs(before, now)
+    if changed:
+        raise _InputChanged(f"{changed} changed {when}; nothing was stored")
+
+
+def _partitioned(p, files: dict) -> dict:
+    """Return the state of the edge files when they were partitioned, of those that are stored now."""
+    stored = {path for path, *_ in files["edges"]}
+    known = [list(state) for state in getattr(p, "edge_files", ()) if state[0] in stored]
+    return {"edges": files["edges"]} if len(known) < len(stored) else {"edges": known}
+
+
+def _write_whole(journal: Journal, inputs: StoreInputs, budget: WriteBudget, *options) -> None:
+    """Write the files, and those again that are found damaged before the manifest certifies them."""
+    _write_files(journal, inputs, budget, *options)
+    damage = journal.forget_damaged()
+    if damage:
+        warnings.warn(f"{damage[0]}; what is damaged is made again", stacklevel=4)
+        _write_files(journal, inputs, budget, *options)
+        damage = journal.forget_damaged()
+    if damage:
+        raise PartitionStoreError(f"{damage[0]}, for the second time: check the disk, or choose another root")
 
 
 def _write_files(
@@ -139,11 +167,10 @@ def _write_ids(journal: Journal, inputs: StoreInputs, ids: StoreIds) -> None:
     arrays = ids._asdict()
     if getattr(inputs.stream, "node_ids", None) is not None:
         arrays |= _user_ids(inputs.stream.node_ids, ids.original_nid)
-    for name, array in arrays.items():
-        file = ArrayFile(journal.folder / f"{name}.npy", array.dtype)
+    files = [ArrayFile(journal.folder / f"{name}.npy", array.dtype) for name, array in arrays.items()]
+    for file, array in zip(files, arrays.values(), strict=True):
         file.append(array)
-        file.close()
-    journal.write("ids", done=True)
+    journal.finish("ids", *files)
 
 
 def _user_ids(node_ids, original_nid: np.ndarray) -> dict[str, np.ndarray]:
@@ -200,8 +227,8 @@ def _map_features(journal: Journal, inputs: StoreInputs) -> DenseFeatures | CSRF
 
 
 def _write_manifest(journal: Journal, inputs: StoreInputs, source: dict) -> None:
-    rows = journal.state("rows")
-    write_json(journal.folder / SOURCE, source)
+    rows, checksums = journal.state("rows"), journal.checksums()
+    delete_files(path for path in journal.folder.glob("*.npy") if path.name not in checksums)
     manifest = {
         "format_version": FORMAT_VERSION,
         "num_nodes": inputs.num_nodes,
@@ -216,9 +243,9 @@ def _write_manifest(journal: Journal, inputs: StoreInputs, source: dict) -> None
         "feature_dim": None if inputs.features is None else _dim(inputs.features),
         "pack_halo": inputs.pack_halo,
         "least_edge_weight": None if inputs.edge_weight is None else least_value(inputs.edge_weight),
-        "files": describe_files(journal.folder),
+        "files": describe_files(journal.folder, checksums),
     }
-    write_json(journal.folder / MANIFEST, manifest)
+    write_manifest(journal.folder, manifest, source)
 
 
 def _dim(features) -> int:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ..errors import disk_errors_told
+
 
 class Checkpoint:
     """One file that holds the latest state of one run; without a path every call does nothing.
@@ -62,11 +64,12 @@ class Checkpoint:
     def save(self, phase: str, arrays: dict[str, np.ndarray]) -> None:
         """Write the arrays under a temporary name, flush them to disk, and rename."""
         temporary = self._temporary()
-        with open(temporary, "wb") as file:
-            np.savez(file, phase=phase, key=self._key, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.path)
+        with disk_errors_told(self.path, remedy="run the same command again: it goes on from the last checkpoint"):
+            with open(temporary, "wb") as file:
+                np.savez(file, phase=phase, key=self._key, **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path)
 
     def remove(self) -> None:
         """Delete the file: the run is over."""

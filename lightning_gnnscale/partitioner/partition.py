@@ -3,6 +3,7 @@
 import numpy as np
 
 from .. import events
+from ..edge_stream.stream import file_states
 from ..memory import MemoryPeak
 from . import phases
 from .partitioning import Partitioning
@@ -42,6 +43,7 @@ def partition(
         EdgeStreamError: the source cannot be read, or changed between two passes.
     """
     function = get_partitioner(method)
+    edge_files = file_states(stream)
     options = complete_options(method, options)
     if stream.num_nodes is None:
         stream.count()
@@ -61,7 +63,9 @@ def partition(
     events.record(
         "partition", method=method, num_parts=num_parts, seconds=record.seconds, peak_bytes=peak_bytes, **record.notes
     )
-    return Partitioning(part_id, num_parts, method, options, seed, quality, record.seconds, peak_bytes, record.notes)
+    return Partitioning(
+        part_id, num_parts, method, options, seed, quality, record.seconds, peak_bytes, record.notes, edge_files
+    )
 
 
 def _check_num_parts(num_parts, num_nodes: int) -> int:

@@ -2,12 +2,13 @@
 
 import json
 import os
+import zlib
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
 
-from ..errors import GNNScaleError
+from ..errors import GNNScaleError, disk_errors_told
 from .quality import PartitionQuality
 
 FORMAT_VERSION = 1
@@ -28,6 +29,8 @@ class Partitioning:
         peak_bytes: largest anonymous + shared resident memory of the process tree above what stood at the start,
             sampled by a thread; METIS holds the interpreter while it works, so its own peak goes unseen.
         notes: facts that the method found: the layout, repeats, oversized clusters, warnings.
+        edge_files: state of the stream's files before they were read, by which a store of edges that changed since is
+            refused; [] of edges that lie in memory.
     """
 
     part_id: np.ndarray
@@ -39,6 +42,7 @@ class Partitioning:
     seconds: dict[str, float] = field(default_factory=dict)
     peak_bytes: int = 0
     notes: dict = field(default_factory=dict)
+    edge_files: list = field(default_factory=list)
 
     @property
     def num_nodes(self) -> int:
@@ -49,18 +53,23 @@ class Partitioning:
 
         Args:
             path: the folder; made where missing.
+
+        Raises:
+            GNNScaleError: the disk is full, or fails.
         """
         folder = Path(path)
-        folder.mkdir(parents=True, exist_ok=True)
         facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("part_id", "quality")}
         facts["quality"] = None if self.quality is None else asdict(self.quality)
         facts["format_version"] = FORMAT_VERSION
         facts["num_nodes"] = self.num_nodes
+        facts["part_id_crc32"] = zlib.crc32(np.ascontiguousarray(self.part_id))
         text = json.dumps(facts, indent=1, default=_plain)
         # An old description beside new ids would be a lie, so the description goes first and comes back last.
-        (folder / "partitioning.json").unlink(missing_ok=True)
-        _write(folder / "part_id.npy", lambda file: np.save(file, self.part_id))
-        _write(folder / "partitioning.json", lambda file: file.write(text.encode()))
+        with disk_errors_told(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "partitioning.json").unlink(missing_ok=True)
+            _write(folder / "part_id.npy", lambda file: np.save(file, self.part_id))
+            _write(folder / "partitioning.json", lambda file: file.write(text.encode()))
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Partitioning":
@@ -73,15 +82,24 @@ class Partitioning:
         try:
             facts = json.loads((folder / "partitioning.json").read_text())
             part_id = np.load(folder / "part_id.npy", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise GNNScaleError(f"{folder}: no partitioning can be read there ({error}); partition again") from error
+            if not isinstance(facts, dict):
+                raise ValueError("partitioning.json is damaged")
+        except (OSError, ValueError, EOFError, SyntaxError, MemoryError, RecursionError) as error:
+            what = " ".join(str(error).split())
+            raise GNNScaleError(f"{folder}: no partitioning can be read there ({what}); partition again") from error
         version, num_nodes = facts.pop("format_version", None), facts.pop("num_nodes", None)
         if version != FORMAT_VERSION:
             raise GNNScaleError(f"{folder}: format version {version}, this package reads {FORMAT_VERSION}")
         if part_id.shape != (num_nodes,):
             raise GNNScaleError(f"{folder}: {num_nodes} nodes announced, part_id.npy has shape {part_id.shape}")
-        quality = facts.pop("quality")
-        return cls(part_id=part_id, quality=None if quality is None else PartitionQuality(**quality), **facts)
+        crc = facts.pop("part_id_crc32", None)  # partitionings of older releases have none
+        if crc is not None and zlib.crc32(np.ascontiguousarray(part_id)) != crc:
+            raise GNNScaleError(f"{folder}: part_id.npy is damaged (crc32 differs); partition again")
+        try:
+            quality = facts.pop("quality")
+            return cls(part_id=part_id, quality=None if quality is None else PartitionQuality(**quality), **facts)
+        except (KeyError, TypeError) as error:
+            raise GNNScaleError(f"{folder}: partitioning.json is damaged ({error}); partition again") from error
 
 
 def _write(path: Path, write) -> None:

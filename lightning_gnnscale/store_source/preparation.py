@@ -14,8 +14,8 @@ from filelock import FileLock
 from ..errors import GNNScaleError, PartitionStoreError
 from ..events import stage
 from ..partition_store import PartitionStore, input_fingerprint, write_partition_store
-from ..partition_store.inputs import load_arrays
-from ..partition_store.manifest import MANIFEST, REMEDY, describe_files, read_manifest, read_source, write_json
+from ..partition_store.inputs import changed_inputs, input_files, load_arrays
+from ..partition_store.manifest import MANIFEST, REMEDY, is_whole, read_manifest, read_source, write_json
 from ..partition_store.publish import check_is_store, store_folder
 from ..partition_store.values import check_values
 from ..partitioner import Partitioning
@@ -87,7 +87,7 @@ def prepare_store(
     Raises:
         ValueError: a value would spoil training; dense features are checked while they are stored.
         PartitionStoreError: a store made from other input, or a damaged one, stands there and `overwrite` is off;
-            or files that are no store.
+            or files that are no store; or a file of the input changed meanwhile.
 
     Cost: where the store stands, nothing but the fingerprints; with overwrite one read of it, about 3 GB/s. Else a
         read of labels, sparse features and edge values before all other work.
@@ -112,13 +112,19 @@ def prepare_store(
         if not overwrite and partitioning is None and root.exists() and any(root.iterdir()):
             expected = store_fingerprint() if store_fingerprint is not None else None
             if not _is_own(root, expected):
+                if (root / MANIFEST).is_file():
+                    read_manifest(root)  # an older or a damaged store is told for what it is
                 raise _refusal(root, known=made is not None or expected is not None)
             store = _open(root)
             _write_record(source, fingerprint, store.fingerprint, _facts_of_store(store))
             return store
         if partitioning is None:
+            files = _input_files(dataset)
             with stage("partition"):
                 partitioning = partition()
+            changed = changed_inputs(files, _input_files(dataset))
+            if changed:
+                raise PartitionStoreError(f"{changed} changed while it was partitioned: run the same command again")
             partitioning.save(parts)
         store = write_partition_store(
             root,
@@ -136,6 +142,11 @@ def prepare_store(
         _write_record(source, fingerprint, store.fingerprint, _facts(partitioning))
         shutil.rmtree(parts)
         return store
+
+
+def _input_files(dataset) -> dict:
+    rows = (dataset.features, dataset.labels, dataset.masks, dataset.edge_weight, dataset.edge_features)
+    return input_files(dataset.stream, *rows)
 
 
 def _check_arrays(dataset, finite: bool) -> None:
@@ -230,11 +241,7 @@ def _open(root: Path) -> PartitionStore:
 
 def _whole_store(root: Path) -> PartitionStore | None:
     """Return the store at root, or None where a file of it differs from what the manifest says; opened only after."""
-    try:
-        wanted, found = read_manifest(root)["files"], describe_files(root)
-        return _open(root) if wanted and all(found.get(name) == entry for name, entry in wanted.items()) else None
-    except (PartitionStoreError, OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+    return _open(root) if is_whole(root) else None
 
 
 def _read_parts(folder: Path) -> Partitioning | None:

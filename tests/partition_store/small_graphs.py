@@ -1,5 +1,7 @@
 """Small graphs and partitions for the store's tests."""
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from lightning_gnnscale.edge_stream import open_edge_stream
 from lightning_gnnscale.partition_store import WriteBudget
+from lightning_gnnscale.partition_store.manifest import write_manifest
 
 TINY = WriteBudget(spill_edges=3, sort_arcs=4, block_bytes=16, checkpoint_bytes=1)
 
@@ -75,3 +78,13 @@ def random_graph(num_nodes: int, num_edges: int, num_parts: int, seed: int = 0, 
 def all_bytes(root: Path) -> dict[str, bytes]:
     """Every file of a folder with its content."""
     return {path.name: path.read_bytes() for path in sorted(Path(root).iterdir())}
+
+
+def reseal(root: Path, change: Callable[[dict], None]) -> None:
+    """Change the manifest of a store, and seal it anew: only the checks of its fields can give it away."""
+    manifest, source = (json.loads((root / f"{name}.json").read_text()) for name in ("manifest", "source"))
+    for content in (manifest, source):
+        content.pop("seal")
+    source.pop("manifest")
+    change(manifest)
+    write_manifest(root, manifest, source)

@@ -12,7 +12,7 @@ import pytest
 
 from lightning_gnnscale.errors import PartitionStoreError
 from lightning_gnnscale.partition_store import PartitionStore, WriteBudget, input_fingerprint, write_partition_store
-from tests.partition_store.small_graphs import Given, all_bytes, random_graph
+from tests.partition_store.small_graphs import Given, all_bytes, random_graph, reseal
 
 GRAPH = random_graph(60, 200, 3, to_undirected=True)
 FEATURES = np.random.default_rng(0).random((60, 4)).astype(np.float32)
@@ -42,16 +42,89 @@ def test_missing_store(tmp_path):
 
 def test_wrong_version(store):
     manifest = json.loads((store.root / "manifest.json").read_text())
-    (store.root / "manifest.json").write_text(json.dumps(manifest | {"format_version": 99}))
-    with pytest.raises(PartitionStoreError, match="format 99, this version reads 2") as error:
+    for version in (2, 99):
+        (store.root / "manifest.json").write_text(json.dumps(manifest | {"format_version": version}))
+        with pytest.raises(
+            PartitionStoreError, match=f"format {version}, this version reads 3.*overwrite=True"
+        ) as error:
+            PartitionStore.open(store.root)
+        one_line(error)
+    for text in ("{", "[]", "null", json.dumps(manifest | {"num_arcs": manifest["num_arcs"] + 1})):
+        (store.root / "manifest.json").write_text(text)
+        with pytest.raises(PartitionStoreError, match=r"manifest.json: damaged.*overwrite=True") as error:
+            PartitionStore.open(store.root)
+        one_line(error)
+
+
+EDITS = [
+    {"symmetric": False},
+    {"feature_dim": 3},
+    {"least_edge_weight": 0.5},
+    {"masks": ["trein"]},
+    {"num_nodes": 59},
+    {"num_parts": 2},
+    {"seed": 1},
+]
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=str)
+def test_an_edit_of_the_manifest_does_not_open(store, edit):
+    manifest = json.loads((store.root / "manifest.json").read_text())
+    (store.root / "manifest.json").write_text(json.dumps(manifest | edit))
+    with pytest.raises(
+        PartitionStoreError, match=r"manifest.json: damaged, or edited by hand; .*overwrite=True"
+    ) as error:
         PartitionStore.open(store.root)
     one_line(error)
-    damaged = [{name: value for name, value in manifest.items() if name != lost} for lost in ("files", "masks")]
-    damaged += [manifest | {"files": {"csc_indptr": 3}}, manifest | {"files": None}]
-    for text in ("{", *map(json.dumps, damaged)):
-        (store.root / "manifest.json").write_text(text)
-        with pytest.raises(PartitionStoreError, match=r"manifest.json: damaged.*overwrite=True"):
+
+
+WRONG = [
+    ({"num_nodes": -1}, "num_nodes is -1"),
+    ({"num_nodes": 1.5}, "num_nodes is 1.5"),
+    ({"num_arcs": True}, "num_arcs is True"),
+    ({"num_parts": 0}, "num_parts is 0"),
+    ({"symmetric": 1}, "symmetric is 1"),
+    ({"masks": "train"}, "masks is train"),
+    ({"masks": ["test"]}, "files: mask_test does not go with the rest"),
+    ({"feature_dim": -4}, "feature_dim is -4"),
+    ({"feature_dim": 5}, "files: features is <f4 of shape"),
+    ({"least_edge_weight": 0.5}, "files: edge_weight does not go with the rest"),
+    ({"num_nodes": 59}, "files: original_nid is <i4 of shape"),
+    ({"num_parts": 4}, "files: part_offsets is <i8 of shape"),
+    ({"files": {"csc_indptr": 3}}, "files is "),
+    ({"files": None}, "files is None"),
+    ({"files": {}}, "files: csc_indices does not go"),
+]
+
+
+@pytest.mark.parametrize(("edit", "message"), WRONG, ids=str)
+def test_fields_of_a_sealed_manifest_are_checked(store, edit, message):
+    reseal(store.root, lambda manifest: manifest.update(edit))
+    with pytest.raises(PartitionStoreError, match=rf"manifest.json: damaged \({message}.*overwrite=True") as error:
+        PartitionStore.open(store.root)
+    one_line(error)
+    for lost in ("files", "masks", "symmetric"):
+        reseal(store.root, lambda manifest, lost=lost: manifest.pop(lost, None))
+        with pytest.raises(PartitionStoreError, match="damaged"):
             PartitionStore.open(store.root)
+
+
+def test_the_record_of_the_input_is_sealed_and_bound_to_its_store(store, tmp_path):
+    path = store.root / "source.json"
+    text = path.read_text()
+    other = write(tmp_path / "other", features=FEATURES + 1)
+    for damaged, message in (
+        (text.replace("part_id_crc32", "part_id_crc33"), "damaged, or edited"),
+        (text[:20], "damaged"),
+        ((other.root / "source.json").read_text(), "belongs to another store"),
+    ):
+        path.write_text(damaged)
+        with pytest.raises(PartitionStoreError, match=f"source.json: {message}.*overwrite=True") as error:
+            PartitionStore.open(store.root)
+        one_line(error)
+    path.unlink()
+    with pytest.raises(PartitionStoreError, match="source.json: is missing"):
+        PartitionStore.open(store.root)
 
 
 def every_file(store):
@@ -83,7 +156,7 @@ def test_verify_names_the_file_with_a_flipped_bit(store, tmp_path):
             content = bytearray((store.root / name).read_bytes())
             content[position] ^= 1 << int(rng.integers(8))
             (copy / name).write_bytes(content)
-            with pytest.raises(PartitionStoreError, match=f"{name}: its .* damaged") as error:
+            with pytest.raises(PartitionStoreError, match=f"{name}: (its .* damaged|does not rise)") as error:
                 PartitionStore.open(copy).verify()
             one_line(error)
         shutil.rmtree(copy)
@@ -98,9 +171,8 @@ def rewrite(store, name, change):
     with open(store.root / f"{name}.npy", "r+b") as file:
         file.seek(128)
         file.write(array.tobytes())
-    manifest = json.loads((store.root / "manifest.json").read_text())
-    manifest["files"][name]["crc32"] = checksum(store.root / f"{name}.npy")
-    (store.root / "manifest.json").write_text(json.dumps(manifest))
+    crc = checksum(store.root / f"{name}.npy")
+    reseal(store.root, lambda manifest: manifest["files"][name].update(crc32=crc))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +184,11 @@ def rewrite(store, name, change):
         ("csc_indptr", lambda a: a.__setitem__(-1, 7), "csc_indptr.npy: does not rise"),
         ("csc_indices", lambda a: a.__setitem__(0, 60), "csc_indices.npy: a row is out of order"),
         ("csc_indices", lambda a: a.sort(), "csc_indices.npy|halo_nodes.npy"),
-        ("halo_nodes", lambda a: a.__setitem__(0, a[0] + 1), "halo_nodes.npy: part 0 reads other nodes"),
+        (
+            "halo_nodes",
+            lambda a: a.__setitem__(0, a[0] + 1),
+            "halo_nodes.npy: (part 0 reads|the list of)",
+        ),
         ("halo_degree", lambda a: a.__setitem__(0, a[0] + 1), "halo_degree.npy: part 0 has other degrees"),
         ("halo_indices", lambda a: a.__setitem__(0, a[0] ^ 1), "halo_indices.npy: part 0: halo rows"),
     ],
