@@ -9,13 +9,14 @@ import lightning as L
 
 from ..dataset import GraphDataset
 from ..errors import PartitionStoreError, StrategyError, check_count
+from ..model.checkpoint_file import LoadsWeightsOnly
 from ..partition_store import PartitionStore
 from ..partitioner import Partitioning
 from ..planner import Plan, plan
 from ..store_source import StoreSource, partitioning_facts
 
 
-class StoredGraphDataModule(L.LightningDataModule):
+class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
     """Base of the DataModules: partitions and writes the store in `prepare_data`, opens it in `setup`.
 
     Give either a store that stands (`store`), or what to make one from (`dataset`, or `stream` with `features`,
