@@ -45,7 +45,12 @@ def refused(capsys, *words: str) -> str:
 
 
 def test_the_last_checkpoint_is_of_the_last_epoch_where_nothing_improves():
-    words = ["callbacks=early_stopping", "callbacks.early_stopping.patience=3", "model.lr=1e-12", "trainer.max_epochs=9"]
+    words = [
+        "callbacks=early_stopping",
+        "callbacks.early_stopping.patience=3",
+        "model.lr=1e-12",
+        "trainer.max_epochs=9",
+    ]
     assert train("run", *words)["facts"]["epochs"] == 4  # the first, and three that were no better
     assert read_checkpoint(LAST)["epoch"] == 3
     best = next(iter(LAST.parent.glob("epoch*.ckpt")))
