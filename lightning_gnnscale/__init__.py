@@ -74,6 +74,7 @@ _HOME = {
     "PartitionStoreError": "errors",
     "PlacementError": "errors",
     "StrategyError": "errors",
+    "CheckpointError": "errors",
 }
 _SUBMODULES = (
     "dataset",

@@ -28,6 +28,10 @@ class StrategyError(GNNScaleError):
     """The Trainer, the strategy and the DataModule do not fit together; the message names the remedy."""
 
 
+class CheckpointError(GNNScaleError):
+    """A checkpoint is missing, damaged, of another model or not to be trusted, or cannot be written."""
+
+
 def check_integer(name: str, value: Any, low: int) -> None:
     """Raise ValueError unless an argument is an integer of at least `low`."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < low:

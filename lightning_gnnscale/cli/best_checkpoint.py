@@ -1,12 +1,12 @@
 """The checkpoint that is evaluated: the best of a run and of the runs that it goes on from."""
 
-import pickle
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
+from ..errors import CheckpointError
+from ..model.checkpoint_file import check_is_lightnings, read_checkpoint
 from .errors import UsageError
 
 
@@ -33,11 +33,16 @@ def earlier_best(resume: str | None, checkpoint: ModelCheckpoint | None) -> Earl
         checkpoint: the run's `ModelCheckpoint`; what was monitored otherwise does not compare.
 
     Raises:
-        UsageError: resume is no checkpoint of Lightning.
+        UsageError: resume is missing, damaged, no checkpoint of Lightning, or holds more than plain values.
     """
-    if resume is None or getattr(checkpoint, "monitor", None) is None:
+    if resume is None:
         return None
-    states = _callback_states(resume)
+    try:
+        states = _callback_states(resume)
+    except CheckpointError as error:
+        raise UsageError(f"resume: {error}") from None
+    if getattr(checkpoint, "monitor", None) is None:
+        return None
     before = states.get(EarlierBest.__qualname__)
     known = [_saved_best(states, checkpoint), EarlierBest(before["path"], before["score"]) if before else None]
     return _best([one for one in known if one is not None], checkpoint.mode)
@@ -83,11 +88,5 @@ def _best(known: list[EarlierBest], mode: str) -> EarlierBest | None:
 
 
 def _callback_states(path: str) -> dict[str, Any]:
-    try:
-        # Tensors stay in the file: only small values are looked at.
-        loaded = torch.load(path, map_location="cpu", mmap=True, weights_only=False)
-        return loaded["callbacks"]
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError):
-        raise UsageError(
-            f"resume: {path} is no checkpoint of Lightning; runs leave theirs under checkpoints/"
-        ) from None
+    # Tensors stay in the file: only small values are looked at.
+    return check_is_lightnings(read_checkpoint(path, mmap=True), path).get("callbacks") or {}

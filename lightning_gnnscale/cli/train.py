@@ -24,7 +24,7 @@ from .check_dataset import check_dataset, trains_on_links
 from .check_model import check_model, module_settings
 from .check_settings import check_hops, check_num_parts, check_settings
 from .check_unused import check_unused, takes_sampler
-from .errors import Interrupted, UsageError
+from .errors import Interrupted
 from .ranks import accelerator, end_processes, is_first_rank, start_method, started_from_outside
 from .run_folder import keep_earlier_run
 from .run_summary import fit_facts, run_summary
@@ -53,8 +53,6 @@ def train(config: DictConfig, folder: Path) -> dict:
     _quiet()
     check_settings(config)
     check_unused(config)
-    if config.resume is not None and not Path(config.resume).is_file():
-        raise UsageError(f"resume: no checkpoint {config.resume}; runs leave theirs under <run folder>/checkpoints")
     if is_first_rank():
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True))
     events.open_log(folder / "events.jsonl")

@@ -12,6 +12,7 @@ import lightning as L
 from ..dataset import GraphDataset
 from ..errors import PartitionStoreError, StrategyError, check_count
 from ..events import record
+from ..model.checkpoint_file import LoadsWeightsOnly
 from ..partition_store import PartitionStore
 from ..partition_store.verify import compare_once
 from ..partitioner import Partitioning
@@ -21,7 +22,7 @@ from ..store_source import StoreSource, partitioning_facts
 _log = logging.getLogger(__name__)
 
 
-class StoredGraphDataModule(L.LightningDataModule):
+class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
     """Base of the DataModules: partitions and writes the store in `prepare_data`, opens it in `setup`.
 
     Give either a store that stands (`store`), or what to make one from (`dataset`, or `stream` with `features`,

@@ -1,11 +1,17 @@
 """PyG graphs: a `Data` object, or one of PyG's data sets by class name."""
 
+import os
+import pickle
+import re
+
 import numpy as np
 
 from ..edge_stream import open_edge_stream
 from .graph_dataset import CSRFeatures, GraphDataset
 from .link_split import held_out
 from .split import random_split
+
+_WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch's, which overrides what its callers ask for
 
 
 def load_pyg(
@@ -31,7 +37,8 @@ def load_pyg(
         dataset_options: further arguments of the class, for example `root`.
 
     Raises:
-        ValueError: neither or both of `data` and `dataset`, no such class, or a graph without `edge_index`.
+        ValueError: neither or both of `data` and `dataset`, no such class, a graph without `edge_index`, or files of
+            the data set that torch cannot load without running what they hold.
     """
     if (data is None) == (dataset is None):
         raise ValueError("dataset.data and dataset.dataset: give exactly one of them")
@@ -41,7 +48,7 @@ def load_pyg(
         if not hasattr(classes, dataset):
             raise ValueError(f"dataset.dataset: torch_geometric.datasets has no class {dataset!r}")
         named = {"name": name} if name else {}
-        data = getattr(classes, dataset)(**dataset_options, **named)[0]
+        data = _weights_only(getattr(classes, dataset), **dataset_options, **named)[0]
     if getattr(data, "edge_index", None) is None:
         raise ValueError("dataset.data has no edge_index; of an adj_t make one: torch_geometric.utils.to_edge_index")
     masks = {}
@@ -72,6 +79,26 @@ def load_pyg(
         edge_features=None if edge_attr is None else _numpy(edge_attr.reshape(len(edge_attr), -1)),
     )
     return held_out(graph, hold_out)
+
+
+def _weights_only(make, **options):
+    """Make a data set of PyG, which reads what it cannot load otherwise by running it, unless torch is told not to."""
+    given = os.environ.get(_WEIGHTS_ONLY)
+    os.environ[_WEIGHTS_ONLY] = "1"
+    try:
+        return make(**options)
+    except pickle.UnpicklingError as error:
+        told = re.search(r"GLOBAL (\S+)|whose module (\S+) is blocked", str(error))
+        held = next(filter(None, told.groups())) if told else "objects"
+        raise ValueError(
+            f"dataset.dataset={make.__name__}: a file below {options.get('root')} holds {held}, which torch does not "
+            "load without running it: remove the file, or load the data set in Python and give dataset.data"
+        ) from None
+    finally:
+        if given is None:
+            del os.environ[_WEIGHTS_ONLY]
+        else:
+            os.environ[_WEIGHTS_ONLY] = given
 
 
 def _numpy(tensor) -> np.ndarray:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import PartitionStoreError
+from ..errors import CheckpointError, PartitionStoreError
 from ..partition_store.array_file import ArrayFile, checksum, map_rows
+from ..partition_store.manifest import sync_folder
 
 CHUNK_ROWS = 1 << 16
 
@@ -25,6 +26,9 @@ def save_rows(
 
     Returns:
         One entry a file: name, array, start and stop (ids), crc.
+
+    Raises:
+        CheckpointError: the disk is full, or cannot be written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
     entries = []
@@ -32,13 +36,21 @@ def save_rows(
         for array, values in arrays.items():
             stem = f"{array}-{ids.start:012d}-{ids.stop:012d}"
             unfinished = folder / f"{stem}.{os.getpid()}.part"
-            file = ArrayFile(unfinished, values.dtype, values.shape[1:])
-            for start in range(rows.start, rows.stop, CHUNK_ROWS):
-                file.append(values[start : min(start + CHUNK_ROWS, rows.stop)])
-            file.close()
-            name = f"{stem}-{file.crc:08x}.npy"
-            os.replace(unfinished, folder / name)
+            try:
+                file = ArrayFile(unfinished, values.dtype, values.shape[1:])
+                for start in range(rows.start, rows.stop, CHUNK_ROWS):
+                    file.append(values[start : min(start + CHUNK_ROWS, rows.stop)])
+                file.close()
+                name = f"{stem}-{file.crc:08x}.npy"
+                os.replace(unfinished, folder / name)
+            except OSError as error:
+                unfinished.unlink(missing_ok=True)
+                raise CheckpointError(
+                    f"{folder}: rows cannot be written ({error.strerror or error}); the checkpoint before stands; free "
+                    "space, or name another folder for checkpoints, and go on from the last one"
+                ) from error
             entries.append({"name": name, "array": array, "start": ids.start, "stop": ids.stop, "crc": file.crc})
+    sync_folder(folder)
     return entries
 
 

@@ -11,9 +11,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from ..errors import StrategyError
+from .checkpoint_file import ROWS_KEY, LoadsWeightsOnly
 from .layer_source import LayerSource
-
-CHECKPOINT_KEY = "gnnscale_inputs"
 
 
 class NodeInputs(Protocol):
@@ -44,7 +43,7 @@ class NodeInputs(Protocol):
         """Yield (ids, rows) of this rank's share; over all ranks each row comes once."""
 
 
-class TakesInputs(L.LightningModule):
+class TakesInputs(LoadsWeightsOnly, L.LightningModule):
     """A LightningModule whose batches get rows of `inputs`: joined at set-up, stepped after every backward.
 
     Attributes:
@@ -132,7 +131,7 @@ class TakesInputs(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Read the rows that lie beside a checkpoint."""
-        saved = checkpoint.get(CHECKPOINT_KEY)
+        saved = checkpoint.get(ROWS_KEY)
         if saved is None or not hasattr(self.inputs, "load"):
             return
         if not self.inputs.is_open:

@@ -22,7 +22,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
 from ..errors import StrategyError
-from . import averaging, rows_beside
+from ..model import checkpoint_file
+from . import averaging
 from .exchange import EXCHANGE_POLICIES, ExchangePolicy, NoExchange
 from .metric_sync import watch_metrics
 from .round_callback import RoundCallback
@@ -54,7 +55,8 @@ class GNNScaleStrategy(DDPStrategy):
         process_group_backend: "gloo", "nccl", ...; by the device where None.
         timeout: longest wait for another process, seconds or a timedelta: more than one rank may take longer than
             another between two averages, or over a layer of evaluation.
-        parallel_devices, cluster_environment, checkpoint_io, precision_plugin: as for DDPStrategy.
+        checkpoint_io: how checkpoints are written and read; `CheckpointFiles` by default, also within one that wraps.
+        parallel_devices, cluster_environment, precision_plugin: as for DDPStrategy.
 
     Raises:
         ValueError: an unknown policy; the message lists those that exist.
@@ -97,6 +99,19 @@ class GNNScaleStrategy(DDPStrategy):
         self.exchange: ExchangePolicy = _policy(exchange, ExchangePolicy, EXCHANGE_POLICIES, "exchange")
         self.weights.check_exchange(self.exchange)
         self._exchange_run: ExchangeRun | None = None
+        self._loaded_from: Any = None
+
+    @property
+    def checkpoint_io(self) -> CheckpointIO:
+        if self._checkpoint_io is None:
+            self._checkpoint_io = checkpoint_file.CheckpointFiles()
+        elif getattr(self._checkpoint_io, "checkpoint_io", self) is None:  # one that wraps, such as AsyncCheckpointIO
+            self._checkpoint_io.checkpoint_io = checkpoint_file.CheckpointFiles()
+        return self._checkpoint_io
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: CheckpointIO | None) -> None:
+        self._checkpoint_io = io
 
     @property
     def exchange_run(self) -> "ExchangeRun | None":
@@ -134,6 +149,9 @@ class GNNScaleStrategy(DDPStrategy):
             warnings.filterwarnings("ignore", message=".*train_dataloader yielded None.*")
             # sync_dist in training_step would wait for ranks that have no batch left.
             warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist.*")
+            for callback in trainer.checkpoint_callbacks:
+                if getattr(callback, "save_last", None) == "link":
+                    callback._link_checkpoint = checkpoint_file.link_checkpoint  # Lightning's removes, then links
             if not any(isinstance(callback, RoundCallback) for callback in trainer.callbacks):
                 trainer.callbacks.insert(0, RoundCallback(self.weights))
 
@@ -224,29 +242,42 @@ class GNNScaleStrategy(DDPStrategy):
             if merged:
                 checkpoint[CHECKPOINT_KEY] = merged
         kept = self._save_inputs(checkpoint, filepath)
-        super().save_checkpoint(checkpoint, filepath, storage_options)
+        super().save_checkpoint(checkpoint_file.plain(checkpoint), filepath, storage_options)
         if kept is not None and self.is_global_zero:
-            rows_beside.remove_others(filepath, kept)
+            checkpoint_file.remove_other_rows(filepath, kept)
 
     def _save_inputs(self, checkpoint: dict[str, Any], filepath: Any) -> list[dict[str, Any]] | None:
         """Let each rank write the rows that it owns; the checkpoint tells their names."""
         if not hasattr(self.lightning_module, "save_inputs"):
             return None
-        folder = rows_beside.folder_of(filepath)
+        folder = checkpoint_file.rows_folder(filepath)
         own = self.lightning_module.save_inputs(folder, "optimizer_states" in checkpoint)
         if own is None:
             return None
         ranks = _gather_to_rank_zero(own)
-        checkpoint[rows_beside.CHECKPOINT_KEY] = {"folder": str(folder), "ranks": ranks}
+        checkpoint[checkpoint_file.ROWS_KEY] = {"folder": str(folder), "ranks": ranks}
         return ranks
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        return rows_beside.located(super().load_checkpoint(checkpoint_path, weights_only), checkpoint_path)
+        """Load weights and plain values, whatever `weights_only` is by default.
+
+        Raises:
+            CheckpointError: the file is no checkpoint, damaged, or holds more than plain values.
+            ValueError: weights_only is False.
+        """
+        checkpoint_file.check_weights_only(weights_only)
+        loaded = checkpoint_file.check_is_lightnings(super().load_checkpoint(checkpoint_path, True), checkpoint_path)
+        self._loaded_from = checkpoint_path
+        return checkpoint_file.with_rows_located(loaded, checkpoint_path)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        with checkpoint_file.of_this_model(self._loaded_from, type(self.lightning_module)):
+            super().load_model_state_dict(checkpoint, strict)
 
     def remove_checkpoint(self, filepath: Any) -> None:
         super().remove_checkpoint(filepath)
         if self.is_global_zero:
-            rows_beside.remove(filepath)
+            checkpoint_file.remove_rows(filepath)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         super().load_optimizer_state_dict(checkpoint)

@@ -50,7 +50,7 @@ def test_a_run_folder_used_twice_is_summed_up_by_its_last_run(capsys):
     assert json.loads(Path("run/earlier/1/summary.json").read_text()) == first
     assert Path("run/earlier/1/metrics.csv").read_text() == metrics
     resumed = train("run", "trainer.max_epochs=3", "resume=run/checkpoints/last.ckpt", "test=false")
-    assert resumed["facts"]["epochs"] == "3, 2 of them in this run"
+    assert resumed["facts"]["epochs"] == "3, 1 of them in this run"
     assert resumed["facts"]["goes on from"].endswith("last.ckpt (all other figures are of this run alone)")
     assert {path.name for path in Path("run/earlier").iterdir()} == {"1", "2"}
     assert "will be deleted" not in capsys.readouterr().err
@@ -87,7 +87,7 @@ def test_scores_compare_by_their_mode(tmp_path, mode, expected):
     for name, score in (("own", 0.5), ("old", 0.75)):
         states[name] = str(tmp_path / f"{name}.ckpt")
         state = {"best_model_path": states[name], "best_model_score": torch.tensor(score)}
-        torch.save({"callbacks": {checkpoint.state_key: state}}, states[name])
+        torch.save({"state_dict": {}, "callbacks": {checkpoint.state_key: state}}, states[name])
     earlier = earlier_best(states["old"], checkpoint)
     assert (earlier.path, earlier.score) == (states["old"], 0.75)
     checkpoint.best_model_path = states["own"]
@@ -100,4 +100,6 @@ def test_what_is_no_checkpoint_is_named(tmp_path):
     torch.save({"weights": 1}, tmp_path / "x.ckpt")
     with pytest.raises(UsageError, match=r"resume: .*x.ckpt is no checkpoint of Lightning"):
         earlier_best(str(tmp_path / "x.ckpt"), ModelCheckpoint(monitor="val_acc"))
-    assert earlier_best(str(tmp_path / "x.ckpt"), None) is None
+    with pytest.raises(UsageError, match=r"x.ckpt is no checkpoint of Lightning"):
+        earlier_best(str(tmp_path / "x.ckpt"), None)
+    assert earlier_best(None, ModelCheckpoint(monitor="val_acc")) is None

@@ -1,5 +1,6 @@
 """Where graphs come from: public folders, a user's own files, PyG, the generator; and what each says of bad input."""
 
+import os
 import pickle
 from pathlib import Path
 
@@ -335,3 +336,26 @@ def test_what_a_kill_left_of_a_generated_graph_goes(tmp_path):
         (folder / name).write_bytes(b"half")
     generate(40, 100, str(tmp_path), num_communities=4)
     assert sorted(path.name for path in folder.iterdir()) == ["edges.bin", "features.npy", "lock"]
+
+
+class _Touch:
+    """What unpickling would run."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_files_of_pygs_data_sets_are_loaded_without_running_them(tmp_path):
+    folder = tmp_path / "Cora" / "processed"
+    folder.mkdir(parents=True)
+    (tmp_path / "Cora" / "raw").mkdir()
+    for name in ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index"):
+        (tmp_path / "Cora" / "raw" / f"ind.cora.{name}").touch()
+    torch.save(_Touch(tmp_path / "trap"), folder / "data.pt")
+    with pytest.raises(ValueError, match="dataset.dataset=Planetoid: a file below .* holds posix.mkdir, which torch"):
+        load_pyg(dataset="Planetoid", name="Cora", root=str(tmp_path))
+    assert not (tmp_path / "trap").exists()
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
