@@ -21,7 +21,7 @@ class Partitioning:
         part_id: (num_nodes,) int32 in [0, num_parts), in the node order of the stream.
         num_parts: number of parts; some may own no node.
         method: name of the partitioner.
-        options: its options, defaults filled in.
+        options: its options, defaults filled in; those that decide nothing, see `decisive_options`, at their defaults.
         seed: decides every random choice.
         quality: cut, replication and balances; None if it was not evaluated.
         seconds: wall-clock seconds by phase, and `total`.

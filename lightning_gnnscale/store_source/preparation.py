@@ -20,7 +20,7 @@ from ..partition_store.publish import check_is_store, store_folder
 from ..partition_store.values import check_values
 from ..partitioner import Partitioning
 from ..partitioner import partition as partition_by_name
-from ..partitioner.registry import complete_options
+from ..partitioner.registry import complete_options, decisive_options
 
 
 def preparation_fingerprint(dataset, partitioner: dict, num_parts: int) -> str:
@@ -53,7 +53,8 @@ def expected_store_fingerprint(
         shared = ("num_parts", "seed", "masks", "progress", "evaluate")
         keywords = {name: value for name, value in partitioner.keywords.items() if name not in shared}
     method = keywords.pop("method", "spring")
-    return _input_fingerprint(dataset, method, num_parts, seed, complete_options(method, keywords), pack_halo)
+    options = decisive_options(method, complete_options(method, keywords))
+    return _input_fingerprint(dataset, method, num_parts, seed, options, pack_halo)
 
 
 def _input_fingerprint(dataset, method="", num_parts=0, seed=0, options=None, pack_halo=False) -> str:
