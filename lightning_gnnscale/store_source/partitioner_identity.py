@@ -21,8 +21,8 @@ def describe_partitioner(partitioner: str | Callable) -> Any:
 
     A function counts by name, code, defaults, closure and the plain globals that it reads (one of this package by
     name alone, so that an upgrade keeps stores); a partial also by its arguments, one of `gs.partition` by those that
-    decide the result; an object by its type and what a pickle would hold. A text as attribute `fingerprint` stands for all of this. The functions that it calls are not
-    followed.
+    decide the result; an object by its type and what a pickle would hold. A text as attribute `fingerprint` stands
+    for all of this. The functions that it calls are not followed.
 
     Raises:
         ValueError: something in it cannot be told from another of its kind.

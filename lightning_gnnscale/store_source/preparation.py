@@ -9,10 +9,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from filelock import FileLock
-
 from ..errors import GNNScaleError, PartitionStoreError
-from ..events import stage
+from ..events import held_lock, stage
 from ..partition_store import PartitionStore, input_fingerprint, write_partition_store
 from ..partition_store.inputs import load_arrays
 from ..partition_store.manifest import MANIFEST, REMEDY, describe_files, read_manifest, read_source, write_json
@@ -100,7 +98,7 @@ def prepare_store(
     elif not overwrite and not parts.exists():  # a store that stands may lie on a disk that cannot be written to
         return _open(root)
     root.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{root}.prepare.lock"):
+    with held_lock(f"{root}.prepare.lock", f"is preparing the store {root}"):
         check_is_store(root)
         made = made_from(root)
         if made == fingerprint:
