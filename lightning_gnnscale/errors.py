@@ -1,7 +1,17 @@
 """The errors of this package. Bad arguments raise `ValueError`; everything else is a `GNNScaleError`."""
 
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
+
+# What numpy raises where a file is no .npy or .npz, or a damaged one.
+UNREADABLE = (OSError, ValueError, EOFError, SyntaxError, TypeError, OverflowError, MemoryError, KeyError, RuntimeError)
+UNREADABLE += (zipfile.BadZipFile, zlib.error, struct.error)
 
 
 class GNNScaleError(Exception):
@@ -33,3 +43,27 @@ def check_integer(name: str, value: Any, low: int) -> None:
 def check_count(name: str, value: Any) -> None:
     """Raise ValueError unless an argument is an integer of at least 1."""
     check_integer(name, value, 1)
+
+
+def one_line_of(error: BaseException) -> str:
+    """Return an error's message on one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+@contextmanager
+def disk_errors(path: str | os.PathLike, doing: str, remedy: str = "") -> Iterator[None]:
+    """Turn the system's errors of a block, which may name no file, into one line of a `GNNScaleError`.
+
+    Args:
+        path: the file or folder that the block is about.
+        doing: what cannot be done to it: "written".
+        remedy: what to do about it: "free space, or give another scratch=".
+
+    Raises:
+        GNNScaleError: the block raised an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        detail = error.strerror or one_line_of(error)
+        raise GNNScaleError(f"{path}: cannot be {doing}: {detail}{'; ' + remedy if remedy else ''}") from error

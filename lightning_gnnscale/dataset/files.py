@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
 from ..edge_stream import NodeIds, open_edge_stream
-from ..errors import EdgeStreamError
+from ..errors import UNREADABLE, EdgeStreamError, one_line_of
 from .graph_dataset import GraphDataset
 from .link_split import held_out
 from .split import random_split
@@ -146,8 +145,9 @@ def _load(key: str, path: str) -> np.ndarray:
         raise FileNotFoundError(f"dataset.{key}: no file {path}")
     try:
         array = np.load(path, mmap_mode="r")
-    except (ValueError, EOFError, BadZipFile) as error:
-        raise ValueError(f"dataset.{key}: {path} is not a .npy file that numpy can map ({error})") from None
+    except UNREADABLE as error:
+        told = one_line_of(error)
+        raise ValueError(f"dataset.{key}: {path} is not a .npy file that numpy can map ({told})") from None
     if not isinstance(array, np.ndarray):
         names = ", ".join(array.files)
         array.close()

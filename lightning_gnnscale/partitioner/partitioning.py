@@ -2,12 +2,13 @@
 
 import json
 import os
+import zlib
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
 
-from ..errors import GNNScaleError
+from ..errors import UNREADABLE, GNNScaleError, disk_errors, one_line_of
 from .quality import PartitionQuality
 
 FORMAT_VERSION = 1
@@ -56,7 +57,9 @@ class Partitioning:
         facts["quality"] = None if self.quality is None else asdict(self.quality)
         facts["format_version"] = FORMAT_VERSION
         facts["num_nodes"] = self.num_nodes
-        text = json.dumps(facts, indent=1, default=_plain)
+        facts["part_id_crc32"] = zlib.crc32(np.ascontiguousarray(self.part_id))
+        facts = json.loads(json.dumps(facts, default=_plain))
+        text = json.dumps({**facts, "crc32": _checksum(facts)}, indent=1)
         # An old description beside new ids would be a lie, so the description goes first and comes back last.
         (folder / "partitioning.json").unlink(missing_ok=True)
         _write(folder / "part_id.npy", lambda file: np.save(file, self.part_id))
@@ -72,25 +75,40 @@ class Partitioning:
         folder = Path(path)
         try:
             facts = json.loads((folder / "partitioning.json").read_text())
+            version, crc = facts.get("format_version"), facts.pop("crc32", None)
+            if version == FORMAT_VERSION and crc not in (None, _checksum(facts)):
+                raise ValueError("partitioning.json was damaged after it was written")
             part_id = np.load(folder / "part_id.npy", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise GNNScaleError(f"{folder}: no partitioning can be read there ({error}); partition again") from error
-        version, num_nodes = facts.pop("format_version", None), facts.pop("num_nodes", None)
+        except (*UNREADABLE, AttributeError) as error:
+            told = one_line_of(error)
+            raise GNNScaleError(f"{folder}: no partitioning can be read there ({told}); partition again") from error
         if version != FORMAT_VERSION:
             raise GNNScaleError(f"{folder}: format version {version}, this package reads {FORMAT_VERSION}")
+        num_nodes, crc = facts.pop("num_nodes", None), facts.pop("part_id_crc32", None)
         if part_id.shape != (num_nodes,):
             raise GNNScaleError(f"{folder}: {num_nodes} nodes announced, part_id.npy has shape {part_id.shape}")
+        if crc not in (None, zlib.crc32(np.ascontiguousarray(part_id))):
+            raise GNNScaleError(f"{folder}: part_id.npy was damaged after it was written; partition again")
+        del facts["format_version"]
         quality = facts.pop("quality")
         return cls(part_id=part_id, quality=None if quality is None else PartitionQuality(**quality), **facts)
 
 
 def _write(path: Path, write) -> None:
     temporary = path.with_name(path.name + f".{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    with disk_errors(path, "written", "make room, and run the same command again"):
+        try:
+            with open(temporary, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _checksum(facts: dict) -> int:
+    return zlib.crc32(json.dumps(facts, sort_keys=True).encode())
 
 
 def _plain(value):
