@@ -2,6 +2,7 @@
 
 import os
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Any
 
 # What numpy raises where a file is no .npy or .npz, or a damaged one.
 UNREADABLE = (OSError, ValueError, EOFError, SyntaxError, TypeError, OverflowError, MemoryError, KeyError, RuntimeError)
-UNREADABLE += (zipfile.BadZipFile, zlib.error, struct.error)
+UNREADABLE += (zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError)
 
 
 class GNNScaleError(Exception):

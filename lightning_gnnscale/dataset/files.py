@@ -1,6 +1,9 @@
 """A user's own graph: an edge file, and arrays for what belongs to the nodes."""
 
-from collections.abc import Mapping
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,25 @@ from .link_split import held_out
 from .split import random_split
 
 
+def _naming_files(function: Callable) -> Callable:
+    """Add the file's path to a ValueError that begins with the name of an argument which is one."""
+
+    @functools.wraps(function)
+    def load(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except ValueError as error:
+            told, given = str(error), inspect.signature(function).bind(*args, **kwargs).arguments
+            named = (str(path) for key, path in given.items() if re.match(rf"(dataset\.)?{key}\b", told))
+            path = next(named, None)
+            if path is None or path in told or type(error) is not ValueError:
+                raise
+            raise ValueError(f"{told} (file {path})") from error
+
+    return load
+
+
+@_naming_files
 def load_files(
     edges: str,
     features: str | None = None,

@@ -57,7 +57,7 @@ class Partitioning:
         facts["quality"] = None if self.quality is None else asdict(self.quality)
         facts["format_version"] = FORMAT_VERSION
         facts["num_nodes"] = self.num_nodes
-        facts["part_id_crc32"] = zlib.crc32(np.ascontiguousarray(self.part_id))
+        facts["part_id_crc32"] = _array_checksum(self.part_id)
         facts = json.loads(json.dumps(facts, default=_plain))
         text = json.dumps({**facts, "crc32": _checksum(facts)}, indent=1)
         # An old description beside new ids would be a lie, so the description goes first and comes back last.
@@ -87,7 +87,7 @@ class Partitioning:
         num_nodes, crc = facts.pop("num_nodes", None), facts.pop("part_id_crc32", None)
         if part_id.shape != (num_nodes,):
             raise GNNScaleError(f"{folder}: {num_nodes} nodes announced, part_id.npy has shape {part_id.shape}")
-        if crc not in (None, zlib.crc32(np.ascontiguousarray(part_id))):
+        if crc not in (None, _array_checksum(part_id)):
             raise GNNScaleError(f"{folder}: part_id.npy was damaged after it was written; partition again")
         del facts["format_version"]
         quality = facts.pop("quality")
@@ -105,6 +105,10 @@ def _write(path: Path, write) -> None:
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _array_checksum(array: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(array), zlib.crc32(array.dtype.str.encode()))
 
 
 def _checksum(facts: dict) -> int:
