@@ -1,11 +1,18 @@
 """The errors of this package. Bad arguments raise `ValueError`; everything else is a `GNNScaleError`."""
 
-import errno
+import os
+import struct
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Integral
-from os import PathLike
 from typing import Any
+
+# What numpy raises where a file is no .npy or .npz, or a damaged one.
+UNREADABLE = (OSError, ValueError, EOFError, SyntaxError, TypeError, OverflowError, MemoryError, KeyError, RuntimeError)
+UNREADABLE += (zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError)
 
 
 class GNNScaleError(Exception):
@@ -43,20 +50,28 @@ def check_count(name: str, value: Any) -> None:
     check_integer(name, value, 1)
 
 
+def one_line_of(error: BaseException) -> str:
+    """Return an error's message on one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 @contextmanager
-def disk_errors_told(
-    path: str | PathLike, kind: type[GNNScaleError] = GNNScaleError, remedy: str = "run the same command again"
+def disk_errors(
+    path: str | os.PathLike, doing: str, remedy: str = "", kind: type[GNNScaleError] = GNNScaleError
 ) -> Iterator[None]:
-    """Turn what the system says of a failed read or write into one line with a path.
+    """Turn the system's errors of a block, which may name no file, into one line of a `GNNScaleError`.
 
     Args:
-        path: what is being written, for errors that name no file (a full disk, a failed flush).
+        path: the file or folder that the block is about, for errors that name no file.
+        doing: what cannot be done to it: "written".
+        remedy: what to do about it: "free space, or give another scratch=".
         kind: the error that is raised.
-        remedy: how to go on, the end of the line.
+
+    Raises:
+        GNNScaleError: the block raised an OSError.
     """
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        what = "the disk is full; free space and" if full else f"{error.strerror or error};"
-        raise kind(f"{error.filename or path}: {what} {remedy}") from error
+        detail = error.strerror or one_line_of(error)
+        raise kind(f"{error.filename or path}: cannot be {doing}: {detail}{'; ' + remedy if remedy else ''}") from error

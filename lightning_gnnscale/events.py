@@ -1,15 +1,20 @@
 """Event records: what every stage says of itself. Stages write them, `report/` reads them.
 
 An event is one JSON line in a file that all processes of a run append to. Without a file the events of this
-process stay in memory alone, so library use leaves nothing on disk.
+process stay in memory alone, so library use leaves nothing on disk. A wait for another process is told here too.
 """
 
 import json
 import os
+import socket
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
+from filelock import FileLock, Timeout
 
 from .memory import MemoryPeak
 
@@ -17,6 +22,8 @@ ENV_FILE = "GNNSCALE_EVENTS"  # started processes find the run's file by it
 
 _recent: list[dict] = []
 _MOST_RECENT = 10_000
+_UNTOLD_WAIT_S = 1.0
+_SOMEONE = "another process"
 
 
 def open_log(path: str | os.PathLike | None) -> None:
@@ -91,3 +98,65 @@ def stage(name: str, **fields) -> Iterator[dict]:
         finally:
             seconds = time.perf_counter() - start
             record("stage", stage=name, seconds=seconds, peak_bytes=peak.update(), failed=failed, **extra)
+
+
+@contextmanager
+def held_lock(path: str | os.PathLike, doing: str, timeout_s: float | None = None) -> Iterator[None]:
+    """Hold the lock of a file; it ends with the process, however it ends.
+
+    Where another process holds it for longer than a second, an event `wait` and one line on stderr say who it is, and
+    say it again when the holder changes.
+
+    Args:
+        path: the lock file, in a folder that exists. It stays behind.
+        doing: what a holder does, for the line: "is preparing the store /data/store".
+        timeout_s: seconds to wait; None: without end.
+
+    Raises:
+        filelock.Timeout: another process still holds it after timeout_s.
+    """
+    lock = FileLock(str(path))
+    _acquire(lock, doing, float("inf") if timeout_s is None else timeout_s)
+    try:
+        _write_holder(path, f"{os.getpid()} {int(psutil.Process().create_time())} {socket.gethostname()}")
+        yield
+    finally:
+        _write_holder(path, "")
+        lock.release()
+
+
+def lock_holder(path: str | os.PathLike) -> str:
+    """Return who holds a lock of `held_lock`: "process 17 on host a", or "another process" where that is not sure.
+
+    The holder's note lies in the lock file. One that a killed process left counts only while that process lives.
+    """
+    try:
+        pid, started, host = Path(path).read_text().split()
+        if host == socket.gethostname() and int(psutil.Process(int(pid)).create_time()) != int(started):
+            return _SOMEONE
+    except (OSError, ValueError, psutil.Error):
+        return _SOMEONE
+    return f"process {pid} on {host}"
+
+
+def _acquire(lock: FileLock, doing: str, wait_s: float) -> None:
+    begin, told = time.monotonic(), None
+    while True:
+        left_s = wait_s - (time.monotonic() - begin)
+        try:
+            lock.acquire(timeout=max(0.0, min(_UNTOLD_WAIT_S, left_s)))
+            return
+        except Timeout:
+            if left_s <= _UNTOLD_WAIT_S:
+                raise
+        holder = lock_holder(lock.lock_file)
+        if told is None or holder not in (told, _SOMEONE):
+            record("wait", holder=holder, doing=doing, lock=str(lock.lock_file))
+            print(f"gnnscale: {holder} {doing}: waiting until it is done", file=sys.stderr, flush=True)
+            told = holder
+
+
+def _write_holder(path: str | os.PathLike, note: str) -> None:
+    with suppress(OSError), open(path, "r+") as file:
+        file.write(note)
+        file.truncate()

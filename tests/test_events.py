@@ -1,11 +1,14 @@
 """Events: one line an event, stages measured, a cut line left out."""
 
+import os
+import socket
 import subprocess
 import sys
 import time
 
 import numpy as np
 import pytest
+from filelock import Timeout
 
 from lightning_gnnscale import events, memory
 from lightning_gnnscale.memory import MemoryPeak, resident_bytes
@@ -65,3 +68,53 @@ def test_memory_of_children_and_theirs_counts(monkeypatch, listed):
         child.communicate(b"\n")
     assert resident_bytes(child.pid) == 0
     assert resident_bytes() < alone + (64 << 20)
+
+
+HOLD = """
+import sys, time
+from lightning_gnnscale.events import held_lock
+with held_lock(sys.argv[1], "is at work"):
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+def holder(path, seconds):
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(path), str(seconds)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_who_is_waited_for_is_told_in_one_line(tmp_path, capsys):
+    path = tmp_path / "x.lock"
+    process = holder(path, 3)
+    with events.held_lock(path, "is preparing the store x"):
+        who = f"process {process.pid} on {socket.gethostname()}"
+        assert events.lock_holder(path) == f"process {os.getpid()} on {socket.gethostname()}"
+    assert capsys.readouterr().err == f"gnnscale: {who} is preparing the store x: waiting until it is done\n"
+    assert events.recent()[-1]["event"] == "wait" and events.recent()[-1]["holder"] == who
+    assert events.lock_holder(path) == "another process"
+    process.wait()
+
+
+def test_the_note_of_a_killed_holder_does_not_lie(tmp_path, capsys):
+    path = tmp_path / "x.lock"
+    process = holder(path, 60)
+    process.kill()
+    process.wait()
+    assert str(process.pid) in path.read_text()
+    assert events.lock_holder(path) == "another process"
+    path.write_text(f"{os.getpid()} 17 {socket.gethostname()}")  # a number that came round again
+    assert events.lock_holder(path) == "another process"
+    with events.held_lock(path, "is at work"):  # free, and taken without a word
+        assert capsys.readouterr().err == ""
+
+
+def test_a_wait_ends_after_its_time(tmp_path, capsys):
+    path = tmp_path / "x.lock"
+    process = holder(path, 60)
+    with pytest.raises(Timeout), events.held_lock(path, "is at work", timeout_s=0):
+        pass
+    assert capsys.readouterr().err == ""
+    process.kill()
+    process.wait()

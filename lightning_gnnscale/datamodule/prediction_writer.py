@@ -12,9 +12,9 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 class PredictionWriter(BasePredictionWriter):
     """Write one Parquet file with a row a node, in ascending order of the original ids.
 
-    Columns: `node`, the user's id (an integer, or text with `relabel=True`); `prediction`, an int64 class, or a list:
-    0/1 labels, outputs with `predict_logits`, or an embedding. Needs `trainer.predict(model, datamodule)` with this
-    package's DataModule, and a path that all ranks reach.
+    Pages have checksums. Columns: `node`, the user's id (an integer, or text with `relabel=True`); `prediction`, an
+    int64 class, or a list: 0/1 labels, outputs with `predict_logits`, or an embedding. Needs
+    `trainer.predict(model, datamodule)` with this package's DataModule, and a path that all ranks reach.
 
     Args:
         path: of the file; each rank writes `path.rank` first, rank 0 joins them and the file appears whole.
@@ -32,13 +32,15 @@ class PredictionWriter(BasePredictionWriter):
         own = Path(f"{self.path}.{trainer.global_rank}")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         tables = [self._table(store, result) for result in predictions]
-        pq.write_table(pa.concat_tables(tables), own)
+        pq.write_table(pa.concat_tables(tables), own, write_page_checksum=True)
         trainer.strategy.barrier("gnnscale-predictions")
         if trainer.global_rank == 0:
             parts = [Path(f"{self.path}.{rank}") for rank in range(trainer.world_size)]
-            joined = pa.concat_tables([pq.read_table(part) for part in parts]).sort_by("original_nid")
+            joined = pa.concat_tables([pq.read_table(part, page_checksum_verification=True) for part in parts]).sort_by(
+                "original_nid"
+            )
             temporary = Path(f"{self.path}.tmp")
-            pq.write_table(joined.drop_columns(["original_nid"]), temporary)
+            pq.write_table(joined.drop_columns(["original_nid"]), temporary, write_page_checksum=True)
             os.replace(temporary, self.path)
             for part in parts:
                 part.unlink()

@@ -1,18 +1,39 @@
 """A user's own graph: an edge file, and arrays for what belongs to the nodes."""
 
-from collections.abc import Mapping
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
 from ..edge_stream import NodeIds, open_edge_stream
-from ..errors import EdgeStreamError
+from ..errors import UNREADABLE, EdgeStreamError, one_line_of
 from .graph_dataset import GraphDataset
 from .link_split import held_out
 from .split import random_split
 
 
+def _naming_files(function: Callable) -> Callable:
+    """Add the file's path to a ValueError that begins with the name of an argument which is one."""
+
+    @functools.wraps(function)
+    def load(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except ValueError as error:
+            told, given = str(error), inspect.signature(function).bind(*args, **kwargs).arguments
+            named = (str(path) for key, path in given.items() if re.match(rf"(dataset\.)?{key}\b", told))
+            path = next(named, None)
+            if path is None or path in told or type(error) is not ValueError:
+                raise
+            raise ValueError(f"{told} (file {path})") from error
+
+    return load
+
+
+@_naming_files
 def load_files(
     edges: str,
     features: str | None = None,
@@ -146,8 +167,9 @@ def _load(key: str, path: str) -> np.ndarray:
         raise FileNotFoundError(f"dataset.{key}: no file {path}")
     try:
         array = np.load(path, mmap_mode="r")
-    except (ValueError, EOFError, BadZipFile) as error:
-        raise ValueError(f"dataset.{key}: {path} is not a .npy file that numpy can map ({error})") from None
+    except UNREADABLE as error:
+        told = one_line_of(error)
+        raise ValueError(f"dataset.{key}: {path} is not a .npy file that numpy can map ({told})") from None
     if not isinstance(array, np.ndarray):
         names = ", ".join(array.files)
         array.close()

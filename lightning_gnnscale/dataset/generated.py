@@ -4,9 +4,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from filelock import FileLock
-
 from ..edge_stream import SyntheticGraph, open_edge_stream, write_edges
+from ..events import held_lock
 from ..rng import fold
 from .graph_dataset import GraphDataset
 from .link_split import held_out
@@ -71,7 +70,7 @@ def generate(
     target = Path(folder) / f"{name}-{fold(*parameters.encode()) >> 32:08x}"
     target.mkdir(parents=True, exist_ok=True)
     edges, rows = target / "edges.bin", target / "features.npy"
-    with FileLock(target / "lock"):
+    with held_lock(target / "lock", f"is generating the graph {target}"):
         for left in target.glob("*.tmp*"):  # by a killed process
             left.unlink()
         if not edges.is_file():

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from ..edge_stream import open_edge_stream
+from ..edge_stream.array import load_npz_arrays
 from .graph_dataset import CSRFeatures, GraphDataset
 from .link_split import held_out
 from .split import random_split
@@ -57,12 +58,12 @@ def load_npz(
 
     Raises:
         FileNotFoundError: no such folder; the message lists those that are there.
-        ValueError: an unknown split, or "public" where there is none.
+        ValueError: an unknown split, or "public" where there is none; a damaged file.
     """
     if split not in ("auto", "public", "random"):
         raise ValueError(f"dataset.split must be auto, public or random, got {split!r}")
     path = _find(name, root)
-    arrays = dict(np.load(path))
+    arrays = load_npz_arrays(path)
     if "edge_index" not in arrays:
         raise ValueError(f"{path}: holds no edge_index, so there is no graph to train on")
     features = _features(arrays, normalize)

@@ -1,12 +1,14 @@
 """Edges that lie in arrays: .npy and raw .bin files, and arrays or tensors in memory."""
 
 import hashlib
+import os
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from ..errors import EdgeStreamError
+from ..errors import UNREADABLE, EdgeStreamError, one_line_of
 from .options import StreamOptions
 from .read_ahead import BufferPool
 from .stream import EdgeStream, backing_file, file_identity, value_range
@@ -125,6 +127,23 @@ class ArrayFileStream(EdgeStream):
             view = view[count:]
 
 
+def load_npz_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
+    """Return all arrays of an .npz file, after every byte of theirs was compared with the file's checksums.
+
+    Raises:
+        ValueError: the file is damaged or cannot be read, or holds Python objects, which are never unpickled.
+    """
+    try:
+        with zipfile.ZipFile(path) as members:
+            if bad := members.testzip():  # numpy reads what a header announces, and leaves the rest unchecked
+                raise ValueError(f"the checksum of {bad} differs")
+        with np.load(path, allow_pickle=False) as saved:
+            return {name: saved[name] for name in saved.files}
+    except UNREADABLE as error:
+        told = one_line_of(error)
+        raise ValueError(f"{path}: damaged, cut short or not an .npz file of arrays: {told}") from error
+
+
 def native_ids(name: str, values: np.ndarray, keep_uint64: bool) -> np.ndarray:
     """Return ids as contiguous int32 or int64 of this machine, or, for relabelling, as uint64 too."""
     if _is_plain(values):
@@ -203,9 +222,8 @@ def open_npy(path: Path, options: StreamOptions) -> ArrayFileStream:
                 read_header = np.lib.format.read_array_header_2_0
             shape, fortran_order, dtype = read_header(file)
             offset = file.tell()
-    except (ValueError, OSError, EOFError, SyntaxError) as error:
-        detail = " ".join(str(error).split())
-        raise EdgeStreamError(f"{path}: damaged, or not a .npy file: {detail}") from error
+    except UNREADABLE as error:
+        raise EdgeStreamError(f"{path}: damaged, or not a .npy file: {one_line_of(error)}") from error
     _check_integers(str(path), dtype)
     rows_are_edges = _is_pairs(str(path), shape)
     num_edges = shape[0] if rows_are_edges else shape[1]

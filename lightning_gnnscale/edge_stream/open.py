@@ -52,7 +52,10 @@ def open_edge_stream(
     options = StreamOptions(num_nodes, chunk_edges, layout, to_undirected, remove_self_loops, relabel)
     kind, reader, opened = _reader_of(source)
     _check_reader_options(kind, reader, reader_options)
-    return reader(opened, options, **reader_options)
+    try:
+        return reader(opened, options, **reader_options)
+    except OSError as error:
+        raise EdgeStreamError(f"{error.filename or source}: cannot be read: {error.strerror or error}") from error
 
 
 def _reader_of(source) -> tuple[str, Callable, object]:

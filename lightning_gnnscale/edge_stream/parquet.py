@@ -103,6 +103,9 @@ def open_parquet(path: Path, options: StreamOptions, src=None, dst=None) -> Parq
             writers use for what is not finished) or a glob of files and such folders.
         options: what all streams have.
         src, dst: the columns' names or positions; None: "src" and "dst" or another customary pair, else the only two.
+
+    The checksums of pages are compared where the writer left them (pyarrow: `write_page_checksum=True`). In a file
+    without them, and in every file's footer, a flipped bit that still makes sense goes unseen.
     """
     if path.is_file():
         return ParquetStream(str(path), [path], src, dst, options)
@@ -129,7 +132,7 @@ def _open(path: Path) -> pq.ParquetFile:
     if path.stat().st_size == 0:
         raise EdgeStreamError(f"{path}: the file is empty")
     try:
-        return pq.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+        return pq.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         detail = " ".join(str(error).split())
         raise EdgeStreamError(f"{path}: damaged, cut short or not a Parquet file: {detail}") from error

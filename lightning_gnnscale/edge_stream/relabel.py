@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import EdgeStreamError
+from ..errors import UNREADABLE, EdgeStreamError, disk_errors, one_line_of
 from .id_tables import IntegerTable, Strings, StringTable
 
 
@@ -140,11 +140,12 @@ class NodeIds:
         path = Path(path)
         temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
         try:
-            with open(temporary, "wb") as file:
-                np.save(file, np.asarray(self))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
+            with disk_errors(path, "written", "make room, or give another path"):
+                with open(temporary, "wb") as file:
+                    np.save(file, np.asarray(self))
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
         return path
@@ -158,8 +159,11 @@ class NodeIds:
         """
         try:
             ids = np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise EdgeStreamError(f"{path}: cannot be read as node ids: {error}") from error
+        except UNREADABLE as error:
+            raise EdgeStreamError(f"{path}: cannot be read as node ids: {one_line_of(error)}") from error
+        if not isinstance(ids, np.ndarray):
+            ids.close()
+            raise EdgeStreamError(f"{path}: cannot be read as node ids: it is an archive; save one array of it")
         try:
             return cls.of(ids)
         except ValueError as error:

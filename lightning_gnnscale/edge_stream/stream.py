@@ -162,7 +162,7 @@ class EdgeStream:
             yield buffer[0, :filled], buffer[1, :filled], largest
 
     def _numbered_blocks(self, first_edge: int) -> Iterator:
-        for block in self._blocks(first_edge):
+        for block in self._readable_blocks(first_edge):
             if self.node_ids is None:
                 yield block
             else:
@@ -171,6 +171,12 @@ class EdgeStream:
                     yield self.node_ids.encode(src, dst)
                 except EdgeStreamError as error:
                     raise EdgeStreamError(f"{self.name}: {error}") from None
+
+    def _readable_blocks(self, first_edge: int) -> Iterator:
+        try:
+            yield from self._blocks(first_edge)
+        except OSError as error:  # gone, replaced by a folder, or the disk fails
+            raise EdgeStreamError(f"{self.name}: cannot be read: {error.strerror or error}") from error
 
     def _chunks_from(self, start_chunk: int, stop: threading.Event) -> Generator[EdgeChunk, None, None]:
         first_edge = start_chunk * self.chunk_edges

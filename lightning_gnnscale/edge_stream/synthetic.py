@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..errors import disk_errors
 from ..jit import kernel
 from ..rng import below, combine, fold, unit
 from .options import CHUNK_EDGES, StreamOptions, checked_integer, checked_number
@@ -180,13 +181,14 @@ class SyntheticGraph:
         temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
         header = {"descr": dtype.str, "fortran_order": False, "shape": (self.num_nodes, dim)}
         try:
-            with open(temporary, "wb") as file:
-                np.lib.format.write_array_header_1_0(file, header)
-                for _, rows in self._feature_ranges(dim, dtype, noise, progress):
-                    file.write(memoryview(rows).cast("B"))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
+            with disk_errors(path, "written", "make room, or give another folder"):
+                with open(temporary, "wb") as file:
+                    np.lib.format.write_array_header_1_0(file, header)
+                    for _, rows in self._feature_ranges(dim, dtype, noise, progress):
+                        file.write(memoryview(rows).cast("B"))
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
         return np.load(path, mmap_mode="r")

@@ -18,8 +18,8 @@ from .array import native_ids
 from .id_tables import Strings
 from .options import StreamOptions
 from .stream import EdgeStream, file_identity
-from .text_format import TextFormat, detect_format
-from .text_lines import BLOCK_BYTES, PlainText, delimiter, edge_lines, split_fields
+from .text_format import TextFormat, detect_format, is_whole_number
+from .text_lines import BLANKS, BLOCK_BYTES, PlainText, delimiter, edge_lines, split_fields
 
 ID_TYPES = ("auto", "integer", "string")
 
@@ -62,7 +62,8 @@ class TextStream(EdgeStream):
         found = self._format
         names = [str(place) for place in range(found.num_fields)]
         ends = [names[found.src_field], names[found.dst_field]]
-        text = PlainText(self._path, found.separator, found.comment, found.first_line)
+        numbers = () if self._id_type == "string" else (found.src_field, found.dst_field)
+        text = PlainText(self._path, found.separator, found.comment, found.first_line, numbers)
         return csv.open_csv(
             pa.PythonFile(text, mode="r"),
             csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES, column_names=names),
@@ -73,7 +74,7 @@ class TextStream(EdgeStream):
     def _ids(self, column: pa.Array) -> np.ndarray | Strings:
         if self._id_type != "string":
             return native_ids(self.name, column.to_numpy(), self.node_ids is not None)
-        column = pc.ascii_trim_whitespace(column)
+        column = pc.ascii_trim(column, BLANKS)
         if pc.min(pc.binary_length(column)).as_py() == 0:
             raise pa.ArrowInvalid("an id is empty")
         return Strings.from_arrow(column)
@@ -96,11 +97,12 @@ class TextStream(EdgeStream):
         if len(fields) != self._format.num_fields:
             return f"{len(fields)} fields where the lines before have {self._format.num_fields}, got {shown!r}"
         for field in ids:
-            try:
-                pa.scalar(field).cast(self._id_type)
-            except ValueError:
-                if self._id_type == "string":
+            if self._id_type == "string" and not field.isascii():
+                try:
+                    field.encode()
+                except UnicodeEncodeError:
                     return "an id is not UTF-8 text"
+            elif self._id_type != "string" and not is_whole_number(field, self._id_type):
                 remedy = "relabel=True" if self.node_ids is None else "id_type='string'"
                 return f"{field[:60]!r} is not a whole number of 64 bits; pass {remedy} to number arbitrary ids"
         return None
@@ -124,6 +126,10 @@ def open_text(
     id_type: str = "auto",
 ) -> TextStream:
     """Stream a text file; all its lines have the same number of fields, and `"` quotes one within its line.
+
+    Ids are ASCII digits, after a minus sign or zeros if need be; blanks and tabs around a field do not count. With
+    relabel they may be any UTF-8 text, `5" pipe` too. Whatever else is refused with its line: `0x10`, `+1`, `1_000`,
+    `1.0`, `1e3`, other digits, `"3"11`, a NUL byte, a carriage return within a line, a byte order mark but the first.
 
     Args:
         path: .csv, .tsv, .txt, also with .gz.

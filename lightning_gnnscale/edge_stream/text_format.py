@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from ..errors import EdgeStreamError
 from .columns import known_pair, pick_columns
 from .text_lines import edge_lines, split_fields
@@ -12,7 +14,7 @@ from .text_lines import edge_lines, split_fields
 _SAMPLE_LINES = 50
 _LARGEST = 2**63 - 1
 _INTEGER = re.compile(r"-?\d+", re.ASCII)
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|nan|inf", re.IGNORECASE)
+_NO_NAME = re.compile(r"\W+|\W*(\d.*|nan|inf|null|none|n/?a)", re.IGNORECASE)
 _UNUSUAL = re.compile(rb"[\w.+-]+\s*([^\w\s.+-]+)\s*[\w.+-]+")
 
 
@@ -86,10 +88,10 @@ def _detect_separator(path: Path, sample: list[tuple[int, bytes]]) -> bytes:
 
 
 def _has_header(rows: list[list[str]], src, dst) -> bool:
-    """Whether the first line holds names: customary ones, or no numbers above a line of integers."""
+    """Whether the first line holds names: customary ones, or words that begin with no digit above integers."""
     places = (0, 1) if src is None or dst is None else (src, dst)
     first = [rows[0][place] for place in places if place < len(rows[0])]
-    if any(map(_NUMBER.fullmatch, first)):
+    if any(map(_NO_NAME.fullmatch, first)):
         return False
     if src is None and known_pair(rows[0]):
         return True
@@ -103,6 +105,14 @@ def _places(name: str, names: list[str], header: bool, src, dst) -> tuple[int, i
     if not header:
         names = [str(place) for place in range(len(names))]
     return pick_columns(name, names, src, dst)
+
+
+def is_whole_number(field: str, id_type: str) -> bool:
+    """Whether a field is one that "int64" or "uint64" holds: ASCII digits, for int64 also after a minus sign."""
+    digits, negative = field.removeprefix("-").lstrip("0") or "0", field.startswith("-")
+    if not _INTEGER.fullmatch(field) or len(digits) > 20 or (negative and id_type == "uint64"):
+        return False
+    return np.iinfo(id_type).min <= (-int(digits) if negative else int(digits)) <= np.iinfo(id_type).max
 
 
 def _id_type(ids: list[str], given: str) -> str:

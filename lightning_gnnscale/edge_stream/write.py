@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import EdgeStreamError
+from ..errors import EdgeStreamError, disk_errors
 from .stream import EdgeStream, Progress
 
 WRITE_SUFFIXES = (".bin", ".npy", ".parquet", ".csv", ".tsv", ".txt")
@@ -19,8 +19,8 @@ def write_edges(
 
     Args:
         stream: any stream; its `to_undirected` and `remove_self_loops` are not applied.
-        path: .bin (pairs of raw ids), .npy ((num_edges, 2)), .parquet (columns src, dst), .csv (header src,dst),
-            .tsv or .txt (no header).
+        path: .bin (pairs of raw ids), .npy ((num_edges, 2)), .parquet (columns src, dst, with checksums), .csv (header
+            src,dst), .tsv or .txt (no header).
         dtype: "int32" or "int64"; None: the stream's.
         progress: called as (what, edges done, num_edges).
 
@@ -30,6 +30,7 @@ def write_edges(
     Raises:
         ValueError: another suffix or dtype.
         EdgeStreamError: the stream cannot be read, or an id does not fit the dtype.
+        GNNScaleError: the disk is full, or cannot be written to.
     """
     path = Path(path)
     if path.suffix not in WRITE_SUFFIXES:
@@ -40,10 +41,11 @@ def write_edges(
     temporary = path.with_name(f".{path.name}.tmp{os.getpid()}")
     write = {".bin": _write_bin, ".npy": _write_npy, ".parquet": _write_parquet}.get(path.suffix, _write_text)
     try:
-        write(stream, temporary, id_type, path.suffix, progress or _silent)
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        with disk_errors(path, "written", "make room, or give another path"):
+            write(stream, temporary, id_type, path.suffix, progress or _silent)
+            with open(temporary, "rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     return path
@@ -93,7 +95,7 @@ def _write_parquet(stream: EdgeStream, path: Path, id_type: np.dtype, suffix: st
 
     arrow_type = pa.from_numpy_dtype(id_type)
     schema = pa.schema([("src", arrow_type), ("dst", arrow_type)])
-    with pq.ParquetWriter(path, schema) as writer:
+    with pq.ParquetWriter(path, schema, write_page_checksum=True) as writer:
         for src, dst in _pieces(stream, id_type, progress):
             columns = [pa.array(end.astype(id_type, copy=False)) for end in (src, dst)]
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))

@@ -2,8 +2,8 @@
 
 import hashlib
 import json
+import mmap
 import os
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..edge_stream.stream import backing_file, backing_memmap, file_state, file_states
+from ..errors import UNREADABLE, one_line_of
 from .array_file import little_endian
 
 _HASH_BLOCK = 1 << 24
@@ -273,8 +274,29 @@ def opened(array):
         return array
     try:
         return np.load(array, mmap_mode="r")
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{array}: not a .npy file that numpy can map ({error})") from None
+    except UNREADABLE as error:
+        raise ValueError(f"{array}: not a .npy file that numpy can map ({one_line_of(error)})") from None
+
+
+def check_whole(array) -> None:
+    """Refuse to read on in a memory map whose file was cut short: the system would end the process by a signal.
+
+    Args:
+        array: any array; those that no file backs pass.
+
+    Raises:
+        ValueError: the file ends before the array does; names it.
+    """
+    memmap = backing_memmap(np.asanyarray(array))
+    if memmap is None or memmap.filename is None:
+        return
+    need = memmap.offset - memmap.offset % mmap.ALLOCATIONGRANULARITY + len(memmap._mmap)
+    try:
+        size = os.stat(memmap.filename).st_size
+    except FileNotFoundError:
+        return  # its bytes stay as long as they are mapped
+    if size < need:
+        raise ValueError(f"{memmap.filename}: cut short while it was read: {need} bytes were there, {size} are left")
 
 
 def _content_hash(array: np.ndarray) -> str:

@@ -8,15 +8,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from ..errors import PartitionStoreError
+from ..events import held_lock, lock_holder
 from .array_file import HEADER_BYTES, ArrayFile, checksum, sync_data
 from .manifest import sealed, unsealed
 
 JOURNAL = "journal.jsonl"
 CHAIN = ("edges", "rows", "halo", "halo_features")  # steps of which each reads what the one before has made
-WRITER_NOTE = "writer.txt"  # who is at work, for the message to a second writer
+WRITER_NOTE = "writer.txt"  # who was at work; it tells the folder for a writer's
 
 
 def partial_folder(root: Path) -> Path:
@@ -31,21 +32,17 @@ def writer_lock(root: Path, timeout_s: float) -> Iterator[None]:
     Raises:
         PartitionStoreError: another process holds it after timeout_s; the message says which and where.
     """
-    holder = partial_folder(root) / WRITER_NOTE
-    lock = FileLock(str(root.with_name(root.name + ".lock")))
+    path, at_work = root.with_name(root.name + ".lock"), False
     try:
-        lock.acquire(timeout=timeout_s, poll_interval=0.2)
+        with held_lock(path, f"is writing the store {root}", timeout_s):
+            at_work = True
+            yield
     except Timeout:
-        who = "another process"
-        with suppress(OSError):
-            who = holder.read_text().strip() or who
+        if at_work:
+            raise
         raise PartitionStoreError(
-            f"{root}: {who} is writing this store; wait for it (lock_timeout_s) or choose another root"
+            f"{root}: {lock_holder(path)} is writing this store; wait for it (lock_timeout_s) or choose another root"
         ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 class Journal:

@@ -7,7 +7,7 @@ import numpy as np
 from ..jit import kernel
 from .array_file import ArrayFile
 from .features import as_bits, copy_sparse_rows, row_lengths
-from .inputs import SparseSource
+from .inputs import SparseSource, check_whole
 from .journal import Journal, file_states
 from .relabel import StoreIds, group_by_part
 
@@ -51,6 +51,7 @@ def write_table(
     for begin in range(start, num_nodes, block_rows):
         end = min(begin + block_rows, num_nodes)
         order, offsets = _order(part_id[begin:end], len(cursor))
+        check_whole(source)
         if finite:
             _check_finite(step, source[begin:end], begin)
         rows = np.take(convert(source[begin:end]), order, axis=0)

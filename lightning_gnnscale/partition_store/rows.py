@@ -7,7 +7,7 @@ from ..jit import kernel
 from .array_file import ArrayFile, map_rows
 from .buckets import BucketLayout, Runs
 from .disk import WriteBudget
-from .inputs import StoreInputs
+from .inputs import StoreInputs, check_whole
 from .journal import Journal, file_states
 from .node_tables import Progress
 from .relabel import StoreIds
@@ -66,6 +66,7 @@ class RowWriter:
         for file, source in self.arc_files:
             step = max(1, _ARC_BLOCK_BYTES // max(1, file.row_bytes))
             for begin in range(0, len(edge), step):
+                check_whole(source)
                 # np.take would copy the whole of a source that does not lie in C order.
                 values = source[edge[begin : begin + step]].astype(file.dtype, copy=False)
                 file.append(values)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from .inputs import opened
+from .inputs import check_whole, opened
 from .node_tables import not_finite
 
 UNKNOWN = -1
@@ -106,6 +106,7 @@ def blocks(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """Yield (first row, rows) of about `_BLOCK_VALUES` values each."""
     step = max(1, _BLOCK_VALUES // max(1, int(np.prod(array.shape[1:]))))
     for begin in range(0, len(array), step):
+        check_whole(array)
         yield begin, array[begin : begin + step]
 
 

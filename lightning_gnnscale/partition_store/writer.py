@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from ..edge_stream import NodeIds
-from ..errors import EdgeStreamError, PartitionStoreError, disk_errors_told
+from ..errors import EdgeStreamError, PartitionStoreError, disk_errors
 from ..events import stage
 from ..graph import CSC, id_dtype
 from .array_file import ArrayFile, map_rows
@@ -90,7 +90,8 @@ def write_partition_store(
     check_values(None, inputs.labels, inputs.edge_weight, inputs.edge_features, check_finite)
     source = {"fingerprint": inputs.fingerprint(), "part_id_crc32": zlib.crc32(inputs.part_id)}
     folder = partial_folder(root)
-    with disk_errors_told(folder, PartitionStoreError, "run the same command: it goes on from there"):
+    remedy = "make room, and run the same command: it goes on from there"
+    with disk_errors(folder, "written", remedy, PartitionStoreError):
         root.parent.mkdir(parents=True, exist_ok=True)
         with writer_lock(root, lock_timeout_s), stage("partition_store", root=str(root)):
             if not finish_publishing(root, source, overwrite) and not stands(root, source, overwrite):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import disk_errors_told
+from ..edge_stream.array import load_npz_arrays
+from ..errors import disk_errors
 
 
 class Checkpoint:
@@ -46,9 +47,8 @@ class Checkpoint:
         if not _may_be_checkpoint(self.path):
             raise ValueError(f"partitioner.checkpoint: {self.path} is no checkpoint: give a path of its own")
         try:
-            with np.load(self.path, allow_pickle=False) as saved:
-                arrays = {name: saved[name] for name in saved.files}
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+            arrays = load_npz_arrays(self.path)
+        except ValueError:
             return None  # damaged: the work starts again and replaces it
         phase, key = str(arrays.pop("phase")), str(arrays.pop("key"))
         return (phase, arrays) if key == self._key else None
@@ -62,14 +62,22 @@ class Checkpoint:
             self.save(phase, arrays)
 
     def save(self, phase: str, arrays: dict[str, np.ndarray]) -> None:
-        """Write the arrays under a temporary name, flush them to disk, and rename."""
+        """Write the arrays under a temporary name, flush them to disk, and rename.
+
+        Raises:
+            GNNScaleError: the disk is full, or cannot be written to; the state before stays.
+        """
         temporary = self._temporary()
-        with disk_errors_told(self.path, remedy="run the same command again: it goes on from the last checkpoint"):
-            with open(temporary, "wb") as file:
-                np.savez(file, phase=phase, key=self._key, **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path)
+        with disk_errors(self.path, "saved", "make room, or give checkpoint=<another file>; what was saved stays"):
+            try:
+                with open(temporary, "wb") as file:
+                    np.savez(file, phase=phase, key=self._key, **arrays)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, self.path)
+            except OSError:
+                temporary.unlink(missing_ok=True)
+                raise
 
     def remove(self) -> None:
         """Delete the file: the run is over."""

@@ -11,7 +11,7 @@ from ..errors import GNNScaleError
 from ..graph import CSC, id_dtype
 from . import phases
 from .graph_access.adjacency import symmetric_adjacency
-from .graph_access.scratch import AUTO, nameless_file, reserve, scratch_folder
+from .graph_access.scratch import AUTO, nameless_file, reserve, scratch_folder, write_at
 from .graph_access.simple_graph import open_simple_graph
 from .registry import check_number, register_partitioner
 
@@ -101,11 +101,9 @@ def _write_parhip(folder: Path, adjacency: CSC):
     narrow = _NARROW_IDS if indices.dtype == np.int32 else 0
     reserve(folder, first + indices.nbytes, f"handing {adjacency.num_arcs} neighbours to KaMinPar")
     file = nameless_file(folder)
-    file.write(np.array([_NO_WEIGHTS | narrow, adjacency.num_rows, adjacency.num_arcs], np.uint64))
-    for values in (indptr * indices.itemsize + first, indices):
-        rest = memoryview(values).cast("B")
-        while rest:  # a system call writes 2 GiB at most
-            rest = rest[file.write(rest) :]
+    head = np.array([_NO_WEIGHTS | narrow, adjacency.num_rows, adjacency.num_arcs], np.uint64)
+    for values, position in ((head, 0), (indptr * indices.itemsize + first, head.nbytes), (indices, first)):
+        write_at(file, values, position)
     return file
 
 

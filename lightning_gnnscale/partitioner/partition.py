@@ -8,7 +8,7 @@ from ..memory import MemoryPeak
 from . import phases
 from .partitioning import Partitioning
 from .quality import evaluate_partitioning
-from .registry import complete_options, get_partitioner
+from .registry import complete_options, decisive_options, get_partitioner
 
 
 def partition(
@@ -63,8 +63,9 @@ def partition(
     events.record(
         "partition", method=method, num_parts=num_parts, seconds=record.seconds, peak_bytes=peak_bytes, **record.notes
     )
+    made_with = decisive_options(method, options)
     return Partitioning(
-        part_id, num_parts, method, options, seed, quality, record.seconds, peak_bytes, record.notes, edge_files
+        part_id, num_parts, method, made_with, seed, quality, record.seconds, peak_bytes, record.notes, edge_files
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import GNNScaleError, disk_errors_told
+from ..errors import UNREADABLE, GNNScaleError, disk_errors, one_line_of
 from .quality import PartitionQuality
 
 FORMAT_VERSION = 1
@@ -22,7 +22,7 @@ class Partitioning:
         part_id: (num_nodes,) int32 in [0, num_parts), in the node order of the stream.
         num_parts: number of parts; some may own no node.
         method: name of the partitioner.
-        options: its options, defaults filled in.
+        options: its options, defaults filled in; those that decide nothing, see `decisive_options`, at their defaults.
         seed: decides every random choice.
         quality: cut, replication and balances; None if it was not evaluated.
         seconds: wall-clock seconds by phase, and `total`.
@@ -62,10 +62,11 @@ class Partitioning:
         facts["quality"] = None if self.quality is None else asdict(self.quality)
         facts["format_version"] = FORMAT_VERSION
         facts["num_nodes"] = self.num_nodes
-        facts["part_id_crc32"] = zlib.crc32(np.ascontiguousarray(self.part_id))
-        text = json.dumps(facts, indent=1, default=_plain)
+        facts["part_id_crc32"] = _array_checksum(self.part_id)
+        facts = json.loads(json.dumps(facts, default=_plain))
+        text = json.dumps({**facts, "crc32": _checksum(facts)}, indent=1)
         # An old description beside new ids would be a lie, so the description goes first and comes back last.
-        with disk_errors_told(folder):
+        with disk_errors(folder, "written", "make room, and run the same command again"):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "partitioning.json").unlink(missing_ok=True)
             _write(folder / "part_id.npy", lambda file: np.save(file, self.part_id))
@@ -81,21 +82,22 @@ class Partitioning:
         folder = Path(path)
         try:
             facts = json.loads((folder / "partitioning.json").read_text())
+            version, crc = facts.get("format_version"), facts.pop("crc32", None)
+            if version == FORMAT_VERSION and crc not in (None, _checksum(facts)):
+                raise ValueError("partitioning.json was damaged after it was written")
             part_id = np.load(folder / "part_id.npy", allow_pickle=False)
-            if not isinstance(facts, dict):
-                raise ValueError("partitioning.json is damaged")
-        except (OSError, ValueError, EOFError, SyntaxError, MemoryError, RecursionError) as error:
-            what = " ".join(str(error).split())
-            raise GNNScaleError(f"{folder}: no partitioning can be read there ({what}); partition again") from error
-        version, num_nodes = facts.pop("format_version", None), facts.pop("num_nodes", None)
+        except (*UNREADABLE, AttributeError) as error:
+            told = one_line_of(error)
+            raise GNNScaleError(f"{folder}: no partitioning can be read there ({told}); partition again") from error
         if version != FORMAT_VERSION:
             raise GNNScaleError(f"{folder}: format version {version}, this package reads {FORMAT_VERSION}")
+        num_nodes, crc = facts.pop("num_nodes", None), facts.pop("part_id_crc32", None)
         if part_id.shape != (num_nodes,):
             raise GNNScaleError(f"{folder}: {num_nodes} nodes announced, part_id.npy has shape {part_id.shape}")
-        crc = facts.pop("part_id_crc32", None)  # partitionings of older releases have none
-        if crc is not None and zlib.crc32(np.ascontiguousarray(part_id)) != crc:
-            raise GNNScaleError(f"{folder}: part_id.npy is damaged (crc32 differs); partition again")
+        if crc not in (None, _array_checksum(part_id)):
+            raise GNNScaleError(f"{folder}: part_id.npy was damaged after it was written; partition again")
         try:
+            del facts["format_version"]
             quality = facts.pop("quality")
             return cls(part_id=part_id, quality=None if quality is None else PartitionQuality(**quality), **facts)
         except (KeyError, TypeError) as error:
@@ -104,11 +106,23 @@ class Partitioning:
 
 def _write(path: Path, write) -> None:
     temporary = path.with_name(path.name + f".{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    with disk_errors(path, "written", "make room, and run the same command again"):
+        try:
+            with open(temporary, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _array_checksum(array: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(array), zlib.crc32(array.dtype.str.encode()))
+
+
+def _checksum(facts: dict) -> int:
+    return zlib.crc32(json.dumps(facts, sort_keys=True).encode())
 
 
 def _plain(value):

@@ -6,8 +6,12 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from .graph_access.scratch import AUTO
+
 _PARTITIONERS: dict[str, Callable] = {}
 _SHARED = ("seed", "masks", "balance", "progress")
+_WITHOUT_EFFECT = ("checkpoint", "checkpoint_every", "num_threads")
+_SCRATCH = "scratch"
 
 
 def register_partitioner(name: str) -> Callable[[Callable], Callable]:
@@ -18,7 +22,8 @@ def register_partitioner(name: str) -> Callable[[Callable], Callable]:
 
     Returns:
         A decorator for `fn(stream, num_parts, *, seed=0, masks=None, balance=None, progress=None, **options)`, which
-        returns (num_nodes,) integer part ids in [0, num_parts). Its further keyword arguments are its options.
+        returns (num_nodes,) integer part ids in [0, num_parts). Its further keyword arguments are its options; see
+        `decisive_options` for the names that must not change the result.
 
     Raises:
         ValueError: the name is taken by another function.
@@ -65,6 +70,32 @@ def complete_options(name: str, options: Mapping) -> dict:
         raise ValueError(f"partitioner {name!r} has no option {', '.join(unknown)}; allowed: {allowed}")
     defaults = {key: value for key, value in own.items() if value is not inspect.Parameter.empty}
     return {**defaults, **options}
+
+
+def decisive_options(name: str, options: Mapping, defaults: bool = True) -> dict:
+    """Return the options of a partitioner as far as they decide its result: what a store may depend on.
+
+    `checkpoint`, `checkpoint_every` and `num_threads` decide nothing, and of `scratch` it only matters whether there is
+    one, not which folder. Every method keeps to these names, also a user's own.
+
+    Args:
+        name: the method's name.
+        options: what was given, or what `complete_options` returned.
+        defaults: options without effect stand at the method's defaults; False: they are left out.
+
+    Raises:
+        ValueError: there is no such method.
+    """
+    usual, kept = complete_options(name, {}), {}
+    for key, value in options.items():
+        has_folder = key == _SCRATCH and value is not None
+        if key not in _WITHOUT_EFFECT and not has_folder:
+            kept[key] = value
+        elif defaults and key in usual:
+            kept[key] = AUTO if has_folder else usual[key]
+        elif has_folder and usual.get(key, AUTO) != AUTO:  # to leave it out would say that there is none
+            kept[key] = AUTO
+    return kept
 
 
 def check_number(name: str, value, at_least: float) -> None:

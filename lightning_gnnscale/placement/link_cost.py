@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from filelock import FileLock
 
+from ..events import held_lock
 from ..triton_kernels.gather_rows import RowTables, gather_tiers
 from .shared_rows import SharedRows
 
@@ -53,7 +53,7 @@ def remembered(devices: str, measure: Callable[[], tuple[float, float]]) -> dict
     path = memory_file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock"):
+        with held_lock(f"{path}.lock", "is measuring the cost of reads for alpha"):
             known = _read(path)
             if devices not in known:
                 known[devices] = _entry(*measure())

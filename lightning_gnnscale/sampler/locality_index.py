@@ -8,9 +8,9 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 
 from ..errors import PartitionStoreError
+from ..events import held_lock
 from ..graph import CSC
 from ..partition_store.array_file import HEADER_BYTES, ArrayFile, map_rows, npy_header
 from ..partition_store.manifest import sync_folder
@@ -98,7 +98,7 @@ def stored_split_rows(
     if missing():
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{stem}.lock"):
+            with held_lock(f"{stem}.lock", f"is writing an index of preferred neighbours to {folder}"):
                 if left := missing():  # the last holder of the lock may have written them
                     _write(csc, _as_mask(nodes, csc.num_rows), stem, {name: dtypes[name] for name in left})
         except OSError as error:

@@ -1,5 +1,6 @@
 """What tells one partitioner from another: stores are made again when it changes."""
 
+import functools
 import json
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -9,7 +10,8 @@ import numpy as np
 
 from ..edge_stream import EdgeStream
 from ..partition_store.inputs import identity
-from ..partitioner import Partitioning
+from ..partitioner import Partitioning, partition
+from ..partitioner.registry import decisive_options
 
 _PLAIN = bool | int | float | str | None
 
@@ -18,14 +20,22 @@ def describe_partitioner(partitioner: str | Callable) -> Any:
     """Return plain values that tell a partitioner from others by what decides its result.
 
     A function counts by name, code, defaults, closure and the plain globals that it reads (one of this package by
-    name alone, so that an upgrade keeps stores); a partial also by its arguments; an object by its type and what a
-    pickle would hold. A text as attribute `fingerprint` stands for all of this. The functions that it calls are not
-    followed.
+    name alone, so that an upgrade keeps stores); a partial also by its arguments, one of `gs.partition` by those that
+    decide the result; an object by its type and what a pickle would hold. A text as attribute `fingerprint` stands
+    for all of this. The functions that it calls are not followed.
 
     Raises:
         ValueError: something in it cannot be told from another of its kind.
     """
-    return partitioner if isinstance(partitioner, str) else _plain("partitioner", partitioner, ())
+    return partitioner if isinstance(partitioner, str) else _plain("partitioner", _decisive(partitioner), ())
+
+
+def _decisive(partitioner: Callable) -> Callable:
+    """Return a partial of `gs.partition` without what only says where, how fast or how visibly it works."""
+    if not isinstance(partitioner, functools.partial) or partitioner.func is not partition or partitioner.args:
+        return partitioner
+    given = {key: value for key, value in partitioner.keywords.items() if key not in ("progress", "evaluate")}
+    return functools.partial(partition, **decisive_options(given.get("method", "spring"), given, defaults=False))
 
 
 def _plain(name: str, value: Any, above: tuple[int, ...]) -> Any:

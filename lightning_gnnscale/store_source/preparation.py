@@ -9,10 +9,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from filelock import FileLock
-
 from ..errors import GNNScaleError, PartitionStoreError
-from ..events import stage
+from ..events import held_lock, stage
 from ..partition_store import PartitionStore, input_fingerprint, write_partition_store
 from ..partition_store.inputs import changed_inputs, input_files, load_arrays
 from ..partition_store.manifest import MANIFEST, REMEDY, is_whole, read_manifest, read_source, write_json
@@ -20,7 +18,7 @@ from ..partition_store.publish import check_is_store, store_folder
 from ..partition_store.values import check_values
 from ..partitioner import Partitioning
 from ..partitioner import partition as partition_by_name
-from ..partitioner.registry import complete_options
+from ..partitioner.registry import complete_options, decisive_options
 
 
 def preparation_fingerprint(dataset, partitioner: dict, num_parts: int) -> str:
@@ -53,7 +51,8 @@ def expected_store_fingerprint(
         shared = ("num_parts", "seed", "masks", "progress", "evaluate")
         keywords = {name: value for name, value in partitioner.keywords.items() if name not in shared}
     method = keywords.pop("method", "spring")
-    return _input_fingerprint(dataset, method, num_parts, seed, complete_options(method, keywords), pack_halo)
+    options = decisive_options(method, complete_options(method, keywords))
+    return _input_fingerprint(dataset, method, num_parts, seed, options, pack_halo)
 
 
 def _input_fingerprint(dataset, method="", num_parts=0, seed=0, options=None, pack_halo=False) -> str:
@@ -99,7 +98,7 @@ def prepare_store(
     elif not overwrite and not parts.exists():  # a store that stands may lie on a disk that cannot be written to
         return _open(root)
     root.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{root}.prepare.lock"):
+    with held_lock(f"{root}.prepare.lock", f"is preparing the store {root}"):
         check_is_store(root)
         made = made_from(root)
         if made == fingerprint:

@@ -142,3 +142,21 @@ def test_damaged_folders_are_named(tmp_path):
     (tmp_path / "partitioning.json").write_text(json.dumps({**facts, "format_version": 99}))
     with pytest.raises(GNNScaleError, match="format version 99, this package reads 1"):
         Partitioning.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["part_id.npy", "partitioning.json"])
+def test_a_saved_partitioning_with_any_flipped_bit_is_refused(tmp_path, name):
+    made = partition(stream_of(GRID, 100), num_parts=4)
+    made.save(tmp_path)
+    whole = (tmp_path / name).read_bytes()
+    draw = np.random.default_rng(0)
+    for place in draw.integers(0, len(whole), 60):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << int(draw.integers(8))
+        (tmp_path / name).write_bytes(damaged)
+        try:
+            read = Partitioning.load(tmp_path)
+        except GNNScaleError as error:
+            assert "\n" not in str(error)
+        else:  # a blank between two words, or of a header
+            assert read.part_id.tolist() == made.part_id.tolist() and (read.method, read.seed) == (made.method, 0)

@@ -1,6 +1,5 @@
 """Edges on scratch disk in a fixed order: as streamed, or in a random one made with bounded memory."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import numpy as np
 from ...graph import id_dtype
 from ...jit import kernel
 from ...rng import below, combine, fold
-from .scratch import nameless_file
+from .scratch import nameless_file, read_at, write_at
 from .simple_graph import SimpleGraph
 
 BUCKET_EDGES = 1 << 20  # what is permuted in memory at a time, up to MAX_BUCKETS of them
@@ -41,19 +40,11 @@ class EdgeFile:
 
     def write(self, first_edge: int, pairs: np.ndarray) -> None:
         """Write (num_pairs, 2) ids over the edges from `first_edge` on; `num_edges` stays as it is."""
-        view, position = memoryview(pairs.reshape(-1).view(np.uint8)), first_edge * 2 * self.dtype.itemsize
-        while len(view):
-            count = os.pwrite(self._file.fileno(), view, position)
-            view, position = view[count:], position + count
+        write_at(self._file, pairs, first_edge * 2 * self.dtype.itemsize)
 
     def read(self, first_edge: int, pairs: np.ndarray) -> None:
         """Fill (num_pairs, 2) `pairs` with the edges from `first_edge` on."""
-        view, position = memoryview(pairs.reshape(-1).view(np.uint8)), first_edge * 2 * self.dtype.itemsize
-        while len(view):
-            count = os.preadv(self._file.fileno(), [view], position)
-            if not count:
-                raise OSError(f"{self.folder}: a scratch file of {self.num_edges} edges ends early")
-            view, position = view[count:], position + count
+        read_at(self._file, pairs, first_edge * 2 * self.dtype.itemsize)
 
     def pieces(self, start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
         """Yield the edges [start, stop) as (num_pairs, 2) arrays, overwritten by the next step."""

@@ -8,13 +8,12 @@ The rows may also be taken in rounds. A round needs the room of its entries and 
 largest of two rounds, three quarters of the entries, sets the peak: 4.5 bytes an entry instead of 6; of three: 4.2.
 """
 
-import os
-
 import numpy as np
 
 from ...errors import EdgeStreamError
 from ...jit import kernel
 from .entry_spread import OpenChunks, spread_edges
+from .scratch import read_at, write_at
 
 MAX_ROWS = 1 << 16  # rows of a bucket: their numbers fit two bytes
 MIN_ENTRIES, MAX_ENTRIES = 1 << 19, 1 << 21  # of a bucket, unless it is one row: what is sorted in memory at a time
@@ -163,23 +162,6 @@ def cut_ranges(degree: np.ndarray, max_entries: int, max_rows: int) -> np.ndarra
     starts = np.empty(_cut(degree, max_entries, max_rows, np.empty(0, np.int64)) + 1, np.int64)
     _cut(degree, max_entries, max_rows, starts)
     return starts
-
-
-def read_at(file, array: np.ndarray, offset: int) -> None:
-    """Fill a contiguous array from a file's bytes at an offset; needs no seek, so threads may share the file."""
-    view, filled = memoryview(array).cast("B") if array.size else b"", 0
-    while filled < len(view):
-        got = os.preadv(file.fileno(), [view[filled:]], offset + filled)
-        if not got:
-            raise OSError(f"scratch file ends at {offset + filled}, expected {len(view) - filled} bytes more")
-        filled += got
-
-
-def write_at(file, array: np.ndarray, offset: int) -> None:
-    """Write a contiguous array's bytes to a file at an offset."""
-    view, done = memoryview(array).cast("B") if array.size else b"", 0
-    while done < len(view):
-        done += os.pwrite(file.fileno(), view[done:], offset + done)
 
 
 def _table_size(most: int) -> int:

@@ -12,9 +12,9 @@ from ...edge_stream.read_ahead import read_ahead
 from ...jit import kernel
 from .. import phases
 from ..registry import check_number
-from .entry_buckets import MAX_ROUNDS, EntryBuckets, cut_ranges, read_at
+from .entry_buckets import MAX_ROUNDS, EntryBuckets, cut_ranges
 from .layout import LayoutReport, ScanState, scan
-from .scratch import AUTO, nameless_file, reserve, scratch_folder
+from .scratch import AUTO, nameless_file, read_at, reserve, scratch_folder
 from .simple_graph import SimpleGraph, tell_graph
 
 BLOCK_EDGES = 1 << 21

@@ -1,5 +1,6 @@
 """Which edges of a stream are the first copy of their pair: duplicates dropped with scratch disk, order kept."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ from ...graph import id_dtype
 from ...jit import kernel
 from ...rng import mix64
 from .layout import LayoutReport
-from .scratch import nameless_file, nameless_map, reserve
+from .scratch import nameless_file, nameless_map, read_at, reserve, write_at
 
 BUCKET_BYTES = 1 << 25  # records of one bucket: what is held in memory at a time
 MAX_BUCKETS = 256  # open files
@@ -64,21 +65,23 @@ def _fill_buckets(stream, ascending_only: bool, buckets: list, record: np.dtype,
     step = 1 << 18
     records = np.empty(step, record)
     offsets = np.empty(len(buckets) + 1, np.int64)
+    written = np.zeros(len(buckets), np.int64)
     for chunk in stream.chunks():
         for start in range(0, len(chunk.src), step):
             stop = min(start + step, len(chunk.src))
             src, dst = chunk.src[start:stop], chunk.dst[start:stop]
             _sort_into_buckets(src, dst, chunk.first_edge + start, ascending_only, records, offsets)
-            for bucket, low, high in zip(buckets, offsets[:-1], offsets[1:], strict=True):
-                if high > low:
-                    bucket.write(memoryview(records[low:high]).cast("B"))
+            for number in np.flatnonzero(np.diff(offsets)):
+                low, high = offsets[number : number + 2]
+                write_at(buckets[number], records[low:high].view(np.uint8), int(written[number]) * record.itemsize)
+                written[number] += high - low
         if progress is not None:
             progress("first copies", chunk.first_edge + len(chunk.src), stream.num_edges)
 
 
 def _mark_bucket(bucket, record: np.dtype, bits: np.ndarray, degree: np.ndarray) -> None:
-    bucket.seek(0)
-    records = np.fromfile(bucket, record)
+    records = np.empty(os.fstat(bucket.fileno()).st_size // record.itemsize, record)
+    read_at(bucket, records.view(np.uint8), 0)
     size = 1 << max(4, int(len(records) * 1.5).bit_length())
     _mark_first(records["low"], records["high"], records["position"], np.zeros(size, np.int64), bits, degree)
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from ... import events
-from ...errors import GNNScaleError
+from ...errors import GNNScaleError, disk_errors
 from .. import phases
 
 AUTO = "auto"
+_REMEDY = "make room, or give scratch=<another folder>"
 
 
 def scratch_folder(scratch: str | os.PathLike | None) -> Path | None:
@@ -53,12 +54,48 @@ def reserve(folder: Path, needed: int, what: str) -> None:
 
 
 def nameless_file(folder: Path):
-    """Open a file without a name, unbuffered: the system frees it when the process ends, however it ends."""
-    return tempfile.TemporaryFile(dir=folder, prefix="gnnscale-", buffering=0)
+    """Open a file without a name, unbuffered: the system frees it when the process ends, however it ends.
+
+    Raises:
+        GNNScaleError: it cannot be made; as `read_at` and `write_at` do where the disk fails.
+    """
+    with disk_errors(folder, "used for scratch files", _REMEDY):
+        return tempfile.TemporaryFile(dir=folder, prefix="gnnscale-", buffering=0)
 
 
 def nameless_map(folder: Path, shape: tuple[int, ...], dtype) -> np.memmap:
     """Return an array of zeros on scratch disk that is freed with its last user."""
-    file = nameless_file(folder)
-    file.truncate(max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize))
+    file, num_bytes = nameless_file(folder), max(1, int(np.prod(shape)) * np.dtype(dtype).itemsize)
+    with disk_errors(folder, f"given {num_bytes} bytes of scratch files", _REMEDY):
+        file.truncate(num_bytes)
+        # A page of a sparse file that finds no room when it is written ends the process by a signal, without a word.
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
     return np.memmap(file, dtype, "r+", shape=shape)
+
+
+def read_at(file, array: np.ndarray, offset: int) -> None:
+    """Fill a contiguous array from a scratch file's bytes at an offset; without a seek, so threads may share it."""
+    view, filled = memoryview(array).cast("B") if array.size else b"", 0
+    with disk_errors(_folder_of(file), "read as scratch disk", _REMEDY):
+        while filled < len(view):
+            got = os.preadv(file.fileno(), [view[filled:]], offset + filled)
+            if not got:
+                raise OSError(f"a scratch file ends at {offset + filled}, {len(view) - filled} bytes too early")
+            filled += got
+
+
+def write_at(file, array: np.ndarray, offset: int) -> None:
+    """Write a contiguous array's bytes to a scratch file at an offset."""
+    view, done = memoryview(array).cast("B") if array.size else b"", 0
+    with disk_errors(_folder_of(file), "written to as scratch disk", _REMEDY):
+        while done < len(view):
+            done += os.pwrite(file.fileno(), view[done:], offset + done)
+
+
+def _folder_of(file) -> str:
+    """Return the folder of a nameless file, as far as the system tells."""
+    try:
+        return os.path.dirname(os.readlink(f"/proc/self/fd/{file.fileno()}"))
+    except OSError:
+        return tempfile.gettempdir()

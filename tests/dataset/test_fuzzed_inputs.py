@@ -1,0 +1,260 @@
+"""Damaged input files: read as a plain reader reads them, or refused in one line that names the file; nothing else.
+
+The plain readers are Python's, numpy's and pyarrow's own, with their checks. GNNSCALE_FUZZ_CASES sets another number of
+cases than the quick one.
+"""
+
+import gzip
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lightning_gnnscale.dataset import load_files, load_npz
+from lightning_gnnscale.edge_stream import open_edge_stream
+from lightning_gnnscale.errors import GNNScaleError
+from lightning_gnnscale.partition_store.inputs import load_features
+
+NUM_NODES, NUM_EDGES = 40, 300
+NUM_CASES = int(os.environ.get("GNNSCALE_FUZZ_CASES", 300))
+SEPARATORS = {"csv": ",", "tsv": "\t", "txt": " "}
+EDGE_KINDS = ["npy", "pairs.npy", "fortran.npy", "int32.npy", "bin", "csv", "tsv", "txt", "csv.gz", "txt.gz", "parquet"]
+ARRAY_KINDS = ["features", "labels", "several_labels", "train_mask", "mask_of_ids", "edge_weight"]
+KINDS = [*EDGE_KINDS, "relabel.csv", *ARRAY_KINDS, "npz"]
+
+
+def table(draw, kind):
+    """Return the array behind a file of one kind."""
+    if kind in EDGE_KINDS or kind == "relabel.csv":
+        edges = draw.integers(0, NUM_NODES, (NUM_EDGES, 2))
+        return {
+            "npy": edges.T.copy(),
+            "fortran.npy": np.asfortranarray(edges),
+            "int32.npy": edges.astype(np.int32),
+        }.get(kind, edges)
+    if kind == "features":
+        return draw.standard_normal((NUM_NODES, 5)).astype(np.float32)
+    if kind == "labels":
+        return draw.integers(-1, 4, NUM_NODES)
+    if kind == "several_labels":
+        return draw.integers(0, 2, (NUM_NODES, 3))
+    if kind == "train_mask":
+        return draw.random(NUM_NODES) < 0.5
+    if kind == "mask_of_ids":
+        return draw.permutation(NUM_NODES)[:10]
+    return draw.random(NUM_EDGES)
+
+
+def rewritten(draw, array):
+    """Return an array of another type, byte order, memory order or column order, of the same shape."""
+    way = draw.integers(6)
+    if way == 0:
+        return array[..., ::-1].copy()
+    if way == 1:
+        return array.astype(array.dtype.newbyteorder(">"))
+    if way == 2:
+        return np.asfortranarray(array)
+    if way == 3:
+        return array.astype(draw.choice(["float64", "int8", "uint64", "uint16", "bool", "U5", "complex64", "S3"]))
+    if way == 4:
+        return array.astype(object)
+    return array.reshape(array.shape[::-1]) if array.ndim > 1 else array[: len(array) // 2]
+
+
+def write(draw, folder, kind, array):
+    """Write an array as one kind of file, and return the path."""
+    if kind in ("csv", "tsv", "txt", "csv.gz", "txt.gz", "relabel.csv"):
+        separator = SEPARATORS[kind.removesuffix(".gz").split(".")[-1]]
+        text = "".join(f"{u}{separator}{v}\n" for u, v in array.reshape(-1, 2).tolist()).encode()
+        path = folder / f"edges.{kind}"
+        path.write_bytes(gzip.compress(text) if kind.endswith(".gz") else text)
+    elif kind == "bin":
+        path = folder / "edges.bin"
+        array.tofile(path)
+    elif kind == "parquet":
+        path = folder / "edges.parquet"
+        columns = {"src": array[:, 0].tolist(), "dst": array[:, 1].tolist()}
+        compression = str(draw.choice(["none", "snappy", "zstd"]))
+        pq.write_table(pa.table(columns), path, compression=compression, write_page_checksum=True, row_group_size=100)
+    elif kind == "npz":
+        path = folder / "graph.npz"
+        arrays = {"edge_index": draw.integers(0, NUM_NODES, (2, NUM_EDGES)), "y": draw.integers(0, 3, NUM_NODES)}
+        arrays["x"] = draw.standard_normal((NUM_NODES, 4))
+        (np.savez if draw.random() < 0.5 else np.savez_compressed)(path, **arrays)
+    else:
+        path = folder / (f"edges.{kind}" if kind in EDGE_KINDS else f"{kind}.npy")
+        np.save(path, array, allow_pickle=True)
+    return path
+
+
+def damaged(draw, data):
+    """Return bytes with some flipped bits, some cut off, put in, taken out or repeated."""
+    data, way = bytearray(data), draw.integers(7)
+    # Heads, where formats describe themselves, are hit as often as all the rest.
+    place = int(draw.integers(min(len(data), 200) if draw.random() < 0.5 else len(data)))
+    length = int(draw.integers(1, 9))
+    if way <= 1:
+        for _ in range(1 if way else length):
+            data[place] ^= 1 << int(draw.integers(8))
+            place = int(draw.integers(len(data)))
+    elif way == 2:
+        del data[place:]
+    elif way == 3:
+        del data[place : place + length]
+    elif way == 4:
+        data[place:place] = bytes(draw.integers(0, 256, length, np.uint8))
+    elif way == 5:
+        data[place : place + length] = bytes(draw.choice([b'"', b"\r", b"\0", b"0x", b"+", b"_", b"\n", b"#", b"\xff"]))
+    else:
+        data[place:place] = data[place : place + 10 * length]
+    return bytes(data)
+
+
+def plain_text(path, separator, relabel):
+    data = path.read_bytes()
+    lines = (gzip.decompress(data) if path.suffix == ".gz" else data).split(b"\n")
+    rows = [line.removesuffix(b"\r") for line in lines if line.strip() and line.strip()[:1] not in (b"#", b"%")]
+    rows = [
+        re.split(rb"[ \t]+", row.strip(b" \t")) if separator == " " else row.split(separator.encode()) for row in rows
+    ]
+    rows = [[field.strip(b" \t").decode() for field in row] for row in rows]
+    assert len({len(row) for row in rows}) == 1 and all(field for row in rows for field in row[:2])
+    if relabel and not all(re.fullmatch(r"-?[0-9]+", field) for row in rows for field in row[:2]):
+        return [row[:2] for row in rows]
+    assert all(re.fullmatch(r"-?[0-9]+", field) for row in rows for field in row[:2])
+    return [[int(field) for field in row[:2]] for row in rows]
+
+
+def plain_edges(path, kind):
+    """Return the edges as the plainest reader finds them; whatever it raises means that there are none."""
+    separator = SEPARATORS.get(kind.removesuffix(".gz").split(".")[-1])
+    if separator:
+        return plain_text(path, separator, kind == "relabel.csv")
+    if kind == "bin":
+        assert path.stat().st_size % 16 == 0
+        return np.fromfile(path, np.int64).reshape(-1, 2).tolist()
+    if kind == "parquet":
+        read = pq.read_table(path, page_checksum_verification=True)
+        return [list(pair) for pair in zip(read["src"].to_pylist(), read["dst"].to_pylist(), strict=True)]
+    array = np.load(path, allow_pickle=False)
+    assert array.dtype.kind in "iu" and array.ndim == 2 and 2 in array.shape
+    return (array.T if array.shape[0] == 2 else array).tolist()
+
+
+def own_edges(draw, path, kind):
+    options = {"dtype": "int64"} if kind == "bin" else {}
+    if kind.removesuffix(".gz").split(".")[-1] in SEPARATORS:
+        options = {"separator": SEPARATORS[kind.removesuffix(".gz").split(".")[-1]], "header": False}
+    relabel = kind == "relabel.csv"
+    stream = open_edge_stream(path, chunk_edges=int(draw.choice([1, 7, 64, 1000])), relabel=relabel, **options)
+    edges = np.concatenate([np.stack([chunk.src, chunk.dst], 1) for chunk in stream.chunks()])
+    if relabel:
+        return np.array(stream.node_ids.plain(edges.ravel()), dtype=object).reshape(-1, 2).tolist()
+    return edges.tolist()
+
+
+def own_array(folder, path, kind):
+    """Return what a data set of this one file, beside sound edges, holds of it."""
+    edges = folder / "sound.npy"
+    np.save(edges, np.arange(2 * NUM_EDGES).reshape(2, NUM_EDGES) % NUM_NODES)
+    key = {"several_labels": "labels", "mask_of_ids": "train_mask"}.get(kind, kind)
+    dataset = load_files(str(edges), num_nodes=NUM_NODES, **{key: str(path)})
+    if key == "features":
+        return load_features(dataset.features, NUM_NODES)
+    if key == "train_mask":
+        return dataset.masks["train"]
+    return dataset.labels if key == "labels" else np.load(dataset.edge_weight, allow_pickle=False)
+
+
+def plain_array(path, kind):
+    array = np.load(path, allow_pickle=False)
+    assert isinstance(array, np.ndarray)
+    if kind in ("train_mask", "mask_of_ids") and array.dtype != bool:
+        assert array.dtype.kind in "iu" and len(set(array.tolist())) == len(array)
+        mask = np.zeros(NUM_NODES, bool)
+        mask[array] = True
+        return mask
+    return array
+
+
+def same(own, plain):
+    """Whether two arrays hold the same values, to the bit; single labels may be one column."""
+    own, plain = np.asarray(own), np.asarray(plain)
+    return own.shape == plain.reshape(own.shape).shape and np.array_equal(
+        own, plain.reshape(own.shape), equal_nan=own.dtype.kind in "fc"
+    )
+
+
+def own_and_plain(draw, folder, path, kind):
+    """Return two functions: the product's reading and the plain one."""
+    if kind == "npz":
+
+        def own():
+            dataset = load_npz(str(path), to_undirected=False)
+            edges = np.concatenate([np.stack([c.src, c.dst]) for c in dataset.stream.chunks()], axis=1)
+            return {"edge_index": edges, "x": dataset.features, "y": dataset.labels}
+
+        def plain():
+            with np.load(path, allow_pickle=False) as arrays:
+                return dict(arrays)
+
+        return own, plain
+    if kind in ARRAY_KINDS:
+        return lambda: own_array(folder, path, kind), lambda: plain_array(path, kind)
+    return lambda: own_edges(draw, path, kind), lambda: plain_edges(path, kind)
+
+
+def verdict(draw, folder, kind):
+    """Damage one file, read it both ways, and return "same" or "refused"; anything else fails."""
+    array = table(draw, kind)
+    rewrites = kind != "npz" and not kind.endswith(".gz") and draw.random() < 0.25
+    if rewrites:
+        array = rewritten(draw, array)
+        if array.dtype == object and kind == "bin":
+            return "refused"  # a raw file holds no objects
+    path = write(draw, folder, kind, array)
+    if not rewrites:
+        path.write_bytes(damaged(draw, path.read_bytes()))
+    own, plain = own_and_plain(draw, folder, path, kind)
+    try:
+        found = own()
+    except (GNNScaleError, ValueError) as error:
+        told = str(error)
+        assert "\n" not in told and path.name in told, told
+        return "refused"
+    try:
+        wanted = plain()
+    except Exception as error:
+        raise AssertionError(f"read, though a plain reader says {error!r}: {path}") from error
+    if kind == "npz":
+        assert all(same(found[name], wanted[name]) for name in ("edge_index", "x", "y") if name in wanted)
+        assert all(found[name] is None for name in ("x", "y") if name not in wanted)
+    elif kind in ARRAY_KINDS:
+        assert same(found, wanted)
+    else:
+        assert found == wanted
+    return "same"
+
+
+def fuzz(folder, first, num_cases):
+    counts = {"same": 0, "refused": 0}
+    for number in range(first, first + num_cases):
+        draw, case = np.random.default_rng([17, number]), Path(folder / f"case{number}")
+        case.mkdir()
+        kind = KINDS[number % len(KINDS)]
+        try:
+            counts[verdict(draw, case, kind)] += 1
+        except Exception as error:
+            raise AssertionError(f"case {number}, {kind}, {case}: {error!r}") from error
+    return counts
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_damaged_inputs_are_read_as_they_stand_or_refused(tmp_path):
+    counts = fuzz(tmp_path, 0, NUM_CASES)
+    print(counts)
+    assert min(counts.values()) > NUM_CASES // 20
