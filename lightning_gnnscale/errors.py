@@ -1,6 +1,6 @@
 """The errors of this package. Bad arguments raise `ValueError`; everything else is a `GNNScaleError`."""
 
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 
@@ -28,6 +28,12 @@ def check_integer(name: str, value: Any, low: int) -> None:
     """Raise ValueError unless an argument is an integer of at least `low`."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < low:
         raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
+
+
+def check_seconds(name: str, value: Any) -> None:
+    """Raise ValueError unless an argument is a number of seconds above 0."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not value > 0:
+        raise ValueError(f"{name} must be a number of seconds > 0, got {value!r}")
 
 
 def check_count(name: str, value: Any) -> None:
