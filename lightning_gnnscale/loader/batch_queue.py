@@ -216,8 +216,9 @@ class BatchQueue:
     def _wait_for_answer(self, look_s: float) -> None:
         """Wait for a change; GNNScaleError: no worker has answered for too long.
 
-        A part that is loaded here keeps the workers waiting, not the other way round; starts have a limit of their own. A look counts for what it should
-        take: a process that was stopped together with its workers, and goes on with them, has not waited for them.
+        A part that is loaded here keeps the workers waiting, not the other way round; starts have a limit of their own.
+        A look counts for what it should take: a process that was stopped together with its workers, and goes on with
+        them, has not waited for them.
         """
         staged, begun = self.order[0].staged, time.monotonic()
         self.changed.wait(look_s)
