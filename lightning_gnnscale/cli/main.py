@@ -72,8 +72,10 @@ def main(argv: list[str] | None = None) -> None:
         command, config_name, words = _pick(words)
         _run(command, config_name, words)
     except KeyboardInterrupt as stop:
-        print(f"gnnscale: interrupted; {stop or 'the same command goes on where it stopped'}", file=sys.stderr)
-        sys.exit(130)
+        code = getattr(stop, "code", 130)
+        how = "interrupted" if code == 130 else "ended by SIGTERM"
+        print(f"gnnscale: {how}; {stop or 'the same command goes on where it stopped'}", file=sys.stderr)
+        sys.exit(code)
     except Exception as error:
         if wants_traceback():
             raise
