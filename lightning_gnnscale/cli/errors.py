@@ -60,9 +60,8 @@ def one_line(error: BaseException) -> str:
 
 def _of_lost_process(text: str) -> str:
     """Put words around what torch says of a process that it lost: "[.../gloo/transport/tcp/pair.cc:547] ..."."""
-    if "rank " in text[:5] or not re.search(
-        r"gloo[/\\]|ncclRemoteError|ProcessGroupNCCL|TCPStore|DistNetworkError", text
-    ):
+    of_torch = r"gloo/|ncclRemoteError|ProcessGroupNCCL|TCPStore|DistNetworkError"
+    if text.startswith("rank ") or not re.search(of_torch, text):
         return text
     return (
         f"another process of this run was lost or does not answer ({text}); start again from the last checkpoint "

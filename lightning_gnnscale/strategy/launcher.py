@@ -37,9 +37,9 @@ CAUSES = {
 class Launcher(_MultiProcessingLauncher):
     """Lightning's launcher of forked and spawned processes, for which none of them can stand still for ever.
 
-    Where a process has failed, torch asks the others to end; one that is stopped hears nothing, and is killed. So is one
-    that stands stopped for the strategy's timeout after another has ended. One that was ended by a signal is told in
-    one line.
+    Where a process has failed, torch asks the others to end; one that is stopped hears nothing, and is killed. So is
+    one that stands stopped for the strategy's timeout after another has ended. One that was ended by a signal is told
+    in one line.
     """
 
     @property
