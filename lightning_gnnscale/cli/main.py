@@ -4,6 +4,7 @@ import importlib
 import os
 import re
 import sys
+from contextlib import nullcontext
 
 from .collector import hold_collector, release_collector
 from .errors import UsageError, one_line, wants_traceback
@@ -126,6 +127,7 @@ def _run(command: str, config_name: str, words: list[str]) -> None:
 
     from .overrides import allowed_at_top, check_config, flags_first, prepare_overrides, shared_run_folder
     from .recipe import take_recipe
+    from .run_folder import temporary_folder
 
     config_dir, config_name, words = take_recipe(config_name, words)
     words = [*shared_run_folder(words), *words]
@@ -147,7 +149,8 @@ def _run(command: str, config_name: str, words: list[str]) -> None:
     before = sys.argv
     sys.argv = [f"gnnscale {command}", *flags_first([*location, *prepare_overrides(words)])]
     try:
-        hydra.main(version_base="1.3", config_path="pkg://lightning_gnnscale.conf", config_name=config_name)(task)()
+        with nullcontext() if command == "prepare" else temporary_folder():  # the Ray of "prepare" is found by others
+            hydra.main(version_base="1.3", config_path="pkg://lightning_gnnscale.conf", config_name=config_name)(task)()
     except ConfigCompositionException as error:
         key = re.match(r"Could not override '(\w+)'", str(error))
         if key is None:

@@ -13,6 +13,7 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -155,8 +156,7 @@ class GNNScaleStrategy(DDPStrategy):
         self._check_one_number_of_processes()
         if self._start_method == "forkserver":
             _own_memory(self.lightning_module)
-        outside = self.cluster_environment.creates_processes_externally
-        if self._start_method != "popen" or (not outside and self.local_rank > 0):
+        if self._start_method != "popen" or (self._starts_processes and self.local_rank > 0):
             launcher.end_with_parent()
         if self._start_method != "popen":
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the process that this one was forked from
@@ -171,19 +171,21 @@ class GNNScaleStrategy(DDPStrategy):
         atexit.register(_destroy_process_group)
 
     def setup_distributed(self) -> None:
-        outside = self.cluster_environment.creates_processes_externally
-        alone = self.num_nodes == 1 and os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
-        if self.num_nodes == 1 and (alone or not outside):
+        here = self._starts_processes and self.cluster_environment.main_address in ("127.0.0.1", "localhost")
+        torchrun = "LOCAL_WORLD_SIZE" in os.environ and os.environ["LOCAL_WORLD_SIZE"] == os.environ.get("WORLD_SIZE")
+        if self.num_nodes == 1 and (here or torchrun):
             launcher.prefer_loopback()
-        if self.num_nodes == 1 and not outside and self._meets_here() and not dist.is_initialized():
+        if self.num_nodes == 1 and here and not dist.is_initialized():
             self.set_world_ranks()
             on_gpu = self.root_device.type != "cpu"
             options = {"device_id": self.root_device} if on_gpu else {}
             launcher.join_on_loopback(self, self._timeout, backend=self._get_process_group_backend(), **options)
         super().setup_distributed()
 
-    def _meets_here(self) -> bool:
-        return self.cluster_environment.main_address in ("127.0.0.1", "localhost")
+    @property
+    def _starts_processes(self) -> bool:
+        # creates_processes_externally is true in the processes that Lightning has started, too
+        return isinstance(self.cluster_environment, LightningEnvironment)
 
     def _configure_launcher(self) -> None:
         super()._configure_launcher()
