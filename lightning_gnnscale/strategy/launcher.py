@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import wait
 from typing import Any
@@ -24,6 +25,7 @@ from . import averaging
 
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 _PATIENCE_S = 3.0  # for processes to end by themselves, once one has failed
+_START_LIMIT = timedelta(seconds=60)
 _PR_SET_PDEATHSIG = 1  # of Linux' prctl
 CAUSES = {
     signal.SIGSEGV: "a file of the store may be damaged: check it by PartitionStore.open(STORE).verify()",
@@ -131,19 +133,20 @@ def join_on_loopback(strategy: Any, timeout: Any, **options: Any) -> None:
 
     Args:
         strategy: whose ranks are set.
-        timeout: of the group, a timedelta.
+        timeout: of the group, a timedelta; a start may take a minute all the same.
         options: more of `init_process_group`.
     """
     environment = strategy.cluster_environment
     host, port, first = environment.main_address, environment.main_port, strategy.global_rank == 0
     world_size = strategy.num_processes
+    patience = max(timeout, _START_LIMIT) if timeout else _START_LIMIT
     if first:
         listening = socket.create_server(("127.0.0.1", port), backlog=max(128, world_size))
         options["store"] = dist.TCPStore(
-            host, port, world_size, True, timeout, master_listen_fd=listening.detach(), use_libuv=True
+            host, port, world_size, True, patience, master_listen_fd=listening.detach(), use_libuv=True
         )
     else:
-        options["store"] = dist.TCPStore(host, port, world_size, False, timeout)
+        options["store"] = dist.TCPStore(host, port, world_size, False, patience)
     dist.init_process_group(rank=strategy.global_rank, world_size=world_size, timeout=timeout, **options)
 
 

@@ -1,4 +1,4 @@
-"""A rank that is stopped or ended by a signal: the run ends within the strategy's timeout, in one line, however started."""
+"""A rank that is stopped, or ended by a signal: the run ends within the strategy's timeout, and in one line."""
 
 import os
 import re
@@ -74,7 +74,9 @@ def run(folder, moment, number, start_method, launcher=()):
     return lines[0], ended - float(at)
 
 
-STOPPED = [("batch", "fork"), ("validation", "fork"), ("checkpoint", "fork"), ("batch", "spawn"), ("batch", "popen")]
+STOPPED = [("checkpoint", "fork"), ("batch", "popen")]
+SLOW = [("batch", "fork"), ("validation", "fork"), ("batch", "spawn")]
+STOPPED += [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW]
 
 
 @pytest.mark.parametrize(("moment", "start_method"), STOPPED)
@@ -87,6 +89,7 @@ def test_a_stopped_rank_ends_the_run_within_the_timeout(tmp_path, moment, start_
     assert "strategy.timeout" in line
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_ends_the_run_under_torchrun(tmp_path):
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     line, seconds = run(tmp_path, "batch", 19, "popen", torchrun)
@@ -98,7 +101,7 @@ CAUSES = {11: "SIGSEGV: a file of the store may be damaged", 7: "SIGBUS: a mappe
           9: "SIGKILL: memory was short", 15: "SIGTERM: somebody, or a scheduler, asked it to end"}  # fmt: skip
 
 
-@pytest.mark.parametrize("number", CAUSES)
+@pytest.mark.parametrize("number", [11, *(pytest.param(number, marks=pytest.mark.slow) for number in (7, 9, 15))])
 def test_the_signal_that_ended_a_rank_is_told_with_its_likely_cause(tmp_path, number):
     line, seconds = run(tmp_path, "batch", number, "fork")
     assert seconds < 5 + SLACK_S
