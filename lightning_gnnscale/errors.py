@@ -1,14 +1,16 @@
 """The errors of this package. Bad arguments raise `ValueError`; everything else is a `GNNScaleError`."""
 
 import os
+import signal
+import socket
 import struct
 import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
-from numbers import Integral
-from typing import Any
+from contextlib import contextmanager, suppress
+from numbers import Integral, Real
+from typing import Any, NamedTuple
 
 # What numpy raises where a file is no .npy or .npz, or a damaged one.
 UNREADABLE = (OSError, ValueError, EOFError, SyntaxError, TypeError, OverflowError, MemoryError, KeyError, RuntimeError)
@@ -39,10 +41,87 @@ class CheckpointError(GNNScaleError):
     """A checkpoint is missing, damaged, of another model or not to be trusted, or cannot be written."""
 
 
+class Peer(NamedTuple):
+    """A process of the run.
+
+    Attributes:
+        host: name of its machine.
+        pid, created: what tells it from all others there.
+    """
+
+    host: str
+    pid: int
+    created: float
+
+
+peers: list[Peer] = []  # by rank, once the processes have met
+ends_stopped = True  # a launcher of ours does so itself, and tells whose end was the first
+
+
+@contextmanager
+def clear_error(what: str) -> Iterator[None]:
+    """Turn the failure of a collective into one line.
+
+    Args:
+        what: what is being done, for the error.
+
+    Raises:
+        StrategyError: another process died, or did not answer within the process group's timeout. Processes of this
+            machine that stand stopped are named, and ended where no launcher does so: the run is over.
+    """
+    import torch.distributed as dist
+
+    try:
+        yield
+    except RuntimeError as error:
+        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+        rank = dist.get_rank() if dist.is_initialized() else os.environ.get("LOCAL_RANK", "0")
+        raise StrategyError(
+            f"rank {rank}: {what}: another process of this run was lost or does not answer ({cause}); "
+            f"{_end_stopped()}look for its own error above, then start again from the last checkpoint "
+            "(strategy.timeout is how long a process may be silent)"
+        ) from error
+
+
+def wait_for_others() -> None:
+    """Wait for the other processes of the run, where there are any.
+
+    Raises:
+        StrategyError: another process was lost.
+    """
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        with clear_error("waiting for the other processes"):
+            dist.barrier()
+
+
+def _end_stopped() -> str:
+    """End processes of this run and machine that somebody has stopped, and return words that name them."""
+    import psutil
+
+    named = []
+    for number, peer in enumerate(peers):
+        with suppress(psutil.Error, OSError):
+            process = psutil.Process(peer.pid)
+            here = peer.host == socket.gethostname() and process.create_time() == peer.created
+            if here and process.status() == psutil.STATUS_STOPPED:
+                if ends_stopped:
+                    os.kill(peer.pid, signal.SIGKILL)
+                named.append(f"rank {number} (process {peer.pid}) was stopped by a signal, and is ended; ")
+    return "".join(named)
+
+
 def check_integer(name: str, value: Any, low: int) -> None:
     """Raise ValueError unless an argument is an integer of at least `low`."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < low:
         raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
+
+
+def check_seconds(name: str, value: Any) -> None:
+    """Raise ValueError unless an argument is a number of seconds above 0."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not value > 0:
+        raise ValueError(f"{name} must be a number of seconds > 0, got {value!r}")
 
 
 def check_count(name: str, value: Any) -> None:

@@ -5,7 +5,19 @@ import re
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user stopped a run; the message says how to go on."""
+    """The user stopped a run; the message says how to go on.
+
+    Args:
+        message: says how.
+        terminated: it was SIGTERM.
+
+    Attributes:
+        code: that the command exits with.
+    """
+
+    def __init__(self, message: str, terminated: bool = False):
+        super().__init__(message)
+        self.code = 143 if terminated else 130
 
 
 class UsageError(ValueError):
@@ -31,7 +43,7 @@ def one_line(error: BaseException) -> str:
         told = word[1] if word else "a word"
         return f"{told} cannot be read as key=value; a value with = , or blanks stands in quotes: key='\"...\"'"
     if kind in ("ProcessRaisedException", "ChildFailedError"):
-        return _last_line(str(error))
+        return _of_lost_process(_last_line(str(error)))
     if kind == "MissingConfigException" or "Could not find" in str(error):
         return _missing_choice(str(error))
     if kind == "ConfigCompositionException" and error.__cause__ is not None and "struct" in str(error.__cause__):
@@ -43,7 +55,18 @@ def one_line(error: BaseException) -> str:
         return f"{key} holds names with values each, got {value}; replace it whole: '~{key}' '+{key}={{name:...}}'"
     text = " ".join(str(error).split())
     named = isinstance(error, (ValueError, OSError)) or type(error).__module__.startswith("lightning_gnnscale")
-    return text if named and text else f"{kind}: {text}"
+    return text if named and text else _of_lost_process(f"{kind}: {text}")
+
+
+def _of_lost_process(text: str) -> str:
+    """Put words around what torch says of a process that it lost: "[.../gloo/transport/tcp/pair.cc:547] ..."."""
+    of_torch = r"gloo/|ncclRemoteError|ProcessGroupNCCL|TCPStore|DistNetworkError"
+    if text.startswith("rank ") or not re.search(of_torch, text):
+        return text
+    return (
+        f"another process of this run was lost or does not answer ({text}); start again from the last checkpoint "
+        "(strategy.timeout is how long a process may be silent)"
+    )
 
 
 def _missing_choice(text: str) -> str:

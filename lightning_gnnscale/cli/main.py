@@ -4,6 +4,7 @@ import importlib
 import os
 import re
 import sys
+from contextlib import nullcontext
 
 from .collector import hold_collector, release_collector
 from .errors import UsageError, one_line, wants_traceback
@@ -73,8 +74,10 @@ def main(argv: list[str] | None = None) -> None:
         command, config_name, words = _pick(words)
         _run(command, config_name, words)
     except KeyboardInterrupt as stop:
-        print(f"gnnscale: interrupted; {stop or 'the same command goes on where it stopped'}", file=sys.stderr)
-        sys.exit(130)
+        code = getattr(stop, "code", 130)
+        how = "interrupted" if code == 130 else "ended by SIGTERM"
+        print(f"gnnscale: {how}; {stop or 'the same command goes on where it stopped'}", file=sys.stderr)
+        sys.exit(code)
     except Exception as error:
         if wants_traceback():
             raise
@@ -136,6 +139,7 @@ def _run(command: str, config_name: str, words: list[str]) -> None:
 
     from .overrides import allowed_at_top, check_config, flags_first, prepare_overrides, shared_run_folder
     from .recipe import take_recipe
+    from .run_folder import temporary_folder
 
     config_dir, config_name, words = take_recipe(config_name, words)
     words = [*shared_run_folder(words), *words]
@@ -157,7 +161,8 @@ def _run(command: str, config_name: str, words: list[str]) -> None:
     before = sys.argv
     sys.argv = [f"gnnscale {command}", *flags_first([*location, *prepare_overrides(words)])]
     try:
-        hydra.main(version_base="1.3", config_path="pkg://lightning_gnnscale.conf", config_name=config_name)(task)()
+        with nullcontext() if command == "prepare" else temporary_folder():  # the Ray of "prepare" is found by others
+            hydra.main(version_base="1.3", config_path="pkg://lightning_gnnscale.conf", config_name=config_name)(task)()
     except ConfigCompositionException as error:
         key = re.match(r"Could not override '(\w+)'", str(error))
         if key is None:

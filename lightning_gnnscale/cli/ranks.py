@@ -4,7 +4,10 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from lightning.pytorch.plugins.environments import SLURMEnvironment
@@ -12,6 +15,7 @@ from omegaconf import DictConfig
 
 from .errors import UsageError
 
+SIGTERM_CODE = 128 + signal.SIGTERM  # of a process that it ended, as a shell tells it
 START_METHODS = ("fork", "spawn", "forkserver")
 
 
@@ -60,10 +64,22 @@ def start_method(trainer_config: DictConfig, given: str | None) -> str:
     return "fork" if on_cpu else "spawn"
 
 
+@contextmanager
+def exit_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the block by SystemExit, where this process is no rank: ranks end at once, by themselves."""
+    ours = not started_from_outside() and threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(SIGTERM_CODE)) if ours else None
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, before)
+
+
 def end_processes() -> None:
     """End the processes of this run: a signal that reached this one alone would leave them training."""
     children = multiprocessing.active_children()
-    for signal_number, patience_s in ((None, 2), (signal.SIGINT, 10), (signal.SIGKILL, 2)):
+    for signal_number, patience_s in ((None, 1), (signal.SIGINT, 2), (signal.SIGKILL, 2)):
         deadline = time.monotonic() + patience_s
         for child in children:
             if signal_number is not None and child.is_alive():

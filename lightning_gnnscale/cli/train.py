@@ -25,7 +25,15 @@ from .check_model import check_model, module_settings
 from .check_settings import check_hops, check_num_parts, check_settings
 from .check_unused import check_unused, takes_sampler
 from .errors import Interrupted
-from .ranks import accelerator, end_processes, is_first_rank, start_method, started_from_outside
+from .ranks import (
+    SIGTERM_CODE,
+    accelerator,
+    end_processes,
+    exit_on_sigterm,
+    is_first_rank,
+    start_method,
+    started_from_outside,
+)
 from .run_folder import keep_earlier_run
 from .run_summary import fit_facts, run_summary
 from .store import make_store
@@ -106,12 +114,13 @@ def _interruptible(checkpoints: str | None) -> Iterator[None]:
     """Lightning turns Ctrl+C into an exit, which becomes a line that says how to go on from that folder."""
     began = time.time()
     try:
-        yield
-    except (SystemExit, KeyboardInterrupt):
+        with exit_on_sigterm():
+            yield
+    except (SystemExit, KeyboardInterrupt) as stop:
         end_processes()
         last = None if checkpoints is None else _last_checkpoint(Path(checkpoints), began)
         go_on = f"go on with resume={last}" if last else "no checkpoint was saved; type the same command again"
-        raise Interrupted(go_on) from None
+        raise Interrupted(go_on, getattr(stop, "code", None) == SIGTERM_CODE) from None
 
 
 def _last_checkpoint(folder: Path, began: float) -> Path | None:
@@ -148,6 +157,7 @@ def _quiet() -> None:
     """Leave out what Lightning says of itself at every start; its warnings stay, but for five that do not apply."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # which processes it ends after a failure
     lightning = logging.getLogger("lightning")
     lightning.propagate = not lightning.handlers  # else the root says all that it says once more
     for name in ("profilers", "callbacks.early_stopping"):  # which speak when they are asked to

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from ..errors import wait_for_others
 from ..model.layer_source import RowBlock
 from ..partition_store import PartitionStore
 from ..sampler.minibatch import sparse_rows_to_torch
@@ -80,8 +81,7 @@ class StoreLayerSource:
 
     def barrier(self) -> None:
         """Wait for the other ranks."""
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            dist.barrier()
+        wait_for_others()
 
     def close(self) -> None:
         """Remove the tables; every rank must call it."""

@@ -40,7 +40,7 @@ class Scratch:
         """
         path, num_bytes = self.path(table), 4 * num_rows * width
         try:
-            self._open()
+            self.open()
             # The old file is not written over, as another rank may still have it mapped, and gives its room back first.
             path.unlink(missing_ok=True)
             np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(num_rows, width))
@@ -61,7 +61,8 @@ class Scratch:
             self._lock.release()
             self._lock = None
 
-    def _open(self) -> None:
+    def open(self) -> None:
+        """Make the folder, unless it is there; OSError: it cannot be made."""
         if self._lock is None:
             self.parent.mkdir(parents=True, exist_ok=True)
             _remove_left(self.parent)

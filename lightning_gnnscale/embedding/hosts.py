@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch.distributed as dist
 
@@ -50,7 +51,7 @@ class Hosts:
         host_of_rank, world = tuple(numbers[name] for name in names), dist.group.WORLD
         if before is not None and before.host_of_rank == host_of_rank and before.world is world:
             return before
-        group = dist.new_group(backend="gloo") if len(numbers) > 1 else None
+        group = dist.new_group(backend="gloo", timeout=_timeout_of(world)) if len(numbers) > 1 else None
         return cls(host_of_rank, dist.get_rank(), group, world)
 
     @property
@@ -70,3 +71,9 @@ class Hosts:
         """Return the position of this rank among those of its host, and how many they are."""
         here = self.ranks(self.host)
         return here.index(self.rank), len(here)
+
+
+def _timeout_of(world: dist.ProcessGroup) -> timedelta | None:
+    """Return how long a process of the run may be silent; a new group would have torch's own limit."""
+    options = getattr(world._get_backend(world._device_types[0]), "options", None)
+    return getattr(options, "_timeout", None)

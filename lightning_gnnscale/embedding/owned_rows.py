@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import PlacementError
+from ..errors import PlacementError, wait_for_others
 from ..events import record
 from ..loader import BufferPool
 from ..placement.joining import gather_objects
@@ -188,8 +187,7 @@ class OwnedRows:
         return self._table.arrays
 
     def _barrier(self) -> None:
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            dist.barrier()
+        wait_for_others()
 
     def __getstate__(self) -> dict:
         """Send the rows to a process that this one starts as a ticket: both map the same rows."""

@@ -1,13 +1,12 @@
 """Rows pulled from the hosts that own them, and gradients pushed to them: uneven all-to-alls that all ranks enter."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..errors import StrategyError
+from ..errors import clear_error
 from .hosts import Hosts
 from .ownership import Ownership
 
@@ -70,7 +69,7 @@ def pull_rows(
     Raises:
         StrategyError: another rank was lost, or did not enter.
     """
-    with _clear_error("pulling rows"):
+    with clear_error("pulling rows"):
         wanted = _exchange_counts(requests.counts, hosts.group)
         asked, work = _all_to_all(requests.asked, requests.counts, wanted, hosts.group)
         out[requests.here] = read(requests.rows)
@@ -101,7 +100,7 @@ def push_rows(
     Raises:
         StrategyError: another rank was lost, or did not enter.
     """
-    with _clear_error("pushing gradients"):
+    with clear_error("pushing gradients"):
         coming = _exchange_counts(requests.counts, hosts.group)
         rows, rows_work = _all_to_all(requests.asked, requests.counts, coming, hosts.group)
         dim = gradients.shape[1]
@@ -125,15 +124,3 @@ def _all_to_all(values: np.ndarray, leaving: np.ndarray, coming: np.ndarray, gro
     sent = torch.from_numpy(values)
     work = dist.all_to_all_single(received, sent, coming.tolist(), leaving.tolist(), group=group, async_op=True)
     return received, work
-
-
-@contextmanager
-def _clear_error(what: str) -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise StrategyError(
-            f"{what}: another process of this run was lost or does not answer ({cause}); look for its own error "
-            "above, then start again from the last checkpoint"
-        ) from error

@@ -5,6 +5,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -40,6 +41,11 @@ class ShardKeeper:
             env=environment, pass_fds=(other_end,), start_new_session=True,
         )  # fmt: skip
         os.close(other_end)
+        # Twice: Ray is started, then the shards. What is written to a process that is stopped would wait as well.
+        limit_s = 2 * spec.timeout_s
+        late, begun = threading.Timer(limit_s, self._process.kill), time.monotonic()
+        late.daemon = True
+        late.start()
         with open(reply, "rb") as answers:
             try:
                 pickle.dump(spec, self._process.stdin)
@@ -48,6 +54,12 @@ class ShardKeeper:
             except (EOFError, BrokenPipeError):
                 code = self._process.wait()
                 failure = f"the process that keeps the rows ended with {code}: memory may be short on this machine"
+                if time.monotonic() - begun >= limit_s:
+                    failure = (
+                        f"the process that keeps the rows did not start them within twice timeout_s={spec.timeout_s:g} "
+                        "s: was it stopped? Raise timeout_s where the machine is slow"
+                    )
+            late.cancel()
         if failure is not None:
             self.end()
             raise GNNScaleError(failure)

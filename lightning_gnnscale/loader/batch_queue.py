@@ -16,6 +16,7 @@ from .batch_source import BatchKey
 
 SLOW_S = 5.0  # at least so long is a batch waited for before another worker tries it too
 SLOW_TIMES = 4  # and so many times the longest preparation so far
+_LOOK_S = 0.5  # between looks at the clock
 
 
 class State(Enum):
@@ -58,20 +59,22 @@ class BatchQueue:
 
     Args:
         max_bytes: most bytes of segments that belong to batches which are not taken.
+        timeout_s: seconds for which no worker may answer while one is waited for, > 0.
 
     Attributes:
         broken: why no batch will ever be prepared, or None.
         closing: no job is given out any more.
+        starting: workers that are about to start: nobody is late until they have.
     """
 
-    def __init__(self, max_bytes: int):
-        self.pool = SegmentPool(max_bytes)
+    def __init__(self, max_bytes: int, timeout_s: float):
+        self.pool, self._timeout_s = SegmentPool(max_bytes), timeout_s
         self.changed = threading.Condition()
         self.broken: str | None = None
-        self.closing = False
+        self.closing, self.starting = False, 0
         self.order: deque[Job] = deque()  # requested and not taken
         self.largest = 0  # bytes of a batch so far
-        self._longest_s = 0.0
+        self._longest_s = self._silent_s = 0.0
 
     def add(self, key: BatchKey, staged: Future) -> None:
         """Append a batch."""
@@ -92,16 +95,22 @@ class BatchQueue:
         with self.changed:
             if not self.order:
                 raise ValueError("no batch is requested: call request(key) before ready()")
+            self._silent_s = 0.0
             while self.order[0].state is not State.DONE:
                 if self.broken is not None:
                     raise GNNScaleError(self.broken)
-                self.changed.wait(self._second_try() if helpers else None)
+                left = self._second_try() if helpers else None
+                self._wait_for_answer(_LOOK_S if left is None else min(left, _LOOK_S))
             job = self.order.popleft()
             job.staged = job.twin = None
             self.changed.notify_all()
             if job.error is not None:
                 raise job.error
             return job, self.pool.hand_out(job.segment)
+
+    def heard(self) -> None:
+        """Note a sign of life of a worker."""
+        self._silent_s = 0.0
 
     def next(self) -> tuple[Job, Future] | None:
         """Return a job to prepare and the future of its part, once there is one; None where the queue is closed."""
@@ -125,7 +134,8 @@ class BatchQueue:
         with self.changed:
             # A new error: that one's traceback would keep the frames of the thread, and the part with them.
             job.state, job.made, job.error = State.DONE, made, error and GNNScaleError(str(error))
-            if made is not None:
+            self.heard()
+            if made is not None and job.twin is None and not job.dropped:  # what is slow is no measure of what is
                 self._longest_s = max(self._longest_s, time.monotonic() - job.begun_s)
             if job.twin in self.order and job.twin.state is not State.DONE and made is not None:
                 self.order[self.order.index(job.twin)] = job  # it was the faster one after all
@@ -202,6 +212,26 @@ class BatchQueue:
         except OSError:
             waiting.segment = None
         return waiting if waiting.segment is not None or waiting is self.order[0] else None
+
+    def _wait_for_answer(self, look_s: float) -> None:
+        """Wait for a change; GNNScaleError: no worker has answered for too long.
+
+        A part that is loaded here keeps the workers waiting, not the other way round; starts have a limit of their own.
+        A look counts for what it should take: a process that was stopped together with its workers, and goes on with
+        them, has not waited for them.
+        """
+        staged, begun = self.order[0].staged, time.monotonic()
+        self.changed.wait(look_s)
+        if self.starting or (staged is not None and not staged.done()):
+            self._silent_s = 0.0
+            return
+        self._silent_s += min(time.monotonic() - begun, look_s)
+        if self._silent_s >= self._timeout_s:
+            raise GNNScaleError(
+                f"none of the worker processes has answered for timeout_s={self._timeout_s:g} s: were they stopped "
+                "(`kill -CONT` lets them go on), or does their disk not answer? Raise source.timeout_s where a batch "
+                "takes longer, or resume from the last checkpoint with source=threads"
+            )
 
     def _second_try(self) -> float | None:
         """Have the first job prepared by a second worker too if it takes long; return seconds until it may be asked."""

@@ -18,7 +18,6 @@ from .batch_source import BatchKey
 from .shared_value import LINE_BYTES, Ticket, pack, unpack
 
 START_METHODS = ("forkserver", "spawn")  # a fork would copy threads' locks, and the pipes of the other workers
-START_LIMIT_S = 120.0
 _END_LIMIT_S = 5.0
 
 
@@ -93,15 +92,15 @@ class WorkerProcess:
             theirs.close()
         self.pid = self._process.pid
 
-    def wait_started(self) -> None:
+    def wait_started(self, limit_s: float) -> None:
         """Wait until it has opened its maker.
 
         Raises:
-            GNNScaleError: it could not.
+            GNNScaleError: it could not, or did not answer within limit_s seconds.
             OSError, EOFError: it ended.
         """
-        if not self._connection.poll(START_LIMIT_S):
-            raise EOFError(f"it did not answer within {START_LIMIT_S:.0f} s")
+        if not self._connection.poll(limit_s):
+            raise GNNScaleError(f"it did not answer within {limit_s:g} s")
         answer = self._connection.recv()
         if isinstance(answer, Failed):
             raise GNNScaleError(answer.message)

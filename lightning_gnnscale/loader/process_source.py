@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable
 
+from ..errors import check_seconds
 from ..sampler.minibatch import MiniBatch
 from .batch_maker import BatchMaker
 from .batch_source import BatchKey
@@ -12,6 +13,7 @@ from .staged_part import StagedPart
 from .worker_crew import WorkerCrew
 
 QUEUE_BYTES = 1 << 30
+TIMEOUT_S = 300.0
 
 
 class ProcessSource:
@@ -32,6 +34,8 @@ class ProcessSource:
             stops; a later batch makes room for an earlier one. Beside it each worker holds what it
             draws of one batch, and keeps up to four segments mapped, which may have been let go since.
         start_method: "forkserver" or "spawn".
+        timeout_s: seconds for which no worker may answer while one is waited for, > 0; the time that this process
+            takes to load a part is not counted.
 
     Raises:
         ValueError: an argument is out of range.
@@ -47,6 +51,7 @@ class ProcessSource:
         num_workers: int = 1,
         queue_bytes: int = QUEUE_BYTES,
         start_method: str = "forkserver",
+        timeout_s: float = TIMEOUT_S,
     ):
         if num_workers < 1:
             raise ValueError(f"num_workers must be >= 1, got {num_workers}")
@@ -54,8 +59,9 @@ class ProcessSource:
             raise ValueError(f"queue_bytes must be >= 1, got {queue_bytes}")
         if start_method not in START_METHODS:
             raise ValueError(f"start_method must be one of {', '.join(START_METHODS)}, got {start_method!r}")
+        check_seconds("timeout_s", timeout_s)
         self._stage, self._maker = stage, maker
-        self._options = (num_workers, queue_bytes, start_method)
+        self._options = (num_workers, queue_bytes, start_method, timeout_s)
         self._crew: WorkerCrew | None = None
         self._end: Callable[[], None] | None = None
 
@@ -78,7 +84,7 @@ class ProcessSource:
         """Return the next batch; see `BatchSource`.
 
         Raises:
-            GNNScaleError: also where no worker could be started.
+            GNNScaleError: also where no worker could be started, or none has answered for timeout_s.
         """
         if self._crew is None:
             raise ValueError("no batch is requested: call request(key) before ready()")

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from ..errors import check_count
+from ..errors import check_count, check_seconds
 from .batch_maker import BatchMaker
 from .batch_source import BatchSource
 from .local_source import LocalSource
-from .process_source import QUEUE_BYTES, ProcessSource
+from .process_source import QUEUE_BYTES, TIMEOUT_S, ProcessSource
 from .scheduling_policy import FixedPrefetchPolicy, Policy, TwoLevelPolicy
 from .staged_part import StagedPart
 from .task_graph import Operators
@@ -87,25 +87,30 @@ class Processes:
     Args:
         num_workers: processes of each rank, >= 1.
         queue_bytes: most bytes of ready batches in shared memory, each rank's.
+        timeout_s: seconds for which none of them may answer while one is waited for, > 0.
 
     Raises:
-        ValueError: an argument is below 1.
+        ValueError: an argument is out of range.
     """
 
     num_workers: int = 1
     queue_bytes: int = QUEUE_BYTES
+    timeout_s: float = TIMEOUT_S
     in_process: ClassVar[bool] = False
 
     def __post_init__(self):
         check_count("num_workers", self.num_workers)
         check_count("queue_bytes", self.queue_bytes)
+        check_seconds("timeout_s", self.timeout_s)
 
     @property
     def batches_ahead(self) -> int:
         return self.num_workers + 1
 
     def connect(self, place: RankPlace) -> SourceFactory:
-        return partial(ProcessSource, num_workers=self.num_workers, queue_bytes=self.queue_bytes)
+        return partial(
+            ProcessSource, num_workers=self.num_workers, queue_bytes=self.queue_bytes, timeout_s=self.timeout_s
+        )
 
 
 @dataclass(frozen=True)

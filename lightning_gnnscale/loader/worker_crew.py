@@ -18,6 +18,7 @@ from .shared_value import SharedValue
 from .staged_part import PartShelf, StagedPart
 
 START_ATTEMPTS = 3
+START_LIMIT_S = 60.0  # at least: an import of torch takes its time
 MOST_ENDS = 5  # workers that may end over one batch
 
 
@@ -30,7 +31,7 @@ class WorkerCrew:
         stage: part id to `StagedPart`.
         maker: a `BatchMaker`.
         parts_open: parts that are in memory at a time.
-        num_workers, queue_bytes, start_method: see `ProcessSource`.
+        num_workers, queue_bytes, start_method, timeout_s: see `ProcessSource`.
 
     Attributes:
         queue: what is requested.
@@ -44,8 +45,9 @@ class WorkerCrew:
         num_workers: int,
         queue_bytes: int,
         start_method: str,
+        timeout_s: float,
     ):
-        self.queue = BatchQueue(queue_bytes)
+        self.queue, self._timeout_s = BatchQueue(queue_bytes, timeout_s), timeout_s
         self._maker, self._start_method, self._owner = maker, start_method, os.getpid()
         self._shelf = PartShelf(lambda part: SharedValue(stage(part), f"part {part}"), parts_open)
         self._stager = ThreadPoolExecutor(1, thread_name_prefix=f"{THREAD_NAME}-part")
@@ -132,6 +134,7 @@ class WorkerCrew:
     def _prepare(self, worker: WorkerProcess, job: Job, part: SharedValue) -> None:
         """Have a worker prepare a job; EOFError and OSError: it ended."""
         answer = worker.ask((job.key, part.ticket, job.segment and job.segment.ticket))
+        self.queue.heard()
         if isinstance(answer, NeedsRoom):
             error = segment = None
             try:
@@ -149,6 +152,16 @@ class WorkerCrew:
 
     def _hire(self) -> WorkerProcess | None:
         """Return a worker that has started, None where there is none to be had."""
+        with self.queue.changed:
+            self.queue.starting += 1
+        try:
+            return self._start()
+        finally:
+            with self.queue.changed:
+                self.queue.starting -= 1
+                self.queue.heard()
+
+    def _start(self) -> WorkerProcess | None:
         for _ in range(START_ATTEMPTS):
             worker = None
             try:
@@ -157,7 +170,7 @@ class WorkerCrew:
                     self._workers.add(worker)
                     if self.queue.closing:
                         worker.kill()
-                worker.wait_started()
+                worker.wait_started(max(START_LIMIT_S, self._timeout_s))
                 return worker
             except GNNScaleError as error:
                 reason, final = str(error), True

@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from ..errors import PlacementError
+from ..errors import PlacementError, clear_error
 from .placement import Placement
 
 Made = TypeVar("Made")
@@ -22,7 +22,8 @@ def gather_objects(own: object) -> list:
     if not torch.distributed.is_initialized():
         raise PlacementError("FeatureBuffer.join needs torch.distributed, or exchange=: use in_one_process without it")
     objects = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(objects, own)
+    with clear_error("agreeing with the other processes"):
+        torch.distributed.all_gather_object(objects, own)
     return objects
 
 

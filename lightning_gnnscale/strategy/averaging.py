@@ -4,14 +4,16 @@ Sums are taken in float64: w_1 n_1 + w_2 n_2 + ... then differs between one, two
 that rounding to float32 gives the same weights whatever the number of processes.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torchmetrics import Metric
+from torchmetrics.utilities.distributed import gather_all_tensors
 
-from ..errors import StrategyError
+from ..errors import clear_error
 
 State = dict[str, Tensor]
 
@@ -26,24 +28,27 @@ def rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-@contextmanager
-def clear_error(what: str) -> Iterator[None]:
-    """Turn the failure of a collective into one line.
-
-    Args:
-        what: what is being done, for the error.
+def keep_in_step(device: torch.device) -> None:
+    """Wait for rank 0 to come to the next batch.
 
     Raises:
-        StrategyError: another process died, or did not answer within the process group's timeout.
+        StrategyError: another process was lost.
     """
-    try:
-        yield
-    except RuntimeError as error:
-        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise StrategyError(
-            f"rank {rank()}: {what}: another process of this run was lost or does not answer ({cause}); "
-            "look for its own error above, then start again from the last checkpoint"
-        ) from error
+    with clear_error("coming to the next batch"):
+        dist.broadcast(torch.zeros(1, device=device), src=0)
+
+
+def watch_metrics(module: nn.Module) -> None:
+    """Let the metrics of a module fail with one line; those that have a gathering of their own keep it."""
+    for metric in module.modules():
+        if isinstance(metric, Metric) and metric.dist_sync_fn is None:
+            metric.dist_sync_fn = _gather_state
+
+
+def _gather_state(state: Tensor, group: Any | None = None) -> list[Tensor]:
+    """Return a metric's state of every rank; every rank calls it."""
+    with clear_error("reducing a metric"):
+        return gather_all_tensors(state, group)
 
 
 def all_reduce(tensor: Tensor, op: str, what: str) -> None:

@@ -1,10 +1,8 @@
 """The Lightning strategy: processes as in DDP, but replicas are joined by a weight policy instead of DDP's reducer."""
 
 import atexit
-import ctypes
 import os
 import signal
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -15,6 +13,7 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -23,14 +22,11 @@ from torch.optim import Optimizer
 
 from ..errors import StrategyError
 from ..model import checkpoint_file
-from . import averaging
+from . import averaging, launcher
 from .exchange import EXCHANGE_POLICIES, ExchangePolicy, NoExchange
-from .metric_sync import watch_metrics
 from .round_callback import RoundCallback
 from .trainer_check import check_module, check_on_exception
 from .weights import WEIGHT_POLICIES, ModelAveraging, WeightPolicy
-
-_PR_SET_PDEATHSIG = 1  # of Linux' prctl
 
 if TYPE_CHECKING:
     from .exchange.run import ExchangeRun
@@ -139,7 +135,9 @@ class GNNScaleStrategy(DDPStrategy):
             check_on_exception(trainer)
             self.weights.check(trainer)
         super().setup(trainer)
-        watch_metrics(self.lightning_module)
+        if fitting:
+            launcher.keep_in_step(trainer)
+        averaging.watch_metrics(self.lightning_module)
         from .exchange.setup import start_run  # compiled loops that a plain import does not need
 
         self._exchange_run = start_run(self.exchange, trainer)
@@ -176,15 +174,41 @@ class GNNScaleStrategy(DDPStrategy):
         self._check_one_number_of_processes()
         if self._start_method == "forkserver":
             _own_memory(self.lightning_module)
-        super().setup_environment()
+        if self._start_method != "popen" or (self._starts_processes and self.local_rank > 0):
+            launcher.end_with_parent()
         if self._start_method != "popen":
-            _end_with_parent()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the process that this one was forked from
+        with averaging.clear_error("joining the other processes"):
+            super().setup_environment()
+        launcher.meet(launched=self._start_method != "popen")
         if self._start_method != "popen" and self.root_device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
             # As Lightning does for processes that it starts by popen: share the cores out.
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.num_processes))
         # Lightning does so for NCCL alone; gloo's threads can bring an exiting interpreter down.
         atexit.unregister(_destroy_process_group)
         atexit.register(_destroy_process_group)
+
+    def setup_distributed(self) -> None:
+        here = self._starts_processes and self.cluster_environment.main_address in ("127.0.0.1", "localhost")
+        torchrun = "LOCAL_WORLD_SIZE" in os.environ and os.environ["LOCAL_WORLD_SIZE"] == os.environ.get("WORLD_SIZE")
+        if self.num_nodes == 1 and (here or torchrun):
+            launcher.prefer_loopback()
+        if self.num_nodes == 1 and here and not dist.is_initialized():
+            self.set_world_ranks()
+            on_gpu = self.root_device.type != "cpu"
+            options = {"device_id": self.root_device} if on_gpu else {}
+            launcher.join_on_loopback(self, self._timeout, backend=self._get_process_group_backend(), **options)
+        super().setup_distributed()
+
+    @property
+    def _starts_processes(self) -> bool:
+        # creates_processes_externally is true in the processes that Lightning has started, too
+        return isinstance(self.cluster_environment, LightningEnvironment)
+
+    def _configure_launcher(self) -> None:
+        super()._configure_launcher()
+        if self._start_method != "popen":
+            self._launcher = launcher.Launcher(self, start_method=self._start_method)
 
     def _check_one_number_of_processes(self) -> None:
         """Refuse a second Trainer of another size: it would join the first one's group, and train some parts alone."""
@@ -289,6 +313,7 @@ class GNNScaleStrategy(DDPStrategy):
         self.weights.load_state_dict(checkpoint.get(CHECKPOINT_KEY))
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
+        launcher.end_on_sigterm()  # the first barrier behind Lightning's handler is that of the stage
         with averaging.clear_error("waiting for the other processes"):
             super().barrier(*args, **kwargs)
 
@@ -335,17 +360,6 @@ def _own_memory(module: torch.nn.Module) -> None:
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.is_shared():
             tensor.data = tensor.data.clone()
-
-
-def _end_with_parent() -> None:
-    """Ask the system for SIGKILL once the process that started this one has ended, however that was; Linux alone.
-
-    torch asks for SIGINT, which a command that runs in a shell's background ignores, and its processes with it.
-    SIGTERM would wait for Lightning's handler, which does not run while a process waits in a collective for one
-    that has gone. Nothing is lost: no one is left to take this process's results.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _destroy_process_group() -> None:

@@ -1,5 +1,6 @@
 """A trainer whose first process is killed or interrupted: none of its others stays."""
 
+import getpass
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import time
 import psutil
 import pytest
 
+COMPILED = {f"torchinductor_{getpass.getuser()}"}  # torch's cache stays
 TRAIN = [
     "train", "dataset.num_nodes=2000", "dataset.num_edges=8000", "num_parts=2", "trainer.devices=2",
     "trainer.max_epochs=100000", "callbacks=default",
@@ -40,6 +42,44 @@ def trainer(tmp_path):
     for process in started:
         if process.is_running():
             process.kill()
+
+
+def test_no_other_machine_is_listened_to_and_what_a_kill_leaves_goes_with_the_next_run(trainer, tmp_path, monkeypatch):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    process, others = trainer(signal.SIG_DFL)
+    both = [psutil.Process(process.pid), *others]
+    listened = {
+        address.laddr.ip
+        for one in both
+        for address in one.net_connections("inet")
+        if address.status == psutil.CONN_LISTEN
+    }
+    assert listened == {"127.0.0.1"}
+    runs = temporary / f"gnnscale-{os.getuid()}"
+    assert len(list(runs.glob("run-*.lock"))) == 1
+    assert {path.name for path in temporary.iterdir()} <= {runs.name, *COMPILED}
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(30)
+    _wait(lambda: not any(_runs(other) for other in others), "their end")
+    assert list(runs.rglob("*.py")), "PyG's modules, which nobody could remove"
+    plan = ["plan", "planner.num_nodes=10", "planner.num_edges=10", "planner.feature_bytes=10"]
+    subprocess.run(
+        [sys.executable, "-m", "lightning_gnnscale.cli", *plan, f"hydra.run.dir={tmp_path}/plan"], check=True,
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert list(runs.iterdir()) == []
+    assert {path.name for path in temporary.iterdir()} <= {runs.name, *COMPILED}
+
+
+def test_sigterm_of_the_first_process_ends_them_all_in_one_line(trainer):
+    process, others = trainer(signal.SIG_DFL)
+    os.kill(process.pid, signal.SIGTERM)
+    message = process.communicate(timeout=60)[1]
+    assert process.returncode == 143
+    assert message.startswith("gnnscale: ended by SIGTERM; go on with resume=") and message.count("\n") == 1
+    assert not any(_runs(other) for other in others)
 
 
 def test_no_process_outlives_the_first_one(trainer):

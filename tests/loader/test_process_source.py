@@ -18,14 +18,16 @@ from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.loader import ProcessSource, RowReads
 from lightning_gnnscale.sampler import NeighborSampler
 
+SLACK_S = 15  # of a machine that others use too
+
 
 @pytest.fixture
 def processes():
     """A maker of loaders over processes, closed at the end; no thread, process or shared memory is left."""
     shared, open_before, made = shared_files(), memory_files(), []
 
-    def make(num_workers=2, prefetch_batches=4, queue_bytes=1 << 26, **options):
-        source = partial(ProcessSource, num_workers=num_workers, queue_bytes=queue_bytes)
+    def make(num_workers=2, prefetch_batches=4, queue_bytes=1 << 26, timeout_s=300.0, **options):
+        source = partial(ProcessSource, num_workers=num_workers, queue_bytes=queue_bytes, timeout_s=timeout_s)
         made.append(make_loader(source=source, prefetch_batches=prefetch_batches, **options))
         return made[-1]
 
@@ -131,6 +133,44 @@ def test_the_batch_of_a_stopped_worker_is_prepared_by_another(processes, monkeyp
     assert found == expected
     os.kill(stopped, signal.SIGCONT)
     assert all_contents(loader) == expected
+
+
+def stop_all(loader) -> list[int]:
+    pids = loader._source.worker_pids
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    return pids
+
+
+def test_workers_that_are_all_stopped_end_the_run_within_timeout_s(processes):
+    loader = processes(2, timeout_s=5)  # the first batch loads kernels
+    batches = iter(loader)
+    next(batches)
+    stopped, begun = stop_all(loader), time.monotonic()
+    message = ""
+    try:
+        list(batches)
+    except GNNScaleError as error:
+        message = str(error)
+    assert 4 < time.monotonic() - begun < 5 + 5 + SLACK_S
+    assert message.startswith("none of the worker processes has answered for timeout_s=5 s")
+    assert "\n" not in message and "source=threads" in message
+    loader.close()
+    assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in stopped)
+    assert all_contents(loader) == all_contents(make_loader(num_threads=0)), "another iteration starts anew"
+
+
+def test_workers_that_come_back_in_time_go_on_with_no_harm(processes):
+    loader = processes(2, timeout_s=60)
+    batches = iter(loader)
+    found = [contents(next(batches))]
+    stopped = stop_all(loader)
+    back = threading.Timer(1.0, lambda: [os.kill(pid, signal.SIGCONT) for pid in stopped])
+    back.start()
+    found += [contents(batch) for batch in batches]
+    back.join()
+    assert found == all_contents(make_loader(num_threads=0))
+    assert sorted(loader._source.worker_pids) == sorted(stopped), "none was ended"
 
 
 class Lethal(NeighborSampler):

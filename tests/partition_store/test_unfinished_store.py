@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import re
 import shutil
 
 import numpy as np
@@ -258,7 +257,7 @@ def test_a_full_disk_is_told_of_a_partitioning_and_its_checkpoint(tmp_path, monk
 
     p = partition(GRAPH.stream(), method="random", num_parts=3)
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(GNNScaleError, match=re.escape(f"{tmp_path / 'parts'}") + ".*: cannot be written: No space left")):
+    with pytest.raises(GNNScaleError, match="parts.*: cannot be written: No space left on device; make room"):
         p.save(tmp_path / "parts")
     with pytest.raises(GNNScaleError, match=r"state.npz: cannot be saved: No space left on device; make room"):
         partition(GRAPH.stream(20), method="ldg", num_parts=3, checkpoint=tmp_path / "state.npz", checkpoint_every=1)

@@ -16,6 +16,7 @@ from ...errors import GNNScaleError
 NAMESPACE = "gnnscale"
 WORKER_GROUP = "beside"  # of a worker's methods that do not wait for a batch
 PREPARED = "prepared-worker-"
+SYSTEM_TEMPORARY = "GNNSCALE_SYSTEM_TEMPORARY"  # names the system's temporary folder where a run has its own
 _AUTH = "RAY_AUTH_MODE"
 _STOP_LIMIT_S = 10.0
 # What any HTTP/2 server answers with settings of its own: the preface and an empty SETTINGS frame.
@@ -142,7 +143,9 @@ def _connect(ray, address: str | None, store_bytes: int) -> None:
     quiet = {"namespace": NAMESPACE, "logging_level": "error", "log_to_driver": False, "configure_logging": False}
     try:
         if address is not None:
-            ray.init(address=address, **quiet)
+            # "auto" is looked up in the system's temporary folder, whatever this run uses
+            with _environment(RAY_TMPDIR=os.environ.get("RAY_TMPDIR", os.environ.get(SYSTEM_TEMPORARY))):
+                ray.init(address=address, **quiet)
             return
         with _environment(RAY_USAGE_STATS_ENABLED="0"):
             ray.init(address="local", include_dashboard=False, object_store_memory=store_bytes, **quiet)
@@ -152,8 +155,9 @@ def _connect(ray, address: str | None, store_bytes: int) -> None:
 
 
 @contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    """Set variables for processes that are started meanwhile."""
+def _environment(**values: str | None) -> Iterator[None]:
+    """Set variables for processes that are started meanwhile; None leaves one as it is."""
+    values = {name: value for name, value in values.items() if value is not None}
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -30,11 +30,13 @@ from .cluster import (
 )
 from .messages import Setup, Table
 from .ray_hub import Hub
-from .settings import Meeting, RayWorkers
+from .settings import HubSettings, Meeting, RayWorkers
 from .spread_graph import spread_of
 
 _turns = itertools.count()
 _CALL_LIMIT_S = 10.0
+_PROBE_S = 2.0
+_START_LIMIT_S = 60.0  # at least: an import of torch takes its time
 
 
 class HubThread:
@@ -69,14 +71,19 @@ class HubThread:
 class HubActor:
     """A hub that the ranks of a node share; arguments as for `Hub`."""
 
-    def __init__(self, name: str, *arguments):
-        self._actor = start_hub(name, *arguments)
+    def __init__(self, name: str, worker_names: list[str], settings: HubSettings):
+        self._actor, self._timeout_s = start_hub(name, worker_names, settings), settings.timeout_s
+        self._limit_s = max(_START_LIMIT_S, self._timeout_s)  # until it has answered
 
     def call(self, method: str, *arguments) -> Any:
         return getattr(self._actor, method).remote(*arguments)
 
     def wait(self, answer: Any, limit_s: float | None) -> Any:
-        return import_ray().get(answer, timeout=limit_s)
+        ray = import_ray()
+        while limit_s is None and not ray.wait([answer], timeout=_PROBE_S)[0]:
+            ray.get(self._actor.ping.remote(), timeout=max(0.1, self._limit_s - _PROBE_S))
+            self._limit_s = self._timeout_s
+        return ray.get(answer, timeout=self._limit_s if limit_s is None else limit_s)
 
     def end(self) -> None:
         import_ray().kill(self._actor)
@@ -96,7 +103,7 @@ class Link:
         self._hub: HubThread | HubActor | None = None
         self._setup: Setup | None = None
         self._workers: list = []
-        self._open = False
+        self._open = self._silent = False
 
     def open(self, setup: Callable[[list[str]], Setup]) -> None:
         """Connect to Ray, start workers and the hub where they are not there, and introduce this rank.
@@ -121,6 +128,7 @@ class Link:
         shared = self._place.num_local > 1
         make_hub = HubActor if shared else HubThread
         name = f"{meeting.run}-{meeting.turn}-hub-{self._place.node}"
+        self._silent = False
         self._hub = make_hub(name, names, settings.for_hub(len(names), shared))
         self._setup = setup(names)
         self.ask("join", self._setup, limit_s=None)
@@ -132,6 +140,8 @@ class Link:
     def ask(self, method: str, *arguments, named: bool = True, limit_s: float | None = _CALL_LIMIT_S) -> Any:
         """Call a method of the hub and return its answer; None where the hub has ended, unless it has no limit."""
         ray = import_ray()
+        if self._silent:
+            return None
         arguments = (self._rank, *arguments) if named else arguments
         try:
             return self._hub.wait(self._hub.call(method, *arguments), limit_s)
@@ -144,11 +154,18 @@ class Link:
         """Return what a call of the hub returns.
 
         Raises:
-            GNNScaleError: the hub ended.
+            GNNScaleError: the hub ended, or does not answer.
         """
+        exceptions = import_ray().exceptions
         try:
             return self._hub.wait(answer, None)
-        except import_ray().exceptions.RayError as error:
+        except exceptions.GetTimeoutError:
+            self._silent = True
+            raise GNNScaleError(
+                f"the hub of node {self._place.node} has not answered for timeout_s={self._settings.timeout_s:g} s: "
+                "was it stopped? Raise source.timeout_s where the machine is slow, or resume from the last checkpoint"
+            ) from None
+        except exceptions.RayError as error:
             raise GNNScaleError(
                 f"the hub of node {self._place.node} has ended ({one_line(error)}): memory may be short on this "
                 "machine; resume from the last checkpoint"

@@ -9,6 +9,7 @@ from ...errors import GNNScaleError
 from .cluster import WORKER_GROUP, import_ray, one_line, worker_handle
 
 _RETRY_S = 0.2
+_LAST_TRY_S = 1.0  # for a hub that was itself stopped, and finds the time gone
 
 
 class HubWorkers:
@@ -98,6 +99,19 @@ class HubWorkers:
                 self._lose(worker, reason, final=False)
             await asyncio.sleep(_RETRY_S)
 
+    async def answers(self, worker: int, limit_s: float) -> bool:
+        """Return whether a worker answers beside its batches; one that is silent for that long gets no more of them."""
+        for patience_s in (max(limit_s, _RETRY_S), _LAST_TRY_S):
+            try:
+                await asyncio.wait_for(self.reply(worker, "ping"), patience_s)
+                return True
+            except TimeoutError:
+                continue
+            except (self._ray.exceptions.RayError, ValueError):
+                return False  # it has ended, which its batches tell
+        self._lose(worker, f"no answer for timeout_s={self._timeout_s:g} s", final=False)
+        return False
+
     def _lose(self, worker: int, reason: str, final: bool) -> None:
         """Go on without a worker; with none left, say so to whoever waits."""
         self._silent.add(worker)
@@ -112,7 +126,7 @@ class HubWorkers:
             )
         elif len(self._silent) == count:
             self.broken = (
-                f"none of {count} preparation workers answers ({reason}): `ray status` says whether the cluster has a "
-                "free CPU for each; raise timeout_s where it is slow"
+                f"none of {count} preparation workers answers ({reason}): were they stopped? `ray status` says whether "
+                "the cluster has a free CPU for each; raise source.timeout_s where it is slow"
             )
         self._left(worker)

@@ -16,6 +16,7 @@ MOST_ENDS = 5  # workers that may end over one batch
 FIRST_TIMES = 6.0  # the first groups load kernels and parts
 SLOW_TIMES = 4.0  # a group is slow after so many times the longest so far
 _WATCH_S = 0.25
+_PROBE_S = 5.0  # a worker that makes one group for longer is asked whether it is there
 
 
 class Hub:
@@ -38,11 +39,17 @@ class Hub:
         self._board = JobBoard(len(worker_names), settings.batches_per_group, settings.credits, self._new_answer)
         self._under_way: list[list[Group]] = [[] for _ in worker_names]
         self._slow: set[int] = set()
+        self._lost: dict[int, asyncio.Future] = {}  # of workers with groups under way, done when they are silent
+        self._heard_s = [0.0] * len(worker_names)
+        self._probed: set[int] = set()
         self._longest_s = 0.0
         self._notices: list[dict] = []
         self._tasks: set[asyncio.Task] = set()
         self._totals: dict[str, float] = {}
         self._caches = HubCaches(settings.cache_rows, settings.cache_policy)
+
+    async def ping(self) -> None:
+        """Answer."""
 
     async def join(self, rank: str, setup: Setup) -> int:
         """Take in a rank; return the number of workers."""
@@ -169,7 +176,8 @@ class Hub:
         update = self._caches.begin(table, worker)
         try:
             request = GroupRequest(self.name, group.setup, [job.key for job in group.jobs], owned, update)
-            header, payload = await self._answered(worker, request)
+            header, payload = await self._unless_lost(worker, self._answered(worker, request))
+            self._heard_s[worker] = time.monotonic()
         except (self._ray.exceptions.RayActorError, self._ray.exceptions.ObjectLostError) as error:
             self._bereave(group, worker, error)
             return
@@ -190,6 +198,18 @@ class Hub:
             self._board.set_able(worker, True)
         self._deliver(group, header, payload)
         self._hand_out()
+
+    async def _unless_lost(self, worker: int, answer) -> Any:
+        """Return what a worker answers; ActorUnavailableError: it has been silent for too long."""
+        lost = self._lost.setdefault(worker, asyncio.get_running_loop().create_future())
+        answered = asyncio.ensure_future(answer)
+        try:
+            await asyncio.wait({answered, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if answered.done():
+                return answered.result()
+            raise self._ray.exceptions.ActorUnavailableError(lost.result(), None)
+        finally:
+            answered.cancel()
 
     async def _answered(self, worker: int, request: GroupRequest) -> tuple[GroupHeader, Any]:
         """Return a worker's header, and its payload with all rows, or where it lies."""
@@ -219,8 +239,9 @@ class Hub:
         """Give the jobs of a worker that ended to the others."""
         lost = self._board.put_back(group)
         self._caches.forget(worker)
-        if worker in self._board.able:
-            self._board.set_able(worker, False)
+        self._board.set_able(worker, False)
+        self._slow.discard(worker)
+        if worker in self._workers.started:
             self._workers.started.discard(worker)
             self._notices.append({"name": "worker_ended", "worker": worker, "how": one_line(error), "lost": len(lost)})
             self._spawn(self._workers.revive(worker))
@@ -244,19 +265,26 @@ class Hub:
         self._hand_out()
 
     def _left(self, worker: int) -> None:
-        """Give no more jobs to a worker that does not answer."""
+        """Give no more jobs to a worker that does not answer, and those that it has to others."""
         self._board.set_able(worker, False)
+        lost = self._lost.pop(worker, None)
+        if lost is not None and not lost.done():
+            lost.set_result("it does not answer")
         self._hand_out()
 
     def _fail_all(self) -> None:
         for rank in self._board.ranks.values():
-            for job in self._board.forget(rank):
+            iteration = rank.iteration
+            lost = self._board.forget(rank)
+            rank.iteration = iteration  # the rank begins the next one, once it has read of this one's end
+            for job in lost:
                 _answer(job, Answer(self._workers.broken, notices=self._taken_notices()))
 
     async def _watch(self) -> None:
-        """Have the group of a slow worker made by a second one too."""
+        """Have the group of a slow worker made by a second one too; find out about those that are silent."""
         while True:
             await asyncio.sleep(_WATCH_S)
+            self._probe()
             known = SLOW_TIMES * self._longest_s or FIRST_TIMES * self._settings.slow_s
             limit = max(self._settings.slow_s, known)
             for worker, queue in enumerate(self._under_way):
@@ -274,6 +302,22 @@ class Hub:
                     if twin.jobs:
                         self._spawn(self._make(twin))
                 self._hand_out()
+
+    def _probe(self) -> None:
+        patience_s = min(_PROBE_S, self._settings.timeout_s / 4)
+        for worker, queue in enumerate(self._under_way):
+            heard_s = max(self._heard_s[worker], queue[0].begun_s) if queue else time.monotonic()
+            there = worker in self._workers.started and worker not in self._probed
+            if there and time.monotonic() - heard_s > patience_s:
+                self._probed.add(worker)
+                self._spawn(self._ask_whether_there(worker, heard_s + self._settings.timeout_s - time.monotonic()))
+
+    async def _ask_whether_there(self, worker: int, left_s: float) -> None:
+        try:
+            if await self._workers.answers(worker, left_s):
+                self._heard_s[worker] = time.monotonic()
+        finally:
+            self._probed.discard(worker)
 
     def _open(self, worker: int, setup: Setup) -> None:
         if setup.spread is not None:  # the others ask it for rows, maybe before it is asked for a batch

@@ -171,6 +171,11 @@ class RaySource:
             except (ray.exceptions.ObjectLostError, ray.exceptions.RayActorError):
                 answer = self._link.tell("again", iteration, place)
                 continue
+            except ray.exceptions.GetTimeoutError:
+                raise batch_error(
+                    key, f"it did not arrive from its worker within timeout_s={self._settings.timeout_s:g} s: is its "
+                    "machine reachable? Raise source.timeout_s where it is slow, or resume from the last checkpoint"
+                ) from None  # fmt: skip
             except ray.exceptions.RayError as error:
                 raise batch_error(
                     key, f"{one_line(error)}: source.store_bytes={self._settings.store_bytes} caps what lies ready"
@@ -183,7 +188,7 @@ class RaySource:
         if isinstance(ref, GroupPayload):
             return ref
         if self._last[0] != ref:
-            self._last = (ref, import_ray().get(ref))
+            self._last = (ref, import_ray().get(ref, timeout=self._settings.timeout_s))
         return self._last[1]
 
     def _count(self, header) -> None:

@@ -65,7 +65,8 @@ class RayWorkers:
         credits: requests of a trainer node under way or ready, >= 1; None: two for each worker.
         replicate_bytes: of rows of the nodes of highest degree that every worker holds, under "distributed".
         store_bytes: most bytes of batches in shared memory, of a Ray that is started.
-        timeout_s: for which an address or all workers may be silent.
+        timeout_s: seconds for which an address, the hub, all workers, or a batch on its way may be silent. A worker
+            that is silent for so long loses its batches to the others.
         slow_s: after which a group that takes four times as long as any before is given to a second worker.
 
     Raises:

@@ -2,13 +2,16 @@
 
 import os
 import signal
+import threading
 import time
 
+import psutil
 import pytest
 from ray_world import WORLD, all_contents, contents, make_loader, wait_until
 
 from lightning_gnnscale import events
 from lightning_gnnscale.errors import GNNScaleError
+from lightning_gnnscale.loader import RankPlace
 from lightning_gnnscale.loader.preparation import RayWorkers
 from lightning_gnnscale.loader.preparation.worker_parts import WorkerParts, hold_part
 from lightning_gnnscale.sampler import NeighborSampler
@@ -52,6 +55,82 @@ def test_the_batches_of_a_stopped_worker_are_made_by_another(pool):
     assert [event["worker"] for event in told_since(since, "worker_slow")] == [0]
     assert all_contents(loader) == EXPECTED
     loader.close()
+
+
+SLACK_S = 15  # of a machine that others use too
+
+
+def ends_with(loader, batches, pids) -> str:
+    """Stop processes, and return the error that the batches end with, well within five seconds."""
+    begun = time.monotonic()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        list(batches)
+    except GNNScaleError as error:
+        assert time.monotonic() - begun < 5 + 5 + SLACK_S
+        return str(error)
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    return ""
+
+
+def test_workers_that_are_all_stopped_end_the_run_within_timeout_s(pool):
+    loader = make_loader(RayWorkers(address="auto", timeout_s=5))
+    batches = iter(loader)
+    next(batches)
+    message = ends_with(loader, batches, loader._source.worker_pids)
+    assert message.startswith("none of 2 preparation workers answers (no answer for timeout_s=5 s)")
+    assert "source.timeout_s" in message and "\n" not in message
+    assert wait_until(lambda: len(loader._source.worker_pids) == 2), "they are back"
+    assert all_contents(loader) == EXPECTED
+    loader.close()
+
+
+def test_a_stopped_worker_loses_its_batches_to_the_others_within_timeout_s(pool):
+    loader = make_loader(RayWorkers(address="auto", timeout_s=4, slow_s=1000))
+    list(loader)
+    since, stopped = len(events.recent()), loader._source.worker_pids[0]
+    loader.set_epoch(0)
+    begun = time.monotonic()
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        assert all_contents(loader) == EXPECTED
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    assert time.monotonic() - begun < 4 + 5 + SLACK_S
+    assert [event["worker"] for event in told_since(since, "worker_ended")] == [0]
+    assert wait_until(lambda: len(loader._source.worker_pids) == 2), "it is back"
+    loader.close()
+
+
+def test_workers_that_come_back_in_time_go_on_with_no_harm(pool):
+    loader = make_loader(RayWorkers(address="auto", timeout_s=60))
+    batches, since = iter(loader), len(events.recent())
+    found, pids = [contents(next(batches))], loader._source.worker_pids
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    back = threading.Timer(1.0, lambda: [os.kill(pid, signal.SIGCONT) for pid in pids])
+    back.start()
+    assert found + all_contents(batches) == EXPECTED
+    assert told_since(since, "worker_ended") == []
+    loader.close()
+
+
+def test_a_stopped_hub_ends_the_run_within_timeout_s(pool):
+    """The hub that ranks of a machine share is a process of its own."""
+    place = RankPlace(num_local=2)
+    loader = make_loader(source=RayWorkers(address="auto", timeout_s=5).connect(place), prefetch_batches=4)
+    batches = iter(loader)
+    next(batches)
+    hubs = [process.pid for process in psutil.process_iter(["name"]) if "Hub" in (process.info["name"] or "")]
+    message = ends_with(loader, batches, hubs)
+    assert message.startswith("the hub of node 0 has not answered for timeout_s=5 s: was it stopped?")
+    assert "\n" not in message
+    begun = time.monotonic()
+    loader.close()
+    assert time.monotonic() - begun < 5 + SLACK_S
 
 
 def test_workers_that_are_all_gone_are_told_in_one_line(local_ray):

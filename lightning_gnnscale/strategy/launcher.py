@@ -1,0 +1,207 @@
+"""The processes of a run: who starts them, how one that was lost is told, and how those that stand still are ended."""
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from multiprocessing.connection import wait
+from typing import Any
+
+import lightning.pytorch as pl
+import psutil
+import torch.distributed as dist
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
+
+from .. import errors
+from ..errors import Peer, StrategyError, clear_error
+from . import averaging
+
+LOOPBACK = {"linux": "lo", "darwin": "lo0"}
+_PATIENCE_S = 3.0  # for processes to end by themselves, once one has failed
+_START_LIMIT = timedelta(seconds=60)
+_PR_SET_PDEATHSIG = 1  # of Linux' prctl
+CAUSES = {
+    signal.SIGSEGV: "a file of the store may be damaged: check it by PartitionStore.open(STORE).verify()",
+    signal.SIGBUS: "a mapped file was shortened while it was read, or its disk is gone or full: check the store by "
+    "PartitionStore.open(STORE).verify()",
+    signal.SIGKILL: "memory was short (see the limit of its cgroup, and the system's log), or somebody killed it",
+    signal.SIGTERM: "somebody, or a scheduler, asked it to end",
+}
+
+
+class Launcher(_MultiProcessingLauncher):
+    """Lightning's launcher of forked and spawned processes, for which none of them can stand still for ever.
+
+    Where a process has failed, torch asks the others to end; one that is stopped hears nothing, and is killed. So is
+    one that stands stopped for the strategy's timeout after another has ended. One that was ended by a signal is told
+    in one line.
+    """
+
+    @property
+    def procs(self) -> list:
+        """The processes, as Lightning sets them."""
+        return self._procs
+
+    @procs.setter
+    def procs(self, started: list) -> None:
+        self._procs, self._stopped = started, set()
+        for process in started:
+            process.terminate = partial(_terminate, process.pid)
+        if started and self._strategy._timeout is not None:
+            arguments = (started, self._strategy._timeout.total_seconds(), self._stopped)
+            threading.Thread(target=_end_stopped, args=arguments, name="gnnscale-ranks", daemon=True).start()
+
+    def launch(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run a function on every process; see Lightning.
+
+        Raises:
+            StrategyError: a process was ended by a signal.
+        """
+        try:
+            return super().launch(function, *args, **kwargs)
+        except ProcessRaisedException:
+            raise
+        except ProcessExitedException as error:
+            if error.error_pid in self._stopped:
+                line = f"rank {error.error_index} (process {error.error_pid}) stood stopped for strategy.timeout"
+                raise StrategyError(f"{line}, and was ended: start again from the last checkpoint") from None
+            raise StrategyError(exit_line(error.error_index, error.error_pid, error.exit_code)) from None
+
+
+def _terminate(pid: int) -> None:
+    """Ask a process to end, and see to it that it does.
+
+    It is not asked how it ended: two threads that ask would take the answer from each other.
+    """
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        process.kill() if process.status() == psutil.STATUS_STOPPED else process.terminate()
+        later = threading.Timer(_PATIENCE_S, _kill, (process,))
+        later.daemon = True
+        later.start()
+
+
+def _kill(process: psutil.Process) -> None:
+    with suppress(psutil.Error):
+        process.kill()
+
+
+def _end_stopped(processes: list, limit_s: float, ended: set[int]) -> None:
+    """Kill processes that stand stopped, so many seconds after another one has ended; their ids are added to a set."""
+    sentinels = {process.sentinel: process.pid for process in processes}
+    for sentinel in wait(list(sentinels)):
+        del sentinels[sentinel]
+    deadline = time.monotonic() + limit_s
+    while sentinels and time.monotonic() < deadline:
+        for sentinel in wait(list(sentinels), max(0.0, deadline - time.monotonic())):
+            del sentinels[sentinel]
+    for pid in sentinels.values():
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if process.status() == psutil.STATUS_STOPPED:
+                ended.add(pid)
+                process.kill()
+
+
+def exit_line(rank: int, pid: int, code: int) -> str:
+    """Return one line on a process that has ended, with its likely cause.
+
+    Args:
+        rank: of the process on its machine.
+        pid: of the process.
+        code: what it ended with; below 0 it is the number of a signal.
+    """
+    if code >= 0:
+        return f"rank {rank} (process {pid}) ended with exit code {code}: look for its own error above"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    cause = CAUSES.get(-code, "look for its own error above")
+    return f"rank {rank} (process {pid}) was ended by {name}: {cause}; then start again from the last checkpoint"
+
+
+def join_on_loopback(strategy: Any, timeout: Any, **options: Any) -> None:
+    """Let the processes of one machine meet where no other can reach them; torch's own store listens to all.
+
+    Args:
+        strategy: whose ranks are set.
+        timeout: of the group, a timedelta; a start may take a minute all the same.
+        options: more of `init_process_group`.
+    """
+    environment = strategy.cluster_environment
+    host, port, first = environment.main_address, environment.main_port, strategy.global_rank == 0
+    world_size = strategy.num_processes
+    patience = max(timeout, _START_LIMIT) if timeout else _START_LIMIT
+    if first:
+        listening = socket.create_server(("127.0.0.1", port), backlog=max(128, world_size))
+        options["store"] = dist.TCPStore(
+            host, port, world_size, True, patience, master_listen_fd=listening.detach(), use_libuv=True
+        )
+    else:
+        options["store"] = dist.TCPStore(host, port, world_size, False, patience)
+    dist.init_process_group(rank=strategy.global_rank, world_size=world_size, timeout=timeout, **options)
+
+
+def prefer_loopback() -> None:
+    """Have gloo connect the processes of one machine over its loopback, unless the user names an interface."""
+    if sys.platform in LOOPBACK:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK[sys.platform])
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end this process, as it does any other, unless the user's script has a handler of its own.
+
+    Lightning's handler enters a collective of its own where the others do not, and one that waits in a collective
+    does not run it: the run would hang until the timeout, or go on with values of another collective.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    kept = getattr(handler, "signal_handlers", None)
+    if kept is None:
+        return
+    kept[:] = [one for one in kept if getattr(one, "__name__", "") != "_sigterm_notifier_fn"]
+    if not any(callable(one) for one in kept):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def keep_in_step(trainer: pl.Trainer) -> None:
+    """Let the flag that Lightning broadcasts before every batch fail like other collectives: it swallows the error."""
+    loop = trainer.fit_loop.epoch_loop
+    if averaging.world_size() > 1 and hasattr(loop, "_broadcast_sigterm_tensor"):
+        loop._broadcast_sigterm_tensor = lambda: averaging.keep_in_step(trainer.strategy.root_device)
+
+
+def end_with_parent() -> None:
+    """Ask the system for SIGKILL once the process that started this one has ended, however that was; Linux alone.
+
+    torch asks for SIGINT, which a command that runs in a shell's background ignores, and its processes with it.
+    SIGTERM would wait for Lightning's handler, which does not run while a process waits in a collective for one
+    that has gone. Nothing is lost: no one is left to take this process's results.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def meet(launched: bool) -> None:
+    """Note which processes this run has on this machine; every rank calls it.
+
+    Args:
+        launched: a `Launcher` has started them.
+    """
+    errors.ends_stopped = not launched
+    me = psutil.Process()
+    mine = Peer(socket.gethostname(), me.pid, me.create_time())
+    found: list[Any] = [mine] * averaging.world_size()
+    if len(found) > 1:
+        with clear_error("meeting the other processes"):
+            dist.all_gather_object(found, mine)
+    errors.peers[:] = found
