@@ -214,8 +214,8 @@ def test_a_partitioning_of_edges_that_changed_since_is_refused(no_disk_wait, tmp
 def test_a_damaged_partitioning_is_told(tmp_path):
     p = partition(GRAPH.stream(), method="random", num_parts=3)
     for damage, message in (
-        (lambda folder: flip(folder / "part_id.npy"), "part_id.npy is damaged"),
-        (lambda folder: (folder / "partitioning.json").write_text("[]"), "partitioning.json is damaged"),
+        (lambda folder: flip(folder / "part_id.npy"), "part_id.npy was damaged"),
+        (lambda folder: (folder / "partitioning.json").write_text("[]"), "no partitioning can be read"),
         (lambda folder: (folder / "partitioning.json").write_text("{"), "no partitioning can be read"),
     ):
         p.save(tmp_path / "parts")
