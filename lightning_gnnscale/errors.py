@@ -29,7 +29,7 @@ class StrategyError(GNNScaleError):
     """The Trainer, the strategy and the DataModule do not fit together; the message names the remedy."""
 
 
-class Peer(NamedTuple):
+class RankProcess(NamedTuple):
     """A process of the run.
 
     Attributes:
@@ -42,7 +42,7 @@ class Peer(NamedTuple):
     created: float
 
 
-peers: list[Peer] = []  # by rank, once the processes have met
+peers: list[RankProcess] = []  # by rank, once the processes have met
 ends_stopped = True  # a launcher of ours does so itself, and tells whose end was the first
 
 
