@@ -41,7 +41,7 @@ class CheckpointError(GNNScaleError):
     """A checkpoint is missing, damaged, of another model or not to be trusted, or cannot be written."""
 
 
-class Peer(NamedTuple):
+class RankProcess(NamedTuple):
     """A process of the run.
 
     Attributes:
@@ -54,7 +54,7 @@ class Peer(NamedTuple):
     created: float
 
 
-peers: list[Peer] = []  # by rank, once the processes have met
+peers: list[RankProcess] = []  # by rank, once the processes have met
 ends_stopped = True  # a launcher of ours does so itself, and tells whose end was the first
 
 

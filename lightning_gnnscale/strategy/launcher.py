@@ -20,7 +20,7 @@ from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from .. import errors
-from ..errors import Peer, StrategyError, clear_error
+from ..errors import RankProcess, StrategyError, clear_error
 from . import averaging
 
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
@@ -114,8 +114,8 @@ def exit_line(rank: int, pid: int, code: int) -> str:
     """Return one line on a process that has ended, with its likely cause.
 
     Args:
-        rank: of the process on its machine.
-        pid: of the process.
+        rank: number of the process on its machine.
+        pid: id of the process.
         code: what it ended with; below 0 it is the number of a signal.
     """
     if code >= 0:
@@ -133,7 +133,7 @@ def join_on_loopback(strategy: Any, timeout: Any, **options: Any) -> None:
 
     Args:
         strategy: whose ranks are set.
-        timeout: of the group, a timedelta; a start may take a minute all the same.
+        timeout: limit of the group, a timedelta; a start may take a minute all the same.
         options: more of `init_process_group`.
     """
     environment = strategy.cluster_environment
@@ -199,7 +199,7 @@ def meet(launched: bool) -> None:
     """
     errors.ends_stopped = not launched
     me = psutil.Process()
-    mine = Peer(socket.gethostname(), me.pid, me.create_time())
+    mine = RankProcess(socket.gethostname(), me.pid, me.create_time())
     found: list[Any] = [mine] * averaging.world_size()
     if len(found) > 1:
         with clear_error("meeting the other processes"):
