@@ -147,15 +147,16 @@ def _load_rows(name: str, array, num_rows: int, ndims: tuple[int, ...]) -> np.nd
         return None
     if isinstance(array, str | os.PathLike) and not Path(array).is_file():
         raise ValueError(f"{name}: no such file: {array}")
+    file = f" (file {array})" if isinstance(array, str | os.PathLike) else ""
     try:
         array = np.asarray(opened(array))
     except TypeError as error:
         raise ValueError(f"{name}: numpy cannot hold it: {error}") from None
     if array.ndim not in ndims or array.shape[0] != num_rows:
         wanted = " or ".join(f"({num_rows}{', columns' * (ndim - 1)})" for ndim in ndims)
-        raise ValueError(f"{name} must have shape {wanted}, got {array.shape}")
+        raise ValueError(f"{name} must have shape {wanted}, got {array.shape}{file}")
     if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
-        raise ValueError(f"{name} must be numbers or booleans of at most 8 bytes, got {array.dtype}")
+        raise ValueError(f"{name} must be numbers or booleans of at most 8 bytes, got {array.dtype}{file}")
     return array
 
 
