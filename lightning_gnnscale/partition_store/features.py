@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
+from ..errors import PartitionStoreError
 from ..jit import kernel
 from ..triton_kernels.gather_rows import gather_rows
 from .loaded_rows import read_ranges, read_rows
@@ -141,13 +142,22 @@ class CSRFeatures:
         return sparse_batch_row_bytes(len(self.indices), self.num_rows)
 
     def gather(self, nodes: np.ndarray) -> SparseRows:
-        """Copy rows; nodes: (num,) integers in [0, num_rows). The values come as stored, bit for bit."""
+        """Copy rows; nodes: (num,) integers in [0, num_rows). The values come as stored, bit for bit.
+
+        Raises:
+            PartitionStoreError: a column is outside [0, dim).
+        """
         nodes = checked_rows(nodes, self.num_rows)
         indptr = np.zeros(len(nodes) + 1, np.int64)
         row_lengths(self.indptr, nodes, indptr)
         indices = np.empty(indptr[-1], np.int32)
         data = np.empty(indptr[-1], self.data.dtype)
         copy_sparse_rows(self.indptr, self.indices, as_bits(self.data), nodes, indptr, indices, as_bits(data))
+        if len(indices) and not 0 <= indices.min() <= indices.max() < self.dim:
+            raise PartitionStoreError(
+                f"features: stored rows name columns {indices.min()} to {indices.max()}, outside [0, {self.dim}):"
+                " the store is damaged; write it again with overwrite=True"
+            )
         return SparseRows(indptr, indices, data, self.dim)
 
     def load(self, nodes: np.ndarray) -> "CSRFeatures":

@@ -186,6 +186,14 @@ def test_a_damaged_store_is_refused_or_the_same(no_disk_wait, wholes, tmp_path):
     assert outcomes["verify", "refused"] > NUM_STORES / 2
 
 
+def test_columns_beyond_the_features_are_refused(no_disk_wait, wholes, tmp_path):
+    root = shutil.copytree(wholes["sparse"][0], tmp_path / "store")
+    reseal(root, lambda manifest: manifest.update(feature_dim=3))
+    for _ in range(2):  # the second one finds the note of the first
+        outcome, told = in_child(lambda: verified(root))
+        assert outcome == "refused" and "features: stored rows name columns" in told
+
+
 def test_a_store_that_changes_once_it_was_compared_crashes_nobody(no_disk_wait, wholes, tmp_path):
     """Damage that leaves size and times as they were passes the note; what compiled loops follow is still checked."""
     rng = np.random.default_rng(1)
