@@ -16,6 +16,7 @@ from .batch_source import BatchKey
 
 SLOW_S = 5.0  # at least so long is a batch waited for before another worker tries it too
 SLOW_TIMES = 4  # and so many times the longest preparation so far
+START_LIMIT_S = 60.0  # at least: imports and the first batch's kernels take their time
 _LOOK_S = 0.5  # between looks at the clock
 
 
@@ -65,13 +66,14 @@ class BatchQueue:
         broken: why no batch will ever be prepared, or None.
         closing: no job is given out any more.
         starting: workers that are about to start: nobody is late until they have.
+        fresh: workers that have not made a batch yet, and load kernels first: `START_LIMIT_S` is allowed at least.
     """
 
     def __init__(self, max_bytes: int, timeout_s: float):
         self.pool, self._timeout_s = SegmentPool(max_bytes), timeout_s
         self.changed = threading.Condition()
         self.broken: str | None = None
-        self.closing, self.starting = False, 0
+        self.closing, self.starting, self.fresh = False, 0, 0
         self.order: deque[Job] = deque()  # requested and not taken
         self.largest = 0  # bytes of a batch so far
         self._longest_s = self._silent_s = 0.0
@@ -226,9 +228,10 @@ class BatchQueue:
             self._silent_s = 0.0
             return
         self._silent_s += min(time.monotonic() - begun, look_s)
-        if self._silent_s >= self._timeout_s:
+        limit_s = max(START_LIMIT_S, self._timeout_s) if self.fresh else self._timeout_s
+        if self._silent_s >= limit_s:
             raise GNNScaleError(
-                f"none of the worker processes has answered for timeout_s={self._timeout_s:g} s: were they stopped "
+                f"none of the worker processes has answered for timeout_s={limit_s:g} s: were they stopped "
                 "(`kill -CONT` lets them go on), or does their disk not answer? Raise source.timeout_s where a batch "
                 "takes longer, or resume from the last checkpoint with source=threads"
             )
@@ -238,7 +241,8 @@ class BatchQueue:
         job = self.order[0]
         if job.state is not State.RUNNING or not job.begun_s or job.short_of_room or job.twin is not None:
             return None
-        left = job.begun_s + max(SLOW_S, SLOW_TIMES * self._longest_s) - time.monotonic()
+        patience_s = min(max(SLOW_S, SLOW_TIMES * self._longest_s), self._timeout_s / 2)
+        left = job.begun_s + patience_s - time.monotonic()
         if left > 0:
             return left
         job.twin = Job(job.key, job.staged)

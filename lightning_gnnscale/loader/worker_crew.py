@@ -10,7 +10,7 @@ from ..errors import GNNScaleError
 from ..events import record
 from ..sampler.minibatch import MiniBatch
 from .batch_maker import batch_error
-from .batch_queue import BatchQueue, Job
+from .batch_queue import START_LIMIT_S, BatchQueue, Job
 from .batch_source import BatchKey
 from .batch_worker import Failed, NeedsRoom, WorkerProcess
 from .local_source import THREAD_NAME
@@ -18,7 +18,6 @@ from .shared_value import SharedValue
 from .staged_part import PartShelf, StagedPart
 
 START_ATTEMPTS = 3
-START_LIMIT_S = 60.0  # at least: an import of torch takes its time
 MOST_ENDS = 5  # workers that may end over one batch
 
 
@@ -105,7 +104,7 @@ class WorkerCrew:
 
     def _lead(self) -> None:
         """Have one worker after the other prepare batches, until the crew is stopped."""
-        worker = None
+        worker, fresh = None, False
         while (coming := self.queue.next()) is not None:
             job, staged = coming
             try:
@@ -116,7 +115,9 @@ class WorkerCrew:
             if worker is not None and not worker.is_alive:
                 self._dismiss(worker)
                 worker = None
-            worker = worker or self._hire()
+            if worker is None:
+                worker = self._hire()
+                fresh = worker is not None and self._count_fresh(True)
             if worker is None:
                 self.queue.put_back(job)
                 break
@@ -126,10 +127,17 @@ class WorkerCrew:
             except (EOFError, OSError):
                 self._bereave(job, worker)
                 worker = None
+            if fresh:
+                fresh = self._count_fresh(False)
             del coming, job, staged, part  # a part goes when its last batch is made
         if worker is not None:
             worker.kill()
             self._dismiss(worker)
+
+    def _count_fresh(self, fresh: bool) -> bool:
+        with self.queue.changed:
+            self.queue.fresh += 1 if fresh else -1
+        return fresh
 
     def _prepare(self, worker: WorkerProcess, job: Job, part: SharedValue) -> None:
         """Have a worker prepare a job; EOFError and OSError: it ended."""
