@@ -10,6 +10,7 @@ from ..errors import PartitionStoreError
 from .array_file import HEADER_BYTES, checksum, little_endian
 
 FORMAT_VERSION = 2
+CODED_VERSION = 3  # of a store whose feature rows are codes: a reader of version 2 would take them for numbers
 MANIFEST = "manifest.json"
 REMEDY = "write the store again with overwrite=True, or restore the file"
 SOURCE = "source.json"  # the fingerprint of the input: apart, since it tells files apart that hold the same graph
@@ -68,9 +69,9 @@ def read_manifest(root: Path) -> dict:
         sizes = {name: entry["bytes"] for name, entry in manifest["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         raise PartitionStoreError(f"{root / MANIFEST}: damaged; write the store again with overwrite=True") from None
-    if version != FORMAT_VERSION:
+    if version not in (FORMAT_VERSION, CODED_VERSION):
         raise PartitionStoreError(
-            f"{root}: store of format {version}, this version reads {FORMAT_VERSION};"
+            f"{root}: store of format {version}, this version reads {FORMAT_VERSION} and {CODED_VERSION};"
             " write it again with overwrite=True, or use the version that wrote it"
         )
     for name, wanted in sizes.items():

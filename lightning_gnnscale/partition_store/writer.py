@@ -3,6 +3,7 @@
 import errno
 import zlib
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 
@@ -14,11 +15,11 @@ from .array_file import ArrayFile, map_rows
 from .buckets import bucket_edges, bucket_layout, drop_runs, open_runs
 from .budget import WriteBudget
 from .disk import check_disk
-from .features import CSRFeatures, DenseFeatures
+from .features import CSRFeatures, DenseFeatures, stored_form, to_stored
 from .halo import map_halo_nodes, pack_halo_features, write_halo
 from .inputs import SparseSource, StoreInputs, check_inputs
 from .journal import Journal, clear_folder, partial_folder, writer_lock
-from .manifest import FORMAT_VERSION, MANIFEST, SOURCE, describe_files, write_json
+from .manifest import CODED_VERSION, FORMAT_VERSION, MANIFEST, SOURCE, describe_files, write_json
 from .node_tables import Progress, write_sparse_table, write_table
 from .publish import check_partial, finish_publishing, publish, stands, store_folder
 from .reader import PartitionStore
@@ -44,6 +45,7 @@ def write_partition_store(
     budget: WriteBudget | None = None,
     lock_timeout_s: float = 0,
     check_finite: bool = True,
+    feature_storage: str | None = None,
 ) -> PartitionStore:
     """Write the store of a partitioned graph, or go on with one that was interrupted, or open the one that stands.
 
@@ -69,6 +71,9 @@ def write_partition_store(
         budget: buffer sizes.
         lock_timeout_s: how long to wait for another writer of the same root.
         check_finite: refuse features and edge values with NaN or infinities; False stores every bit pattern.
+        feature_storage: How features are stored: None, as given; "float32" or "float16"; "int8" or "int4", dense rows
+            as codes of 8 or 4 bits with a scale a row, off by at most half a scale (a row's largest magnitude / 127,
+            or / 7) and decoded to float32 as batches are filled. A row that is no finite numbers is then all NaN.
 
     Returns:
         PartitionStore, opened.
@@ -84,33 +89,33 @@ def write_partition_store(
     """
     root = store_folder(root)
     budget = budget or WriteBudget()
-    inputs = check_inputs(stream, p, features, labels, masks, edge_weight, edge_features, pack_halo)
+    inputs = check_inputs(stream, p, features, labels, masks, edge_weight, edge_features, pack_halo, feature_storage)
     # Features, sparse ones too, are checked while they are stored.
     check_values(None, inputs.labels, inputs.edge_weight, inputs.edge_features, check_finite)
     source = {"fingerprint": inputs.fingerprint(), "part_id_crc32": zlib.crc32(inputs.part_id)}
     root.parent.mkdir(parents=True, exist_ok=True)
     with writer_lock(root, lock_timeout_s), stage("partition_store", root=str(root)):
         if not finish_publishing(root, source, overwrite) and not stands(root, source, overwrite):
-            partial = partial_folder(root)
-            check_partial(partial, source, overwrite)
+            unfinished = partial_folder(root)
+            check_partial(unfinished, source, overwrite)
             head = {"format_version": FORMAT_VERSION, **source, "budget": asdict(budget)}
-            journal = Journal(partial, head, budget.checkpoint_bytes)
+            journal = Journal(unfinished, head, budget.checkpoint_bytes)
             try:
                 check_disk(root, inputs, p, journal)
                 _write_files(journal, inputs, budget, progress or _silent, check_finite)
                 _write_manifest(journal, inputs, source)
             except (ValueError, EdgeStreamError):
-                clear_folder(partial)  # the input has to change, and what was made of it is worth nothing
-                partial.rmdir()
+                clear_folder(unfinished)  # the input has to change, and what was made of it is worth nothing
+                unfinished.rmdir()
                 raise
             except OSError as error:
                 if error.errno not in _FULL:
                     raise
-                message = f"{partial}: the disk is full; free space and run the same command: it goes on from there"
+                message = f"{unfinished}: the disk is full; free space and run the same command: it goes on from there"
                 raise PartitionStoreError(message) from error
             finally:
                 journal.close()
-            publish(partial, root)
+            publish(unfinished, root)
     return PartitionStore.open(root)
 
 
@@ -160,15 +165,20 @@ def _user_ids(node_ids, original_nid: np.ndarray) -> dict[str, np.ndarray]:
 def _write_node_arrays(
     journal, inputs: StoreInputs, ids: StoreIds, budget: WriteBudget, progress: Progress, check_finite: bool
 ) -> None:
-    common = (inputs.part_id, ids, budget.block_bytes, progress)
+    common, storage = (inputs.part_id, ids, budget.block_bytes, progress), inputs.feature_storage
     if inputs.labels is not None:
         write_table(journal, "labels", "labels.npy", inputs.labels, *common, convert=_stored_labels)
     for name, mask in inputs.masks.items():
         write_table(journal, f"mask {name}", f"mask_{name}.npy", mask, *common)
     if isinstance(inputs.features, SparseSource):
-        write_sparse_table(journal, inputs.features, *common, finite=check_finite)
+        write_sparse_table(journal, inputs.features, *common, finite=check_finite, dtype=storage)
     elif inputs.features is not None:
-        write_table(journal, "features", "features.npy", inputs.features, *common, finite=check_finite)
+        options = {
+            "convert": partial(to_stored, storage=storage),
+            "finite": check_finite,
+            "holds": storage if inputs.row_code is None else np.float32,
+        }
+        write_table(journal, "features", "features.npy", inputs.features, *common, **options)
 
 
 def _stored_labels(labels: np.ndarray) -> np.ndarray:
@@ -187,14 +197,18 @@ def _map_csc(journal: Journal, inputs: StoreInputs) -> CSC:
 
 
 def _map_features(journal: Journal, inputs: StoreInputs) -> DenseFeatures | CSRFeatures:
-    folder, features = journal.folder, inputs.features
+    folder, features, storage = journal.folder, inputs.features, inputs.feature_storage
     if not isinstance(features, SparseSource):
-        return DenseFeatures(map_rows(folder / "features.npy", features.dtype.newbyteorder("<"), features.shape))
+        dtype, items = stored_form(storage, features.shape[1], features.dtype)
+        shape = (inputs.num_nodes, items)
+        return DenseFeatures(map_rows(folder / "features.npy", dtype.newbyteorder("<"), shape), inputs.row_code)
     num_values = len(features.indices)
     return CSRFeatures(
         map_rows(folder / "features_indptr.npy", np.int64, (inputs.num_nodes + 1,)),
         map_rows(folder / "features_indices.npy", np.int32, (num_values,)),
-        map_rows(folder / "features_data.npy", features.data.dtype.newbyteorder("<"), (num_values,)),
+        map_rows(
+            folder / "features_data.npy", np.dtype(storage or features.data.dtype).newbyteorder("<"), (num_values,)
+        ),
         features.shape[1],
     )
 
@@ -203,7 +217,7 @@ def _write_manifest(journal: Journal, inputs: StoreInputs, source: dict) -> None
     rows = journal.state("rows")
     write_json(journal.folder / SOURCE, source)
     manifest = {
-        "format_version": FORMAT_VERSION,
+        "format_version": FORMAT_VERSION if inputs.row_code is None else CODED_VERSION,
         "num_nodes": inputs.num_nodes,
         "num_arcs": rows["num_arcs"],
         "num_parts": inputs.num_parts,
@@ -218,6 +232,8 @@ def _write_manifest(journal: Journal, inputs: StoreInputs, source: dict) -> None
         "least_edge_weight": None if inputs.edge_weight is None else least_value(inputs.edge_weight),
         "files": describe_files(journal.folder),
     }
+    if inputs.feature_storage is not None:
+        manifest["feature_storage"] = inputs.feature_storage
     write_json(journal.folder / MANIFEST, manifest)
 
 

@@ -14,7 +14,7 @@ from filelock import FileLock
 from ..errors import GNNScaleError, PartitionStoreError
 from ..events import stage
 from ..partition_store import PartitionStore, input_fingerprint, write_partition_store
-from ..partition_store.inputs import load_arrays
+from ..partition_store.inputs import check_storage, load_arrays
 from ..partition_store.manifest import MANIFEST, REMEDY, describe_files, read_manifest, read_source, write_json
 from ..partition_store.publish import check_is_store, store_folder
 from ..partition_store.values import check_values
@@ -58,7 +58,9 @@ def expected_store_fingerprint(
 
 def _input_fingerprint(dataset, method="", num_parts=0, seed=0, options=None, pack_halo=False) -> str:
     rows = (dataset.features, dataset.labels, dataset.masks, dataset.edge_weight, dataset.edge_features)
-    return input_fingerprint(dataset.stream, method, num_parts, seed, options or {}, *rows, pack_halo)
+    return input_fingerprint(
+        dataset.stream, method, num_parts, seed, options or {}, *rows, pack_halo, dataset.feature_storage
+    )
 
 
 def prepare_store(
@@ -129,6 +131,7 @@ def prepare_store(
             masks=dataset.masks,
             edge_weight=dataset.edge_weight,
             edge_features=dataset.edge_features,
+            feature_storage=dataset.feature_storage,
             overwrite=overwrite,
             progress=progress,
             **writer_options,
@@ -141,8 +144,10 @@ def prepare_store(
 def _check_arrays(dataset, finite: bool) -> None:
     """Refuse arrays that do not fit the graph, or whose values would spoil training."""
     rows, edges = (dataset.features, dataset.labels), (dataset.edge_weight, dataset.edge_features)
+    arrays = {"features": None}
     if dataset.masks or any(array is not None for array in (*rows, *edges)):
-        load_arrays(*dataset.stream.count(), *rows, dataset.masks, *edges)
+        arrays = load_arrays(*dataset.stream.count(), *rows, dataset.masks, *edges)
+    check_storage(dataset.feature_storage, arrays["features"])
     check_values(*rows, *edges, finite=finite)
 
 
