@@ -8,8 +8,8 @@ import numpy as np
 
 from ..edge_stream import EdgeStream
 from ..graph import MASK_NAMES
-from ..partition_store.features import dense_batch_row_bytes, row_code, sparse_batch_row_bytes, stored_form
-from ..partition_store.inputs import opened
+from ..partition_store.features import dense_batch_row_bytes, row_code, sparse_batch_row_bytes
+from ..partition_store.inputs import check_storage, feature_bytes, opened
 from .checks import checked_classes
 
 
@@ -78,6 +78,7 @@ class GraphDataset:
             self.features = np.asarray(self.features)
         if self.features is not None and len(self._feature_rows().shape) != 2:
             raise ValueError(f"features must have shape (num_nodes, dim), got {self._feature_rows().shape}")
+        check_storage(self.feature_storage, None if self.features is None else self._feature_rows())
         self._check_row_order()
         if self.labels is not None:
             if np.ndim(self.labels) == 2 and np.shape(self.labels)[1] == 1:
@@ -95,17 +96,7 @@ class GraphDataset:
     @property
     def feature_bytes(self) -> int:
         """Bytes of the features on disk, as a store of `feature_storage` holds them."""
-        if self.features is None:
-            return 0
-        if hasattr(self.features, "indptr"):
-            index_bytes = sum(np.asarray(part).nbytes for part in (self.features.indptr, self.features.indices))
-            return (
-                index_bytes
-                + len(self.features.data) * np.dtype(self.feature_storage or self.features.data.dtype).itemsize
-            )
-        rows = self._feature_rows()
-        dtype, items = stored_form(self.feature_storage, rows.shape[1], rows.dtype)
-        return rows.shape[0] * items * dtype.itemsize
+        return 0 if self.features is None else feature_bytes(self._feature_rows(), self.feature_storage)
 
     @property
     def edge_row_bytes(self) -> int:
@@ -139,4 +130,4 @@ class GraphDataset:
             )
 
     def _feature_rows(self):
-        return opened(self.features)
+        return self.features if hasattr(self.features, "indptr") else np.asanyarray(opened(self.features))

@@ -113,8 +113,12 @@ def load_arrays(num_nodes: int, num_edges: int, features, labels, masks, edge_we
     }
 
 
-def check_storage(storage: str | None, features: np.ndarray | SparseSource | None) -> None:
-    """Refuse a `feature_storage` that is unknown or does not go with the features, which `load_features` returned.
+def check_storage(storage: str | None, features) -> None:
+    """Refuse a `feature_storage` that is unknown, or does not go with the features.
+
+    Args:
+        storage: As given; None goes with everything.
+        features: An array, CSR features with `indptr`, `data` and `shape`, or None.
 
     Raises:
         ValueError: one line with the remedy.
@@ -125,7 +129,7 @@ def check_storage(storage: str | None, features: np.ndarray | SparseSource | Non
         raise ValueError(f"feature_storage must be null or one of {', '.join(FEATURE_STORAGE)}, got {storage!r}")
     if features is None:
         raise ValueError(f"feature_storage={storage} says how features are stored, and there are none: leave it out")
-    sparse = isinstance(features, SparseSource)
+    sparse = hasattr(features, "indptr")
     dtype = features.data.dtype if sparse else features.dtype
     if dtype.kind != "f":
         raise ValueError(f"feature_storage={storage} takes floats, the features are {dtype}: leave it out to keep them")
@@ -135,11 +139,11 @@ def check_storage(storage: str | None, features: np.ndarray | SparseSource | Non
         )
 
 
-def feature_bytes(features: np.ndarray | SparseSource | None, storage: str | None) -> int:
-    """Return the bytes of features as a store holds them; features: as `load_features` gives them."""
+def feature_bytes(features, storage: str | None) -> int:
+    """Return the bytes of features as a store holds them; arguments as for `check_storage`."""
     if features is None:
         return 0
-    if isinstance(features, SparseSource):
+    if hasattr(features, "indptr"):
         width = np.dtype(storage or features.data.dtype).itemsize
         return len(features.indices) * (4 + width) + len(features.indptr) * 8
     dtype, items = stored_form(storage, features.shape[1], features.dtype)

@@ -14,7 +14,7 @@ from filelock import FileLock
 from ..errors import GNNScaleError, PartitionStoreError
 from ..events import stage
 from ..partition_store import PartitionStore, input_fingerprint, write_partition_store
-from ..partition_store.inputs import check_storage, load_arrays
+from ..partition_store.inputs import load_arrays
 from ..partition_store.manifest import MANIFEST, REMEDY, describe_files, read_manifest, read_source, write_json
 from ..partition_store.publish import check_is_store, store_folder
 from ..partition_store.values import check_values
@@ -144,10 +144,8 @@ def prepare_store(
 def _check_arrays(dataset, finite: bool) -> None:
     """Refuse arrays that do not fit the graph, or whose values would spoil training."""
     rows, edges = (dataset.features, dataset.labels), (dataset.edge_weight, dataset.edge_features)
-    arrays = {"features": None}
     if dataset.masks or any(array is not None for array in (*rows, *edges)):
-        arrays = load_arrays(*dataset.stream.count(), *rows, dataset.masks, *edges)
-    check_storage(dataset.feature_storage, arrays["features"])
+        load_arrays(*dataset.stream.count(), *rows, dataset.masks, *edges)
     check_values(*rows, *edges, finite=finite)
 
 
