@@ -202,7 +202,7 @@ def decode_found(addresses, row_bytes, dim, bits, streams, out):
 
     Args:
         addresses: (num,) int64; a row at 0 is left as it is in out.
-        row_bytes, dim, bits: of the `RowCode`.
+        row_bytes, dim, bits: As in `RowCode`.
         streams: write past the cache; out is then 64-byte aligned and dim a multiple of 16.
         out: one-dimensional float32 view.
     """

@@ -29,7 +29,7 @@ def gather_rows(
         rows: (num,) integers in [0, num_rows).
         out: (num, ...) of the table's dtype, C-contiguous, filled in place; fresh memory if None. Where a row is a
             multiple of 64 bytes and `out` is 64-byte aligned, it is written past the cache.
-        code: of a table (num_rows, code.row_bytes) uint8, whose rows are decoded on the way: out is then
+        code: The form of a table (num_rows, code.row_bytes) uint8, whose rows are decoded on the way: out is then
             (num, code.dim) float32, or float16 where one is given, the float32 values rounded to nearest.
 
     Returns:
@@ -123,7 +123,7 @@ def gather_tiers(
             bytes, filled in place. Where a row is a multiple of 64 bytes and `out` is in host memory and 64-byte
             aligned, it is written past the cache.
         reads: (num_tables,) int64, where the rows copied out of each table are added; the device of out.
-        code: of the rows of the tables, which are decoded on the way: out is then (num, code.dim) float32 or float16.
+        code: The form of rows of codes, decoded on the way: out is then (num, code.dim) float32 or float16.
 
     Returns:
         `out`.
