@@ -200,7 +200,7 @@ def to_stored(rows: np.ndarray, storage: str | None) -> np.ndarray:
 
 
 def dense_batch_row_bytes(dim: int, dtype: np.dtype) -> float:
-    """Return the bytes of one dense row in a batch: the stored dtype and its float32 copy."""
+    """Return the bytes of one dense row in a batch: as it is gathered, in `dtype`, and its float32 copy."""
     return float(dim * (dtype.itemsize + (0 if dtype == np.float32 else 4)))
 
 
