@@ -1,4 +1,4 @@
-"""Machine operations that numba does not offer: prefetch, bit counts, 64-byte streaming copies, raw addresses, pread.
+"""Machine operations that numba lacks: prefetch, bit counts, 64-byte copies and decoding, raw addresses, pread.
 
 Each is a few LLVM instructions put in place; with `NUMBA_DISABLE_JIT=1` plain Python stands in for them.
 """
@@ -7,6 +7,7 @@ import ctypes
 import os
 
 import numba
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -131,6 +132,56 @@ def _copy_item_from(typingctx, target, target_index, address):
     return types.void(target, types.int64, types.int64), codegen
 
 
+def _decode_line_codegen(bits, streaming):
+    """Return what turns signed codes into one line of float32: code times step, each product rounded once."""
+
+    def codegen(context, builder, signature, args):
+        items = LINE_BYTES // 4
+        line = ir.VectorType(ir.FloatType(), items)
+        target = _item_pointer(context, builder, signature.args[0], args[0], args[1])
+        target = builder.bitcast(target, line.as_pointer())
+        packed = ir.VectorType(_I8, items * bits // 8)
+        codes = builder.load(builder.inttoptr(args[2], packed.as_pointer()), align=1)
+        if bits == 4:
+            half = ir.Constant(packed, [4] * packed.count)
+            low, high = builder.ashr(builder.shl(codes, half), half), builder.ashr(codes, half)
+            order = [i // 2 + i % 2 * packed.count for i in range(items)]
+            codes = builder.shuffle_vector(low, high, ir.Constant(ir.VectorType(_I32, items), order))
+        step = builder.insert_element(ir.Constant(line, ir.Undefined), args[3], ir.Constant(_I32, 0))
+        step = builder.shuffle_vector(step, step, ir.Constant(ir.VectorType(_I32, items), [0] * items))
+        values = builder.fmul(builder.sitofp(codes, line), step)
+        store = builder.store(values, target, align=LINE_BYTES if streaming else 4)
+        if streaming:
+            store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_I32, 1)]))
+        return context.get_dummy_value()
+
+    return codegen
+
+
+def _decode_line_intrinsic(bits, streaming):
+    @intrinsic
+    def decode(typingctx, target, target_index, address, step):
+        return types.void(target, types.int64, types.int64, types.float32), _decode_line_codegen(bits, streaming)
+
+    return decode
+
+
+@intrinsic
+def _float_at(typingctx, address):
+    def codegen(context, builder, signature, args):
+        return builder.load(builder.inttoptr(args[0], ir.FloatType().as_pointer()), align=1)
+
+    return types.float32(types.int64), codegen
+
+
+@intrinsic
+def _byte_at(typingctx, address):
+    def codegen(context, builder, signature, args):
+        return builder.load(builder.inttoptr(args[0], _I8.as_pointer()), align=1)
+
+    return types.int8(types.int64), codegen
+
+
 @intrinsic
 def _store_fence(typingctx):
     def codegen(context, builder, signature, args):
@@ -179,6 +230,25 @@ def _plain_copy_item_from(target, target_index, address):
     ctypes.memmove(target[target_index:].ctypes.data, int(address), target.itemsize)
 
 
+def _plain_float_at(address):
+    return np.frombuffer(ctypes.string_at(int(address), 4), np.float32)[0]
+
+
+def _plain_byte_at(address):
+    return np.frombuffer(ctypes.string_at(int(address), 1), np.int8)[0]
+
+
+def _plain_decode_line8(target, target_index, address, step):
+    codes = np.frombuffer(ctypes.string_at(int(address), LINE_BYTES // 4), np.int8)
+    target[target_index : target_index + len(codes)] = codes.astype(np.float32) * step
+
+
+def _plain_decode_line4(target, target_index, address, step):
+    packed = np.frombuffer(ctypes.string_at(int(address), LINE_BYTES // 8), np.int8)
+    codes = np.stack([packed << 4 >> 4, packed >> 4], 1).reshape(-1)
+    target[target_index : target_index + len(codes)] = codes.astype(np.float32) * step
+
+
 def _plain_fence():
     """Stand in for the fence where nothing is compiled."""
 
@@ -189,9 +259,15 @@ if numba.config.DISABLE_JIT:
     stream_line = copy_line = _plain_copy_line
     prefetch_address, copy_item_from = _plain_prefetch_address, _plain_copy_item_from
     stream_line_from = copy_line_from = _plain_copy_line_from
+    float_at, byte_at = _plain_float_at, _plain_byte_at
+    decode_line8 = stream_decoded_line8 = _plain_decode_line8
+    decode_line4 = stream_decoded_line4 = _plain_decode_line4
 else:
     prefetch, trailing_zeros, store_fence = _prefetch, _trailing_zeros, _store_fence
     prefetch_line, popcount, pread = _prefetch_line, _popcount, _pread
     stream_line, copy_line = _stream_line, _copy_line
     prefetch_address, copy_item_from = _prefetch_address, _copy_item_from
     stream_line_from, copy_line_from = _stream_line_from, _copy_line_from
+    float_at, byte_at = _float_at, _byte_at
+    decode_line8, stream_decoded_line8 = (_decode_line_intrinsic(8, streaming) for streaming in (False, True))
+    decode_line4, stream_decoded_line4 = (_decode_line_intrinsic(4, streaming) for streaming in (False, True))

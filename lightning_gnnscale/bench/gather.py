@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ..graph import CSC
 from ..loader import BufferPool
-from ..partition_store.features import DenseFeatures
+from ..partition_store.features import DenseFeatures, row_code, to_stored
 from ..placement import FeatureBuffer, FeatureCache, Placement, access_probability, place
 from ..placement.feature_buffer import TIERS
 from ..rng import batch_key, permutation
@@ -23,6 +23,7 @@ from .turns import Taken, in_this_process, measure, ratio, speeds
 
 BOUND, PLAIN = "copy in order (bound)", "plain table"
 POLICIES = ("lru", "sieve", "belady")
+STORAGES = ("float16", "int8", "int4")
 
 
 class _Graph:
@@ -48,8 +49,9 @@ def run(
 ) -> dict[str, list[dict]]:
     """Gather the rows that sampled batches read, in turns, through each way there is on this machine.
 
-    Every way copies into one reused output. The bound is a copy of as many bytes in order. With a GPU the same is
-    measured on it: rows on the device beside a copy on the device, rows of the host beside a copy from pinned memory.
+    Every way copies into one reused output. Rows stored as float16 come as float16, codes as float32; all are counted
+    by the bytes of float32. The bound is a copy of as many bytes in order. With a GPU the same is measured on it: rows
+    on the device beside a copy on the device, rows of the host beside a copy from pinned memory.
 
     Args:
         output_dir: folder for `gather.csv`, `cache.csv` and `gather.png`.
@@ -108,6 +110,12 @@ def _speeds(features, placement: Placement, batches, cache_shares, repeats: int)
         "torch.index_select": lambda i: torch.index_select(source, 0, ids[i], out=target[: len(ids[i])]),
         "numpy.take": lambda i: np.take(features.array, batches[i], 0, out=out[: len(batches[i])], mode="clip"),
     }
+    for storage in STORAGES:
+        table = DenseFeatures(to_stored(features.array, storage), row_code(storage, features.dim))
+        rows = pool.take((most, table.dim), table.dtype)
+        ways[f"plain table of {storage}"] = lambda i, table=table, rows=rows: table.gather(
+            batches[i], rows[: len(batches[i])]
+        )
     buffers = {f"placement, {len(placement.rows)} devices": FeatureBuffer(placement, features)}
     for share in cache_shares:
         cache = FeatureCache(max(1, round(share * features.num_rows)), "lru")

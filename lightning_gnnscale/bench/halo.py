@@ -119,7 +119,7 @@ def visit(root: str, part: int, fanouts: list[int], batch_size: int, seed: int) 
     seconds = time.perf_counter() - start
     return {
         "num_batches": num_batches,
-        "needed_bytes": graph.num_local * store.features.dim * store.features.dtype.itemsize,
+        "needed_bytes": graph.num_local * store.features.array[:1].nbytes,
         "read_bytes": sum(cached_bytes(file) for file in files),
         "table_bytes": store.features.array.nbytes,
         "stored_bytes": sum(file.stat().st_size for file in files),

@@ -29,6 +29,7 @@ _FILLED_IN = {
     "datamodule.num_parts": "num_parts=",
     "datamodule.overwrite": "overwrite=",
     "datamodule.pack_halo": "pack_halo=",
+    "datamodule.feature_storage": "feature_storage=",
     "datamodule.sampler": "sampler=",
     "datamodule.source": "source=",
     "datamodule.placement": "placement=",

@@ -17,7 +17,7 @@ from .compose import compose_config
 from .errors import UsageError
 
 _SWITCHES = ("test", "predict", "overwrite", "pack_halo", "verify")
-_PATHS = ("resume", "output")
+_TEXTS = ("resume", "output", "feature_storage")
 _NONE = type(None)
 TOP_LEVEL = {
     "name": (str, int),
@@ -25,7 +25,7 @@ TOP_LEVEL = {
     "num_parts": (int, str),
     "store": (str,),
     **dict.fromkeys(_SWITCHES, (bool,)),
-    **dict.fromkeys(_PATHS, (str, _NONE)),
+    **dict.fromkeys(_TEXTS, (str, _NONE)),
 }
 _FLAGS_WITH_VALUE = (
     *("--cfg", "-c", "--package", "-p", "--info", "-i", "--experimental-rerun"),
@@ -144,14 +144,24 @@ def _brings_target(node: DictConfig, key, path: str) -> bool:
 
 
 def _parameters(target: str, path: str) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Return the arguments a target takes, and whether it takes others as well."""
+    """Return the arguments a target takes, and whether it takes others as well.
+
+    A class of this package that takes any keywords passes them on to its base.
+    """
+    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    named, takes_more = {}, True
     try:
-        found = inspect.signature(get_object(target)).parameters
+        taker = get_object(target)
+        while takes_more:
+            found = inspect.signature(taker).parameters.values()
+            named = {each.name: each for each in found if each.kind not in variable} | named
+            takes_more = any(each.kind is each.VAR_KEYWORD for each in found)
+            taker = taker.__base__ if inspect.isclass(taker) else None
+            if not getattr(taker, "__module__", "").startswith("lightning_gnnscale."):
+                break
     except Exception as error:
         raise UsageError(f"{path}._target_: {target!r} cannot be imported ({error})") from None
-    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    named = {name: parameter for name, parameter in found.items() if parameter.kind not in variable}
-    return named, any(parameter.kind is parameter.VAR_KEYWORD for parameter in found.values())
+    return named, takes_more
 
 
 def _check_type(value, parameter: inspect.Parameter, path: str) -> None:

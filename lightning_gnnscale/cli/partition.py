@@ -43,6 +43,7 @@ def run(config: DictConfig) -> dict:
             seed=config.seed,
             overwrite=config.overwrite,
             pack_halo=config.pack_halo,
+            feature_storage=config.feature_storage,
             progress=progress,
         )
         plan = make_store(config, source, partial(source.make_plan, num_devices, **DEFAULT_BATCHES))

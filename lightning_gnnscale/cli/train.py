@@ -212,6 +212,7 @@ def make_datamodule(config: DictConfig, dataset, progress=None):
         planner=instantiate(config.planner),
         num_parts=config.num_parts,
         overwrite=config.overwrite,
+        feature_storage=config.feature_storage,
         progress=progress,
         **options,
     )

@@ -33,6 +33,7 @@ class FullGraphDataModule(StoredGraphDataModule):
             the store, or what it is made from; see `StoredGraphDataModule`.
         num_parts: parts; "auto": the planner's number, and at least one a process.
         seed: of partitioning and of the keys of epochs.
+        feature_storage: How a store that is written holds features, see `write_partition_store`; None: as given.
 
     Attributes:
         blocks: the `BlockRows` of this rank, after `setup`.
@@ -60,6 +61,7 @@ class FullGraphDataModule(StoredGraphDataModule):
         num_parts: int | str = "auto",
         planner: Callable[..., Plan] | None = None,
         seed: int = 0,
+        feature_storage: str | None = None,
         overwrite: bool = False,
         progress: Callable[[str, int, int | None], None] | None = None,
     ):
@@ -78,6 +80,7 @@ class FullGraphDataModule(StoredGraphDataModule):
             seed=seed,
             overwrite=overwrite,
             progress=progress,
+            feature_storage=feature_storage,
         )
         self.blocks: BlockRows | None = None
         self._batch: FullGraphBatch | None = None

@@ -37,7 +37,7 @@ class FullGraphBatch:
             losses that count a node once.
         loss_is_share: whether these are of the whole graph, so that the losses of all ranks add up to one.
         split: "val", "test" or "predict"; None while training.
-        x_dense: (num_local + num_halo, dim) features of the stored dtype, or None.
+        x_dense: (num_local + num_halo, dim) features as the store gives them (codes as float32), or None.
         x_csr: the same rows in compressed form, or None.
         y: (num_local,) int64, or (num_local, num_labels), or None; also outside the masks.
         train_mask, val_mask, test_mask: (num_local,) bool, or None where the store has no such mask.

@@ -92,11 +92,13 @@ class PartitionDataModule(StoredGraphDataModule):
             the store.
         links: {"val": LinkSet, "test": LinkSet} in original ids, edges that the store does not have; None: the data
             set's. They are evaluated on where the sampler is a `LinkSampler`, in place of masks and labels.
-        pack_halo: a store that is written also has the feature rows of each part's halo, beside the part: batches of a
-            part then read two runs of the disk, where halo rows would lie scattered over the whole file. It takes the
-            bytes of all halo rows. Rows that a store has packed are read in any case.
         eval_negatives: false ends that each of them is ranked among, >= 1; drawn alike from all nodes that no edge or
             held-out link joins to the first end, where the set brings none of its own.
+        store_options: How a store is written that does not stand yet. `pack_halo=True` also stores the feature rows of
+            each part's halo beside the part: batches of a part then read two runs of the disk, where halo rows would
+            lie scattered over the whole file. It takes the bytes of all halo rows. Rows that a store has packed are
+            read in any case. `feature_storage="float16"`, `"int8"` or `"int4"` stores features in fewer bytes, see
+            `write_partition_store`; None: as given.
 
     Raises:
         ValueError, PartitionStoreError, StrategyError: one line with the remedy.
@@ -143,9 +145,9 @@ class PartitionDataModule(StoredGraphDataModule):
         scratch: str | os.PathLike | None = None,
         links: Mapping[str, LinkSet] | None = None,
         eval_negatives: int = 100,
-        pack_halo: bool = False,
         overwrite: bool = False,
         progress: Callable[[str, int, int | None], None] | None = None,
+        **store_options,
     ):
         super().__init__(
             store,
@@ -163,7 +165,7 @@ class PartitionDataModule(StoredGraphDataModule):
             seed=seed,
             overwrite=overwrite,
             progress=progress,
-            pack_halo=pack_halo,
+            **store_options,
         )
         _check_choice("mode", mode, MODES)
         _check_choice("scope", scope, SCOPES)

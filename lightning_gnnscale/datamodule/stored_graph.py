@@ -38,6 +38,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
         planner: callable with the arguments of `gs.plan`, for "auto"; it may carry memory sizes.
         seed: of partitioning.
         pack_halo: a store that is written also has the feature rows of each part's halo beside the part.
+        feature_storage: How a store that is written holds features, see `write_partition_store`.
         overwrite: replace a store made from other input, or a damaged one.
         progress: (what, done, total), called while the store is made.
 
@@ -71,6 +72,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
         overwrite: bool,
         progress: Callable[[str, int, int | None], None] | None,
         pack_halo: bool = False,
+        feature_storage: str | None = None,
         edge_features=None,
     ):
         super().__init__()
@@ -87,6 +89,10 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
             raise ValueError(
                 "pack_halo says how a store is written, and store= stands: leave it out; what it has packed is read"
             )
+        if feature_storage is not None and store is not None:
+            raise ValueError(
+                f"feature_storage={feature_storage} says how a store is written, and store= stands: leave it out"
+            )
         self.store_source: StoreSource | None = None
         if dataset is not None:
             self.store_source = StoreSource(
@@ -98,6 +104,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
                 seed=seed,
                 overwrite=overwrite,
                 pack_halo=pack_halo,
+                feature_storage=feature_storage,
                 progress=progress,
             )
         self._root = None if store is None else _folder(store)

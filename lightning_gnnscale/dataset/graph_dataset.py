@@ -8,8 +8,8 @@ import numpy as np
 
 from ..edge_stream import EdgeStream
 from ..graph import MASK_NAMES
-from ..partition_store.features import dense_batch_row_bytes, sparse_batch_row_bytes
-from ..partition_store.inputs import opened
+from ..partition_store.features import dense_batch_row_bytes, row_code, sparse_batch_row_bytes
+from ..partition_store.inputs import check_storage, feature_bytes, opened
 from .checks import checked_classes
 
 
@@ -47,6 +47,7 @@ class GraphDataset:
         edge_weight, edge_features: by edge id of the stream, or None.
         links: {"val": LinkSet, "test": LinkSet}, edges that the stream does not have, see `hold_out_edges`.
         source: what identifies it beyond the stream, for fingerprints: plain values.
+        feature_storage: How a store of it holds the features, see `write_partition_store`; None: as given.
 
     Raises:
         ValueError: a shape, rows whose order cannot be known yet, or labels that are no classes. Other values are
@@ -65,6 +66,7 @@ class GraphDataset:
     edge_features: Any = None
     source: dict = field(default_factory=dict)
     links: dict[str, Any] = field(default_factory=dict)
+    feature_storage: str | None = None
 
     def __post_init__(self):
         unknown = sorted(set(self.masks) - set(MASK_NAMES))
@@ -76,6 +78,7 @@ class GraphDataset:
             self.features = np.asarray(self.features)
         if self.features is not None and len(self._feature_rows().shape) != 2:
             raise ValueError(f"features must have shape (num_nodes, dim), got {self._feature_rows().shape}")
+        check_storage(self.feature_storage, None if self.features is None else self._feature_rows())
         self._check_row_order()
         if self.labels is not None:
             if np.ndim(self.labels) == 2 and np.shape(self.labels)[1] == 1:
@@ -92,13 +95,8 @@ class GraphDataset:
 
     @property
     def feature_bytes(self) -> int:
-        """Bytes of the features on disk."""
-        if self.features is None:
-            return 0
-        if hasattr(self.features, "indptr"):
-            return sum(np.asarray(part).nbytes for part in (self.features.indptr, *self.features[1:3]))
-        rows = self._feature_rows()
-        return int(np.prod(rows.shape)) * rows.dtype.itemsize
+        """Bytes of the features on disk, as a store of `feature_storage` holds them."""
+        return 0 if self.features is None else feature_bytes(self._feature_rows(), self.feature_storage)
 
     @property
     def edge_row_bytes(self) -> int:
@@ -111,12 +109,14 @@ class GraphDataset:
 
     @property
     def batch_row_bytes(self) -> float:
-        """Bytes of one feature row in a batch: the stored dtype and its float32 copy; of sparse rows the nonzeros."""
+        """Bytes of one feature row in a batch: as gathered, and its float32 copy; of sparse rows the nonzeros."""
         if self.features is None:
             return 0.0
         if hasattr(self.features, "indptr"):
             return sparse_batch_row_bytes(len(self.features.indices), self.features.shape[0])
-        return dense_batch_row_bytes(self.feature_dim, self._feature_rows().dtype)
+        code = row_code(self.feature_storage, self.feature_dim)
+        gathered = np.float32 if code is not None else self.feature_storage or self._feature_rows().dtype
+        return dense_batch_row_bytes(self.feature_dim, np.dtype(gathered))
 
     def _check_row_order(self) -> None:
         node_ids = getattr(self.stream, "node_ids", None)
@@ -130,4 +130,4 @@ class GraphDataset:
             )
 
     def _feature_rows(self):
-        return opened(self.features)
+        return self.features if hasattr(self.features, "indptr") else np.asanyarray(opened(self.features))

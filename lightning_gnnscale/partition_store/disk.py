@@ -7,7 +7,7 @@ from pathlib import Path
 from ..errors import PartitionStoreError
 from ..events import record
 from ..graph import id_dtype
-from .inputs import SparseSource, StoreInputs
+from .inputs import StoreInputs, feature_bytes
 from .journal import Journal
 
 
@@ -64,10 +64,11 @@ def disk_bytes(inputs: StoreInputs, edge_cut_ratio: float = 1.0) -> int:
     cross = int(num_arcs * edge_cut_ratio) * (4 + ids + edge_id)
     halo_rows = min(int(num_arcs * edge_cut_ratio), inputs.num_nodes * max(0, inputs.num_parts - 1))
     halo = int(num_arcs * edge_cut_ratio) * (4 + edge_id) + halo_rows * (ids + 12)
-    packed = halo_rows * -(-_nbytes(inputs.features) // max(1, inputs.num_nodes)) if inputs.pack_halo else 0
+    rows_bytes = feature_bytes(inputs.features, inputs.feature_storage)
+    packed = halo_rows * -(-rows_bytes // max(1, inputs.num_nodes)) if inputs.pack_halo else 0
     degree = 4 if inputs.edge_weight is not None else 0
     rows = num_arcs * (ids + per_arc) + (8 + degree) * inputs.num_nodes
-    tables = inputs.num_nodes * (2 * ids + 8 + len(inputs.masks)) + _nbytes(inputs.features)
+    tables = inputs.num_nodes * (2 * ids + 8 + len(inputs.masks)) + rows_bytes
     if inputs.labels is not None:
         tables += inputs.labels.size * (8 if inputs.labels.ndim == 1 else 4)
     return tables + rows + cross + max(runs, halo + packed)
@@ -75,9 +76,3 @@ def disk_bytes(inputs: StoreInputs, edge_cut_ratio: float = 1.0) -> int:
 
 def _row_bytes(array) -> int:
     return array.nbytes // max(1, len(array))
-
-
-def _nbytes(array) -> int:
-    if isinstance(array, SparseSource):
-        return len(array.indices) * (4 + array.data.dtype.itemsize) + len(array.indptr) * 8
-    return 0 if array is None else array.nbytes

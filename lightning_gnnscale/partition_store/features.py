@@ -1,4 +1,4 @@
-"""Feature tables: dense rows or sparse rows (CSR), gathered by node id with the stored bits unchanged."""
+"""Feature tables: dense rows, also as codes of 8 or 4 bits, or sparse rows (CSR), gathered by node id."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,8 +8,11 @@ import numpy as np
 
 from ..errors import PartitionStoreError
 from ..jit import kernel
-from ..triton_kernels.gather_rows import gather_rows
+from ..triton_kernels.gather_rows import RowCode, encode_codes, gather_rows
 from .loaded_rows import read_ranges, read_rows
+
+FEATURE_STORAGE = ("float32", "float16", "int8", "int4")
+_CODE_BITS = {"int8": 8, "int4": 4}
 
 
 class FeatureTable(Protocol):
@@ -27,14 +30,33 @@ class FeatureTable(Protocol):
 
 @dataclass(frozen=True)
 class DenseFeatures:
-    """Dense rows over a memory map.
+    """Dense rows over a memory map. `dataclasses.replace(features, array=...)` is the same table over a copy of rows.
 
     Attributes:
-        array: (num_rows, dim), any dtype that numpy stores.
+        array: The rows as they are stored: (num_rows, dim) of any dtype that numpy stores, or codes,
+            (num_rows, storage.row_bytes) uint8.
+        storage: The form of codes; None where the rows are plain numbers.
+
+    Raises:
+        ValueError: array has another width or dtype than storage says.
     """
 
     array: np.ndarray
+    storage: RowCode | None = None
     is_sparse = False
+
+    def __post_init__(self):
+        code, array = self.storage, self.array
+        if code is not None and (array.dtype != np.uint8 or array.shape[1:] != (code.row_bytes,)):
+            raise ValueError(
+                f"rows of {code.dim} codes of {code.bits} bits must be uint8 of shape (num_rows, {code.row_bytes}), "
+                f"got {array.dtype} of shape {array.shape}"
+            )
+
+    @property
+    def raw(self) -> "DenseFeatures":
+        """The table of the rows as they are stored, codes as bytes: what caches hold and what travels."""
+        return self if self.storage is None else DenseFeatures(self.array)
 
     @property
     def num_rows(self) -> int:
@@ -42,11 +64,12 @@ class DenseFeatures:
 
     @property
     def dim(self) -> int:
-        return self.array.shape[1]
+        return self.array.shape[1] if self.storage is None else self.storage.dim
 
     @property
     def dtype(self) -> np.dtype:
-        return self.array.dtype
+        """What `gather` gives: float32 for codes."""
+        return self.array.dtype if self.storage is None else np.dtype(np.float32)
 
     @property
     def nbytes(self) -> int:
@@ -63,12 +86,12 @@ class DenseFeatures:
 
         Args:
             nodes: (num,) integers in [0, num_rows).
-            out: (num, dim) of the stored dtype, filled in place where given.
+            out: (num, dim) of `dtype`, for codes also float16; filled in place where given.
 
         Returns:
-            (num, dim) of the stored dtype, bit for bit what is stored.
+            (num, dim), bit for bit what is stored; codes decoded, code * scale in float32.
         """
-        return gather_rows(self.array, checked_rows(nodes, self.num_rows), out)
+        return gather_rows(self.array, checked_rows(nodes, self.num_rows), out, self.storage)
 
     def load(self, nodes: np.ndarray) -> "DenseFeatures":
         """Read the rows of (num,) ascending ids into a table in memory, by planned reads; see `read_rows`."""
@@ -172,8 +195,40 @@ class CSRFeatures:
         return replace(self, indptr=indptr, indices=indices, data=data)
 
 
+def as_stored(features: FeatureTable) -> tuple[FeatureTable, RowCode | None]:
+    """Return the table whose rows are what is stored, and their code; of plain numbers the table itself and None."""
+    code = getattr(features, "storage", None)
+    return (features, None) if code is None else (features.raw, code)
+
+
+def row_code(storage: str | None, dim: int) -> RowCode | None:
+    """Return the code of a `feature_storage`; None where rows are plain numbers."""
+    return RowCode(dim, _CODE_BITS[storage]) if storage in _CODE_BITS else None
+
+
+def stored_form(storage: str | None, dim: int, given: np.dtype) -> tuple[np.dtype, int]:
+    """Return the dtype and the number of items of a dense row as it is stored.
+
+    Args:
+        storage: The `feature_storage`; None: as given.
+        dim: The columns.
+        given: The dtype of the rows before they are stored.
+    """
+    code = row_code(storage, dim)
+    return (np.dtype(storage or given), dim) if code is None else (np.dtype(np.uint8), code.row_bytes)
+
+
+def to_stored(rows: np.ndarray, storage: str | None) -> np.ndarray:
+    """Return rows in the form that they are stored in; values beyond float16 become infinite, rows of codes NaN."""
+    if storage is None:
+        return rows
+    code = row_code(storage, rows.shape[1])
+    with np.errstate(over="ignore"):
+        return rows.astype(storage, copy=False) if code is None else encode_codes(rows, code)
+
+
 def dense_batch_row_bytes(dim: int, dtype: np.dtype) -> float:
-    """Return the bytes of one dense row in a batch: the stored dtype and its float32 copy."""
+    """Return the bytes of one dense row in a batch: as it is gathered, in `dtype`, and its float32 copy."""
     return float(dim * (dtype.itemsize + (0 if dtype == np.float32 else 4)))
 
 

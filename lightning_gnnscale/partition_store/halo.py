@@ -123,7 +123,7 @@ def pack_halo_features(
         pointers.append(indptr)
         made = [pointers]
     else:
-        made = []
+        made, features = [], features.raw
         row_bytes = max(1, features.dim * features.dtype.itemsize)
         names = [("halo_features.npy", features.dtype, (features.dim,))]
     files = [journal.open_file(PACK_STEP, *name) for name in names]

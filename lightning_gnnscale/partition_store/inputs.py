@@ -14,6 +14,7 @@ import numpy as np
 from ..edge_stream.stream import backing_file, backing_memmap, file_state, file_states
 from ..errors import UNREADABLE, one_line_of
 from .array_file import little_endian
+from .features import FEATURE_STORAGE, RowCode, row_code, stored_form
 
 _HASH_BLOCK = 1 << 24
 
@@ -43,6 +44,7 @@ class StoreInputs:
     edge_weight: np.ndarray | None
     edge_features: np.ndarray | None
     pack_halo: bool
+    feature_storage: str | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -52,16 +54,21 @@ class StoreInputs:
     def carries_edge_ids(self) -> bool:
         return self.edge_weight is not None or self.edge_features is not None
 
+    @property
+    def row_code(self) -> RowCode | None:
+        """The code of the feature rows; None where they are plain numbers, or none."""
+        return None if self.features is None else row_code(self.feature_storage, self.features.shape[1])
+
     def fingerprint(self) -> str:
         """Return `input_fingerprint` of these inputs."""
         return input_fingerprint(
             self.stream, self.method, self.num_parts, self.seed, self.options, self.features, self.labels,
-            self.masks, self.edge_weight, self.edge_features, self.pack_halo,
+            self.masks, self.edge_weight, self.edge_features, self.pack_halo, self.feature_storage,
         )  # fmt: skip
 
 
 def check_inputs(
-    stream, p, features, labels, masks, edge_weight, edge_features, pack_halo
+    stream, p, features, labels, masks, edge_weight, edge_features, pack_halo, feature_storage=None
 ) -> StoreInputs:  # the arguments of write_partition_store
     """Load what is given by path, and check shapes, dtypes and ranges.
 
@@ -78,6 +85,8 @@ def check_inputs(
         raise ValueError(f"num_parts must be an integer of at least 1, got {p.num_parts}")
     if num_nodes and not 0 <= part_id.min() <= part_id.max() < p.num_parts:
         raise ValueError(f"part_id must be in [0, {p.num_parts}), got {part_id.min()} to {part_id.max()}")
+    arrays = load_arrays(num_nodes, num_edges, features, labels, masks, edge_weight, edge_features)
+    check_storage(feature_storage, arrays["features"])
     return StoreInputs(
         stream=stream,
         part_id=np.ascontiguousarray(part_id, dtype=np.int32),
@@ -85,8 +94,9 @@ def check_inputs(
         seed=int(getattr(p, "seed", 0) or 0),
         method=str(getattr(p, "method", "given")),
         options=dict(getattr(p, "options", None) or {}),
-        **load_arrays(num_nodes, num_edges, features, labels, masks, edge_weight, edge_features),
+        **arrays,
         pack_halo=bool(pack_halo) and features is not None,
+        feature_storage=feature_storage,
     )
 
 
@@ -103,6 +113,43 @@ def load_arrays(num_nodes: int, num_edges: int, features, labels, masks, edge_we
         "edge_weight": _load_rows("edge_weight", edge_weight, num_edges, (1,)),
         "edge_features": _load_rows("edge_features", edge_features, num_edges, (2,)),
     }
+
+
+def check_storage(storage: str | None, features) -> None:
+    """Refuse a `feature_storage` that is unknown, or does not go with the features.
+
+    Args:
+        storage: As given; None goes with everything.
+        features: An array, CSR features with `indptr`, `data` and `shape`, or None.
+
+    Raises:
+        ValueError: one line with the remedy.
+    """
+    if storage is None:
+        return
+    if storage not in FEATURE_STORAGE:
+        raise ValueError(f"feature_storage must be null or one of {', '.join(FEATURE_STORAGE)}, got {storage!r}")
+    if features is None:
+        raise ValueError(f"feature_storage={storage} says how features are stored, and there are none: leave it out")
+    sparse = hasattr(features, "indptr")
+    dtype = features.data.dtype if sparse else features.dtype
+    if dtype.kind != "f":
+        raise ValueError(f"feature_storage={storage} takes floats, the features are {dtype}: leave it out to keep them")
+    if sparse and row_code(storage, features.shape[1]) is not None:
+        raise ValueError(
+            f"feature_storage={storage} takes dense features, these are sparse (CSR): use float16 or float32"
+        )
+
+
+def feature_bytes(features, storage: str | None) -> int:
+    """Return the bytes of features as a store holds them; arguments as for `check_storage`."""
+    if features is None:
+        return 0
+    if hasattr(features, "indptr"):
+        width = np.dtype(storage or features.data.dtype).itemsize
+        return len(features.indices) * (4 + width) + len(features.indptr) * 8
+    dtype, items = stored_form(storage, features.shape[1], features.dtype)
+    return features.shape[0] * items * dtype.itemsize
 
 
 def load_features(features, num_nodes: int) -> np.ndarray | SparseSource | None:
@@ -179,7 +226,7 @@ def _load_mask(name: str, mask, num_nodes: int) -> np.ndarray:
 
 def input_fingerprint(
     stream, method, num_parts, seed, options, features=None, labels=None, masks=None,
-    edge_weight=None, edge_features=None, pack_halo=False,
+    edge_weight=None, edge_features=None, pack_halo=False, feature_storage=None,
 ) -> str:  # fmt: skip
     """Return what identifies the input of a store, without the partitioning having been made.
 
@@ -188,7 +235,8 @@ def input_fingerprint(
     Args:
         stream: an EdgeStream, for its `fingerprint()`.
         method, num_parts, seed, options: of the partitioner, as the Partitioning carries them.
-        features, labels, masks, edge_weight, edge_features, pack_halo: as for `write_partition_store`.
+        features, labels, masks, edge_weight, edge_features, pack_halo, feature_storage: as for
+            `write_partition_store`.
 
     Returns:
         32 hexadecimal digits.
@@ -208,6 +256,8 @@ def input_fingerprint(
         "edges": [identity(edge_weight), identity(edge_features)],
         "pack_halo": bool(pack_halo) and features is not None,
     }
+    if feature_storage is not None:  # left out where it says nothing, so that stores of older releases stand
+        facts["feature_storage"] = str(feature_storage)
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 

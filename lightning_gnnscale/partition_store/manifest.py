@@ -12,6 +12,7 @@ import numpy as np
 from ..errors import PartitionStoreError
 from ..graph import id_dtype
 from .array_file import HEADER_BYTES, checksum, little_endian, npy_header
+from .features import FEATURE_STORAGE, row_code
 
 FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
@@ -190,6 +191,7 @@ def _wrong_field(manifest: dict) -> str | None:
         "seed": lambda value: isinstance(value, int) and not isinstance(value, bool),
         "masks": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
         "feature_dim": lambda value: value is None or _is_count(value),
+        "feature_storage": lambda value: value is None or value in FEATURE_STORAGE,
         "least_edge_weight": lambda value: value is None or isinstance(value, float),
         "files": lambda value: isinstance(value, dict) and all(_is_entry(entry) for entry in value.values()),
     }
@@ -256,7 +258,9 @@ def _wrong_files(manifest: dict) -> str | None:
                 f"{name}_indices": (np.int32, (values,)),
                 f"{name}_data": (None, (values,)),
             }
-            expected |= sparse if f"{name}_indptr" in files else {name: (None, (rows, dim))}
+            code = row_code(manifest["feature_storage"], dim)
+            dense = (None, (rows, dim)) if code is None else (np.uint8, (rows, code.row_bytes))
+            expected |= sparse if f"{name}_indptr" in files else {name: dense}
     if "user_id_offsets" in files:
         expected |= {"user_id_offsets": (np.int64, (nodes + 1,)), "user_id_bytes": (np.uint8, (None,))}
     elif "user_ids" in files:

@@ -27,6 +27,7 @@ def write_table(
     progress: Progress,
     convert: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
     finite: bool = False,
+    holds: np.dtype | None = None,
 ) -> None:
     """Write `source` as the file `name`, its rows permuted into store order.
 
@@ -34,9 +35,10 @@ def write_table(
         source: (num_nodes, ...) in original order, memory-mapped or not.
         convert: what is done to a block of rows before it is written.
         finite: refuse NaN and infinities, which would spoil every weight that they reach.
+        holds: The dtype that values go through on their way to the disk; with `finite` it must hold them. None: theirs.
 
     Raises:
-        ValueError: a value is not finite; names its row.
+        ValueError: a value is not finite, or beyond what `holds` has; names its row.
 
     Cost: one sequential read of the source; two blocks of memory.
     """
@@ -53,7 +55,7 @@ def write_table(
         order, offsets = _order(part_id[begin:end], len(cursor))
         check_whole(source)
         if finite:
-            _check_finite(step, source[begin:end], begin)
+            _check_finite(step, source[begin:end], begin, holds)
         rows = np.take(convert(source[begin:end]), order, axis=0)
         for part in np.flatnonzero(np.diff(offsets)):
             run = rows[offsets[part] : offsets[part + 1]]
@@ -74,11 +76,13 @@ def write_sparse_table(
     block_bytes: int,
     progress: Progress,
     finite: bool = True,
+    dtype: np.dtype | None = None,
 ) -> None:
     """Write CSR features in store order as three files; a row's values keep their order.
 
     Args:
-        finite: refuse NaN and infinities.
+        finite: refuse NaN and infinities, also those that `dtype` would make.
+        dtype: The dtype of stored values; None: as given.
 
     Raises:
         ValueError: a column is outside [0, dim), or stands twice in a row, or a value is not finite; the message names
@@ -89,24 +93,25 @@ def write_sparse_table(
     if journal.is_done("features"):
         return
     num_nodes = len(part_id)
+    dtype = np.dtype(dtype or source.data.dtype)
     indptr = np.zeros(num_nodes + 1, np.int64)
     row_lengths(np.asarray(source.indptr), ids.original_nid, indptr)
     pointers = ArrayFile(journal.folder / "features_indptr.npy", np.int64)
     pointers.append(indptr)
     files = [
         journal.open_file("features", "features_indices.npy", np.int32, num_rows=int(indptr[-1])),
-        journal.open_file("features", "features_data.npy", source.data.dtype, num_rows=int(indptr[-1])),
+        journal.open_file("features", "features_data.npy", dtype, num_rows=int(indptr[-1])),
     ]
     start = journal.state("features").get("rows", 0)
     cursor = _cursor(ids.part_offsets, part_id[:start])
-    most_values = max(1, block_bytes // (4 + source.data.dtype.itemsize))
+    most_values = max(1, block_bytes // (4 + dtype.itemsize))
     while start < num_nodes:
         limit = min(int(source.indptr[start]) + most_values, int(source.indptr[num_nodes]))
         # In the array's own dtype, or searchsorted would copy the whole array to a wider one.
         end = int(np.searchsorted(source.indptr, source.indptr.dtype.type(limit), side="right")) - 1
         end = min(max(end, start + 1), start + _MOST_ROWS, num_nodes)
         if finite:
-            _check_finite_sparse(source, start, end)
+            _check_finite_sparse(source, start, end, dtype)
         written = _copy_sparse_block(source, start, end, part_id, indptr, cursor, files)
         start = end
         if journal.due(written):
@@ -127,7 +132,8 @@ def _copy_sparse_block(source, begin, end, part_id, indptr, cursor, files) -> in
             " (scipy: sum_duplicates)"
         )
     columns = np.asarray(source.indices[first:last], np.int32)
-    values = np.ascontiguousarray(source.data[first:last])
+    with np.errstate(over="ignore"):
+        values = np.ascontiguousarray(source.data[first:last], files[1].dtype.newbyteorder("="))
     order, offsets = _order(part_id[begin:end], len(cursor))
     out_indptr = np.zeros(len(order) + 1, np.int64)
     row_lengths(block_indptr, order, out_indptr)
@@ -142,29 +148,49 @@ def _copy_sparse_block(source, begin, end, part_id, indptr, cursor, files) -> in
     return out_columns.nbytes + out_values.nbytes
 
 
-def _check_finite(name: str, rows: np.ndarray, first_row: int) -> None:
-    if rows.dtype.kind != "f" or np.isfinite(np.sum(rows, dtype=np.float64)):
+def _check_finite(name: str, rows: np.ndarray, first_row: int, holds: np.dtype | None) -> None:
+    with np.errstate(over="ignore"):
+        held = rows if holds is None else rows.astype(holds, copy=False)
+    if held.dtype.kind != "f" or np.isfinite(np.sum(held, dtype=np.float64)):
         return
-    bad = np.argwhere(~np.isfinite(rows))
+    bad = np.argwhere(~np.isfinite(held))
     if len(bad) == 0:  # finite numbers whose sum is not
         return
     row, column = bad[0]
-    raise ValueError(f"{name}: row {first_row + row}, column {column} is {rows[row, column]}; give finite numbers")
+    raise _bad_value(f"{name}: row {first_row + row}, column {column}", rows[row, column], held.dtype)
 
 
-def _check_finite_sparse(source: SparseSource, begin: int, end: int) -> None:
+def _check_finite_sparse(source: SparseSource, begin: int, end: int, dtype: np.dtype) -> None:
     first, last = int(source.indptr[begin]), int(source.indptr[end])
     values = np.asarray(source.data[first:last])
-    bad = np.flatnonzero(~np.isfinite(values)) if values.dtype.kind == "f" else ()
+    with np.errstate(over="ignore"):
+        held = values.astype(dtype, copy=False)
+    bad = np.flatnonzero(~np.isfinite(held)) if held.dtype.kind == "f" else ()
     if len(bad):
-        raise not_finite(source, first + int(bad[0]))
+        raise not_finite(source, first + int(bad[0]), dtype)
 
 
-def not_finite(features, position: int) -> ValueError:
-    """Return the error for a NaN or an infinity at a position of CSR features' `data`; it names row and column."""
+def _bad_value(place: str, value, dtype: np.dtype) -> ValueError:
+    """Return the error for a value that is no finite number, or none in the dtype that it is to be stored in."""
+    if np.isfinite(value):
+        most = np.finfo(dtype).max
+        return ValueError(
+            f"{place} is {value}, and {dtype.name} holds {most:g} at most; choose a wider feature_storage"
+        )
+    return ValueError(f"{place} is {value}; give finite numbers")
+
+
+def not_finite(features, position: int, dtype: np.dtype | None = None) -> ValueError:
+    """Return the error for a value at a position of CSR features' `data`; it names row and column.
+
+    Args:
+        features: With `indptr`, `indices` and `data`.
+        position: Where a NaN, an infinity, or a value stands that `dtype` cannot hold.
+        dtype: The dtype that the values are to be stored in; None: theirs.
+    """
     row = int(np.searchsorted(features.indptr, position, side="right")) - 1
     column, value = features.indices[position], features.data[position]
-    return ValueError(f"features: row {row}, column {column} is {value}; give finite numbers")
+    return _bad_value(f"features: row {row}, column {column}", value, np.dtype(dtype or features.data.dtype))
 
 
 def _cursor(part_offsets: np.ndarray, written: np.ndarray) -> np.ndarray:

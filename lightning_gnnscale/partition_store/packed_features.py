@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..jit import kernel
-from ..triton_kernels.gather_rows import RowTables, gather_tiers, pack_places, unpack_places
+from ..triton_kernels.gather_rows import RowCode, RowTables, gather_tiers, pack_places, unpack_places
 from .features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows, checked_rows, merge_rows
 
 _PACKED = int(pack_places(np.int64(1), np.int64(0)))  # the place of the first packed row
@@ -44,6 +44,16 @@ class PackedFeatures:
         return self.owned.dtype
 
     @property
+    def storage(self) -> RowCode | None:
+        """The form of codes; None where the rows are plain numbers."""
+        return getattr(self.owned, "storage", None)
+
+    @property
+    def raw(self) -> "PackedFeatures":
+        """The table of the rows as they are stored, see `DenseFeatures.raw`."""
+        return self if self.storage is None else replace(self, owned=self.owned.raw, packed=self.packed.raw)
+
+    @property
     def is_sparse(self) -> bool:
         return self.owned.is_sparse
 
@@ -53,11 +63,11 @@ class PackedFeatures:
         return self.owned.indptr
 
     def gather(self, nodes: np.ndarray, out: np.ndarray | None = None) -> np.ndarray | SparseRows:
-        """Copy rows, bit for bit what is stored.
+        """Copy rows, bit for bit what is stored; codes are decoded.
 
         Args:
             nodes: (num,) integers in [0, num_rows); those outside of core and halo are read from their owners.
-            out: (num, dim) of the stored dtype, filled in place where given; not for sparse rows.
+            out: (num, dim) of `dtype`, for codes also float16; filled in place where given; not for sparse rows.
 
         Cost: beyond the copies a binary search in the halo list for each node that the part does not own.
         """
@@ -67,7 +77,7 @@ class PackedFeatures:
         if self.is_sparse:
             return self._gather_sparse(places)
         out = np.empty((len(places), self.dim), self.dtype) if out is None else out
-        return gather_tiers(places, None, RowTables([self.owned.array, self.packed.array]), out)
+        return gather_tiers(places, None, RowTables([self.owned.array, self.packed.array]), out, code=self.storage)
 
     def load(self, nodes: np.ndarray) -> DenseFeatures | CSRFeatures:
         """Read the rows of (num,) ascending ids into a table in memory: of a part, two runs of the disk."""

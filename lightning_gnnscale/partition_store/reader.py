@@ -10,7 +10,7 @@ from ..errors import PartitionStoreError
 from ..graph import CSC
 from .array_file import map_rows
 from .expand import assigned_arcs, distances, keep_arcs, localise, rows_within
-from .features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows
+from .features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows, row_code
 from .manifest import MANIFEST, REMEDY, digest, read_manifest, read_source
 from .packed_features import PackedFeatures, features_of_part
 from .part_graph import PartGraph
@@ -156,6 +156,11 @@ class PartitionStore:
         return self.manifest.get("least_edge_weight")
 
     @property
+    def feature_storage(self) -> str | None:
+        """How the writer was told to store features; None: as given (and in a store of an older release)."""
+        return self.manifest.get("feature_storage")
+
+    @property
     def edge_row_bytes(self) -> int:
         """Bytes that an arc takes beside its source: its weight and its features."""
         return sum(rows[:1].nbytes for rows in (self.edge_weight, self.edge_features) if rows is not None)
@@ -218,7 +223,7 @@ class PartitionStore:
         return near if hops == 1 else self._without_halo(near)
 
     def load_features(self, graph: PartGraph) -> np.ndarray | SparseRows | None:
-        """Return the feature rows of a loaded part in local order, in the stored dtype; packed halo rows are used."""
+        """Return the feature rows of a loaded part in local order, codes decoded; packed halo rows are used."""
         return None if self.features is None else features_of_part(self.part_features, graph.part).gather(graph.nodes)
 
     def verify(self) -> None:
@@ -317,7 +322,8 @@ class PartitionStore:
 
     def _features(self, name: str) -> DenseFeatures | CSRFeatures | None:
         if name in self.manifest["files"]:
-            return DenseFeatures(self._map(name))
+            code = row_code(self.feature_storage, self.manifest["feature_dim"])
+            return DenseFeatures(self._map(name), code)
         indptr = self._map(f"{name}_indptr")
         if indptr is None:
             return None

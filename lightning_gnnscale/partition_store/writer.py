@@ -14,7 +14,7 @@ from ..graph import CSC, id_dtype
 from .array_file import ArrayFile, map_rows
 from .buckets import bucket_edges, bucket_layout, drop_runs, open_runs
 from .disk import WriteBudget, check_disk
-from .features import CSRFeatures, DenseFeatures
+from .features import CSRFeatures, DenseFeatures, stored_form, to_stored
 from .halo import map_halo_nodes, pack_halo_features, write_halo
 from .inputs import SparseSource, StoreInputs, changed_inputs, check_inputs, input_files
 from .journal import Journal, clear_folder, delete_files, partial_folder, writer_lock
@@ -42,6 +42,7 @@ def write_partition_store(
     budget: WriteBudget | None = None,
     lock_timeout_s: float = 0,
     check_finite: bool = True,
+    feature_storage: str | None = None,
 ) -> PartitionStore:
     """Write the store of a partitioned graph, or go on with one that was interrupted, or open the one that stands.
 
@@ -67,6 +68,9 @@ def write_partition_store(
         budget: buffer sizes.
         lock_timeout_s: how long to wait for another writer of the same root.
         check_finite: refuse features and edge values with NaN or infinities; False stores every bit pattern.
+        feature_storage: How features are stored: None, as given; "float32" or "float16"; "int8" or "int4", dense rows
+            as codes of 8 or 4 bits with a scale a row, off by at most half a scale (a row's largest magnitude / 127,
+            or / 7) and decoded to float32 as batches are filled. A row that is no finite numbers is then all NaN.
 
     Returns:
         PartitionStore, opened.
@@ -85,7 +89,7 @@ def write_partition_store(
     budget = budget or WriteBudget()
     files_now = partial(input_files, stream, features, labels, masks, edge_weight, edge_features, p.part_id)
     files = files_now()  # before anything of them is read
-    inputs = check_inputs(stream, p, features, labels, masks, edge_weight, edge_features, pack_halo)
+    inputs = check_inputs(stream, p, features, labels, masks, edge_weight, edge_features, pack_halo, feature_storage)
     # Features, sparse ones too, are checked while they are stored.
     check_values(None, inputs.labels, inputs.edge_weight, inputs.edge_features, check_finite)
     source = {"fingerprint": inputs.fingerprint(), "part_id_crc32": zlib.crc32(inputs.part_id)}
@@ -188,15 +192,20 @@ def _user_ids(node_ids, original_nid: np.ndarray) -> dict[str, np.ndarray]:
 def _write_node_arrays(
     journal, inputs: StoreInputs, ids: StoreIds, budget: WriteBudget, progress: Progress, check_finite: bool
 ) -> None:
-    common = (inputs.part_id, ids, budget.block_bytes, progress)
+    common, storage = (inputs.part_id, ids, budget.block_bytes, progress), inputs.feature_storage
     if inputs.labels is not None:
         write_table(journal, "labels", "labels.npy", inputs.labels, *common, convert=_stored_labels)
     for name, mask in inputs.masks.items():
         write_table(journal, f"mask {name}", f"mask_{name}.npy", mask, *common)
     if isinstance(inputs.features, SparseSource):
-        write_sparse_table(journal, inputs.features, *common, finite=check_finite)
+        write_sparse_table(journal, inputs.features, *common, finite=check_finite, dtype=storage)
     elif inputs.features is not None:
-        write_table(journal, "features", "features.npy", inputs.features, *common, finite=check_finite)
+        options = {
+            "convert": partial(to_stored, storage=storage),
+            "finite": check_finite,
+            "holds": storage if inputs.row_code is None else np.float32,
+        }
+        write_table(journal, "features", "features.npy", inputs.features, *common, **options)
 
 
 def _stored_labels(labels: np.ndarray) -> np.ndarray:
@@ -215,14 +224,18 @@ def _map_csc(journal: Journal, inputs: StoreInputs) -> CSC:
 
 
 def _map_features(journal: Journal, inputs: StoreInputs) -> DenseFeatures | CSRFeatures:
-    folder, features = journal.folder, inputs.features
+    folder, features, storage = journal.folder, inputs.features, inputs.feature_storage
     if not isinstance(features, SparseSource):
-        return DenseFeatures(map_rows(folder / "features.npy", features.dtype.newbyteorder("<"), features.shape))
+        dtype, items = stored_form(storage, features.shape[1], features.dtype)
+        shape = (inputs.num_nodes, items)
+        return DenseFeatures(map_rows(folder / "features.npy", dtype.newbyteorder("<"), shape), inputs.row_code)
     num_values = len(features.indices)
     return CSRFeatures(
         map_rows(folder / "features_indptr.npy", np.int64, (inputs.num_nodes + 1,)),
         map_rows(folder / "features_indices.npy", np.int32, (num_values,)),
-        map_rows(folder / "features_data.npy", features.data.dtype.newbyteorder("<"), (num_values,)),
+        map_rows(
+            folder / "features_data.npy", np.dtype(storage or features.data.dtype).newbyteorder("<"), (num_values,)
+        ),
         features.shape[1],
     )
 
@@ -242,6 +255,7 @@ def _write_manifest(journal: Journal, inputs: StoreInputs, source: dict) -> None
         "seed": inputs.seed,
         "masks": sorted(inputs.masks),
         "feature_dim": None if inputs.features is None else _dim(inputs.features),
+        "feature_storage": inputs.feature_storage,
         "pack_halo": inputs.pack_halo,
         "least_edge_weight": None if inputs.edge_weight is None else least_value(inputs.edge_weight),
         "files": describe_files(journal.folder, checksums),

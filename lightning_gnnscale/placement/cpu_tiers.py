@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 
-from ..triton_kernels.gather_rows import RowTables, gather_tiers
+from ..triton_kernels.gather_rows import RowCode, RowTables, gather_rows, gather_tiers
 from ..triton_kernels.gather_rows.cpu import first_outside
 from .cache_policies import write_rows
 from .feature_cache import FeatureCache
@@ -18,13 +18,22 @@ class CPUTiers:
     Args:
         places: (num_nodes,) int64, as from `row_places`.
         tables: one array a table, None for those that this device does not read; without the cache's.
-        dim, dtype: of a row.
+        dim, dtype: of a row as it is stored.
         cache: of rows outside the devices, or None.
+        code: The form of rows of codes, which are decoded on their way out; None: rows go out as they lie.
     """
 
-    def __init__(self, places: np.ndarray, tables: list, dim: int, dtype: np.dtype, cache: FeatureCache | None):
+    def __init__(
+        self,
+        places: np.ndarray,
+        tables: list,
+        dim: int,
+        dtype: np.dtype,
+        cache: FeatureCache | None,
+        code: RowCode | None = None,
+    ):
         row_bytes = dim * dtype.itemsize
-        self.places, self.cache, self.dim, self.dtype = places, cache, dim, dtype
+        self.places, self.cache, self.dim, self.dtype, self.code = places, cache, dim, dtype, code
         self._reads, self._lock = np.zeros(len(tables) + 1, np.int64), threading.Lock()
         self._tables = RowTables([*tables, None], row_bytes)
         self._cached_rows = None
@@ -45,18 +54,24 @@ class CPUTiers:
     def gather(self, nodes, out: np.ndarray | None) -> np.ndarray:
         """Copy rows; see `FeatureBuffer.gather`."""
         nodes = as_ids(nodes) if self.cache is None else checked_nodes(nodes, len(self.places))
-        shape = (len(nodes), self.dim)
+        shape, dtypes = (len(nodes), self.dim), (self.dtype,)
+        if self.code is not None:
+            shape, dtypes = (len(nodes), self.code.dim), (np.dtype(np.float32), np.dtype(np.float16))
         if out is None:
-            out = np.empty(shape, self.dtype)
-        elif out.shape != shape or out.dtype != self.dtype or not out.flags.c_contiguous:
+            out = np.empty(shape, dtypes[0])
+        elif out.shape != shape or out.dtype not in dtypes or not out.flags.c_contiguous:
             raise ValueError(
-                f"out must be C-contiguous {self.dtype} of shape {shape}, got {out.dtype} of shape {out.shape}"
+                f"out must be C-contiguous {dtypes[0]} of shape {shape}, got {out.dtype} of shape {out.shape}"
             )
         reads = np.zeros(len(self._tables), np.int64)
         if self.cache is None:
-            gather_tiers(self.places, nodes, self._tables, out, reads)
-        else:
+            gather_tiers(self.places, nodes, self._tables, out, reads, self.code)
+        elif self.code is None:
             self._gather_cached(nodes, out, reads)
+        else:
+            stored = np.empty((len(nodes), self.dim), self.dtype)
+            self._gather_cached(nodes, stored, reads)
+            gather_rows(stored, np.arange(len(nodes)), out, self.code)
         with self._lock:
             self._reads += reads
         return out

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ..errors import PlacementError
-from ..triton_kernels.gather_rows import RowTables
+from ..partition_store.features import as_stored
+from ..triton_kernels.gather_rows import RowCode, RowTables
 from ..triton_kernels.gather_rows.op import gather_tiers_with_triton
 from .cpu_tiers import as_ids, checked_nodes
 from .feature_cache import FeatureCache
@@ -27,7 +28,7 @@ class CUDATiers:
     Args:
         places: (num_nodes,) int64, as from `row_places`.
         tables: (num_rows, row_bytes) uint8 tensors, None for those that this device does not read and for the disk.
-        features: of the rows on disk.
+        features: The table of all rows, which rows on disk are read from; codes are decoded on their way out.
         cache: of rows outside the devices, or None.
         device: that reads.
         ring_rows, ring_blocks: size of the ring of pinned blocks that rows on disk come through.
@@ -43,9 +44,10 @@ class CUDATiers:
         ring_rows: int = 8192,
         ring_blocks: int = 4,
     ):
-        self.device, self.features, self.cache, self.dim = device, features, cache, features.dim
+        self.device, self.cache, self.dim = device, cache, features.dim
         self.dtype = torch_dtype(np.dtype(features.dtype))
-        self._row_bytes = self.dim * self.dtype.itemsize
+        self.features, self.code = as_stored(features)
+        self._row_bytes = self.features.dim * np.dtype(self.features.dtype).itemsize
         self._cached_rows = None
         if cache is not None:
             self._cached_rows = torch.empty((cache.capacity, self._row_bytes), dtype=torch.uint8, device=device)
@@ -58,7 +60,7 @@ class CUDATiers:
         self._host_places = places if on_disk or cache is not None else None
         self._ring_rows, self._ring = ring_rows, SimpleQueue()
         for _ in range(ring_blocks if on_disk else 0):
-            self._ring.put(_Block(ring_rows, features, device))
+            self._ring.put(_Block(ring_rows, self.features, device))
         self._reads = torch.zeros(len(tables) + 1, dtype=torch.int64, device=device)
         self._disk_reads, self._lock = 0, threading.Lock()
 
@@ -75,14 +77,20 @@ class CUDATiers:
             if self._host_places is None:
                 nodes = self._on_device(nodes)
                 out = self._checked_out(out, len(nodes))
-                self._launch(self._places, nodes, out)
+                self._launch(self._places, nodes, out, self.code)
                 return out
             nodes = checked_nodes(nodes.cpu().numpy() if isinstance(nodes, Tensor) else nodes, self._num_nodes)
             out = self._checked_out(out, len(nodes))
+            stored = out
+            if self.code is not None:
+                stored = torch.empty((len(nodes), self._row_bytes), dtype=torch.uint8, device=self.device)
             if self.cache is None:
-                self._gather_found(self._host_places[nodes], nodes, out)
+                self._gather_found(self._host_places[nodes], nodes, stored)
             else:
-                self._gather_cached(nodes, out)
+                self._gather_cached(nodes, stored)
+            if self.code is not None and out.numel():
+                places = torch.arange(len(nodes), device=self.device)
+                gather_tiers_with_triton(places, None, RowTables([stored]), out, None, self.code)
             return out
 
     def close(self) -> None:
@@ -110,9 +118,9 @@ class CUDATiers:
                 self._cached_rows.view(rows.dtype).index_copy_(0, slots.to(self.device), rows)
                 self._mark_cache()
 
-    def _launch(self, places: Tensor, nodes: Tensor | None, out: Tensor) -> None:
+    def _launch(self, places: Tensor, nodes: Tensor | None, out: Tensor, code: RowCode | None = None) -> None:
         if out.numel():
-            gather_tiers_with_triton(places, nodes, self._tables, out, self._reads)
+            gather_tiers_with_triton(places, nodes, self._tables, out, self._reads, code)
 
     def _stage(self, places: np.ndarray, nodes: np.ndarray, out: Tensor) -> None:
         """Bring the rows on disk through the ring: a block is read while others are on their way."""
@@ -164,7 +172,8 @@ class CUDATiers:
         if out is None:
             return torch.empty(shape, dtype=self.dtype, device=self.device)
         fits = isinstance(out, Tensor) and out.is_contiguous() and out.device == self.device
-        if not fits or tuple(out.shape) != shape or out.dtype != self.dtype:
+        dtypes = (self.dtype,) if self.code is None else (torch.float32, torch.float16)
+        if not fits or tuple(out.shape) != shape or out.dtype not in dtypes:
             kind = f"{out.dtype} of shape {tuple(out.shape)}" + (f" on {out.device}" if isinstance(out, Tensor) else "")
             raise ValueError(
                 f"out must be a contiguous {self.dtype} tensor of shape {shape} on {self.device}, got {kind}"

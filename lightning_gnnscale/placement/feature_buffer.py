@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from ..errors import PlacementError
+from ..partition_store.features import as_stored
 from . import cpu_rows
 from .cpu_tiers import CPUTiers, checked_nodes
 from .feature_cache import FeatureCache
@@ -43,7 +44,7 @@ class FeatureBuffer:
         laid: rows that were made before, by `in_one_process` and `join`.
 
     Attributes:
-        num_rows, dim, dtype: of the features.
+        num_rows, dim, dtype: of the features; rows of codes lie as they are stored, and are decoded when gathered.
         on: as given; "cpu" gathers arrays, all else tensors.
         hits: rows read so far from "local", "peer", "host", "disk" and "cache"; exact, also where threads gather
             side by side. On CUDA reading it waits for the device.
@@ -83,7 +84,8 @@ class FeatureBuffer:
         if cache is not None:
             cache.bind(self.num_rows)
         if on == "cpu":
-            self._tiers = CPUTiers(self._places, tables, self.dim, self.dtype, cache)
+            stored, code = as_stored(features)
+            self._tiers = CPUTiers(self._places, tables, stored.dim, np.dtype(stored.dtype), cache, code)
         else:
             from .cuda_rows import device_of
             from .cuda_tiers import CUDATiers
@@ -153,11 +155,11 @@ class FeatureBuffer:
 
         Args:
             nodes: (num,) integers in [0, num_rows): an array; on CUDA also a tensor of the device or of the CPU.
-            out: (num, dim) of the stored dtype, C-contiguous, filled in place where given: an array, on CUDA a tensor
-                of the device.
+            out: (num, dim) of `dtype`, for codes also float16; C-contiguous, filled in place where given: an array, on
+                CUDA a tensor of the device.
 
         Returns:
-            (num, dim) of the stored dtype, bit for bit what is stored.
+            (num, dim), bit for bit what the store's own table gives.
 
         Raises:
             ValueError: a node is out of range, or `out` does not fit.
@@ -215,7 +217,7 @@ def _layout(placement, features, device, on, host, fingerprint, memory_bytes) ->
         raise ValueError(f'host must be "map" or "copy", got {host!r}')
     if on != "cpu" and torch.device(on).type != "cuda":
         raise ValueError(f'on must be "cpu", "cuda" or one GPU like "cuda:0", got {on!r}')
-    return RowLayout(placement, features, host == "copy" or on != "cpu", memory_bytes)
+    return RowLayout(placement, as_stored(features)[0], host == "copy" or on != "cpu", memory_bytes)
 
 
 def _row_module(on: str):

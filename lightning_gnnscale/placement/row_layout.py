@@ -38,7 +38,7 @@ class RowLayout:
 
     Attributes:
         placement: of the rows.
-        features: a dense table over a memory map.
+        features: a dense table over a memory map, whose rows are laid as they are stored.
         copies_host: whether host rows are copied to memory of their own.
         memory_bytes: of each device, None for what there is.
     """

@@ -67,7 +67,7 @@ class MiniBatch:
         degree: (num_nodes,) int64 in-degree in the full graph; float32 sums of weights where the store has weights.
         num_sampled_nodes: seeds, then new nodes of each hop; None where the batch was not sampled hop by hop.
         num_sampled_edges: arcs of each hop; None likewise.
-        x_dense: (num_nodes, dim) features of the stored dtype, or None.
+        x_dense: (num_nodes, dim) features as the store gives them (codes as float32), or None.
         x_csr: features in compressed form, or None.
         y: (num_nodes,) int64, or (num_nodes, num_labels), or None.
         train_mask, val_mask, test_mask: (num_nodes,) bool, or None where the store has no such mask.

@@ -57,7 +57,9 @@ def expected_store_fingerprint(
 
 def _input_fingerprint(dataset, method="", num_parts=0, seed=0, options=None, pack_halo=False) -> str:
     rows = (dataset.features, dataset.labels, dataset.masks, dataset.edge_weight, dataset.edge_features)
-    return input_fingerprint(dataset.stream, method, num_parts, seed, options or {}, *rows, pack_halo)
+    return input_fingerprint(
+        dataset.stream, method, num_parts, seed, options or {}, *rows, pack_halo, dataset.feature_storage
+    )
 
 
 def prepare_store(
@@ -134,6 +136,7 @@ def prepare_store(
             masks=dataset.masks,
             edge_weight=dataset.edge_weight,
             edge_features=dataset.edge_features,
+            feature_storage=dataset.feature_storage,
             overwrite=overwrite,
             progress=progress,
             **writer_options,

@@ -35,6 +35,7 @@ class StoreSource:
         seed: of partitioning.
         overwrite: replace a store made from other input, or a damaged one.
         pack_halo: a store that is written also has the feature rows of each part's halo beside the part.
+        feature_storage: How a store that is written holds features, see `write_partition_store`; None: the data set's.
         progress: (what, done, total), called while the store is made.
 
     Raises:
@@ -52,11 +53,14 @@ class StoreSource:
         seed: int = 0,
         overwrite: bool = False,
         pack_halo: bool = False,
+        feature_storage: str | None = None,
         progress: Callable[[str, int, int | None], None] | None = None,
     ):
         if num_parts != "auto":
             check_count("num_parts", num_parts)
         self.dataset, self.root = dataset, Path(root)
+        if feature_storage is not None:
+            self.dataset = replace(dataset, feature_storage=feature_storage)
         self.partitioner, self.num_parts, self.planner = partitioner, num_parts, planner or plan
         self.seed, self.overwrite, self.pack_halo, self.progress = seed, overwrite, pack_halo, progress
         self._both_ways: bool | None = None  # of a stream with layout "auto", once it has been read

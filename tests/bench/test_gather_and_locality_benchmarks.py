@@ -18,6 +18,7 @@ def test_gather_measures_every_way_and_cache(tmp_path):
     )  # fmt: skip
     ways = {row["way"]: row for row in found["gather"]}
     assert ways[gather.BOUND]["share_of_bound"] == ways[gather.PLAIN]["time_over_plain"] == 1
+    assert {f"plain table of {storage}" for storage in gather.STORAGES} < ways.keys()
     for row in found["gather"]:
         assert row["rows_per_s"] > 0
         if row.get("local") is not None:

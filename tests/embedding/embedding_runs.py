@@ -9,12 +9,13 @@ from lightning_gnnscale.edge_stream import SyntheticGraph
 NUM = 300
 
 
-def write_store(root, features=False, num_parts=3):
+def write_store(root, features=False, num_parts=3, **options):
     graph = SyntheticGraph(NUM, 1800, num_communities=4, homophily=0.95, seed=0)
     stream = graph.stream(chunk_edges=1000, to_undirected=True)
     parts = gs.partition(stream, "random", num_parts=num_parts, seed=1)
     stored = graph.features(8, noise=2.0) if features else None
-    return gs.write_partition_store(root, stream, parts, features=stored, labels=graph.labels(), masks=graph.masks())
+    arrays = {"features": stored, "labels": graph.labels(), "masks": graph.masks()}
+    return gs.write_partition_store(root, stream, parts, **arrays, **options)
 
 
 def fit(

@@ -51,7 +51,7 @@ def train_remote(folder, root, policy):
     results = []
     store = gs.PartitionStore.open(root)
     for remote in (False, True):
-        inputs = gs.RemoteFeatures(store.features.array, store.part_offsets, hosts=[0, 1]) if remote else None
+        inputs = gs.RemoteFeatures.for_store(store, hosts=[0, 1]) if remote else None
         weights = {"model": gs.ModelAveraging, "gradient": gs.GradientAveraging}[policy]()
         trainer, model, dm = fit(
             folder / str(remote), root, inputs, weights, epochs=2, width=8, devices=2, stored_features=not remote
@@ -60,9 +60,9 @@ def train_remote(folder, root, policy):
     return results, inputs.received_bytes
 
 
-@pytest.mark.parametrize("policy", ["model", "gradient"])
-def test_training_on_features_of_other_hosts_changes_no_bit(tmp_path, policy):
-    store = write_store(tmp_path / "store", features=True)
+@pytest.mark.parametrize(("policy", "storage"), [("model", None), ("gradient", None), ("model", "int8")])
+def test_training_on_features_of_other_hosts_changes_no_bit(tmp_path, policy, storage):
+    store = write_store(tmp_path / "store", features=True, feature_storage=storage)
     for results, received in launch(2, train_remote, tmp_path / "run", store.root, policy, limit_s=120):
         (stored, metrics), (remote, of_remote) = results
         assert all(torch.equal(stored[key], remote[key]) for key in stored)

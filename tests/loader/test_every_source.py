@@ -122,3 +122,16 @@ def test_a_rank_without_batches_begins_too(load, monkeypatch):
 def test_halo_rows_come_from_where_they_are_packed(load):
     for batch in load(features=WORLD.packed_features()):
         np.testing.assert_array_equal(batch.x.numpy(), WORLD.rows_read(batch.part, batch.n_id.numpy()))
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_of_codes_come_decoded(load, bits, packed):
+    coded, plain = WORLD.coded(bits)
+    features = coded.packed_codes() if packed else coded.features
+    batches = list(load(features=features))
+    assert len(batches) > 3
+    for batch in batches:
+        nodes = batch.n_id.numpy()
+        rows = plain.rows_read(batch.part, nodes) if packed else plain.features.array[nodes]
+        assert batch.x.numpy().tobytes() == rows.tobytes()

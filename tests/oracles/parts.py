@@ -1,8 +1,10 @@
 """Parts cut from a small graph in plain Python: what a partition store hands to samplers and loaders."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from lightning_gnnscale.triton_kernels.gather_rows import RowCode
+from lightning_gnnscale.triton_kernels.gather_rows.reference import decode_codes_reference, encode_codes_reference
 
 from lightning_gnnscale.graph import CSC, build_csc
 from lightning_gnnscale.partition_store import DenseFeatures, PackedFeatures
@@ -56,6 +58,23 @@ class SmallWorld:
         start, end = self.part_offsets[part : part + 2]
         foreign = (nodes < start) | (nodes >= end)
         return np.ldexp(self.features.array[nodes], (foreign * (part + 1))[:, None])
+
+    def coded(self, bits: int) -> tuple["SmallWorld", "SmallWorld"]:
+        """The same world with its features as codes, and one with what they decode to as plain float32."""
+        code = RowCode(self.features.dim, bits)
+        raw = encode_codes_reference(self.features.array, code)
+        plain = DenseFeatures(decode_codes_reference(raw, code))
+        return replace(self, features=DenseFeatures(raw, code)), replace(self, features=plain)
+
+    def packed_codes(self) -> PackedFeatures:
+        """The codes of a `coded` world, halo rows packed; those of part p have the scale times 2 ** (p + 1)."""
+        halos = [self.load_part(part).halo_nodes for part in range(self.num_parts)]
+        rows = [self.features.array[halo] for halo in halos]
+        for part, copied in enumerate(rows):
+            copied[:, :4] = np.ldexp(copied[:, :4].copy().view(np.float32), part + 1).view(np.uint8)
+        packed = replace(self.features, array=np.concatenate(rows))
+        offsets = np.cumsum([0, *map(len, halos)])
+        return PackedFeatures(self.features, packed, self.part_offsets, offsets, np.concatenate(halos))
 
     def targets(self, part: int) -> np.ndarray:
         start, end = self.part_offsets[part : part + 2]

@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import numpy as np
+from lightning_gnnscale.triton_kernels.gather_rows import RowCode
+from lightning_gnnscale.triton_kernels.gather_rows.reference import decode_codes_reference, encode_codes_reference
 
 from lightning_gnnscale.partition_store.features import DenseFeatures
 from lightning_gnnscale.placement import DISK, HOST, place
@@ -32,3 +34,10 @@ def counted(placement, device, nodes):
     tiers = {"local": dev_num == device, "host": dev_num == HOST, "disk": dev_num == DISK}
     tiers["peer"] = (dev_num >= 0) & (dev_num != device)
     return {name: int(mask.sum()) for name, mask in tiers.items()}
+
+
+def coded_table(num_rows, dim, bits, seed=0):
+    """Features as codes, and the rows that they decode to."""
+    code, random = RowCode(dim, bits), np.random.default_rng(seed)
+    raw = encode_codes_reference(random.standard_normal((num_rows, dim)).astype(np.float32), code)
+    return DenseFeatures(raw, code), decode_codes_reference(raw, code)

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from buffer_cases import GROUPS, counted, placed, table
+from buffer_cases import GROUPS, coded_table, counted, placed, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +20,7 @@ DEVICE = "cuda:0" if torch.cuda.is_available() else "cpu"
 
 def tiers_of(placement, features, device, policy=None, capacity=5, ring_rows=4):
     """What FeatureBuffer makes on a GPU."""
-    laid = cuda_rows.lay_here(RowLayout(placement, features, copies_host=True), [device], DEVICE)
+    laid = cuda_rows.lay_here(RowLayout(placement, features.raw, copies_host=True), [device], DEVICE)
     group = {FIRST_DEVICE + peer for peer in group_of(placement, device)}
     tables = [rows if i < FIRST_DEVICE or i in group else None for i, rows in enumerate(laid.tables)]
     cache = None
@@ -72,6 +72,27 @@ def test_every_placement_equals_indexing(num_nodes, dim, dtype, num_devices, on_
     if policy is None:
         assert hits == {**expected, "cache": 0}
     assert hits["host"] + hits["disk"] + hits["cache"] == expected["host"] + expected["disk"]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dim", [1, 17, 64])
+@pytest.mark.parametrize("policy", [None, "lru"])
+@pytest.mark.parametrize("on_disk", [0.0, 0.5])
+def test_rows_of_codes_lie_as_stored_and_come_decoded(bits, dim, policy, on_disk):
+    features, plain = coded_table(40, dim, bits)
+    placement, random = placed(40, 2, [[0, 1]], 0.2, on_disk), np.random.default_rng(dim)
+    tiers = tiers_of(placement, features, 1, policy)
+    assert tiers.dtype == torch.float32 and tiers.cache_bytes == (5 * features.array.shape[1] if policy else 0)
+    batches = [random.integers(0, 40, num) for num in (30, 0, 1, 29)]
+    for nodes in batches:
+        for dtype in (None, torch.float32, torch.float16):
+            out = None if dtype is None else torch.ones(len(nodes), dim, dtype=dtype, device=DEVICE)
+            got = tiers.gather(nodes, out).cpu().numpy()
+            assert got.tobytes() == plain[nodes].astype(got.dtype).tobytes()
+    expected = counted(placement, 1, np.concatenate([batch for batch in batches for _ in range(3)]))
+    hits = hits_of(tiers, placement, 1)
+    assert (hits["local"], hits["peer"]) == (expected["local"], expected["peer"])
+    assert hits["cache"] > 0 or policy is None
 
 
 @pytest.mark.parametrize("policy", ["lru", "sieve", "belady"])

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from buffer_cases import DTYPES, GROUPS, counted, placed, table
+from buffer_cases import DTYPES, GROUPS, coded_table, counted, placed, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,6 +58,30 @@ def test_every_placement_equals_indexing(
         row_bytes = dim * np.dtype(dtype).itemsize
         cached = (1 + num_nodes // 8) * row_bytes if policy else 0
         assert buffer.nbytes == len(placement.rows[device]) * row_bytes + 8 * num_nodes + cached
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dim", [1, 17, 64])
+@pytest.mark.parametrize("policy", [None, "lru", "belady"])
+@pytest.mark.parametrize("host", ["map", "copy"])
+def test_rows_of_codes_lie_as_stored_and_come_decoded(bits, dim, policy, host):
+    features, plain = coded_table(60, dim, bits)
+    placement, random = placed(60, 2, [[0, 1]], on_disk=0.5), np.random.default_rng(dim)
+    caches = [gs.FeatureCache(8, policy) for _ in range(2)] if policy else None
+    for device, buffer in enumerate(gs.FeatureBuffer.in_one_process(placement, features, host=host, caches=caches)):
+        assert (buffer.num_rows, buffer.dim, buffer.dtype) == (60, dim, np.float32)
+        batches = [random.integers(0, 60, num) for num in (40, 0, 1, 33)]
+        buffer.expect(batches)
+        for nodes in batches:
+            for dtype in (None, np.float32, np.float16):
+                out = None if dtype is None else np.empty((len(nodes), dim), dtype)
+                assert buffer.gather(nodes, out).tobytes() == plain[nodes].astype(dtype or np.float32).tobytes()
+        row_bytes = features.array.shape[1]
+        cached = 8 * row_bytes if policy else 0
+        assert buffer.nbytes == len(placement.rows[device]) * row_bytes + 8 * 60 + cached
+        assert buffer.hits["cache"] > 0 or policy is None
+        with pytest.raises(ValueError, match=r"out must be C-contiguous float32 of shape \(2, "):
+            buffer.gather(np.arange(2), np.empty((2, dim)))
 
 
 def test_a_lone_buffer_has_the_rows_of_its_group():

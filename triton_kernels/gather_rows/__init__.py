@@ -1,6 +1,6 @@
-"""Row gather from a dense table, and from rows that lie in several tables."""
+"""Row gather from a dense table, and from rows that lie in several tables; rows of codes are decoded on the way."""
 
-from .op import gather_rows, gather_tiers
-from .tiers import RowTables, pack_places, unpack_places
+from .op import encode_codes, gather_rows, gather_tiers
+from .tiers import RowCode, RowTables, pack_places, unpack_places
 
-__all__ = ["RowTables", "gather_rows", "gather_tiers", "pack_places", "unpack_places"]
+__all__ = ["RowCode", "RowTables", "encode_codes", "gather_rows", "gather_tiers", "pack_places", "unpack_places"]

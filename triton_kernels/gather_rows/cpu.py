@@ -1,15 +1,23 @@
 """Row gather on the CPU: whole cache lines, prefetched, written past the cache where rows are whole lines."""
 
+import numpy as np
+
 from ...jit import kernel
 from ..intrinsics import (
     LINE_BYTES,
+    byte_at,
     copy_item_from,
     copy_line,
     copy_line_from,
+    decode_line4,
+    decode_line8,
+    float_at,
     prefetch,
     prefetch_address,
     prefetch_line,
     store_fence,
+    stream_decoded_line4,
+    stream_decoded_line8,
     stream_line,
     stream_line_from,
 )
@@ -17,6 +25,9 @@ from ..intrinsics import (
 AHEAD_ROWS = 8  # rows between a prefetch and its use
 AHEAD_ITEMS = 32  # the same where a row is one item
 AHEAD_PLACES = 32  # between the prefetch of a place and its use
+LINE_ITEMS = LINE_BYTES // 4  # decoded values of a line
+SCALE_BYTES = 4  # at the head of a row of codes
+LEAST_SCALE = 2.0**-126  # then no row decodes to subnormal values, which some devices take for 0
 ROW_BITS = 48  # of a place: the row in its table; the number of the table above
 
 
@@ -176,3 +187,96 @@ def copy_found(addresses, row_bytes, line_items, out):
         for at in range(whole, row_bytes, item_bytes):
             copy_item_from(out, target, source + at)
             target += 1
+
+
+@kernel
+def row_addresses(rows, base, row_bytes, addresses):
+    """Write the address of each row of one table; rows, addresses: (num,)."""
+    for i in range(len(rows)):
+        addresses[i] = base + rows[i] * row_bytes
+
+
+@kernel
+def decode_found(addresses, row_bytes, dim, bits, streams, out):
+    """Decode rows of codes from their addresses.
+
+    Args:
+        addresses: (num,) int64; a row at 0 is left as it is in out.
+        row_bytes, dim, bits: As in `RowCode`.
+        streams: write past the cache; out is then 64-byte aligned and dim a multiple of 16.
+        out: one-dimensional float32 view.
+    """
+    num = len(addresses)
+    whole = dim - dim % LINE_ITEMS
+    line_bytes = LINE_ITEMS * bits // 8
+    for i in range(num):
+        if i + AHEAD_ROWS < num:
+            coming = addresses[i + AHEAD_ROWS]
+            for at in range(0, row_bytes, LINE_BYTES):
+                prefetch_address(coming + at)
+            prefetch_address(coming + row_bytes - 1)  # a row seldom begins with a line
+        if addresses[i] == 0:
+            continue
+        step, source, target = float_at(addresses[i]), addresses[i] + SCALE_BYTES, i * dim
+        for _ in range(0, whole, LINE_ITEMS):
+            if bits == 8:
+                if streams:
+                    stream_decoded_line8(out, target, source, step)
+                else:
+                    decode_line8(out, target, source, step)
+            else:
+                if streams:
+                    stream_decoded_line4(out, target, source, step)
+                else:
+                    decode_line4(out, target, source, step)
+            target += LINE_ITEMS
+            source += line_bytes
+        for column in range(dim - whole):
+            if bits == 8:
+                code = int(byte_at(source + column))
+            else:
+                code = (int(byte_at(source + column // 2)) >> 4 * (column % 2) & 15 ^ 8) - 8
+            out[target + column] = np.float32(code) * step
+    if streams:
+        store_fence()
+
+
+@kernel(error_model="numpy")
+def encode_all(rows, levels, bits, value, codes, scales, out):
+    """Encode row after row; the loops are apart so that each becomes vector instructions.
+
+    Args:
+        rows: (num, dim) floats, C-contiguous.
+        levels: the largest code.
+        value: (dim,) float32 scratch.
+        codes: (dim + dim % 2,) int8 scratch; what lies past dim stays 0.
+        scales: (num,) float32, filled.
+        out: (num, dim) int8, or with 4 bits (num, ceil(dim / 2)), filled.
+    """
+    dim = rows.shape[1]
+    for i in range(len(rows)):
+        row, packed = rows[i], out[i]
+        top = np.float32(0)
+        finite = True
+        for c in range(dim):
+            value[c] = np.float32(row[c])
+        for c in range(dim):
+            top = max(top, abs(value[c]))
+            finite &= abs(value[c]) < np.float32(np.inf)
+        if not finite:
+            scales[i] = np.float32(np.nan)
+            packed[:] = 0
+            continue
+        scale = np.float32(0)
+        if top > 0:
+            scale = max(top / np.float32(levels), np.float32(LEAST_SCALE))
+        scales[i] = scale
+        divisor = scale if scale > 0 else np.float32(1)
+        for c in range(dim):
+            codes[c] = np.int8(np.rint(value[c] / divisor))
+        if bits == 8:
+            for c in range(len(packed)):
+                packed[c] = codes[c]
+        else:
+            for c in range(len(packed)):
+                packed[c] = (codes[2 * c] & 15) | codes[2 * c + 1] << 4

@@ -5,6 +5,7 @@ import triton.language as tl
 
 _ROW_BITS = tl.constexpr(48)
 _ROW_MASK = tl.constexpr((1 << 48) - 1)
+_SCALE_BYTES = tl.constexpr(4)
 
 
 @triton.jit
@@ -43,6 +44,46 @@ def gather_tiers_kernel(
                 mask = mask & (columns < ROW_ITEMS)[None, :]
             value = tl.load(source[:, None] + columns[None, :], mask=mask)
             tl.store(target[:, None] + columns[None, :], value, mask=mask)
+        if COUNT:
+            counts += tl.sum(((table[:, None] == table_ids[None, :]) & found[:, None]).to(tl.int64), 0)
+    if COUNT:
+        tl.atomic_add(reads_ptr + table_ids, counts, mask=(table_ids < NUM_TABLES) & (counts > 0))
+
+
+@triton.jit
+def decode_tiers_kernel(
+    places_ptr, nodes_ptr, bases_ptr, out_ptr, reads_ptr, num,
+    DIM: tl.constexpr, BITS: tl.constexpr, ROW_BYTES: tl.constexpr, HAS_NODES: tl.constexpr, COUNT: tl.constexpr,
+    NUM_TABLES: tl.constexpr, TABLES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Decode rows of codes to out (num, DIM), ROWS at a time; the rest as in `gather_tiers_kernel`."""
+    table_ids = tl.arange(0, TABLES)
+    counts = tl.zeros((TABLES,), tl.int64)
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    for start in range(first, num, tl.num_programs(0).to(tl.int64) * ROWS):
+        at = start + tl.arange(0, ROWS)
+        inside = at < num
+        position = at
+        if HAS_NODES:
+            position = tl.load(nodes_ptr + at, mask=inside, other=0).to(tl.int64)
+        place = tl.load(places_ptr + position, mask=inside, other=0)
+        table = place >> _ROW_BITS
+        base = tl.load(bases_ptr + table, mask=inside, other=0)
+        found = inside & (base != 0)
+        source = tl.multiple_of(base + (place & _ROW_MASK) * ROW_BYTES, 4)
+        scale = tl.load(source.to(tl.pointer_type(tl.float32)), mask=found, other=0.0)
+        codes = (source + _SCALE_BYTES).to(tl.pointer_type(tl.int8))
+        target = out_ptr + at * DIM
+        for column in tl.static_range(0, DIM, COLUMNS):
+            columns = column + tl.arange(0, COLUMNS)
+            mask = found[:, None] & (columns < DIM)[None, :]
+            if BITS == 8:
+                code = tl.load(codes[:, None] + columns[None, :], mask=mask, other=0).to(tl.int32)
+            else:
+                pair = tl.load(codes[:, None] + (columns // 2)[None, :], mask=mask, other=0).to(tl.int32)
+                code = (((pair >> (4 * (columns % 2))[None, :]) & 15) ^ 8) - 8
+            value = code.to(tl.float32) * scale[:, None]
+            tl.store(target[:, None] + columns[None, :], value.to(out_ptr.dtype.element_ty), mask=mask)
         if COUNT:
             counts += tl.sum(((table[:, None] == table_ids[None, :]) & found[:, None]).to(tl.int64), 0)
     if COUNT:

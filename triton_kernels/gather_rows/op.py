@@ -10,15 +10,18 @@ from torch import Tensor
 
 from ..intrinsics import LINE_BYTES
 from . import cpu
-from .tiers import RowTables
+from .tiers import RowCode, RowTables
 
 _TILE_BYTES = 8192  # of rows that a Triton program copies at a time
 _PROGRAMS_PER_SM = 16
+_HALF_ROWS = 1024  # decoded at a time on their way to float16
 _ITEM = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 _scratch = threading.local()
 
 
-def gather_rows(table: np.ndarray, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+def gather_rows(
+    table: np.ndarray, rows: np.ndarray, out: np.ndarray | None = None, code: RowCode | None = None
+) -> np.ndarray:
     """Copy rows of a table, bit for bit, in the order asked for.
 
     Args:
@@ -26,12 +29,14 @@ def gather_rows(table: np.ndarray, rows: np.ndarray, out: np.ndarray | None = No
         rows: (num,) integers in [0, num_rows).
         out: (num, ...) of the table's dtype, C-contiguous, filled in place; fresh memory if None. Where a row is a
             multiple of 64 bytes and `out` is 64-byte aligned, it is written past the cache.
+        code: The form of a table (num_rows, code.row_bytes) uint8, whose rows are decoded on the way: out is then
+            (num, code.dim) float32, or float16 where one is given, the float32 values rounded to nearest.
 
     Returns:
         `out`.
 
     Raises:
-        ValueError: a row is out of range, or `out` does not fit.
+        ValueError: a row is out of range, or `table` or `out` does not fit.
 
     Cost: one read and one write of num rows. Fresh memory costs several times the copy: pass a reused `out`.
     """
@@ -40,10 +45,20 @@ def gather_rows(table: np.ndarray, rows: np.ndarray, out: np.ndarray | None = No
         raise ValueError(f"rows must be one-dimensional integers, got {rows.dtype} of shape {rows.shape}")
     if rows.dtype not in (np.int32, np.int64):
         rows = rows.astype(np.int64)
-    shape = (len(rows), *table.shape[1:])
+    if code is not None and (table.dtype != np.uint8 or table.shape[1:] != (code.row_bytes,)):
+        raise ValueError(
+            f"a table of codes must be uint8 of shape (num_rows, {code.row_bytes}) for {code.dim} values of "
+            f"{code.bits} bits, got {table.dtype} of shape {table.shape}"
+        )
+    shape = (len(rows), *(table.shape[1:] if code is None else (code.dim,)))
+    dtype = table.dtype if code is None else _decoded_dtype(out)
     if out is None:
-        out = np.empty(shape, table.dtype)
-    _check(table, rows, out, shape)
+        out = np.empty(shape, dtype)
+    _check(table, rows, out, shape, dtype)
+    if code is not None:
+        addresses = _addresses(len(rows))
+        cpu.row_addresses(rows, table.ctypes.data, code.row_bytes, addresses)
+        return _decode_found(addresses, code, out)
     row_bytes = table.dtype.itemsize * int(np.prod(table.shape[1:], dtype=np.int64))
     if len(rows) == 0 or row_bytes == 0:
         return out
@@ -60,12 +75,42 @@ def gather_rows(table: np.ndarray, rows: np.ndarray, out: np.ndarray | None = No
     return out
 
 
+def encode_codes(rows: np.ndarray, code: RowCode) -> np.ndarray:
+    """Return rows as codes, rounded to nearest: a value is at most half a scale from what it decodes to.
+
+    The scale of a row is its largest magnitude / code.levels, at least 2**-126; a row of zeros has the scale 0 and
+    decodes to zeros. A row with NaN, infinity or a value beyond float32 decodes to NaN.
+
+    Args:
+        rows: (num, code.dim) floats; float64 is rounded to float32 first.
+        code: the form.
+
+    Returns:
+        (num, code.row_bytes) uint8, a function of the rows alone.
+
+    Source: the row-wise quantisation of FBGEMM's embedding tables, in its symmetric form: with an offset beside the
+        scale, as FBGEMM's fused rows have, a 0 would not stay exactly 0.
+    """
+    if rows.ndim != 2 or rows.shape[1] != code.dim or rows.dtype.kind != "f":
+        raise ValueError(f"rows must be floats of shape (num, {code.dim}), got {rows.dtype} of shape {rows.shape}")
+    rows = np.ascontiguousarray(rows, np.float64 if rows.dtype.itemsize == 8 else np.float32)
+    packed = np.empty((len(rows), -(-code.dim * code.bits // 8)), np.int8)
+    scales = np.empty(len(rows), "<f4")
+    value, codes = np.empty(code.dim, np.float32), np.zeros(code.dim + code.dim % 2, np.int8)
+    cpu.encode_all(rows, code.levels, code.bits, value, codes, scales, packed)
+    out = np.zeros((len(rows), code.row_bytes), np.uint8)
+    out[:, : cpu.SCALE_BYTES] = scales.view(np.uint8).reshape(-1, cpu.SCALE_BYTES)
+    out[:, cpu.SCALE_BYTES : cpu.SCALE_BYTES + packed.shape[1]] = packed.view(np.uint8)
+    return out
+
+
 def gather_tiers(
     places: np.ndarray | Tensor,
     nodes: np.ndarray | Tensor | None,
     tables: RowTables,
     out: np.ndarray | Tensor,
     reads: np.ndarray | Tensor | None = None,
+    code: RowCode | None = None,
 ) -> np.ndarray | Tensor:
     """Copy rows that lie in several tables, bit for bit, in the order asked for.
 
@@ -78,6 +123,7 @@ def gather_tiers(
             bytes, filled in place. Where a row is a multiple of 64 bytes and `out` is in host memory and 64-byte
             aligned, it is written past the cache.
         reads: (num_tables,) int64, where the rows copied out of each table are added; the device of out.
+        code: The form of rows of codes, decoded on the way: out is then (num, code.dim) float32 or float16.
 
     Returns:
         `out`.
@@ -90,10 +136,13 @@ def gather_tiers(
     num = len(places) if nodes is None else len(nodes)
     contiguous = out.is_contiguous() if isinstance(out, Tensor) else out.flags.c_contiguous
     row_bytes = out.dtype.itemsize * int(np.prod(out.shape[1:], dtype=np.int64))
-    if len(out) != num or not contiguous or row_bytes != tables.row_bytes:
-        raise ValueError(
-            f"out must be C-contiguous, {num} rows of {tables.row_bytes} bytes, got {len(out)} of {row_bytes}"
-        )
+    wanted_bytes = tables.row_bytes
+    if code is not None:
+        if tables.row_bytes != code.row_bytes:
+            raise ValueError(f"tables must have rows of {code.row_bytes} bytes of codes, got {tables.row_bytes}")
+        wanted_bytes = code.dim * np.dtype(_decoded_dtype(out)).itemsize
+    if len(out) != num or not contiguous or row_bytes != wanted_bytes:
+        raise ValueError(f"out must be C-contiguous, {num} rows of {wanted_bytes} bytes, got {len(out)} of {row_bytes}")
     if num == 0 or row_bytes == 0:
         return out
     if isinstance(out, Tensor) and out.is_cuda:
@@ -102,14 +151,13 @@ def gather_tiers(
             if low < 0 or high >= len(places):
                 raise ValueError(f"nodes must be in [0, {len(places)}), got {low} to {high}")
         with torch.cuda.device(out.device):
-            gather_tiers_with_triton(places, nodes, tables, out, reads)
+            gather_tiers_with_triton(places, nodes, tables, out, reads, code)
     else:
-        _gather_tiers_on_cpu(*(_as_array(value) for value in (places, nodes)), tables, out, reads)
+        _gather_tiers_on_cpu(*(_as_array(value) for value in (places, nodes)), tables, out, reads, code)
     return out
 
 
-def _gather_tiers_on_cpu(places, nodes, tables, out, reads) -> None:
-    target = _as_bytes(out)
+def _gather_tiers_on_cpu(places, nodes, tables, out, reads, code) -> None:
     reads = np.zeros(len(tables), np.int64) if reads is None else _as_array(reads)
     num = len(places) if nodes is None else len(nodes)
     addresses = _addresses(num)
@@ -126,6 +174,10 @@ def _gather_tiers_on_cpu(places, nodes, tables, out, reads) -> None:
         if outside >= 0:
             raise ValueError(f"nodes[{outside}] must be in [0, {len(places)}), got {nodes[outside]}")
         reads[:] = counted
+    if code is not None:
+        _decode_found(addresses, code, _as_array(out))
+        return
+    target = _as_bytes(out)
     if tables.row_bytes % LINE_BYTES == 0 and target.ctypes.data % LINE_BYTES == 0:
         cpu.stream_found(addresses, tables.row_bytes, LINE_BYTES // 8, target.view(np.uint64))
     else:
@@ -133,26 +185,63 @@ def _gather_tiers_on_cpu(places, nodes, tables, out, reads) -> None:
         cpu.copy_found(addresses, tables.row_bytes, LINE_BYTES // unit.itemsize, target.view(unit))
 
 
-def gather_tiers_with_triton(places, nodes, tables: RowTables, out: Tensor, reads, max_programs=None) -> None:
+def _decode_found(addresses: np.ndarray, code: RowCode, out: np.ndarray) -> np.ndarray:
+    """Decode rows from their addresses into out, (num, code.dim) float32 or float16; a row at 0 stays as it is."""
+    if out.dtype == np.float32:
+        streams = code.dim % cpu.LINE_ITEMS == 0 and out.ctypes.data % LINE_BYTES == 0
+        cpu.decode_found(addresses, code.row_bytes, code.dim, code.bits, streams, out.reshape(-1))
+        return out
+    for first in range(0, len(out), _HALF_ROWS):
+        found = addresses[first : first + _HALF_ROWS]
+        values = np.empty((len(found), code.dim), np.float32)
+        _decode_found(found, code, values)
+        here = found != 0
+        with np.errstate(over="ignore", invalid="ignore"):
+            out[first : first + _HALF_ROWS][here] = values[here]
+    return out
+
+
+def gather_tiers_with_triton(
+    places, nodes, tables: RowTables, out: Tensor, reads, code: RowCode | None = None, max_programs=None
+) -> None:
     """Launch the Triton form on the current device; arguments as for `gather_tiers`, tensors, at least one row.
 
     Args:
         max_programs: of one launch, each then takes block after block; None: a few times what the device runs at once.
     """
+    if code is not None:
+        _decode_tiers_with_triton(places, nodes, tables, out, reads, code, max_programs)
+        return
     item_bytes = min(tables.item_bytes, out.data_ptr() & -out.data_ptr())
     row_items = tables.row_bytes // item_bytes
     columns = min(_power_of_two(row_items), _TILE_BYTES // item_bytes)
     rows = max(1, min(128, _TILE_BYTES // (columns * item_bytes)))
     num = len(out)
-    if max_programs is None:
-        device = torch.cuda.get_device_properties(out.device) if out.is_cuda else None
-        max_programs = _PROGRAMS_PER_SM * (device.multi_processor_count if device else 1)
-    _triton_kernels().gather_tiers_kernel[(min(-(-num // rows), max_programs),)](
+    _triton_kernels().gather_tiers_kernel[(_num_programs(-(-num // rows), out, max_programs),)](
         places, places if nodes is None else nodes, tables.bases_on(out.device),
         out.view(-1).view(torch.uint8).view(_ITEM[item_bytes]), places if reads is None else reads, num,
         ROW_ITEMS=row_items, ALIGNMENT=min(tables.alignment, 16), HAS_NODES=nodes is not None, COUNT=reads is not None,
         NUM_TABLES=len(tables), TABLES=_power_of_two(len(tables)), ROWS=rows, COLUMNS=columns, num_warps=4,
     )  # fmt: skip
+
+
+def _decode_tiers_with_triton(places, nodes, tables, out, reads, code, max_programs) -> None:
+    columns = min(_power_of_two(code.dim), _TILE_BYTES // 4)
+    rows = max(1, min(128, _TILE_BYTES // (columns * 4)))
+    num = len(out)
+    _triton_kernels().decode_tiers_kernel[(_num_programs(-(-num // rows), out, max_programs),)](
+        places, places if nodes is None else nodes, tables.bases_on(out.device), out.view(-1),
+        places if reads is None else reads, num,
+        DIM=code.dim, BITS=code.bits, ROW_BYTES=code.row_bytes, HAS_NODES=nodes is not None, COUNT=reads is not None,
+        NUM_TABLES=len(tables), TABLES=_power_of_two(len(tables)), ROWS=rows, COLUMNS=columns, num_warps=4,
+    )  # fmt: skip
+
+
+def _num_programs(num_blocks: int, out: Tensor, max_programs: int | None) -> int:
+    if max_programs is None:
+        device = torch.cuda.get_device_properties(out.device) if out.is_cuda else None
+        max_programs = _PROGRAMS_PER_SM * (device.multi_processor_count if device else 1)
+    return min(num_blocks, max_programs)
 
 
 @cache
@@ -186,15 +275,21 @@ def _as_bytes(out: np.ndarray | Tensor) -> np.ndarray:
     return out.reshape(-1).view(np.uint8)
 
 
-def _check(table, rows, out, shape):
+def _decoded_dtype(out: np.ndarray | Tensor | None) -> np.dtype:
+    """Return the dtype that rows of codes are decoded to: float16 where `out` has it, else float32."""
+    half = out is not None and out.dtype in (np.float16, torch.float16)
+    if out is not None and not half and out.dtype not in (np.float32, torch.float32):
+        raise ValueError(f"rows of codes are decoded to float32 or float16, got out of {out.dtype}")
+    return np.dtype(np.float16 if half else np.float32)
+
+
+def _check(table, rows, out, shape, dtype):
     if table.dtype.hasobject:
         raise ValueError(f"table must not hold Python objects, got dtype {table.dtype}")
     if not table.flags.c_contiguous:
         raise ValueError("table must be C-contiguous: pass numpy.ascontiguousarray(table)")
-    if out.shape != shape or out.dtype != table.dtype or not out.flags.c_contiguous:
-        raise ValueError(
-            f"out must be C-contiguous {table.dtype} of shape {shape}, got {out.dtype} of shape {out.shape}"
-        )
+    if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
+        raise ValueError(f"out must be C-contiguous {dtype} of shape {shape}, got {out.dtype} of shape {out.shape}")
     outside = cpu.first_outside(rows, len(table))
     if outside >= 0:
         raise ValueError(f"rows[{outside}] must be in [0, {len(table)}), got {rows[outside]}")

@@ -1,8 +1,9 @@
-"""Row gathers as plain indexing."""
+"""Row gathers as plain indexing, and rows of codes as plain arithmetic."""
 
 import numpy as np
 
-from .tiers import unpack_places
+from .cpu import LEAST_SCALE, SCALE_BYTES
+from .tiers import RowCode, unpack_places
 
 
 def gather_rows_reference(table: np.ndarray, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -25,3 +26,30 @@ def gather_tiers_reference(places, nodes, tables, out, reads=None):
         if reads is not None:
             reads[number] += here.sum()
     return out
+
+
+def encode_codes_reference(rows: np.ndarray, code: RowCode) -> np.ndarray:
+    """Return (num, code.row_bytes) uint8 rows of codes; arguments as for `encode_codes`."""
+    with np.errstate(over="ignore"):
+        rows = rows.astype(np.float32)
+    largest = np.abs(rows).max(1, initial=0)
+    broken = ~np.isfinite(largest)
+    rows[broken] = 0
+    scale = np.where(largest == 0, largest, np.maximum(largest / np.float32(code.levels), np.float32(LEAST_SCALE)))
+    codes = np.rint(rows / np.where(broken | (scale == 0), np.float32(1), scale)[:, None]).astype(np.int8)
+    out = np.zeros((len(rows), code.row_bytes), np.uint8)
+    out[:, :SCALE_BYTES] = np.where(broken, np.float32(np.nan), scale).view(np.uint8).reshape(-1, SCALE_BYTES)
+    if code.bits == 4:
+        codes = np.pad(codes, ((0, 0), (0, code.dim % 2)))
+        codes = (codes[:, ::2] & 15) | codes[:, 1::2] << 4
+    out[:, SCALE_BYTES : SCALE_BYTES + codes.shape[1]] = codes.view(np.uint8)
+    return out
+
+
+def decode_codes_reference(raw: np.ndarray, code: RowCode) -> np.ndarray:
+    """Return the (num, code.dim) float32 values of rows of codes."""
+    scale = np.ascontiguousarray(raw[:, :SCALE_BYTES]).view("<f4")
+    codes = raw[:, SCALE_BYTES:].view(np.int8)
+    if code.bits == 4:
+        codes = np.stack([codes << 4 >> 4, codes >> 4], 2).reshape(len(raw), 2 * codes.shape[1])
+    return codes[:, : code.dim].astype(np.float32) * scale

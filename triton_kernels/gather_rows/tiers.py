@@ -1,14 +1,40 @@
 """Rows that lie in several tables: which table and row a node's is, and where the tables stand in memory."""
 
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .cpu import ROW_BITS
+from .cpu import ROW_BITS, SCALE_BYTES
 
 _ROW_MASK = (1 << ROW_BITS) - 1
+
+
+class RowCode(NamedTuple):
+    """The form of rows that are stored as codes of a few bits, each row with a scale of its own.
+
+    A row is one run of bytes: the scale as little-endian float32; then the codes in two's complement, two a byte with
+    4 bits, the first one in the low half; then zeros up to a multiple of 4 bytes. A value is code * scale in float32.
+
+    Attributes:
+        dim: values a row, >= 0.
+        bits: 8 or 4.
+    """
+
+    dim: int
+    bits: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a stored row, a multiple of 4."""
+        return SCALE_BYTES + -(-(self.dim * self.bits) // 32) * 4
+
+    @property
+    def levels(self) -> int:
+        """The largest code; codes are in [-levels, levels]."""
+        return 2 ** (self.bits - 1) - 1
 
 
 def pack_places(table: np.ndarray, row: np.ndarray) -> np.ndarray:

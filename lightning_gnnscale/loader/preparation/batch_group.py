@@ -17,7 +17,7 @@ from ...jit import kernel
 from ...partition_store.features import CSRFeatures, SparseRows, as_bits
 from ...sampler.minibatch import MiniBatch, sparse_rows_to_torch
 from ...sampler.subgraph import Allocate
-from ...triton_kernels.gather_rows import gather_rows
+from ...triton_kernels.gather_rows import RowCode, gather_rows
 from ...triton_kernels.sample_neighbors.cpu import emit_edges
 from .union_ids import unite
 from .wire import Wire, narrowed, narrowest, selected, widened
@@ -108,14 +108,21 @@ def pack_group(batches: Sequence[MiniBatch]) -> BatchGroup:
 
 
 def unpack_group(
-    group: BatchGroup, rows: np.ndarray | SparseRows | None, allocate: Allocate = np.empty
+    group: BatchGroup,
+    rows: np.ndarray | SparseRows | None,
+    allocate: Allocate = np.empty,
+    code: RowCode | None = None,
 ) -> list[MiniBatch]:
     """Return the batches of a group, bit for bit as `BatchBuilder.build` makes them; arguments as for `unpack_one`."""
-    return [unpack_one(group, number, rows, allocate) for number in range(len(group.batches))]
+    return [unpack_one(group, number, rows, allocate, code) for number in range(len(group.batches))]
 
 
 def unpack_one(
-    group: BatchGroup, number: int, rows: np.ndarray | SparseRows | None, allocate: Allocate = np.empty
+    group: BatchGroup,
+    number: int,
+    rows: np.ndarray | SparseRows | None,
+    allocate: Allocate = np.empty,
+    code: RowCode | None = None,
 ) -> MiniBatch:
     """Return one batch of a group; nothing is read of the rows of others.
 
@@ -125,6 +132,7 @@ def unpack_one(
         rows: (num_union, dim) array, or so many sparse rows as `CSRFeatures.gather` gives them; None: no features.
             Dense rows that can be written to become the batch's own where it is alone in its group, without a copy.
         allocate: gives memory, for example `BufferPool.take`.
+        code: The form of dense rows of codes, which the batch gets decoded; None: it gets rows as they are.
 
     Raises:
         ValueError: there are more or fewer rows than the union has nodes.
@@ -143,16 +151,21 @@ def unpack_one(
     ids = Wire(group.union, np.dtype(np.int64), group.union.shape)
     n_id = selected(ids, packed.positions, packed.num_nodes, allocate)
     batch = MiniBatch(n_id=torch.from_numpy(n_id), **tensors, **packed.plain)
-    _give_rows(batch, packed, rows, len(group.batches) == 1, allocate)
+    _give_rows(batch, packed, rows, len(group.batches) == 1, allocate, code)
     return batch
 
 
-def _give_rows(batch: MiniBatch, packed: GroupedBatch, rows, alone: bool, allocate: Allocate) -> None:
+def _give_rows(batch: MiniBatch, packed: GroupedBatch, rows, alone: bool, allocate: Allocate, code) -> None:
     if rows is None:
         return
     if isinstance(rows, SparseRows):
         places = np.arange(packed.num_nodes) if packed.positions is None else packed.positions
         batch.x_csr = sparse_rows_to_torch(CSRFeatures(rows.indptr, rows.indices, rows.data, rows.dim).gather(places))
+        return
+    if code is not None:
+        places = np.arange(packed.num_nodes) if packed.positions is None else packed.positions
+        out = allocate((packed.num_nodes, code.dim), np.float32)
+        batch.x_dense = torch.from_numpy(gather_rows(rows, places, out, code))
         return
     own = alone and packed.positions is None and packed.num_nodes == len(rows)
     if not (own and rows.flags.writeable and rows.flags.c_contiguous):

@@ -6,10 +6,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 from ...errors import GNNScaleError
 from ...events import record
+from ...partition_store.features import as_stored
 from ...sampler.minibatch import MiniBatch
 from ..batch_maker import BatchMaker, batch_error
 from ..batch_source import BatchKey
@@ -56,7 +59,11 @@ class RaySource:
     ):
         self._settings, self._place = settings or RayWorkers(), place or RankPlace()
         meeting = meeting or Meeting(f"{os.getpid()}-{next(_sources)}")
-        self._stage, self._maker = stage, maker
+        self._stage, self._maker, self._code = stage, maker, None
+        if maker.gathers:  # rows of codes travel as they are stored, and are decoded where the batch is put together
+            builder = copy(maker.builder)
+            builder.features, self._code = as_stored(builder.features)
+            self._maker = replace(maker, builder=builder)
         self._link = Link(self._settings, meeting, self._place)
         self._end: Callable[[], None] | None = None
         self._unsent: list[BatchKey] = []
@@ -181,7 +188,7 @@ class RaySource:
                     key, f"{one_line(error)}: source.store_bytes={self._settings.store_bytes} caps what lies ready"
                 ) from None
             self._count(found.header)
-            return unpack_one(payload.group, found.number, payload.rows, self._maker.builder.pool.take)
+            return unpack_one(payload.group, found.number, payload.rows, self._maker.builder.pool.take, self._code)
         raise batch_error(key, "it was lost three times on its way from the worker: is a machine of the cluster full?")
 
     def _payload(self, ref) -> GroupPayload:

@@ -1,0 +1,95 @@
+"""Training and evaluation on features stored as codes equal those on the decoded rows as float32, bit for bit."""
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+
+import lightning_gnnscale as gs
+from lightning_gnnscale.placement import PlacementSettings
+
+QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+
+
+@pytest.fixture(scope="module")
+def roots(dataset, tmp_path_factory):
+    """One store of int8 rows with packed halos, and one of what they decode to."""
+    folder = tmp_path_factory.mktemp("stores")
+    parts = gs.partition(dataset.stream, "random", num_parts=4, seed=1)
+    arrays = {"labels": dataset.labels, "masks": dataset.masks}
+    options = {"features": dataset.features, "feature_storage": "int8", "pack_halo": True}
+    coded = gs.write_partition_store(folder / "int8", dataset.stream, parts, **arrays, **options)
+    decoded = coded.features.gather(coded.store_nid)
+    assert not np.array_equal(decoded, dataset.features)
+    gs.write_partition_store(folder / "plain", dataset.stream, parts, **arrays, features=decoded, pack_halo=True)
+    return folder / "int8", folder / "plain"
+
+
+def trained(datamodule, weights=None):
+    """Weights after two epochs, and the metrics of an exact test and of validation."""
+    torch.manual_seed(0)
+    store = datamodule.store
+    model = gs.NodeClassifier(gs.model.GraphSAGE(store.features.dim, 16, 8, num_layers=2), lr=0.01)
+    strategy = gs.GNNScaleStrategy(weights=weights or gs.ModelAveraging())
+    trainer = L.Trainer(accelerator="cpu", devices=1, strategy=strategy, max_epochs=2, **QUIET)
+    trainer.fit(model, datamodule)
+    metrics = trainer.test(model, datamodule, verbose=False)[0]
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach(), metrics
+
+
+CASES = {
+    "threads": {},
+    "processes": {"source": gs.Processes(2)},
+    "task graphs": {"source": gs.TaskGraphs(2)},
+    "whole graph": {"scope": "graph"},
+    "full batch": {"mode": "full_batch"},
+    "sampled evaluation": {"evaluation": "sampled"},
+    "placed": {"placement": PlacementSettings(buffer_rows=20, cache_rows=10)},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_codes_train_as_what_they_decode_to(roots, case):
+    options = {"sampler": gs.NeighborSampler([4, 3]), "batch_size": 24, "seed": 3} | CASES[case]
+    weights = gs.GradientAveraging() if "scope" in options else None
+    of_codes, of_rows = (trained(gs.PartitionDataModule(root, **options), weights) for root in roots)
+    assert torch.isfinite(of_codes[0]).all() and torch.equal(of_codes[0], of_rows[0])
+    assert of_codes[1] == of_rows[1]
+
+
+def test_full_graph_training_reads_codes(roots):
+    of_codes, of_rows = (trained(gs.FullGraphDataModule(root)) for root in roots)
+    assert torch.equal(of_codes[0], of_rows[0]) and of_codes[1] == of_rows[1]
+
+
+@pytest.mark.parametrize("datamodule", [gs.PartitionDataModule, gs.FullGraphDataModule])
+def test_a_datamodule_writes_what_it_is_told(dataset, tmp_path, datamodule):
+    dm = datamodule(root=tmp_path / "s", dataset=dataset, num_parts=2, partitioner="random", feature_storage="int4")
+    assert dm.dataset.feature_bytes == dataset.stream.num_nodes * (4 + dataset.feature_dim // 2)
+    assert dataset.feature_storage is None, "the data set that was given stays as it is"
+    dm.prepare_data()
+    assert dm.store.feature_storage == "int4" and dm.store.features.nbytes == dm.dataset.feature_bytes
+    again = datamodule(root=tmp_path / "s", dataset=dataset, num_parts=2, partitioner="random")
+    with pytest.raises(gs.errors.PartitionStoreError, match="made from other input"):
+        again.prepare_data()
+    with pytest.raises(ValueError, match="feature_storage=int4 says how a store is written, and store= stands"):
+        datamodule(tmp_path / "s", feature_storage="int4")
+
+
+def test_a_name_that_is_no_storage_is_refused_before_any_work(dataset, tmp_path):
+    with pytest.raises(ValueError, match="feature_storage must be null or one of"):
+        gs.PartitionDataModule(root=tmp_path / "s", dataset=dataset, feature_storage="int2")
+    with pytest.raises(TypeError, match="batchsize"):
+        gs.PartitionDataModule(root=tmp_path / "s", dataset=dataset, batchsize=3)
+
+
+def test_remote_features_hold_codes_and_give_rows(roots):
+    of_codes, of_rows = (gs.PartitionStore.open(root) for root in roots)
+    wanted = of_rows.features.array
+    remote, nodes = gs.RemoteFeatures.for_store(of_codes).open(), np.array([5, 0, 5, of_codes.num_nodes - 1])
+    assert (remote.dim, remote.dtype) == (wanted.shape[1], np.float32)
+    assert remote.gather(nodes).tobytes() == remote.pull(nodes).numpy().tobytes() == wanted[nodes].tobytes()
+    assert np.concatenate([rows for _, rows in remote.rows_here()]).tobytes() == wanted.tobytes()
+    remote.close()
+    with pytest.raises(ValueError, match=r"source must be \d+ bytes of codes a row, got 3"):
+        gs.RemoteFeatures(wanted[:, :3].copy(), storage=of_codes.features.storage)
