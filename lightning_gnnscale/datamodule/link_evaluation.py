@@ -12,6 +12,8 @@ from ..partition_store import PartitionStore
 from ..rng import fold
 from ..sampler.links import count_joined, draw_false_ends
 
+_LINKS_AT_ONCE = 1 << 16
+
 
 class EvaluationLinks(NamedTuple):
     """One rank's share of the links of a split; implements the model's `LinkSource`.
@@ -48,6 +50,13 @@ class EvaluationLinks(NamedTuple):
                     self.store.csc, self.held, pairs[0], self.num_negatives, self.key, first, self.store.store_nid
                 ),
             )
+
+    def nodes(self) -> np.ndarray:
+        """Return the (num,) ascending store ids whose embeddings these links are ranked by."""
+        found = [np.unique(self.edges)]
+        for _, negatives in self.chunks(_LINKS_AT_ONCE):
+            found = [np.union1d(found[0], negatives[negatives >= 0])]
+        return found[0]
 
 
 def evaluation_links(

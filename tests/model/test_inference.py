@@ -9,7 +9,7 @@ import torch
 from model.graphs import MemorySource, SharedTables, make_graph
 
 from lightning_gnnscale.model import GAT, GCN, NGNN, SGC, GraphSAGE, RowBlock, layerwise_inference
-from lightning_gnnscale.model.inference import split_block
+from lightning_gnnscale.model.layer_source import split_block
 
 BACKBONES = [GCN, GAT, GraphSAGE, SGC, NGNN]
 
