@@ -31,6 +31,7 @@ _FILLED_IN = {
     "datamodule.pack_halo": "pack_halo=",
     "datamodule.sampler": "sampler=",
     "datamodule.source": "source=",
+    "datamodule.evaluation": "evaluation=",
     "datamodule.placement": "placement=",
     "partitioner.num_parts": "num_parts=",
     "planner.num_parts": "num_parts=",

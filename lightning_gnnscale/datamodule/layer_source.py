@@ -15,7 +15,7 @@ from ..model.layer_source import NodeSet, RowBlock, closure
 from ..partition_store import PartitionStore
 from ..partition_store.features import DenseFeatures
 from ..sampler.minibatch import sparse_rows_to_torch
-from .link_evaluation import EvaluationLinks
+from .evaluation import EvaluationLinks
 from .scratch import Scratch
 
 GAP_BYTES = 64 << 10  # read along rather than skipped: a read from a new place costs about as long
@@ -78,6 +78,25 @@ class StoreLayerSource:
     def _needed_blocks(self, needed: NodeSet) -> Iterator[RowBlock]:
         """Yield the blocks of some of this rank's rows."""
         csc, weight = self.store.csc, self.store.edge_weight
+        for nodes, arcs, begins, ends in self._needed_rows(needed):
+            first = 0
+            while first < len(nodes):
+                last = int(np.searchsorted(arcs, arcs[first] + self.block_arcs, side="right")) - 1
+                chosen = slice(first, max(last, first + 1))
+                yield RowBlock(
+                    rows=nodes[chosen],
+                    indptr=arcs[first : chosen.stop + 1] - arcs[first],
+                    indices=self._segments(csc.indices, begins[chosen], ends[chosen]),
+                    edge_weight=None if weight is None else self._segments(weight, begins[chosen], ends[chosen]),
+                )
+                first = chosen.stop
+
+    def num_arcs(self, needed: NodeSet) -> int:
+        """Return how many arcs some of this rank's rows have."""
+        return sum(int(arcs[-1]) for _, arcs, _, _ in self._needed_rows(needed))
+
+    def _needed_rows(self, needed: NodeSet) -> Iterator[tuple[np.ndarray, ...]]:
+        """Yield (nodes, running number of arcs, first arc of each, end of each) of this rank's rows, in pieces."""
         for part in self.parts:
             for start in range(
                 int(self.store.part_offsets[part]), int(self.store.part_offsets[part + 1]), _NODES_AT_ONCE
@@ -86,20 +105,9 @@ class StoreLayerSource:
                 nodes = needed.within(start, stop)
                 if not len(nodes):
                     continue
-                offset = np.asarray(csc.indptr[start : stop + 1])
+                offset = np.asarray(self.store.csc.indptr[start : stop + 1])
                 begins, ends = offset[nodes - start], offset[nodes - start + 1]
-                arcs = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends - begins)])
-                first = 0
-                while first < len(nodes):
-                    last = int(np.searchsorted(arcs, arcs[first] + self.block_arcs, side="right")) - 1
-                    chosen = slice(first, max(last, first + 1))
-                    yield RowBlock(
-                        rows=nodes[chosen],
-                        indptr=arcs[first : chosen.stop + 1] - arcs[first],
-                        indices=self._segments(csc.indices, begins[chosen], ends[chosen]),
-                        edge_weight=None if weight is None else self._segments(weight, begins[chosen], ends[chosen]),
-                    )
-                    first = chosen.stop
+                yield nodes, np.concatenate([np.zeros(1, np.int64), np.cumsum(ends - begins)]), begins, ends
 
     def gather(self, nodes: np.ndarray, table: np.ndarray | None = None):
         """Return the features of some nodes: a (num, dim) tensor, or sparse rows as `x_csr`; None without features.

@@ -11,7 +11,7 @@ from filelock import FileLock
 
 from ..errors import GNNScaleError
 
-_ALLOWED = "give scratch=<a folder on another disk> (datamodule.scratch=)"
+_ALLOWED = "give EvaluationOptions(scratch=<a folder on another disk>) (evaluation.scratch=)"
 
 
 class Scratch:

@@ -175,18 +175,23 @@ def closure(
             break
         found[layer] = current
         if layer:
-            current = _with_sources(source, current, most)
+            current = with_sources(source, current, most)
+            source.union(current.bits)
+            current = NodeSet(current.bits)
     return found
 
 
-def _with_sources(source: LayerSource, rows: NodeSet, most: float) -> NodeSet:
-    """Return a set of nodes and of their in-neighbours; each rank stops where it has seen most of the graph."""
+def with_sources(source: LayerSource, rows: NodeSet, most: float = 1.0) -> NodeSet:
+    """Return a set of nodes and of their in-neighbours, as this rank's rows tell.
+
+    Args:
+        most: share of the nodes above which no more arcs are looked at.
+    """
     bits, count = rows.bits.copy(), len(rows)
     for block in source.blocks(rows):
         count += _mark(bits, np.ascontiguousarray(block.indices))
         if count > most * source.num_nodes:
             break
-    source.union(bits)
     return NodeSet(bits)
 
 
