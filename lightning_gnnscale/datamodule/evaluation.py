@@ -20,6 +20,7 @@ from ..sampler.links import count_joined, draw_false_ends
 
 MODES = ("layerwise", "sampled")
 EPOCH_SHARE = 0.2  # of an epoch's work, which a validation that is sampled may cost
+TRAINING_FACTOR = 3  # a row or an arc of a batch against one of evaluation: forward, and backward at about twice that
 SMALL_WORK = 1 << 22  # rows and arcs that are evaluated within a second: nothing is sampled below
 _LINKS_AT_ONCE = 1 << 16
 
@@ -35,7 +36,8 @@ class EvaluationOptions:
             hops, and takes degrees from `degree`, not from `edge_index` as PyG's GCNConv does.
         sample: share of the validation nodes, in (0, 1], that validation while training takes: a fixed sample, by a
             hash of the seed and the node, the same on any number of processes. "auto": 1, or as many as cost a fifth
-            of an epoch, by the rows and arcs that both read. Test, prediction and `trainer.validate` take all nodes.
+            of an epoch, by the rows and arcs that both read (those of training count three times). Test, prediction
+            and `trainer.validate` take all nodes.
         table_dtype: "float32", or "bfloat16": tables of hidden layers take half the disk and are rounded to 8 bits.
         block_arcs: arcs a block of layer-wise inference, >= 1, where a layer is not one sum over its arcs.
         scratch: folder that layer-wise inference writes its tables to, on a disk that all ranks reach; None: beside
@@ -84,7 +86,8 @@ class ValidationSample(NamedTuple):
         nodes: (num,) int64 store ids, ascending.
         num_nodes: nodes of the whole split.
         work: rows and arcs that their evaluation reads.
-        epoch_work: rows and arcs that the batches of an epoch hold, as predicted; None: the share was given.
+        epoch_work: as predicted: rows and arcs that the batches of an epoch hold, times three, since they go forward
+            and back; None: the share was given.
     """
 
     nodes: np.ndarray
@@ -98,7 +101,7 @@ class ValidationSample(NamedTuple):
         return len(self.nodes) / max(1, self.num_nodes)
 
     def __str__(self) -> str:
-        cost = "" if not self.epoch_work else f", {self.work / self.epoch_work:.0%} of the rows and arcs of an epoch"
+        cost = f", {self.work / self.epoch_work:.0%} of an epoch's work" if self.epoch_work else ""
         return f"a fixed sample of {len(self.nodes):,} of {self.num_nodes:,} nodes ({self.share:.2%}){cost}"
 
 
@@ -139,11 +142,11 @@ def validation_sample(
         ordered: (num,) nodes of the split, see `sample_order`; a sample is the head of them.
         num_layers: layers of the model.
         share: of the nodes, or "auto".
-        epoch_work: rows and arcs of the batches of an epoch, for "auto".
+        epoch_work: rows and arcs that the batches of an epoch hold, for "auto".
 
     Cost: for "auto" the arcs of a fifth of an epoch, read about ten times, once a fit.
     """
-    total = len(ordered)
+    total, epoch_work = len(ordered), epoch_work and TRAINING_FACTOR * epoch_work
 
     def sample(count: int, work: int) -> ValidationSample:
         return ValidationSample(np.sort(ordered[:count]), total, work, epoch_work)

@@ -34,7 +34,13 @@ def make_graph(num_nodes=60, num_arcs=300, in_channels=12, num_classes=4, seed=0
     if hub:
         src, dst = np.r_[src, np.arange(1, num_nodes - 1)], np.r_[dst, np.zeros(num_nodes - 2, np.int64)]
     src, dst = np.unique(np.stack([src, dst])[:, src != dst], axis=1)
-    csc = build_csc(src, dst, num_nodes)
+    return make_graph_of(src, dst, num_nodes, in_channels, num_classes, rng, dtype)
+
+
+def make_graph_of(src, dst, num_nodes, in_channels=12, num_classes=4, rng=None, dtype=torch.float32):
+    """Return the graph of some arcs, kept as they are."""
+    rng = np.random.default_rng(0) if rng is None else rng
+    csc = build_csc(np.asarray(src), np.asarray(dst), num_nodes)
     row = np.repeat(np.arange(num_nodes), csc.in_degree)
     edge_index = torch.from_numpy(np.stack([csc.indices.astype(np.int64), row]))
     x = rng.standard_normal((num_nodes, in_channels)) * (rng.random((num_nodes, in_channels)) < 0.4)
