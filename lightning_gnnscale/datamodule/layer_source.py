@@ -252,8 +252,12 @@ class FileRows:
         """Write rows from row `first` on."""
         data, done = memoryview(np.ascontiguousarray(values, self.dtype)).cast("B"), 0
         with open(self.path, "r+b", buffering=0) as file:
+            position = self._place(first, first)[0]
             while done < len(data):
-                done += os.pwrite(file.fileno(), data[done:], self._place(first, first)[0] + done)
+                done += os.pwrite(file.fileno(), data[done:], position + done)
+            if hasattr(os, "posix_fadvise"):
+                # The disk begins to write: pages that wait to be written cannot give way where memory is capped.
+                os.posix_fadvise(file.fileno(), position, len(data), os.POSIX_FADV_DONTNEED)
 
     def _place(self, first: int, last: int) -> tuple[int, int]:
         return self.offset + int(first) * self.row_bytes, int(last - first) * self.row_bytes

@@ -141,7 +141,7 @@ class BackboneModule(TakesInputs):
         if self._trainer is None:
             return None
         ranks = max(1, self.trainer.world_size // self.trainer.num_nodes)
-        return min(MOST_BYTES, max(LEAST_BYTES, free_memory_bytes() * 6 // (10 * ranks)))
+        return min(MOST_BYTES, max(LEAST_BYTES, free_memory_bytes() // (2 * ranks)))
 
     def _edge_weight(self, batch: Any) -> Tensor | None:
         """Return the batch's arc weights, as the backbone sums them.

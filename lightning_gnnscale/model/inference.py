@@ -17,6 +17,7 @@ from .layer_source import LayerSource, NodeSet, RowBlock, split_block
 from .sparse_linear import is_sparse
 
 MOST_BYTES, LEAST_BYTES = 512 << 20, 32 << 20  # what a pass holds, where it may choose
+PIECE_BYTES = 4 << 20  # of rows that are read, mapped or written at once
 TABLE_DTYPES = {"float32": np.float32, "bfloat16": np.int16}  # numpy has no bfloat16: its bits are stored
 
 
@@ -76,7 +77,7 @@ def layerwise_inference(
         device: where linear maps, and layers that are no sums, are computed; None: where the parameters are.
         needed: which rows each layer must have, see `closure`; None: all rows.
         table_dtype: "float32", or "bfloat16", which halves the tables of hidden layers and rounds them to 8 bits.
-        memory_bytes: what the pass may hold; None: six tenths of what is free, from 32 to 512 MiB.
+        memory_bytes: what the pass may hold; None: half of what is free, from 32 to 512 MiB.
 
     Returns:
         This rank's rows, and the table of outputs.
@@ -95,7 +96,7 @@ def layerwise_inference(
     if table_dtype not in TABLE_DTYPES:
         raise ValueError(f"table_dtype must be one of {', '.join(TABLE_DTYPES)}, got {table_dtype!r}")
     if memory_bytes is None:
-        memory_bytes = min(MOST_BYTES, max(LEAST_BYTES, free_memory_bytes() * 6 // 10))
+        memory_bytes = min(MOST_BYTES, max(LEAST_BYTES, free_memory_bytes() // 2))
     reference, was_training = backbone.reference, backbone.training
     target = torch.device(device) if device is not None else reference.device
     backbone.eval().to(target)
@@ -114,7 +115,8 @@ class _Pass:
         self.needed, self.table_dtype, self.memory_bytes = needed, table_dtype, memory_bytes
         self.local_nid = np.zeros(source.num_nodes, np.int32)  # 0 = not seen among these rows, else local id + 1
         self.dtype = torch.float64 if backbone.dtype == torch.float64 else torch.float32  # of sums
-        self.sums = torch.empty(0, dtype=self.dtype)
+        # Buffers that are used again: what is allocated anew for each piece leaves holes that the heap keeps.
+        self.sums = self.streamed = torch.empty(0, dtype=self.dtype)
         self.table: np.ndarray | None = None  # what the layer reads; None: the features
         self.held: NodeSet | None = None  # nodes that have a row in it
         self.tables_made = 0
@@ -181,13 +183,23 @@ class _Pass:
         weight = None if group.edge_weight is None else torch.from_numpy(group.edge_weight).to(self.dtype)
         indptr, indices = torch.from_numpy(group.indptr), torch.from_numpy(group.indices)
         cursor = indptr[:-1].clone()
-        step = max(1, self.memory_bytes // (16 * self.dtype.itemsize * width))
+        row_bytes = self.dtype.itemsize * width
+        step, few = max(1, self.memory_bytes // (16 * row_bytes)), max(1, PIECE_BYTES // row_bytes)
         starts = range(0, len(sources), step)
+        if len(self.streamed) < 2 * step * width:
+            self.streamed = torch.empty(2 * step * width, dtype=self.dtype)
+        buffers = self.streamed[: 2 * step * width].view(2, step, width)
 
         def load(start: int) -> Tensor:
+            """Read the sources from `start` on into the buffer that is not summed from at the time."""
             nodes = sources[start : start + step]
-            x = torch.as_tensor(self._read(nodes)).to(self.dtype)
-            return x.mul_(self._scale(nodes, None, weight is not None)) if backbone.symmetric_sums else x
+            x = buffers[start // step % 2][: len(nodes)]
+            for first in range(0, len(nodes), few):
+                piece = nodes[first : first + few]
+                x[first : first + few] = torch.as_tensor(self._read(piece))
+                if backbone.symmetric_sums:
+                    x[first : first + few] *= self._scale(piece, None, weight is not None)
+            return x
 
         coming = reader.submit(load, 0) if starts else None
         for start in starts:
@@ -195,8 +207,8 @@ class _Pass:
             if start + step < len(sources):
                 coming = reader.submit(load, start + step)
             add_arcs(summed, x, start, indptr, indices, cursor, weight)
-        for start in range(0, len(rows), step):
-            piece = slice(start, min(start + step, len(rows)))
+        for start in range(0, len(rows), few):
+            piece = slice(start, min(start + few, len(rows)))
             own, total = torch.as_tensor(self._read(rows[piece])).to(self.dtype), summed[piece]
             counts = np.diff(group.indptr[piece.start : piece.stop + 1])
             scale = self._scale(rows[piece], counts, weight is not None)
