@@ -141,7 +141,7 @@ def validation_sample(
         source: a `StoreLayerSource` of all parts.
         ordered: (num,) nodes of the split, see `sample_order`; a sample is the head of them.
         num_layers: layers of the model.
-        share: of the nodes, or "auto".
+        share: share of the nodes in (0, 1], or "auto".
         epoch_work: rows and arcs that the batches of an epoch hold, for "auto".
 
     Cost: for "auto" the arcs of a fifth of an epoch, read about ten times, once a fit.

@@ -206,7 +206,7 @@ class FileRows:
     Args:
         path: the file.
         offset: bytes before the first row.
-        dtype: of the elements.
+        dtype: dtype of an element.
         row_shape: shape of a row.
     """
 

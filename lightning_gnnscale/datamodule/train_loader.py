@@ -232,9 +232,9 @@ def epoch_work(store: PartitionStore, sampler, halo_hops: int, scope: str, passe
     Args:
         store: the partition store.
         sampler: what a batch draws.
-        halo_hops, passes: of the parts; see `make_part_loader`.
+        halo_hops, passes: see `make_part_loader`.
         scope: "part" or "graph".
-        options: of the loader.
+        options: the loader's settings.
 
     Cost: a part's graph, and a few batches of two parts without features.
     """
