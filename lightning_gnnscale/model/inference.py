@@ -190,6 +190,7 @@ class _Pass:
             self.streamed = torch.empty(2 * step * width, dtype=self.dtype)
         buffers = self.streamed[: 2 * step * width].view(2, step, width)
 
+        @torch.inference_mode()  # of the thread: the caller's own mode does not reach it
         def load(start: int) -> Tensor:
             """Read the sources from `start` on into the buffer that is not summed from at the time."""
             nodes = sources[start : start + step]
