@@ -51,6 +51,7 @@ _HOME = {
     "SparseAdam": "embedding",
     "SparseSGD": "embedding",
     "WorkerEmbedding": "embedding",
+    "EvaluationOptions": "datamodule",
     "PartitionDataModule": "datamodule",
     "FullGraphDataModule": "datamodule",
     "PredictionWriter": "datamodule",

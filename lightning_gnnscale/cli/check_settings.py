@@ -32,6 +32,7 @@ _FILLED_IN = {
     "datamodule.feature_storage": "feature_storage=",
     "datamodule.sampler": "sampler=",
     "datamodule.source": "source=",
+    "datamodule.evaluation": "evaluation=",
     "datamodule.placement": "placement=",
     "partitioner.num_parts": "num_parts=",
     "planner.num_parts": "num_parts=",

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from .errors import UsageError
 
-_OF_BATCHES = ("sampler", "source", "placement", "pack_halo")
+_OF_BATCHES = ("sampler", "source", "placement", "pack_halo", "evaluation")
 
 
 def takes_sampler(config: DictConfig) -> bool:

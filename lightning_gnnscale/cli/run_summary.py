@@ -40,6 +40,15 @@ def fit_facts(folder: Path, checkpoint, resume: str | None = None) -> dict:
     return facts
 
 
+def sampled_validation(folder: Path) -> str:
+    """Return which nodes validation took while the run in a folder trained; "" where it took all of them."""
+    log = events.last_run(events.read_log(folder / "events.jsonl"))
+    chosen = [event for event in log if event["event"] == "validation_sample"]
+    if not chosen:
+        return ""
+    return f"of a sample, {chosen[-1]['num_sampled']:,} of {chosen[-1]['num_nodes']:,} nodes"
+
+
 def _logged(rows: list[dict], name: str) -> list[tuple[str, float]]:
     """Return (epoch, value) of every row of a metrics file that has the metric."""
     return [(row["epoch"], float(row[name])) for row in rows if row.get(name)]

@@ -35,7 +35,7 @@ from .ranks import (
     started_from_outside,
 )
 from .run_folder import keep_earlier_run
-from .run_summary import fit_facts, run_summary
+from .run_summary import fit_facts, run_summary, sampled_validation
 from .store import make_store
 
 
@@ -135,6 +135,12 @@ def _evaluate(config: DictConfig, trainer, model, datamodule, earlier: EarlierBe
     trainer.loggers = []
     best, note = best_checkpoint(trainer.checkpoint_callback, earlier)
     facts = {"evaluated": note} if note and (config.test or config.predict) else {}
+    sampled = sampled_validation(folder)
+    if sampled:
+        with events.stage("validate", note="exact, all nodes, the best checkpoint"):
+            results = trainer.validate(model, datamodule, ckpt_path=best, verbose=False)
+        facts["validation in training"] = sampled
+        facts |= {f"{key}_exact": f"{value:.4f}" for result in results for key, value in result.items()}
     if config.test:
         with events.stage("evaluate", note="exact, full graph"):
             results = trainer.test(model, datamodule, ckpt_path=best, verbose=False)
@@ -160,7 +166,7 @@ def _quiet() -> None:
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # which processes it ends after a failure
     lightning = logging.getLogger("lightning")
     lightning.propagate = not lightning.handlers  # else the root says all that it says once more
-    for name in ("profilers", "callbacks.early_stopping"):  # which speak when they are asked to
+    for name in ("profilers", "callbacks.early_stopping", "validation"):  # which speak when they are asked to
         logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.INFO)
     warnings.showwarning = _show_warning
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # inside Lightning
@@ -204,6 +210,7 @@ def make_datamodule(config: DictConfig, dataset, progress=None):
             "source": instantiate(config.source),
             "placement": instantiate(config.placement) or None,
             "pack_halo": config.pack_halo,
+            "evaluation": instantiate(config.evaluation),
         }
     datamodule = instantiate(config.datamodule, _partial_=True)(
         root=config.paths.stores,

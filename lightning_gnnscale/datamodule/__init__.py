@@ -1,5 +1,6 @@
 """The LightningDataModules."""
 
+from .evaluation import EvaluationOptions
 from .full_graph import FullGraphDataModule
 from .full_graph_batch import FullGraphBatch, FullGraphLoader
 from .layer_source import EvaluationPass, StoreLayerSource
@@ -10,6 +11,7 @@ from .prediction_writer import PredictionWriter
 from .stored_graph import StoredGraphDataModule
 
 __all__ = [
+    "EvaluationOptions",
     "EvaluationPass",
     "FullGraphBatch",
     "FullGraphDataModule",

@@ -1,18 +1,28 @@
 """A partition store as the source of exact layer-wise inference: each rank's rows, in bounded blocks."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..errors import wait_for_others
-from ..model.layer_source import RowBlock
+from ..errors import PartitionStoreError, wait_for_others
+from ..jit import kernel
+from ..model.layer_source import NodeSet, RowBlock, closure
 from ..partition_store import PartitionStore
+from ..partition_store.features import DenseFeatures
 from ..sampler.minibatch import sparse_rows_to_torch
-from .link_evaluation import EvaluationLinks
+from .evaluation import EvaluationLinks
 from .scratch import Scratch
+
+GAP_BYTES = 64 << 10  # read along rather than skipped: a read from a new place costs about as long
+READ_BYTES = 4 << 20  # of one read
+_READS_AHEAD = 32  # reads that the disk is told of before they are made
+_NODES_AT_ONCE = 1 << 20  # whose offsets are looked at
+_BITS_AT_ONCE = 1 << 21  # bytes of a bitmap that ranks join at once
 
 
 class StoreLayerSource:
@@ -39,9 +49,16 @@ class StoreLayerSource:
         self.store, self.parts, self.scratch, self.block_arcs = store, list(parts), scratch, block_arcs
         self.num_nodes = store.num_nodes
         self._features = store.features if stored_features else None
+        self._files: dict[str, FileRows | None] = {}
 
-    def blocks(self) -> Iterator[RowBlock]:
-        """Yield this rank's rows as CSC blocks of at most `block_arcs` arcs (one row may be longer), mapped."""
+    def blocks(self, needed: NodeSet | None = None) -> Iterator[RowBlock]:
+        """Yield this rank's rows as CSC blocks of at most `block_arcs` arcs (one row may be longer).
+
+        Arcs of all rows are mapped; those of some rows are read, in the order of the file.
+        """
+        if needed is not None:
+            yield from self._needed_blocks(needed)
+            return
         csc, weight = self.store.csc, self.store.edge_weight
         for part in self.parts:
             start, end = int(self.store.part_offsets[part]), int(self.store.part_offsets[part + 1])
@@ -58,12 +75,79 @@ class StoreLayerSource:
                 )
                 start = stop
 
-    def gather(self, nodes: np.ndarray):
-        """Return the features of some nodes: a (num, dim) tensor, or sparse rows as `x_csr`; None without features."""
-        if self._features is None:
-            return None
-        rows = self._features.gather(nodes)
-        return sparse_rows_to_torch(rows) if self._features.is_sparse else torch.from_numpy(rows)
+    def _needed_blocks(self, needed: NodeSet) -> Iterator[RowBlock]:
+        """Yield the blocks of some of this rank's rows."""
+        csc, weight = self.store.csc, self.store.edge_weight
+        for nodes, arcs, begins, ends in self._needed_rows(needed):
+            first = 0
+            while first < len(nodes):
+                last = int(np.searchsorted(arcs, arcs[first] + self.block_arcs, side="right")) - 1
+                chosen = slice(first, max(last, first + 1))
+                yield RowBlock(
+                    rows=nodes[chosen],
+                    indptr=arcs[first : chosen.stop + 1] - arcs[first],
+                    indices=self._segments(csc.indices, begins[chosen], ends[chosen]),
+                    edge_weight=None if weight is None else self._segments(weight, begins[chosen], ends[chosen]),
+                )
+                first = chosen.stop
+
+    def num_arcs(self, needed: NodeSet) -> int:
+        """Return how many arcs some of this rank's rows have."""
+        return sum(int(arcs[-1]) for _, arcs, _, _ in self._needed_rows(needed))
+
+    def _needed_rows(self, needed: NodeSet) -> Iterator[tuple[np.ndarray, ...]]:
+        """Yield (nodes, running number of arcs, first arc of each, end of each) of this rank's rows, in pieces."""
+        for part in self.parts:
+            for start in range(
+                int(self.store.part_offsets[part]), int(self.store.part_offsets[part + 1]), _NODES_AT_ONCE
+            ):
+                stop = min(start + _NODES_AT_ONCE, int(self.store.part_offsets[part + 1]))
+                nodes = needed.within(start, stop)
+                if not len(nodes):
+                    continue
+                offset = np.asarray(self.store.csc.indptr[start : stop + 1])
+                begins, ends = offset[nodes - start], offset[nodes - start + 1]
+                yield nodes, np.concatenate([np.zeros(1, np.int64), np.cumsum(ends - begins)]), begins, ends
+
+    def gather(self, nodes: np.ndarray, table: np.ndarray | None = None):
+        """Return the features of some nodes: a (num, dim) tensor, or sparse rows as `x_csr`; None without features.
+
+        Args:
+            nodes: (num,) integers; ascending ones are read in runs of the file.
+            table: its rows are returned in place of features, a (num, dim) tensor.
+        """
+        dense = table
+        if table is None:
+            if self._features is None:
+                return None
+            if type(self._features) is not DenseFeatures:
+                rows = self._features.gather(nodes)
+                return sparse_rows_to_torch(rows) if self._features.is_sparse else torch.from_numpy(rows)
+            dense = self._features.array
+        file = self._file(dense)
+        if file is None:
+            return torch.from_numpy(np.asarray(dense[nodes]))
+        nodes = np.asarray(nodes, np.int64)
+        return torch.from_numpy(file.read(nodes, nodes + 1))
+
+    def write(self, table: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
+        """Write (num, dim) values to (num,) ascending rows of a table; consecutive ones in one run of the file."""
+        if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1:
+            self._file(table).write(int(rows[0]), values)
+        else:
+            table[rows] = values
+
+    def union(self, bits: np.ndarray) -> None:
+        """Set in a bitmap, in place, what is set on any rank."""
+        if _world_size() == 1:
+            return
+        # Bits as bytes, of which all backends know the largest; NCCL has no bitwise operation.
+        device = torch.device("cuda") if "gloo" not in dist.get_backend() else torch.device("cpu")
+        for start in range(0, len(bits), _BITS_AT_ONCE):
+            piece = bits[start : start + _BITS_AT_ONCE]
+            spread = torch.from_numpy(np.unpackbits(piece)).to(device)
+            dist.all_reduce(spread, dist.ReduceOp.MAX)
+            piece[:] = np.packbits(spread.cpu().numpy())
 
     def degree(self, nodes: np.ndarray) -> np.ndarray:
         """Return the in-degree of some nodes, (num,) int64; sums of weights, float32, where the store has weights."""
@@ -72,12 +156,18 @@ class StoreLayerSource:
         indptr = self.store.csc.indptr
         return np.asarray(indptr[np.asarray(nodes) + 1] - indptr[nodes])
 
-    def table(self, name: str, dim: int) -> np.ndarray:
-        """Return a (num_nodes, dim) float32 array on disk that all ranks share; every rank must ask for it."""
+    def table(self, name: str, dim: int, num_rows: int | None = None, dtype: type = np.float32) -> np.ndarray:
+        """Return a (num_rows, dim) array on disk that all ranks share; every rank must ask for it.
+
+        Args:
+            num_rows: None: one a node.
+        """
+        path = self.scratch.path(name)
+        self._files.pop(str(path), None)
         if _rank() == 0:
-            self.scratch.make_table(name, self.num_nodes, dim)
+            self.scratch.make_table(name, max(1, self.num_nodes if num_rows is None else num_rows), dim, dtype)
         self.barrier()
-        return np.load(self.scratch.path(name), mmap_mode="r+")
+        return np.load(path, mmap_mode="r+")
 
     def barrier(self) -> None:
         """Wait for the other ranks."""
@@ -85,9 +175,106 @@ class StoreLayerSource:
 
     def close(self) -> None:
         """Remove the tables; every rank must call it."""
+        self._files.clear()
         self.barrier()
         if _rank() == 0:
             self.scratch.close()
+
+    def _segments(self, array: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Return array[begins[i]:ends[i]] for each i, one behind the other."""
+        file = self._file(array)
+        if file is not None:
+            return file.read(begins, ends)
+        pieces = [array[begin:end] for begin, end in zip(begins, ends, strict=True)]
+        return np.concatenate([array[:0], *pieces])
+
+    def _file(self, array: np.ndarray) -> "FileRows | None":
+        """Return the file that a mapped array lies in; None: it lies in none."""
+        mapped = _mapped(array)
+        if mapped is None:
+            return None
+        name = str(mapped.filename)
+        if name not in self._files:
+            self._files[name] = FileRows(name, _offset(array, mapped), array.dtype, array.shape[1:])
+        return self._files[name]
+
+
+class FileRows:
+    """Rows of a file, read in runs: pages of a map would come one fault after the other, with what stands around them.
+
+    Args:
+        path: the file.
+        offset: bytes before the first row.
+        dtype: dtype of an element.
+        row_shape: shape of a row.
+    """
+
+    def __init__(self, path: str, offset: int, dtype: np.dtype, row_shape: tuple[int, ...]):
+        self.path, self.offset, self.dtype, self.row_shape = path, offset, dtype, row_shape
+        self.row_bytes = dtype.itemsize * int(np.prod(row_shape, dtype=np.int64))
+        self._file, self._local = open(path, "rb", buffering=0), threading.local()  # noqa: SIM115
+
+    def read(self, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Return the rows [begins[i], ends[i]) of each i, one behind the other, bit for bit.
+
+        Args:
+            begins, ends: (num,) int64. Where they ascend, near ones are read together.
+        """
+        lengths = ends - begins
+        if not (lengths > 0).all():
+            begins, ends, lengths = begins[lengths > 0], ends[lengths > 0], lengths[lengths > 0]
+        out = np.empty((int(lengths.sum()), *self.row_shape), self.dtype)
+        if not self.row_bytes or not len(out):
+            return out
+        gap, most = GAP_BYTES // self.row_bytes, max(1, READ_BYTES // self.row_bytes)
+        cuts = _runs(begins, ends, gap, most)
+        firsts = begins[cuts[:-1]]
+        lasts = ends[cuts[1:] - 1]
+        rows = out.reshape(len(out), -1).view(np.uint8)
+        places = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])[cuts]
+        for run in range(len(firsts)):
+            if run % _READS_AHEAD == 0 and hasattr(os, "posix_fadvise"):
+                for coming in range(run + 1, min(run + 1 + 2 * _READS_AHEAD, len(firsts))):
+                    position, size = self._place(firsts[coming], lasts[coming])
+                    os.posix_fadvise(self._file.fileno(), position, size, os.POSIX_FADV_WILLNEED)
+            first, last, place = int(firsts[run]), int(lasts[run]), int(places[run])
+            if last - first == places[run + 1] - place:
+                self._fill(rows[place : place + last - first], first)
+                continue
+            buffer = self._buffer(last - first)
+            self._fill(buffer, first)
+            chosen = slice(cuts[run], cuts[run + 1])
+            _copy_segments(_words(buffer), first, begins[chosen], ends[chosen], _words(rows), place)
+        return out
+
+    def write(self, first: int, values: np.ndarray) -> None:
+        """Write rows from row `first` on."""
+        data, done = memoryview(np.ascontiguousarray(values, self.dtype)).cast("B"), 0
+        with open(self.path, "r+b", buffering=0) as file:
+            position = self._place(first, first)[0]
+            while done < len(data):
+                done += os.pwrite(file.fileno(), data[done:], position + done)
+            if hasattr(os, "posix_fadvise"):
+                # The disk begins to write: pages that wait to be written cannot give way where memory is capped.
+                os.posix_fadvise(file.fileno(), position, len(data), os.POSIX_FADV_DONTNEED)
+
+    def _place(self, first: int, last: int) -> tuple[int, int]:
+        return self.offset + int(first) * self.row_bytes, int(last - first) * self.row_bytes
+
+    def _buffer(self, num_rows: int) -> np.ndarray:
+        """Return (num_rows, row_bytes) of memory that this thread uses again and again."""
+        held = getattr(self._local, "held", None)
+        if held is None or len(held) < num_rows * self.row_bytes:
+            held = self._local.held = np.empty(max(READ_BYTES, num_rows * self.row_bytes), np.uint8)
+        return held[: num_rows * self.row_bytes].reshape(num_rows, self.row_bytes)
+
+    def _fill(self, out: np.ndarray, first: int) -> None:
+        view, (position, _), done = memoryview(out).cast("B"), self._place(first, first), 0
+        while done < len(view):
+            count = os.preadv(self._file.fileno(), [view[done:]], position + done)
+            if not count:
+                raise PartitionStoreError(f"{self.path}: ends before row {first + len(out)}; write the store again")
+            done += count
 
 
 @dataclass
@@ -100,6 +287,8 @@ class EvaluationPass:
         labels: (num_nodes,) or (num_nodes, num_labels) in store ids, None without labels.
         masks: {"train" | "val" | "test": bool (num_nodes,)} in store ids.
         links: this rank's `EvaluationLinks`, or None.
+        sample: the nodes of the split that are evaluated; None: all of them.
+        table_dtype: "float32", or "bfloat16" for the tables of hidden layers.
     """
 
     source: StoreLayerSource
@@ -107,6 +296,23 @@ class EvaluationPass:
     labels: np.ndarray | None
     masks: dict[str, np.ndarray]
     links: EvaluationLinks | None = None
+    sample: NodeSet | None = None
+    table_dtype: str = "float32"
+    _needed: dict[int, list[NodeSet | None]] = field(default_factory=dict)
+
+    def needed(self, num_layers: int) -> Sequence[NodeSet | None] | None:
+        """Return which rows each layer of a model must have for this split, see `closure`; None: all of them."""
+        if self.split is None:
+            return None
+        if num_layers not in self._needed:
+            self._needed[num_layers] = closure(self.source, self.wanted(), num_layers)
+        return self._needed[num_layers]
+
+    def wanted(self) -> NodeSet:
+        """Return the nodes whose outputs are evaluated: all ranks' of a mask, this rank's of links."""
+        if self.links is not None:
+            return NodeSet.of(self.links.nodes(), self.source.num_nodes)
+        return NodeSet.of_mask(self.masks[self.split]) if self.sample is None else self.sample
 
     @property
     def rows(self) -> np.ndarray:
@@ -135,3 +341,51 @@ class EvaluationLoader:
 
 def _rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _mapped(array: np.ndarray) -> np.memmap | None:
+    """Return the map that a contiguous array of at least one row lies in, or None."""
+    found, base = None, array
+    while isinstance(base, np.ndarray):
+        found = base if isinstance(base, np.memmap) else found
+        base = base.base
+    usable = found is not None and found.filename is not None and array.flags.c_contiguous and array.size
+    return found if usable else None
+
+
+def _offset(array: np.ndarray, mapped: np.memmap) -> int:
+    """Return the byte of the file at which an array inside a map of it begins."""
+    return mapped.offset + array.__array_interface__["data"][0] - mapped.__array_interface__["data"][0]
+
+
+def _words(rows: np.ndarray) -> np.ndarray:
+    """View (num, row_bytes) bytes as the largest words that they consist of."""
+    size = next(size for size in (8, 4, 2, 1) if rows.shape[1] % size == 0)
+    return rows.view(np.dtype(f"u{size}"))
+
+
+@kernel
+def _runs(begins, ends, gap, most):
+    """Return (num_runs + 1,) where runs of near segments begin, each of at most `most` rows with what is between."""
+    cuts = np.empty(len(begins) + 1, np.int64)
+    cuts[0], count, first = 0, 1, begins[0]
+    for i in range(1, len(begins)):
+        if begins[i] < ends[i - 1] or begins[i] - ends[i - 1] > gap or ends[i] - first > most:
+            cuts[count], first = i, begins[i]
+            count += 1
+    cuts[count] = len(begins)
+    return cuts[: count + 1].copy()
+
+
+@kernel
+def _copy_segments(rows, first, begins, ends, out, place):
+    """Copy segments of rows, which begin with row `first` of the file, to out from `place` on."""
+    for i in range(len(begins)):
+        for row in range(begins[i] - first, ends[i] - first):
+            for word in range(rows.shape[1]):
+                out[place, word] = rows[row, word]
+            place += 1

@@ -1,5 +1,6 @@
 """`PartitionDataModule`: partitions in `prepare_data`, trains on parts, evaluates exactly."""
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -9,7 +10,9 @@ import numpy as np
 
 from ..dataset import GraphDataset, LinkSet
 from ..errors import StrategyError, check_count
+from ..events import record
 from ..loader import HOWS, PartLoader, RankPlace, SourceSettings, Threads, parts_of_rank, source_settings
+from ..model.layer_source import NodeSet
 from ..partition_store import PartitionStore
 from ..partitioner import Partitioning
 from ..placement import FeatureBuffer, Placement, PlacementSettings
@@ -17,8 +20,15 @@ from ..planner import Plan
 from ..sampler import ClusterSampler, FullBatchSampler, NeighborSampler
 from ..sampler.subgraph import BatchSampler
 from .clustering import clusters_by
+from .evaluation import (
+    EvaluationOptions,
+    ValidationSample,
+    evaluation_links,
+    evaluation_options,
+    sample_order,
+    validation_sample,
+)
 from .layer_source import EvaluationLoader, EvaluationPass, StoreLayerSource
-from .link_evaluation import evaluation_links
 from .model_check import check_model
 from .placed_training import PlacedTraining, with_scale
 from .scratch import Scratch, open_scratch
@@ -27,6 +37,7 @@ from .train_loader import (
     LoaderOptions,
     check_edge_weights,
     check_scope,
+    epoch_work,
     make_evaluation_loader,
     make_graph_loader,
     make_interleaved_loader,
@@ -36,6 +47,8 @@ from .train_loader import (
     trains_on_links,
 )
 
+# Below Lightning's own, so that it speaks where the Trainer does.
+_log = logging.getLogger("lightning.pytorch.validation")
 MODES = ("mini_batch", "full_batch")
 SCOPES = ("auto", "part", "graph")
 
@@ -66,10 +79,8 @@ class PartitionDataModule(StoredGraphDataModule):
             "auto": "graph" under gradient averaging, else "part". Under gradient averaging "part" lets every
             rank take a share of each part's batches, some parts in turn.
         interleave_parts: parts that take turns there, >= 1; one more is in memory.
-        evaluation: "layerwise": exact, a layer at a time over the whole graph, for backbones with
-            layer(index, x, block); "sampled": for any backbone, batches with all neighbours of as many hops as the
-            sampler has fan-outs (2 without), and dearer. That is exact where the backbone has no more layers than
-            hops, and takes degrees from `degree`, not from `edge_index` as PyG's GCNConv does.
+        evaluation: `EvaluationOptions`, or a mode's name for its defaults: "layerwise", exact, a layer at a time;
+            "sampled", for any backbone, batches with all neighbours of each evaluated node.
         seed: of partitioning, seed order and sampling.
         source: what prepares training batches on each rank: `gs.Threads`, `gs.Processes`, `gs.TaskGraphs` or
             `gs.RayWorkers`; a name ("threads", "processes", "task_graphs", "ray") stands for its defaults. The batches
@@ -87,9 +98,6 @@ class PartitionDataModule(StoredGraphDataModule):
         locality_scale: s >= 1 by which the sampler prefers rows that are near, 1 where `LocalityController` is to
             raise it; None: no preference. Needs a placement, and a sampler that takes `locality`.
         neighbor_set_size: see `LocalityBias`.
-        block_arcs: arcs a block of layer-wise inference.
-        scratch: folder that layer-wise inference writes its tables to, on a disk that all ranks reach; None: beside
-            the store.
         links: {"val": LinkSet, "test": LinkSet} in original ids, edges that the store does not have; None: the data
             set's. They are evaluated on where the sampler is a `LinkSampler`, in place of masks and labels.
         eval_negatives: false ends that each of them is ranked among, >= 1; drawn alike from all nodes that no edge or
@@ -130,7 +138,7 @@ class PartitionDataModule(StoredGraphDataModule):
         halo_hops: int = 1,
         scope: str = "auto",
         interleave_parts: int = 4,
-        evaluation: str = "layerwise",
+        evaluation: str | EvaluationOptions = "layerwise",
         seed: int = 0,
         source: str | SourceSettings = "threads",
         num_threads: int = 1,
@@ -141,8 +149,6 @@ class PartitionDataModule(StoredGraphDataModule):
         placement: PlacementSettings | Placement | str | None = None,
         locality_scale: float | None = None,
         neighbor_set_size: int = 8192,
-        block_arcs: int = 1 << 20,
-        scratch: str | os.PathLike | None = None,
         links: Mapping[str, LinkSet] | None = None,
         eval_negatives: int = 100,
         overwrite: bool = False,
@@ -169,14 +175,13 @@ class PartitionDataModule(StoredGraphDataModule):
         )
         _check_choice("mode", mode, MODES)
         _check_choice("scope", scope, SCOPES)
-        _check_choice("evaluation", evaluation, ("layerwise", "sampled"))
         check_count("batch_size", batch_size)
         check_count("interleave_parts", interleave_parts)
         check_count("num_threads", num_threads)
         check_count("eval_negatives", eval_negatives)
         if halo_hops not in (0, 1, 2, 3):
             raise ValueError(f"halo_hops must be 0, 1, 2 or 3, got {halo_hops!r}")
-        self.mode, self.scope, self.evaluation = mode, scope, evaluation
+        self.mode, self.scope, self.evaluation = mode, scope, evaluation_options(evaluation)
         if mode == "full_batch" and not isinstance(sampler, FullBatchSampler):
             sampler = FullBatchSampler()
         self.sampler = sampler or NeighborSampler([25, 10])
@@ -186,8 +191,7 @@ class PartitionDataModule(StoredGraphDataModule):
             self.sampler = replace(self.sampler, cluster=clusters_by("spring"))
         _check_choice("row_reads", row_reads, ("auto", *HOWS))
         self.row_reads = row_reads
-        self.halo_hops, self.interleave_parts, self.block_arcs = halo_hops, interleave_parts, block_arcs
-        self.scratch = scratch
+        self.halo_hops, self.interleave_parts = halo_hops, interleave_parts
         self.links = getattr(self.dataset, "links", {}) if links is None else dict(links)
         self.eval_negatives = eval_negatives
         self.loader_options = LoaderOptions(
@@ -229,7 +233,7 @@ class PartitionDataModule(StoredGraphDataModule):
         if stage == "fit":
             self._check_fit()
         if self._scratch is None:
-            self._scratch = open_scratch(self.root, self.scratch, self.trainer)
+            self._scratch = open_scratch(self.root, self.evaluation.scratch, self.trainer)
         if stage in ("fit", None) and self._placed is not None and self.buffer is None:
             self._check_trainable()
             targets = np.concatenate(list(part_targets(self.store, self.sampler).values()))
@@ -388,22 +392,78 @@ class PartitionDataModule(StoredGraphDataModule):
         rank, world_size = self._rank_and_world()
         links = None
         if split is not None and trains_on_links(self.sampler):
-            if self.evaluation == "sampled":
+            if self.evaluation.mode == "sampled":
                 raise StrategyError(
                     'links are ranked by the embeddings of all nodes, evaluation="sampled" has those of a batch: use '
                     '"layerwise", and a backbone with layer(index, x, block)'
                 )
             seed = self.loader_options.seed
             links = evaluation_links(self.store, self.links, split, self.eval_negatives, seed, rank, world_size)
-        if self.evaluation == "sampled":
+        if self.evaluation.mode == "sampled":
             features = self.store.features if self.stored_features else None
             return make_evaluation_loader(
                 self.store, self._hops or 2, split, self.loader_options, features, rank, world_size
             )
         source = StoreLayerSource(
-            self.store, self.parts_of_rank(rank, world_size), self._scratch, self.block_arcs, self.stored_features
+            self.store,
+            self.parts_of_rank(rank, world_size),
+            self._scratch,
+            self.evaluation.block_arcs,
+            self.stored_features,
         )
-        return EvaluationLoader(EvaluationPass(source, split, self.store.labels, self.store.masks, links))
+        sample = self._sample(split) if split == "val" and self._is_fitting else None
+        return EvaluationLoader(
+            EvaluationPass(
+                source,
+                split,
+                self.store.labels,
+                self.store.masks,
+                links,
+                sample and NodeSet.of(sample.nodes, self.store.num_nodes),
+                self.evaluation.table_dtype,
+            )
+        )
+
+    @property
+    def _is_fitting(self) -> bool:
+        return self.trainer is not None and self.trainer.state.fn == "fit"
+
+    def _sample(self, split: str) -> ValidationSample | None:
+        """Return the nodes that validation while training takes, the same on every rank; None: all of the split."""
+        if trains_on_links(self.sampler):
+            if self.evaluation.sample not in ("auto", 1):
+                raise StrategyError(
+                    f"evaluation.sample={self.evaluation.sample} is of nodes, and links are evaluated: leave it out"
+                )
+            return None
+        sample = None
+        if self._rank_and_world()[0] == 0:
+            sample = self._chosen_sample(split)
+        sample = self.trainer.strategy.broadcast(sample)
+        if sample is not None and self.trainer.is_global_zero:
+            _log.info("validation while training is of %s; trainer.validate takes all", sample)
+            record(
+                "validation_sample",
+                num_sampled=len(sample.nodes),
+                num_nodes=sample.num_nodes,
+                work=sample.work,
+                epoch_work=sample.epoch_work,
+            )
+        return sample
+
+    def _chosen_sample(self, split: str) -> ValidationSample | None:
+        if self.evaluation.sample == 1:
+            return None
+        backbone = getattr(getattr(self.trainer, "lightning_module", None), "backbone", None)
+        num_layers = getattr(backbone, "num_layers", None) or self._hops or 2
+        whole = StoreLayerSource(self.store, list(range(self.store.num_parts)), self._scratch)
+        ordered = sample_order(np.flatnonzero(self.store.masks[split]), self.store.original_nid, self.seed)
+        work = None
+        if self.evaluation.sample == "auto":
+            weights = getattr(self.trainer.strategy, "weights", None)
+            scope, passes = self._scope_under(weights), getattr(weights, "passes_per_epoch", 1)
+            work = epoch_work(self.store, self.sampler, self.halo_hops, scope, passes, self.loader_options)
+        return validation_sample(whole, ordered, num_layers, self.evaluation.sample, work)
 
     def _batch_shape(self) -> dict[str, Any]:
         seeds = self.loader_options.batch_size * getattr(self.sampler, "seeds_per_item", 1)

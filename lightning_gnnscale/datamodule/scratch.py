@@ -11,7 +11,7 @@ from filelock import FileLock
 
 from ..errors import GNNScaleError
 
-_ALLOWED = "give scratch=<a folder on another disk> (datamodule.scratch=)"
+_ALLOWED = "give EvaluationOptions(scratch=<a folder on another disk>) (evaluation.scratch=)"
 
 
 class Scratch:
@@ -32,18 +32,18 @@ class Scratch:
         """Return the file of a table."""
         return self.folder / f"{table}.npy"
 
-    def make_table(self, table: str, num_rows: int, width: int) -> None:
-        """Make a float32 table whose bytes the disk has set aside, in place of an older one of that name.
+    def make_table(self, table: str, num_rows: int, width: int, dtype: type = np.float32) -> None:
+        """Make a table whose bytes the disk has set aside, in place of an older one of that name.
 
         Raises:
             GNNScaleError: the disk is full, or cannot be written to.
         """
-        path, num_bytes = self.path(table), 4 * num_rows * width
+        path, num_bytes = self.path(table), np.dtype(dtype).itemsize * num_rows * width
         try:
             self.open()
             # The old file is not written over, as another rank may still have it mapped, and gives its room back first.
             path.unlink(missing_ok=True)
-            np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(num_rows, width))
+            np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(num_rows, width))
             _set_aside(path)
         except OSError as error:
             with contextlib.suppress(OSError):

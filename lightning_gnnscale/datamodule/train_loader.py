@@ -24,7 +24,10 @@ from ..loader import (
 )
 from ..memory import free_memory_bytes
 from ..partition_store import PartitionStore
+from ..rng import fold, permutation
 from ..sampler import FullBatchSampler, LayerwiseSampler, NeighborSampler, SaintSampler
+
+_TRIAL_BATCHES = 2  # of a part, by which the work of an epoch is predicted
 
 
 @dataclass(frozen=True)
@@ -269,6 +272,41 @@ def make_evaluation_loader(
     }
     mine = np.array_split(nodes, world_size)[rank]
     return PartLoader([rank], lambda part: whole, targets={rank: mine}, **shared)
+
+
+def epoch_work(store: PartitionStore, sampler, halo_hops: int, scope: str, passes: int, options: LoaderOptions) -> int:
+    """Predict how many rows and arcs the batches of an epoch hold, over all ranks, from a few that are drawn.
+
+    It is a function of the arguments alone, the same for any number of ranks. Samplers that draw subgraphs of a part
+    (`ClusterSampler`, `SaintSampler`, `FullBatchSampler`) are taken to read each row and arc once.
+
+    Args:
+        store: the partition store.
+        sampler: what a batch draws.
+        halo_hops, passes: see `make_part_loader`.
+        scope: "part" or "graph".
+        options: the loader's settings.
+
+    Cost: a part's graph, and a few batches of two parts without features.
+    """
+    if not isinstance(sampler, NeighborSampler | LayerwiseSampler):
+        return passes * (store.num_nodes + store.num_arcs)
+    targets = {part: nodes for part, nodes in part_targets(store, sampler).items() if len(nodes)}
+    load = partial(_load_graph, store) if scope == "graph" else partial(_load_part, store, halo_hops)
+    work = seeds = 0
+    for part in list(targets)[:: max(1, len(targets) // 2)][:2]:
+        few = permutation(len(targets[part]), fold(options.seed, part))[: _TRIAL_BATCHES * options.batch_size]
+        loader = PartLoader(
+            [part],
+            load,
+            targets={part: targets[part][np.sort(few)]},
+            **_shared(store, sampler, replace(options, num_threads=1, lookahead_batches=0, fill_here=False), None),
+        )
+        for batch in loader:
+            work += len(batch.n_id) + batch.edge_index.shape[1]
+            seeds += batch.batch_size
+        loader.close()
+    return int(passes * work / max(1, seeds) * sum(len(nodes) for nodes in targets.values()))
 
 
 def _load_part(store: PartitionStore, halo_hops: int, part: int):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..partition_store import LoadedRows, NodeSet, features_of_part
+from ..partition_store import LoadedRows, RankedNodes, features_of_part
 from ..partition_store.packed_features import PackedFeatures
 from ..sampler.minibatch import MiniBatch
 from ..units import format_bytes
@@ -197,7 +197,7 @@ def fill_windows(drawn: Iterator[MiniBatch], builder: BatchBuilder, reads: RowRe
 
     def take(batch: MiniBatch) -> None:
         key = batch.part if isinstance(features, PackedFeatures) else None
-        nodes = gathering.nodes.setdefault(key, NodeSet.empty(features.num_rows))
+        nodes = gathering.nodes.setdefault(key, RankedNodes.empty(features.num_rows))
         gathering.num_bytes += nodes.add(batch.n_id.numpy()) * row_bytes + drawn_bytes(batch)
         gathering.batches.append(batch)
         gathering.left += 1

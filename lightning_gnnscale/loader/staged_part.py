@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..graph import MASK_NAMES
-from ..partition_store import FeatureTable, LoadedRows, NodeSet, features_of_part
+from ..partition_store import FeatureTable, LoadedRows, RankedNodes, features_of_part
 from ..partition_store.array_file import file_place
 from ..sampler.subgraph import BatchSampler, num_slices
 from .interleaved_walk import even_slices
@@ -125,7 +125,7 @@ class PartStager:
     def _local_features(self, graph) -> LoadedRows | None:
         if self.features is None:
             return None
-        held = NodeSet.empty(self.features.num_rows)
+        held = RankedNodes.empty(self.features.num_rows)
         held.add(np.arange(graph.core_start, graph.core_start + graph.num_core))
         held.add(graph.halo_nodes)
         return LoadedRows.of(features_of_part(self.features, graph.part), held)

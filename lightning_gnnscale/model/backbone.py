@@ -40,6 +40,7 @@ class Backbone(nn.Module):
     accepts_sparse = True
     needs_degree = False
     takes_negative_weights = True  # of edges; False where neighbours are weighed by the root or logarithm of weights
+    symmetric_sums = False  # whether `row_scale` is for sources too, and a row's own value is added
     averages = False  # whether a neighbourhood is averaged, so that weights 1 / degree are the plain ones
 
     def __init__(
@@ -221,6 +222,39 @@ class Backbone(nn.Module):
         """Compute the rest of layer `index` from `project`: equals `layer` of what was projected."""
         projected = as_input(projected, self.reference)
         return self.finish_layer(index, self.convs[index].combine(projected, self.prepare(block)))
+
+    def sum_channels(self, index: int, projected: bool) -> int | None:
+        """Return the width of the one sum over arcs that layer `index` is made of, or None where it is made of more.
+
+        Such a layer can be computed from sources that stream past, with `row_scale` and `layer_from_sum`. Classes say
+        so by `sums_once = True` in their own body: one that is derived from them may compute something else.
+
+        Args:
+            projected: the arcs read `project(index, x)`.
+        """
+        if any("sums_once" not in vars(type(module)) for module in (self, self.convs[index])):
+            return None
+        return self.convs[index].out_channels if projected else self.layer_channels(index)
+
+    def row_scale(self, degree: Tensor, weighted: bool) -> Tensor | None:
+        """Return the (num,) factors of the sums of some rows; with `symmetric_sums` of their sources too. None: 1.
+
+        Args:
+            degree: (num,) in-degrees in the full graph, as `needs_degree` has them.
+            weighted: arcs have weights.
+        """
+        return None
+
+    def layer_from_sum(self, index: int, summed: Tensor, own: Tensor, projected: bool) -> Tensor:
+        """Return what `layer` (or `layer_projected`) gives for some rows.
+
+        Args:
+            summed: (num_rows, sum_channels) scaled sums over their arcs; with `symmetric_sums` they have the row's own
+                value too.
+            own: (num_rows, width) what the arcs read, of the rows themselves.
+        """
+        summed, own = as_input(summed, self.reference), as_input(own, self.reference)
+        return self.finish_layer(index, self.convs[index].from_sum(summed, own, projected))
 
     @property
     def reference(self) -> Tensor:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import StrategyError
-from .inference import LayerwiseOutput, layerwise_inference
+from ..memory import free_memory_bytes
+from .inference import LEAST_BYTES, MOST_BYTES, LayerwiseOutput, layerwise_inference
 from .node_inputs import NodeInputs, TakesInputs
 from .row_arcs import prepared_rows
 
@@ -125,7 +126,22 @@ class BackboneModule(TakesInputs):
                 f"{type(self.backbone).__name__} has no layer(index, x, block), so it cannot be evaluated layer by "
                 'layer: give the DataModule evaluation="sampled"'
             )
-        return layerwise_inference(self.backbone, self.source_of(batch), device=self.device)
+        needed = batch.needed(self.backbone.num_layers) if hasattr(batch, "needed") else None
+        return layerwise_inference(
+            self.backbone,
+            self.source_of(batch),
+            device=self.device,
+            needed=needed,
+            table_dtype=getattr(batch, "table_dtype", "float32"),
+            memory_bytes=self._memory_bytes(),
+        )
+
+    def _memory_bytes(self) -> int | None:
+        """Return this process's share of the memory that `layerwise_inference` takes on a host."""
+        if self._trainer is None:
+            return None
+        ranks = max(1, self.trainer.world_size // self.trainer.num_nodes)
+        return min(MOST_BYTES, max(LEAST_BYTES, free_memory_bytes() // (2 * ranks)))
 
     def _edge_weight(self, batch: Any) -> Tensor | None:
         """Return the batch's arc weights, as the backbone sums them.

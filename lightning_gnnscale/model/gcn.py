@@ -13,6 +13,8 @@ from .sparse_linear import SparseInput, linear
 class GCNLayer(GCNConv, SummingLayer):
     """PyG's `GCNConv` (same parameters and names) over a block whose `edge_weight` is the normalisation."""
 
+    sums_once = True
+
     @property
     def projected_channels(self) -> int:
         return self.out_channels
@@ -49,12 +51,16 @@ class GCN(Backbone):
 
     needs_degree = True
     takes_negative_weights = False
+    sums_once = symmetric_sums = True
 
     def make_layer(self, index: int) -> GCNLayer:
         return GCNLayer(self.layer_channels(index), self.layer_channels(index + 1))
 
     def prepare(self, block: Block) -> Block:
         return normalized(block, self.dtype)
+
+    def row_scale(self, degree: Tensor, weighted: bool) -> Tensor:
+        return (degree + 1).rsqrt()
 
     def reverse_weight(self, outer: Block) -> Tensor:
         return outer.edge_weight  # symmetric

@@ -16,6 +16,8 @@ from .sparse_linear import SparseInput, head_rows, linear
 class SAGELayer(SAGEConv, SummingLayer):
     """PyG's `SAGEConv` (same parameters and names): mean over in-arcs; a weighted sum where arcs have weights."""
 
+    sums_once = True
+
     @property
     def projected_channels(self) -> int:
         return 2 * self.out_channels
@@ -40,6 +42,11 @@ class SAGELayer(SAGEConv, SummingLayer):
     def add_own(self, mapped: Tensor, own: Tensor | SparseInput) -> Tensor:
         return mapped + linear(own, self.lin_r.weight, self.lin_l.bias)
 
+    def from_sum(self, summed: Tensor, own: Tensor, projected: bool) -> Tensor:
+        if projected:
+            return summed + self.lin_l.bias + own[:, self.out_channels :]
+        return super().from_sum(summed, own, projected)
+
     @staticmethod
     def _sum(x: Tensor, block: Block) -> Tensor:
         reduce = "mean" if block.edge_weight is None else "sum"
@@ -56,7 +63,7 @@ class GraphSAGE(Backbone):
     Source: Hamilton, Ying and Leskovec, Inductive representation learning on large graphs, NeurIPS 2017.
     """
 
-    averages = True
+    averages = sums_once = True
 
     def make_layer(self, index: int) -> SAGELayer:
         return SAGELayer(self.layer_channels(index), self.layer_channels(index + 1))
@@ -66,6 +73,9 @@ class GraphSAGE(Backbone):
             return block
         share = block.indptr.diff().clamp(min=1).to(self.dtype).reciprocal()
         return replace(block, edge_weight=share[block.target_of_arcs()])
+
+    def row_scale(self, degree: Tensor, weighted: bool) -> Tensor | None:
+        return None if weighted else degree.clamp(min=1).reciprocal()
 
     def reverse_weight(self, outer: Block) -> Tensor:
         return outer.degree.to(self.dtype).reciprocal()[outer.indices]

@@ -1,19 +1,24 @@
-"""Exact layer-wise inference: one layer for all nodes, then the next, in memory that a block bounds."""
+"""Exact layer-wise inference: a layer for all nodes that the next one needs, then the next, in bounded memory."""
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..jit import kernel
+from ..memory import free_memory_bytes
+from ..triton_kernels.aggregate import add_arcs
 from .backbone import Backbone
 from .block import Block
-from .layer_source import LayerSource, RowBlock
+from .layer_source import LayerSource, NodeSet, RowBlock, split_block
 from .sparse_linear import is_sparse
 
-BLOCK_BYTES = 256 << 20  # of gathered rows, where block_arcs does not say
+MOST_BYTES, LEAST_BYTES = 512 << 20, 32 << 20  # what a pass holds, where it may choose
+PIECE_BYTES = 4 << 20  # of rows that are read, mapped or written at once
+TABLE_DTYPES = {"float32": np.float32, "bfloat16": np.int16}  # numpy has no bfloat16: its bits are stored
 
 
 class LayerwiseOutput(NamedTuple):
@@ -21,99 +26,234 @@ class LayerwiseOutput(NamedTuple):
 
     Attributes:
         rows: (num_rows,) int64 store ids of this rank's nodes.
-        table: (num_nodes, out_channels) float32, shared by the ranks and complete on return. It is the source's, and
-            stands until the next pass over that source begins.
+        table: (num_nodes, out_channels) float32, or a row for each held node. It is shared by the ranks, complete on
+            return, and stands until the next pass over that source begins.
+        held: nodes that have a row, in ascending order; None: all of them.
+        source: where the pass read; None: the table is an array like any other.
     """
 
     rows: np.ndarray
     table: np.ndarray
+    held: NodeSet | None = None
+    source: LayerSource | None = None
+
+    def read(self, nodes: np.ndarray) -> np.ndarray:
+        """Return the (..., out_channels) outputs of some nodes that are held; they are read in ascending order."""
+        found, places = np.unique(np.asarray(nodes), return_inverse=True)
+        rows = found if self.held is None else self.held.positions(found)
+        values = self.table[rows] if self.source is None else self.source.gather(rows, self.table)
+        return np.asarray(values)[places.reshape(np.shape(nodes))]
 
     def chunks(self, chunk_rows: int = 1 << 18) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield (nodes, outputs) of this rank's rows, a bounded piece at a time."""
         for start in range(0, len(self.rows), chunk_rows):
             nodes = self.rows[start : start + chunk_rows]
-            yield nodes, np.asarray(self.table[nodes])
+            yield nodes, np.asarray(self.table[nodes if self.held is None else self.held.positions(nodes)])
 
 
 @torch.no_grad()
 def layerwise_inference(
-    backbone: Backbone, source: LayerSource, block_arcs: int | None = None, device: torch.device | str | None = None
+    backbone: Backbone,
+    source: LayerSource,
+    block_arcs: int | None = None,
+    device: torch.device | str | None = None,
+    needed: Sequence[NodeSet | None] | None = None,
+    table_dtype: str = "float32",
+    memory_bytes: int | None = None,
 ) -> LayerwiseOutput:
     """Compute a model's outputs for this rank's nodes from complete neighbourhoods, layer by layer.
 
     Equals the full-graph forward in eval mode, to the rounding of float32. Where a layer's linear map makes rows
     narrower (or its input is sparse), each node is mapped once into a table of its own, and the arcs read that.
 
+    A layer that is one sum over arcs (GCN, GraphSAGE, NGNN, SGC) is computed from sources that stream past: the sums of
+    as many rows as memory holds stand, and every source that one of them reads comes once, in the order of the file. A
+    thread reads ahead. Of other layers (GAT) a block gathers the rows that it reads.
+
     Args:
         backbone: its layers; put into eval mode meanwhile.
         source: the graph, and the tables that ranks share.
-        block_arcs: arcs of the rows computed at once (one row is never split); None: as many as keep the gathered
-            rows under 256 MiB.
-        device: where to compute; None: where the parameters are.
+        block_arcs: arcs of the rows computed at once (one row is never split); None: as memory allows.
+        device: where linear maps, and layers that are no sums, are computed; None: where the parameters are.
+        needed: which rows each layer must have, see `closure`; None: all rows.
+        table_dtype: "float32", or "bfloat16", which halves the tables of hidden layers and rounds them to 8 bits.
+        memory_bytes: what the pass may hold; None: half of what is free, from 32 to 512 MiB.
 
     Returns:
         This rank's rows, and the table of outputs.
 
     Raises:
-        ValueError: block_arcs below 1.
+        ValueError: block_arcs below 1, or an unknown table_dtype.
 
-    Cost: a block's arcs and gathered rows, 4 bytes a node, and the tables (num_nodes x width float32, as memory
-    maps): two at a time, each as wide as a layer or as the linear map in it. Time: each arc is read once a layer.
-    Source: the inference of Hamilton et al.'s GraphSAGE and of OGB's baselines; the mapping of each node before its
-    arcs are read is ours.
+    Cost: memory_bytes, 4 bytes a node, and the tables (num_nodes x width, on the disk of the source): two at a time,
+    each as wide as a layer or as the linear map in it. Time: each arc is read once a layer, and the layer's input once
+    for each memory_bytes / 2 of sums.
+    Source: the inference of Hamilton et al.'s GraphSAGE and of OGB's baselines; sources that stream past: ATLAS (arXiv
+    2605.09402). Differs: sums of a bounded number of rows take the place of messages on disk.
     """
     if block_arcs is not None and block_arcs < 1:
         raise ValueError(f"block_arcs must be at least 1, got {block_arcs}")
+    if table_dtype not in TABLE_DTYPES:
+        raise ValueError(f"table_dtype must be one of {', '.join(TABLE_DTYPES)}, got {table_dtype!r}")
+    if memory_bytes is None:
+        memory_bytes = min(MOST_BYTES, max(LEAST_BYTES, free_memory_bytes() // 2))
     reference, was_training = backbone.reference, backbone.training
     target = torch.device(device) if device is not None else reference.device
     backbone.eval().to(target)
     try:
-        return _Pass(backbone, source, block_arcs, target).run()
+        needed = [None] * (backbone.num_layers + 1) if needed is None else needed
+        return _Pass(backbone, source, block_arcs, target, needed, TABLE_DTYPES[table_dtype], memory_bytes).run()
     finally:
         backbone.train(was_training).to(reference.device)
 
 
 class _Pass:
-    """One pass over the layers; holds the scratch array that numbers a block's sources."""
+    """One pass over the layers; holds the scratch array that numbers the sources of some rows."""
 
-    def __init__(self, backbone: Backbone, source: LayerSource, block_arcs: int | None, device: torch.device):
+    def __init__(self, backbone, source, block_arcs, device, needed, table_dtype, memory_bytes):
         self.backbone, self.source, self.block_arcs, self.device = backbone, source, block_arcs, device
-        self.local_nid = np.zeros(source.num_nodes, np.int32)  # 0 = not seen in this block, else local id + 1
+        self.needed, self.table_dtype, self.memory_bytes = needed, table_dtype, memory_bytes
+        self.local_nid = np.zeros(source.num_nodes, np.int32)  # 0 = not seen among these rows, else local id + 1
+        self.dtype = torch.float64 if backbone.dtype == torch.float64 else torch.float32  # of sums
+        # Buffers that are used again: what is allocated anew for each piece leaves holes that the heap keeps.
+        self.sums = self.streamed = torch.empty(0, dtype=self.dtype)
+        self.table: np.ndarray | None = None  # what the layer reads; None: the features
+        self.held: NodeSet | None = None  # nodes that have a row in it
         self.tables_made = 0
 
     def run(self) -> LayerwiseOutput:
-        backbone, source = self.backbone, self.source
-        read, table = source.gather, None
+        backbone, source, rows = self.backbone, self.source, []
         sparse = is_sparse(source.gather(np.zeros(min(1, source.num_nodes), np.int64)))
-        rows: list[np.ndarray] = []
+        projected = self._project_features(sparse)
         for index in range(backbone.num_layers):
-            width, compute = backbone.layer_channels(index), backbone.layer
-            projected_channels = backbone.projected_channels(index, sparse)
-            if projected_channels is not None:
-                table = self._table(projected_channels)
-                for block in self._blocks(projected_channels + (0 if sparse and index == 0 else width)):
-                    table[block.rows] = _to_array(backbone.project(index, read(block.rows)))
-                source.barrier()
-                read, width, compute = _reader(table), projected_channels, backbone.layer_projected
-            table = self._table(backbone.layer_channels(index + 1))
-            rows.clear()
-            for block in self._blocks(width):
-                rows.append(np.asarray(block.rows, np.int64))
-                nodes, local = self._localise(block)
-                table[block.rows] = _to_array(compute(index, read(nodes), local))
+            targets, last = self.needed[index + 1], index == backbone.num_layers - 1
+            # Each row that the next layer maps is mapped while it is here.
+            following = None if last else backbone.projected_channels(index + 1, False)
+            width = following or backbone.layer_channels(index + 1)
+            table = self._new_table(width, targets, np.float32 if last else self.table_dtype)
+            for nodes, values in self._layer(index, projected, targets, sparse and index == 0):
+                self._write(table, targets, nodes, backbone.project(index + 1, values) if following else values)
+                if last:
+                    rows.append(nodes)
             source.barrier()
-            read = _reader(table)
-        return LayerwiseOutput(np.concatenate([np.zeros(0, np.int64), *rows]), table)
+            self.table, self.held, projected = table, targets, bool(following)
+        return LayerwiseOutput(np.concatenate([np.zeros(0, np.int64), *rows]), self.table, self.held, source)
 
-    def _table(self, width: int) -> np.ndarray:
-        """Return the next table; only the last one is still read then, so two names serve in turn."""
-        self.tables_made += 1
-        return self.source.table(f"layerwise{self.tables_made % 2}", width)
-
-    def _blocks(self, width: int) -> Iterator[RowBlock]:
-        limit = self.block_arcs or max(1, BLOCK_BYTES // (4 * max(1, width)))
+    def _project_features(self, sparse: bool) -> bool:
+        """Map the features of each node that is needed into a table, where that pays, and return whether it did."""
+        backbone, inputs = self.backbone, self.needed[0]
+        channels = backbone.projected_channels(0, sparse)
+        if channels is None:
+            return False
+        table = self._new_table(channels, inputs, self.table_dtype)
+        width = channels + (0 if sparse else backbone.layer_channels(0))
+        limit = max(1, self.memory_bytes // (8 * width))
         for block in self.source.blocks():
-            yield from split_block(block, limit)
+            rows = np.asarray(block.rows, np.int64)
+            rows = rows if inputs is None else rows[inputs.contains(rows)]
+            for start in range(0, len(rows), limit):
+                nodes = rows[start : start + limit]
+                self._write(table, inputs, nodes, backbone.project(0, self._read(nodes)))
+        self.source.barrier()
+        self.table, self.held = table, inputs
+        return True
+
+    def _layer(
+        self, index: int, projected: bool, targets: NodeSet | None, sparse: bool
+    ) -> Iterator[tuple[np.ndarray, Tensor]]:
+        """Yield (nodes, outputs) of a layer for this rank's targets."""
+        channels = None if sparse and not projected else self.backbone.sum_channels(index, projected)
+        width = self.backbone.projected_channels(index, sparse) if projected else self.backbone.layer_channels(index)
+        if channels is None:
+            yield from self._by_blocks(index, projected, targets, width)
+            return
+        with ThreadPoolExecutor(1, thread_name_prefix="gnnscale-layer") as reader:
+            for group in self._groups(targets, channels):
+                yield from self._from_sums(index, projected, group, channels, width, reader)
+
+    def _from_sums(
+        self, index: int, projected: bool, group: RowBlock, channels: int, width: int, reader: ThreadPoolExecutor
+    ) -> Iterator[tuple[np.ndarray, Tensor]]:
+        """Yield (nodes, outputs) of a group of rows: their sums stand while their sources stream past."""
+        backbone, rows = self.backbone, group.rows
+        summed = self.sums[: len(rows) * channels].view(len(rows), channels).zero_()
+        sources = _list_sources(group.indices, self.local_nid)
+        sources.sort()
+        _number_sources(sources, group.indices, self.local_nid)
+        weight = None if group.edge_weight is None else torch.from_numpy(group.edge_weight).to(self.dtype)
+        indptr, indices = torch.from_numpy(group.indptr), torch.from_numpy(group.indices)
+        cursor = indptr[:-1].clone()
+        row_bytes = self.dtype.itemsize * width
+        step, few = max(1, self.memory_bytes // (16 * row_bytes)), max(1, PIECE_BYTES // row_bytes)
+        starts = range(0, len(sources), step)
+        if len(self.streamed) < 2 * step * width:
+            self.streamed = torch.empty(2 * step * width, dtype=self.dtype)
+        buffers = self.streamed[: 2 * step * width].view(2, step, width)
+
+        @torch.inference_mode()  # of the thread: the caller's own mode does not reach it
+        def load(start: int) -> Tensor:
+            """Read the sources from `start` on into the buffer that is not summed from at the time."""
+            nodes = sources[start : start + step]
+            x = buffers[start // step % 2][: len(nodes)]
+            for first in range(0, len(nodes), few):
+                piece = nodes[first : first + few]
+                x[first : first + few] = torch.as_tensor(self._read(piece))
+                if backbone.symmetric_sums:
+                    x[first : first + few] *= self._scale(piece, None, weight is not None)
+            return x
+
+        coming = reader.submit(load, 0) if starts else None
+        for start in starts:
+            x = coming.result()
+            if start + step < len(sources):
+                coming = reader.submit(load, start + step)
+            add_arcs(summed, x, start, indptr, indices, cursor, weight)
+        for start in range(0, len(rows), few):
+            piece = slice(start, min(start + few, len(rows)))
+            own, total = torch.as_tensor(self._read(rows[piece])).to(self.dtype), summed[piece]
+            counts = np.diff(group.indptr[piece.start : piece.stop + 1])
+            scale = self._scale(rows[piece], counts, weight is not None)
+            if backbone.symmetric_sums:
+                total = total.addcmul_(own[:, :channels], scale)
+            total = total if scale is None else total.mul_(scale)
+            yield rows[piece], backbone.layer_from_sum(index, total, own, projected)
+
+    def _scale(self, nodes: np.ndarray, counts: np.ndarray | None, weighted: bool) -> Tensor | None:
+        """Return the (num, 1) factors of some nodes' sums; counts: how many arcs each has."""
+        degree = self.source.degree(nodes) if self.backbone.needs_degree else counts
+        scale = self.backbone.row_scale(torch.as_tensor(np.asarray(degree)).to(self.dtype), weighted)
+        return None if scale is None else scale.unsqueeze(1)
+
+    def _groups(self, targets: NodeSet | None, channels: int) -> Iterator[RowBlock]:
+        """Yield this rank's targets, as many at once as memory has room for their sums and their arcs."""
+        sum_bytes = self.memory_bytes * 5 // 8
+        most_rows = max(1, sum_bytes // (channels * self.dtype.itemsize))
+        most_arcs = self.block_arcs or max(1, self.memory_bytes // 64)
+        if len(self.sums) < most_rows * channels:
+            self.sums = torch.empty(most_rows * channels, dtype=self.dtype)  # pages that are not used take no memory
+        pieces: list[RowBlock] = []
+        num_rows = num_arcs = 0
+        for block in self.source.blocks(targets):
+            for piece in split_block(block, min(most_rows, most_arcs)):
+                rows, arcs = len(piece.rows), len(piece.indices)
+                if pieces and (num_rows + rows > most_rows or num_arcs + arcs > most_arcs):
+                    yield _joined(pieces)
+                    pieces, num_rows, num_arcs = [], 0, 0
+                pieces.append(piece)
+                num_rows, num_arcs = num_rows + rows, num_arcs + arcs
+        if pieces:
+            yield _joined(pieces)
+
+    def _by_blocks(
+        self, index: int, projected: bool, targets: NodeSet | None, width: int
+    ) -> Iterator[tuple[np.ndarray, Tensor]]:
+        """Yield (nodes, outputs) of a layer, a block of targets with all that they read at a time."""
+        compute = self.backbone.layer_projected if projected else self.backbone.layer
+        limit = self.block_arcs or max(1, self.memory_bytes // (8 * max(1, width)))
+        for block in self.source.blocks(targets):
+            for piece in split_block(block, limit):
+                nodes, local = self._localise(piece)
+                yield np.asarray(piece.rows, np.int64), compute(index, self._read(nodes), local)
 
     def _localise(self, block: RowBlock) -> tuple[np.ndarray, Block]:
         """Return the (num_sources,) nodes that a block reads, its own rows first, and the block in their ids."""
@@ -125,30 +265,70 @@ class _Pass:
         weight = None if block.edge_weight is None else self._tensor(np.array(block.edge_weight))
         return nodes, Block(self._tensor(block.indptr), self._tensor(indices), len(nodes), weight, degree)
 
+    def _new_table(self, width: int, held: NodeSet | None, dtype: type) -> np.ndarray:
+        """Return the next table; only the last one is still read then, so two names serve in turn."""
+        self.tables_made += 1
+        return self.source.table(f"layerwise{self.tables_made % 2}", width, None if held is None else len(held), dtype)
+
+    def _read(self, nodes: np.ndarray) -> Any:
+        """Return what the layer reads of some nodes."""
+        if self.table is None:
+            return self.source.gather(nodes)
+        values = torch.as_tensor(self.source.gather(_rows_of(nodes, self.held), self.table))
+        return values.view(torch.bfloat16) if values.dtype == torch.int16 else values
+
+    def _write(self, table: np.ndarray, held: NodeSet | None, nodes: np.ndarray, values: Tensor) -> None:
+        if table.dtype == np.int16:
+            stored = values.to(device="cpu", dtype=torch.bfloat16).view(torch.int16)
+        else:
+            stored = values.to(device="cpu", dtype=torch.float32)
+        self.source.write(table, _rows_of(nodes, held), stored.numpy())
+
     def _tensor(self, array: np.ndarray | Tensor) -> Tensor:
         return torch.as_tensor(array).to(self.device)
 
 
-def split_block(block: RowBlock, block_arcs: int) -> Iterator[RowBlock]:
-    """Split rows into pieces of at most block_arcs arcs and as many rows; a row with more arcs stands alone."""
-    start, num_rows, offset = 0, len(block.rows), np.asarray(block.indptr, np.int64)
-    while start < num_rows:
-        stop = int(np.searchsorted(offset, offset[start] + block_arcs, side="right")) - 1
-        stop = min(max(stop, start + 1), start + block_arcs, num_rows)
-        arcs = slice(int(offset[start]), int(offset[stop]))
-        weight = None if block.edge_weight is None else block.edge_weight[arcs]
-        yield RowBlock(
-            np.asarray(block.rows[start:stop]), offset[start : stop + 1] - offset[start], block.indices[arcs], weight
-        )
-        start = stop
+def _rows_of(nodes: np.ndarray, held: NodeSet | None) -> np.ndarray:
+    return nodes if held is None else held.positions(nodes)
 
 
-def _reader(table: np.ndarray) -> Callable[[np.ndarray], Tensor]:
-    return lambda nodes: torch.from_numpy(np.asarray(table[nodes]))
+def _joined(pieces: list[RowBlock]) -> RowBlock:
+    """Return the rows of several blocks as one, in memory of its own."""
+    counts = np.concatenate([np.zeros(1, np.int64), *(np.diff(piece.indptr) for piece in pieces)])
+    indices = np.empty(sum(len(piece.indices) for piece in pieces), pieces[0].indices.dtype)
+    np.concatenate([piece.indices for piece in pieces], out=indices)
+    weight = None if pieces[0].edge_weight is None else np.concatenate([piece.edge_weight for piece in pieces])
+    rows = np.concatenate([np.asarray(piece.rows, np.int64) for piece in pieces])
+    return RowBlock(rows, np.cumsum(counts), indices, weight)
 
 
-def _to_array(values: Tensor) -> np.ndarray:
-    return values.to(device="cpu", dtype=torch.float32).numpy()
+@kernel
+def _list_sources(indices, local_nid):
+    """List each source of some arcs once, and mark it with -1 in local_nid."""
+    count = 0
+    for e in range(len(indices)):
+        if local_nid[indices[e]] == 0:
+            local_nid[indices[e]] = -1
+            count += 1
+    out = np.empty(count, np.int64)
+    count = 0
+    for e in range(len(indices)):
+        if local_nid[indices[e]] == -1:
+            local_nid[indices[e]] = -2
+            out[count] = indices[e]
+            count += 1
+    return out
+
+
+@kernel
+def _number_sources(sources, indices, local_nid):
+    """Replace each of indices, in place, by its position in sources, and set local_nid back to 0."""
+    for i in range(len(sources)):
+        local_nid[sources[i]] = i + 1
+    for e in range(len(indices)):
+        indices[e] = local_nid[indices[e]] - 1
+    for i in range(len(sources)):
+        local_nid[sources[i]] = 0
 
 
 @kernel
@@ -156,19 +336,7 @@ def _number_rows_and_list_others(rows, indices, local_nid):
     """Number the rows of a block from 1 in local_nid; mark every other source with -1 and list each once."""
     for i in range(len(rows)):
         local_nid[rows[i]] = i + 1
-    count = 0
-    for e in range(len(indices)):
-        if local_nid[indices[e]] == 0:
-            local_nid[indices[e]] = -1
-            count += 1
-    others = np.empty(count, np.int64)
-    count = 0
-    for e in range(len(indices)):
-        if local_nid[indices[e]] == -1:
-            local_nid[indices[e]] = -2
-            others[count] = indices[e]
-            count += 1
-    return others
+    return _list_sources(indices, local_nid)
 
 
 @kernel

@@ -1,9 +1,61 @@
-"""What layer-wise inference asks of whoever holds the graph: protocols that `datamodule/` implements."""
+"""What layer-wise inference asks of whoever holds the graph: protocols for `datamodule/`, and sets of nodes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+
+from ..jit import kernel
+
+MOST_OF_THE_GRAPH = 0.75  # share of the nodes from which a layer is computed for all of them
+_STEP = 16  # bytes of a bitmap between two counts
+_BITS_SET = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1, dtype=np.uint8)  # in a byte
+
+
+class NodeSet:
+    """Some nodes of a graph: a bitmap, and counts by which a member's position is found.
+
+    Args:
+        bits: (ceil(num_nodes / 8),) uint8, the lowest bit first; kept, not copied.
+
+    Cost: 1.5 bits a node of the graph.
+    """
+
+    def __init__(self, bits: np.ndarray):
+        self.bits = bits
+        counts = np.zeros(-(-len(bits) // _STEP) * _STEP, np.uint8)
+        counts[: len(bits)] = _BITS_SET[bits]
+        sums = counts.reshape(-1, _STEP).sum(axis=1, dtype=np.int64)
+        self._before = np.concatenate([np.zeros(1, np.int64), np.cumsum(sums)])
+
+    @classmethod
+    def of(cls, nodes: np.ndarray, num_nodes: int) -> "NodeSet":
+        """Return the set of (num,) ids in [0, num_nodes), in any order and repeated or not."""
+        bits = np.zeros(-(-num_nodes // 8), np.uint8)
+        _mark(bits, np.ascontiguousarray(nodes).reshape(-1))
+        return cls(bits)
+
+    @classmethod
+    def of_mask(cls, mask: np.ndarray) -> "NodeSet":
+        """Return the set of the nodes where a (num_nodes,) bool mask is true."""
+        return cls(np.packbits(np.asarray(mask, bool), bitorder="little"))
+
+    def __len__(self) -> int:
+        return int(self._before[-1])
+
+    def within(self, start: int, stop: int) -> np.ndarray:
+        """Return the (num,) int64 members in [start, stop), ascending."""
+        first = start // 8
+        chosen = np.unpackbits(self.bits[first : -(-stop // 8)], bitorder="little")
+        return np.flatnonzero(chosen[start - 8 * first : stop - 8 * first]) + start
+
+    def contains(self, nodes: np.ndarray) -> np.ndarray:
+        """Return (num,) bool: which of some nodes are members."""
+        return (self.bits[nodes >> 3] >> (nodes & 7).astype(np.uint8)) & 1 != 0
+
+    def positions(self, nodes: np.ndarray) -> np.ndarray:
+        """Return the (num,) int64 position of each of some members among all of them, in ascending order."""
+        return _positions(self.bits, self._before, _BITS_SET, np.asarray(nodes))
 
 
 class RowBlock(NamedTuple):
@@ -27,20 +79,32 @@ class LayerSource(Protocol):
 
     num_nodes: int
 
-    def blocks(self) -> Iterator[RowBlock]:
-        """Yield this rank's rows; over all ranks each node comes once. Called several times, same order each time.
+    def blocks(self, needed: NodeSet | None = None) -> Iterator[RowBlock]:
+        """Yield this rank's rows, or those of them that are needed; over all ranks each node comes once.
 
-        Arcs may be mapped files: they are read where they are used, and passes over the rows alone read none.
+        Called several times, same order each time. Arcs of all rows may be mapped files: they are read where they are
+        used, and passes over the rows alone read none.
         """
 
-    def gather(self, nodes: np.ndarray) -> Any:
-        """Return the features of (num,) int64 nodes: (num, dim) tensor or array, or sparse rows."""
+    def gather(self, nodes: np.ndarray, table: np.ndarray | None = None) -> Any:
+        """Return the features of (num,) int64 nodes: (num, dim) tensor or array, or sparse rows.
+
+        Args:
+            nodes: ascending ones are read in the order of the file.
+            table: what `table` returned; its rows, numbered as `nodes` says, are returned in place of features.
+        """
+
+    def write(self, table: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
+        """Write (num, dim) values of the table's dtype to (num,) ascending rows of a table."""
+
+    def union(self, bits: np.ndarray) -> None:
+        """Set in a bitmap (NodeSet.bits), in place, what is set on any rank; every rank must call it."""
 
     def degree(self, nodes: np.ndarray) -> np.ndarray:
         """Return the (num,) in-degrees of nodes in the full graph."""
 
-    def table(self, name: str, dim: int) -> np.ndarray:
-        """Return a writable (num_nodes, dim) float32 array that all ranks of the host share.
+    def table(self, name: str, dim: int, num_rows: int | None = None, dtype: type = np.float32) -> np.ndarray:
+        """Return a writable (num_rows, dim) array that all ranks share; num_rows None: one a node.
 
         All ranks ask alike, and all rows are written before any is read. Asking for a name again starts a new table
         in the place of the old one, which no rank reads any more.
@@ -72,6 +136,7 @@ class EvaluationPass(Protocol):
         labels: (num_nodes,) or (num_nodes, num_labels) integers in store order, -1 = unknown; None: predict only.
         masks: name ("train", "val", "test") to (num_nodes,) bool, in store order.
         links: what `LinkPredictor` ranks, or None.
+        table_dtype: "float32", or "bfloat16" for the tables of hidden layers.
     """
 
     source: LayerSource
@@ -79,3 +144,102 @@ class EvaluationPass(Protocol):
     labels: np.ndarray | None
     masks: Mapping[str, np.ndarray]
     links: LinkSource | None
+    table_dtype: str
+
+    def needed(self, num_layers: int) -> Sequence[NodeSet | None] | None:
+        """Return which rows each layer must have, see `closure`; None: all of them."""
+
+
+def closure(
+    source: LayerSource, wanted: NodeSet, num_layers: int, most: float = MOST_OF_THE_GRAPH
+) -> list[NodeSet | None]:
+    """Return the rows that each layer must have so that the last one has some nodes' outputs; every rank calls it.
+
+    Args:
+        source: the graph; each rank looks at its own rows, and the bitmaps are joined after each layer.
+        wanted: the nodes, this rank's or all ranks' alike.
+        num_layers: layers of the model, >= 1.
+        most: share of the nodes in (0, 1] above which all rows are taken.
+
+    Returns:
+        num_layers + 1 sets, that of layer l's inputs at l and that of the outputs last; None: all nodes.
+
+    Cost: 1.5 bits a node for each set; the arcs of the rows that are needed are read once a layer, up to where all
+    rows are.
+    """
+    source.union(wanted.bits)
+    found: list[NodeSet | None] = [None] * (num_layers + 1)
+    current = NodeSet(wanted.bits)
+    for layer in range(num_layers, -1, -1):
+        if len(current) > most * source.num_nodes:
+            break
+        found[layer] = current
+        if layer:
+            current = with_sources(source, current, most)
+            source.union(current.bits)
+            current = NodeSet(current.bits)
+    return found
+
+
+def with_sources(source: LayerSource, rows: NodeSet, most: float = 1.0) -> NodeSet:
+    """Return a set of nodes and of their in-neighbours, as this rank's rows tell.
+
+    Args:
+        most: share of the nodes above which no more arcs are looked at.
+    """
+    bits, count = rows.bits.copy(), len(rows)
+    for block in source.blocks(rows):
+        count += _mark(bits, np.ascontiguousarray(block.indices))
+        if count > most * source.num_nodes:
+            break
+    return NodeSet(bits)
+
+
+def select_rows(block: RowBlock, needed: NodeSet) -> RowBlock:
+    """Return those rows of a block of consecutive nodes that are needed, with their arcs."""
+    first, offset = int(block.rows[0]) if len(block.rows) else 0, np.asarray(block.indptr, np.int64)
+    chosen = needed.within(first, first + len(block.rows)) - first
+    lengths = offset[chosen + 1] - offset[chosen]
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    arcs = np.repeat(offset[chosen] - indptr[:-1], lengths) + np.arange(indptr[-1])
+    weight = None if block.edge_weight is None else np.asarray(block.edge_weight)[arcs]
+    return RowBlock(chosen + first, indptr, np.asarray(block.indices)[arcs], weight)
+
+
+def split_block(block: RowBlock, block_arcs: int) -> Iterator[RowBlock]:
+    """Split rows into pieces of at most block_arcs arcs and as many rows; a row with more arcs stands alone."""
+    start, num_rows, offset = 0, len(block.rows), np.asarray(block.indptr, np.int64)
+    while start < num_rows:
+        stop = int(np.searchsorted(offset, offset[start] + block_arcs, side="right")) - 1
+        stop = min(max(stop, start + 1), start + block_arcs, num_rows)
+        arcs = slice(int(offset[start]), int(offset[stop]))
+        weight = None if block.edge_weight is None else block.edge_weight[arcs]
+        yield RowBlock(
+            np.asarray(block.rows[start:stop]), offset[start : stop + 1] - offset[start], block.indices[arcs], weight
+        )
+        start = stop
+
+
+@kernel
+def _mark(bits, nodes):
+    """Set the bits of some nodes and return how many were not set before."""
+    count = 0
+    for i in range(len(nodes)):
+        byte, bit = nodes[i] >> 3, np.uint8(1 << (nodes[i] & 7))
+        if not bits[byte] & bit:
+            bits[byte] |= bit
+            count += 1
+    return count
+
+
+@kernel
+def _positions(bits, before, bits_set, nodes):
+    out = np.empty(len(nodes), np.int64)
+    for i in range(len(nodes)):
+        byte = nodes[i] >> 3
+        step = byte // 16
+        count = before[step] + bits_set[bits[byte] & np.uint8((1 << (nodes[i] & 7)) - 1)]
+        for b in range(step * 16, byte):
+            count += bits_set[bits[b]]
+        out[i] = count
+    return out

@@ -11,6 +11,7 @@ from torchmetrics import MeanMetric
 
 from ..errors import StrategyError
 from .backbone_module import MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
+from .inference import LayerwiseOutput
 from .link_metrics import HitsAt, MeanReciprocalRank, link_ranks
 from .node_inputs import NodeInputs
 
@@ -149,10 +150,10 @@ class LinkPredictor(BackboneModule):
                 f"LinkPredictor evaluates on held-out links, and the {split} loader has none: hold some out "
                 "(hold_out_edges, or dataset.hold_out), and give PartitionDataModule sampler=LinkSampler(...)"
             )
-        table = self._infer(batch).table
+        output = self._infer(batch)
         count = 0
         for pairs, negatives in links.chunks(self._chunk_links(links.num_negatives)):
-            ranks, losses = self._rank(table, pairs, negatives)
+            ranks, losses = self._rank(output, pairs, negatives)
             self._update(split, ranks, losses)
             count += len(ranks)
         if count == 0:  # a metric wants an update, and a rank without one would be warned about
@@ -163,10 +164,10 @@ class LinkPredictor(BackboneModule):
             self.log(f"{split}_{name}", metric, on_step=False, on_epoch=True, prog_bar=name == "mrr", batch_size=1)
         self.log(f"{split}_loss", self.losses[split], on_step=False, on_epoch=True, batch_size=1)
 
-    def _rank(self, table: np.ndarray, pairs: np.ndarray, negatives: np.ndarray) -> tuple[Tensor, Tensor]:
+    def _rank(self, output: LayerwiseOutput, pairs: np.ndarray, negatives: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return (num_links,) ranks and losses; `negatives` has -1 where there is none."""
         missing = torch.from_numpy(negatives < 0).to(self.device)
-        source, other, false = (self._rows(table, nodes) for nodes in (pairs[0], pairs[1], np.maximum(negatives, 0)))
+        source, other, false = (self._rows(output, nodes) for nodes in (pairs[0], pairs[1], _present(negatives, pairs)))
         positive = self.decoder(source, other).float()
         negative = self.decoder(source[:, None], false).float().masked_fill(missing, -torch.inf)
         found = (~missing).sum(dim=1)
@@ -174,9 +175,9 @@ class LinkPredictor(BackboneModule):
         losses = F.softplus(-positive) + weight * F.softplus(negative).sum(dim=1) / found.clamp(min=1)
         return link_ranks(positive, negative), losses
 
-    def _rows(self, table: np.ndarray, nodes: np.ndarray) -> Tensor:
+    def _rows(self, output: LayerwiseOutput, nodes: np.ndarray) -> Tensor:
         dtype = next(self.backbone.parameters()).dtype
-        return torch.from_numpy(np.asarray(table[nodes])).to(device=self.device, dtype=dtype)
+        return torch.from_numpy(output.read(nodes)).to(device=self.device, dtype=dtype)
 
     def _update(self, split: str, ranks: Tensor, losses: Tensor) -> None:
         for metric in self.scores[split].values():
@@ -204,3 +205,8 @@ class LinkPredictor(BackboneModule):
 
     def _scores(self) -> nn.ModuleDict:
         return nn.ModuleDict({"mrr": MeanReciprocalRank(), **{f"hits@{k}": HitsAt(k) for k in self.hits}})
+
+
+def _present(negatives: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+    """Return false ends with the link's own first end where there is none: a node whose embedding is there."""
+    return np.where(negatives < 0, pairs[0][:, None], negatives)

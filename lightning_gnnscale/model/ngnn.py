@@ -13,6 +13,8 @@ POSITIONS = ("input", "hidden", "all")
 class NGNNLayer(SAGELayer):
     """A `SAGELayer` followed, inside the layer, by feed-forward layers: ReLU, then a linear map, each time."""
 
+    sums_once = True
+
     def __init__(self, in_channels: int, out_channels: int, feed_forward_layers: int):
         super().__init__(in_channels, out_channels)
         self.feed_forward = nn.ModuleList(nn.Linear(out_channels, out_channels) for _ in range(feed_forward_layers))
@@ -30,6 +32,10 @@ class NGNNLayer(SAGELayer):
 
     def add_own(self, mapped: Tensor, own: Tensor | SparseInput) -> Tensor:
         return self._feed(super().add_own(mapped, own))
+
+    def from_sum(self, summed: Tensor, own: Tensor, projected: bool) -> Tensor:
+        out = super().from_sum(summed, own, projected)
+        return self._feed(out) if projected else out
 
     def _feed(self, x: Tensor) -> Tensor:
         for linear in self.feed_forward:
@@ -52,6 +58,8 @@ class NGNN(GraphSAGE):
 
     Source: Song et al., Network In Graph Neural Network, 2021 (arXiv 2111.11638).
     """
+
+    sums_once = True
 
     def __init__(
         self,

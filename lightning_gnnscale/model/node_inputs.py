@@ -169,8 +169,10 @@ class InputSource:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
 
-    def gather(self, nodes: np.ndarray) -> Tensor:
-        """Return (num, dim) of the stored features and the rows."""
+    def gather(self, nodes: np.ndarray, table: np.ndarray | None = None) -> Any:
+        """Return (num, dim) of the stored features and the rows, or rows of a table of hidden layers."""
+        if table is not None:
+            return self._source.gather(nodes, table)
         rows = self._inputs.pull(nodes) if self._table is None else torch.from_numpy(np.asarray(self._table[nodes]))
         stored = self._source.gather(nodes)
         if stored is None:

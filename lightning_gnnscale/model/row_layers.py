@@ -56,6 +56,10 @@ class SummingLayer(RowLayer):
         """Return (num_local, out_channels): the mapped sum, with the node's own share and the bias."""
         raise NotImplementedError
 
+    def from_sum(self, summed: Tensor, own: Tensor, projected: bool) -> Tensor:
+        """Return (num_rows, out_channels) from the sums, see `Backbone.layer_from_sum`."""
+        return self.add_own(summed if projected else linear(summed, self.neighbor_weight), own)
+
     def first_rows(self, x: Tensor | SparseInput, arcs: RowArcs, drop: RowDropout) -> Tensor:
         block = arcs.block
         if drop.active or is_sparse(x):

@@ -37,6 +37,7 @@ class SGC(Backbone):
 
     needs_degree = True
     takes_negative_weights = False
+    sums_once = symmetric_sums = True
 
     def __init__(
         self,
@@ -82,6 +83,20 @@ class SGC(Backbone):
     def layer_projected(self, index: int, projected: Tensor, block: Block) -> Tensor:
         return self._propagate(index, as_input(projected, self.reference), self.prepare(block))
 
+    def sum_channels(self, index: int, projected: bool) -> int | None:
+        if "sums_once" not in vars(type(self)):
+            return None
+        return self.out_channels if projected else self.layer_channels(index)
+
+    def row_scale(self, degree: Tensor, weighted: bool) -> Tensor:
+        return (degree + 1).rsqrt()
+
+    def layer_from_sum(self, index: int, summed: Tensor, own: Tensor, projected: bool) -> Tensor:
+        summed = as_input(summed, self.reference)
+        if index == 0 and self.maps_first and not projected:
+            summed = linear(summed, self.conv.lin.weight)
+        return self._finish(index, summed)
+
     def forward_rows(self, x, arcs: RowArcs) -> Tensor:
         """Run over the rows of one process; dense features without dropout are propagated once and kept."""
         x, lin = as_input(x, self.reference), self.conv.lin
@@ -103,7 +118,9 @@ class SGC(Backbone):
         return h
 
     def _propagate(self, index: int, x: Tensor, block: Block) -> Tensor:
-        x = aggregate(x, block.indptr, block.indices, block.edge_weight)
+        return self._finish(index, aggregate(x, block.indptr, block.indices, block.edge_weight))
+
+    def _finish(self, index: int, x: Tensor) -> Tensor:
         if index < self.num_layers - 1:
             return x
         lin = self.conv.lin

@@ -3,7 +3,7 @@
 from .disk import WriteBudget
 from .features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows
 from .inputs import input_fingerprint
-from .loaded_rows import LoadedRows, NodeSet
+from .loaded_rows import LoadedRows, RankedNodes
 from .packed_features import PackedFeatures, features_of_part
 from .part_graph import PartGraph
 from .reader import PartitionStore
@@ -14,10 +14,10 @@ __all__ = [
     "DenseFeatures",
     "FeatureTable",
     "LoadedRows",
-    "NodeSet",
     "PackedFeatures",
     "PartGraph",
     "PartitionStore",
+    "RankedNodes",
     "SparseRows",
     "WriteBudget",
     "features_of_part",

@@ -139,7 +139,7 @@ def _copy_ranges(source, begin, end, out):
 
 
 @dataclass
-class NodeSet:
+class RankedNodes:
     """A set of nodes that tells the rank of each; two bits a node.
 
     Attributes:
@@ -153,7 +153,7 @@ class NodeSet:
     size: int = 0
 
     @classmethod
-    def empty(cls, num_nodes: int) -> "NodeSet":
+    def empty(cls, num_nodes: int) -> "RankedNodes":
         """Return the empty set of nodes in [0, num_nodes)."""
         num_words = -(-num_nodes // 64)
         return cls(np.zeros(num_words, np.uint64), np.zeros(num_words, np.int64))
@@ -164,7 +164,7 @@ class NodeSet:
         self.size += new
         return new
 
-    def count(self) -> "NodeSet":
+    def count(self) -> "RankedNodes":
         """Make `ranks` know all nodes that were added, and return the set."""
         _count(self.words, self.before)
         return self
@@ -202,12 +202,12 @@ class LoadedRows:
         num_rows: of the source.
     """
 
-    held: NodeSet
+    held: RankedNodes
     table: Any
     num_rows: int
 
     @classmethod
-    def of(cls, features, held: NodeSet) -> "LoadedRows":
+    def of(cls, features, held: RankedNodes) -> "LoadedRows":
         """Read the rows of a set of nodes of a `FeatureTable`."""
         return cls(held.count(), features.load(held.nodes), features.num_rows)
 

@@ -99,7 +99,7 @@ def test_training_refuses_samplers_that_do_not_go_with_the_run(capsys, words, pa
         (["trainer.devices=null"], ["trainer.devices must not be null"]),
         (["resume=5"], ["resume must be text, got 5"]),
         (["output=true"], ["output must be text, got True"]),
-        (["datamodule.scratch=5"], ["datamodule.scratch must be text, got 5"]),
+        (["evaluation.scratch=5"], ["evaluation.scratch must be text, got 5"]),
         (["paths.generated=5"], ["paths.generated must be text, got 5"]),
         (["trainer.num_nodes=2"], ["trainer.num_nodes=2", "torchrun or srun"]),
         (["trainer.devices=3"], ["trainer.devices=3 is more than the 2 parts", "num_parts=3"]),

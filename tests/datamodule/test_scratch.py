@@ -88,7 +88,7 @@ def test_a_full_disk_is_told_and_nothing_is_left(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(GNNScaleError, match=r"cannot \(Not a directory\); give scratch="):
+    with pytest.raises(GNNScaleError, match=r"cannot \(Not a directory\); give EvaluationOptions\(scratch="):
         open_scratch(tmp_path / "store", tmp_path / "file" / "below", None).make_table("layer", 10, 2)
 
 
@@ -102,7 +102,7 @@ def test_a_finished_store_is_prepared_without_a_write_beside_it(tmp_path, datase
 
     before = stamps()
     time.sleep(0.01)
-    dm = gs.PartitionDataModule(**options, scratch=tmp_path / "elsewhere")
+    dm = gs.PartitionDataModule(**options, evaluation=gs.EvaluationOptions(scratch=tmp_path / "elsewhere"))
     dm.prepare_data()
     dm.setup()
     dm.val_dataloader().evaluation.source.table("layer", 3)

@@ -1,12 +1,14 @@
 """Store, DataModule, strategy and model together, on 1, 2 and 4 processes (Invariants 2 and 7)."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from processes import launch
 
 from lightning_gnnscale.edge_stream import SyntheticGraph
-from lightning_gnnscale.partition_store import write_partition_store
+from lightning_gnnscale.partition_store import PartitionStore, write_partition_store
 from lightning_gnnscale.partitioner import partition
 
 NUM_PARTS = 5  # does not divide by 2 or 4: some ranks have one part more and the others are padded
@@ -20,7 +22,13 @@ def train_and_test(folder, root, options):
 
     torch.manual_seed(0)
     weights = getattr(gs, options.get("weights", "ModelAveraging"))(**options.get("weight_options", {}))
-    dm = gs.PartitionDataModule(store=root, batch_size=16, sampler=gs.NeighborSampler([3, 2]), seed=7)
+    dm = gs.PartitionDataModule(
+        store=root,
+        batch_size=16,
+        sampler=gs.NeighborSampler([3, 2]),
+        seed=7,
+        evaluation=gs.EvaluationOptions(**options.get("evaluation", {})),
+    )
     backbone = gs.model.GraphSAGE(8, 12, 6, num_layers=2, dropout=0.3)
     model = gs.NodeClassifier(backbone, lr=0.01)
     trainer = L.Trainer(
@@ -35,12 +43,20 @@ def train_and_test(folder, root, options):
         default_root_dir=folder,
     )
     trainer.fit(model, dm)
+    val_acc = float(trainer.callback_metrics["val_acc"])
     train_loss = float(trainer.callback_metrics["train_loss"])
     weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
     test = trainer.test(model, dm, verbose=False)[0]
     rows = np.concatenate([result["nodes"] for result in trainer.predict(model, dm)])
     best = trainer.checkpoint_callback.best_model_path
-    return {"weights": weights, "test_acc": test["test_acc"], "rows": rows, "train_loss": train_loss, "best": best}
+    return {
+        "weights": weights,
+        "test_acc": test["test_acc"],
+        "rows": rows,
+        "train_loss": train_loss,
+        "best": best,
+        "val_acc": val_acc,
+    }
 
 
 def write_store(root, train_parts=None):
@@ -82,6 +98,16 @@ def test_evaluation_sees_each_node_once(runs, size):
     assert runs[size][0]["test_acc"] == pytest.approx(runs[1][0]["test_acc"], abs=0.02)
     rows = np.concatenate([result["rows"] for result in runs[size]])
     assert np.array_equal(np.sort(rows), np.arange(300))
+
+
+def test_any_number_of_processes_validates_the_same_sample(store_root, tmp_path):
+    """Weights differ by rounding alone, so that the sample has the same accuracy to the node."""
+    count = math.ceil(0.2 * PartitionStore.open(store_root).masks["val"].sum())
+    options = {"evaluation": {"sample": 0.2}}
+    found = {size: launch(size, train_and_test, tmp_path / str(size), store_root, options) for size in (1, 2, 4)}
+    accuracies = {result["val_acc"] for results in found.values() for result in results}
+    assert len(accuracies) == 1
+    assert accuracies.pop() * count == pytest.approx(round(found[1][0]["val_acc"] * count), abs=1e-4)
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -8,6 +8,7 @@ import torch
 
 from lightning_gnnscale.graph import build_csc
 from lightning_gnnscale.model import RowBlock
+from lightning_gnnscale.model.layer_source import select_rows
 from lightning_gnnscale.model.sparse_linear import SparseInput
 
 
@@ -33,7 +34,13 @@ def make_graph(num_nodes=60, num_arcs=300, in_channels=12, num_classes=4, seed=0
     if hub:
         src, dst = np.r_[src, np.arange(1, num_nodes - 1)], np.r_[dst, np.zeros(num_nodes - 2, np.int64)]
     src, dst = np.unique(np.stack([src, dst])[:, src != dst], axis=1)
-    csc = build_csc(src, dst, num_nodes)
+    return make_graph_of(src, dst, num_nodes, in_channels, num_classes, rng, dtype)
+
+
+def make_graph_of(src, dst, num_nodes, in_channels=12, num_classes=4, rng=None, dtype=torch.float32):
+    """Return the graph of some arcs, kept as they are."""
+    rng = np.random.default_rng(0) if rng is None else rng
+    csc = build_csc(np.asarray(src), np.asarray(dst), num_nodes)
     row = np.repeat(np.arange(num_nodes), csc.in_degree)
     edge_index = torch.from_numpy(np.stack([csc.indices.astype(np.int64), row]))
     x = rng.standard_normal((num_nodes, in_channels)) * (rng.random((num_nodes, in_channels)) < 0.4)
@@ -77,6 +84,7 @@ class SharedTables:
     def __init__(self, world_size: int, folder=None):
         self.barrier = threading.Barrier(world_size, timeout=30)
         self.tables, self.folder = {}, folder
+        self.bits, self.lock = None, threading.Lock()
 
 
 class MemorySource:
@@ -90,7 +98,11 @@ class MemorySource:
         self.num_nodes = graph.num_nodes
         self.gathered = []
 
-    def blocks(self):
+    def blocks(self, needed=None):
+        for block in self.all_blocks():
+            yield block if needed is None else select_rows(block, needed)
+
+    def all_blocks(self):
         indptr, indices = self.graph.indptr.numpy(), self.graph.edge_index[0].numpy()
         starts = range(0, self.num_nodes, self.chunk)
         for start in list(starts)[self.rank :: self.world_size]:
@@ -99,7 +111,9 @@ class MemorySource:
             weight = None if self.edge_weight is None else self.edge_weight[arcs]
             yield RowBlock(np.arange(start, stop), indptr[start : stop + 1] - indptr[start], indices[arcs], weight)
 
-    def gather(self, nodes):
+    def gather(self, nodes, table=None):
+        if table is not None:
+            return torch.from_numpy(table[nodes])
         self.gathered.append(len(nodes))
         if isinstance(self.features, torch.Tensor):
             return self.features[torch.from_numpy(nodes)]
@@ -108,14 +122,29 @@ class MemorySource:
     def degree(self, nodes):
         return self.graph.degree.numpy()[nodes]
 
-    def table(self, name, dim):
+    def write(self, table, rows, values):
+        table[rows] = values
+
+    def union(self, bits):
+        with self.shared.lock:
+            if self.shared.bits is None:
+                self.shared.bits = np.zeros_like(bits)
+            self.shared.bits |= bits
+        self.barrier()
+        bits[:] = self.shared.bits
+        self.barrier()
+        self.shared.bits = None
+        self.barrier()
+
+    def table(self, name, dim, num_rows=None, dtype=np.float32):
         if self.rank == 0:
-            shape = (self.num_nodes, dim)
+            shape = (self.num_nodes if num_rows is None else num_rows, dim)
             if self.shared.folder is None:
-                self.shared.tables[name] = np.full(shape, np.nan, np.float32)
+                nothing = np.nan if dtype == np.float32 else 0x7FC0  # not a number in bfloat16
+                self.shared.tables[name] = np.full(shape, nothing, dtype)
             else:
                 path = self.shared.folder / f"{name}.npy"
-                self.shared.tables[name] = np.lib.format.open_memmap(path, "w+", np.float32, shape)
+                self.shared.tables[name] = np.lib.format.open_memmap(path, "w+", dtype, shape)
         self.barrier()
         return self.shared.tables[name]
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from test_packed_features import dense, rows_by_hand, sparse, sparse_rows
 
 from lightning_gnnscale.errors import PartitionStoreError
-from lightning_gnnscale.partition_store import CSRFeatures, DenseFeatures, LoadedRows, NodeSet, features_of_part
+from lightning_gnnscale.partition_store import CSRFeatures, DenseFeatures, LoadedRows, RankedNodes, features_of_part
 from lightning_gnnscale.partition_store import loaded_rows as module
 from lightning_gnnscale.partition_store.loaded_rows import read_ranges, read_rows
 
@@ -59,8 +59,8 @@ def test_a_file_that_was_shortened_is_one_line(tmp_path):
 
 
 @given(st.lists(st.lists(st.integers(0, 199), max_size=30), max_size=4))
-def test_a_node_set_ranks_its_nodes(added):
-    held, all_nodes = NodeSet.empty(200), set()
+def test_ranked_nodes_rank_its_nodes(added):
+    held, all_nodes = RankedNodes.empty(200), set()
     for nodes in added:
         assert held.add(np.array(nodes, np.int32)) == len(set(nodes) - all_nodes)
         all_nodes |= set(nodes)
@@ -74,7 +74,7 @@ def test_a_node_set_ranks_its_nodes(added):
 
 
 def held_rows(features, nodes: np.ndarray) -> LoadedRows:
-    held = NodeSet.empty(features.num_rows)
+    held = RankedNodes.empty(features.num_rows)
     held.add(nodes)
     return LoadedRows.of(features, held)
 

@@ -17,8 +17,14 @@ CHOICES = sorted(
     if path.parent not in (CONF, CONF / "bench")
 )
 BENCH_OF = {name: bench_of(recipes_folder() / f"{name}.yaml") for name in available_recipes()}
-# Batch sources are settings of the loader, chosen as source=processes.
-PACKAGES = {"trainer": "lightning", "callbacks": None, "paths": None, "source": "lightning_gnnscale.loader"}
+# Batch sources are settings of the loader, chosen as source=processes; evaluation is the DataModule's.
+PACKAGES = {
+    "trainer": "lightning",
+    "callbacks": None,
+    "paths": None,
+    "source": "lightning_gnnscale.loader",
+    "evaluation": "lightning_gnnscale.datamodule",
+}
 
 
 @pytest.mark.parametrize("name", [name for name, bench in BENCH_OF.items() if bench is None])

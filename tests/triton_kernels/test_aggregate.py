@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lightning_gnnscale.triton_kernels.aggregate import aggregate, cpu, edge_add, edge_softmax, reference
+from lightning_gnnscale.triton_kernels.aggregate import add_arcs, aggregate, cpu, edge_add, edge_softmax, reference
 
 
 def random_rows(num_dst, num_src, num_arcs, seed, index_dtype=torch.int64):
@@ -216,3 +216,21 @@ def test_the_path_of_a_device_equals_the_cpu():
     x, weight = torch.randn(60, 4, 8, generator=generator), torch.rand(400, 4, generator=generator)
     there = aggregate(x.cuda(), indptr.cuda(), indices.cuda(), weight.cuda()).cpu()
     torch.testing.assert_close(there, aggregate(x, indptr, indices, weight), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("step", [1, 7, 53])
+def test_sums_of_sources_that_come_in_pieces_are_equal_to_the_bit(weighted, dtype, step):
+    indptr, indices, generator = random_rows(37, 53, 211, 0, torch.int32)
+    for start, stop in zip(indptr[:-1].tolist(), indptr[1:].tolist(), strict=True):
+        indices[start:stop] = indices[start:stop].sort().values
+    x = torch.randn(53, 9, dtype=dtype, generator=generator)
+    weight = torch.rand(211, dtype=dtype, generator=generator) if weighted else None
+    out, cursor = torch.zeros(37, 6, dtype=dtype), indptr[:-1].clone()
+    for first in range(0, 53, step):
+        add_arcs(out, x[first : first + step], first, indptr, indices, cursor, weight)
+    assert equal_bits(out, aggregate(x, indptr, indices, weight)[:, :6])
+    assert torch.equal(cursor, indptr[1:])
+    with pytest.raises(ValueError, match=r"x must be \(num, at least 6\) torch.float"):
+        add_arcs(out, x[:, :5].contiguous(), 0, indptr, indices, cursor)

@@ -89,6 +89,40 @@ def gather_sum(x, indptr, indices, weight, weighted, mean, out, first_row, last_
                     row[h, c] *= share
 
 
+@kernel(error_model="numpy", fastmath={"contract"})
+def add_arcs(x, first, indptr, indices, weight, weighted, cursor, out, first_row, last_row):
+    """Add weight[e] * x[indices[e] - first] to out[v] for the next arcs of row v whose source is among x.
+
+    Args:
+        x: (num, width) contiguous, sources first to first + num; their first out.shape[1] columns are read.
+        indices: ascending within a row. weight: (num_arcs,), not read unless `weighted`.
+        cursor: (num_rows,) int64, the next arc of each row; moved on.
+        out: (num_rows, channels), added to in rows [first_row, last_row).
+    """
+    channels, width, last = out.shape[1], x.shape[1], first + len(x)
+    flat = x.reshape(-1)
+    line = LINE_BYTES // x.itemsize
+    end = indptr[last_row]
+    for v in range(first_row, last_row):
+        e, stop, total = cursor[v], indptr[v + 1], out[v]
+        while e < stop and indices[e] < last:
+            if e + AHEAD < end:
+                source = np.int64(indices[e + AHEAD]) - first
+                if 0 <= source < len(x):
+                    for c in range(0, channels, line):
+                        prefetch(flat, source * width + c)
+            values = x[np.uint64(indices[e] - first)]
+            if weighted:
+                factor = weight[e]
+                for c in range(channels):
+                    total[c] += factor * values[c]
+            else:
+                for c in range(channels):
+                    total[c] += values[c]
+            e += 1
+        cursor[v] = e
+
+
 @kernel(error_model="numpy")
 def transpose(indptr, indices, weight, weighted, mean, num_src):
     """Group the arcs by source, in the order of their rows, with the weight that a gradient takes back along each.

@@ -94,6 +94,40 @@ def aggregate(
     return out.view(len(indptr) - 1, *x.shape[1:])
 
 
+def add_arcs(
+    out: Tensor, x: Tensor, first: int, indptr: Tensor, indices: Tensor, cursor: Tensor, weight: Tensor | None = None
+) -> None:
+    """Add to the sums of `aggregate` the arcs from some sources, which come in ascending pieces; on the CPU.
+
+    Once every source has come, out is what `aggregate` gives of all of them, to the bit: a row's arcs are added in
+    their order.
+
+    Args:
+        out: (num_dst, channels) float32 or float64, added to in place.
+        x: (num, width) of the dtype of out, width >= channels: sources first to first + num. The first `channels`
+            columns are read.
+        first: the first source of this piece; pieces come in ascending order.
+        indptr: (num_dst + 1,) int64, from 0 to num_arcs.
+        indices: (num_arcs,) int32 or int64, ascending within a row.
+        cursor: (num_dst,) int64, the next arc of each row, indptr[:-1] before the first piece; moved on in place.
+        weight: (num_arcs,) of the dtype of out; None = 1.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit.
+    """
+    if x.dtype != out.dtype or x.shape[1] < out.shape[1] or len(out) != len(indptr) - 1 or len(cursor) != len(out):
+        raise ValueError(
+            f"x must be (num, at least {out.shape[1]}) {out.dtype}, indptr and cursor of {len(out)} rows, got "
+            f"{tuple(x.shape)} {x.dtype}, {len(indptr) - 1} and {len(cursor)} rows"
+        )
+    factors = (out.new_empty(0) if weight is None else weight).numpy()
+    rows = indptr.numpy()
+    cpu.run_rows(
+        cpu.add_arcs, rows, out.shape[1],
+        x.numpy(), first, rows, indices.numpy(), factors, weight is not None, cursor.numpy(), out.numpy(),
+    )  # fmt: skip
+
+
 def _aggregate(values, weight, indptr, indices, mean, transposed) -> Tensor:
     """Run the form of the device; (num_arcs, 1) weights are those of all heads."""
     # Not at the head of the file: `segment_mean` stands on this module.
