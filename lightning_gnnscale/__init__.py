@@ -73,6 +73,7 @@ _HOME = {
     "EdgeStreamError": "errors",
     "PartitionStoreError": "errors",
     "PlacementError": "errors",
+    "PlanError": "errors",
     "StrategyError": "errors",
 }
 _SUBMODULES = (

@@ -16,6 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from .. import events
 from ..datamodule import PeakRecorder, PredictionWriter
+from ..datamodule.stored_graph import accelerator_of
+from ..memory import process_bytes
 from ..report.progress import ProgressBars
 from ..report.summary import print_summary, write_summary
 from ..strategy import GNNScaleStrategy
@@ -28,7 +30,7 @@ from .errors import Interrupted, UsageError
 from .ranks import accelerator, end_processes, is_first_rank, start_method, started_from_outside
 from .run_folder import keep_earlier_run
 from .run_summary import fit_facts, run_summary
-from .store import make_store
+from .store import fallback_partitioner, make_store
 
 
 def run(config: DictConfig) -> dict:
@@ -77,7 +79,9 @@ def train(config: DictConfig, folder: Path) -> dict:
         datamodule.check_trainer(trainer)
         if config.num_parts != "auto" and not _crosses_parts(trainer, datamodule):
             check_num_parts(config.num_parts, trainer.world_size)
-        make_plan = partial(datamodule.make_plan, trainer.world_size, **_widths(config))
+        held = {"accelerator": accelerator_of(trainer), "interpreter_bytes": process_bytes()}
+        make_plan = partial(datamodule.make_plan, trainer.world_size, **held, **_widths(config))
+        datamodule.store_source.fallback = fallback_partitioner(config)
         plan = make_store(config, datamodule.store_source, make_plan)
     datamodule.store_source.progress = None
     model = make_model(config, datamodule)
