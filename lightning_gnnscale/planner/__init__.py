@@ -101,6 +101,8 @@ def plan(
     if memory is not None and compute is None:
         compute = training(num_parts or num_devices) if found_device else math.ceil(memory * DEFAULT_COMPUTE_SHARE)
     parts, chosen_by = _choose_parts(total, num_devices, memory, compute, num_parts)
+    if found_device and chosen_by == "rule":
+        parts = min(parts, max(num_devices, num_nodes))  # that the plan does not fit says more
     if num_nodes and parts > num_nodes:
         ruled = chosen_by != "user" and memory is not None
         remedy = "; a part of one node does not fit: give more device memory" if ruled else ""
