@@ -80,7 +80,7 @@ def train(config: DictConfig, folder: Path) -> dict:
         if config.num_parts != "auto" and not _crosses_parts(trainer, datamodule):
             check_num_parts(config.num_parts, trainer.world_size)
         held = {"accelerator": accelerator_of(trainer), "interpreter_bytes": process_bytes()}
-        make_plan = partial(datamodule.make_plan, trainer.world_size, **held, **_widths(config))
+        make_plan = partial(datamodule.make_plan, trainer.world_size, **held, **model_widths(config))
         datamodule.store_source.fallback = fallback_partitioner(config)
         plan = make_store(config, datamodule.store_source, make_plan)
     datamodule.store_source.progress = None
@@ -248,7 +248,7 @@ def _make_link_model(config: DictConfig, datamodule):
     return instantiate(module_settings(config), backbone=backbone, **given)
 
 
-def _widths(config: DictConfig) -> dict:
+def model_widths(config: DictConfig) -> dict:
     """Return what the planner asks of the model."""
     widths = {
         "hidden_channels": config.model.backbone.get("hidden_channels"),

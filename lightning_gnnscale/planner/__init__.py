@@ -92,7 +92,7 @@ def plan(
     if found_device and on_gpu:
         memory = None if gpu is None else gpu - GPU_CONTEXT_BYTES
     elif found_device and host is not None:
-        memory = max(1, (host - interpreter_bytes) // num_devices - WORKER_BYTES)
+        memory = max(1, (host - (1 + num_devices) * (interpreter_bytes + WORKER_BYTES)) // num_devices)
     compute = parse_bytes(compute_bytes, "compute_bytes")
     if memory is not None and compute is not None and compute >= memory:
         raise ValueError(

@@ -10,8 +10,9 @@ from typing import Any
 
 # Each of these was measured: Linux, CPU wheels of torch 2.13, Python's allocator as it comes.
 INTERPRETER_BYTES = 390 << 20  # torch, lightning and torch_geometric imported
-WORKER_BYTES = 490 << 20  # a training process before its first batch: the same, compiled loops, Lightning's loops
-COMPILED_BYTES = 85 << 20  # numba's compiler and loops, once partitioning or storing has begun
+COMPILED_BYTES = 50 << 20  # numba's compiler and loops, once partitioning or storing has begun
+LOOPS_BYTES = 65 << 20  # Lightning's loops and autograd, before the first batch
+WORKER_BYTES = COMPILED_BYTES + LOOPS_BYTES  # a training process before its first batch, beside the interpreter
 GPU_CONTEXT_BYTES = 600 << 20  # CUDA's context and libraries on a GPU
 PARTITION_BYTES_A_NODE = 24  # SPRING's state, and the bits that count halos
 STORE_BYTES_A_NODE = 24  # ids both ways, degrees, offsets
@@ -22,7 +23,8 @@ STORE_SORT_ARCS = 1 << 23  # `WriteBudget.sort_arcs`, 16 bytes each
 TRAINING_BYTES = 64 << 20  # of a process that has begun to train, whatever the graph: allocator, autograd, threads
 COPIES_OF_OUTPUT = 6  # of a layer's rows: sum, root, activation, dropout, and two gradients on the way back
 EVALUATION_BLOCK_BYTES = 256 << 20  # `model.inference.BLOCK_BYTES`: rows that a block's arcs gather
-EVALUATION_BYTES = 64 << 20  # of evaluation, whatever the graph
+EVALUATION_COPIES = 4  # of a block's output rows: sum, two linear maps, activation
+EVALUATION_BYTES = 16 << 20  # of evaluation, whatever the graph
 
 
 def predict_host_peak(
@@ -56,7 +58,7 @@ def predict_host_peak(
     begun = interpreter_bytes + COMPILED_BYTES
     buckets = STORE_BYTES_AN_EDGE * min(STORE_CHUNK_EDGES, num_edges)
     sort = (32 if edge_row_bytes else 16) * min(STORE_SORT_ARCS, num_edges)
-    workers = begun + num_processes * max(WORKER_BYTES, begun)  # forked ones hold what the starting process held
+    workers = (1 + num_processes) * (interpreter_bytes + WORKER_BYTES)  # the starting process waits beside them
     peaks = {
         "partition": begun + PARTITION_BYTES_A_NODE * num_nodes + chunks,
         "partition_store": begun + STORE_BYTES_A_NODE * num_nodes + max(chunks + buckets, sort),
@@ -96,7 +98,7 @@ def predict_evaluation(
         row = 4 * width
         if width == widths[0] and feature_row_bytes is not None:
             row = min(row, feature_row_bytes) + (row if feature_row_bytes < row else 0)
-        blocks.append(sources * (row + 8) + targets * 4 * (width + 3 * hidden_channels) + 20 * arcs)
+        blocks.append(sources * (row + 8) + targets * 4 * (width + EVALUATION_COPIES * hidden_channels) + 20 * arcs)
     return int(EVALUATION_BYTES + max(blocks, default=0) + 4 * num_nodes)
 
 
@@ -149,8 +151,9 @@ def predict_training(
 ) -> int:
     """Predict what one training process (or device) holds beyond its interpreter, bytes.
 
-    The part and the next one, the batches prepared ahead, the activations of one step, and the model: its
-    parameters, gradients and Adam's two moments, the latter and a copy of the weights for each of its parts.
+    The part and the next one, the batches prepared ahead, the activations of one step or the blocks of an exact
+    validation, whichever are more, and the model: its parameters, gradients and Adam's two moments, the latter and a
+    copy of the weights for each of its parts.
 
     Args:
         num_nodes, num_edges, num_parts, num_processes: see `predict_host_peak`.
@@ -188,12 +191,23 @@ def predict_training(
     model = parameters * (4 + 3 * math.ceil(num_parts / num_processes))
     batches = prefetch_batches * (inputs * (row_bytes + 24) + arcs * (16 + edge_row_bytes))
     batches += inputs * 2 * 4 * embedding_dim  # rows of embeddings, and their gradients
+    # The epoch's validation takes the place of a step's activations; batches stay in their pool.
+    evaluation = predict_evaluation(
+        num_nodes=num_nodes,
+        num_edges=num_edges,
+        feature_dim=feature_dim,
+        feature_row_bytes=feature_row_bytes,
+        hidden_channels=hidden_channels,
+        fanouts=fanouts,
+        embedding_dim=embedding_dim,
+    )
+    step = max(activations, evaluation)
     if on_gpu:
-        return int(batches + activations + model)
+        return int(batches + step + model)
     held = min(2, math.ceil(num_parts / num_processes))  # the part, and the next one where there is one
     parts = held * (2 * 4 * part_arcs + 24 * reach)
     embeddings = num_nodes * (12 * embedding_dim + 4) / num_processes if embedding_dim else 0
-    return int(TRAINING_BYTES + parts + batches + activations + model + embeddings)
+    return int(TRAINING_BYTES + parts + batches + step + model + embeddings)
 
 
 def _check_shape(

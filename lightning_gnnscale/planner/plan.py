@@ -174,7 +174,7 @@ class Plan:
         total = needed if on_host else self.needed_device_bytes
         return (
             f"{what}: {format_bytes(needed)} of {format_bytes(allowed)}, {format_bytes(needed - allowed)} short; "
-            f"what would fit: {would_fit}, or {key}={format_bytes(total).replace(' ', '')} of memory"
+            f"what would fit: {would_fit}, or {key}={math.ceil(total / 2**20)}MiB of memory"
         )
 
     @property

@@ -19,7 +19,7 @@ from ..partition_store.manifest import write_json
 from ..partitioner import Partitioning, partition
 from ..partitioner.graph_access.layout import lists_both_ways
 from ..planner import Plan, plan
-from ..planner.search import MOST_PARTS, SAMPLE_EDGES, PartRows, SampledHalos, grow, search_parts
+from ..planner.search import MOST_PARTS, SAMPLE_EDGES, PartRows, SampledHalos, grow, rows_curve, search_parts
 from .partitioner_identity import describe_partitioner, method_name
 from .preparation import (
     expected_store_fingerprint,
@@ -170,6 +170,37 @@ class StoreSource:
             found = self._search(plan_at, make_plan, least.num_parts, most, record)
         self.num_parts = found.num_parts
         return found
+
+    def estimate(self, make_plan: Callable[..., Plan]) -> Plan:
+        """Return the plan with the halos of a sample of the edges; nothing of the whole graph is partitioned.
+
+        Where the plan is to choose the parts and its number does not fit, it is the fewest that would.
+
+        Args:
+            make_plan: see `settle`.
+
+        Cost: a pass over the edges, and one to three partitionings of a sample of at most 2M edges.
+        """
+        plan = make_plan()
+        if plan.num_parts == 1 and plan.fits:
+            return plan.with_halo(0)
+        sample = SampledHalos(self.dataset.stream, self.seed)
+
+        def plan_at(num_parts: int, part: PartRows) -> Plan:
+            rows = max(part.rows, math.ceil(plan.num_nodes / num_parts))
+            made = make_plan(num_parts=num_parts, part_rows=rows)
+            made = made.with_halo(rows - plan.num_nodes // num_parts, note=sample.note)
+            return replace(made, chosen_by=plan.chosen_by if num_parts == plan.num_parts else "halo")
+
+        def rows(num_parts: int) -> int:
+            return sample.rows(partial(self._assign_stream, masks=None), num_parts)
+
+        told = plan_at(plan.num_parts, PartRows(rows(plan.num_parts)))
+        if told.fits or self.num_parts != "auto":
+            return told
+        most = min(MOST_PARTS, plan.num_nodes)
+        known = {p: rows(p) for p in {min(most, max(4, 4 * plan.num_parts)), min(most, 16 * plan.num_parts)}}
+        return grow(plan_at, rows_curve(known, plan.num_nodes), plan.num_parts, most) or told
 
     def _search(self, plan_at, make_plan, first: int, most: int, record: Path) -> Plan:
         given, num_nodes, sample = self.partitioner, self.dataset.stream.num_nodes, None
