@@ -102,7 +102,7 @@ def plan(
         compute = training(num_parts or num_devices) if found_device else math.ceil(memory * DEFAULT_COMPUTE_SHARE)
     parts, chosen_by = _choose_parts(total, num_devices, memory, compute, num_parts)
     if found_device and chosen_by == "rule":
-        parts = min(parts, max(num_devices, num_nodes))  # that the plan does not fit says more
+        parts = max(num_devices, min(parts, num_nodes))  # that the plan does not fit says more
     if num_nodes and parts > num_nodes:
         ruled = chosen_by != "user" and memory is not None
         remedy = "; a part of one node does not fit: give more device memory" if ruled else ""
@@ -151,5 +151,7 @@ def _choose_parts(total: int, devices: int, memory: int | None, compute: int | N
         return given, "user"
     if memory is None:
         return devices, "devices"
-    room = max(memory - compute, memory // 3, 1)  # found memory that training exceeds is refused by the check
+    if compute >= memory:  # of found memory: training itself does not fit, which the plan says
+        return devices, "rule"
+    room = memory - compute
     return (devices if total <= devices * room else math.ceil(total / room)), "rule"

@@ -11,7 +11,7 @@ from typing import Any
 # Each of these was measured: Linux, CPU wheels of torch 2.13, Python's allocator as it comes.
 INTERPRETER_BYTES = 390 << 20  # torch, lightning and torch_geometric imported
 COMPILED_BYTES = 50 << 20  # numba's compiler and loops, once partitioning or storing has begun
-LOOPS_BYTES = 65 << 20  # Lightning's loops and autograd, before the first batch
+LOOPS_BYTES = 50 << 20  # Lightning's loops and autograd, before the first batch
 WORKER_BYTES = COMPILED_BYTES + LOOPS_BYTES  # a training process before its first batch, beside the interpreter
 GPU_CONTEXT_BYTES = 600 << 20  # CUDA's context and libraries on a GPU
 PARTITION_BYTES_A_NODE = 24  # SPRING's state, and the bits that count halos

@@ -170,11 +170,14 @@ class Plan:
         if not would_fit:
             more = "smaller batches, fan-outs or hidden layers, feature rows of fewer bytes"
             would_fit = f"fewer processes, {more}" if on_host else f"{more}, or another num_parts="
-        key = "planner.host_memory_bytes" if on_host else "planner.device_memory_bytes"
-        total = needed if on_host else self.needed_device_bytes
+        found = self.host_memory_found if on_host else self.device_memory_found
+        where, total = ("host", needed) if on_host else ("device", self.needed_device_bytes)
+        size = f"{math.ceil(total / 2**20)}MiB"
+        # What was found cannot be raised by a setting.
+        memory = f"{size} of memory for the {where}" if found else f"planner.{where}_memory_bytes={size}"
         return (
             f"{what}: {format_bytes(needed)} of {format_bytes(allowed)}, {format_bytes(needed - allowed)} short; "
-            f"what would fit: {would_fit}, or {key}={math.ceil(total / 2**20)}MiB of memory"
+            f"what would fit: {would_fit}, or {memory}"
         )
 
     @property

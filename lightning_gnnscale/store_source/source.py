@@ -160,8 +160,8 @@ class StoreSource:
         most = min(MOST_PARTS, num_nodes) if auto else plan.num_parts
         least = grow(plan_at, lambda num_parts: 0, plan.num_parts, most)
         if least is None:
-            tried = [plan_at(p, PartRows(0)) for p in {plan.num_parts, min(most, 8 * plan.num_parts)}]
-            raise refusal(min(tried, key=lambda one: one.shortages()[0][1]), make_plan, "even without halos")
+            tried = [plan_at(p, PartRows(0)) for p in {min(most, times * plan.num_parts) for times in (1, 4, 16)}]
+            raise refusal(min(tried, key=_total_shortage), make_plan, "even without halos")
         if not auto:
             return plan
         record = record or Path(f"{self.root}.halos.json")
@@ -230,7 +230,7 @@ class StoreSource:
             nearest += [plan_at(p, one) for p, one in known.items()]
             nearest += [plan_at(p, PartRows(rows)) for p, rows in guessed.items() if not known]
         self.partitioner = given
-        plan = min(nearest, key=lambda one: sum(needed - allowed for _, needed, allowed in one.shortages()))
+        plan = min(nearest, key=_total_shortage)
         tried = " and ".join(method_name(one) for one in candidates)
         raise refusal(plan, make_plan, f"with parts by {tried}", self._other_method())
 
@@ -305,6 +305,10 @@ def refusal(plan: Plan, make_plan: Callable[..., Plan], when: str, remedy: str =
             remedy = f"datamodule.batch_size={batch_size}" + (f", or {remedy}" if remedy else "")
             break
     return PlanError(f"the run does not fit memory {when}: {plan.remedy(remedy)}")
+
+
+def _total_shortage(plan: Plan) -> int:
+    return sum(needed - allowed for _, needed, allowed in plan.shortages())
 
 
 def _read_measured(record: Path) -> dict[str, dict[int, PartRows]]:

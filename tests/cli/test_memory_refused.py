@@ -27,7 +27,8 @@ def test_a_cap_below_what_a_run_needs_is_one_line_before_work(tiny, monkeypatch,
     line = refused(capsys, "train", *TINY, f"num_parts={num_parts}")
     assert "the run does not fit memory even without halos" in line
     assert "of 300 MiB" in line
-    assert "planner.host_memory_bytes=" in line
+    assert "GiB short" not in line, "the number of parts that comes nearest is told of"
+    assert "MiB of memory for the host" in line
     assert not list(Path("stores").glob("*/manifest.json"))
 
 
