@@ -101,12 +101,10 @@ def plan(
     if memory is not None and compute is None:
         compute = training(num_parts or num_devices) if found_device else math.ceil(memory * DEFAULT_COMPUTE_SHARE)
     parts, chosen_by = _choose_parts(total, num_devices, memory, compute, num_parts)
-    if found_device and chosen_by == "rule":
+    if chosen_by == "rule":
         parts = max(num_devices, min(parts, num_nodes))  # that the plan does not fit says more
     if num_nodes and parts > num_nodes:
-        ruled = chosen_by != "user" and memory is not None
-        remedy = "; a part of one node does not fit: give more device memory" if ruled else ""
-        raise ValueError(f"num_parts must be in [1, {num_nodes}], got {parts}{remedy}")
+        raise ValueError(f"num_parts must be in [1, {num_nodes}], got {parts}")
     device_peak = training(parts)
     training_on_host = predict_training(**{**shape, "on_gpu": False}, num_parts=parts, **training_options)
     if found_device and compute_bytes is None and memory is not None:
