@@ -74,6 +74,7 @@ _HOME = {
     "EdgeStreamError": "errors",
     "PartitionStoreError": "errors",
     "PlacementError": "errors",
+    "PlanError": "errors",
     "StrategyError": "errors",
     "CheckpointError": "errors",
 }

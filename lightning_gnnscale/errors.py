@@ -33,6 +33,10 @@ class PlacementError(GNNScaleError):
     """A feature placement does not fit the store or the devices."""
 
 
+class PlanError(GNNScaleError):
+    """The graph, its parts or their training do not fit memory; the message says what is short and what would fit."""
+
+
 class StrategyError(GNNScaleError):
     """The Trainer, the strategy and the DataModule do not fit together; the message names the remedy."""
 

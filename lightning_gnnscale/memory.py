@@ -41,6 +41,15 @@ def free_memory_bytes() -> int:
     return max(0, min([psutil.virtual_memory().available, *free]))
 
 
+def gpu_memory_bytes() -> int | None:
+    """Return the memory of the smallest GPU that this process sees, bytes; None without one. No context is made."""
+    import torch  # only here: plans for CPUs do without it
+
+    if not torch.cuda.is_available():
+        return None
+    return min(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
+
+
 def _cgroup_limits() -> list[tuple[int, int]]:
     """Return (limit, bytes held beside page cache) of each memory cgroup that caps this process."""
     found = []

@@ -13,12 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import events
+from ..memory import process_bytes
 from ..partition_store import PartitionStore
 from ..report.progress import ProgressBars
 from ..report.summary import print_summary, stage_rows
 from ..store_source import StoreSource
 from .check_settings import check_settings, planned_devices
-from .store import make_store
+from .store import fallback_partitioner, make_store
 
 # What will train on the store is not known yet: the plan is of `PartitionDataModule`'s batches, as they are by default.
 DEFAULT_BATCHES = {"batch_size": 512, "fanouts": (25, 10), "prefetch_batches": 3}
@@ -45,8 +46,10 @@ def run(config: DictConfig) -> dict:
             pack_halo=config.pack_halo,
             feature_storage=config.feature_storage,
             progress=progress,
+            fallback=fallback_partitioner(config),
         )
-        plan = make_store(config, source, partial(source.make_plan, num_devices, **DEFAULT_BATCHES))
+        make_plan = partial(source.make_plan, num_devices, interpreter_bytes=process_bytes(), **DEFAULT_BATCHES)
+        plan = make_store(config, source, make_plan)
     facts, store = source.partitioning_facts, PartitionStore.open(source.root)
     quality = facts.get("quality") or {}
     log = events.last_run(events.read_log(folder / "events.jsonl"))

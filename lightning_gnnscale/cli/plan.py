@@ -1,5 +1,7 @@
 """`gnnscale plan`: how many parts, what fits where, and why."""
 
+from functools import partial
+
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 from rich.console import Console
@@ -12,17 +14,25 @@ from .errors import UsageError
 def run(config: DictConfig) -> None:
     """Print every term of the plan: of the sizes given, or of a recipe's data set."""
     if "dataset" in config:
-        from .train import make_datamodule
+        from .train import make_datamodule, model_widths
 
         check_settings(config)
         num_devices = planned_devices(config)
-        plan = make_datamodule(config, instantiate(config.dataset)).make_plan(num_devices)
+        datamodule = make_datamodule(config, instantiate(config.dataset))
+        options = {"accelerator": planned_accelerator(config), **model_widths(config)}
+        plan = datamodule.store_source.estimate(partial(datamodule.make_plan, num_devices, **options))
     else:
         plan = _plan_of_sizes(config)
     table = Table(title="plan", title_justify="left", show_header=False)
     for term, value in plan.terms():
         table.add_row(term, value)
     Console().print(table)
+
+
+def planned_accelerator(config: DictConfig) -> str:
+    """Return what the planner asks of the Trainer's settings: "cpu", "gpu", or "auto"."""
+    given = str(config.trainer.accelerator)
+    return "gpu" if given == "cuda" else given if given in ("cpu", "gpu") else "auto"
 
 
 def _plan_of_sizes(config: DictConfig):

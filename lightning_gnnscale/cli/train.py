@@ -16,6 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from .. import events
 from ..datamodule import PeakRecorder, PredictionWriter
+from ..datamodule.stored_graph import accelerator_of
+from ..memory import process_bytes
 from ..report.progress import ProgressBars
 from ..report.summary import print_summary, write_summary
 from ..strategy import GNNScaleStrategy
@@ -36,7 +38,7 @@ from .ranks import (
 )
 from .run_folder import keep_earlier_run
 from .run_summary import fit_facts, run_summary, sampled_validation
-from .store import make_store
+from .store import fallback_partitioner, make_store
 
 
 def run(config: DictConfig) -> dict:
@@ -83,7 +85,9 @@ def train(config: DictConfig, folder: Path) -> dict:
         datamodule.check_trainer(trainer)
         if config.num_parts != "auto" and not _crosses_parts(trainer, datamodule):
             check_num_parts(config.num_parts, trainer.world_size)
-        make_plan = partial(datamodule.make_plan, trainer.world_size, **_widths(config))
+        held = {"accelerator": accelerator_of(trainer), "interpreter_bytes": process_bytes()}
+        make_plan = partial(datamodule.make_plan, trainer.world_size, **held, **model_widths(config))
+        datamodule.store_source.fallback = fallback_partitioner(config)
         plan = make_store(config, datamodule.store_source, make_plan)
     if is_first_rank():
         datamodule.compare_checksums()
@@ -264,7 +268,7 @@ def _make_link_model(config: DictConfig, datamodule):
     return instantiate(module_settings(config), backbone=backbone, **given)
 
 
-def _widths(config: DictConfig) -> dict:
+def model_widths(config: DictConfig) -> dict:
     """Return what the planner asks of the model."""
     widths = {
         "hidden_channels": config.model.backbone.get("hidden_channels"),

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..errors import PartitionStoreError, wait_for_others
+from ..errors import PartitionStoreError, clear_error, wait_for_others
 from ..jit import kernel
 from ..model.layer_source import NodeSet, RowBlock, closure
 from ..partition_store import PartitionStore
@@ -146,7 +146,8 @@ class StoreLayerSource:
         for start in range(0, len(bits), _BITS_AT_ONCE):
             piece = bits[start : start + _BITS_AT_ONCE]
             spread = torch.from_numpy(np.unpackbits(piece)).to(device)
-            dist.all_reduce(spread, dist.ReduceOp.MAX)
+            with clear_error("joining the nodes that are evaluated"):
+                dist.all_reduce(spread, dist.ReduceOp.MAX)
             piece[:] = np.packbits(spread.cpu().numpy())
 
     def degree(self, nodes: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.accelerators import CUDAAccelerator
 
 from ..dataset import GraphDataset
 from ..errors import PartitionStoreError, StrategyError, check_count
@@ -157,7 +158,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
             return self.store.num_parts
         if self.store_source.num_parts != "auto":
             return self.store_source.num_parts
-        return self.store_source.standing_parts() or self.make_plan().num_parts
+        return self.store_source.standing_parts() or self.store_source.settle(self.make_plan).num_parts
 
     def make_plan(self, num_devices: int | None = None, **options) -> Plan:
         """Return the plan for this graph and these batches; see `StoreSource.make_plan` for what is read.
@@ -167,6 +168,8 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
             options: further arguments of `gs.plan` and `predict_training`; they go before the DataModule's own.
         """
         devices, options = num_devices or self._rank_and_world()[1], {**self._batch_shape(), **options}
+        if self.trainer is not None:
+            options.setdefault("accelerator", accelerator_of(self.trainer))
         if self.store_source is not None:
             return self.store_source.make_plan(devices, **options)
         return self._planner(**{**_sizes(self.store), "num_devices": devices, **options})
@@ -248,6 +251,11 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
 
     def _rank_and_world(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
+
+
+def accelerator_of(trainer: L.Trainer) -> str:
+    """Return what the planner asks of a Trainer: "gpu" or "cpu"."""
+    return "gpu" if isinstance(trainer.accelerator, CUDAAccelerator) else "cpu"
 
 
 def _sizes(store: PartitionStore) -> dict[str, Any]:

@@ -4,9 +4,17 @@ import inspect
 import math
 
 from ..graph import id_dtype
+from ..memory import gpu_memory_bytes, memory_limit_bytes
 from ..units import format_bytes, parse_bytes
-from .checks import check_integer
-from .host_memory import predict_host_peak, predict_training
+from .host_memory import (
+    GPU_CONTEXT_BYTES,
+    INTERPRETER_BYTES,
+    WORKER_BYTES,
+    check_integer,
+    predict_evaluation,
+    predict_host_peak,
+    predict_training,
+)
 from .plan import DEFAULT_COMPUTE_SHARE, Plan
 
 __all__ = ["Plan", "csc_bytes", "format_bytes", "parse_bytes", "plan", "predict_host_peak", "predict_training"]
@@ -24,10 +32,12 @@ def plan(
     feature_bytes: int | str = 0,
     edge_row_bytes: int = 0,
     num_devices: int = 1,
-    device_memory_bytes: int | str | None = None,
-    host_memory_bytes: int | str | None = None,
+    device_memory_bytes: int | str | None = "auto",
+    host_memory_bytes: int | str | None = "auto",
     compute_bytes: int | str | None = None,
     num_parts: int | None = None,
+    accelerator: str = "auto",
+    interpreter_bytes: int = INTERPRETER_BYTES,
     **training_options,
 ) -> Plan:
     """Decide the number of parts by the seeds' rule: S <= q (M - T) gives q parts, otherwise ceil(S / (M - T)).
@@ -37,10 +47,14 @@ def plan(
         feature_bytes: features on disk, bytes or text like '12GiB'.
         edge_row_bytes: weight and features of one stored edge, bytes.
         num_devices: q, devices or processes, >= 1.
-        device_memory_bytes: M, memory of one device; None (no limit known) gives one part a device.
-        host_memory_bytes: memory of the host; None: not checked.
-        compute_bytes: T, set aside for computing; None: two thirds of M.
+        device_memory_bytes: M, memory of one device. "auto" finds it: that of the smallest GPU, or on CPUs a
+            process's share of the host beyond its interpreter. None: not limited, one part a device.
+        host_memory_bytes: memory of the host. "auto" finds it, also under a cgroup's cap. None: not limited.
+        compute_bytes: T, set aside for computing; None: two thirds of M where M is given, and what training is
+            predicted to take where M was found.
         num_parts: p, where the user has chosen it.
+        accelerator: "gpu", "cpu", or "auto": a GPU where M is found and there is one.
+        interpreter_bytes: what the starting process holds before any work, bytes.
         training_options: further arguments of `predict_training` (`batch_size`, `fanouts`, ...).
 
     Returns:
@@ -60,24 +74,57 @@ def plan(
         check_integer(name, value, 0)
     check_integer("num_devices", num_devices, 1)
     features = parse_bytes(feature_bytes, "feature_bytes")
-    memory = parse_bytes(device_memory_bytes, "device_memory_bytes")
-    host = parse_bytes(host_memory_bytes, "host_memory_bytes")
-    compute = parse_bytes(compute_bytes, "compute_bytes")
-    if memory is not None:
-        compute = math.ceil(memory * DEFAULT_COMPUTE_SHARE) if compute is None else compute
-        if compute >= memory:
-            raise ValueError(
-                f"compute_bytes must be below device_memory_bytes {format_bytes(memory)}, got {format_bytes(compute)}"
-            )
     edge_data = num_edges * edge_row_bytes
     total = csc_bytes(num_nodes, num_edges) + features + edge_data
+    shape = {"num_nodes": num_nodes, "num_edges": num_edges, "num_processes": num_devices}
+    found_host, found_device = host_memory_bytes == "auto", device_memory_bytes == "auto"
+    gpu = gpu_memory_bytes() if found_device and accelerator != "cpu" else None
+    on_gpu = accelerator == "gpu" or gpu is not None
+    shape |= {"edge_row_bytes": edge_row_bytes, "on_gpu": on_gpu}
+
+    def training(parts: int) -> int:
+        return predict_training(**shape, num_parts=parts, **training_options)
+
+    if num_parts is not None:
+        check_integer("num_parts", num_parts, 1)
+    host = memory_limit_bytes() if found_host else parse_bytes(host_memory_bytes, "host_memory_bytes")
+    memory = None if found_device else parse_bytes(device_memory_bytes, "device_memory_bytes")
+    if found_device and on_gpu:
+        memory = None if gpu is None else gpu - GPU_CONTEXT_BYTES
+    elif found_device and host is not None:
+        memory = max(1, (host - (1 + num_devices) * (interpreter_bytes + WORKER_BYTES)) // num_devices)
+    compute = parse_bytes(compute_bytes, "compute_bytes")
+    if memory is not None and compute is not None and compute >= memory:
+        raise ValueError(
+            f"compute_bytes must be below device_memory_bytes {format_bytes(memory)}, got {format_bytes(compute)}"
+        )
+    if memory is not None and compute is None:
+        compute = training(num_parts or num_devices) if found_device else math.ceil(memory * DEFAULT_COMPUTE_SHARE)
     parts, chosen_by = _choose_parts(total, num_devices, memory, compute, num_parts)
+    if chosen_by == "rule":
+        parts = max(num_devices, min(parts, num_nodes))  # that the plan does not fit says more
     if num_nodes and parts > num_nodes:
-        ruled = chosen_by != "user" and memory is not None
-        remedy = "; a part of one node does not fit: give more device memory" if ruled else ""
-        raise ValueError(f"num_parts must be in [1, {num_nodes}], got {parts}{remedy}")
-    shape = {"num_nodes": num_nodes, "num_edges": num_edges, "num_parts": parts, "num_processes": num_devices}
-    training = predict_training(**shape, edge_row_bytes=edge_row_bytes, **training_options)
+        raise ValueError(f"num_parts must be in [1, {num_nodes}], got {parts}")
+    device_peak = training(parts)
+    training_on_host = predict_training(**{**shape, "on_gpu": False}, num_parts=parts, **training_options)
+    if found_device and compute_bytes is None and memory is not None:
+        compute = device_peak
+    taken = set(inspect.signature(predict_evaluation).parameters)
+    evaluation = predict_evaluation(
+        num_nodes=num_nodes,
+        num_edges=num_edges,
+        **{name: value for name, value in training_options.items() if name in taken},
+    )
+    host_peaks = predict_host_peak(
+        num_nodes=num_nodes,
+        num_edges=num_edges,
+        num_parts=parts,
+        num_processes=num_devices,
+        training_bytes=training_on_host,
+        evaluation_bytes=evaluation,
+        edge_row_bytes=edge_row_bytes,
+        interpreter_bytes=interpreter_bytes,
+    )
     return Plan(
         num_parts=parts,
         num_devices=num_devices,
@@ -90,16 +137,19 @@ def plan(
         num_edges=num_edges,
         host_memory_bytes=host,
         chosen_by=chosen_by,
-        host_peak_bytes=predict_host_peak(**shape, training_bytes=training),
-        device_peak_bytes=training,
+        host_peak_bytes=host_peaks,
+        device_peak_bytes=device_peak,
+        device_memory_found=found_device,
+        host_memory_found=found_host,
     )
 
 
 def _choose_parts(total: int, devices: int, memory: int | None, compute: int | None, given: int | None):
     if given is not None:
-        check_integer("num_parts", given, 1)
         return given, "user"
     if memory is None:
         return devices, "devices"
+    if compute >= memory:  # of found memory: training itself does not fit, which the plan says
+        return devices, "rule"
     room = memory - compute
     return (devices if total <= devices * room else math.ceil(total / room)), "rule"

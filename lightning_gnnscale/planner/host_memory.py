@@ -1,19 +1,30 @@
-"""What each stage is predicted to hold: anonymous and shared memory on one host, and on one training device."""
+"""What each stage is predicted to hold: anonymous and shared memory on one host, and on one training device.
+
+Files that are mapped are not counted: the page cache gives their pages back when memory is short.
+"""
 
 import math
 from collections.abc import Sequence
-from numbers import Real
+from numbers import Integral, Real
+from typing import Any
 
-from .checks import check_fanouts, check_integer
-
-# Measured: torch, lightning and torch_geometric imported, one CPU process, Linux; a user's own may differ.
-INTERPRETER_BYTES = 350 << 20
-WORKER_BYTES = 450 << 20  # the same once it trains: compiled loops, autograd, Lightning's loops
-SPRING_BYTES_A_NODE = 24
-STORE_BYTES_A_NODE = 24
-CHUNKS_HELD = 2
-TRAINING_BYTES = 64 << 20  # of a process that has begun to train, whatever the graph: pools, compiled loops
-STORE_BUFFER_BYTES = 256 << 20
+# Each of these was measured: Linux, CPU wheels of torch 2.13, Python's allocator as it comes.
+INTERPRETER_BYTES = 390 << 20  # torch, lightning and torch_geometric imported
+COMPILED_BYTES = 50 << 20  # numba's compiler and loops, once partitioning or storing has begun
+LOOPS_BYTES = 50 << 20  # Lightning's loops and autograd, before the first batch
+WORKER_BYTES = COMPILED_BYTES + LOOPS_BYTES  # a training process before its first batch, beside the interpreter
+GPU_CONTEXT_BYTES = 600 << 20  # CUDA's context and libraries on a GPU
+PARTITION_BYTES_A_NODE = 24  # SPRING's state, and the bits that count halos
+STORE_BYTES_A_NODE = 24  # ids both ways, degrees, offsets
+CHUNKS_HELD = 2  # by a stream that reads ahead
+STORE_BYTES_AN_EDGE = 24  # of a chunk that is sorted into buckets
+STORE_CHUNK_EDGES = 1 << 22  # `WriteBudget.spill_edges`
+STORE_SORT_ARCS = 1 << 23  # `WriteBudget.sort_arcs`, 16 bytes each
+TRAINING_BYTES = 64 << 20  # of a process that has begun to train, whatever the graph: allocator, autograd, threads
+COPIES_OF_OUTPUT = 6  # of a layer's rows: sum, root, activation, dropout, and two gradients on the way back
+EVALUATION_BLOCK_BYTES = 256 << 20  # `model.inference.BLOCK_BYTES`: rows that a block's arcs gather
+EVALUATION_COPIES = 4  # of a block's output rows: sum, two linear maps, activation
+EVALUATION_BYTES = 16 << 20  # of evaluation, whatever the graph
 
 
 def predict_host_peak(
@@ -23,31 +34,102 @@ def predict_host_peak(
     num_parts: int,
     num_processes: int,
     training_bytes: int,
+    evaluation_bytes: int = 0,
     chunk_edges: int = 1 << 22,
+    edge_row_bytes: int = 0,
     interpreter_bytes: int = INTERPRETER_BYTES,
 ) -> dict[str, int]:
-    """Predict the peak memory of partitioning, storing and training on one host.
+    """Predict the peak memory of partitioning, storing, training and evaluating on one host.
 
     Args:
-        num_nodes, num_edges: of the graph; edges as stored (arcs).
+        num_nodes, num_edges: counts of the graph; edges as stored (arcs).
         num_parts: parts it is cut into.
         num_processes: training processes on this host.
-        training_bytes: of one process, see `predict_training`.
+        training_bytes: what one process takes, see `predict_training`.
+        evaluation_bytes: what one process takes, see `predict_evaluation`; 0 leaves evaluation out.
         chunk_edges: edges a chunk.
+        edge_row_bytes: weight and features of one edge.
         interpreter_bytes: what the starting process holds before any work.
 
     Returns:
-        {"partition": bytes, "partition_store": bytes, "train": bytes}.
+        {"partition": bytes, "partition_store": bytes, "train": bytes, "evaluate": bytes}.
     """
-    chunk_bytes = CHUNKS_HELD * chunk_edges * 8
-    store_part = min(STORE_BUFFER_BYTES * 2, 48 * math.ceil(num_edges / num_parts))
-    return {
-        "partition": int(interpreter_bytes + SPRING_BYTES_A_NODE * num_nodes + min(chunk_bytes, 16 * num_edges)),
-        "partition_store": int(
-            interpreter_bytes + STORE_BYTES_A_NODE * num_nodes + min(3 * chunk_bytes, 48 * num_edges) + store_part
-        ),
-        "train": int(interpreter_bytes + num_processes * (WORKER_BYTES + training_bytes)),
+    chunks = CHUNKS_HELD * min(chunk_edges, num_edges) * 8
+    begun = interpreter_bytes + COMPILED_BYTES
+    buckets = STORE_BYTES_AN_EDGE * min(STORE_CHUNK_EDGES, num_edges)
+    sort = (32 if edge_row_bytes else 16) * min(STORE_SORT_ARCS, num_edges)
+    workers = (1 + num_processes) * (interpreter_bytes + WORKER_BYTES)  # the starting process waits beside them
+    peaks = {
+        "partition": begun + PARTITION_BYTES_A_NODE * num_nodes + chunks,
+        "partition_store": begun + STORE_BYTES_A_NODE * num_nodes + max(chunks + buckets, sort),
+        "train": workers + num_processes * training_bytes,
     }
+    if evaluation_bytes:
+        peaks["evaluate"] = workers + num_processes * evaluation_bytes
+    return {stage: int(peak) for stage, peak in peaks.items()}
+
+
+def predict_evaluation(
+    *,
+    num_nodes: int,
+    num_edges: int,
+    feature_dim: int = 0,
+    feature_row_bytes: float | None = None,
+    hidden_channels: int = 256,
+    fanouts: Sequence[int] = (),
+    embedding_dim: int = 0,
+) -> int:
+    """Predict what one process holds beyond its interpreter while it evaluates exactly, layer by layer, bytes.
+
+    It is the widest layer's block: gathered rows, those of the targets, and the numbers of a block's sources; the
+    tables between layers are files.
+
+    Args:
+        num_nodes, num_edges: counts of the graph; edges as stored (arcs).
+        feature_dim, feature_row_bytes, hidden_channels, fanouts, embedding_dim: see `predict_training`.
+    """
+    degree = max(1.0, num_edges / max(num_nodes, 1))
+    widths = [feature_dim + embedding_dim, *[hidden_channels] * (max(len(fanouts), 2) - 1)]
+    blocks = []
+    for width in filter(None, widths):
+        arcs = min(EVALUATION_BLOCK_BYTES // (4 * width), num_edges)
+        targets = min(arcs / degree, num_nodes)
+        sources = min(num_nodes, targets + distinct(arcs, num_nodes))
+        row = 4 * width
+        if width == widths[0] and feature_row_bytes is not None:
+            row = min(row, feature_row_bytes) + (row if feature_row_bytes < row else 0)
+        blocks.append(sources * (row + 8) + targets * 4 * (width + EVALUATION_COPIES * hidden_channels) + 20 * arcs)
+    return int(EVALUATION_BYTES + max(blocks, default=0) + 4 * num_nodes)
+
+
+def distinct(draws: float, population: float) -> float:
+    """Return how many different ones of a population are drawn, on average, by uniform draws."""
+    return population * -math.expm1(-draws / population) if population else 0.0
+
+
+def batch_hops(
+    num_nodes: float, average_degree: float, batch_size: float, fanouts: Sequence[int]
+) -> tuple[list[float], float]:
+    """Return the nodes of a batch up to each hop, seeds first, and its arcs.
+
+    A node draws no more than it has; degrees are taken to spread as exponentially distributed ones do, and what is
+    drawn to be spread evenly over the nodes.
+
+    Args:
+        num_nodes: nodes that a batch can reach.
+        average_degree: arcs a node.
+        batch_size: seeds.
+        fanouts: neighbours a hop; -1 takes all.
+    """
+    nodes, new, arcs = [min(batch_size, num_nodes)], min(batch_size, num_nodes), 0.0
+    for fanout in fanouts:
+        spread = fanout < 0 or not average_degree
+        draws = new * (average_degree if spread else average_degree * -math.expm1(-fanout / average_degree))
+        left = num_nodes - nodes[-1]
+        new = left * -math.expm1(-draws / num_nodes) if num_nodes else 0.0
+        arcs += draws
+        nodes.append(nodes[-1] + new)
+    return nodes, arcs
 
 
 def predict_training(
@@ -65,16 +147,18 @@ def predict_training(
     prefetch_batches: int = 3,
     embedding_dim: int = 0,
     part_rows: int | None = None,
+    on_gpu: bool = False,
 ) -> int:
     """Predict what one training process (or device) holds beyond its interpreter, bytes.
 
-    The part and the next one, the batches prepared ahead, the activations of one step, and the model: its
-    parameters, gradients and Adam's two moments, the latter and a copy of the weights for each of its parts.
+    The part and the next one, the batches prepared ahead, the activations of one step or the blocks of an exact
+    validation, whichever are more, and the model: its parameters, gradients and Adam's two moments, the latter and a
+    copy of the weights for each of its parts.
 
     Args:
         num_nodes, num_edges, num_parts, num_processes: see `predict_host_peak`.
         feature_dim: columns of the features.
-        feature_row_bytes: of one row in a batch; None: dense float32.
+        feature_row_bytes: bytes of one row in a batch; None: dense float32.
         edge_row_bytes: weight and features of one edge, which batches take with them.
         batch_size: seeds a batch; None trains each part as one batch.
         fanouts: neighbours a hop; -1 takes all.
@@ -82,6 +166,7 @@ def predict_training(
         prefetch_batches: batches held at once.
         embedding_dim: columns of learnable node embeddings, which processes of a host share with Adam's two moments.
         part_rows: nodes of the largest part with its halo; None: three times a part's share of the nodes.
+        on_gpu: a GPU's memory: parts and embeddings stay with the host.
 
     Raises:
         ValueError: a count, a width or a fan-out out of range.
@@ -89,30 +174,40 @@ def predict_training(
     _check_shape(
         feature_dim, feature_row_bytes, batch_size, fanouts, hidden_channels, prefetch_batches, embedding_dim, part_rows
     )
-    part_nodes = math.ceil(num_nodes / num_parts)
-    part_arcs = math.ceil(num_edges / num_parts)
-    average_degree = num_edges / max(num_nodes, 1)
-    reach = min(3 * part_nodes if part_rows is None else part_rows, num_nodes)  # core and halo
-    inputs = float(reach)
-    arcs = part_arcs
-    if batch_size is not None and fanouts:
-        rows = sampled = float(batch_size)
-        for fanout in fanouts:
-            sampled *= average_degree if fanout < 0 else min(fanout, average_degree)
-            rows += sampled
-        inputs = min(rows, inputs)
-        arcs = min(rows - batch_size, num_edges)
-    row_bytes = 4 * feature_dim if feature_row_bytes is None else feature_row_bytes
+    part_nodes, part_arcs = math.ceil(num_nodes / num_parts), math.ceil(num_edges / num_parts)
+    reach = min(3 * part_nodes if part_rows is None else max(part_rows, part_nodes), num_nodes)  # core and halo
     layers = max(len(fanouts), 2)
-    # Each layer keeps its aggregated input, its output, and the gradients of both.
-    activations = 4 * layers * inputs * hidden_channels * 4
+    nodes, arcs = [float(reach)] * (layers + 1), float(part_arcs)
+    if batch_size is not None and fanouts:
+        nodes, arcs = batch_hops(reach, num_edges / max(num_nodes, 1), batch_size, fanouts)
+    inputs = nodes[-1]
+    row_bytes = 4 * feature_dim if feature_row_bytes is None else feature_row_bytes
+    width = feature_dim + embedding_dim
+    activations = inputs * 4 * width * (row_bytes != 4 * feature_dim or embedding_dim > 0)  # the input, cast
+    for targets in nodes[:-1]:
+        activations += targets * 4 * (width + COPIES_OF_OUTPUT * hidden_channels)
+        width = hidden_channels
     parameters = 4 * hidden_channels * (2 * (feature_dim + embedding_dim) + 2 * hidden_channels * (layers - 1))
     model = parameters * (4 + 3 * math.ceil(num_parts / num_processes))
-    parts = 2 * (8 * part_arcs + 24 * reach)
-    embeddings = num_nodes * (12 * embedding_dim + 4) / num_processes if embedding_dim else 0
     batches = prefetch_batches * (inputs * (row_bytes + 24) + arcs * (16 + edge_row_bytes))
     batches += inputs * 2 * 4 * embedding_dim  # rows of embeddings, and their gradients
-    return int(TRAINING_BYTES + parts + batches + activations + model + embeddings)
+    # The epoch's validation takes the place of a step's activations; batches stay in their pool.
+    evaluation = predict_evaluation(
+        num_nodes=num_nodes,
+        num_edges=num_edges,
+        feature_dim=feature_dim,
+        feature_row_bytes=feature_row_bytes,
+        hidden_channels=hidden_channels,
+        fanouts=fanouts,
+        embedding_dim=embedding_dim,
+    )
+    step = max(activations, evaluation)
+    if on_gpu:
+        return int(batches + step + model)
+    held = min(2, math.ceil(num_parts / num_processes))  # the part, and the next one where there is one
+    parts = held * (2 * 4 * part_arcs + 24 * reach)
+    embeddings = num_nodes * (12 * embedding_dim + 4) / num_processes if embedding_dim else 0
+    return int(TRAINING_BYTES + parts + batches + step + model + embeddings)
 
 
 def _check_shape(
@@ -129,3 +224,22 @@ def _check_shape(
     if feature_row_bytes is not None and not (isinstance(feature_row_bytes, Real) and feature_row_bytes >= 0):
         raise ValueError(f"feature_row_bytes must be at least 0, or None, got {feature_row_bytes!r}")
     check_fanouts(fanouts)
+
+
+def check_integer(name: str, value: Any, low: int) -> None:
+    """Raise ValueError unless an argument is an integer of at least `low`."""
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
+    if value < low:
+        raise ValueError(f"{name} must be at least {low}, got {value}")
+
+
+def check_fanouts(fanouts: Any) -> None:
+    """Raise ValueError unless fan-outs are integers of at least 1, or -1 for all neighbours, one a hop."""
+    if not isinstance(fanouts, Sequence) or isinstance(fanouts, str):
+        raise ValueError(f"fanouts must be a list like [25, 10], one a hop, got {fanouts!r}")
+    for fanout in fanouts:
+        if not isinstance(fanout, Integral) or isinstance(fanout, bool) or (fanout < 1 and fanout != -1):
+            raise ValueError(
+                f"fanouts must be integers of at least 1, or -1 for all, got {fanout!r} in {list(fanouts)}"
+            )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from ..units import format_bytes
 
 DEFAULT_COMPUTE_SHARE = 2.0 / 3.0
+_STAGES = {"partition": "partitioning", "partition_store": "storing", "train": "training", "evaluate": "evaluation"}
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,15 @@ class Plan:
             its edges, on disk; S is their sum.
         num_nodes, num_edges: of the graph; edges as stored (arcs).
         host_memory_bytes: memory of the host; None where it is not limited.
-        chosen_by: "rule", "user" or "devices" (no device memory given).
+        chosen_by: "rule", "halo" (the fewest parts that fit with their halos), "user", or "devices" (memory is not
+            limited).
         host_peak_bytes: predicted peak of anonymous and shared memory on this host, by stage.
         device_peak_bytes: predicted peak of training on one device, beyond what a process holds before.
-        halo_nodes_per_part: halo rows of the largest part, once partitioning has told them.
+        halo_nodes_per_part: halo rows of the largest part, once partitioning or a sample has told them.
+        halo_note: how the halo rows were arrived at, where they were not counted.
         edges_note: how num_edges was arrived at, where that is not plain.
+        largest_part_bytes: features and CSC of the largest part, bytes, once partitioning has told them.
+        device_memory_found, host_memory_found: whether the memory was found by the planner and not given.
     """
 
     num_parts: int
@@ -43,6 +48,10 @@ class Plan:
     halo_nodes_per_part: int | None = None
     edges_note: str = ""
     edge_data_bytes: int = 0
+    halo_note: str = ""
+    largest_part_bytes: int = 0
+    device_memory_found: bool = False
+    host_memory_found: bool = False
 
     @property
     def total_bytes(self) -> int:
@@ -55,25 +64,45 @@ class Plan:
 
     @property
     def part_bytes(self) -> int:
-        """Bytes of one part: its share of S, plus the halo's feature rows where partitioning has told them."""
+        """Bytes of the largest part: as measured, else a part's share of S and its halo's feature rows where told."""
         own = math.ceil(self.total_bytes / self.num_parts)
-        if self.halo_nodes_per_part is None or not self.num_nodes:
-            return own
-        return own + math.ceil(self.halo_nodes_per_part * self.feature_bytes / self.num_nodes)
+        if self.halo_nodes_per_part is not None and self.num_nodes:
+            own += math.ceil(self.halo_nodes_per_part * self.feature_bytes / self.num_nodes)
+        return max(own, self.largest_part_bytes)
 
     @property
     def fits(self) -> bool:
         """Whether a part fits what a device has left, and every stage fits the host; True where nothing is limited."""
-        device = self.device_memory_bytes is None or (
-            self.part_bytes <= self.device_memory_bytes - self.compute_bytes
-            and self.device_peak_bytes <= self.device_memory_bytes
-        )
-        peak = max(self.host_peak_bytes.values(), default=0)
-        return device and (self.host_memory_bytes is None or peak <= self.host_memory_bytes)
+        return not self.shortages()
 
-    def with_halo(self, halo_nodes_per_part: int) -> "Plan":
-        """Return the plan checked again with the halo rows of the largest part, which the seeds' rule ignores."""
-        return replace(self, halo_nodes_per_part=int(halo_nodes_per_part))
+    def with_halo(self, halo_nodes_per_part: int, part_bytes: int = 0, note: str = "") -> "Plan":
+        """Return the plan with the halo rows of the largest part, which the seeds' rule ignores.
+
+        Args:
+            halo_nodes_per_part: halo rows of the part that has most of them.
+            part_bytes: features and CSC of the largest part, bytes; 0: an average part and that halo.
+            note: how the halo was arrived at, where it was not counted.
+        """
+        halo = int(halo_nodes_per_part)
+        return replace(self, halo_nodes_per_part=halo, largest_part_bytes=int(part_bytes), halo_note=note)
+
+    def shortages(self) -> list[tuple[str, int, int]]:
+        """Return what does not fit: (what it is, bytes that it takes, bytes that it may take); the worst one first."""
+        found = []
+        if self.device_memory_bytes is not None:
+            room = self.device_memory_bytes - self.compute_bytes
+            if self.part_bytes > room or room < 0:
+                what = f"the largest of {self.num_parts} parts" if self.num_parts > 1 else "the graph as one part"
+                found += [(f"{what}, beside what is set aside for computing", self.part_bytes, max(room, 0))]
+            if self.device_peak_bytes > self.device_memory_bytes:
+                found += [("training on one device", self.device_peak_bytes, self.device_memory_bytes)]
+        if self.host_memory_bytes is not None:
+            found += [
+                (f"{_STAGES.get(stage, stage)}, all processes together", peak, self.host_memory_bytes)
+                for stage, peak in self.host_peak_bytes.items()
+                if peak > self.host_memory_bytes
+            ]
+        return sorted(found, key=lambda one: one[2] - one[1])
 
     def explain(self) -> str:
         """Return every term of the decision, one a line."""
@@ -84,7 +113,7 @@ class Plan:
         rows = [
             ("nodes", f"{self.num_nodes:,}"),
             ("edges as stored", f"{self.num_edges:,}" + (f" ({self.edges_note})" if self.edges_note else "")),
-            ("CSC", format_bytes(self.csc_bytes)),
+            ("CSC, the graph on disk", format_bytes(self.csc_bytes)),
             ("features", format_bytes(self.feature_bytes)),
         ]
         if self.edge_data_bytes:
@@ -97,36 +126,73 @@ class Plan:
             rows += [("M, memory of a device", "not limited")]
         else:
             room = self.device_memory_bytes - self.compute_bytes
-            sign = "<=" if self.total_bytes <= self.num_devices * room else ">"
             rows += [
-                ("M, memory of a device", format_bytes(self.device_memory_bytes)),
+                ("M, memory of a device", _memory(self.device_memory_bytes, self.device_memory_found)),
                 ("T, set aside for computing", format_bytes(self.compute_bytes)),
-                ("M - T, room for a part", format_bytes(room)),
-                ("rule", f"S {sign} q (M - T) = {format_bytes(self.num_devices * room)}"),
+                ("M - T, room for a part", format_bytes(max(0, room))),
             ]
+            if self.chosen_by == "rule":
+                sign = "<=" if self.total_bytes <= self.num_devices * room else ">"
+                rows += [("rule", f"S {sign} q (M - T) = {format_bytes(max(0, self.num_devices * room))}")]
         why = {
             "user": "as given",
-            "devices": "one a device: no device memory was given",
+            "devices": "one a device: its memory is not limited",
             "rule": "p = q" if self.num_parts == self.num_devices else "p = ceil(S / (M - T))",
+            "halo": "the fewest tried that fit with their halo",
         }[self.chosen_by]
         rows += [
             ("p, parts", f"{self.num_parts} ({why})"),
             ("parts a device, at most", str(self.parts_per_device)),
         ]
         if self.halo_nodes_per_part is not None:
-            rows += [("halo rows of the largest part", f"{self.halo_nodes_per_part:,}")]
-        rows += [("bytes of a part", format_bytes(self.part_bytes))]
+            note = f" ({self.halo_note})" if self.halo_note else ""
+            rows += [("halo rows of the largest part", f"{self.halo_nodes_per_part:,}{note}")]
+        which = "bytes of the largest part" if self.halo_nodes_per_part is not None else "bytes of a part without halo"
+        rows += [(which, format_bytes(self.part_bytes))]
         rows += [("peak of a device, predicted", format_bytes(self.device_peak_bytes))]
         rows += [(f"host peak, {stage}, predicted", format_bytes(peak)) for stage, peak in self.host_peak_bytes.items()]
-        host = "not limited" if self.host_memory_bytes is None else format_bytes(self.host_memory_bytes)
-        rows += [("memory of the host", host)]
-        rows += [("fits", "yes" if self.fits else "NO: " + self._remedy())]
+        host = self.host_memory_bytes
+        rows += [("memory of the host", "not limited" if host is None else _memory(host, self.host_memory_found))]
+        rows += [("fits", "yes" if self.fits else f"NO: {self.remedy()}")]
         return rows
 
-    def _remedy(self) -> str:
-        if self.device_memory_bytes is not None and self.part_bytes > self.device_memory_bytes - self.compute_bytes:
-            needed = math.ceil(self.part_bytes * self.num_parts / (self.device_memory_bytes - self.compute_bytes))
-            return f"a part exceeds M - T; ask for num_parts={needed} or more, or a smaller compute_bytes"
-        if self.device_memory_bytes is not None and self.device_peak_bytes > self.device_memory_bytes:
-            return "a training step exceeds M; smaller batches, fan-outs or hidden layers, or more parts"
-        return "the host's memory is exceeded; fewer processes, smaller batches, or more parts"
+    def remedy(self, would_fit: str = "") -> str:
+        """Return one sentence: what is short, by how much, and what would fit; empty where everything fits.
+
+        Args:
+            would_fit: settings that were tried and fit; None known: the kinds of settings that help.
+        """
+        shortages = self.shortages()
+        if not shortages:
+            return ""
+        what, needed, allowed = shortages[0]
+        on_host = "processes" in what
+        if not would_fit:
+            more = "smaller batches, fan-outs or hidden layers, feature rows of fewer bytes"
+            would_fit = f"fewer processes, {more}" if on_host else f"{more}, or another num_parts="
+        found = self.host_memory_found if on_host else self.device_memory_found
+        where, total = ("host", needed) if on_host else ("device", self.needed_device_bytes)
+        size = f"{math.ceil(total / 2**20)}MiB"
+        # What was found cannot be raised by a setting.
+        memory = f"{size} of memory for the {where}" if found else f"planner.{where}_memory_bytes={size}"
+        return (
+            f"{what}: {format_bytes(needed)} of {format_bytes(allowed)}, {format_bytes(needed - allowed)} short; "
+            f"what would fit: {would_fit}, or {memory}"
+        )
+
+    @property
+    def needed_device_bytes(self) -> int:
+        """Memory of a device with which this plan would fit it, bytes."""
+        if self.device_memory_bytes is None:
+            return 0
+        if not self.device_memory_found and self.compute_bytes == math.ceil(
+            self.device_memory_bytes * DEFAULT_COMPUTE_SHARE
+        ):
+            beside_part = math.ceil(self.part_bytes / (1 - DEFAULT_COMPUTE_SHARE))
+        else:
+            beside_part = self.part_bytes + self.compute_bytes
+        return max(self.device_peak_bytes, beside_part)
+
+
+def _memory(num_bytes: int, found: bool) -> str:
+    return f"{format_bytes(num_bytes)} ({'found' if found else 'given'})"

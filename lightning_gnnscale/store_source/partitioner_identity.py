@@ -38,6 +38,14 @@ def _decisive(partitioner: Callable) -> Callable:
     return functools.partial(partition, **decisive_options(given.get("method", "spring"), given, defaults=False))
 
 
+def method_name(partitioner: str | Callable | None) -> str:
+    """Return a partitioner's name for people: a method's, or that of a callable."""
+    if partitioner is None or isinstance(partitioner, str):
+        return partitioner or ""
+    method = getattr(partitioner, "keywords", {}).get("method")
+    return method or getattr(partitioner, "__name__", type(partitioner).__name__)
+
+
 def _plain(name: str, value: Any, above: tuple[int, ...]) -> Any:
     """Return JSON that two values share only where they are alike; `above` holds the ids of what contains this one."""
     if isinstance(value, _PLAIN):

@@ -1,18 +1,26 @@
 """`StoreSource`: a graph, a partitioner, a number of parts, and the partition store that comes of them."""
 
+import json
+import math
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from ..dataset import GraphDataset
-from ..errors import check_count
+from ..errors import PlanError, check_count
+from ..events import stage
 from ..partition_store import PartitionStore
+from ..partition_store.manifest import write_json
 from ..partitioner import Partitioning, partition
 from ..partitioner.graph_access.layout import lists_both_ways
 from ..planner import Plan, plan
-from .partitioner_identity import describe_partitioner
+from ..planner.search import MOST_PARTS, SAMPLE_EDGES, PartRows, SampledHalos, grow, rows_curve, search_parts
+from .partitioner_identity import describe_partitioner, method_name
 from .preparation import (
     expected_store_fingerprint,
     partitioning_facts,
@@ -21,6 +29,8 @@ from .preparation import (
     standing_arcs,
     standing_parts,
 )
+
+FALLBACK = "streaming_multilevel"  # the partitioner that ships here and has the smallest halos on large graphs
 
 
 class StoreSource:
@@ -37,6 +47,8 @@ class StoreSource:
         pack_halo: a store that is written also has the feature rows of each part's halo beside the part.
         feature_storage: How a store that is written holds features, see `write_partition_store`; None: the data set's.
         progress: (what, done, total), called while the store is made.
+        fallback: partitioner that `settle` takes where parts by the first one fit at no number of them. None: it
+            refuses, and names one.
 
     Raises:
         ValueError: num_parts is out of range.
@@ -55,6 +67,7 @@ class StoreSource:
         pack_halo: bool = False,
         feature_storage: str | None = None,
         progress: Callable[[str, int, int | None], None] | None = None,
+        fallback: str | Callable[..., Partitioning] | None = None,
     ):
         if num_parts != "auto":
             check_count("num_parts", num_parts)
@@ -63,6 +76,8 @@ class StoreSource:
             self.dataset = replace(dataset, feature_storage=feature_storage)
         self.partitioner, self.num_parts, self.planner = partitioner, num_parts, planner or plan
         self.seed, self.overwrite, self.pack_halo, self.progress = seed, overwrite, pack_halo, progress
+        self.fallback = fallback
+        self._measured: tuple[str, Partitioning] | None = None  # the latest of a search, by its fingerprint
         self._both_ways: bool | None = None  # of a stream with layout "auto", once it has been read
 
     def prepare(self, num_parts: int) -> PartitionStore:
@@ -114,6 +129,119 @@ class StoreSource:
         }
         return replace(self.planner(**{**sizes, "num_devices": num_devices, **options}), edges_note=note)
 
+    def settle(self, make_plan: Callable[..., Plan], record: Path | None = None) -> Plan:
+        """Choose the number of parts, and the partitioner, so that the largest part fits with its halo.
+
+        Where even a part that reads the whole graph fits, the planner's number is taken as it is. Otherwise halos are
+        estimated on a sample, and the fewest parts that would fit are measured: partitioned, and their halos counted,
+        at most `MOST_MEASURED` times by a partitioner.
+
+        Args:
+            make_plan: returns the plan of this source; it takes `num_parts` and `part_rows`.
+            record: JSON file of what was measured, so that a later run measures nothing; None: beside the store.
+
+        Returns:
+            A plan that fits; `num_parts` and `partitioner` are set to it.
+
+        Raises:
+            PlanError: nothing fits, whatever the number of parts, or the number that was given does not.
+
+        Cost: nothing where memory is ample; else a pass over the edges, the partitioning of a sample of at most 2M
+            edges a few times, and the measured partitionings.
+        """
+        plan, auto = make_plan(), self.num_parts == "auto"
+        num_nodes = plan.num_nodes
+
+        def plan_at(num_parts: int, part: PartRows) -> Plan:
+            rows = max(part.rows, math.ceil(num_nodes / num_parts))
+            halo = rows - num_nodes // num_parts if part.halo is None else part.halo
+            made = make_plan(num_parts=num_parts, part_rows=rows).with_halo(halo, part.part_bytes)
+            return replace(made, chosen_by="halo" if auto else made.chosen_by)
+
+        if plan_at(plan.num_parts, PartRows(num_nodes)).fits:
+            self.num_parts = plan.num_parts
+            return plan
+        most = min(MOST_PARTS, num_nodes) if auto else plan.num_parts
+        least = grow(plan_at, lambda num_parts: 0, plan.num_parts, most)
+        if least is None:
+            tried = [plan_at(p, PartRows(0)) for p in {min(most, times * plan.num_parts) for times in (1, 4, 16)}]
+            raise refusal(min(tried, key=_total_shortage), make_plan, "even without halos")
+        if not auto:
+            return plan
+        record = record or Path(f"{self.root}.halos.json")
+        record.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{record}.lock"):
+            found = self._search(plan_at, make_plan, least.num_parts, most, record)
+        self.num_parts = found.num_parts
+        return found
+
+    def estimate(self, make_plan: Callable[..., Plan]) -> Plan:
+        """Return the plan with the halos of a sample of the edges; nothing of the whole graph is partitioned.
+
+        Where the plan is to choose the parts and its number does not fit, it is the fewest that would.
+
+        Args:
+            make_plan: see `settle`.
+
+        Cost: a pass over the edges, and one to three partitionings of a sample of at most 2M edges.
+        """
+        plan = make_plan()
+        if plan.num_parts == 1 and plan.fits:
+            return plan.with_halo(0)
+        sample = SampledHalos(self.dataset.stream, self.seed)
+
+        def plan_at(num_parts: int, part: PartRows) -> Plan:
+            rows = max(part.rows, math.ceil(plan.num_nodes / num_parts))
+            made = make_plan(num_parts=num_parts, part_rows=rows)
+            made = made.with_halo(rows - plan.num_nodes // num_parts, note=sample.note)
+            return replace(made, chosen_by=plan.chosen_by if num_parts == plan.num_parts else "halo")
+
+        def rows(num_parts: int) -> int:
+            return sample.rows(partial(self._assign_stream, masks=None), num_parts)
+
+        told = plan_at(plan.num_parts, PartRows(rows(plan.num_parts)))
+        if told.fits or self.num_parts != "auto":
+            return told
+        most = min(MOST_PARTS, plan.num_nodes)
+        known = {p: rows(p) for p in {min(most, max(4, 4 * plan.num_parts)), min(most, 16 * plan.num_parts)}}
+        return grow(plan_at, rows_curve(known, plan.num_nodes), plan.num_parts, most) or told
+
+    def _search(self, plan_at, make_plan, first: int, most: int, record: Path) -> Plan:
+        given, num_nodes, sample = self.partitioner, self.dataset.stream.num_nodes, None
+        measured = _read_measured(record)
+        candidates = [one for one in (given, self.fallback) if one is not None]
+        nearest: list[Plan] = []
+        for partitioner in candidates:
+            self.partitioner = partitioner
+            known = measured.setdefault(self.fingerprint(0), {})
+
+            def measure(num_parts: int, known=known) -> PartRows | None:
+                part = self._measure(num_parts)
+                if part is not None:
+                    known[num_parts] = part
+                    write_json(record, {key: {p: asdict(one) for p, one in of.items()} for key, of in measured.items()})
+                return part
+
+            guessed: dict[int, int] = {}
+            if not known and self.dataset.stream.count()[1] > SAMPLE_EDGES:
+                sample = sample or SampledHalos(self.dataset.stream, self.seed)
+                assign = partial(self._assign_stream, masks=None)
+                guessed = {p: sample.rows(assign, p) for p in {first, min(most, 4 * first)}}
+            is_last = partitioner is candidates[-1]
+            found = search_parts(plan_at, num_nodes, first, most, known, measure, guessed, is_last)
+            if found is not None:
+                return found
+            nearest += [plan_at(p, one) for p, one in known.items()]
+            nearest += [plan_at(p, PartRows(rows)) for p, rows in guessed.items() if not known]
+        self.partitioner = given
+        plan = min(nearest, key=_total_shortage)
+        tried = " and ".join(method_name(one) for one in candidates)
+        raise refusal(plan, make_plan, f"with parts by {tried}", self._other_method())
+
+    def _other_method(self) -> str:
+        names = (method_name(self.partitioner), method_name(self.fallback))
+        return "" if FALLBACK in names else f"partitioner={FALLBACK}, whose halos are smaller"
+
     def _store_fingerprint(self, num_parts: int) -> str | None:
         return expected_store_fingerprint(self.dataset, self.partitioner, num_parts, self.seed, self.pack_halo)
 
@@ -138,6 +266,8 @@ class StoreSource:
 
     def _partition(self, num_parts: int) -> Partitioning:
         """Partition, and count in the figures the feature rows that a part loads."""
+        if self._measured is not None and self._measured[0] == self.fingerprint(num_parts):
+            return self._measured[1]
         made = self._assign(num_parts)
         num_nodes, feature_bytes = self.dataset.stream.num_nodes, self.dataset.feature_bytes
         if made.quality is None or not num_nodes or made.quality.feature_bytes:
@@ -145,7 +275,52 @@ class StoreSource:
         return replace(made, quality=made.quality.with_feature_bytes(feature_bytes / num_nodes))
 
     def _assign(self, num_parts: int) -> Partitioning:
-        options: dict[str, Any] = {"num_parts": num_parts, "seed": self.seed, "masks": self.dataset.masks}
+        return self._assign_stream(
+            self.dataset.stream, num_parts, self.seed, masks=self.dataset.masks, progress=self.progress
+        )
+
+    def _assign_stream(self, stream, num_parts: int, seed: int, masks: dict | None, progress=None) -> Partitioning:
+        options: dict[str, Any] = {"num_parts": num_parts, "seed": seed, "masks": masks, "progress": progress}
         if isinstance(self.partitioner, str):
-            return partition(self.dataset.stream, method=self.partitioner, progress=self.progress, **options)
-        return self.partitioner(self.dataset.stream, progress=self.progress, **options)
+            return partition(stream, method=self.partitioner, **options)
+        return self.partitioner(stream, **options)
+
+    def _measure(self, num_parts: int) -> PartRows | None:
+        """Partition in so many parts, and return what the largest holds; `prepare` takes the latest as it is."""
+        with stage("partition", note=f"{num_parts} parts by {method_name(self.partitioner)}, to measure halos"):
+            made = self._partition(num_parts)
+        self._measured = self.fingerprint(num_parts), made
+        return None if made.quality is None else PartRows.of_quality(asdict(made.quality))
+
+
+def refusal(plan: Plan, make_plan: Callable[..., Plan], when: str, remedy: str = "") -> PlanError:
+    """Return the error of a plan that does not fit, with settings that would, where smaller batches are tried.
+
+    Args:
+        plan: does not fit.
+        make_plan: returns plans; it takes `num_parts`, `part_rows`, `batch_size`.
+        when: what was assumed or tried, in words.
+        remedy: another setting that may help.
+    """
+    num_parts, rows = plan.num_parts, math.ceil(plan.num_nodes / plan.num_parts) + (plan.halo_nodes_per_part or 0)
+    for batch_size in (256, 128, 64, 32):
+        smaller = make_plan(num_parts=num_parts, part_rows=min(rows, plan.num_nodes), batch_size=batch_size)
+        if smaller.with_halo(plan.halo_nodes_per_part or 0, plan.largest_part_bytes).fits:
+            remedy = f"datamodule.batch_size={batch_size}" + (f", or {remedy}" if remedy else "")
+            break
+    return PlanError(f"the run does not fit memory {when}: {plan.remedy(remedy)}")
+
+
+def _total_shortage(plan: Plan) -> int:
+    return sum(needed - allowed for _, needed, allowed in plan.shortages())
+
+
+def _read_measured(record: Path) -> dict[str, dict[int, PartRows]]:
+    """Return what earlier searches measured; what cannot be read counts as absent."""
+    try:
+        return {
+            key: {int(p): PartRows(**one) for p, one in known.items()}
+            for key, known in json.loads(record.read_text()).items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}

@@ -13,7 +13,7 @@ from lightning_gnnscale.cli.check_dataset import check_dataset
 from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.recipe import take_recipe
-from lightning_gnnscale.cli.train import _widths, make_datamodule, make_model
+from lightning_gnnscale.cli.train import make_datamodule, make_model, model_widths
 from lightning_gnnscale.dataset import load_npz
 from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.planner import predict_training
@@ -73,7 +73,7 @@ def test_links_are_predicted_from_learned_rows(folder):
     embedding = "{_target_: lightning_gnnscale.embedding.DistributedEmbedding, dim: 4}"
     overrides = [f"paths.stores={folder}/stores", "num_parts=2", f"+model.inputs={embedding}"]
     config = composed(overrides, "link_prediction")
-    assert _widths(config)["embedding_dim"] == 4
+    assert model_widths(config)["embedding_dim"] == 4
     datamodule = make_datamodule(config, load_npz("small", root=str(folder)))
     datamodule.prepare_data()
     model = make_model(config, datamodule)
