@@ -14,6 +14,7 @@ from .halo import halo_of_range
 from .manifest import REMEDY, check_file, check_size, read_manifest, sealed, unsealed
 
 _BLOCK_ARCS = 1 << 23
+_BLOCK_ROWS = 1 << 16
 
 
 def verify_store(store) -> None:
@@ -27,6 +28,10 @@ def verify_store(store) -> None:
     _remember(store, states)
     _check_ids(store)
     _check_rows(store)
+    for table in (store.features, getattr(store.part_features, "packed", None)):
+        if table is not None and table.is_sparse:
+            for begin in range(0, table.num_rows, _BLOCK_ROWS):
+                table.gather(np.arange(begin, min(begin + _BLOCK_ROWS, table.num_rows)))  # refuses what does not fit
     mark = np.zeros(store.num_nodes, np.bool_)
     for part in range(store.num_parts):
         _check_halo(store, part, mark)
