@@ -16,13 +16,14 @@ from omegaconf import DictConfig, OmegaConf
 from .compose import compose_config
 from .errors import UsageError
 
-_SWITCHES = ("test", "predict", "overwrite", "pack_halo", "verify")
+_SWITCHES = ("test", "predict", "overwrite", "verify")
 _TEXTS = ("resume", "output", "feature_storage")
 _NONE = type(None)
 TOP_LEVEL = {
     "name": (str, int),
     "seed": (int,),
     "num_parts": (int, str),
+    "pack_halo": (bool, str),
     "store": (str,),
     **dict.fromkeys(_SWITCHES, (bool,)),
     **dict.fromkeys(_TEXTS, (str, _NONE)),

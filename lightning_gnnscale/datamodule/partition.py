@@ -104,8 +104,8 @@ class PartitionDataModule(StoredGraphDataModule):
             held-out link joins to the first end, where the set brings none of its own.
         store_options: How a store is written that does not stand yet. `pack_halo=True` also stores the feature rows of
             each part's halo beside the part: batches of a part then read two runs of the disk, where halo rows would
-            lie scattered over the whole file. It takes the bytes of all halo rows. Rows that a store has packed are
-            read in any case. `feature_storage="float16"`, `"int8"` or `"int4"` stores features in fewer bytes, see
+            lie scattered over the whole file. "auto", the default, does so where memory does not hold the features and
+            halos are worth it. `feature_storage="float16"`, `"int8"` or `"int4"` stores features in fewer bytes, see
             `write_partition_store`; None: as given.
 
     Raises:
@@ -155,6 +155,8 @@ class PartitionDataModule(StoredGraphDataModule):
         progress: Callable[[str, int, int | None], None] | None = None,
         **store_options,
     ):
+        if store is None:
+            store_options.setdefault("pack_halo", "auto")
         super().__init__(
             store,
             root=root,

@@ -38,7 +38,8 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
         num_parts: parts; "auto" asks the planner.
         planner: callable with the arguments of `gs.plan`, for "auto"; it may carry memory sizes.
         seed: of partitioning.
-        pack_halo: a store that is written also has the feature rows of each part's halo beside the part.
+        pack_halo: a store that is written also has the feature rows of each part's halo beside the part; true, false or
+            "auto".
         feature_storage: How a store that is written holds features, see `write_partition_store`.
         overwrite: replace a store made from other input, or a damaged one.
         progress: (what, done, total), called while the store is made.
@@ -72,7 +73,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
         seed: int,
         overwrite: bool,
         progress: Callable[[str, int, int | None], None] | None,
-        pack_halo: bool = False,
+        pack_halo: bool | str = False,
         feature_storage: str | None = None,
         edge_features=None,
     ):

@@ -36,7 +36,10 @@ class WriteBudget:
 
 def check_disk(root: Path, inputs: StoreInputs, p, journal: Journal) -> None:
     """Say how much disk the work needs at most, and refuse if it is not there."""
-    needed = disk_bytes(inputs, getattr(getattr(p, "quality", None), "edge_cut_ratio", 1.0))
+    quality = getattr(p, "quality", None)
+    counted = quality is not None and quality.halo_hops == 1
+    halo_rows = sum(quality.halo_per_part) if counted else None
+    needed = disk_bytes(inputs, getattr(quality, "edge_cut_ratio", 1.0), halo_rows)
     there = sum(path.stat().st_size for path in journal.folder.iterdir())
     free = shutil.disk_usage(root.parent).free
     record("store_disk", root=str(root), needed_bytes=needed, written_bytes=there, free_bytes=free)
@@ -47,11 +50,12 @@ def check_disk(root: Path, inputs: StoreInputs, p, journal: Journal) -> None:
         )
 
 
-def disk_bytes(inputs: StoreInputs, edge_cut_ratio: float = 1.0) -> int:
+def disk_bytes(inputs: StoreInputs, edge_cut_ratio: float = 1.0, halo_rows: int | None = None) -> int:
     """Return an upper bound of the disk that the writer takes at its peak, scratch included, bytes.
 
     Args:
         edge_cut_ratio: share of edges between parts, 1 if it is not known.
+        halo_rows: rows of all halos together; None: as many as the cut allows.
     """
     ids = id_dtype(inputs.num_nodes).itemsize
     edge_id = 8 if inputs.carries_edge_ids else 0
@@ -62,7 +66,8 @@ def disk_bytes(inputs: StoreInputs, edge_cut_ratio: float = 1.0) -> int:
         per_arc += 4 - _row_bytes(inputs.edge_weight)  # stored as float32
     runs = num_arcs * (4 + ids + edge_id)
     cross = int(num_arcs * edge_cut_ratio) * (4 + ids + edge_id)
-    halo_rows = min(int(num_arcs * edge_cut_ratio), inputs.num_nodes * max(0, inputs.num_parts - 1))
+    if halo_rows is None:
+        halo_rows = min(int(num_arcs * edge_cut_ratio), inputs.num_nodes * max(0, inputs.num_parts - 1))
     halo = int(num_arcs * edge_cut_ratio) * (4 + edge_id) + halo_rows * (ids + 12)
     rows_bytes = feature_bytes(inputs.features, inputs.feature_storage)
     packed = halo_rows * -(-rows_bytes // max(1, inputs.num_nodes)) if inputs.pack_halo else 0

@@ -13,6 +13,7 @@ from ..errors import GNNScaleError, PartitionStoreError
 from ..events import held_lock, stage
 from ..partition_store import PartitionStore, input_fingerprint, write_partition_store
 from ..partition_store.inputs import changed_inputs, input_files, load_arrays
+from ..partition_store.journal import journal_head, partial_folder
 from ..partition_store.manifest import MANIFEST, REMEDY, is_whole, read_manifest, read_source, write_json
 from ..partition_store.publish import check_is_store, store_folder
 from ..partition_store.values import check_values
@@ -70,6 +71,7 @@ def prepare_store(
     overwrite: bool = False,
     progress: Callable[[str, int, int | None], None] | None = None,
     store_fingerprint: Callable[[], str | None] | None = None,
+    pack_halo: bool | Callable[[Partitioning], bool] = False,
     **writer_options,
 ) -> PartitionStore:
     """Partition and write a store, or open the one that was made from the same input.
@@ -83,7 +85,8 @@ def prepare_store(
         overwrite: write anew whatever store stands at root, but for one of this very input whose files all have
             their checksums: ranks and later passes prepare again, and must find what the first one wrote.
         store_fingerprint: see `expected_store_fingerprint`; it lets a store be found that something else wrote.
-        writer_options: of `write_partition_store`.
+        pack_halo: See `write_partition_store`; or decides it, once the partitioning is known.
+        writer_options: Further ones of `write_partition_store`.
 
     Raises:
         ValueError: a value would spoil training; dense features are checked while they are stored.
@@ -139,11 +142,21 @@ def prepare_store(
             feature_storage=dataset.feature_storage,
             overwrite=overwrite,
             progress=progress,
+            pack_halo=pack_halo(partitioning) if callable(pack_halo) else pack_halo,
             **writer_options,
         )
         _write_record(source, fingerprint, store.fingerprint, _facts(partitioning))
         shutil.rmtree(parts)
         return store
+
+
+def unfinished_packs_halo(root: str | os.PathLike, dataset, made: Partitioning) -> bool | None:
+    """Return whether the unfinished store of this input that lies beside root packs halos; None where none lies."""
+    written = journal_head(partial_folder(store_folder(root))).get("fingerprint")
+    for pack_halo in (True, False):
+        if written == _input_fingerprint(dataset, made.method, made.num_parts, made.seed, made.options, pack_halo):
+            return pack_halo
+    return None
 
 
 def _input_files(dataset) -> dict:

@@ -1,8 +1,10 @@
 """`StoreSource`: a graph, a partitioner, a number of parts, and the partition store that comes of them."""
 
 import json
+import logging
 import math
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
@@ -13,13 +15,16 @@ from filelock import FileLock
 
 from ..dataset import GraphDataset
 from ..errors import PlanError, check_count
-from ..events import stage
+from ..events import record, stage
+from ..memory import free_memory_bytes
 from ..partition_store import PartitionStore
-from ..partition_store.manifest import write_json
+from ..partition_store.manifest import read_source, write_json
+from ..partition_store.publish import store_folder
 from ..partitioner import Partitioning, partition
 from ..partitioner.graph_access.layout import lists_both_ways
 from ..planner import Plan, plan
 from ..planner.search import MOST_PARTS, SAMPLE_EDGES, PartRows, SampledHalos, grow, rows_curve, search_parts
+from ..units import format_bytes
 from .partitioner_identity import describe_partitioner, method_name
 from .preparation import (
     expected_store_fingerprint,
@@ -28,7 +33,13 @@ from .preparation import (
     prepare_store,
     standing_arcs,
     standing_parts,
+    unfinished_packs_halo,
 )
+
+_log = logging.getLogger(__name__)
+
+_MOST_HALO = 0.5  # of the graph: beyond it, reading the whole table in order costs at most twice as much
+_WHOLE_PAGES = 4096  # bytes of a row
 
 FALLBACK = "streaming_multilevel"  # the partitioner that ships here and has the smallest halos on large graphs
 
@@ -44,14 +55,16 @@ class StoreSource:
         planner: callable with the arguments of `gs.plan`; it may carry memory sizes. None: `gs.plan`.
         seed: of partitioning.
         overwrite: replace a store made from other input, or a damaged one.
-        pack_halo: a store that is written also has the feature rows of each part's halo beside the part.
+        pack_halo: A store that is written also has the feature rows of each part's halo beside the part. "auto": where
+            memory does not hold the features, halos are small parts of the graph, and the disk has room; a store that
+            stands is taken either way.
         feature_storage: How a store that is written holds features, see `write_partition_store`; None: the data set's.
         progress: (what, done, total), called while the store is made.
         fallback: partitioner that `settle` takes where parts by the first one fit at no number of them. None: it
             refuses, and names one.
 
     Raises:
-        ValueError: num_parts is out of range.
+        ValueError: num_parts is out of range, or pack_halo is none of these.
     """
 
     def __init__(
@@ -64,13 +77,15 @@ class StoreSource:
         planner: Callable[..., Plan] | None = None,
         seed: int = 0,
         overwrite: bool = False,
-        pack_halo: bool = False,
+        pack_halo: bool | str = "auto",
         feature_storage: str | None = None,
         progress: Callable[[str, int, int | None], None] | None = None,
         fallback: str | Callable[..., Partitioning] | None = None,
     ):
         if num_parts != "auto":
             check_count("num_parts", num_parts)
+        if not isinstance(pack_halo, bool) and pack_halo != "auto":
+            raise ValueError(f"pack_halo must be true, false or auto, got {pack_halo!r}")
         self.dataset, self.root = dataset, Path(root)
         if feature_storage is not None:
             self.dataset = replace(dataset, feature_storage=feature_storage)
@@ -90,13 +105,14 @@ class StoreSource:
             overwrite=self.overwrite,
             progress=self.progress,
             store_fingerprint=lambda: self._store_fingerprint(num_parts),
-            pack_halo=self.pack_halo,
+            pack_halo=self._packs_halo if self.pack_halo == "auto" else self.pack_halo,
         )
 
     def fingerprint(self, num_parts: int) -> str:
         """Return a digest of what a store of this many parts is made from: input, partitioner, seed."""
         made = {"partitioner": describe_partitioner(self.partitioner), "seed": self.seed}
-        return preparation_fingerprint(self.dataset, made | ({"pack_halo": True} if self.pack_halo else {}), num_parts)
+        packed = {"pack_halo": True} if self.pack_halo is True else {}
+        return preparation_fingerprint(self.dataset, made | packed, num_parts)
 
     def standing_parts(self) -> int | None:
         """Return the number of parts of the store at root where it was made from this, else None."""
@@ -243,7 +259,38 @@ class StoreSource:
         return "" if FALLBACK in names else f"partitioner={FALLBACK}, whose halos are smaller"
 
     def _store_fingerprint(self, num_parts: int) -> str | None:
-        return expected_store_fingerprint(self.dataset, self.partitioner, num_parts, self.seed, self.pack_halo)
+        choices = (False, True) if self.pack_halo == "auto" else (self.pack_halo,)
+        expected = [
+            expected_store_fingerprint(self.dataset, self.partitioner, num_parts, self.seed, packed)
+            for packed in choices
+        ]
+        own = read_source(store_folder(self.root)).get("fingerprint")
+        return own if own in expected else expected[0]
+
+    def _packs_halo(self, made: Partitioning) -> bool:
+        """Decide whether the store of a partitioning packs halo rows, and say why."""
+        begun = unfinished_packs_halo(self.root, self.dataset, made)
+        if begun is not None:
+            return begun
+        features, free = self.dataset.feature_bytes, free_memory_bytes()
+        if 2 * features <= free or made.quality is None or made.quality.halo_hops != 1:
+            return False
+        num_nodes = max(self.dataset.stream.num_nodes, 1)
+        halo_share = max(made.quality.halo_per_part) / num_nodes
+        packed = int(sum(made.quality.halo_per_part) * features / num_nodes)
+        room = shutil.disk_usage(store_folder(self.root).parent).free - 2 * features
+        facts = f"features {format_bytes(features)}, memory {format_bytes(free)}, halos {format_bytes(packed)}"
+        if features >= _WHOLE_PAGES * num_nodes:
+            packs, why = False, f"rows are whole pages of the disk already ({facts})"
+        elif halo_share > _MOST_HALO:
+            packs, why = False, f"the largest halo is {halo_share:.0%} of the graph ({facts})"
+        elif packed > room:
+            packs, why = False, f"the disk has no room for them ({facts})"
+        else:
+            packs, why = True, f"a part is then read in two runs of the disk ({facts})"
+        record("pack_halo", packs=packs, why=why)
+        _log.info(f"{self.root}: halo rows are {'packed' if packs else 'left at their owners'}: {why}")
+        return packs
 
     def _count_arcs(self) -> tuple[int, str]:
         """Return the arcs that the store will have, and how they were counted where that is not plain."""
