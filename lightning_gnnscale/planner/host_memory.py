@@ -97,9 +97,14 @@ def predict_evaluation(
         sources = min(num_nodes, targets + distinct(arcs, num_nodes))
         row = 4 * width
         if width == widths[0] and feature_row_bytes is not None:
-            row = min(row, feature_row_bytes) + (row if feature_row_bytes < row else 0)
+            row = feature_row_bytes + _cast_bytes(feature_dim, feature_row_bytes)
         blocks.append(sources * (row + 8) + targets * 4 * (width + EVALUATION_COPIES * hidden_channels) + 20 * arcs)
     return int(EVALUATION_BYTES + max(blocks, default=0) + 4 * num_nodes)
+
+
+def _cast_bytes(feature_dim: int, row_bytes: float) -> int:
+    """Return the bytes of a row that is cast to float32; sparse rows, of no whole width, stay as they are."""
+    return 4 * feature_dim if row_bytes in (feature_dim, 2 * feature_dim) else 0
 
 
 def distinct(draws: float, population: float) -> float:
@@ -183,7 +188,7 @@ def predict_training(
     inputs = nodes[-1]
     row_bytes = 4 * feature_dim if feature_row_bytes is None else feature_row_bytes
     width = feature_dim + embedding_dim
-    activations = inputs * 4 * width * (row_bytes != 4 * feature_dim or embedding_dim > 0)  # the input, cast
+    activations = inputs * (_cast_bytes(feature_dim, row_bytes) + 4 * embedding_dim)
     for targets in nodes[:-1]:
         activations += targets * 4 * (width + COPIES_OF_OUTPUT * hidden_channels)
         width = hidden_channels
