@@ -33,6 +33,7 @@ BENCHES = {
     "exchange": "exchange policies of full-graph training: bytes beside accuracy",
     "parts": "training on the parts of each partitioner, with and without control variates: accuracy beside the cut",
     "accuracy": "test accuracy of parts with model averaging beside central training",
+    "memory": "each stage under caps of memory, page cache counted, beside its uncapped run",
     "startup": "seconds of the package's import beside Lightning's and PyG's, and to a second training's first epoch",
 }
 

@@ -28,9 +28,9 @@ _PATIENCE_S = 3.0  # for processes to end by themselves, once one has failed
 _START_LIMIT = timedelta(seconds=60)
 _PR_SET_PDEATHSIG = 1  # of Linux' prctl
 CAUSES = {
-    signal.SIGSEGV: "a file of the store may be damaged: check it by PartitionStore.open(STORE).verify()",
+    signal.SIGSEGV: "a file of the store may be damaged: check it by gnnscale verify STORE",
     signal.SIGBUS: "a mapped file was shortened while it was read, or its disk is gone or full: check the store by "
-    "PartitionStore.open(STORE).verify()",
+    "gnnscale verify STORE",
     signal.SIGKILL: "memory was short (see the limit of its cgroup, and the system's log), or somebody killed it",
     signal.SIGTERM: "somebody, or a scheduler, asked it to end",
 }

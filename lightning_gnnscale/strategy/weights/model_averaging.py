@@ -17,9 +17,8 @@ from .. import averaging
 from ..exchange import ExchangePolicy
 from ..progress import agree_on_steps, check_ranks, count_missing_batch, count_steps
 from ..trainer_check import check_model_averaging, check_rounds, step_schedulers
-from . import part_states
 from .control_variates import ControlVariates
-from .part_optimizers import PartOptimizers
+from .part_optimizers import SHARED_KEY, PartOptimizers, merge_states, shared_optimizer
 from .policy import Step, WeightPolicy
 from .visit_gradients import VisitGradients
 
@@ -216,7 +215,7 @@ class ModelAveraging(WeightPolicy):
         }
 
     def merge(self, states: list[dict[str, Any]]) -> dict[str, Any]:
-        return part_states.merge(states)
+        return merge_states(states)
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         mine = self._parts_of_rank()
@@ -247,7 +246,7 @@ class ModelAveraging(WeightPolicy):
         waiting, saved = state.get("waiting", {}), state["optimizers"]
         self._restored_gradients = {part: kept for part, kept in waiting.items() if part in mine}
         if self.optimizer_state == "shared":
-            mine, saved = [part_states.SHARED_KEY], part_states.shared_optimizer(saved, num_ranks=len(state["steps"]))
+            mine, saved = [SHARED_KEY], shared_optimizer(saved, num_ranks=len(state["steps"]))
         self._optimizers.load_state_dict({part: saved[part] for part in mine if part in saved})
 
     def teardown(self) -> None:
@@ -285,7 +284,7 @@ class ModelAveraging(WeightPolicy):
         self._part = part
 
     def _optimizer_key(self, part: int) -> int:
-        return part_states.SHARED_KEY if self.optimizer_state == "shared" else part
+        return SHARED_KEY if self.optimizer_state == "shared" else part
 
     def _keep_part(self) -> None:
         if self._part is not None and not self._published:

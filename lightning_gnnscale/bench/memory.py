@@ -1,0 +1,252 @@
+"""Each stage of a run in a process of its own, uncapped and under caps of memory that count the page cache too."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from ..edge_stream import open_edge_stream, write_edges
+from ..edge_stream.lfr import lfr_graph
+from ..errors import GNNScaleError
+from ..units import format_bytes, parse_bytes
+from .page_cache import evict
+from .results import append_row, machine_line, read_rows
+
+STAGES = ("partition", "store", "batches", "train", "evaluate", "predict")
+GROUPS = (
+    # Folder of the controller, its file of the cap, of the peak, and of the faults.
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.max_usage_in_bytes", "total_pgmajfault"),
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.peak", "pgmajfault"),
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the stages are run on; plain values, handed to each process.
+
+    Attributes:
+        folder: generated graph, partitioning and store.
+        num_nodes, partitioner, num_parts: see `run`.
+        fanouts, batch_size, hidden_channels: of training.
+    """
+
+    folder: str
+    num_nodes: int
+    partitioner: str
+    num_parts: int
+    fanouts: list[int]
+    batch_size: int
+    hidden_channels: int
+
+
+def run(
+    output_dir: str | os.PathLike,
+    num_nodes: int = 1_000_000,
+    num_edges: int = 10_000_000,
+    feature_dim: int = 128,
+    partitioner: str = "streaming_multilevel",
+    num_parts: int = 32,
+    stages: Sequence[str] = STAGES,
+    caps: Sequence[float] = (2, 1, 0.5, 0.25),
+    interpreter_bytes: int | str = "400MiB",
+    fanouts: Sequence[int] = (15, 10, 5),
+    batch_size: int = 1024,
+    hidden_channels: int = 128,
+    train_share: float = 0.08,
+    limit_s: float = 600,
+) -> list[dict]:
+    """Run each stage on a cold cache without a cap and under each cap, one after the other.
+
+    Args:
+        output_dir: folder of `memory.csv`, the graph and the store, on a disk; rows that stand are taken.
+        num_nodes, num_edges, feature_dim: of a generated graph with communities, float16 features.
+        partitioner, num_parts: of the store.
+        stages: of "partition", "store", "batches" (an epoch of them), "train" (an epoch), "evaluate" (all nodes,
+            exact), "predict".
+        caps: in units of the finished store's bytes.
+        interpreter_bytes: what a process holds before any work, added to each cap.
+        fanouts, batch_size, hidden_channels: of a GraphSAGE with a layer a fan-out.
+        train_share: share of the nodes that train.
+        limit_s: seconds after which a case is ended, and its row says so.
+
+    Returns:
+        One row a case: seconds, bytes read, major faults, peak, and seconds against the uncapped case.
+
+    Raises:
+        GNNScaleError: no memory cgroup can be made here.
+        ValueError: a stage is unknown, or a cap is not above 0.
+    """
+    unknown = sorted(set(stages) - set(STAGES))
+    if unknown or not all(cap > 0 for cap in caps):
+        raise ValueError(
+            f"bench.stages must be of {', '.join(STAGES)}, bench.caps above 0, got {unknown or list(caps)}"
+        )
+    folder = Path(output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    shape = Shape(str(folder), num_nodes, partitioner, num_parts, list(fanouts), int(batch_size), int(hidden_channels))
+    _generate(folder, num_nodes, num_edges, feature_dim, train_share)
+    if not (folder / "store" / "manifest.json").is_file():
+        for stage in ("partition", "store"):
+            _measure(shape, stage, None, limit_s)
+    num_bytes = sum(path.stat().st_size for path in (folder / "store").iterdir())
+    base, done = parse_bytes(interpreter_bytes, "bench.interpreter_bytes"), read_rows(folder / "memory.csv")
+    rows = []
+    for stage in stages:
+        uncapped = None
+        for cap in (None, *caps):
+            label = "none" if cap is None else f"{cap:g}"
+            row = next((old for old in done if (old["stage"], old["cap"]) == (stage, label)), None)
+            if row is None:
+                limit = None if cap is None else int(cap * num_bytes) + base
+                row = {"stage": stage, "cap": label, "cap_bytes": limit} | _measure(shape, stage, limit, limit_s)
+                append_row(folder / "memory.csv", row)
+            seconds = float(row["seconds"] or 0)
+            uncapped = seconds if cap is None else uncapped
+            rows.append({**row, "speed": round(uncapped / seconds, 2) if seconds and uncapped else None})
+    _print(rows, num_bytes)
+    return rows
+
+
+def _generate(folder: Path, num_nodes: int, num_edges: int, dim: int, train_share: float) -> None:
+    graph = lfr_graph(num_nodes, num_edges)
+    if not (folder / "edges.bin").is_file():
+        write_edges(graph.stream(1 << 22), folder / "edges.bin", dtype="int32")
+    if not (folder / "features.npy").is_file():
+        graph.features(dim=dim, noise=1.0, dtype="float16", path=folder / "features.npy")
+    if not (folder / "masks.npz").is_file():
+        masks = graph.masks(train_share, train_share / 8)
+        np.savez(folder / "masks.npz", labels=graph.labels() % 32, **masks)
+
+
+def _measure(shape: Shape, stage: str, cap_bytes: int | None, limit_s: float) -> dict:
+    """Run a stage in a fresh process in a memory group of its own, on a cold cache."""
+    group, names = _new_group(cap_bytes)
+    for path in Path(shape.folder).rglob("*.np*"):
+        evict(path)
+    evict(Path(shape.folder) / "edges.bin")
+    code = "import sys; from lightning_gnnscale.bench.memory import work; work(*sys.argv[1:])"
+    words = [sys.executable, "-c", code, json.dumps(vars(shape)), stage, str(group / "cgroup.procs")]
+    began = time.perf_counter()
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=limit_s)
+        told, failed = done.stdout.strip().splitlines()[-1:], done.returncode
+    except subprocess.TimeoutExpired:
+        told, failed = [], f"over {limit_s:g} s"
+    row = {"seconds": None, "read_bytes": None, "note": ""}
+    if told and failed == 0:
+        row |= json.loads(told[0])
+    else:
+        error = "" if isinstance(failed, str) else (done.stderr.strip().splitlines() or [""])[-1][:160]
+        row["note"] = "killed for memory" if failed == -9 else f"{failed}: {error}".rstrip(": ")
+    row["process_s"] = round(time.perf_counter() - began, 1)
+    stat = dict(line.split(" ", 1) for line in (group / "memory.stat").read_text().splitlines())
+    row["peak_bytes"] = _number(group / names[1])
+    row["major_faults"] = int(stat.get(names[2], 0))
+    time.sleep(0.2)  # the last process leaves the group a moment after it has ended
+    group.rmdir()
+    return row
+
+
+def _new_group(cap_bytes: int | None) -> tuple[Path, tuple[str, str, str]]:
+    for base, *names in GROUPS:
+        group = base / f"gnnscale-bench-{os.getpid()}-{time.monotonic_ns()}"
+        try:
+            group.mkdir()
+            if cap_bytes is not None:
+                (group / names[0]).write_text(str(cap_bytes))
+            if (group / names[0]).is_file():
+                return group, tuple(names)
+            group.rmdir()
+        except OSError:
+            continue
+    raise GNNScaleError("bench memory needs a memory cgroup that can be written to: run it as root, on Linux")
+
+
+def _number(path: Path) -> int | None:
+    return int(path.read_text()) if path.is_file() else None
+
+
+def work(shape: str, stage: str, procs: str) -> None:
+    """Join a memory group, run a stage, and print its seconds and bytes read as JSON; the process is fresh."""
+    Path(procs).write_text(str(os.getpid()))
+    import torch
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    action = _prepare(Shape(**json.loads(shape)), stage)
+    begin_bytes, began = _read_bytes(), time.perf_counter()
+    note = action()
+    seconds = time.perf_counter() - began
+    facts = {"seconds": round(seconds, 2), "read_bytes": _read_bytes() - begin_bytes, "note": note or ""}
+    print(json.dumps(facts), flush=True)
+    os._exit(0)  # what threads still hold is of no interest
+
+
+def _read_bytes() -> int:
+    facts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(facts["read_bytes"])
+
+
+def _prepare(shape: Shape, stage: str):
+    """Return what is to be measured, as a call; what it needs has been imported."""
+    import lightning as L
+
+    import lightning_gnnscale as gs
+
+    folder = Path(shape.folder)
+    stream = open_edge_stream(folder / "edges.bin", num_nodes=shape.num_nodes, to_undirected=True, dtype="int32")
+    if stage == "partition":
+        return lambda: gs.partition(stream, method=shape.partitioner, num_parts=shape.num_parts).save(folder / "parts")
+    with np.load(folder / "masks.npz", allow_pickle=False) as arrays:
+        labels, *masks = (arrays[name] for name in ("labels", "train", "val", "test"))
+    if stage == "store":
+        options = {"features": folder / "features.npy", "labels": labels}
+        options["masks"] = dict(zip(("train", "val", "test"), masks, strict=True))
+        made = gs.Partitioning.load(folder / "parts")
+        return lambda: gs.write_partition_store(folder / "store", stream, made, overwrite=True, **options) and None
+    data = gs.PartitionDataModule(
+        store=folder / "store",
+        sampler=gs.NeighborSampler(shape.fanouts),
+        batch_size=shape.batch_size,
+        source=gs.Threads(2),
+    )
+    data.verify = False  # a read of its own, once a machine
+    if stage == "batches":
+        loader = data.train_dataloader()
+
+        def batches() -> str:
+            seeds = sum(batch.batch_size for batch in loader if batch is not None)
+            return f"{loader.reads.how}, {seeds} seeds"
+
+        return batches
+    backbone = gs.model.GraphSAGE(data.num_features, shape.hidden_channels, 32, num_layers=len(shape.fanouts))
+    model = gs.NodeClassifier(backbone, lr=0.01)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = L.Trainer(
+        accelerator="cpu", devices=1, max_epochs=1, limit_val_batches=0, enable_model_summary=False,
+        strategy=gs.GNNScaleStrategy(), default_root_dir=folder, **quiet,
+    )  # fmt: skip
+    if stage == "train":
+        return lambda: trainer.fit(model, data)
+    if stage == "evaluate":
+        return lambda: trainer.test(model, data, verbose=False) and None
+    return lambda: trainer.predict(model, data, return_predictions=False)
+
+
+def _print(rows: list[dict], num_bytes: int) -> None:
+    table = Table(title=f"store of {format_bytes(num_bytes)}, cold cache", caption=machine_line())
+    for name in ("stage", "cap, stores", "seconds", "of uncapped speed", "read", "major faults", "peak", "note"):
+        table.add_column(name, justify="left" if name in ("stage", "note") else "right")
+    for row in rows:
+        read, peak = (format_bytes(float(row[name])) if row[name] else "" for name in ("read_bytes", "peak_bytes"))
+        speed = "" if row["speed"] is None or row["cap"] == "none" else f"{row['speed']:.2f}"
+        cells = (row["stage"], row["cap"], row["seconds"] or "", speed, read, row["major_faults"], peak, row["note"])
+        table.add_row(*map(str, cells))
+    Console().print(table)
