@@ -1,0 +1,44 @@
+"""`gnnscale bench memory`: stages under caps of memory."""
+
+from pathlib import Path
+
+import pytest
+
+from lightning_gnnscale.bench import memory
+from lightning_gnnscale.errors import GNNScaleError
+
+
+@pytest.mark.parametrize("options", [{"stages": ["batches", "sleep"]}, {"caps": [1, 0]}])
+def test_bad_options_are_one_line(tmp_path, options):
+    with pytest.raises(
+        ValueError, match="bench.stages must be of partition, store, .* bench.caps above 0, got"
+    ) as told:
+        memory.run(tmp_path, **options)
+    assert "\n" not in str(told.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_memory_group_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "GROUPS", ((tmp_path / "none", "a", "b", "c"),))
+    with pytest.raises(GNNScaleError, match="needs a memory cgroup that can be written to: run it as root, on Linux"):
+        memory._new_group(None)
+
+
+@pytest.mark.slow
+def test_stages_run_uncapped_and_capped_and_rows_that_stand_are_taken(tmp_path):
+    try:
+        memory._new_group(None)[0].rmdir()
+    except GNNScaleError as error:
+        pytest.skip(str(error))
+    options = {"num_nodes": 20_000, "num_edges": 100_000, "feature_dim": 16, "num_parts": 4, "train_share": 0.1}
+    rows = memory.run(tmp_path, stages=["batches", "evaluate"], caps=[8], fanouts=[5, 5], batch_size=256, **options)
+    assert [(row["stage"], row["cap"]) for row in rows] == [
+        ("batches", "none"), ("batches", "8"), ("evaluate", "none"), ("evaluate", "8"),
+    ]  # fmt: skip
+    for row in rows:
+        assert row["seconds"] > 0 and row["read_bytes"] > 0 and row["peak_bytes"] > 0, row
+    before = (tmp_path / "memory.csv").read_bytes()
+    again = memory.run(tmp_path, stages=["batches", "evaluate"], caps=[8], fanouts=[5, 5], batch_size=256, **options)
+    assert (tmp_path / "memory.csv").read_bytes() == before
+    assert [float(row["seconds"]) for row in again] == [row["seconds"] for row in rows]
+    assert Path(tmp_path / "store" / "manifest.json").is_file()
