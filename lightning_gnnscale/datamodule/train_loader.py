@@ -300,7 +300,7 @@ def epoch_work(store: PartitionStore, sampler, halo_hops: int, scope: str, passe
             [part],
             load,
             targets={part: targets[part][np.sort(few)]},
-            **_shared(store, sampler, replace(options, num_threads=1, lookahead_batches=0, fill_here=False), None),
+            **_shared(store, sampler, replace(options, num_threads=1, reads=None), None),
         )
         for batch in loader:
             work += len(batch.n_id) + batch.edge_index.shape[1]
