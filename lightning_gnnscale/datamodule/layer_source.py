@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -124,11 +124,11 @@ class StoreLayerSource:
                 rows = self._features.gather(nodes)
                 return sparse_rows_to_torch(rows) if self._features.is_sparse else torch.from_numpy(rows)
             dense = self._features.array
-        file = self._file(dense)
-        if file is None:
-            return torch.from_numpy(np.asarray(dense[nodes]))
-        nodes = np.asarray(nodes, np.int64)
-        return torch.from_numpy(file.read(nodes, nodes + 1))
+        file, nodes = self._file(dense), np.asarray(nodes, np.int64)
+        rows = np.asarray(dense[nodes]) if file is None else file.read(nodes, nodes + 1)
+        if table is None:  # codes are decoded, other rows are as they were read
+            rows = replace(self._features, array=rows).gather(np.arange(len(rows))) if self._features.storage else rows
+        return torch.from_numpy(rows)
 
     def write(self, table: np.ndarray, rows: np.ndarray, values: np.ndarray) -> None:
         """Write (num, dim) values to (num,) ascending rows of a table; consecutive ones in one run of the file."""

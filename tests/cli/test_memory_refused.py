@@ -9,6 +9,7 @@ from cli.refusals import refused
 from cli.tiny_graph import TINY, write_tiny_graph
 
 from lightning_gnnscale import memory
+from lightning_gnnscale.cli import train
 from lightning_gnnscale.cli.main import main
 
 AUTO = ["trainer.max_epochs=1", "test=false", "num_parts=auto", "model.backbone.hidden_channels=4"]
@@ -24,6 +25,7 @@ def tiny(tmp_path, monkeypatch):
 @pytest.mark.parametrize("num_parts", ["auto", 2])
 def test_a_cap_below_what_a_run_needs_is_one_line_before_work(tiny, monkeypatch, capsys, num_parts):
     monkeypatch.setattr(memory, "_cgroup_limits", lambda: [(300 << 20, 0)])
+    monkeypatch.setattr(train, "process_bytes", lambda: 400 << 20)  # this one holds what earlier tests left
     line = refused(capsys, "train", *TINY, f"num_parts={num_parts}")
     assert "the run does not fit memory even without halos" in line
     assert "of 300 MiB" in line

@@ -48,7 +48,7 @@ def kill_and_go_on(tmp_path: Path, num_edges: int, num_kills: int) -> None:
     assert digests(output) == digests(tmp_path / "whole")
     PartitionStore.open(output).verify()
     left = {path.name for path in tmp_path.iterdir()} - {"whole", "killed", "runs", "edges.bin", "features.npy"}
-    assert all(name.endswith((".lock", ".source.json")) for name in left), left
+    assert all(name.endswith((".lock", ".source.json", ".verified.json")) for name in left), left
 
 
 def test_killed_command_goes_on(tmp_path):

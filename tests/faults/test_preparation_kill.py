@@ -77,4 +77,4 @@ def test_killed_preparation_goes_on(tmp_path, num_nodes, num_edges, feature_dim,
             shutil.rmtree(root)
             Path(f"{root}.source.json").unlink()
     left = {path.name for path in tmp_path.iterdir()} - {"given", "compiled", "whole"}
-    assert all(name.endswith((".lock", ".source.json")) for name in left), left
+    assert all(name.endswith((".lock", ".source.json", ".verified.json")) for name in left), left
