@@ -26,7 +26,7 @@ def take_away(root, part: int, target) -> gs.PartitionStore:
     keep = dict.fromkeys(("labels", "mask_train", "mask_val", "mask_test"), listed)
     if store.features.is_sparse:
         values = np.repeat(listed, np.diff(np.load(root / "features_indptr.npy")))
-        keep |= {"features_indptr": _bounds(listed), "features_indices": values, "features_data": values}
+        keep |= {"features_indices": values, "features_data": values}
     else:
         keep["features"] = owned if "halo_features" in store.manifest["files"] else listed  # else packed beside it
     keep["csc_indices"] = np.repeat(owned, np.diff(store.csc.indptr))
@@ -42,6 +42,8 @@ def take_away(root, part: int, target) -> gs.PartitionStore:
     keep["edge_weight"] = keep["csc_indices"].copy()  # of arcs to its nodes, and those to halo nodes that it lists
     keep["edge_weight"][np.load(root / "halo_arc.npy")[keep["halo_arc"]]] = True
     whole = {"halo_offsets", "original_nid", "part_offsets", "store_nid"}
+    if store.features.is_sparse:
+        whole.add("features_indptr")  # every process looks whether it rises
     assert set(store.manifest["files"]) == whole | keep.keys()
     for name, kept in keep.items():
         array = np.lib.format.open_memmap(target / f"{name}.npy", mode="r+")
