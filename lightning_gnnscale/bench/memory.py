@@ -29,13 +29,13 @@ GROUPS = (
 
 
 @dataclass(frozen=True)
-class Shape:
+class MemoryCase:
     """What the stages are run on; plain values, handed to each process.
 
     Attributes:
         folder: generated graph, partitioning and store.
         num_nodes, partitioner, num_parts: see `run`.
-        fanouts, batch_size, hidden_channels: of training.
+        fanouts, batch_size, hidden_channels: The settings of training.
     """
 
     folder: str
@@ -67,13 +67,13 @@ def run(
 
     Args:
         output_dir: folder of `memory.csv`, the graph and the store, on a disk; rows that stand are taken.
-        num_nodes, num_edges, feature_dim: of a generated graph with communities, float16 features.
-        partitioner, num_parts: of the store.
-        stages: of "partition", "store", "batches" (an epoch of them), "train" (an epoch), "evaluate" (all nodes,
+        num_nodes, num_edges, feature_dim: The generated graph, which has communities and float16 features.
+        partitioner, num_parts: How the store is cut.
+        stages: Any of "partition", "store", "batches" (an epoch of them), "train" (an epoch), "evaluate" (all nodes,
             exact), "predict".
         caps: in units of the finished store's bytes.
         interpreter_bytes: what a process holds before any work, added to each cap.
-        fanouts, batch_size, hidden_channels: of a GraphSAGE with a layer a fan-out.
+        fanouts, batch_size, hidden_channels: The GraphSAGE that trains; it has one layer a fan-out.
         train_share: share of the nodes that train.
         limit_s: seconds after which a case is ended, and its row says so.
 
@@ -91,7 +91,9 @@ def run(
         )
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    shape = Shape(str(folder), num_nodes, partitioner, num_parts, list(fanouts), int(batch_size), int(hidden_channels))
+    shape = MemoryCase(
+        str(folder), num_nodes, partitioner, num_parts, list(fanouts), int(batch_size), int(hidden_channels)
+    )
     _generate(folder, num_nodes, num_edges, feature_dim, train_share)
     if not (folder / "store" / "manifest.json").is_file():
         for stage in ("partition", "store"):
@@ -126,7 +128,7 @@ def _generate(folder: Path, num_nodes: int, num_edges: int, dim: int, train_shar
         np.savez(folder / "masks.npz", labels=graph.labels() % 32, **masks)
 
 
-def _measure(shape: Shape, stage: str, cap_bytes: int | None, limit_s: float) -> dict:
+def _measure(shape: MemoryCase, stage: str, cap_bytes: int | None, limit_s: float) -> dict:
     """Run a stage in a fresh process in a memory group of its own, on a cold cache."""
     group, names = _new_group(cap_bytes)
     for path in Path(shape.folder).rglob("*.np*"):
@@ -180,7 +182,7 @@ def work(shape: str, stage: str, procs: str) -> None:
     import torch
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    action = _prepare(Shape(**json.loads(shape)), stage)
+    action = _prepare(MemoryCase(**json.loads(shape)), stage)
     begin_bytes, began = _read_bytes(), time.perf_counter()
     note = action()
     seconds = time.perf_counter() - began
@@ -194,7 +196,7 @@ def _read_bytes() -> int:
     return int(facts["read_bytes"])
 
 
-def _prepare(shape: Shape, stage: str):
+def _prepare(shape: MemoryCase, stage: str):
     """Return what is to be measured, as a call; what it needs has been imported."""
     import lightning as L
 

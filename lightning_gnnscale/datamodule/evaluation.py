@@ -178,7 +178,7 @@ class EvaluationLinks(NamedTuple):
         given: (num_links, num_negatives) int64 store ids, or None: they are drawn, free of known links.
         num_negatives: false ends a link.
         held: all held-out links in both directions, by store id.
-        key: of the draws.
+        key: The random key of the draws.
     """
 
     store: PartitionStore
@@ -225,10 +225,10 @@ def evaluation_links(
 
     Args:
         store: training's graph.
-        links: of all splits, in original ids.
+        links: The links of all splits, in original ids.
         split: "val" or "test".
         num_negatives: false ends drawn for a link where none are given.
-        seed: of the draws; ranks, parts and epochs change none of them.
+        seed: The seed of the draws; ranks, parts and epochs change none of them.
         rank, world_size: this process and how many there are.
 
     Raises:

@@ -124,10 +124,10 @@ def settle_row_reads(
     """Let a loader that reads the store get its feature rows as the memory that is free now allows.
 
     Args:
-        loader: of this rank, over the store's features, for parts with packed rows where there are some.
+        loader: This rank's, over the store's features; over parts, with packed rows where there are some.
         store, options, place: see `make_part_loader`.
         how: "auto", or one of `RowReads`.
-        halo_hops: of the parts; None: batches cross parts.
+        halo_hops: How far the parts' halos reach; None: batches cross parts.
     """
     local = options.source.in_process or isinstance(options.source, Processes)
     free = free_memory_bytes() // place.num_local

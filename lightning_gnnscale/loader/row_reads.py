@@ -168,7 +168,7 @@ class _Window:
         batches: those that are not being filled yet.
         nodes: part id (None where parts do not matter) to the nodes that are read.
         rows: likewise, what comes of the reads.
-        num_bytes: of the rows, and of the drawn batches.
+        num_bytes: What the rows and the drawn batches take.
         left: batches that have not been handed over.
     """
 
