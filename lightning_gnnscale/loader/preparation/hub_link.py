@@ -83,7 +83,9 @@ class HubActor:
         while limit_s is None and not ray.wait([answer], timeout=_PROBE_S)[0]:
             ray.get(self._actor.ping.remote(), timeout=max(0.1, self._limit_s - _PROBE_S))
             self._limit_s = self._timeout_s
-        return ray.get(answer, timeout=self._limit_s if limit_s is None else limit_s)
+        found = ray.get(answer, timeout=self._limit_s if limit_s is None else limit_s)
+        self._limit_s = self._timeout_s
+        return found
 
     def end(self) -> None:
         import_ray().kill(self._actor)
