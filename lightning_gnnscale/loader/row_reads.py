@@ -102,11 +102,13 @@ def choose_row_reads(
         visit_batches: batches of a visit to a part, on average.
     """
     row_bytes = features.nbytes / max(features.num_rows, 1)
-    batch_bytes = int(first.rows * features.batch_row_bytes + first.drawn_bytes)
-    parts = parts_held * first.part_bytes
+    gathered = features.batch_row_bytes if features.is_sparse else features.dim * features.dtype.itemsize
+    batch_bytes = int(first.rows * gathered + first.drawn_bytes)
+    # Beside the parts: the batch that trains is also there in the model's dtype.
+    other = parts_held * first.part_bytes + first.rows * (features.batch_row_bytes - gathered)
 
     def room(batches: int) -> int:
-        return int(max(_ROOM_SHARE * free_bytes - parts - batches * batch_bytes, 0))
+        return int(max(_ROOM_SHARE * free_bytes - other - batches * batch_bytes, 0))
 
     if features.nbytes <= room(batches_held):
         return RowReads(why=f"{format_bytes(features.nbytes)} of features fit the {format_bytes(free_bytes)} free")
