@@ -1,14 +1,18 @@
 """Memory: what a process tree holds, what it may hold, and what is free, read from the kernel's own counters."""
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 # Linux lists each thread's children, where it was built to; psutil reads every process of the machine to find them.
 LISTS_CHILDREN = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists()
+
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # of glibc's malloc.h
 
 
 def resident_bytes(pid: int | None = None) -> int:
@@ -48,6 +52,17 @@ def gpu_memory_bytes() -> int | None:
     if not torch.cuda.is_available():
         return None
     return min(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
+
+
+def return_freed_memory() -> None:
+    """Have the C library give freed arrays of 1 MiB and more back to the system, from now on; glibc alone.
+
+    It would keep those of up to 32 MiB for later, in each thread's own arena: under a cap on memory 200 MiB of nothing.
+    """
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+        mallopt(_M_ARENA_MAX, 2)
 
 
 def _cgroup_limits() -> list[tuple[int, int]]:

@@ -22,7 +22,7 @@ from ..loader import (
     parts_of_rank,
     split_targets,
 )
-from ..memory import free_memory_bytes
+from ..memory import free_memory_bytes, return_freed_memory
 from ..partition_store import PartitionStore
 from ..rng import fold, permutation
 from ..sampler import FullBatchSampler, LayerwiseSampler, NeighborSampler, SaintSampler
@@ -154,6 +154,8 @@ def settle_row_reads(
     )
     if how not in ("auto", reads.how):
         reads = replace(reads, how=how, why=f"row_reads={how}")
+    if reads.how != "mapped":
+        return_freed_memory()
     record("row_reads", rank=place.rank, how=reads.how, why=reads.why)
     # Packed rows are copies: they pay where memory does not hold all rows.
     loader.set_reads(reads, store.features if reads.how == "mapped" else packed)
