@@ -1,6 +1,5 @@
 """The arrays of a store on disk: plain .npy files that grow at their end or are filled by position."""
 
-import mmap
 import os
 import zlib
 from collections.abc import Iterable, Sequence
@@ -139,16 +138,6 @@ def file_place(array: np.ndarray) -> tuple[Path, int] | None:
     if not isinstance(root, np.memmap) or root.filename is None:
         return None
     return Path(root.filename), root.offset + array.ctypes.data - root.ctypes.data
-
-
-def advise_random(array: np.ndarray | None) -> None:
-    """Tell the system that a mapped array is read at random: a fault then reads one page, and no 128 KiB around it.
-
-    For arrays that memory does not hold; where it does, reading ahead fills the page cache sooner.
-    """
-    mapped = None if array is None else getattr(_mapping(array), "_mmap", None)
-    if mapped is not None and hasattr(mmap, "MADV_RANDOM"):
-        mapped.madvise(mmap.MADV_RANDOM)
 
 
 def _mapping(array: np.ndarray) -> np.ndarray:

@@ -58,6 +58,11 @@ class PackedFeatures:
         return self.owned.is_sparse
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of every node's row once, as of `owned`; the packed copies come beside them."""
+        return self.owned.nbytes
+
+    @property
     def indptr(self) -> np.ndarray:
         """(num_rows + 1,) int64 of sparse rows."""
         return self.owned.indptr

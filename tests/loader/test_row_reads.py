@@ -16,7 +16,7 @@ from lightning_gnnscale.loader import (
     fits_in_memory,
 )
 from lightning_gnnscale.loader.row_reads import Footprint, drawn_bytes
-from lightning_gnnscale.partition_store import DenseFeatures, LoadedRows
+from lightning_gnnscale.partition_store import DenseFeatures, LoadedRows, PackedFeatures
 from lightning_gnnscale.sampler import NeighborSampler
 
 READS = {
@@ -66,6 +66,21 @@ def test_other_walks_and_sources(features, reads):
         assert all_contents(make_loader(**options, features=features, reads=READS[reads])) == expected
         tasks = TaskGraphs(2).connect(None)
         assert all_contents(make_loader(**options, features=features, reads=READS[reads], source=tasks)) == expected
+
+
+@pytest.mark.parametrize("reads", READS)
+def test_packed_halo_rows_are_read_in_every_way(features, reads):
+    parts = [WORLD.load_part(part) for part in range(5)]
+    halo = np.concatenate([part.halo_nodes for part in parts])
+    packed = PackedFeatures(
+        features,
+        DenseFeatures(features.array[halo]),
+        np.array([*(part.core_start for part in parts), features.num_rows]),
+        np.cumsum([0, *(part.num_halo for part in parts)]),
+        halo,
+    )
+    expected = all_contents(make_loader(num_threads=0))
+    assert all_contents(make_loader(features=packed, reads=READS[reads])) == expected
 
 
 @pytest.mark.parametrize("reads", READS)
