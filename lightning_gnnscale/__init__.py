@@ -44,7 +44,7 @@ _HOME = {
     "NeighborLoader": "loader",
     "Threads": "loader",
     "Processes": "loader",
-    "RayWorkers": "loader.preparation",
+    "RayWorkers": "remote",
     "TaskGraphs": "loader",
     "DistributedEmbedding": "embedding",
     "RemoteFeatures": "embedding",

@@ -18,11 +18,14 @@ _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # of glibc's malloc.h
 def resident_bytes(pid: int | None = None) -> int:
     """Return the anonymous plus shared resident bytes of a process and its descendants; 0 for one that has ended.
 
-    File-backed pages are left out: the page cache gives them back when memory is short. Where the kernel does
-    not tell them apart, the whole resident size is returned.
+    What a forked process still shares with its parent counts once. File-backed pages are left out: the page cache
+    gives them back when memory is short. Where the kernel does not tell them apart, whole resident sizes are summed.
     """
     pid = pid or os.getpid()
-    return sum(_own_bytes(process) for process in [pid, *_descendants(pid)])
+    processes = [pid, *_descendants(pid)]
+    if len(processes) == 1:
+        return _own_bytes(pid)
+    return sum(_shared_out_bytes(process) for process in processes)
 
 
 def process_bytes() -> int:
@@ -63,6 +66,12 @@ def return_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, 1 << 20)
         mallopt(_M_ARENA_MAX, 2)
+
+
+def trim_heap() -> None:
+    """Give back to the system what this process has freed, at the end of a stage; glibc alone."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _cgroup_limits() -> list[tuple[int, int]]:
@@ -114,6 +123,13 @@ def _own_bytes(pid: int) -> int:
         if line.startswith(("RssAnon:", "RssShmem:")):
             kibibytes += int(line.split()[1])
     return kibibytes * 1024
+
+
+def _shared_out_bytes(pid: int) -> int:
+    """Return what a process holds, each page divided by the number of processes that hold it."""
+    rollup = _text(Path(f"/proc/{pid}/smaps_rollup"))
+    kibibytes = [int(line.split()[1]) for line in rollup.splitlines() if line.startswith(("Pss_Anon:", "Pss_Shmem:"))]
+    return 1024 * sum(kibibytes) if kibibytes else _own_bytes(pid)
 
 
 def _text(path: Path) -> str:

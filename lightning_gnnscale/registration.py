@@ -23,7 +23,7 @@ def _register(strategies: ModuleType) -> None:
             strategies.StrategyRegistry.register(
                 name,
                 _strategy,
-                description=f"Partitioned training with model averaging, `start_method` '{start_method}'",
+                description=f"Partitioned training, gradients averaged at every step, `start_method` '{start_method}'",
                 start_method=start_method,
             )
 

@@ -23,7 +23,7 @@ settings.load_profile("no deadline")
 # Tests that start Ray, which others would find, or look for what is left in /dev/shm, where these processes write.
 TOGETHER = (
     "cli/test_prepare", "datamodule/test_ray", "datamodule/test_process", "distributed", "embedding",
-    "loader/preparation", "loader/test_process_source", "loader/test_every_source", "placement/test_joined_buffers",
+    "remote", "loader/test_process_source", "loader/test_every_source", "placement/test_joined_buffers",
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,6 +69,22 @@ def test_memory_of_children_and_theirs_counts(monkeypatch, listed):
         child.communicate(b"\n")
     assert resident_bytes(child.pid) == 0
     assert resident_bytes() < alone + (64 << 20)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork") or not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
+def test_what_a_forked_process_shares_counts_once():
+    code = """
+import os, sys
+from lightning_gnnscale.memory import resident_bytes
+block = bytearray(os.urandom(1 << 20)) * 128
+alone = resident_bytes()
+if os.fork() == 0:
+    sys.stdin.read()
+    os._exit(0)
+print(resident_bytes() - alone, flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], stdin=subprocess.PIPE, capture_output=True, text=True)
+    assert int(done.stdout) < 64 << 20, done.stderr
 
 
 HOLD = """

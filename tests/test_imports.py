@@ -1,6 +1,8 @@
 """Imports run one way (DESIGN): a stage knows what stands to its left, and nothing to its right."""
 
 import ast
+from collections import defaultdict
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 SHARED = {"graph", "errors", "rng", "events", "memory", "jit", "units"}
 KERNELS = {"triton_kernels"}
 FLOW = ["edge_stream", "partitioner", "partition_store", "planner", "dataset", "store_source"]
-FLOW += ["placement", "sampler", "loader", "embedding"]
+FLOW += ["placement", "sampler", "loader", "remote", "embedding"]
 ALLOWED = {stage: SHARED | KERNELS | set(FLOW[: i + 1]) for i, stage in enumerate(FLOW)}
 ALLOWED |= {
     "model": SHARED | KERNELS | {"model"},
@@ -54,6 +56,57 @@ def test_the_reader_of_imports_sees_relative_and_absolute_ones(tmp_path):
         "from ..rng import fold\nfrom .. import events\nfrom .own import y\nimport lightning_gnnscale.model.gcn\n"
     )
     assert imported(path, ["lightning_gnnscale", "loader"]) == {"rng", "events", "loader", "model"}
+
+
+def product_modules() -> dict[str, Path]:
+    """Every module of the product, by its full name; a package by its own."""
+    found = {}
+    for folder, package in ((ROOT / "lightning_gnnscale", []), (ROOT / "triton_kernels", ["triton_kernels"])):
+        for path in folder.rglob("*.py"):
+            parts = ["lightning_gnnscale", *package, *path.relative_to(folder).with_suffix("").parts]
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported_modules(name: str, path: Path, modules) -> set[str]:
+    """The modules that a module imports, within functions too; imports for a type checker alone are left out."""
+    tree = ast.parse(path.read_text())
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    found = set()
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*base, *(node.module.split(".") if node.module else [])])
+            names = [f"{source}.{alias.name}" for alias in node.names]
+            found |= {name if name in modules else source for name in names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {one for one in found if one in modules and one != name}
+
+
+def test_no_imports_go_in_a_circle():
+    modules = product_modules()
+    assert len(modules) > 100
+    # Raises CycleError, which names the circle.
+    order = TopologicalSorter({name: imported_modules(name, path, modules) for name, path in modules.items()})
+    assert set(order.static_order()) == set(modules)
+
+
+def test_no_public_class_name_stands_for_two_things():
+    homes = defaultdict(list)
+    for path in product_modules().values():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
 
 
 def test_every_package_is_listed_for_the_build():

@@ -1,4 +1,4 @@
-"""Test accuracy of parts with model averaging beside the same model trained centrally."""
+"""Test accuracy of training on parts, by default as by any overrides, beside the same model trained on one part."""
 
 import os
 from pathlib import Path
@@ -31,17 +31,18 @@ def run(
     """Train every graph, model and number of parts, each beside central training (1 part, 1 process).
 
     Args:
-        output_dir: folder for `rows.csv` (one run a row), `accuracy.csv` (means over seeds) and the runs.
-        graphs: names that `load_npz` knows.
-        models: of gcn, gat (both with full neighbours), graphsage (fan-outs 25, 10).
-        parts: numbers of parts.
-        seeds: of training.
-        devices: processes that train the parts.
-        max_epochs, patience: early stopping on the validation accuracy, best checkpoint tested.
-        overrides: further overrides of `train`, for both sides.
+        output_dir: Folder for `rows.csv` (one row per run), `accuracy.csv` (means over seeds) and the runs.
+        graphs: Names that `load_npz` knows.
+        models: Any of gcn, gat (both with full neighbourhoods) and graphsage (fan-outs 25, 10).
+        parts: Numbers of parts.
+        seeds: Seeds of the training runs.
+        devices: Number of processes that train the parts.
+        max_epochs, patience: Largest number of epochs, and patience of early stopping on the validation accuracy; the
+            best checkpoint is tested.
+        overrides: Further overrides of `train`, for both sides.
 
     Returns:
-        One row a graph, model and number of parts: accuracies in percent, their difference in points.
+        One row per graph, model and number of parts: accuracies in percent, and their difference in points.
     """
     unknown = sorted(set(models) - set(PRESETS))
     if unknown:

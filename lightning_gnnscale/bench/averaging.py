@@ -22,17 +22,17 @@ def run(
     max_epochs: int = 50,
     overrides: list[str] | None = None,
 ) -> dict[str, list[dict]]:
-    """Train with each interval, and with each number of halo hops; draw both.
+    """Train with each interval, and with each number of halo hops; plot both.
 
     Args:
-        output_dir: folder for the CSV files, the plot and the runs.
-        graph: a name that `load_npz` knows.
-        num_parts, devices: parts and processes.
-        intervals: epochs between two averages, `every_n_epochs`.
-        halo_hops: 0 to 3; 0 gives each cross edge to one of its parts.
-        seeds: of training.
-        max_epochs: epochs of every run; no early stopping.
-        overrides: further overrides of `train`.
+        output_dir: Folder for the CSV files, the plot and the runs.
+        graph: A name that `load_npz` knows.
+        num_parts, devices: Number of parts, and of processes.
+        intervals: Epochs between two averagings, `every_n_epochs`.
+        halo_hops: Numbers of halo hops, 0 to 3; 0 gives each cross edge to one of its parts.
+        seeds: Seeds of the training runs.
+        max_epochs: Epochs of every run; there is no early stopping.
+        overrides: Further overrides of `train`.
 
     Returns:
         {"interval": rows, "halo_hops": rows} of means over seeds.

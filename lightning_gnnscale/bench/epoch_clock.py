@@ -1,4 +1,4 @@
-"""When every training epoch starts, and its seconds without its validation."""
+"""When every training epoch starts, its seconds without its validation, and the accuracy that it came to."""
 
 import time
 from typing import Any
@@ -10,21 +10,35 @@ from ..events import record
 
 
 class EpochClock(Callback):
-    """Write events: `epoch_start`, and `epoch` with the seconds that this process trained, averages included."""
+    """Write events: `epoch_start`, and `epoch` with the seconds that this process trained, averages included.
+
+    `cpu_s` are the seconds of all its threads; `val_acc` is there where the epoch was validated.
+    """
 
     def __init__(self) -> None:
-        self._seconds, self._since = 0.0, 0.0
+        self._seconds, self._since, self._cpu, self._cpu_since = 0.0, 0.0, 0.0, 0.0
 
     def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         record("epoch_start", epoch=trainer.current_epoch, rank=trainer.global_rank)
-        self._seconds, self._since = 0.0, time.perf_counter()
+        self._seconds = self._cpu = 0.0
+        self._resume()
 
     def on_validation_start(self, *_: Any) -> None:
-        self._seconds += time.perf_counter() - self._since
+        self._pause()
 
     def on_validation_end(self, *_: Any) -> None:
-        self._since = time.perf_counter()
+        self._resume()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        seconds = self._seconds + time.perf_counter() - self._since
-        record("epoch", epoch=trainer.current_epoch, rank=trainer.global_rank, seconds=seconds)
+        self._pause()
+        accuracy = trainer.callback_metrics.get("val_acc")
+        reached = {} if accuracy is None else {"val_acc": float(accuracy)}
+        ran = {"seconds": self._seconds, "cpu_s": self._cpu}
+        record("epoch", epoch=trainer.current_epoch, rank=trainer.global_rank, **ran, **reached)
+
+    def _pause(self) -> None:
+        self._seconds += time.perf_counter() - self._since
+        self._cpu += time.process_time() - self._cpu_since
+
+    def _resume(self) -> None:
+        self._since, self._cpu_since = time.perf_counter(), time.process_time()

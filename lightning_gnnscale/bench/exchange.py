@@ -39,23 +39,24 @@ def run(
     """Train a full-graph GCN under every policy, on real processes.
 
     Args:
-        output_dir: folder for `rows.csv` (one run a row), `exchange.csv` (means over seeds), the plot and the runs.
-        graphs: names that `load_npz` knows, or "planted:EDGES:NODES", generated; symmetrised, features reduced to
-            feature_dim, public split or fractions.
-        policies: name to overrides of `train`, or to None: left out; "halo" is what the others are compared with.
-        partitioners: methods that the parts come from, one part a process.
-        world_sizes: numbers of processes.
-        seeds: of training.
-        hidden_channels, num_layers: of the GCN.
-        max_epochs, evaluate_every: epochs, and epochs between two evaluations.
-        late_evaluations: late accuracy is the mean of (validation + test) / 2 over this many last evaluations.
-        feature_dim, fractions: see `reduced_graph`.
-        overrides: further overrides of `train`, for all sides.
+        output_dir: Folder for `rows.csv` (one row per run), `exchange.csv` (means over seeds), the plot and the runs.
+        graphs: Names that `load_npz` knows, or "planted:EDGES:NODES" for a generated graph. Graphs are symmetrised, and
+            their features are reduced to feature_dim; the split is the public one, or made by fractions.
+        policies: Maps a name to overrides of `train`, or to None, which leaves the policy out. The others are compared
+            with "halo".
+        partitioners: Methods that make the parts, one part per process.
+        world_sizes: Numbers of processes.
+        seeds: Seeds of the training runs.
+        hidden_channels, num_layers: Width and number of layers of the GCN.
+        max_epochs, evaluate_every: Number of epochs, and of epochs between two evaluations.
+        late_evaluations: Number of last evaluations; late accuracy is the mean of (validation + test) / 2 over them.
+        feature_dim, fractions: See `reduced_graph`.
+        overrides: Further overrides of `train`, for all sides.
 
     Returns:
-        One row a graph, partitioner, number of processes and policy: accuracies in percent, bytes of training, their
-        shares of CAGNET's (num_nodes x (world_size - 1) x width x 4 bytes a layer but the first, and direction) and
-        of the exact halo's.
+        One row per graph, partitioner, number of processes and policy: accuracies in percent, bytes sent in training,
+        and the ratios of these bytes to CAGNET's (num_nodes x (world_size - 1) x width x 4 bytes per layer but the
+        first, and per direction) and to the exact halo's.
     """
     output_dir = Path(output_dir)
     policies = {name: changes for name, changes in policies.items() if changes is not None}

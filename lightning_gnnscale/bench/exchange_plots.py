@@ -6,11 +6,11 @@ _MARKERS = "osD^vP*X<>ph"
 
 
 def plot_exchange(path: Path, rows: list[dict]) -> bool:
-    """Draw points lost against the exact halo, late, over the share of CAGNET's bytes; one panel a case.
+    """Plot late points lost against the exact halo over the share of CAGNET's bytes; one panel per case.
 
     Args:
-        path: of the PNG.
-        rows: of `exchange.csv`; those without an exact halo beside them are left out.
+        path: Path of the PNG.
+        rows: Rows of `exchange.csv`; those without an exact halo to compare with are left out.
 
     Returns:
         Whether there was anything to draw.

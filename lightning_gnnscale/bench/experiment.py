@@ -24,6 +24,7 @@ def run_rows(
     cases: Iterable[tuple[dict, list[str]]],
     log: str = "rows.csv",
     measure: Callable[[Path], dict] | None = None,
+    run: Callable[[Path, dict, list[str], Callable | None], dict] | None = None,
 ) -> list[dict]:
     """Train each case once and return its row.
 
@@ -32,6 +33,7 @@ def run_rows(
         cases: (what the row says of the case, overrides of `train`).
         log: name of the CSV that rows are appended to.
         measure: run folder to further fields of its row.
+        run: (output_dir, case, overrides, measure) to the row of a case; None: a run of `train`.
 
     Returns:
         One dict a case: the case's own fields, `test_acc`, `best_val_acc`, `epochs`, `train_s`, `average_s`.
@@ -46,7 +48,7 @@ def run_rows(
         key = {name: str(value) for name, value in case.items()}
         row = next((old for old in done if all(old.get(name) == value for name, value in key.items())), None)
         if row is None:
-            row = _train_case(Path(output_dir), case, overrides, measure)
+            row = (run or _train_case)(Path(output_dir), case, overrides, measure)
             append_row(path, row)
             Console().print("  ".join(f"{name}={value}" for name, value in row.items()))
         rows.append(row)

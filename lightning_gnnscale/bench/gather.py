@@ -47,21 +47,24 @@ def run(
     repeats: int = 5,
     seed: int = 0,
 ) -> dict[str, list[dict]]:
-    """Gather the rows that sampled batches read, in turns, through each way there is on this machine.
+    """Gather the rows that sampled batches read, in turns, in every way that this machine offers.
 
-    Every way copies into one reused output. Rows stored as float16 come as float16, codes as float32; all are counted
-    by the bytes of float32. The bound is a copy of as many bytes in order. With a GPU the same is measured on it: rows
-    on the device beside a copy on the device, rows of the host beside a copy from pinned memory.
+    Every way copies into one output that is reused. Rows stored as float16 come as float16, codes as float32; all are
+    counted by their size in float32. The bound is a sequential copy of the same number of bytes. With a GPU the same is
+    measured on it: rows on the device beside a copy on the device, and rows of the host beside a copy from pinned
+    memory.
 
     Args:
-        output_dir: folder for `gather.csv`, `cache.csv` and `gather.png`.
-        num_nodes, num_edges: of the generated graph, whose arcs have ends in proportion to Pareto(1.8) + 1 weights.
-        dim: float32 features a node.
-        fanouts, batch_size, num_batches: of the batches; one node in ten is a target.
-        num_devices, buffer_share: of the placement, by rule with alpha 0.
-        cache_shares: rows of a cache over all rows.
-        repeats: measurements of each way, in turns; medians count.
-        seed: of graph and batches.
+        output_dir: Folder for `gather.csv`, `cache.csv` and `gather.png`.
+        num_nodes, num_edges: Number of nodes and edges in the generated graph. The ends of its arcs are drawn in
+            proportion to Pareto(1.8) + 1 weights.
+        dim: Number of float32 features per node.
+        fanouts, batch_size, num_batches: Fan-outs, size and number of the batches; one node in ten is a target.
+        num_devices, buffer_share: Number of devices in the placement, and share of the rows in each one's buffer;
+            placed by rule with alpha 0.
+        cache_shares: Cache sizes, as shares of all rows.
+        repeats: Number of measurements of each way, in turns; the median counts.
+        seed: Seed of the graph and of the batches.
 
     Returns:
         {"gather": rows, "cache": rows}.

@@ -10,11 +10,11 @@ from .partition_graphs import GraphFile
 
 
 class GreedyExpectation:
-    """Expected cuts on one graph; METIS' partition of the whole graph is the reference, made once a number of parts.
+    """Expected cuts on one graph. The reference is METIS' partition of the whole graph, made once per number of parts.
 
     Args:
-        graph: the edge file.
-        seed: of METIS and of the draws.
+        graph: The edge file.
+        seed: Seed of METIS and of the draws.
     """
 
     def __init__(self, graph: GraphFile, seed: int):

@@ -14,12 +14,12 @@ import numpy as np
 from rich.console import Console
 
 from ..dataset import load_npz
-from ..dataset.graph_dataset import CSRFeatures
+from ..dataset.graph_dataset import CSRArrays
 from ..graph import CSC, build_csc
 from ..loader import BufferPool, WholeGraph
 from ..loader.batch_builder import BatchBuilder
-from ..loader.preparation import TrainerCache, WorkerView, pack_group
 from ..loader.staged_part import PartStager
+from ..remote import TrainerCache, WorkerView, pack_group
 from ..rng import batch_key, fold, permutation
 from ..sampler import NeighborSampler
 from ..triton_kernels.sample_neighbors import check_fanouts
@@ -69,28 +69,30 @@ def run(
     seed: int = 0,
     data_root: str | None = None,
 ) -> list[dict]:
-    """Count the bytes that batches of whole epochs take, in groups of consecutive batches, beside a cache.
+    """Count the bytes that the batches of whole epochs take, in groups of consecutive batches, with a cache.
 
-    Seeds are in random order over the whole graph, with no help from parts. Rows are appended as they are counted: the
-    same folder goes on at the first graph, fan-outs and batch size that lack any.
+    Seeds are in random order over the whole graph, without help from parts. Rows are appended as they are counted. In
+    the same folder, the benchmark resumes at the first graph, fan-outs and batch size that lack any row.
 
     Args:
-        output_dir: folder for `rows.csv`, `grouping.csv` and `grouping.png`.
-        graphs: public graphs with their own features and training nodes; "power_law:NODES:ARCS".
-        fanouts: of the samplers.
-        batch_sizes, groups: seeds a batch, batches a group; groups hold 1, which the others are compared with.
-        cache_shares: rows of the cache over all rows, of which a fifth are those that wait for an acknowledgement; they
-            hold 0, no cache.
-        policies: of the cache.
-        target_share: training nodes of a generated graph over its nodes.
-        dim: float32 features a node of a generated graph.
-        requests_ahead: requests on their way when an answer comes: what they know of the cache is older.
-        epochs: in a row, the cache kept.
-        seed: of order, draws, and targets of generated graphs.
-        data_root: folder of public graphs; None looks for it.
+        output_dir: Folder for `rows.csv`, `grouping.csv` and `grouping.png`.
+        graphs: Public graphs with their own features and training nodes, or "power_law:NODES:ARCS".
+        fanouts: Fan-outs of each sampler.
+        batch_sizes, groups: Seeds per batch, and batches per group. `groups` must hold 1, which the others are compared
+            with.
+        cache_shares: Cache sizes, as shares of all rows; a fifth of the cache holds rows that wait for an
+            acknowledgement. They must hold 0, no cache.
+        policies: Policies of the cache.
+        target_share: Share of a generated graph's nodes that are training nodes.
+        dim: Number of float32 features per node in a generated graph.
+        requests_ahead: Number of requests under way when an answer comes; their knowledge of the cache is older than
+            the answer.
+        epochs: Number of epochs in a row, for which the cache is kept.
+        seed: Seed of the order, of the draws, and of the targets of generated graphs.
+        data_root: Folder of public graphs; None: it is searched for.
 
     Returns:
-        One row a graph, fan-outs, batch size, group, cache share and policy.
+        One row per graph, fan-outs, batch size, group, cache share and policy.
     """
     if 1 not in groups or 0 not in cache_shares:
         raise ValueError(
@@ -141,7 +143,7 @@ def load_traffic(name: str, root: Path | None, target_share: float, dim: int, se
     chunks = list(dataset.stream.chunks())
     src, dst = (np.concatenate([getattr(chunk, end) for chunk in chunks]) for end in ("src", "dst"))
     features, num_nodes = dataset.features, dataset.stream.num_nodes
-    if isinstance(features, CSRFeatures):
+    if isinstance(features, CSRArrays):
         a_value = features.indices.dtype.itemsize + features.data.dtype.itemsize
         row_bytes = np.diff(features.indptr).astype(np.int64) * a_value + 8
     else:

@@ -36,19 +36,20 @@ def run(
     batch_size: int = 512,
     seed: int = 0,
 ) -> list[dict]:
-    """Draw all batches of a part once, with none of the features in memory before, from both kinds of store.
+    """Draw all batches of a part once, with no features in memory at the start, from both kinds of store.
 
     Args:
-        output_dir: folder for `halo.csv`, the graph and the stores, on a disk; those that stand are taken.
-        num_nodes, num_edges, feature_dim: of the generated graph; float32 features.
-        partitioner, num_parts: of the stores.
-        visits: parts, each in a process of its own.
-        fanouts, batch_size: of the batches.
-        seed: of graph, parts and batches.
+        output_dir: Folder for `halo.csv`, the graph and the stores, on a disk; existing ones are reused.
+        num_nodes, num_edges, feature_dim: Number of nodes and edges in the generated graph, and of float32 features per
+            node.
+        partitioner, num_parts: Partitioner and number of parts of the stores.
+        visits: Parts to visit, each in a process of its own.
+        fanouts, batch_size: Fan-outs and size of the batches.
+        seed: Seed of the graph, the parts and the batches.
 
     Returns:
-        One row a layout and part: rows of core and halo in bytes, feature bytes that came from the disk (in pages),
-        those of the whole table, and seconds.
+        One row per layout and part: bytes of core and halo rows, bytes of features that came from the disk (in whole
+        pages), bytes of the whole table, and seconds.
 
     Raises:
         ValueError: a visit is not a part.
@@ -87,16 +88,16 @@ def visit(root: str, part: int, fanouts: list[int], batch_size: int, seed: int) 
     """Drop a store's features from memory, draw every batch of a part, and count what was read.
 
     Args:
-        root: folder of the store.
-        part: that is visited.
-        fanouts, batch_size, seed: of the batches.
+        root: Folder of the store.
+        part: Part to visit.
+        fanouts, batch_size, seed: Fan-outs, size and seed of the batches.
 
     Returns:
-        num_batches; needed_bytes: feature rows of core and halo; read_bytes: of feature files, now in memory;
-        table_bytes: all rows once; stored_bytes: all feature files; seconds.
+        num_batches; needed_bytes: size of the feature rows of core and halo; read_bytes: bytes of feature files that
+        are now in memory; table_bytes: size of all rows once; stored_bytes: size of all feature files; seconds.
 
     Raises:
-        GNNScaleError: the features cannot leave the memory.
+        GNNScaleError: the features cannot be dropped from memory.
     """
     files = [Path(root) / name for name in _FILES if (Path(root) / name).exists()]
     for file in files:

@@ -31,19 +31,18 @@ def run(
 ) -> dict[str, list[dict]]:
     """Measure sampling alone, sampling with features and the copy bound, in turns (`gnnscale bench sample` has peers).
 
-    The graph has arcs whose ends are drawn independently, in proportion to Pareto(1.8) + 1 weights. The copy bound is
-    the time in which the rows of a batch alone can be copied from random places into a reused buffer, by as many
-    threads.
+    The ends of the graph's arcs are drawn independently, in proportion to Pareto(1.8) + 1 weights. The copy bound is
+    the time in which the rows of a batch alone are copied from random places into a reused buffer, by as many threads.
 
     Args:
-        output_dir: folder for `loader.csv` and `loader.png`.
-        num_nodes, num_edges: of the generated graph.
-        dim: float32 features a node.
-        fanouts, batch_size: of the sampler.
-        threads: numbers of threads to measure, each >= 1.
-        num_batches: batches of a measurement.
-        repeats: measurements of each, in turns; medians count.
-        seed: of graph and batches.
+        output_dir: Folder for `loader.csv` and `loader.png`.
+        num_nodes, num_edges: Number of nodes and edges in the generated graph.
+        dim: Number of float32 features per node.
+        fanouts, batch_size: Fan-outs of the sampler, and seeds per batch.
+        threads: Numbers of threads to measure, each >= 1.
+        num_batches: Number of batches in a measurement.
+        repeats: Number of measurements of each kind, in turns; the median counts.
+        seed: Seed of the graph and of the batches.
 
     Returns:
         {"loader": rows}.

@@ -15,7 +15,7 @@ from ..loader import WholeGraph
 from ..placement import Placement, access_probability, place
 from ..rng import batch_key, fold, permutation
 from ..sampler import LayerwiseSampler, LocalityBias, NeighborSampler
-from ..sampler.subgraph import Subgraph
+from ..sampler.protocol import Subgraph
 from ..triton_kernels.sample_neighbors import Workspace
 from .experiment import run_rows
 from .partition_graphs import public_root
@@ -49,21 +49,24 @@ def run(
     data_root: str | None = None,
     overrides: Sequence[str] = (),
 ) -> dict[str, list[dict]]:
-    """Count what batches read at each scale, estimate the variance of their means, and train.
+    """Count the rows that batches read at each scale, estimate the variance of their means, and train.
 
     Args:
-        output_dir: folder for `dial.csv`, `rows.csv` (one training a row), `accuracy.csv`, the plot and the runs.
-        graphs: whose reads and variances are taken: see `placement.run`.
-        train_graphs: public graphs that GraphSAGE is trained on, features reduced to 128; empty: no training.
-        scales: of `LocalityBias`; 1 is what the others are compared with.
-        samplers: "neighbor" (fanouts) and "layerwise" (nodes_per_layer for each of as many hops).
-        num_devices, buffer_share: of the placement, by rule with alpha 0.2.
-        neighbor_set_size: of `LocalityBias`.
-        batch_size, num_batches: of the batches whose reads are counted.
-        num_keys, num_targets: the variance of one hop's means is taken over so many keys, for so many targets.
-        seeds, max_epochs: of training; no early stopping, the best checkpoint is tested.
-        data_root: folder of public graphs; None looks for it.
-        overrides: further overrides of `train`.
+        output_dir: Folder for `dial.csv`, `rows.csv` (one row per training), `accuracy.csv`, the plot and the runs.
+        graphs: Graphs on which reads and variances are measured; see `placement.run`.
+        train_graphs: Public graphs on which GraphSAGE is trained, with features reduced to 128; empty: no training.
+        scales: Scales of `LocalityBias`; the others are compared with 1.
+        samplers: "neighbor" (fanouts) and "layerwise" (nodes_per_layer in each layer, one layer per fan-out).
+        num_devices, buffer_share: Number of devices in the placement, and share of the rows in each one's buffer;
+            placed by rule with alpha 0.2.
+        neighbor_set_size: See `LocalityBias`.
+        batch_size, num_batches: Size and number of the batches whose reads are counted.
+        num_keys, num_targets: Number of keys over which the variance of one hop's means is taken, and number of
+            targets.
+        seeds, max_epochs: Seeds and epochs of the training runs. There is no early stopping; the best checkpoint is
+            tested.
+        data_root: Folder of public graphs; None: it is searched for.
+        overrides: Further overrides of `train`.
 
     Returns:
         {"dial": rows, "accuracy": rows}.
@@ -130,15 +133,15 @@ def _reads(workload: Workload, placement: Placement, sampler, batch_size: int, n
 
 
 def mean_variance(workload: Workload, sampler, num_targets: int, num_keys: int) -> float:
-    """Return the variance, over keys, of the means over neighbours that one hop of a sampler estimates.
+    """Return the variance over keys of the neighbourhood means that one hop of a sampler estimates.
 
-    The mean over targets that have a neighbour and over random numbers of each node.
+    It is averaged over targets that have a neighbour, and over random values of each node.
 
     Args:
-        workload: graph and training nodes, which targets are taken from.
-        sampler: of one hop.
-        num_targets: seeds of a batch.
-        num_keys: batches drawn, >= 2.
+        workload: Graph and training nodes; the targets are taken from the latter.
+        sampler: Sampler of one hop.
+        num_targets: Number of seeds in a batch.
+        num_keys: Number of batches drawn, >= 2.
     """
     csc = workload.csc
     degree = csc.in_degree[workload.train_nodes]

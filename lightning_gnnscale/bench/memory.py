@@ -2,11 +2,14 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +19,13 @@ from rich.table import Table
 from ..edge_stream import open_edge_stream, write_edges
 from ..edge_stream.lfr import lfr_graph
 from ..errors import GNNScaleError
+from ..partitioner import Partitioning
 from ..units import format_bytes, parse_bytes
 from .page_cache import evict
+from .peer import Peer
 from .results import append_row, machine_line, read_rows
 
+PYG = "pyg"  # what a user would do without this package
 STAGES = ("partition", "store", "batches", "train", "evaluate", "predict")
 GROUPS = (
     # Folder of the controller, its file of the cap, of the peak, and of the faults.
@@ -62,8 +68,13 @@ def run(
     hidden_channels: int = 128,
     train_share: float = 0.08,
     limit_s: float = 600,
+    pyg_python: str | None = None,
+    peer_batches: int = 32,
 ) -> list[dict]:
     """Run each stage on a cold cache without a cap and under each cap, one after the other.
+
+    A stage that reads a store reads one that was written under its own cap, since what memory is free decides the
+    layout.
 
     Args:
         output_dir: folder of `memory.csv`, the graph and the store, on a disk; rows that stand are taken.
@@ -76,9 +87,13 @@ def run(
         fanouts, batch_size, hidden_channels: The GraphSAGE that trains; it has one layer a fan-out.
         train_share: share of the nodes that train.
         limit_s: seconds after which a case is ended, and its row says so.
+        pyg_python: interpreter of an environment with PyG and torch-sparse or pyg-lib. Its NeighborLoader then runs on
+            the same memory-mapped features under the same caps, its structure in memory. None: it is left out.
+        peer_batches: batches that it makes.
 
     Returns:
-        One row a case: seconds, bytes read, major faults, peak, and seconds against the uncapped case.
+        One row a case: seconds, bytes read, major faults, peak, seeds a second of batches, and speed against the
+        uncapped case.
 
     Raises:
         GNNScaleError: no memory cgroup can be made here.
@@ -95,25 +110,35 @@ def run(
         str(folder), num_nodes, partitioner, num_parts, list(fanouts), int(batch_size), int(hidden_channels)
     )
     _generate(folder, num_nodes, num_edges, feature_dim, train_share)
-    if not (folder / "store" / "manifest.json").is_file():
+    if not (folder / "store-none" / "manifest.json").is_file():
         for stage in ("partition", "store"):
-            _measure(shape, stage, None, limit_s)
-    num_bytes = sum(path.stat().st_size for path in (folder / "store").iterdir())
+            _make(shape, stage, None, limit_s)
+    num_bytes = sum(path.stat().st_size for path in (folder / "store-none").iterdir())
     base, done = parse_bytes(interpreter_bytes, "bench.interpreter_bytes"), read_rows(folder / "memory.csv")
-    rows = []
-    for stage in stages:
-        uncapped = None
-        for cap in (None, *caps):
-            label = "none" if cap is None else f"{cap:g}"
+    stages, rows = [*stages, *[PYG] * (pyg_python is not None)], []
+    for cap in (None, *caps):
+        label = "none" if cap is None else f"{cap:g}"
+        limit = None if cap is None else int(cap * num_bytes) + base
+        for stage in stages:
             row = next((old for old in done if (old["stage"], old["cap"]) == (stage, label)), None)
             if row is None:
-                limit = None if cap is None else int(cap * num_bytes) + base
-                row = {"stage": stage, "cap": label, "cap_bytes": limit} | _measure(shape, stage, limit, limit_s)
+                stands = (folder / f"store-{label}" / "manifest.json").is_file()
+                if not stands and stage not in ("partition", "store", PYG):
+                    _make(shape, "store", limit, limit_s, label)
+                row = {"stage": stage, "cap": label, "cap_bytes": limit}
+                if stage == PYG:
+                    row |= _measure_pyg(shape, str(pyg_python), peer_batches, limit, limit_s)
+                else:
+                    row |= _measure(shape, stage, limit, limit_s, label)
                 append_row(folder / "memory.csv", row)
-            seconds = float(row["seconds"] or 0)
-            uncapped = seconds if cap is None else uncapped
-            rows.append({**row, "speed": round(uncapped / seconds, 2) if seconds and uncapped else None})
+            uncapped = next((one for one in rows if (one["stage"], one["cap"]) == (stage, "none")), row)
+            seconds, before = (float(one["seconds"] or 0) for one in (row, uncapped))
+            rows.append({**row, "speed": round(before / seconds, 2) if seconds and before else None})
+        if cap is not None:
+            shutil.rmtree(folder / f"store-{label}", ignore_errors=True)
+    rows.sort(key=lambda row: stages.index(row["stage"]))
     _print(rows, num_bytes)
+    _draw(folder / "memory.png", rows)
     return rows
 
 
@@ -128,33 +153,91 @@ def _generate(folder: Path, num_nodes: int, num_edges: int, dim: int, train_shar
         np.savez(folder / "masks.npz", labels=graph.labels() % 32, **masks)
 
 
-def _measure(shape: MemoryCase, stage: str, cap_bytes: int | None, limit_s: float) -> dict:
+def _make(shape: MemoryCase, stage: str, cap_bytes: int | None, limit_s: float, label: str = "none") -> None:
+    """Run a stage that others need.
+
+    Raises:
+        GNNScaleError: it failed.
+    """
+    note = _measure(shape, stage, cap_bytes, limit_s, label)["note"]
+    if note:
+        cap = "without a cap" if cap_bytes is None else f"under a cap of {format_bytes(cap_bytes)}"
+        raise GNNScaleError(f"bench memory: the {stage} stage failed {cap}: {note}")
+
+
+def _measure(shape: MemoryCase, stage: str, cap_bytes: int | None, limit_s: float, label: str = "none") -> dict:
     """Run a stage in a fresh process in a memory group of its own, on a cold cache."""
+    with _memory_group(shape, cap_bytes) as (procs, row):
+        code = "import sys; from lightning_gnnscale.bench.memory import work; work(*sys.argv[1:])"
+        words = [sys.executable, "-c", code, json.dumps(vars(shape)), stage, str(procs), label]
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=limit_s)
+            told, failed = done.stdout.strip().splitlines()[-1:], done.returncode
+        except subprocess.TimeoutExpired:
+            told, failed = [], f"over {limit_s:g} s"
+        if told and failed == 0:
+            row |= json.loads(told[0])
+        else:
+            error = "" if isinstance(failed, str) else (done.stderr.strip().splitlines() or [""])[-1][:160]
+            row["note"] = "killed for memory" if failed == -9 else f"{failed}: {error}".rstrip(": ")
+    return row
+
+
+def _measure_pyg(shape: MemoryCase, python: str, num_batches: int, cap_bytes: int | None, limit_s: float) -> dict:
+    """Run PyG's NeighborLoader over memory-mapped features, likewise: an epoch of so many batches."""
+    folder = Path(shape.folder)
+    _write_for_pyg(shape, num_batches)
+    with _memory_group(shape, cap_bytes) as (procs, row):
+        options = {"fanouts": shape.fanouts, "batch_size": shape.batch_size, "map": True}
+        peer = None
+        try:
+            peer = Peer("pyg", python, folder, options, procs, limit_s)
+            taken = peer.contender(workers=0)()
+            row |= {"seconds": round(taken.wall_s, 2), "seeds": taken.seeds}
+        except ValueError as error:
+            row["note"] = str(error).split(": ", 1)[-1]
+        finally:
+            if peer is not None:
+                peer.close()
+    return row
+
+
+def _write_for_pyg(shape: MemoryCase, num_batches: int) -> None:
+    """Write the graph that `peer_worker.py` reads, beside the features."""
+    import scipy.sparse
+
+    folder, num_nodes = Path(shape.folder), shape.num_nodes
+    if not (folder / "indices.npy").is_file():
+        src, dst = np.fromfile(folder / "edges.bin", np.int32).reshape(-1, 2).T
+        ones = np.ones(2 * len(src), np.int8)
+        both = (np.concatenate([dst, src]), np.concatenate([src, dst]))
+        csr = scipy.sparse.coo_matrix((ones, both), shape=(num_nodes, num_nodes)).tocsr()
+        np.save(folder / "indptr.npy", csr.indptr.astype(np.int64))
+        np.save(folder / "indices.npy", csr.indices)
+    with np.load(folder / "masks.npz", allow_pickle=False) as arrays:
+        train = np.flatnonzero(arrays["train"])
+    seeds = np.random.default_rng(0).permutation(train)[: num_batches * shape.batch_size]
+    np.save(folder / "seeds.npy", np.sort(seeds))
+
+
+@contextmanager
+def _memory_group(shape: MemoryCase, cap_bytes: int | None) -> Iterator[tuple[Path, dict]]:
+    """Make a memory group on a cold cache; yield its file of processes, and a row that gets its figures at the end."""
     group, names = _new_group(cap_bytes)
     for path in Path(shape.folder).rglob("*.np*"):
         evict(path)
     evict(Path(shape.folder) / "edges.bin")
-    code = "import sys; from lightning_gnnscale.bench.memory import work; work(*sys.argv[1:])"
-    words = [sys.executable, "-c", code, json.dumps(vars(shape)), stage, str(group / "cgroup.procs")]
+    row = {"seconds": None, "read_bytes": None, "note": "", "seeds": None}
     began = time.perf_counter()
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=limit_s)
-        told, failed = done.stdout.strip().splitlines()[-1:], done.returncode
-    except subprocess.TimeoutExpired:
-        told, failed = [], f"over {limit_s:g} s"
-    row = {"seconds": None, "read_bytes": None, "note": ""}
-    if told and failed == 0:
-        row |= json.loads(told[0])
-    else:
-        error = "" if isinstance(failed, str) else (done.stderr.strip().splitlines() or [""])[-1][:160]
-        row["note"] = "killed for memory" if failed == -9 else f"{failed}: {error}".rstrip(": ")
-    row["process_s"] = round(time.perf_counter() - began, 1)
-    stat = dict(line.split(" ", 1) for line in (group / "memory.stat").read_text().splitlines())
-    row["peak_bytes"] = _number(group / names[1])
-    row["major_faults"] = int(stat.get(names[2], 0))
-    time.sleep(0.2)  # the last process leaves the group a moment after it has ended
-    group.rmdir()
-    return row
+        yield group / "cgroup.procs", row
+    finally:
+        row["process_s"] = round(time.perf_counter() - began, 1)
+        stat = dict(line.split(" ", 1) for line in (group / "memory.stat").read_text().splitlines())
+        row["peak_bytes"] = _number(group / names[1])
+        row["major_faults"] = int(stat.get(names[2], 0))
+        time.sleep(0.2)  # the last process leaves the group a moment after it has ended
+        group.rmdir()
 
 
 def _new_group(cap_bytes: int | None) -> tuple[Path, tuple[str, str, str]]:
@@ -176,17 +259,17 @@ def _number(path: Path) -> int | None:
     return int(path.read_text()) if path.is_file() else None
 
 
-def work(shape: str, stage: str, procs: str) -> None:
+def work(shape: str, stage: str, procs: str, label: str) -> None:
     """Join a memory group, run a stage, and print its seconds and bytes read as JSON; the process is fresh."""
     Path(procs).write_text(str(os.getpid()))
     import torch
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    action = _prepare(MemoryCase(**json.loads(shape)), stage)
+    action = _prepare(MemoryCase(**json.loads(shape)), stage, f"store-{label}")
     begin_bytes, began = _read_bytes(), time.perf_counter()
-    note = action()
+    told = action()
     seconds = time.perf_counter() - began
-    facts = {"seconds": round(seconds, 2), "read_bytes": _read_bytes() - begin_bytes, "note": note or ""}
+    facts = {"seconds": round(seconds, 2), "read_bytes": _read_bytes() - begin_bytes, **(told or {})}
     print(json.dumps(facts), flush=True)
     os._exit(0)  # what threads still hold is of no interest
 
@@ -196,7 +279,7 @@ def _read_bytes() -> int:
     return int(facts["read_bytes"])
 
 
-def _prepare(shape: MemoryCase, stage: str):
+def _prepare(shape: MemoryCase, stage: str, store: str):
     """Return what is to be measured, as a call; what it needs has been imported."""
     import lightning as L
 
@@ -211,23 +294,19 @@ def _prepare(shape: MemoryCase, stage: str):
     if stage == "store":
         options = {"features": folder / "features.npy", "labels": labels}
         options["masks"] = dict(zip(("train", "val", "test"), masks, strict=True))
-        made = gs.Partitioning.load(folder / "parts")
-        return lambda: gs.write_partition_store(folder / "store", stream, made, overwrite=True, **options) and None
+        kept = partial(_kept_partitioning, str(folder / "parts"))
+        making = gs.PartitionDataModule(
+            root=folder / store, stream=stream, partitioner=kept, num_parts=shape.num_parts, overwrite=True, **options
+        )
+        making.verify = False
+        return making.prepare_data
     data = gs.PartitionDataModule(
-        store=folder / "store",
+        store=folder / store,
         sampler=gs.NeighborSampler(shape.fanouts),
         batch_size=shape.batch_size,
         source=gs.Threads(2),
     )
     data.verify = False  # a read of its own, once a machine
-    if stage == "batches":
-        loader = data.train_dataloader()
-
-        def batches() -> str:
-            seeds = sum(batch.batch_size for batch in loader if batch is not None)
-            return f"{loader.reads.how}, {seeds} seeds"
-
-        return batches
     backbone = gs.model.GraphSAGE(data.num_features, shape.hidden_channels, 32, num_layers=len(shape.fanouts))
     model = gs.NodeClassifier(backbone, lr=0.01)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
@@ -235,6 +314,15 @@ def _prepare(shape: MemoryCase, stage: str):
         accelerator="cpu", devices=1, max_epochs=1, limit_val_batches=0, enable_model_summary=False,
         strategy=gs.GNNScaleStrategy(), default_root_dir=folder, **quiet,
     )  # fmt: skip
+    if stage == "batches":
+        data.trainer = trainer  # whose weights decide how batches are made
+        loader = data.train_dataloader()
+
+        def batches() -> dict:
+            seeds = sum(batch.batch_size for batch in loader if batch is not None)
+            return {"note": loader.reads.how, "seeds": seeds}
+
+        return batches
     if stage == "train":
         return lambda: trainer.fit(model, data)
     if stage == "evaluate":
@@ -242,13 +330,35 @@ def _prepare(shape: MemoryCase, stage: str):
     return lambda: trainer.predict(model, data, return_predictions=False)
 
 
+def _kept_partitioning(path: str, stream, num_parts: int, seed: int, masks, progress) -> Partitioning:
+    return Partitioning.load(path)
+
+
 def _print(rows: list[dict], num_bytes: int) -> None:
     table = Table(title=f"store of {format_bytes(num_bytes)}, cold cache", caption=machine_line())
-    for name in ("stage", "cap, stores", "seconds", "of uncapped speed", "read", "major faults", "peak", "note"):
+    names = ("stage", "cap, stores", "seconds", "seeds/s", "of uncapped speed", "read", "major faults", "peak", "note")
+    for name in names:
         table.add_column(name, justify="left" if name in ("stage", "note") else "right")
     for row in rows:
         read, peak = (format_bytes(float(row[name])) if row[name] else "" for name in ("read_bytes", "peak_bytes"))
         speed = "" if row["speed"] is None or row["cap"] == "none" else f"{row['speed']:.2f}"
-        cells = (row["stage"], row["cap"], row["seconds"] or "", speed, read, row["major_faults"], peak, row["note"])
+        rate = f"{float(row['seeds']) / float(row['seconds']):,.0f}" if row.get("seeds") and row["seconds"] else ""
+        took = (row["seconds"] or "", rate, speed)
+        cells = (row["stage"], row["cap"], *took, read, row["major_faults"], peak, row["note"])
         table.add_row(*map(str, cells))
     Console().print(table)
+
+
+def _draw(path: Path, rows: list[dict]) -> None:
+    """Plot the speed of each stage under each cap against its own without one."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for stage in dict.fromkeys(row["stage"] for row in rows):
+        found = [row for row in rows if row["stage"] == stage and row["speed"] is not None]
+        axes.plot([row["cap"] for row in found], [row["speed"] for row in found], marker="o", label=stage)
+    axes.set(xlabel="cap of memory, stores", ylabel="speed, 1 = without a cap", ylim=(0, None))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=120)

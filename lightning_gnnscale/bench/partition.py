@@ -52,31 +52,32 @@ def run(
 ) -> list[dict]:
     """Partition every graph by every method into every number of parts; print tables, write CSV files and plots.
 
-    Rows are appended to `rows.csv` as they are measured: the same command goes on where it was cut. A case that fails
-    (a constraint that cannot be met, a limit that is passed) is a row with its message.
+    Rows are appended to `rows.csv` as they are measured, so the same command resumes where it was cut off. A case that
+    fails (a constraint that cannot be met, a limit that is exceeded) gives a row with its message.
 
     Args:
-        output_dir: folder for `rows.csv`, `means.csv` and the plots.
-        graphs: names of sets, of public graphs (made simple, ids and edges shuffled), "planted:EDGES", "lfr:EDGES",
-            paths, or {path, name, num_nodes, layout, masks, reader}.
-        methods: names of partitioners, or {method, name, balance, and options of the method}; an option that is a
-            list of values makes one method a value. METIS and KaMinPar are left out where they are not installed.
-        parts: numbers of parts.
-        sets: names for lists of graphs; means are told for each.
-        balance: constraints, {"nodes": 1.05, "volume": 1.10, "train": 1.05}; None: each method's default.
-        cores: that a case may use, or "all".
-        warm_runs: runs of a case after the first; the best counts.
-        chunk_edges: edges a chunk.
-        seed: of the methods; the graphs do not depend on it.
-        halo_hops: of replication factor and bytes of a part.
-        feature_bytes: of a feature row, for the bytes of the largest part.
-        limit_s, limit_bytes: a case is stopped there; limit_bytes None: at 80% of the memory that is free.
-        baseline: name of the method that cuts, seconds and memory are compared with.
-        clock: what means and plots take time from: "seconds", or "cpu_seconds" where other work runs on the machine.
-        plots: of cut_seconds, cut_memory, scaling, speedup, grem_fig6.
-        data_root: folder of public graphs; None looks for it.
-        scratch: folder for edge files; None: the system's folder for temporary files.
-        again: "failed" or "all": cases that are measured again; "none": no case that has a row.
+        output_dir: Folder for `rows.csv`, `means.csv` and the plots.
+        graphs: Names of sets; names of public graphs (made simple, ids and edges shuffled); "planted:EDGES";
+            "lfr:EDGES"; paths; or {path, name, num_nodes, layout, masks, reader}.
+        methods: Names of partitioners, or {method, name, balance, and options of the method}; an option that is a list
+            of values makes one method per value. METIS and KaMinPar are left out if they are not installed.
+        parts: Numbers of parts.
+        sets: Maps a name to a list of graphs; means are reported for each.
+        balance: Constraints, {"nodes": 1.05, "volume": 1.10, "train": 1.05}; None: each method's default.
+        cores: Number of cores that a case may use, or "all".
+        warm_runs: Number of runs of a case after the first; the best counts.
+        chunk_edges: Edges per chunk.
+        seed: Seed of the methods; the graphs do not depend on it.
+        halo_hops: Hops of halo counted in the replication factor and in the bytes of a part.
+        feature_bytes: Size of a feature row, for the bytes of the largest part.
+        limit_s, limit_bytes: Time and memory at which a case is stopped; limit_bytes None: 80% of the free memory.
+        baseline: Name of the method with which cuts, seconds and memory are compared.
+        clock: Column that means and plots take the time from: "seconds", or "cpu_seconds" if the machine does other
+            work.
+        plots: Any of cut_seconds, cut_memory, scaling, speedup and grem_fig6.
+        data_root: Folder of public graphs; None: it is searched for.
+        scratch: Folder for edge files; None: the system's folder for temporary files.
+        again: Which cases are measured again: "failed", "all", or "none": no case that has a row.
 
     Returns:
         The rows, by graph, parts and method.

@@ -12,14 +12,14 @@ _LABELS = {"seconds": "seconds", "cpu_seconds": "CPU seconds"}
 
 
 def draw_plots(output_dir: Path, names: list[str], rows: list[dict], baseline: str, clock: str) -> list[Path]:
-    """Draw each plot that has anything to show.
+    """Draw each plot that has something to show.
 
     Args:
-        output_dir: folder for `<name>.png`.
-        names: of `PLOTS`.
-        rows: of the benchmark; those that failed are left out.
-        baseline: the method that others are compared with.
-        clock: "seconds" or "cpu_seconds": the column that time is taken from.
+        output_dir: Folder for `<name>.png`.
+        names: Names of the plots, keys of `PLOTS`.
+        rows: Rows of the benchmark; those that failed are left out.
+        baseline: Method that the others are compared with.
+        clock: Column that the time is taken from: "seconds" or "cpu_seconds".
 
     Returns:
         The files.

@@ -84,21 +84,21 @@ class MeasuringServer:
         """Partition an edge file in a fresh process.
 
         Args:
-            path: an edge file that `open_edge_stream` takes.
-            num_nodes: ids in the file are below it.
-            method: name of a partitioner.
-            num_parts: number of parts.
-            limit_s, limit_bytes: the process is stopped when it has worked that long, once warm, or holds that much
-                memory; None: never.
-            settings: of `partition_worker.measure_here`: chunk_edges, layout, reader, repeats, seed, options, balance,
-                masks, halo_hops, feature_bytes.
+            path: An edge file that `open_edge_stream` can read.
+            num_nodes: Upper bound of the ids in the file, exclusive.
+            method: Name of a partitioner.
+            num_parts: Number of parts.
+            limit_s, limit_bytes: Time that the process may work once it is warm, and memory that it may hold, before it
+                is stopped; None: no limit.
+            settings: Settings of `partition_worker.measure_here`: chunk_edges, layout, reader, repeats, seed, options,
+                balance, masks, halo_hops, feature_bytes.
 
         Returns:
-            What `partition_worker.measure_here` returns, and peak_bytes: the largest memory of the first run above that
-            of the warm interpreter.
+            What `partition_worker.measure_here` returns, and peak_bytes: by how much the memory of the first run
+            exceeded that of the warm interpreter at its peak.
 
         Raises:
-            RuntimeError: the method refused (the message is its own), crashed, or passed a limit.
+            RuntimeError: the method refused (with its own message), crashed, or exceeded a limit.
         """
         self._start()
         del self._lines[:]

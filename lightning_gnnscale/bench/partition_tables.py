@@ -10,12 +10,12 @@ EVERYTHING = "all graphs"
 
 
 def graph_table(graph: str, rows: list[dict], baseline: str) -> Table:
-    """Return one line a case, with its balances (nodes, edges, volume, train); a case that failed says why.
+    """Return one line per case, with its balances (nodes, edges, volume, train); a case that failed says why.
 
     Args:
-        graph: its name.
-        rows: of this graph.
-        baseline: method that cuts are compared with.
+        graph: Name of the graph.
+        rows: Rows of this graph.
+        baseline: Method that cuts are compared with.
     """
     size = next((f": {row['num_nodes']:,} nodes, {row['num_edges']:,} edges" for row in rows), "")
     table = Table(title=f"{graph}{size}", title_justify="left", box=SIMPLE)
@@ -57,15 +57,15 @@ def mean_rows(rows: list[dict], sets: dict[str, list], baseline: str, clock: str
     """Return geometric means of each method over the baseline, by set of graphs and over all.
 
     Args:
-        rows: of the benchmark.
-        sets: names for lists of graphs.
-        baseline: method that others are divided by.
-        clock: "seconds" or "cpu_seconds": the column that time is taken from.
+        rows: Rows of the benchmark.
+        sets: Maps a name to a list of graphs.
+        baseline: Method that the others are divided by.
+        clock: Column that the time is taken from: "seconds" or "cpu_seconds".
 
-    Only cases count in which both succeeded; a cut below one edge counts as one edge.
+    Only cases in which both methods succeeded count; a cut below one edge counts as one edge.
 
     Returns:
-        One dict a set and method: set, method, cases, failed, broken (cases that broke a balance constraint), cut,
+        One dict per set and method: set, method, cases, failed, broken (cases that broke a balance constraint), cut,
         replication, seconds, peak (ratios, None without a case), and the worst node balance.
     """
     compared = {(row["graph"], row["parts"]): row for row in rows if row["method"] == baseline}

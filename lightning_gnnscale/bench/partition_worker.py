@@ -48,19 +48,21 @@ def measure_here(
     halo_hops: int = 1,
     feature_bytes: float = 0,
 ) -> dict:
-    """Partition an edge file in this process, after a small graph has made the interpreter warm.
+    """Partition an edge file in this process, after a small graph has warmed up the interpreter.
 
     Args:
-        path, num_nodes, method, num_parts, seed, options, balance: of the run.
-        tell: called as tell(warm=True) before the first run and tell(first=True) after it.
-        chunk_edges, layout, reader: of `open_edge_stream`; reader holds what this kind of file takes.
-        repeats: further runs after the first one.
-        masks: path of an .npz of masks by name; loaded before memory is measured.
-        halo_hops, feature_bytes: of `evaluate_partitioning`.
+        path, num_nodes, method, num_parts, seed, options, balance: The edge file, its number of nodes, and what to
+            partition it by.
+        tell: Called as tell(warm=True) before the first run and tell(first=True) after it.
+        chunk_edges, layout, reader: Arguments of `open_edge_stream`; reader holds the options for this kind of file.
+        repeats: Number of further runs after the first.
+        masks: Path of an .npz of masks by name; loaded before memory is measured.
+        halo_hops, feature_bytes: Arguments of `evaluate_partitioning`.
 
     Returns:
-        seconds (best), seconds_median, cpu_seconds (all threads, of the best run), resident_bytes (of the warm
-        interpreter), phases, notes, components, largest_part_bytes, and the quality's fields but for its lists.
+        seconds (of the best run), seconds_median, cpu_seconds (all threads, of the best run), resident_bytes (of the
+        warm interpreter), phases, notes, components, largest_part_bytes, and the fields of the quality except its
+        lists.
     """
 
     def open_stream(file, nodes):

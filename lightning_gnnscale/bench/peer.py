@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,13 +23,23 @@ class Peer:
         kind: "pyg" or "graphbolt".
         python: the interpreter of an environment that has it.
         folder: with the graph, see `peer_worker.py`.
-        options: fanouts and batch_size.
+        options: fanouts and batch_size; `map`: features stay in their file, memory-mapped.
+        procs: file of a memory group's processes, which it joins; None: it stays in this one's.
+        limit_s: seconds after which the process is ended, done or not; None: it may take as long as it does.
 
     Raises:
         ValueError: the interpreter is not there, or cannot run the peer.
     """
 
-    def __init__(self, kind: str, python: str, folder: str | os.PathLike, options: Mapping):
+    def __init__(
+        self,
+        kind: str,
+        python: str,
+        folder: str | os.PathLike,
+        options: Mapping,
+        procs: Path | None = None,
+        limit_s: float | None = None,
+    ):
         self.kind, self.rows_a_seed = kind, 0.0
         script = Path(__file__).with_name("peer_worker.py")
         command = [python, str(script), kind, str(folder), json.dumps(dict(options))]
@@ -35,8 +47,13 @@ class Peer:
             raise ValueError(f"bench.{kind}_python must be an interpreter like /path/to/venv/bin/python, got {python}")
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
-        )
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
+            preexec_fn=None if procs is None else lambda: procs.write_text(str(os.getpid())),
+        )  # fmt: skip
+        self._late = threading.Timer(limit_s or 0, self._process.terminate)  # who waits for its answer gets an error
+        self._late.daemon = True
+        if limit_s is not None:
+            self._late.start()
         self.versions: dict[str, str] = self._answer()["versions"]
 
     def contender(self, workers: int) -> Contender:
@@ -54,6 +71,7 @@ class Peer:
 
     def close(self) -> None:
         """End the process."""
+        self._late.cancel()
         with suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
@@ -70,7 +88,10 @@ class Peer:
             return json.loads(line)
         self._process.wait()
         self._errors.seek(0)
-        last = (self._errors.read().strip().splitlines() or ["it ended without a word"])[-1]
+        lines = self._errors.read().strip().splitlines() or ["it ended without a word"]
+        last = {-signal.SIGKILL: "killed for memory", -signal.SIGTERM: "ended for time"}.get(
+            self._process.returncode, lines[-1]
+        )
         self.close()
         raise ValueError(f"bench.{self.kind}_python: {last}")
 

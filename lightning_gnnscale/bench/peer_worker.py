@@ -2,9 +2,10 @@
 
     python peer_worker.py pyg|graphbolt FOLDER OPTIONS
 
-FOLDER holds indptr.npy, indices.npy (CSC), features.npy and seeds.npy; OPTIONS is JSON with fanouts and batch_size. It
-answers in lines of JSON: first the versions of what it runs, then, for each line on its standard input, a number of
-workers, the seeds and the feature rows of one epoch. It ends where its input does.
+FOLDER holds indptr.npy, indices.npy (CSC), features.npy and seeds.npy; OPTIONS is JSON with fanouts, batch_size and,
+where features are to stay in their file, memory-mapped, map. It answers in lines of JSON: first the versions of what it
+runs, then, for each line on its standard input, a number of workers, the seeds and the feature rows of one epoch. It
+ends where its input does.
 """
 
 import importlib.metadata
@@ -28,7 +29,11 @@ def main(kind, folder, options):
 
     torch.set_num_threads(1)
     names = ("indptr", "indices", "features", "seeds")
-    arrays = {name: torch.from_numpy(np.load(os.path.join(folder, f"{name}.npy"))) for name in names}
+    mapped = {"features": "r"} if options.get("map") else {}
+    arrays = {
+        name: torch.from_numpy(np.load(os.path.join(folder, f"{name}.npy"), mmap_mode=mapped.get(name)))
+        for name in names
+    }
     make, packages = {"pyg": (pyg, PYG), "graphbolt": (graphbolt, GRAPHBOLT)}[kind]
     make_epoch = make(torch, arrays, options["fanouts"], options["batch_size"])
     print(json.dumps({"versions": versions(packages)}), file=answers)

@@ -58,26 +58,26 @@ def run(
     probability: str = "vip_sampled",
     data_root: str | None = None,
 ) -> list[dict]:
-    """Place rows by each method, and count where sampled epochs would read them.
+    """Place rows by each method, and count from where sampled epochs would read them.
 
-    The batches of one seed are the same for all methods; those named `_local` draw each device's batches from the
-    training nodes of its own part instead.
+    The batches of one seed are the same for all methods. Only those named `_local` draw each device's batches from the
+    training nodes of its own part.
 
     Args:
-        output_dir: folder for `placement.csv` and `placement.png`.
-        graphs: public graphs, "power_law:NODES", "power_law:NODES:ARCS".
-        devices: name to the sizes of the groups of devices that read each other's buffers.
-        buffer_shares: rows of one device's buffer over all rows, each in (0, 1].
-        methods: of METHODS.
-        alphas: cost of a peer read over that of a host read: "rule" and "rule_by_cost" place for each of them.
-        fanouts, batch_size: of the batches.
-        seeds: of seed order and sampling; means and deviations go over them.
-        batches_per_device: epochs are sampled until each device has had this many.
-        probability: method of `access_probability` that rows are placed by.
-        data_root: folder of public graphs; None looks for it.
+        output_dir: Folder for `placement.csv` and `placement.png`.
+        graphs: Public graphs, "power_law:NODES", or "power_law:NODES:ARCS".
+        devices: Maps a name to the sizes of the groups of devices that read each other's buffers.
+        buffer_shares: Sizes of one device's buffer, as shares of all rows, each in (0, 1].
+        methods: Methods out of METHODS.
+        alphas: Costs of a peer read divided by that of a host read; "rule" and "rule_by_cost" place for each of them.
+        fanouts, batch_size: Fan-outs and size of the batches.
+        seeds: Seeds of the order of seeds and of sampling; means and deviations are taken over them.
+        batches_per_device: Number of batches that each device must have had before sampling of epochs stops.
+        probability: Method of `access_probability` by which rows are placed.
+        data_root: Folder of public graphs; None: it is searched for.
 
     Returns:
-        One row a graph, devices, buffer and method (and alpha, of the rules).
+        One row per graph, devices, buffer and method (for the rules also per alpha).
     """
     unknown = sorted(set(methods) - set(METHODS))
     if unknown:

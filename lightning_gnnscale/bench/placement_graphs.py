@@ -38,12 +38,12 @@ def check_graphs(graphs: list[str], data_root: Path | None) -> None:
 
 
 def check_graph(name: str, generated: re.Pattern, form: str, data_root: Path | None) -> None:
-    """Raise ValueError, with what there is, unless a graph can be had.
+    """Raise ValueError, which names what is available, unless the graph is available.
 
     Args:
-        name: of a public graph, or one that `generated` matches.
-        generated: names of graphs that can be made, all of the form told by `form`.
-        data_root: folder of public graphs, or None.
+        name: Name of a public graph, or one that `generated` matches.
+        generated: Pattern of the names of graphs that can be generated; `form` describes them in messages.
+        data_root: Folder of public graphs, or None.
     """
     if generated.fullmatch(name) or (data_root is not None and (data_root / name / "graph.npz").is_file()):
         return
@@ -53,14 +53,14 @@ def check_graph(name: str, generated: re.Pattern, form: str, data_root: Path | N
 
 
 def load_workload(name: str, data_root: Path | None) -> Workload:
-    """Make a graph that `check_graphs` let pass.
+    """Load or generate a graph that `check_graphs` has accepted.
 
-    Public graphs are made undirected and their ids permuted: ids that follow the crawl would hand ranges of ids, the
-    naive placement, a locality that most data sets do not have.
+    Public graphs are made undirected, and their ids are permuted. Ids that follow the crawl would give ranges of ids,
+    the naive placement, a locality that most data sets do not have.
 
     Args:
-        name: of a public graph, or "power_law:NODES" with ":ARCS" behind it where 20 a node are not meant.
-        data_root: folder of public graphs.
+        name: Name of a public graph, or "power_law:NODES" or "power_law:NODES:ARCS"; the default is 20 arcs per node.
+        data_root: Folder of public graphs.
     """
     generated = _GENERATED.fullmatch(name)
     if generated:

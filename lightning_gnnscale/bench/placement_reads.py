@@ -46,13 +46,14 @@ def count_epochs(
     """Sample epochs and count the rows that each device reads.
 
     Args:
-        csc: the graph.
-        train_nodes: one array a device: its own nodes, shuffled among themselves ("local shuffling"). An array that
-            several devices share (`is`) is shuffled once, and they take its batches in turns ("global shuffling").
-        fanouts, batch_size: of the batches.
-        seed: of seed order and sampling.
-        num_epochs: >= 1.
-        workspace: of `sample_neighbors`.
+        csc: The graph.
+        train_nodes: One array per device: its own nodes, shuffled among themselves ("local shuffling"). If several
+            devices share one array (`is`), it is shuffled once, and they take its batches in turns ("global
+            shuffling").
+        fanouts, batch_size: Fan-outs and size of the batches.
+        seed: Seed of the order of seeds and of sampling.
+        num_epochs: Number of epochs, >= 1.
+        workspace: Workspace of `sample_neighbors`.
     """
     counts = np.zeros((len(train_nodes), csc.num_rows), np.int64)
     orders: dict[int, list[int]] = {}

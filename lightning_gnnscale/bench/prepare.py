@@ -54,35 +54,39 @@ def run(
 ) -> dict[str, list[dict]]:
     """Measure every source in turns, while a trainer takes what it prepares; then replay the measured task times.
 
-    Rows are appended as they are measured: typed again with the same `hydra.run.dir=`, the benchmark goes on at the
-    first one that is missing. Then each source's best settings feed a device that one worker cannot feed.
+    Rows are appended as they are measured. Run again with the same `hydra.run.dir=`, the benchmark resumes at the first
+    missing row. Then each source's best settings feed a device that one worker cannot feed.
 
     Args:
-        output_dir: folder for `prepare.csv`, `replay.csv`, `prepare.png`, the graphs and the traces.
-        graphs: public graphs, and "power_law:NODES:EDGES:FEATURES".
-        sources: names of conf/source.
-        settings: of each source, every combination of which is measured; its defaults where it has none. Task graphs
-            also take "queue_batches": their cap on memory, in batches.
-        workloads: of "gcn", "graphsage", "unsupervised".
-        train: trainers: "cpu": a model step on these cores; a number: a device that takes so many milliseconds a
-            batch, simulated by sleep. 0 shows what a source can prepare.
-        fanouts, num_negatives: of the batches.
-        batch_size: nodes at the head of a batch; a link of the unsupervised workload puts 2 + num_negatives there.
-        hidden_channels: of the model on the CPU.
-        num_batches: of one measurement.
-        repeats: measurements of each, in turns; medians count.
-        num_parts, scope: of the stores, and see `PartitionDataModule`.
-        device_share: time of the device that is to be fed, over that in which one thread prepares a batch.
-        device_batches: of such a measurement: the wait for an epoch's first batch is in it.
-        replay_cores, replay_queue_batches: of the machines of the replay: cores, and memory in batches.
-        replay_sigmas: that two-level scheduling is tuned over in the replay.
-        trace_threads: most threads side by side whose task times are recorded; a machine with fewer cores is replayed
-            with the times of as many threads, so that what they cost each other in shared memory is in them.
-        seed: of order and draws.
-        data_root: folder of public graphs; None looks for it.
+        output_dir: Folder for `prepare.csv`, `replay.csv`, `prepare.png`, the graphs and the traces.
+        graphs: Public graphs, and "power_law:NODES:EDGES:FEATURES".
+        sources: Names in conf/source.
+        settings: Maps a source to its settings, every combination of which is measured; a source without any is
+            measured with its defaults. Task graphs also take "queue_batches": their cap on memory, in batches.
+        workloads: Any of "gcn", "graphsage" and "unsupervised".
+        train: Trainers. "cpu": a model step on these cores; a number: a device that takes this many milliseconds per
+            batch, simulated by sleep. 0 shows how much a source can prepare.
+        fanouts, num_negatives: Fan-outs of the batches, and negatives per link.
+        batch_size: Number of nodes at the head of a batch; a link of the unsupervised workload puts 2 + num_negatives
+            there.
+        hidden_channels: Width of the model on the CPU.
+        num_batches: Number of batches in one measurement.
+        repeats: Number of measurements of each case, in turns; the median counts.
+        num_parts, scope: Number of parts in the stores, and the scope of batches; see `PartitionDataModule`.
+        device_share: Time that the device to be fed takes per batch, divided by the time in which one thread prepares a
+            batch.
+        device_batches: Number of batches in such a measurement; it includes the wait for an epoch's first batch.
+        replay_cores, replay_queue_batches: Numbers of cores, and sizes of memory in batches, of the machines in the
+            replay.
+        replay_sigmas: Values of sigma over which two-level scheduling is tuned in the replay.
+        trace_threads: Largest number of concurrent threads for which task times are recorded. A machine with fewer
+            cores is replayed with the times of as many threads, so that these include what threads cost each other in
+            shared memory.
+        seed: Seed of the order and of the draws.
+        data_root: Folder of public graphs; None: it is searched for.
 
     Returns:
-        {"rows": medians of what was measured, "replay": rows}.
+        {"rows": medians of the measurements, "replay": rows}.
 
     Raises:
         ValueError: an unknown graph, workload or source, or settings that a source does not take.

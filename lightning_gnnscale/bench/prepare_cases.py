@@ -24,16 +24,16 @@ CPU = "cpu"  # the trainer that is a model on these cores; another one is a numb
 
 @dataclass(frozen=True)
 class Shape:
-    """Batches and model, the same for all sources.
+    """Shape of batches and model, the same for all sources.
 
     Attributes:
-        fanouts: of the batches.
-        batch_size: nodes at the head of a batch.
-        hidden_channels: of the model that trains on the CPU.
-        num_negatives: of the unsupervised workload.
-        num_batches: of one measurement.
-        scope: see `PartitionDataModule`.
-        seed: of order and draws.
+        fanouts: Fan-outs of the batches.
+        batch_size: Number of nodes at the head of a batch.
+        hidden_channels: Width of the model that trains on the CPU.
+        num_negatives: Negatives per link in the unsupervised workload.
+        num_batches: Number of batches in one measurement.
+        scope: See `PartitionDataModule`.
+        seed: Seed of the order and of the draws.
     """
 
     fanouts: tuple[int, ...]
@@ -76,12 +76,12 @@ def make_data(store: PartitionStore, workload: str, shape: Shape, source: Source
 
 
 def make_trainer(store: PartitionStore, workload: str, shape: Shape, train: str | float) -> Callable[[MiniBatch], None]:
-    """Return what is done with a batch.
+    """Return a function that trains on a batch, or that only takes as long.
 
     Args:
-        store, workload, shape: of the batches.
-        train: "cpu": forward, backward and step of the workload's model on these cores; a number: sleep for so many
-            milliseconds, as a device that takes so long would leave the cores free.
+        store, workload, shape: Store, workload and shape that the batches come from.
+        train: "cpu": forward, backward and step of the workload's model on these cores. A number: sleep for this many
+            milliseconds, just as a device that takes so long would leave the cores free.
     """
     if train != CPU:
         seconds = float(train) / 1000

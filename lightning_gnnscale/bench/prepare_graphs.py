@@ -18,13 +18,13 @@ GENERATED = re.compile(r"power_law:([\d_]+):([\d_]+):([\d_]+)")
 
 
 def open_graph(name: str, folder: Path, num_parts: int, data_root: Path | None) -> PartitionStore:
-    """Open the store of a graph that `check_graph` lets pass; it is made where it is missing.
+    """Open the store of a graph that `check_graph` has accepted; if it is missing, it is made.
 
     Args:
-        name: of a public graph, or "power_law:NODES:EDGES:FEATURES".
-        folder: of the stores.
-        num_parts: parts, ranges of ids.
-        data_root: folder of public graphs.
+        name: Name of a public graph, or "power_law:NODES:EDGES:FEATURES".
+        folder: Folder of the stores.
+        num_parts: Number of parts, which are ranges of ids.
+        data_root: Folder of public graphs.
     """
     root = folder / f"{name.replace(':', '-')}-p{num_parts}"
     if root.is_dir():

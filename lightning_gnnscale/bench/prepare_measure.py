@@ -12,22 +12,23 @@ from .prepare_cases import num_seeds
 
 
 def measure(loader: PartLoader, train: Callable[[MiniBatch], None], num_batches: int, warm_up: int = 2) -> dict:
-    """Train on batches and return what was seen.
+    """Train on batches and return the measurements.
 
-    Epochs are as long as the loader's, or begin so late that they end at the last batch: nothing is prepared that is
-    not trained. The wait for an epoch's first batch counts, the order of the first epoch's seeds is made before.
+    Each epoch is as long as the loader's, or begins late enough to end at the last batch, so that nothing is prepared
+    that is not trained on. The wait for an epoch's first batch counts; the order of the first epoch's seeds is made
+    before.
 
     Args:
-        loader: of the batches.
-        train: what is done with each.
-        num_batches: how many, in as many epochs as it takes.
-        warm_up: the epoch's last batches, prepared once before, which do not count: kernels are compiled, workers
-            started, and, as all are held at a time, as many buffers taken; two of them are trained.
+        loader: Loader of the batches.
+        train: Called with each batch.
+        num_batches: Number of batches, in as many epochs as it takes.
+        warm_up: Number of the epoch's last batches that are prepared once before and do not count. They compile kernels
+            and start workers; as all of them are held at once, they also take the buffers. Two of them are trained on.
 
     Returns:
-        `batches`, `seeds`, `seconds`, `seeds_per_s`, `wait_share` of the seconds in which the trainer waited, in [0,
-        1], `cpu_share` of all cores, by this process and those it started, and `peak_queue_mib`: most bytes that stood
-        ready when the trainer asked, "" where the source does not tell.
+        `batches`, `seeds`, `seconds`, `seeds_per_s`; `wait_share`: share of the seconds in which the trainer waited, in
+        [0, 1]; `cpu_share`: share of all cores used by this process and those it started; `peak_queue_mib`: largest
+        size of the batches that were ready when the trainer asked, "" if the source does not report it.
     """
     held = []
     for batch in epochs(loader, warm_up):

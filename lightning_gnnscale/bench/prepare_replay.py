@@ -74,10 +74,10 @@ def joined(trace: TaskTrace) -> TaskTrace:
 
 
 def best_fixed(trace: TaskTrace, cores: int, most: int, train_s: float, num_batches: int) -> tuple[Replayed, dict]:
-    """Return the fastest fixed prefetch of all depths up to `most` and of all sensible numbers of threads.
+    """Return the fastest fixed prefetch over all depths up to `most` and all sensible numbers of threads.
 
     Args:
-        trace: of `joined`.
+        trace: Trace returned by `joined`.
     """
     found, options = [], {"train_s": train_s, "num_batches": num_batches, "overhead_s": trace.overhead_s}
     for depth in range(1, min(most, MAX_DEPTH) + 1):
@@ -123,16 +123,17 @@ def replay_rows(
     """Return a row for each number of cores and cap on memory: both schedulings, each tuned, and their ratio.
 
     Args:
-        traces: of a workload, by cores and by the pieces of a hop; whole hops, 1, are among them.
-        cores: of the machines.
-        queue_batches: memory, in batches that are ready or under way: the most of either scheduling.
-        sigmas: that two-level scheduling is tuned over.
-        train_s: of a training step, on a device of its own.
-        measured: (source, cores, batches of memory) to the seeds per second that were measured without training.
+        traces: Traces of a workload, by number of cores and by pieces per hop; 1, whole hops, must be among the pieces.
+        cores: Numbers of cores of the machines.
+        queue_batches: Sizes of memory: upper bounds on the batches that are ready or under way in either scheduling.
+        sigmas: Values of sigma over which two-level scheduling is tuned.
+        train_s: Time of a training step, seconds; it runs on a device of its own.
+        measured: Maps (source, cores, batches of memory) to the seeds per second that were measured without training,
+            or None.
 
     Returns:
-        Rows with `replayed_cores`, `queue_batches`, the seeds per second, settings and peak MiB of each, `ratio`, and,
-        where it was measured, the `measured` seeds per second and the `error` of the prediction.
+        Rows with `replayed_cores`, `queue_batches`, the seeds per second, settings and peak MiB of each scheduling, and
+        `ratio`. If it was measured, also the `measured` seeds per second and the `error` of the prediction.
     """
     rows = []
     for number in cores:

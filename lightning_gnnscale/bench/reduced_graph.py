@@ -2,13 +2,15 @@
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from ..dataset import GraphDataset, generate, load_npz
-from ..dataset.npz import CSRFeatures
+from ..dataset.npz import CSRArrays
 
 SVD_ROUNDS = 4
 SVD_SPARE = 16  # columns beyond those that are kept: the last ones are inexact
@@ -21,11 +23,12 @@ def reduced_graph(name: str, folder: str | os.PathLike, dim: int, fractions: lis
     """Write a graph with reduced features once, and return its file.
 
     Args:
-        name: that `load_npz` knows, or "planted:EDGES:NODES": a generated one of 16 communities, which are its classes.
-        folder: for `NAME-.../graph.npz`, named by all that decides the file.
-        dim: of the features; narrower ones stay as they are but for the length of their rows.
-        fractions: of train, validation and test nodes where the graph has no public split.
-        seed: of the split and of the SVD's first guess.
+        name: Name that `load_npz` knows, or "planted:EDGES:NODES": a generated graph of 16 communities, which are its
+            classes.
+        folder: Folder for `NAME-.../graph.npz`, whose name includes everything that determines the file.
+        dim: Number of feature columns. Narrower features are only scaled to rows of length 1.
+        fractions: Shares of train, validation and test nodes if the graph has no public split.
+        seed: Seed of the split and of the SVD's first guess.
 
     Returns:
         Path of the file, which `load_npz` reads.
@@ -40,10 +43,12 @@ def reduced_graph(name: str, folder: str | os.PathLike, dim: int, fractions: lis
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new.npz")
     edges = [np.stack([chunk.src, chunk.dst]) for chunk in dataset.stream.chunks()]
+    with _one_thread():
+        x = _reduced(dataset.features, dim, seed)
     np.savez(
         fresh,
         edge_index=np.concatenate(edges, axis=1),
-        x=_reduced(dataset.features, dim, seed),
+        x=x,
         y=dataset.labels,
         **{f"{split}_mask": mask for split, mask in dataset.masks.items()},
     )
@@ -62,7 +67,7 @@ def _dataset(name: str, folder: Path, dim: int, fractions: list[float], seed: in
 
 
 def _reduced(features, dim: int, seed: int) -> np.ndarray:
-    if isinstance(features, CSRFeatures):
+    if isinstance(features, CSRArrays):
         rows = np.repeat(np.arange(features.shape[0]), np.diff(features.indptr))
         places = torch.from_numpy(np.stack([rows, features.indices]))
         values = torch.from_numpy(features.data.astype(np.float32))
@@ -77,3 +82,14 @@ def _reduced(features, dim: int, seed: int) -> np.ndarray:
         torch.manual_seed(seed)
         left, values, _ = torch.svd_lowrank(x, q=min(dim + SVD_SPARE, *x.shape), niter=SVD_ROUNDS)
     return (left * values)[:, :dim].numpy().copy()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Start no thread of OpenMP: runs are forked from this process, and would wait for it for ever."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)

@@ -63,30 +63,31 @@ def run(
 ) -> dict[str, list[dict]]:
     """Measure whole batches and sampling alone, uniform and locality-biased, the copy bound, and the peers, in turns.
 
-    The graph has arcs whose ends are drawn independently, in proportion to Pareto(1.8) + 1 weights. The copy bound is
-    the time in which the feature rows of uniform batches alone can be copied from random places into a reused buffer.
-    The preferred rows are those of the nodes of highest degree.
+    The ends of the graph's arcs are drawn independently, in proportion to Pareto(1.8) + 1 weights. The copy bound is
+    the time in which the feature rows of uniform batches alone are copied from random places into a reused buffer. The
+    preferred rows are those of the nodes of highest degree.
 
     Args:
-        output_dir: folder for `sample.csv` and `sample.png`.
-        num_nodes, num_edges: of the generated graph.
-        dim: float32 features a node.
-        fanouts, batch_size: of all samplers.
-        threads: of `NeighborLoader` and of the copies; the first is the one that others are compared with.
-        locality_scale: s of the locality-biased draws, > 1.
-        buffer_share: share of the nodes whose rows are preferred, in (0, 1].
-        num_batches, peer_batches: batches of a measurement of ours, and of a peer.
-        repeats: measurements of each, in turns; medians count.
-        peer_workers: numbers of worker processes of PyG's loader; GraphBolt runs without.
-        pyg_python: interpreter with torch-geometric and torch-sparse or pyg-lib; None: this one, where it has them.
-        graphbolt_python: interpreter with dgl; None leaves GraphBolt out.
-        seed: of graph and batches.
+        output_dir: Folder for `sample.csv` and `sample.png`.
+        num_nodes, num_edges: Number of nodes and edges in the generated graph.
+        dim: Number of float32 features per node.
+        fanouts, batch_size: Fan-outs of all samplers, and seeds per batch.
+        threads: Numbers of threads of `NeighborLoader` and of the copies; the others are compared with the first
+            number.
+        locality_scale: The factor s of the locality-biased draws, > 1.
+        buffer_share: Share of the nodes whose rows are preferred, in (0, 1].
+        num_batches, peer_batches: Number of batches in a measurement of this package, and of a peer.
+        repeats: Number of measurements of each kind, in turns; the median counts.
+        peer_workers: Numbers of worker processes of PyG's loader; GraphBolt runs without worker processes.
+        pyg_python: Interpreter with torch-geometric and torch-sparse or pyg-lib; None: this one, if it has them.
+        graphbolt_python: Interpreter with dgl; None leaves GraphBolt out.
+        seed: Seed of the graph and of the batches.
 
     Returns:
         {"sample": rows}.
 
     Raises:
-        ValueError: an interpreter was given that cannot run its peer.
+        ValueError: a given interpreter cannot run its peer.
     """
     console = Console(width=max(Console().width, 150))
     console.print(f"generating {num_edges:,} edges of {num_nodes:,} nodes with {dim} features")

@@ -48,16 +48,18 @@ def run(
     """Measure speed and memory on a generated file, and cuts on real graphs; write tables, CSV and a plot.
 
     Args:
-        output_dir: folder for `speed.csv`, `cuts.csv` and `spring.png`.
-        num_nodes, num_edges: of the generated graph, written as raw int32 pairs; num_edges = 0 leaves it out.
-        num_parts: parts of the generated graph.
-        data_root: folder of public graphs; None looks for it. Without one that table is left out, and it is said.
-        graphs: of those in `PUBLISHED_CUTS`; an empty list leaves that table out.
-        methods: partitioners that are compared; "metis" is left out where pymetis is not installed.
-        chunk_edges: edges a chunk.
-        repeats: runs after the first one; the best counts.
-        seed: of the generated graph and of the methods.
-        scratch: folder for the generated file; None: the system's folder for temporary files.
+        output_dir: Folder for `speed.csv`, `cuts.csv` and `spring.png`.
+        num_nodes, num_edges: Number of nodes and edges in the generated graph, written as raw int32 pairs; num_edges =
+            0 leaves it out.
+        num_parts: Number of parts of the generated graph.
+        data_root: Folder of public graphs; None: it is searched for. If there is none, the table of cuts is left out,
+            with a message.
+        graphs: Graphs out of `PUBLISHED_CUTS`; an empty list leaves the table of cuts out.
+        methods: Partitioners to compare; "metis" is left out if pymetis is not installed.
+        chunk_edges: Edges per chunk.
+        repeats: Number of runs after the first; the best counts.
+        seed: Seed of the generated graph and of the methods.
+        scratch: Folder for the generated file; None: the system's folder for temporary files.
 
     Returns:
         {"speed": rows, "cuts": rows}.

@@ -11,11 +11,11 @@ from .errors import UsageError
 
 
 class EarlierBest(Callback):
-    """Keeps in every checkpoint which one was the best before the run: Lightning forgets it in another folder.
+    """Keep in every checkpoint which one was the best before the run; Lightning forgets it in another folder.
 
     Args:
-        path: of the best checkpoint so far.
-        score: its value of what the run's `ModelCheckpoint` monitors.
+        path: Path of the best checkpoint so far.
+        score: Its value of the quantity that the run's `ModelCheckpoint` monitors.
     """
 
     def __init__(self, path: str, score: float):

@@ -1,13 +1,99 @@
 """Settings judged by themselves and against each other, before data is opened."""
 
 import inspect
+import re
 from numbers import Integral, Real
 from typing import Any
 
-from hydra.utils import get_object
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import InstantiationException
+from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from .errors import UsageError
+from ..datamodule.model_check import check_edge_weights
+from ..partition_store.value_checks import least_value
+from .check_dataset import trains_on_links
+from .errors import UsageError, one_line
+
+
+def module_settings(config: DictConfig) -> DictConfig:
+    """Return the module's own settings, without its backbone and its inputs."""
+    return OmegaConf.create({key: value for key, value in config.model.items() if key not in ("backbone", "inputs")})
+
+
+def check_model(config: DictConfig, dataset) -> None:
+    """Make a model of the data set's widths, and the optimizer where one is chosen; then let go of both.
+
+    Args:
+        config: composed from `train.yaml`.
+        dataset: a `GraphDataset`.
+
+    Raises:
+        UsageError: settings that make no model; names the key.
+    """
+    stored = dataset.feature_dim if config.datamodule.get("stored_features", True) else 0
+    inputs = config.model.get("inputs")
+    in_channels = stored + ((inputs.get("dim") or 0) if inputs else 0)
+    if inputs and in_channels == 0:
+        return  # inputs whose width only the store tells
+    on_links = trains_on_links(config)
+    widths = {"in_channels": in_channels} | ({} if on_links else {"out_channels": dataset.num_classes})
+    backbone = _made("model.backbone", config.model.backbone, **widths)
+    check_hops(config, getattr(backbone, "num_layers", None))
+    _check_weights(backbone, dataset.edge_weight)
+    options = {} if on_links else {"multilabel": dataset.multilabel}
+    module = _made("model", module_settings(config), backbone=backbone, **options)
+    make_optimizer = getattr(module, "make_optimizer", None)
+    if make_optimizer is not None:
+        try:
+            make_optimizer(module.parameters())
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"model.optimizer: {one_line(error)}") from None
+
+
+def _check_weights(backbone, edge_weight) -> None:
+    if edge_weight is not None and not getattr(backbone, "takes_negative_weights", True):
+        check_edge_weights(backbone, least_value(edge_weight))
+
+
+def _made(key: str, node: DictConfig, **options):
+    try:
+        return instantiate(node, **options)
+    except InstantiationException as error:
+        line = one_line(error)
+        raise UsageError(line if line.startswith("model") else f"{key}: {line}") from None
+
+
+_OF_BATCHES = ("sampler", "source", "placement", "pack_halo", "evaluation")
+
+
+def takes_sampler(config: DictConfig) -> bool:
+    """Whether the DataModule makes batches, and so takes a sampler, a source of batches and a placement."""
+    return "sampler" in inspect.signature(get_object(config.datamodule._target_)).parameters
+
+
+def check_unused(config: DictConfig) -> None:
+    """Refuse groups that were set and would not be read.
+
+    Args:
+        config: composed from `train.yaml`.
+
+    Raises:
+        UsageError: names the group and the reason.
+    """
+    groups, reason = (), ""
+    if not takes_sampler(config):
+        groups, reason = _OF_BATCHES, "full-graph training has no batches of parts"
+    elif config.datamodule.get("mode") == "full_batch":
+        groups, reason = ("sampler",), "with datamodule.mode=full_batch each part is one batch"
+    words = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    for word in words:
+        group = re.match(r"[+~]*(\w*)", word)[1]
+        if group in groups:
+            raise UsageError(f"{word.lstrip('+')} has no effect, {reason}: leave it out")
+    if not OmegaConf.is_interpolation(config, "num_devices"):
+        raise UsageError(f"num_devices={config.num_devices} has no effect here: say trainer.devices=")
+
 
 LARGEST_SEED = 2**32 - 1  # of numpy's generator
 # Keys that a run fills in itself: what is said there would be lost.
@@ -112,14 +198,14 @@ def check_num_parts(num_parts: int, num_processes: int) -> None:
 
 
 def check_hops(config: DictConfig, num_layers: int | None) -> None:
-    """Refuse a sampler of other hops than the model has layers; samplers without hops, and whole parts, go with any.
+    """Refuse a sampler whose hops differ from the model's layers; samplers without hops, and whole parts, are accepted.
 
     Args:
-        config: composed from `train.yaml`.
-        num_layers: of the backbone, None where it does not tell.
+        config: Config composed from `train.yaml`.
+        num_layers: Number of layers of the backbone; None if it does not say.
 
     Raises:
-        UsageError: names both numbers.
+        UsageError: the message names both numbers.
     """
     if not num_layers or config.datamodule.get("mode") != "mini_batch":
         return

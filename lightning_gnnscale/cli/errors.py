@@ -8,11 +8,11 @@ class Interrupted(KeyboardInterrupt):
     """The user stopped a run; the message says how to go on.
 
     Args:
-        message: says how.
-        terminated: it was SIGTERM.
+        message: Says how to go on.
+        terminated: Whether the signal was SIGTERM.
 
     Attributes:
-        code: that the command exits with.
+        code: Exit code of the command.
     """
 
     def __init__(self, message: str, terminated: bool = False):

@@ -19,10 +19,11 @@ from ..report.progress import ProgressBars
 from ..report.summary import print_summary, stage_rows
 from ..store_source import StoreSource
 from .check_settings import check_settings, planned_devices
-from .store import fallback_partitioner, make_store
+from .ranks import own_start_method
+from .store import make_store
 
 # What will train on the store is not known yet: the plan is of `PartitionDataModule`'s batches, as they are by default.
-DEFAULT_BATCHES = {"batch_size": 512, "fanouts": (25, 10), "prefetch_batches": 3}
+DEFAULT_BATCHES = {"batch_size": 512, "fanouts": (25, 10), "prefetch_batches": 3, "mixed_parts": 4}
 
 
 def run(config: DictConfig) -> dict:
@@ -46,9 +47,9 @@ def run(config: DictConfig) -> dict:
             pack_halo=config.pack_halo,
             feature_storage=config.feature_storage,
             progress=progress,
-            fallback=fallback_partitioner(config),
         )
-        make_plan = partial(source.make_plan, num_devices, interpreter_bytes=process_bytes(), **DEFAULT_BATCHES)
+        held = {"interpreter_bytes": process_bytes(), "start_method": own_start_method(num_devices)}
+        make_plan = partial(source.make_plan, num_devices, **held, **DEFAULT_BATCHES)
         plan = make_store(config, source, make_plan)
     facts, store = source.partitioning_facts, PartitionStore.open(source.root)
     quality = facts.get("quality") or {}

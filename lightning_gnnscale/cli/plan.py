@@ -9,6 +9,7 @@ from rich.table import Table
 
 from .check_settings import check_settings, planned_devices
 from .errors import UsageError
+from .ranks import own_start_method
 
 
 def run(config: DictConfig) -> None:
@@ -19,7 +20,11 @@ def run(config: DictConfig) -> None:
         check_settings(config)
         num_devices = planned_devices(config)
         datamodule = make_datamodule(config, instantiate(config.dataset))
-        options = {"accelerator": planned_accelerator(config), **model_widths(config)}
+        accelerator = planned_accelerator(config)
+        options = {"accelerator": accelerator, "start_method": own_start_method(num_devices, accelerator)}
+        options |= model_widths(config)
+        if config.strategy.get("weights"):
+            options["mixed_parts"] = datamodule.mixed_parts(instantiate(config.strategy.weights))
         plan = datamodule.store_source.estimate(partial(datamodule.make_plan, num_devices, **options))
     else:
         plan = _plan_of_sizes(config)

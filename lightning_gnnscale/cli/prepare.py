@@ -7,7 +7,8 @@ from collections.abc import Callable
 from omegaconf import DictConfig
 
 from ..errors import GNNScaleError
-from ..loader.preparation import RayWorkers, cluster
+from ..remote import RayWorkers, cluster
+from ..remote.ray_worker import start_workers
 
 
 def run(config: DictConfig) -> None:
@@ -38,7 +39,7 @@ def with_workers(settings: DictConfig, address: str, stay: Callable[[], None]) -
             f"{len(there)} workers are prepared at {address} already: end that `gnnscale prepare` with Ctrl-C first"
         )
     names = [f"{cluster.PREPARED}{number}" for number in range(settings.num_workers)]
-    workers = cluster.start_workers(names, settings.num_cpus, settings.worker_memory_bytes)
+    workers = start_workers(names, settings.num_cpus, settings.worker_memory_bytes)
     try:
         try:
             pids = ray.get([worker.ping.remote() for worker in workers], timeout=settings.timeout_s)

@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from omegaconf import DictConfig
 
+from ..strategy import launcher
 from .errors import UsageError
 
 SIGTERM_CODE = 128 + signal.SIGTERM  # of a process that it ended, as a shell tells it
@@ -60,7 +61,16 @@ def start_method(trainer_config: DictConfig, given: str | None) -> str:
         if given not in START_METHODS:
             raise UsageError(f"strategy.start_method must be one of {', '.join(START_METHODS)} here, got {given!r}")
         return given
-    on_cpu = trainer_config.accelerator == "cpu" or not torch.cuda.is_available()
+    return own_start_method(trainer_config.devices, trainer_config.accelerator)
+
+
+def own_start_method(num_devices: int | str, accelerator: str = "auto") -> str:
+    """Return how a command starts the training processes of this machine where nothing else is said."""
+    if num_devices == 1:
+        return "popen"  # this process trains: another one would hold an interpreter of its own
+    if launcher.has_trained():
+        return "spawn"  # a process forked from here would wait for threads that it has not got
+    on_cpu = accelerator == "cpu" or not torch.cuda.is_available()
     return "fork" if on_cpu else "spawn"
 
 

@@ -22,17 +22,17 @@ def available_recipes() -> list[str]:
 
 
 def take_recipe(config_name: str, words: list[str]) -> tuple[str | None, str, list[str]]:
-    """Take `recipe=` out of the words.
+    """Take `recipe=` out of the words of a command line.
 
     Args:
-        config_name: primary config of the command: "train", "bench/partition".
-        words: of the command line.
+        config_name: Primary config of the command, for example "train" or "bench/partition".
+        words: Words of the command line.
 
     Returns:
         (folder to add to the search path or None, primary config, the other words).
 
     Raises:
-        UsageError: no such recipe, with those that exist; or it is one of another command.
+        UsageError: there is no such recipe (the message lists those that exist), or it belongs to another command.
     """
     recipes = [word.partition("=")[2] for word in words if word.startswith("recipe=")]
     others = [word for word in words if not word.startswith("recipe=")]

@@ -9,22 +9,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..datamodule.scratch import Scratch
-from ..loader.preparation.cluster import SYSTEM_TEMPORARY
+from ..remote.cluster import SYSTEM_TEMPORARY
 
 REPLACED = ("summary.json", "metrics/metrics.csv", "metrics/hparams.yaml")
 
 
 def keep_earlier_run(folder: Path) -> Path | None:
-    """Move what an earlier run left, and this one would replace, to `earlier/1`, `earlier/2`, ... in the run folder.
+    """Move files of an earlier run, which this run would replace, to `earlier/1`, `earlier/2`, ... in the run folder.
 
     Checkpoints stay where they are: Lightning gives those of the next run other names (its last one is last-v1.ckpt).
-    Events are one log of all runs.
+    Events of all runs are in one log.
 
     Args:
-        folder: of the run.
+        folder: Folder of the run.
 
     Returns:
-        The folder that the files were moved to; None where there were none.
+        The folder that the files were moved to; None if there were none.
     """
     found = [folder / name for name in REPLACED if (folder / name).is_file()]
     if not found:

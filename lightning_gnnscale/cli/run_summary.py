@@ -12,12 +12,13 @@ from ..units import format_bytes
 
 
 def fit_facts(folder: Path, checkpoint, resume: str | None = None) -> dict:
-    """Return what training came to, from its metrics file: started processes keep their state to themselves.
+    """Return the results of training, read from its metrics file, because started processes do not share their state.
 
     Args:
-        folder: of the run.
-        checkpoint: the run's `ModelCheckpoint`, or None.
-        resume: the checkpoint that the run went on from, or None; it is said then that earlier epochs are not counted.
+        folder: Folder of the run.
+        checkpoint: The run's `ModelCheckpoint`, or None.
+        resume: Checkpoint that the run resumed from, or None. With a checkpoint, the result says that earlier epochs do
+            not count.
     """
     path = folder / "metrics" / "metrics.csv"
     if not path.is_file():
@@ -107,18 +108,20 @@ def _placement_facts(log: list[dict]) -> dict[str, str]:
 
 
 def run_summary(name: str, folder: Path, datamodule, plan, facts: dict) -> dict:
-    """Return what a run came to: stages, facts in the order they are shown, the parts' quality, the plan.
+    """Return the results of a run: stages, facts in the order they are shown, the parts' quality, the plan.
 
     Earlier runs in the same folder are not counted: the log marks where the last one begins.
 
     Args:
-        name: of the run.
-        folder: of the run.
-        datamodule, plan: that it used.
-        facts: of training and testing, {title: text}.
+        name: Name of the run.
+        folder: Folder of the run.
+        datamodule, plan: DataModule and plan that the run used.
+        facts: Results of training and testing, {title: text}.
     """
     quality = datamodule.partitioning_facts.get("quality") or {}
     predicted = dict(plan.host_peak_bytes)
+    if "evaluate" in predicted:
+        predicted["validate"] = predicted["predict"] = predicted["evaluate"]  # a pass over the same layers
     log = events.last_run(events.read_log(folder / "events.jsonl"))
     shown = {
         "graph": f"{datamodule.store.num_nodes:,} nodes, {datamodule.store.num_arcs:,} arcs",

@@ -23,9 +23,15 @@ from ..report.summary import print_summary, write_summary
 from ..strategy import GNNScaleStrategy
 from .best_checkpoint import EarlierBest, best_checkpoint, earlier_best
 from .check_dataset import check_dataset, trains_on_links
-from .check_model import check_model, module_settings
-from .check_settings import check_hops, check_num_parts, check_settings
-from .check_unused import check_unused, takes_sampler
+from .check_settings import (
+    check_hops,
+    check_model,
+    check_num_parts,
+    check_settings,
+    check_unused,
+    module_settings,
+    takes_sampler,
+)
 from .errors import Interrupted
 from .ranks import (
     SIGTERM_CODE,
@@ -38,7 +44,7 @@ from .ranks import (
 )
 from .run_folder import keep_earlier_run
 from .run_summary import fit_facts, run_summary, sampled_validation
-from .store import fallback_partitioner, make_store
+from .store import make_store
 
 
 def run(config: DictConfig) -> dict:
@@ -53,8 +59,8 @@ def train(config: DictConfig, folder: Path) -> dict:
     """Partition, store, train and evaluate as the config says.
 
     Args:
-        config: composed from `train.yaml`.
-        folder: of the run: config, events, metrics, checkpoints, summary.
+        config: Config composed from `train.yaml`.
+        folder: Folder of the run: config, events, metrics, checkpoints, summary.
 
     Returns:
         The summary that is also written to `summary.json`.
@@ -86,8 +92,9 @@ def train(config: DictConfig, folder: Path) -> dict:
         if config.num_parts != "auto" and not _crosses_parts(trainer, datamodule):
             check_num_parts(config.num_parts, trainer.world_size)
         held = {"accelerator": accelerator_of(trainer), "interpreter_bytes": process_bytes()}
+        held["start_method"] = getattr(trainer.strategy, "_start_method", "popen")
+        held["mixed_parts"] = datamodule.mixed_parts(getattr(trainer.strategy, "weights", None))
         make_plan = partial(datamodule.make_plan, trainer.world_size, **held, **model_widths(config))
-        datamodule.store_source.fallback = fallback_partitioner(config)
         plan = make_store(config, datamodule.store_source, make_plan)
     if is_first_rank():
         datamodule.compare_checksums()

@@ -25,18 +25,18 @@ _LABEL_ROWS = 1 << 18
 class FullGraphDataModule(StoredGraphDataModule):
     """Train on the full graph: every process owns a contiguous run of parts, and reads rows of the others.
 
-    How rows of other ranks come is decided by the strategy's exchange policy. Under weight policies that average
-    models a rank's block is its part, and has a loss of its own. Edge features that a store has are not read.
+    The strategy's exchange policy decides how rows of other ranks come. Under weight policies that average models, a
+    rank's block is its part and has a loss of its own. Edge features of the store are not read.
 
     Args:
         store, root, dataset, stream, features, labels, masks, edge_weight, partitioner, planner, overwrite, progress:
             the store, or what it is made from; see `StoredGraphDataModule`.
-        num_parts: parts; "auto": the planner's number, and at least one a process.
-        seed: of partitioning and of the keys of epochs.
-        feature_storage: How a store that is written holds features, see `write_partition_store`; None: as given.
+        num_parts: Number of parts; "auto": the planner's number, but at least one per process.
+        seed: Seed of the partitioning, and of the keys of epochs.
+        feature_storage: How a newly written store holds features, see `write_partition_store`; None: as given.
 
     Attributes:
-        blocks: the `BlockRows` of this rank, after `setup`.
+        blocks: The `BlockRows` of this rank, after `setup`.
 
     Raises:
         ValueError, PartitionStoreError, StrategyError: one line with the remedy.
@@ -57,7 +57,7 @@ class FullGraphDataModule(StoredGraphDataModule):
         labels=None,
         masks=None,
         edge_weight=None,
-        partitioner: str | Callable[..., Partitioning] = "spring",
+        partitioner: str | Callable[..., Partitioning] = "streaming_multilevel",
         num_parts: int | str = "auto",
         planner: Callable[..., Plan] | None = None,
         seed: int = 0,
@@ -229,12 +229,13 @@ def count_labels(store: PartitionStore, mask: str, begin: int, end: int) -> tupl
     """Count known labels of the nodes of a mask in a range of store ids.
 
     Args:
-        store: with labels; -1 is unknown.
-        mask: name of one of its masks.
-        begin, end: of the range.
+        store: A store with labels; -1 is unknown.
+        mask: Name of one of its masks.
+        begin, end: First store id of the range, and its end (exclusive).
 
     Returns:
-        The nodes that have a known label, and the known labels; the two differ where a node has several.
+        The number of nodes that have a known label, and the number of known labels; they differ where a node has
+        several.
 
     Cost: one read of the range's mask, and of its labels where the mask is set; a few MB.
     """

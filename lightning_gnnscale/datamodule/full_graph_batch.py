@@ -20,31 +20,32 @@ from ..sampler.minibatch import SparseFeatures, sparse_rows_to_torch
 class FullGraphBatch:
     """All rows of a rank's block, with the arcs into them: one batch an epoch.
 
-    Nodes are local ids: own rows first, then the halo, grouped by the rank that owns it (`BlockRows`). The tensors are
-    those of the DataModule: nobody may change them in place.
+    Nodes are local ids: own rows first, then the halo, grouped by the rank that owns it (`BlockRows`). The tensors
+    belong to the DataModule and must not be changed in place.
 
     Attributes:
         n_id: (num_local + num_halo,) int64 store ids.
-        indptr: (num_local + 1,) int64. indices: (num_arcs,) int32 sources as local ids.
-        degree: (num_local + num_halo,) in-degree in the full graph, int64; sums of weights, float32, where the store
-            has weights.
+        indptr: (num_local + 1,) int64 row offsets.
+        indices: (num_arcs,) int32 sources as local ids.
+        degree: (num_local + num_halo,) int64 in-degree in the full graph; where the store has weights, float32 sums of
+            the weights instead.
         batch_size: num_local.
-        part: the rank.
-        key: uint64 as a Python int, the same on every rank; everything random about the epoch follows from it.
-        epoch: of the key.
-        num_nodes_global: nodes of the whole graph.
-        loss_count: known labels that the sum of losses is divided by. loss_nodes: nodes that have them, the divisor of
-            losses that count a node once.
-        loss_is_share: whether these are of the whole graph, so that the losses of all ranks add up to one.
+        part: The rank.
+        key: uint64 as a Python int, the same on every rank; all randomness of the epoch follows from it.
+        epoch: Epoch that the key was made for.
+        num_nodes_global: Number of nodes in the whole graph.
+        loss_count: Number of known labels, by which the sum of losses is divided.
+        loss_nodes: Number of nodes that have them, the divisor of losses that count a node once.
+        loss_is_share: Whether these two count the whole graph, so that the losses of all ranks add up to one loss.
         split: "val", "test" or "predict"; None while training.
-        x_dense: (num_local + num_halo, dim) features as the store gives them (codes as float32), or None.
-        x_csr: the same rows in compressed form, or None.
-        y: (num_local,) int64, or (num_local, num_labels), or None; also outside the masks.
+        x_dense: (num_local + num_halo, dim) features as the store returns them (codes as float32), or None.
+        x_csr: The same rows in compressed form, or None.
+        y: (num_local,) int64 labels, or (num_local, num_labels), or None; nodes outside the masks have theirs too.
         train_mask, val_mask, test_mask: (num_local,) bool, or None where the store has no such mask.
         edge_weight: (num_arcs,) float32, or None.
-        memo: what models keep from batch to batch; all batches of a DataModule on one device share it.
-        moved: device to the tensors there; all batches of a DataModule share it.
-        full_graph: marks the class.
+        memo: Values that models keep from batch to batch; all batches of a DataModule on one device share it.
+        moved: Maps a device to the tensors there; all batches of a DataModule share it.
+        full_graph: Marks the class.
     """
 
     n_id: Tensor
@@ -126,11 +127,11 @@ class FullGraphBatch:
 
 
 def block_batch(store: PartitionStore, blocks: BlockRows) -> FullGraphBatch:
-    """Return the batch of a block, without key, epoch and count of labels: what the loaders make theirs from.
+    """Return the batch of a block without key, epoch and count of labels; the loaders make their batches from it.
 
     Args:
-        store: the partition store.
-        blocks: of this rank.
+        store: The partition store.
+        blocks: Block of this rank.
 
     Cost: reads the features of own and halo rows, in ascending store ids, straight into the batch's memory; labels
         and masks of the own rows.
@@ -168,9 +169,10 @@ class FullGraphLoader:
     """Yield a rank's block once an epoch; a plain iterable that needs no sharding.
 
     Args:
-        batch: the block's.
-        loss_counts: (loss_nodes, loss_count) of its batches. loss_is_share: of its batches.
-        seed: of the keys.
+        batch: Batch of the block.
+        loss_counts: (loss_nodes, loss_count) of its batches.
+        loss_is_share: `loss_is_share` of its batches.
+        seed: Seed of the keys.
         split: "val", "test" or "predict", whose key is 0; None: training.
     """
 

@@ -164,11 +164,13 @@ class StoreLayerSource:
             num_rows: None: one a node.
         """
         path = self.scratch.path(name)
-        self._files.pop(str(path), None)
         if _rank() == 0:
             self.scratch.make_table(name, max(1, self.num_nodes if num_rows is None else num_rows), dim, dtype)
         self.barrier()
-        return np.load(path, mmap_mode="r+")
+        table = np.load(path, mmap_mode="r+")
+        # An older table of that name is another file. The memmap tells the key: a path may be relative, or a link.
+        self._files.pop(str(table.filename), None)
+        return table
 
     def barrier(self) -> None:
         """Wait for the other ranks."""

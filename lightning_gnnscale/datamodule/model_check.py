@@ -9,12 +9,12 @@ from ..partition_store import PartitionStore
 
 
 def check_model(module: Any, store: PartitionStore, hops: int | None = None) -> None:
-    """Compare widths, classes, edge weights and layers; what a module does not tell is not compared.
+    """Compare widths, classes, edge weights and layers; whatever a module does not state is not compared.
 
     Args:
-        module: the LightningModule, or None.
-        store: with features and labels where the module reads them.
-        hops: that the sampler draws; None: not compared.
+        module: The LightningModule, or None.
+        store: A store with features and labels if the module reads them.
+        hops: Number of hops that the sampler draws; None: not compared.
 
     Raises:
         StrategyError: batches would not fit the model; the message names both numbers.
@@ -35,8 +35,8 @@ def check_edge_weights(backbone: Any, least: float | None) -> None:
     """Refuse edge weights below 0 for a backbone that divides by the root of their sums, or takes their logarithm.
 
     Args:
-        backbone: of the module, or None.
-        least: the smallest weight of an edge, None without weights.
+        backbone: Backbone of the module, or None.
+        least: Smallest weight of an edge; None without weights.
 
     Raises:
         StrategyError: names the weight, the backbone and the remedy.

@@ -11,14 +11,15 @@ import numpy as np
 from ..dataset import GraphDataset, LinkSet
 from ..errors import StrategyError, check_count
 from ..events import record
-from ..loader import HOWS, PartLoader, RankPlace, SourceSettings, Threads, parts_of_rank, source_settings
+from ..loader import HOWS, PartLoader, RankPlace, SourceSettings, Threads, parts_of_rank
+from ..memory import trim_heap
 from ..model.layer_source import NodeSet
 from ..partition_store import PartitionStore
 from ..partitioner import Partitioning
 from ..placement import FeatureBuffer, Placement, PlacementSettings
 from ..planner import Plan
 from ..sampler import ClusterSampler, FullBatchSampler, NeighborSampler
-from ..sampler.subgraph import BatchSampler
+from ..sampler.protocol import BatchSampler
 from .clustering import clusters_by
 from .evaluation import (
     EvaluationOptions,
@@ -36,14 +37,17 @@ from .stored_graph import StoredGraphDataModule
 from .train_loader import (
     LoaderOptions,
     check_edge_weights,
+    check_even_parts,
     check_scope,
     epoch_work,
     make_evaluation_loader,
     make_graph_loader,
     make_interleaved_loader,
     make_part_loader,
+    mixes_parts,
     part_targets,
     settle_row_reads,
+    source_settings,
     trains_on_links,
 )
 
@@ -69,43 +73,46 @@ class PartitionDataModule(StoredGraphDataModule):
             (num_edges,), edge_features (num_edges, dim), by position in the stream. Rows are in the order of the
             stream's nodes.
         mode: "mini_batch", or "full_batch": each part is one batch.
-        sampler: what a mini-batch draws, one of this package's or any `BatchSampler`; None:
+        sampler: Draws a mini-batch: one of this package's samplers or any `BatchSampler`; None:
             `NeighborSampler([25, 10])`. A `ClusterSampler` without clusters of its own gets SPRING's. Evaluation
-            follows arcs from target to source, so that direction="both" asks for a store with both directions.
-        batch_size: seeds a batch, >= 1.
-        halo_hops: hops of halo that a part sees, 0 to 3; 0 gives each cross edge to one of its two parts.
+            follows arcs from target to source, so direction="both" needs a store with both directions.
+        batch_size: Seeds per batch, >= 1.
+        halo_hops: Hops of halo that a part sees, 0 to 3; 0 gives each cross edge to one of its two parts.
         scope: "part": batches stay inside core and halo; "graph": they cross parts and ranks get equal shares of the
             seeds (`ClusterSampler` and `SaintSampler` then hold 4 to 21 bytes an arc of the whole graph on each rank);
-            "auto": "graph" under gradient averaging, else "part". Under gradient averaging "part" lets every
-            rank take a share of each part's batches, some parts in turn.
-        interleave_parts: parts that take turns there, >= 1; one more is in memory.
-        evaluation: `EvaluationOptions`, or a mode's name for its defaults: "layerwise", exact, a layer at a time;
-            "sampled", for any backbone, batches with all neighbours of each evaluated node.
-        seed: of partitioning, seed order and sampling.
-        source: what prepares training batches on each rank: `gs.Threads`, `gs.Processes`, `gs.TaskGraphs` or
-            `gs.RayWorkers`; a name ("threads", "processes", "task_graphs", "ray") stands for its defaults. The batches
-            are the same.
-        num_threads: threads of "threads"; and those that gather placed features of batches that other processes drew.
-        prefetch_batches: batches that stand ready; None: the source's own number.
-        shuffle: new seed order every epoch; not under `Trainer(overfit_batches=...)`.
-        row_reads: how training batches get their feature rows: "mapped", "resident" or "planned", see `RowReads`;
-            "auto": by the memory that is free when training starts. Batches are the same. Workers of "ray" hold the
-            rows that they need, and placed rows are read where they lie.
-        stored_features: False leaves the store's features out of batches and evaluation: the model's `inputs` bring
+            "auto": "part", but "graph" under gradient averaging where a batch cannot mix parts (other samplers than
+            `NeighborSampler` and `LayerwiseSampler`), a placement spreads the rows of the whole graph, or workers ask
+            each other for rows. Under gradient averaging "part" makes each batch of a piece of several parts, and every
+            rank takes a share.
+        interleave_parts: Number of parts that such a batch mixes, >= 1; one more part is in memory.
+        evaluation: `EvaluationOptions`, or the name of a mode for its defaults. "layerwise": exact, a layer at a time.
+            "sampled": for any backbone, in batches with all neighbours of each evaluated node.
+        seed: Seed of the partitioning, of the order of seeds, and of sampling.
+        source: What prepares training batches on each rank: `gs.Threads`, `gs.Processes`, `gs.TaskGraphs` or
+            `gs.RayWorkers`. A name ("threads", "processes", "task_graphs", "ray") stands for its defaults. All give the
+            same batches.
+        num_threads: Number of threads of "threads", and of the threads that gather placed features for batches that
+            other processes drew.
+        prefetch_batches: Number of batches that are kept ready; None: the source's own number.
+        shuffle: Whether seeds come in a new order every epoch; not under `Trainer(overfit_batches=...)`.
+        row_reads: How training batches get their feature rows: "mapped", "resident" or "planned", see `RowReads`;
+            "auto": depends on the memory that is free when training starts. The batches are the same. Workers of "ray"
+            hold the rows that they need, and placed rows are read where they lie.
+        stored_features: Whether batches and evaluation read the store's features. False: the model's `inputs` bring
             them, for example `RemoteFeatures`.
-        placement: where feature rows lie while training, one device a process: `PlacementSettings`, a method's name
-            for its defaults, a `Placement` made before, or None: batches read the store.
-        locality_scale: s >= 1 by which the sampler prefers rows that are near, 1 where `LocalityController` is to
-            raise it; None: no preference. Needs a placement, and a sampler that takes `locality`.
-        neighbor_set_size: see `LocalityBias`.
+        placement: Where feature rows lie while training, one device per process: `PlacementSettings`, the name of a
+            method for its defaults, a `Placement` made before, or None: batches read the store.
+        locality_scale: Factor s >= 1 by which the sampler prefers rows that are near; 1 if `LocalityController` is to
+            raise it. None: no preference. Needs a placement, and a sampler that takes `locality`.
+        neighbor_set_size: See `LocalityBias`.
         links: {"val": LinkSet, "test": LinkSet} in original ids, edges that the store does not have; None: the data
-            set's. They are evaluated on where the sampler is a `LinkSampler`, in place of masks and labels.
-        eval_negatives: false ends that each of them is ranked among, >= 1; drawn alike from all nodes that no edge or
-            held-out link joins to the first end, where the set brings none of its own.
-        store_options: How a store is written that does not stand yet. `pack_halo=True` also stores the feature rows of
-            each part's halo beside the part: batches of a part then read two runs of the disk, where halo rows would
-            lie scattered over the whole file. "auto", the default, does so where memory does not hold the features and
-            halos are worth it. `feature_storage="float16"`, `"int8"` or `"int4"` stores features in fewer bytes, see
+            set's. If the sampler is a `LinkSampler`, evaluation uses them in place of masks and labels.
+        eval_negatives: Number of false ends that each link is ranked among, >= 1. Where the set has none of its own,
+            they are drawn uniformly from all nodes that no edge or held-out link joins to the first end.
+        store_options: How a store that does not exist yet is written. `pack_halo=True` also stores the feature rows of
+            each part's halo beside the part: batches of a part then read two runs of the disk instead of halo rows
+            scattered over the whole file. "auto", the default, does so if memory does not hold the features and halos
+            are worth it. `feature_storage="float16"`, `"int8"` or `"int4"` stores features in fewer bytes, see
             `write_partition_store`; None: as given.
 
     Raises:
@@ -129,7 +136,7 @@ class PartitionDataModule(StoredGraphDataModule):
         masks=None,
         edge_weight=None,
         edge_features=None,
-        partitioner: str | Callable[..., Partitioning] = "spring",
+        partitioner: str | Callable[..., Partitioning] = "streaming_multilevel",
         num_parts: int | str = "auto",
         planner: Callable[..., Plan] | None = None,
         mode: str = "mini_batch",
@@ -266,7 +273,7 @@ class PartitionDataModule(StoredGraphDataModule):
         check_scope(scope, weights, self.sampler)
         check_edge_weights(self.sampler, self.store)
         place, options, features = self._place(), self.loader_options, self.buffer
-        interleaved = scope == "part" and getattr(weights, "equal_batches", False)
+        interleaved = scope == "part" and self._interleaves(weights)
         if self._gathers_on_device or not self.stored_features:
             features = None
         reads_store = features is None and self.buffer is None and self.stored_features
@@ -282,6 +289,8 @@ class PartitionDataModule(StoredGraphDataModule):
             lanes, hops = self.interleave_parts, self.halo_hops
             loader = make_interleaved_loader(self.store, self.sampler, hops, lanes, options, features, place)
         else:
+            if getattr(weights, "equal_batches", False):
+                check_even_parts(part_targets(self.store, self.sampler), place.world_size)
             passes, hops = getattr(weights, "passes_per_epoch", 1), self.halo_hops
             loader = make_part_loader(self.store, self.sampler, hops, passes, options, features, place)
         if reads_store and features is not None:
@@ -338,6 +347,7 @@ class PartitionDataModule(StoredGraphDataModule):
         """Remove the scratch folder, and let go of placed features."""
         if stage == "fit":
             self._close_loader()
+            trim_heap()
             if self._placed is not None:
                 self._placed.close(self.trainer)
         if self._scratch is not None:
@@ -347,7 +357,20 @@ class PartitionDataModule(StoredGraphDataModule):
     def _scope_under(self, weights: Any) -> str:
         if self.scope != "auto":
             return self.scope
-        return "graph" if getattr(weights, "equal_batches", False) else "part"
+        if not getattr(weights, "equal_batches", False) or self.mode == "full_batch":
+            return "part"
+        asks_owners = getattr(self.loader_options.source, "construction", "local") == "distributed"
+        crosses = asks_owners or self._placed is not None or not mixes_parts(self.sampler)
+        return "graph" if crosses else "part"
+
+    def _interleaves(self, weights: Any) -> bool:
+        """Whether batches mix parts under a weight policy, where they do not cross them."""
+        return getattr(weights, "equal_batches", False) and mixes_parts(self.sampler)
+
+    def mixed_parts(self, weights: Any) -> int:
+        """Return how many parts a batch mixes under a weight policy, at most; 0: none. None stands for the default."""
+        mixed = mixes_parts(self.sampler) if weights is None else self._interleaves(weights)
+        return self.interleave_parts if mixed and self._scope_under(weights) == "part" else 0
 
     def _close_loader(self) -> None:
         if self._train_loader is not None:
@@ -464,7 +487,11 @@ class PartitionDataModule(StoredGraphDataModule):
         if self.evaluation.sample == "auto":
             weights = getattr(self.trainer.strategy, "weights", None)
             scope, passes = self._scope_under(weights), getattr(weights, "passes_per_epoch", 1)
-            work = epoch_work(self.store, self.sampler, self.halo_hops, scope, passes, self.loader_options)
+            options = self.loader_options
+            if scope == "part" and self._interleaves(weights):
+                pieces = min(self.interleave_parts, self.store.num_parts)
+                options = replace(options, batch_size=-(-options.batch_size // pieces))
+            work = epoch_work(self.store, self.sampler, self.halo_hops, scope, passes, options)
         return validation_sample(whole, ordered, num_layers, self.evaluation.sample, work)
 
     def _batch_shape(self) -> dict[str, Any]:
@@ -473,6 +500,7 @@ class PartitionDataModule(StoredGraphDataModule):
             "batch_size": seeds if self.mode == "mini_batch" else None,
             "fanouts": getattr(self.sampler, "fanouts", ()),
             "prefetch_batches": self.loader_options.batches_ahead + 1,
+            "mixed_parts": self.mixed_parts(getattr(getattr(self.trainer, "strategy", None), "weights", None)),
         }
 
 

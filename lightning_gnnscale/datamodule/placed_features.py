@@ -28,13 +28,13 @@ def open_buffer(
     """Place the features and return this process's buffer; a device is a process of the Trainer.
 
     Args:
-        store: with dense features.
-        placement: how to place, or a placement that was made for as many devices as there are processes.
+        store: A store with dense features.
+        placement: Settings to place by, or a placement that was made for as many devices as there are processes.
         train_nodes: (num_train,) store ids of all targets.
-        sampler: whose fan-outs the placement goes by; one without them is taken to read all neighbours.
-        batch_size: targets a batch.
-        seed: of placing.
-        trainer: the Trainer, or None: one process.
+        sampler: Sampler whose fan-outs the placement goes by; one without fan-outs is assumed to read all neighbours.
+        batch_size: Targets per batch.
+        seed: Seed of the placing.
+        trainer: The Trainer; None: one process.
 
     Raises:
         PlacementError: no features, sparse ones, or a placement for another number of devices or another store.

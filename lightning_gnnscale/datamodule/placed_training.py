@@ -21,13 +21,13 @@ class PlacedTraining:
     """The placed features of one process while it trains; open between `open` and `close`.
 
     Args:
-        placement: settings, a method's name for their defaults, or a placement made before.
-        locality_scale: None: the sampler prefers nothing. See `PartitionDataModule`.
-        neighbor_set_size: see `LocalityBias`.
-        sampler: of the training batches.
+        placement: Settings, the name of a method for its defaults, or a placement made before.
+        locality_scale: See `PartitionDataModule`; None: the sampler has no preference.
+        neighbor_set_size: See `LocalityBias`.
+        sampler: Sampler of the training batches.
 
     Attributes:
-        buffer: open, or None.
+        buffer: The open buffer, or None.
 
     Raises:
         ValueError: the placement is none of these, or the sampler takes no locality.

@@ -10,14 +10,15 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 
 
 class PredictionWriter(BasePredictionWriter):
-    """Write one Parquet file with a row a node, in ascending order of the original ids.
+    """Write one Parquet file with one row per node, in ascending order of the original ids.
 
     Pages have checksums. Columns: `node`, the user's id (an integer, or text with `relabel=True`); `prediction`, an
     int64 class, or a list: 0/1 labels, outputs with `predict_logits`, or an embedding. Needs
     `trainer.predict(model, datamodule)` with this package's DataModule, and a path that all ranks reach.
 
     Args:
-        path: of the file; each rank writes `path.rank` first, rank 0 joins them and the file appears whole.
+        path: Path of the file. Each rank writes `path.rank` first; rank 0 joins them, and the complete file appears at
+            once.
 
     Cost: rank 0 holds the whole table, and its sorted copy, while it joins.
     """

@@ -15,13 +15,14 @@ _ALLOWED = "give EvaluationOptions(scratch=<a folder on another disk>) (evaluati
 
 
 class Scratch:
-    """The folder of one run's tables: every rank knows it, rank 0 makes and removes what lies in it.
+    """The folder of one run's tables. Every rank knows it; rank 0 makes and removes its contents.
 
-    Rank 0 holds a lock beside the folder as long as the run lives: what has a free lock was left by a killed run.
+    Rank 0 holds a lock beside the folder as long as the run lives. A folder whose lock is free was left by a killed
+    run.
 
     Args:
-        parent: folder of the folders of all runs.
-        name: of this run.
+        parent: Folder that holds the folders of all runs.
+        name: Name of this run.
     """
 
     def __init__(self, parent: str | os.PathLike, name: str):
@@ -76,9 +77,9 @@ def open_scratch(root: Path, scratch: str | os.PathLike | None, trainer) -> Scra
     """Return the run's scratch folder, the same on every rank; nothing is written yet.
 
     Args:
-        root: of the store.
-        scratch: folder to be used in place of one beside the store; None: that one.
-        trainer: the Trainer whose strategy agrees on rank 0's name; None: this process is alone.
+        root: Folder of the store.
+        scratch: Folder to use in place of the store's parent folder; None: the parent folder.
+        trainer: The Trainer whose strategy agrees on rank 0's name; None: this process is alone.
     """
     name = f"run-{secrets.token_hex(8)}"
     if trainer is not None:

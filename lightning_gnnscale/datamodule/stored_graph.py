@@ -26,28 +26,28 @@ _log = logging.getLogger(__name__)
 class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
     """Base of the DataModules: partitions and writes the store in `prepare_data`, opens it in `setup`.
 
-    Give either a store that stands (`store`), or what to make one from (`dataset`, or `stream` with `features`,
-    `labels`, `masks`, all in the stream's node order) and where to put it (`root`).
+    Give either an existing store (`store`), or what to make one from (`dataset`, or `stream` with `features`, `labels`,
+    `masks`, all in the stream's node order) and where to put it (`root`).
 
     Args:
-        store: folder of a partition store, or an open one.
-        root: folder that the store is written to; skipped where the same one stands.
-        dataset: a `GraphDataset`; instead of `stream`, `features`, `labels`, `masks`.
-        stream, features, labels, masks, edge_weight, edge_features: see `write_partition_store`.
-        partitioner: name of a method, or a callable (stream, num_parts, seed, masks, progress) -> Partitioning.
-        num_parts: parts; "auto" asks the planner.
-        planner: callable with the arguments of `gs.plan`, for "auto"; it may carry memory sizes.
-        seed: of partitioning.
-        pack_halo: a store that is written also has the feature rows of each part's halo beside the part; true, false or
-            "auto".
-        feature_storage: How a store that is written holds features, see `write_partition_store`.
-        overwrite: replace a store made from other input, or a damaged one.
-        progress: (what, done, total), called while the store is made.
+        store: Folder of a partition store, or an open store.
+        root: Folder that the store is written to. If the same store is there already, nothing is written.
+        dataset: A `GraphDataset`, in place of `stream`, `features`, `labels`, `masks`.
+        stream, features, labels, masks, edge_weight, edge_features: See `write_partition_store`.
+        partitioner: Name of a method, or a callable (stream, num_parts, seed, masks, progress) -> Partitioning.
+        num_parts: Number of parts; "auto" asks the planner.
+        planner: Callable with the arguments of `gs.plan`, for "auto"; it may carry memory sizes.
+        seed: Seed of the partitioning's random choices.
+        pack_halo: Whether a newly written store also keeps the feature rows of each part's halo beside the part: True,
+            False or "auto".
+        feature_storage: How a newly written store holds features, see `write_partition_store`.
+        overwrite: Whether to replace a damaged store, or a store made from other input.
+        progress: Called as progress(what, done, total) while the store is made.
 
     Attributes:
-        verify: whether `prepare_data` compares the checksums of a store, once a machine and content (about 1 GB/s, see
-            `compare_once`); set it to False to train on a store as it is.
-        store_source: the `StoreSource` that `prepare_data` makes the store from; None where a store was given.
+        verify: Whether `prepare_data` compares a store's checksums, once per machine and content (about 1 GB/s, see
+            `compare_once`). Set it to False to train on a store as it is.
+        store_source: The `StoreSource` that `prepare_data` makes the store from; None where a store was given.
 
     Raises:
         ValueError: an argument is out of range, or neither or both of store and data are given.
@@ -232,6 +232,10 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
     def partitioning_facts(self) -> dict:
         """What partitioning measured when the store was made; empty if unknown."""
         return partitioning_facts(self.root)
+
+    def mixed_parts(self, weights: Any) -> int:
+        """Return how many parts a batch mixes under a weight policy, at most; 0: none."""
+        return 0
 
     def _batch_shape(self) -> dict[str, Any]:
         """Return what `predict_training` asks of the batches."""

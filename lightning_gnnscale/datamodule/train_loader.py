@@ -1,5 +1,6 @@
 """The mini-batch loaders of one rank: over its parts, or over its share of the whole graph's targets."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,6 +15,8 @@ from ..loader import (
     RankPlace,
     RowReads,
     SourceSettings,
+    TaskGraphs,
+    Threads,
     WholeGraph,
     choose_row_reads,
     core_targets,
@@ -28,6 +31,36 @@ from ..rng import fold, permutation
 from ..sampler import FullBatchSampler, LayerwiseSampler, NeighborSampler, SaintSampler
 
 _TRIAL_BATCHES = 2  # of a part, by which the work of an epoch is predicted
+
+
+def _ray_workers() -> SourceSettings:
+    from ..remote import RayWorkers  # its modules are of use with the optional extra alone
+
+    return RayWorkers()
+
+
+SOURCES = {
+    "threads": Threads,
+    "processes": Processes,
+    "task_graphs": TaskGraphs,
+    "fixed_prefetch": partial(TaskGraphs, scheduling="fixed_prefetch"),
+    "ray": _ray_workers,
+}
+
+
+def source_settings(source: str | SourceSettings) -> SourceSettings:
+    """Return the settings that a name stands for, with its defaults; settings as they are.
+
+    Raises:
+        ValueError: the name is unknown, or it is neither.
+    """
+    if isinstance(source, str) and source in SOURCES:
+        return SOURCES[source]()
+    if isinstance(source, str) or not callable(getattr(source, "connect", None)):
+        raise ValueError(
+            f"source must be one of {', '.join(SOURCES)}, or settings such as gs.Threads(), got {source!r}"
+        )
+    return source
 
 
 @dataclass(frozen=True)
@@ -70,13 +103,18 @@ def part_targets(store: PartitionStore, sampler=None) -> dict[int, np.ndarray]:
     return targets
 
 
+def mixes_parts(sampler) -> bool:
+    """Whether a batch may be made of pieces of several parts: of samplers that start from seeds alone."""
+    return isinstance(sampler, NeighborSampler | LayerwiseSampler)
+
+
 def check_scope(scope: str, weights, sampler) -> None:
-    """Refuse what would train something else than it says, on every rank alike.
+    """Refuse settings under which training would not do what it says, on every rank alike.
 
     Args:
         scope: "part" or "graph".
-        weights: the strategy's weight policy, or None under another strategy.
-        sampler: of the loader.
+        weights: The strategy's weight policy; None under another strategy.
+        sampler: Sampler of the loader.
 
     Raises:
         StrategyError: the message names the remedy.
@@ -91,12 +129,32 @@ def check_scope(scope: str, weights, sampler) -> None:
             'mode="full_batch" makes each part a batch, and batches that cross parts would be the whole graph on every '
             "process: use weights=ModelAveraging(), or FullGraphDataModule for gradients of the full graph"
         )
-    seeds_alone = isinstance(sampler, NeighborSampler | LayerwiseSampler)
-    if scope == "part" and getattr(weights, "equal_batches", False) and not seeds_alone:
+    goes_with_parts = mixes_parts(sampler) or isinstance(sampler, FullBatchSampler)
+    if scope == "part" and getattr(weights, "equal_batches", False) and not goes_with_parts:
         raise StrategyError(
             f'{type(weights).__name__} needs as many batches on every rank, scope="part" shares out those of '
             f'NeighborSampler and LayerwiseSampler, not of {type(sampler).__name__}: leave scope="auto", or use '
             "weights=ModelAveraging()"
+        )
+
+
+def check_even_parts(targets: Mapping[int, np.ndarray], world_size: int) -> None:
+    """Refuse parts that are a batch each and come out uneven, where every rank must have as many batches.
+
+    Args:
+        targets: part to its targets.
+        world_size: ranks that the parts are dealt to.
+
+    Raises:
+        StrategyError: the message names the remedy.
+    """
+    shares = [parts_of_rank(len(targets), rank, world_size) for rank in range(world_size)]
+    num_batches = [sum(len(targets[part]) > 0 for part in share) for share in shares]
+    if len(set(num_batches)) > 1:
+        raise StrategyError(
+            'mode="full_batch" makes each part a batch, and gradients are averaged over as many batches on every rank, '
+            f"got {min(num_batches)} to {max(num_batches)}: use weights=ModelAveraging(), or a multiple of "
+            f"{world_size} parts that all have training nodes"
         )
 
 
@@ -142,18 +200,24 @@ def settle_row_reads(
     if first is None:
         return
     parts = loader.walk.num_batches
-    rows = store.num_nodes if halo_hops is None or halo_hops > 1 else int(store.part_rows.max(initial=0))
+    whole = halo_hops is None or halo_hops > 1
+    rows = np.full(len(parts), store.num_nodes) if whole else store.part_rows[list(parts)]
+    parts_held = min(loader.walk.parts_open, len(parts)) + (not options.source.in_process)
     reads = choose_row_reads(
-        store.features,
+        packed,
         first,
         free_bytes=free,
-        part_rows=rows,
-        parts_held=min(loader.walk.parts_open, len(parts)) + (not options.source.in_process),
+        part_rows=int(rows.max(initial=0)),
+        held_rows=loader.walk.most_held(rows, parts_held),
+        parts_held=parts_held,
         batches_held=options.batches_ahead + 2,
         visit_batches=max(len(loader) // max(len(parts), 1), 1),
+        least_ahead=min(options.batches_ahead, max(1, -(-(options.source.batches_ahead - 1) // loader.pieces))),
+        keeps=options.source.in_process and not whole,
     )
     if how not in ("auto", reads.how):
-        reads = replace(reads, how=how, why=f"row_reads={how}")
+        # What stays was chosen for the other way; parts of other processes would each carry it.
+        reads = replace(reads, how=how, kept_halos=0, why=f"row_reads={how}")
     if reads.how != "mapped":
         return_freed_memory()
     record("row_reads", rank=place.rank, how=reads.how, why=reads.why)
@@ -173,13 +237,13 @@ def make_part_loader(
     """Return a loader over the parts of a rank; batches stay in core and halo of their part.
 
     Args:
-        store: the partition store.
-        sampler: what a batch draws.
-        halo_hops: of the parts, 0 to 3.
-        passes: over a part in one visit.
-        options: of the loader.
-        features: a `FeatureTable` by store id, or None: batches come without.
-        place: of this process.
+        store: The partition store.
+        sampler: Draws the contents of a batch.
+        halo_hops: Hops of halo of each part, 0 to 3.
+        passes: Passes over a part in one visit.
+        options: Options of the loader.
+        features: A `FeatureTable` by store id; None: batches have no features.
+        place: Place of this process.
     """
     targets = part_targets(store, sampler)
     counts = [passes * sampler.num_batches(len(nodes), options.batch_size, False) for nodes in targets.values()]
@@ -197,10 +261,10 @@ def make_part_loader(
 def make_interleaved_loader(
     store: PartitionStore, sampler, halo_hops: int, lanes: int, options: LoaderOptions, features, place: RankPlace
 ) -> PartLoader:
-    """Return a loader over all parts, every step of which is one part's: as many batches on every rank.
+    """Return a loader over all parts, each batch of which is a piece of several: as many batches on every rank.
 
     Args:
-        lanes: parts that take turns, >= 1.
+        lanes: parts that a batch mixes, >= 1.
         store, sampler, halo_hops, options, features, place: see `make_part_loader`.
     """
     return PartLoader(
@@ -217,14 +281,14 @@ def make_graph_loader(store: PartitionStore, sampler, options: LoaderOptions, fe
     """Return a loader over a rank's equal share of all targets; batches cross parts.
 
     Args:
-        store: the partition store.
-        sampler: what a batch draws.
-        options: of the loader.
-        features: a `FeatureTable` by store id, or None: batches come without.
-        place: of this process.
+        store: The partition store.
+        sampler: Draws the contents of a batch.
+        options: Options of the loader.
+        features: A `FeatureTable` by store id; None: batches have no features.
+        place: Place of this process.
 
     Raises:
-        StrategyError: fewer targets than ranks.
+        StrategyError: there are fewer targets than ranks.
     """
     rank, world_size = place.rank, place.world_size
     targets = np.concatenate(list(part_targets(store, sampler).values()))

@@ -2,14 +2,14 @@
 
 from .files import load_files
 from .generated import generate
-from .graph_dataset import CSRFeatures, GraphDataset
+from .graph_dataset import CSRArrays, GraphDataset
 from .link_split import LinkSet, hold_out_edges
 from .npz import load_npz
 from .pyg import load_pyg
 from .split import random_split
 
 __all__ = [
-    "CSRFeatures",
+    "CSRArrays",
     "GraphDataset",
     "LinkSet",
     "generate",

@@ -57,7 +57,7 @@ def load_files(
     reader: dict | None = None,
     hold_out: dict | None = None,
 ) -> GraphDataset:
-    """Open a graph from files; nothing but labels and masks is read into memory.
+    """Open a graph from files; features, labels and masks stay in them, and are mapped.
 
     Args:
         edges: .npy, .bin, .csv, .tsv, .txt (also .gz), .parquet, a folder of parquet, or a glob.
@@ -114,7 +114,7 @@ def load_files(
     if rows not in (None, num_nodes):
         key = "features" if "features" in arrays else "labels"
         raise ValueError(f"dataset.{key}: {rows} rows, but the graph has {num_nodes} nodes")
-    label_array = None if "labels" not in arrays else np.array(arrays["labels"])
+    label_array = arrays.get("labels")
     masks = {
         key[:-5]: _as_mask(key, arrays[key], num_nodes, stream.node_ids) for key in arrays if key.endswith("_mask")
     }
@@ -185,7 +185,7 @@ def _as_mask(key: str, array: np.ndarray, num_nodes: int, node_ids: NodeIds | No
     if array.dtype == bool:
         if len(array) != num_nodes:
             raise ValueError(f"dataset.{key}: {len(array)} entries, but the graph has {num_nodes} nodes")
-        return np.array(array)
+        return array
     texts = node_ids is not None and node_ids.are_strings
     if array.dtype.kind not in ("U" if texts else "iu"):
         raise ValueError(f"dataset.{key} must hold bool or node ids, got {array.dtype}")

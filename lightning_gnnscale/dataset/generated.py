@@ -35,19 +35,20 @@ def generate(
     progress: Callable[[str, int, int | None], None] | None = None,
     hold_out: dict | None = None,
 ) -> GraphDataset:
-    """Generate a planted-partition graph with power-law degrees, or open the one that was generated before.
+    """Generate a planted-partition graph with power-law degrees, or open the one that an earlier run generated.
 
     Args:
         num_nodes, num_edges, num_communities, homophily, exponent, label_noise, seed, community_exponent,
             max_community: see `SyntheticGraph`.
-        num_classes: labels are communities modulo this many classes; None: one class a community.
-        folder: edges and features go to a sub-folder named by the parameters.
-        feature_dim, feature_noise, feature_dtype: columns, standard deviation of their noise, float32 or float16.
-        train, val: shares of the nodes; the rest is for testing.
-        name: of the data set.
-        to_undirected, remove_self_loops, chunk_edges: see `open_edge_stream`.
-        progress: (what, done, total).
-        hold_out: edges held out as links, arguments of `hold_out_edges` by name, or None.
+        num_classes: Number of classes; a label is the community modulo this number. None: one class per community.
+        folder: Folder of the data; edges and features go to a sub-folder named after the parameters.
+        feature_dim, feature_noise, feature_dtype: Number of columns, standard deviation of their noise, and dtype:
+            float32 or float16.
+        train, val: Shares of the nodes for training and validation; the rest is for testing.
+        name: Name of the data set.
+        to_undirected, remove_self_loops, chunk_edges: See `open_edge_stream`.
+        progress: Called as progress(what, done, total).
+        hold_out: Which edges to hold out as links: arguments of `hold_out_edges` by name; None: none.
 
     Cost: about 0.1 us an edge and 15 ns a feature value, once; 8 bytes an edge on disk.
     """

@@ -10,10 +10,68 @@ from ..edge_stream import EdgeStream
 from ..graph import MASK_NAMES
 from ..partition_store.features import dense_batch_row_bytes, row_code, sparse_batch_row_bytes
 from ..partition_store.inputs import check_storage, feature_bytes, opened
-from .checks import checked_classes
+from ..partition_store.value_checks import UNKNOWN, blocks, check_label_values
+
+SPARSE_LABELS = 100  # labels that go this many times further than they are many are taken for a mistake
 
 
-class CSRFeatures(NamedTuple):
+def checked_classes(labels: np.ndarray, num_classes: int | None) -> int:
+    """Return the number of classes, or of labels a node where there are several.
+
+    Args:
+        labels: (num_nodes,) classes from 0, -1 or NaN = unknown; or (num_nodes, num_labels) of 0, 1 and -1.
+        num_classes: as the user gave it, or None.
+
+    Raises:
+        ValueError: labels that cannot be meant; names the row. Values of several a node are left to
+            `check_label_values`, before they are stored.
+
+    Cost: one read of classes; of several a node, of the first rows up to a known one.
+    """
+    if labels.dtype.kind not in "fiub":
+        raise ValueError(f"labels must be numbers, got {labels.dtype}")
+    if labels.ndim not in (1, 2):
+        raise ValueError(f"labels must have shape (num_nodes,) or (num_nodes, num_labels), got {labels.shape}")
+    return _checked_several(labels, num_classes) if labels.ndim == 2 else _checked_single(labels, num_classes)
+
+
+def _checked_several(labels: np.ndarray, num_classes: int | None) -> int:
+    if not any(((rows == 0) | (rows == 1)).any() for _, rows in blocks(labels)):
+        check_label_values(labels)
+        raise ValueError("labels: no node has one, all are -1; training needs some")
+    if num_classes is not None and num_classes != labels.shape[1]:
+        raise ValueError(
+            f"num_classes must be {labels.shape[1]}, the columns of the labels, or None; got {num_classes}"
+        )
+    return labels.shape[1]
+
+
+def _checked_single(labels: np.ndarray, num_classes: int | None) -> int:
+    check_label_values(labels)
+    largest, row, values = UNKNOWN, -1, np.empty(0, np.int64)
+    for begin, rows in blocks(labels):
+        if labels.dtype.kind == "f":
+            rows = np.where(np.isnan(rows), UNKNOWN, rows)
+        rows = rows.astype(np.int64, copy=False)
+        if rows.max(initial=UNKNOWN) > largest:
+            largest, row = int(rows.max()), begin + int(rows.argmax())
+        if num_classes is None:
+            values = np.union1d(values, rows[rows >= 0])
+    if largest == UNKNOWN:
+        raise ValueError("labels: no node has one, all are -1; training needs some")
+    if num_classes is not None:
+        if largest >= num_classes:
+            raise ValueError(f"labels must be below num_classes {num_classes}, got {largest} in row {row}")
+        return num_classes
+    if largest + 1 > SPARSE_LABELS * len(values):
+        raise ValueError(
+            f"labels go up to {largest} (row {row}), but only {len(values)} values occur: renumber them "
+            f"from 0, or set num_classes={largest + 1}"
+        )
+    return largest + 1
+
+
+class CSRArrays(NamedTuple):
     """Sparse node features, one row a node.
 
     Attributes:
@@ -39,7 +97,7 @@ class GraphDataset:
     Attributes:
         name: short, used in the names of folders.
         stream: the edges.
-        features: (num_nodes, dim) array, memmap or .npy path, `CSRFeatures` or a tuple of its four, or None.
+        features: (num_nodes, dim) array, memmap or .npy path, `CSRArrays` or a tuple of its four, or None.
         labels: (num_nodes,) or (num_nodes, 1) integers with -1 = unknown, or (num_nodes, num_labels) of 0, 1 and -1
             for several labels a node, or None.
         masks: {"train": bool (num_nodes,), "val": ..., "test": ...}.
@@ -73,7 +131,7 @@ class GraphDataset:
         if unknown:
             raise ValueError(f"masks must be named {', '.join(MASK_NAMES)}; got {', '.join(unknown)}")
         if type(self.features) is tuple and len(self.features) == 4:
-            self.features = CSRFeatures(*self.features)
+            self.features = CSRArrays(*self.features)
         if isinstance(self.features, list):
             self.features = np.asarray(self.features)
         if self.features is not None and len(self._feature_rows().shape) != 2:

@@ -47,18 +47,18 @@ class LinkSet(NamedTuple):
 def hold_out_edges(dataset: GraphDataset, val: float = 0.05, test: float = 0.1, seed: int = 0) -> GraphDataset:
     """Return the data set with some edges held out of its stream, as links to validate and test on.
 
-    Whether an edge is held out is a hash of its two ends without their order: repeats and the reverse of an edge go
-    where it goes, so no order, chunk size or symmetrising lets a held-out edge back in. Edges from a node to itself
-    stay.
+    Whether an edge is held out depends on a hash of its two ends, regardless of their order. Repeats and the reverse of
+    an edge share its fate, so no order, chunk size or symmetrising lets a held-out edge back in. Edges from a node to
+    itself stay.
 
     Args:
-        dataset: its stream is read once; edge weights and features follow their edges.
-        val, test: shares of the edges, in [0, 1), together below 1.
-        seed: of the hash.
+        dataset: Data set whose stream is read once; edge weights and features follow their edges.
+        val, test: Shares of the edges for validation and test, in [0, 1), together below 1.
+        seed: Seed of the hash.
 
     Returns:
-        The data set with a filtered stream and `links`, each in `val` and `test` once (undirected: in one direction,
-        chosen by the hash), in ascending order. A split of share 0 is left out.
+        The data set with a filtered stream and `links`. Each held-out edge is in `val` or `test` once (undirected: in
+        one direction, chosen by the hash), in ascending order. A split of share 0 is left out.
 
     Raises:
         ValueError: a share out of range, or one so small that it holds no edge; edge values of another length.

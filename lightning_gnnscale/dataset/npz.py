@@ -7,7 +7,7 @@ import numpy as np
 
 from ..edge_stream import open_edge_stream
 from ..edge_stream.array import load_npz_arrays
-from .graph_dataset import CSRFeatures, GraphDataset
+from .graph_dataset import CSRArrays, GraphDataset
 from .link_split import held_out
 from .split import random_split
 
@@ -43,14 +43,15 @@ def load_npz(
     """Open one folder of public graphs.
 
     Args:
-        name: the folder's name, for example "cora"; or a path to a folder or an .npz file.
-        root: parent of the folders; None looks at `GNNSCALE_DATA`, then for `shared/data` above this folder.
-        split: "public" (the published masks), "random", or "auto": public where there is one.
-        fractions, split_seed: of a random split, see `random_split`.
-        normalize: divide each row of sparse features by its Euclidean length; False keeps counts.
-        to_undirected, remove_self_loops, chunk_edges: see `open_edge_stream`.
-        hold_out: edges held out as links, arguments of `hold_out_edges` by name, or None.
-        use_features: False leaves stored features out, for a model that learns embeddings in their place.
+        name: Name of the folder, for example "cora"; or a path to a folder or an .npz file.
+        root: Parent of the folders. None: `GNNSCALE_DATA`, else the nearest `shared/data` above the working directory.
+        split: "public" (the published masks), "random", or "auto": public if there is one.
+        fractions, split_seed: Shares and seed of a random split; see `random_split`.
+        normalize: Whether each row of sparse features is divided by its Euclidean length; False keeps counts.
+        to_undirected, remove_self_loops, chunk_edges: See `open_edge_stream`.
+        hold_out: Which edges to hold out as links: arguments of `hold_out_edges` by name; None: none.
+        use_features: Whether stored features are used; False leaves them out, for a model that learns embeddings
+            instead.
 
     The file holds `edge_index` (2, num_edges); `x` (num_nodes, dim) or `x_data`, `x_indices`, `x_indptr`, `x_shape`;
     `y` (num_nodes,), -1 = unknown, or (num_nodes, num_labels); `train_mask`, `val_mask`, `test_mask`. Everything but
@@ -124,7 +125,7 @@ def _features(arrays: dict, normalize: bool):
         lengths = np.sqrt(np.bincount(row, weights=data.astype(np.float64) ** 2, minlength=rows))
         data = (data / np.where(lengths == 0, 1, lengths)[row]).astype(np.float32)
     if len(data) <= DENSE_ABOVE * rows * dim:
-        return CSRFeatures(indptr, indices, data, (rows, dim))
+        return CSRArrays(indptr, indices, data, (rows, dim))
     dense = np.zeros((rows, dim), data.dtype)
     dense[row, indices] = data
     return dense

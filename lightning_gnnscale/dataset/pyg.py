@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from ..edge_stream import open_edge_stream
-from .graph_dataset import CSRFeatures, GraphDataset
+from .graph_dataset import CSRArrays, GraphDataset
 from .link_split import held_out
 from .split import random_split
 
@@ -29,12 +29,13 @@ def load_pyg(
     """Take a graph from PyG.
 
     Args:
-        data: a `torch_geometric.data.Data` with `edge_index`, and `x` (sparse too), `y`, `train_mask`, ...,
-            `edge_weight` and `edge_attr` where it has them.
-        dataset: instead of `data`, a class of `torch_geometric.datasets`, for example "Planetoid"; its first graph.
-        name: of the data set, passed on to the class where it takes one.
-        hold_out: edges held out as links, arguments of `hold_out_edges` by name, or None.
-        dataset_options: further arguments of the class, for example `root`.
+        data: A `torch_geometric.data.Data` with `edge_index`, and, if it has them, `x` (may be sparse), `y`,
+            `train_mask`, ..., `edge_weight` and `edge_attr`.
+        dataset: Name of a class of `torch_geometric.datasets`, for example "Planetoid", in place of `data`; its first
+            graph is taken.
+        name: Name of the data set, passed to the class if given; it also names the result.
+        hold_out: Which edges to hold out as links: arguments of `hold_out_edges` by name; None: none.
+        dataset_options: Further arguments of the class, for example `root`.
 
     Raises:
         ValueError: neither or both of `data` and `dataset`, no such class, a graph without `edge_index`, or files of
@@ -110,4 +111,4 @@ def _features(x):
     if not (x.is_sparse or x.is_sparse_csr):
         return _numpy(x)
     x = x.detach().cpu().to_sparse_csr()
-    return CSRFeatures(x.crow_indices().numpy(), x.col_indices().numpy(), x.values().numpy(), tuple(x.shape))
+    return CSRArrays(x.crow_indices().numpy(), x.col_indices().numpy(), x.values().numpy(), tuple(x.shape))

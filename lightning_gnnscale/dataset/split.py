@@ -12,10 +12,10 @@ def random_split(labels, fractions: Sequence[float] = (0.7, 0.15, 0.15), seed: i
     """Split the labelled nodes at random.
 
     Args:
-        labels: (num_nodes,), (num_nodes, 1) or (num_nodes, num_labels) numbers, -1 or NaN = unknown; nodes without
-            a known one are left out.
-        fractions: of train, validation and test nodes; each in [0, 1], together at most 1.
-        seed: of the permutation.
+        labels: (num_nodes,), (num_nodes, 1) or (num_nodes, num_labels) numbers, -1 or NaN = unknown; nodes without a
+            known label are left out.
+        fractions: Shares of train, validation and test nodes; each in [0, 1], together at most 1.
+        seed: Seed of the permutation.
 
     Returns:
         {"train", "val", "test"}: (num_nodes,) bool, disjoint.

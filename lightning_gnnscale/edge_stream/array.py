@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import UNREADABLE, EdgeStreamError, one_line_of
 from .options import StreamOptions
-from .read_ahead import BufferPool
+from .read_ahead import ChunkPool
 from .stream import EdgeStream, backing_file, file_identity, value_range
 
 BIN_LAYOUTS = ("pairs", "columns")
@@ -58,7 +58,7 @@ class ArrayStream(EdgeStream):
     def _native(self, values: np.ndarray) -> np.ndarray:
         return native_ids(self.name, values, self.node_ids is not None)
 
-    def _ready_chunks(self, first_edge: int, buffers: BufferPool) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+    def _ready_chunks(self, first_edge: int, buffers: ChunkPool) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
         if not self._views:
             yield from super()._ready_chunks(first_edge, buffers)
             return

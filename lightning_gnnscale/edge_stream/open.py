@@ -29,25 +29,26 @@ def open_edge_stream(
     """Open a source of edges as a stream.
 
     Args:
-        source: a path (.npy of shape (2, num_edges) or (num_edges, 2); raw .bin; .csv, .tsv, .txt, also with .gz;
+        source: A path (.npy of shape (2, num_edges) or (num_edges, 2); raw .bin; .csv, .tsv, .txt, also with .gz;
             .parquet, a folder or a glob of them); a PyG `Data`; a (2, num_edges) or (num_edges, 2) array or tensor,
             or a pair of (num_edges,) ones; a `SyntheticGraph`.
-        num_nodes: ids must be below it; None: counted by the first whole pass (`stream.count()`).
-        chunk_edges: edges a chunk, >= 1.
+        num_nodes: Upper bound of the ids, exclusive; None: counted by the first whole pass (`stream.count()`).
+        chunk_edges: Edges per chunk, >= 1.
         layout: "once", "both_ways", "directed", or "auto" (consumers find out).
-        to_undirected, remove_self_loops: what consumers are to do; the stream yields the source's edges as they are.
-        relabel: ids are arbitrary 64-bit integers or strings; they are numbered by first appearance, and
-            `stream.node_ids` keeps them, whole once the stream was read (`stream.count()`). Rows of features and labels
-            are in that order: `stream.node_ids.index_of(ids)` says where each belongs.
-        reader_options: of one kind of source. .bin: dtype="int32", bin_layout="pairs" | "columns". Text: separator,
-            comment, header, src, dst, id_type. Parquet: src, dst.
+        to_undirected, remove_self_loops: Instructions for consumers; the stream itself yields the source's edges
+            unchanged.
+        relabel: Whether ids are arbitrary 64-bit integers or strings. They are then numbered by first appearance.
+            `stream.node_ids` keeps them and is complete once the stream was read (`stream.count()`). Rows of features
+            and labels are in that order: `stream.node_ids.index_of(ids)` gives the row of each id.
+        reader_options: Options for one kind of source. .bin: dtype="int32", bin_layout="pairs" | "columns". Text:
+            separator, comment, header, src, dst, id_type. Parquet: src, dst.
 
     Returns:
-        The stream; the source is opened and its shape checked, its edges are checked while they are read.
+        The stream. The source is open and its shape is checked; its edges are checked while they are read.
 
     Raises:
-        EdgeStreamError: the source is missing, empty, damaged or not one of edges.
-        ValueError: an option or the kind of source is not among the allowed.
+        EdgeStreamError: the source is missing, empty or damaged, or holds no edges.
+        ValueError: an option or the kind of source is not supported.
     """
     options = StreamOptions(num_nodes, chunk_edges, layout, to_undirected, remove_self_loops, relabel)
     kind, reader, opened = _reader_of(source)

@@ -66,7 +66,7 @@ def _read(produce: Callable, handed: queue.SimpleQueue, permit: threading.Semaph
         handed.put((_END, error))
 
 
-class BufferPool:
+class ChunkPool:
     """Hands out (2, chunk_edges) arrays, and hands them out again once nobody holds a view of them.
 
     A consumer that drops each chunk before it asks for the one after the next is served from two buffers; one

@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import EdgeStreamError
 from ..jit import kernel
 from .options import StreamOptions, checked_integer
-from .read_ahead import BufferPool, read_ahead
+from .read_ahead import ChunkPool, read_ahead
 from .relabel import NodeIds
 
 Progress = Callable[[str, int, int | None], None]
@@ -128,7 +128,7 @@ class EdgeStream:
         """
         raise NotImplementedError
 
-    def _ready_chunks(self, first_edge: int, buffers: BufferPool) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+    def _ready_chunks(self, first_edge: int, buffers: ChunkPool) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
         """Yield checked (src, dst, largest id) of exactly chunk_edges, the last one shorter.
 
         Pieces are checked before they are narrowed to the stream's dtype, so that nothing wraps unseen.
@@ -185,7 +185,7 @@ class EdgeStream:
         position = first_edge if can_skip else 0
         from_start = position == 0
         largest = -1
-        ready = self._ready_chunks(position, BufferPool(self._buffer_edges(), self.dtype))
+        ready = self._ready_chunks(position, ChunkPool(self._buffer_edges(), self.dtype))
         for src, dst, high in ready:
             if stop.is_set():
                 return

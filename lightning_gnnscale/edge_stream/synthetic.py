@@ -18,10 +18,55 @@ from ..jit import kernel
 from ..rng import below, combine, fold, unit
 from .options import CHUNK_EDGES, StreamOptions, checked_integer, checked_number
 from .planted_edges import DRAW_VERSION, DrawTables, build_tables, draw_edges
-from .planted_features import feature_ranges
 from .power_law import community_sizes, largest_weight, settle
-from .read_ahead import BufferPool
+from .read_ahead import ChunkPool
 from .stream import EdgeStream, Progress
+
+
+def feature_ranges(
+    community: np.ndarray, num_communities: int, dim: int, noise: float, keys: tuple, num_rows: int
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield (first node, float32 rows) of consecutive nodes.
+
+    Args:
+        community: (num_nodes,) int32 in [0, num_communities).
+        dim: columns.
+        noise: standard deviation of the noise in every column; centres have an expected length of 1.
+        keys: uint64 keys of the centres and of the noise.
+        num_rows: nodes at a time, >= 1.
+    """
+    centres = np.empty((num_communities, dim), np.float32)
+    _gaussian_rows(keys[0], 0, 1.0 / math.sqrt(dim), centres)
+    for first in range(0, len(community), num_rows):
+        last = min(first + num_rows, len(community))
+        rows = np.empty((last - first, dim), np.float32)
+        _gaussian_rows(keys[1], first, noise, rows)
+        _add_centres(centres, community[first:last], rows)
+        yield first, rows
+
+
+@kernel
+def _gaussian_rows(key, first_row, scale, out):
+    """Fill float32 rows with N(0, scale**2), two values a hash (Box and Muller, 1958)."""
+    low_32, half, width = np.uint64(0xFFFFFFFF), 0.5, 1.0 / 4294967296.0
+    num_rows, dim = out.shape
+    for i in range(num_rows):
+        row = combine(key, first_row + i)
+        for j in range(0, dim, 2):
+            random = combine(row, j)
+            radius = scale * np.sqrt(-2.0 * np.log((np.float64(random >> np.uint64(32)) + half) * width))
+            angle = 2.0 * np.pi * np.float64(random & low_32) * width
+            out[i, j] = radius * np.cos(angle)
+            if j + 1 < dim:
+                out[i, j + 1] = radius * np.sin(angle)
+
+
+@kernel
+def _add_centres(centres, community, rows):
+    for i in range(rows.shape[0]):
+        for j in range(rows.shape[1]):
+            rows[i, j] += centres[community[i], j]
+
 
 _EDGES, _COMMUNITY, _WEIGHT, _LABEL, _LABEL_NOISE, _SPLIT, _CENTRE, _FEATURE = range(8)
 _PIECE_EDGES = 1 << 17
@@ -34,25 +79,26 @@ FEATURE_DTYPES = ("float32", "float16")
 class SyntheticGraph:
     """Degree-corrected planted partition with power-law degrees.
 
-    Communities are given to nodes by hash, so node ids tell nothing of them; they are of one size, or of sizes that
-    follow a power law. An edge lies inside a community with probability `homophily`; its ends are drawn in proportion
-    to their expected degrees. There are no self-loops; an edge may repeat, as hubs of one community meet more than
-    once. `lfr_graph` takes the parameters of the LFR benchmark.
+    Communities are assigned to nodes by hash, so node ids reveal nothing about them. Their sizes are equal, or follow a
+    power law. An edge lies inside a community with probability `homophily`; its ends are drawn in proportion to their
+    expected degrees. There are no self-loops. An edge may repeat, because hubs of one community meet more than once.
+    `lfr_graph` takes the parameters of the LFR benchmark.
 
     Args:
-        num_nodes: in [2, 2**31).
-        num_edges: undirected edges, each listed once, >= 0.
-        num_communities: in [1, num_nodes / 2].
-        homophily: share of the edges inside a community, in [0, 1].
-        exponent: of the degree distribution, P(degree > d) ~ d ** (1 - exponent), > 2.
-        max_degree: cap of a node's expected degree, >= the mean degree; None: sqrt(2 * num_edges), where graphs
-            without repeated edges end.
-        label_noise: share of the labels that are drawn anew from all communities, in [0, 1].
-        seed: any whole number of 64 bits.
-        community_exponent: of the sizes of communities, density(s) ~ s ** -community_exponent, in [1, 100]; a node
-            then lives in a community larger than its expected neighbours inside. None: one size, drawn evenly.
-        max_community: nodes of the largest community, in [num_nodes / num_communities, num_nodes]; None: a tenth of
-            the nodes, but at least twice the mean. Needs `community_exponent`.
+        num_nodes: Number of nodes, in [2, 2**31).
+        num_edges: Number of undirected edges, >= 0; each is listed once.
+        num_communities: Number of communities, in [1, num_nodes / 2].
+        homophily: Share of the edges inside a community, in [0, 1].
+        exponent: Exponent of the degree distribution, P(degree > d) ~ d ** (1 - exponent), > 2.
+        max_degree: Upper bound on a node's expected degree, >= the mean degree. None: sqrt(2 * num_edges), the largest
+            value that a graph without repeated edges allows.
+        label_noise: Share of the labels that are redrawn from all communities, in [0, 1].
+        seed: Any 64-bit integer.
+        community_exponent: Exponent of the distribution of community sizes, density(s) ~ s ** -community_exponent, in
+            [1, 100]. A node then lives in a community that is larger than its expected number of neighbours inside.
+            None: all communities have one size, and nodes are drawn evenly.
+        max_community: Number of nodes in the largest community, in [num_nodes / num_communities, num_nodes]. None: a
+            tenth of the nodes, but at least twice the mean. Needs `community_exponent`.
 
     Raises:
         ValueError: a parameter is outside of its range.
@@ -260,7 +306,7 @@ class SyntheticStream(EdgeStream):
             self._draw(start, src, dst)
             yield src, dst
 
-    def _ready_chunks(self, first_edge: int, buffers: BufferPool) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+    def _ready_chunks(self, first_edge: int, buffers: ChunkPool) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
         if self.node_ids is not None:
             yield from super()._ready_chunks(first_edge, buffers)
             return

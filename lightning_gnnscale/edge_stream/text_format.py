@@ -19,15 +19,15 @@ _UNUSUAL = re.compile(rb"[\w.+-]+\s*([^\w\s.+-]+)\s*[\w.+-]+")
 
 
 class TextFormat(NamedTuple):
-    """How lines are built.
+    """The format of the lines.
 
     Attributes:
-        separator: between fields; empty: runs of blanks.
-        comment: bytes of which one begins a comment line.
-        num_fields: of every line.
-        src_field, dst_field: positions from 0.
-        id_type: "int64", "uint64" (an id above the largest int64 was sampled) or "string", of all sampled ids.
-        first_line: the first one after a header, from 1.
+        separator: Separator between fields; empty: runs of blanks.
+        comment: Bytes any of which begins a comment line.
+        num_fields: Number of fields in every line.
+        src_field, dst_field: Positions of the two ids in a line, counted from 0.
+        id_type: Type of all sampled ids: "int64", "uint64" (an id above the largest int64 was sampled) or "string".
+        first_line: Number of the first line after a header, counted from 1.
     """
 
     separator: bytes

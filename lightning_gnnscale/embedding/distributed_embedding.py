@@ -21,30 +21,30 @@ from .shared_table import Column, SharedTable
 class DistributedEmbedding(OwnedRows):
     """Learnable node embeddings (num_nodes, dim), sharded by part, with a sparse optimizer of their own.
 
-    `pull` reads rows, `push` steps the rows of a batch by their gradients. The processes of a host write to one
-    table without locks (Hogwild): steps of the same row at the same moment may overwrite each other, rows that no
-    other process pushes lose nothing. Rows of another host are pulled from it and pushed to it: both calls are then
-    collectives that every rank enters, one without a batch by `skip`; what several ranks push to a row of another
-    host in one call is one step.
+    `pull` reads rows; `push` updates the rows of a batch by their gradients. The processes of a host write to one table
+    without locks (Hogwild): simultaneous steps of the same row may overwrite each other, but rows that no other process
+    pushes lose nothing. Rows of another host are pulled from it and pushed to it. Both calls are then collectives that
+    every rank must enter; a rank without a batch calls `skip`. If several ranks push to the same row of another host in
+    one call, that is one step.
 
-    Give it to `NodeClassifier(inputs=...)`: the rows of `batch.n_id` are then the batch's features, or stand behind
-    its stored ones; they are pulled in the forward and pushed after the backward. Its weights are no parameters:
-    weight policies, schedulers and clipping leave them alone.
+    Give it to `NodeClassifier(inputs=...)`: the rows of `batch.n_id` are then the batch's features, or are appended to
+    its stored ones. They are pulled in the forward pass and pushed after the backward pass. Its weights are not
+    parameters of the module: weight policies, schedulers and clipping leave them alone.
 
     Args:
-        num_nodes, dim: of the table, >= 1.
-        part_offsets: (num_parts + 1,) of the store; see `OwnedRows`.
+        num_nodes, dim: Number of rows and length of a row, >= 1.
+        part_offsets: (num_parts + 1,) part offsets of the store; see `OwnedRows`.
         optimizer: `SparseAdam`, `SparseSGD`, "adam" or "sgd"; its state lies beside the rows.
-        seed: of the initial values.
-        scale: initial values are uniform in [-scale, scale); None: sqrt(3 / dim), rows of about length 1.
-        node_keys: (num_nodes,) integers that initial values go by, for example `store.original_nid`, so that they do
-            not depend on how the graph was partitioned; None: the ids.
+        seed: Seed of the initial values.
+        scale: Initial values are uniform in [-scale, scale). None: sqrt(3 / dim), which gives rows of length about 1.
+        node_keys: (num_nodes,) integers that determine the initial values, for example `store.original_nid`, so that
+            they do not depend on the partitioning; None: the ids.
         dtype: "float32" or "float64".
-        hosts: see `OwnedRows`.
+        hosts: See `OwnedRows`.
 
     Attributes:
-        nbytes: of this host's rows and their optimizer's state.
-        received_bytes: rows and gradients that came from other hosts so far.
+        nbytes: Memory of this host's rows and of their optimizer's state, bytes.
+        received_bytes: Bytes of rows and gradients that have come from other hosts so far.
 
     Raises:
         ValueError: an argument outside its range.

@@ -12,13 +12,13 @@ from ..placement.shared_rows import machine_id
 
 @dataclass(frozen=True)
 class Hosts:
-    """Ranks by host.
+    """The ranks of a run, grouped by host.
 
     Attributes:
-        host_of_rank: (world_size,) host of each rank, numbered from 0 in the order of their first ranks.
-        rank: of this process.
-        group: process group of the ranks on the CPU; None where there is one host, and nothing is sent.
-        world: the default process group that they were found in.
+        host_of_rank: (world_size,) host of each rank; hosts are numbered from 0 in the order of their first ranks.
+        rank: Rank of this process.
+        group: Process group of the ranks on the CPU; None if there is one host, so that nothing is sent.
+        world: The default process group when the hosts were found.
     """
 
     host_of_rank: tuple[int, ...]

@@ -41,12 +41,12 @@ class SparseAdam:
     """Adam on the rows that have a gradient; the moments of other rows stay as they are.
 
     Attributes:
-        lr: > 0.
-        betas: of the moments, each in [0, 1).
-        eps: > 0, added to the root of the second moment.
-        bias: "row": a row's bias correction goes by how often it was pushed, so that it does not depend on what other
-            processes push meanwhile (DGL's); "step": by the number of pushes of the whole table, as
-            `torch.optim.SparseAdam` does; of pushes by several processes side by side a few may go uncounted.
+        lr: Learning rate, > 0.
+        betas: Decay rates of the two moments, each in [0, 1).
+        eps: Added to the square root of the second moment, > 0.
+        bias: "row": a row's bias correction depends on how often the row was pushed, so it does not depend on what
+            other processes push meanwhile (as in DGL). "step": it depends on the number of pushes of the whole table,
+            as in `torch.optim.SparseAdam`; if several processes push at once, a few pushes may go uncounted.
 
     Raises:
         ValueError: an argument outside its range.
@@ -70,15 +70,15 @@ class SparseAdam:
             raise ValueError(f'optimizer.bias must be "row" or "step", got {self.bias!r}')
 
     def apply(self, rows, gradients, table, moments, counts, step) -> None:
-        """Step.
+        """Update some rows of a table by one step.
 
         Args:
-            rows: (num,) int64, distinct.
+            rows: (num,) int64 distinct rows of the table.
             gradients: (num, dim) of the table's dtype, C-contiguous.
             table: (num_rows, dim), changed in place.
             moments: (num_rows, num_moments * dim), changed in place.
             counts: (num_rows, 1) int32 steps of each row, changed in place.
-            step: of the whole table, from 1.
+            step: Number of the step of the whole table, from 1.
         """
         step = 0 if self.bias == "row" else step
         adam_rows(rows, gradients, table, moments, counts, step, self.lr, *self.betas, self.eps)

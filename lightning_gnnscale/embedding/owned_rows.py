@@ -18,17 +18,17 @@ from .shared_table import Column, SharedTable, table_bytes
 
 
 class OwnedRows:
-    """A table of (num_nodes, dim), a part of it in the memory of each host, that every rank reads as a whole.
+    """A (num_nodes, dim) table that every rank reads as a whole; each host holds a part of it in memory.
 
-    With one host a read is a copy out of shared memory, and ranks do as they please. With several, `pull` is a
-    collective: every rank enters it in every step, one without a batch by `skip`.
+    With one host, a read is a copy out of shared memory, and ranks read independently. With several, `pull` is a
+    collective: every rank must enter it in every step; a rank without a batch calls `skip`.
 
     Args:
-        num_nodes, dim: of the table, >= 1.
-        dtype: of the rows.
-        part_offsets: (num_parts + 1,) a part is a range of ids and belongs to the host of the rank that trains it;
-            None: each host owns an equal range.
-        hosts: host of each rank; None: by the machines that the ranks run on.
+        num_nodes, dim: Number of rows and length of a row, >= 1.
+        dtype: Dtype of the rows.
+        part_offsets: (num_parts + 1,) offsets of the parts. A part is a range of ids and belongs to the host of the
+            rank that trains it. None: each host owns an equal range.
+        hosts: Host of each rank; None: found from the machines that the ranks run on.
 
     Raises:
         ValueError: an argument outside its range.

@@ -53,14 +53,14 @@ def pull_rows(
     read: Callable[[np.ndarray], np.ndarray],
     out: np.ndarray,
 ) -> int:
-    """Fill in the rows that were asked for, from this host and from others; all ranks must enter.
+    """Fill in the requested rows, from this host and from others; all ranks must enter.
 
-    Requests are sent first; rows of this host are read while they travel.
+    Requests are sent first; the rows of this host are read while they travel.
 
     Args:
-        requests: of this rank; may be empty.
-        hosts: the ranks.
-        read: (num,) rows of this host -> (num, dim) of the dtype of `out`.
+        requests: Requests of this rank; may be empty.
+        hosts: The ranks by host.
+        read: Maps (num,) rows of this host to their (num, dim) values, of the dtype of `out`.
         out: (num_nodes, dim), filled in place.
 
     Returns:

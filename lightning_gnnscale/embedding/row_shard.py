@@ -13,12 +13,12 @@ from .shared_table import Column
 
 
 class Initial(NamedTuple):
-    """Where the first values of rows come from.
+    """The initial values of rows.
 
     Attributes:
-        key: uint64, of the seed.
-        scale: of the values.
-        node_keys: (num_nodes,) that they go by, or None: the ids.
+        key: uint64 key derived from the seed.
+        scale: Scale of the values.
+        node_keys: (num_nodes,) integers that determine the values; None: the ids.
     """
 
     key: int
@@ -34,13 +34,13 @@ class Initial(NamedTuple):
 class RowShard:
     """The rows that one worker owns, with the optimizer's state beside them; an actor, or a plain object in tests.
 
-    Calls come one after the other, those of one trainer in the order in which it makes them.
+    Calls run one after another; those of one trainer run in the order in which it makes them.
 
     Args:
-        num_rows: >= 0.
-        columns: name to width and dtype.
-        optimizer: that steps the rows.
-        initial: (first row, what the rows from there on go by) of each range.
+        num_rows: Number of rows, >= 0.
+        columns: Maps a name to its width and dtype.
+        optimizer: Optimizer that steps the rows.
+        initial: (first row, initial values of the rows from there on) of each range.
     """
 
     def __init__(
@@ -86,15 +86,16 @@ class RowShard:
 
 
 class ShardSpec(NamedTuple):
-    """All shards of a table, as whoever starts them is told.
+    """All shards of a table, as described to the process that starts them.
 
     Attributes:
-        token: of the table; shards are named by it.
-        address: of Ray, or None: it is started.
-        timeout_s: for which Ray, or the shards, may be silent.
-        part_offsets, owner_of_part: see `Ownership`. num_shards: owners.
-        columns, optimizer, initial: see `RowShard`; initial of all nodes.
-        notes: folder in which processes that use a Ray that is started note that they do.
+        token: Token of the table; shards are named after it.
+        address: Address of Ray; None: Ray is started.
+        timeout_s: How long Ray or the shards may stay silent, seconds.
+        part_offsets, owner_of_part: See `Ownership`.
+        num_shards: Number of shards, each of which owns rows.
+        columns, optimizer, initial: See `RowShard`; `initial` covers all nodes.
+        notes: Folder in which the processes that use a Ray that was started here note that they do.
     """
 
     token: str

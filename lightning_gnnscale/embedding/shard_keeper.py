@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from ..errors import GNNScaleError
-from ..loader.preparation.cluster import NAMESPACE, import_ray, join_ray, leave_ray, one_line
+from ..remote.cluster import NAMESPACE, import_ray, join_ray, leave_ray, one_line
 from .row_shard import RowShard, ShardSpec
 from .shared_table import table_bytes
 
@@ -20,13 +20,13 @@ _RUN = "from lightning_gnnscale.embedding.shard_keeper import keep; keep()"
 
 
 class ShardKeeper:
-    """A process that makes the shards of a table and keeps them until it is ended, or nobody is left to end it.
+    """A process that makes the shards of a table and keeps them until it is ended, or until no trainer is left.
 
     Args:
-        spec: of the shards.
+        spec: Description of the shards.
 
     Attributes:
-        address: of Ray.
+        address: Address of Ray.
 
     Raises:
         GNNScaleError: Ray does not answer, or the shards do not start.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import GNNScaleError
-from ..loader.preparation.cluster import check_answers, import_ray, join_ray, leave_ray, one_line, worker_handle
+from ..remote.cluster import check_answers, import_ray, join_ray, leave_ray, one_line, worker_handle
 from .row_shard import ShardSpec
 from .shard_keeper import STORE_BYTES, ShardKeeper, note_use
 from .shared_table import Column
@@ -27,8 +27,8 @@ class ShardTicket(NamedTuple):
     """What another process needs to reach the rows.
 
     Attributes:
-        spec: of the shards, without the initial values.
-        address: of Ray.
+        spec: Description of the shards, without the initial values.
+        address: Address of Ray.
     """
 
     spec: ShardSpec
@@ -36,19 +36,19 @@ class ShardTicket(NamedTuple):
 
 
 class ShardTable:
-    """Rows in the memory of workers; stands where `SharedTable` does.
+    """Rows in the memory of workers; takes the place of a `SharedTable`.
 
-    A process connects with its first call. Rows of a worker that ended are lost, which every later call tells.
+    A process connects with its first call. Rows of a worker that ended are lost, and every later call says so.
 
     Args:
-        ticket: of the rows.
-        pushes_under_way: most pushes that this process does not wait for.
-        keeper: of the shards, in the process that made them.
+        ticket: Ticket of the rows.
+        pushes_under_way: Largest number of pushes that this process leaves unfinished.
+        keeper: Process that keeps the shards; given only in the process that made them.
 
     Attributes:
-        token: of these very rows.
-        arrays: name to `RemoteColumn`.
-        counter: pushes so far, behind [0].
+        token: Token that identifies these rows.
+        arrays: Maps a name to its `RemoteColumn`.
+        counter: Number of pushes so far, read as `counter[0]`.
     """
 
     def __init__(self, ticket: ShardTicket, pushes_under_way: int, keeper: ShardKeeper | None = None):
@@ -85,12 +85,12 @@ class ShardTable:
         return cls(ShardTicket(small, keeper.address), pushes_under_way, keeper)
 
     def pull(self, ids: np.ndarray, out: np.ndarray, name: str = "rows") -> np.ndarray:
-        """Fill out with the rows of some ids, in bounded requests.
+        """Fill `out` with the rows of some ids, in requests of bounded size.
 
         Args:
             ids: (num,) int64.
             out: (num, width) of the array's dtype, filled in place.
-            name: of the array.
+            name: Name of the array.
         """
         actors, waiting = self.connect(), deque()
         for start, stop in _blocks(len(ids), out):
@@ -218,7 +218,7 @@ class RemoteColumn:
     """One array of a `ShardTable`, read and written by slices of ids.
 
     Attributes:
-        shape, dtype: of the whole array.
+        shape, dtype: Shape and dtype of the whole array.
     """
 
     def __init__(self, table: ShardTable, name: str, column: Column):

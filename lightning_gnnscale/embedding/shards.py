@@ -64,11 +64,12 @@ def load_rows(
     """Read ranges of rows, whatever ranges they were written in.
 
     Args:
-        folder: of the files.
-        saved: entries of all ranks: num_nodes, dim, dtype, files.
-        arrays: name to (num_rows, width), filled in place; "rows" must have been saved, others stay as they are if not.
+        folder: Folder of the files.
+        saved: Entries of all ranks, each with num_nodes, dim, dtype and files.
+        arrays: Maps a name to a (num_rows, width) array, filled in place. "rows" must have been saved; other arrays
+            stay unchanged if they were not.
         share: (ids, rows) of each range to read.
-        shape: num_nodes, dim and dtype that the rows must have.
+        shape: The num_nodes, dim and dtype that the rows must have.
 
     Raises:
         PartitionStoreError: a file is missing or damaged, ids are missing, or the rows are of another shape.

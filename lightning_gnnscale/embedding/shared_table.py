@@ -21,15 +21,15 @@ class Column(NamedTuple):
 
 
 class SharedTable:
-    """Named arrays of as many rows, zero at first, writable by all processes of the host.
+    """Named arrays with the same number of rows, zero at first, writable by all processes of the host.
 
-    They have no name: they are gone with the last process that maps them, however that ends. A process that was
-    forked after they were made has them already.
+    They have no name on the system: they are gone with the last process that maps them, however it ends. A process that
+    was forked after they were made has them already.
 
     Attributes:
-        token: of these very rows, on this host.
-        arrays: name to (num_rows, width).
-        counter: (1,) int64, of the table as a whole.
+        token: Token that identifies these rows on this host.
+        arrays: Maps a name to its (num_rows, width) array.
+        counter: (1,) int64 counter of the whole table.
     """
 
     def __init__(self, token: str, rows: dict[str, SharedRows]):

@@ -22,28 +22,29 @@ from .shards import CHUNK_ROWS
 
 
 class WorkerEmbedding(DistributedEmbedding):
-    """Learnable node embeddings (num_nodes, dim) in the memory of workers, on this machine or on a cluster of Ray's.
+    """Learnable node embeddings (num_nodes, dim) in the memory of workers, on this machine or on a Ray cluster.
 
-    A worker owns the rows of its parts and steps them; a trainer keeps none. `pull` asks the owners. `push` sends
-    them the gradients, summed by row, and does not wait: a trainer sees its own pushes in what it pulls later, and of
-    each other trainer all but the last `pushes_under_way` at most. Steps of a row come one after the other, none is
-    lost. With one trainer the rows are those of `DistributedEmbedding` bit for bit, and so are initial values and
-    files; a checkpoint of one is read by the other, and by any number of workers. No call waits for another rank.
+    A worker owns the rows of its parts and steps them; a trainer keeps none. `pull` asks the owners. `push` sends them
+    the gradients, summed by row, and does not wait. In later pulls a trainer sees all its own pushes, and those of each
+    other trainer except at most the last `pushes_under_way`. Steps of a row come one after another, and none is lost.
+    With one trainer the rows equal those of `DistributedEmbedding` bit for bit, and so do initial values and files:
+    each can read the other's checkpoint, with any number of workers. No call waits for another rank.
 
-    A worker that ends takes its rows along: every later call says so, and training goes on from a checkpoint.
+    The rows of a worker that ends are lost: every later call says so, and training can resume from a checkpoint.
 
     Args:
-        num_nodes, dim, part_offsets, optimizer, seed, scale, node_keys, dtype: see `DistributedEmbedding`. Part p
-            belongs to worker p mod num_workers; with fewer parts than workers each owns an equal range of ids.
-        address: "host:port" of a Ray cluster, "auto" for the one that this machine belongs to; None: Ray is started
-            on this machine for as long as the rows stand, unless this process uses one already.
-        num_workers: that own rows, >= 1.
-        pushes_under_way: of each trainer, that it does not wait for, >= 1.
-        timeout_s: for which an address or a worker may be silent, > 0.
+        num_nodes, dim, part_offsets, optimizer, seed, scale, node_keys, dtype: See `DistributedEmbedding`. Part p
+            belongs to worker p mod num_workers; if there are fewer parts than workers, each worker owns an equal range
+            of ids.
+        address: "host:port" of a Ray cluster, or "auto" for the cluster that this machine belongs to. None: Ray is
+            started on this machine for as long as the rows exist, unless this process uses one already.
+        num_workers: Number of workers that own rows, >= 1.
+        pushes_under_way: Largest number of pushes that each trainer leaves unfinished, >= 1.
+        timeout_s: How long an address or a worker may stay silent, seconds, > 0.
 
     Attributes:
-        nbytes: of all rows and their optimizer's state.
-        received_bytes: rows that this process pulled so far.
+        nbytes: Memory of all rows and of their optimizer's state, bytes.
+        received_bytes: Bytes of rows that this process has pulled so far.
 
     Raises:
         ValueError: an argument outside its range.
@@ -51,7 +52,7 @@ class WorkerEmbedding(DistributedEmbedding):
     Cost: memory as for `DistributedEmbedding`, divided among the workers; a pull or push is one message to each
         worker, and a copy of its rows at either end. A start takes some seconds: processes import torch.
     Source: Waleffe et al., Armada: gradients of learnable features return to the worker that owns the rows. Differs:
-        rows are pulled when the batch is used, not when it is prepared, so they are not as stale as its queue is deep.
+    rows are pulled when the batch is used, not when it is prepared, so they are less stale than its queue is deep.
     """
 
     what = "WorkerEmbedding"

@@ -10,7 +10,7 @@ from .part_walk import PartWalk, WholeGraph, parts_of_rank
 from .process_source import ProcessSource
 from .row_reads import HOWS, RowReads, choose_row_reads, fits_in_memory
 from .seed_order import core_targets, longest_rank, split_targets
-from .source_settings import Processes, RankPlace, SourceFactory, SourceSettings, TaskGraphs, Threads, source_settings
+from .source_settings import Processes, RankPlace, SourceFactory, SourceSettings, TaskGraphs, Threads
 from .task_graph import Operators
 from .task_source import TaskSource
 
@@ -41,6 +41,5 @@ __all__ = [
     "fits_in_memory",
     "longest_rank",
     "parts_of_rank",
-    "source_settings",
     "split_targets",
 ]

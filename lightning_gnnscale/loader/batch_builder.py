@@ -1,20 +1,25 @@
 """From a drawn subgraph to a `MiniBatch`: ids, features, labels, masks, weights, in pooled memory."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 import numpy as np
 import torch
 
+from ..errors import GNNScaleError
 from ..graph import MASK_NAMES
 from ..jit import kernel
 from ..partition_store import LoadedRows, features_of_part
+from ..rng import batch_key
 from ..sampler.minibatch import MiniBatch, sparse_rows_to_torch
-from ..sampler.subgraph import BatchSampler, Subgraph
+from ..sampler.protocol import BatchSampler, Subgraph
 from ..triton_kernels.gather_rows import gather_rows
 from ..triton_kernels.intrinsics import prefetch
 from ..triton_kernels.sample_neighbors import Workspace
+from .batch_source import BatchKey
 from .buffer_pool import BufferPool
 from .part_walk import WholeGraph
 from .staged_part import StagedPart
@@ -240,3 +245,62 @@ def _gather_node_data(local, degree, masks, out_degree, train, val, test):
         train[i] = packed & 1
         val[i] = (packed >> 1) & 1
         test[i] = (packed >> 2) & 1
+
+
+@dataclass(frozen=True)
+class BatchMaker:
+    """Make batches from staged parts; may be called from several threads at once.
+
+    Args:
+        builder: Draws batches and fills them.
+        batch_size: Targets per batch.
+        shuffle, drop_last: Whether a pass over a part shuffles its targets, and whether it leaves out a short last
+            batch.
+        gathers: Whether batches get their features; False leaves them for `builder.fill`.
+        num_ranks: Number of ranks that share each part's batches evenly; None: a part belongs to one rank.
+        parts_open: Number of parts that batches are requested from at a time.
+        passes: Passes over a part in one epoch. The epochs of keys count these passes.
+    """
+
+    builder: BatchBuilder
+    batch_size: int
+    shuffle: bool = True
+    drop_last: bool = False
+    gathers: bool = True
+    num_ranks: int | None = None
+    parts_open: int = 2
+    passes: int = 1
+
+    def __getstate__(self) -> dict:
+        if self.gathers:
+            return vars(self)
+        builder = copy(self.builder)
+        builder.features = None  # they stay where they are
+        return vars(self) | {"builder": builder}
+
+    def make(self, key: BatchKey, staged: Callable[[], StagedPart]) -> MiniBatch:
+        """Return the batch of a key.
+
+        Args:
+            key: Key of the batch.
+            staged: Returns the part; called once.
+
+        Raises:
+            GNNScaleError: whatever went wrong, with part, batch and epoch.
+        """
+        try:
+            part = staged()
+            prepare = self.builder.build if self.gathers else self.builder.draw
+            return prepare(part, self.items(key, part), batch_key(*key))
+        except Exception as error:
+            raise batch_error(key, f"{type(error).__name__}: {error}") from error
+
+    def items(self, key: BatchKey, part: StagedPart) -> np.ndarray:
+        """Return what the batch of a key starts from."""
+        order = (key.seed, key.epoch, self.shuffle, self.num_ranks)
+        return part.items(self.builder.sampler, self.batch_size, self.drop_last, *order)[key.batch]
+
+
+def batch_error(key: BatchKey, what: str) -> GNNScaleError:
+    """Return the error of a batch that could not be prepared."""
+    return GNNScaleError(f"part {key.part}, batch {key.batch} of epoch {key.epoch}: {what}")

@@ -12,14 +12,14 @@ class Task:
     """One piece of a batch's preparation.
 
     Args:
-        dag_id: of its batch.
-        number: its place among the batch's tasks.
-        kind: what it does, for example "neighborhood" or "fetch".
-        dependencies: numbers of the tasks that come before it.
-        run: does it; called once. Of a remote task it sends a request: where it returns a `concurrent.futures.Future`,
-            the task is done when that is, and threads do other work meanwhile.
-        cost: gives what it will cost, in the units of its kind; asked for when all dependencies are done.
-        is_remote: others do the work: it is begun before all tasks that are not remote.
+        dag_id: Number of the batch that the task belongs to.
+        number: The task's index among the batch's tasks.
+        kind: What the task does, for example "neighborhood" or "fetch".
+        dependencies: Indices of the tasks that must be done before it.
+        run: Does the task; called once. A remote task's `run` sends a request. If it returns a
+            `concurrent.futures.Future`, the task is done when the future is, and threads do other work meanwhile.
+        cost: Returns what the task will cost, in the units of its kind; called when all dependencies are done.
+        is_remote: Whether others do the work. Such a task begins before all tasks that are not remote.
     """
 
     __slots__ = ("cost", "dag_id", "dependencies", "is_remote", "kind", "number", "run")

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from ..errors import GNNScaleError
-from .batch_maker import batch_error
+from .batch_builder import batch_error
 from .batch_segments import Segment, SegmentPool
 from .batch_source import BatchKey
 
@@ -27,7 +27,7 @@ class State(Enum):
 
 
 @dataclass(eq=False)
-class Job:
+class QueuedBatch:
     """One requested batch.
 
     Attributes:
@@ -52,7 +52,7 @@ class Job:
     short_of_room: bool = False
     dropped: bool = False
     begun_s: float = 0.0
-    twin: "Job | None" = None
+    twin: "QueuedBatch | None" = None
 
 
 class BatchQueue:
@@ -74,17 +74,17 @@ class BatchQueue:
         self.changed = threading.Condition()
         self.broken: str | None = None
         self.closing, self.starting, self.fresh = False, 0, 0
-        self.order: deque[Job] = deque()  # requested and not taken
+        self.order: deque[QueuedBatch] = deque()  # requested and not taken
         self.largest = 0  # bytes of a batch so far
         self._longest_s = self._silent_s = 0.0
 
     def add(self, key: BatchKey, staged: Future) -> None:
         """Append a batch."""
         with self.changed:
-            self.order.append(Job(key, staged))
+            self.order.append(QueuedBatch(key, staged))
             self.changed.notify_all()
 
-    def take(self, helpers: bool) -> tuple[Job, memoryview]:
+    def take(self, helpers: bool) -> tuple[QueuedBatch, memoryview]:
         """Return the first job once it is done, and its memory.
 
         Args:
@@ -114,7 +114,7 @@ class BatchQueue:
         """Note a sign of life of a worker."""
         self._silent_s = 0.0
 
-    def next(self) -> tuple[Job, Future] | None:
+    def next(self) -> tuple[QueuedBatch, Future] | None:
         """Return a job to prepare and the future of its part, once there is one; None where the queue is closed."""
         with self.changed:
             while not self.closing:
@@ -125,13 +125,13 @@ class BatchQueue:
                 self.changed.wait()
             return None
 
-    def begin(self, job: Job) -> None:
+    def begin(self, job: QueuedBatch) -> None:
         """Note that a worker prepares a job from now on."""
         with self.changed:
             job.begun_s = time.monotonic()
             self.changed.notify_all()  # whoever waits for it looks at the clock
 
-    def finish(self, job: Job, made: Any = None, error: GNNScaleError | None = None) -> None:
+    def finish(self, job: QueuedBatch, made: Any = None, error: GNNScaleError | None = None) -> None:
         """Note the result of a job."""
         with self.changed:
             # A new error: that one's traceback would keep the frames of the thread, and the part with them.
@@ -150,7 +150,7 @@ class BatchQueue:
                 self._drop(job)
             self.changed.notify_all()
 
-    def put_back(self, job: Job) -> None:
+    def put_back(self, job: QueuedBatch) -> None:
         """Let another worker prepare a job."""
         with self.changed:
             self._release(job)
@@ -159,7 +159,7 @@ class BatchQueue:
                 self._drop(job)
             self.changed.notify_all()
 
-    def find_room(self, job: Job, num_bytes: int) -> Segment | None:
+    def find_room(self, job: QueuedBatch, num_bytes: int) -> Segment | None:
         """Return a segment once there is room; the latest batches make room for the first. None: the job is dropped.
 
         Raises:
@@ -199,7 +199,7 @@ class BatchQueue:
             self.order.clear()
             self.changed.notify_all()
 
-    def _startable(self) -> Job | None:
+    def _startable(self) -> QueuedBatch | None:
         """Return the first job that waits, with a segment that fits it by all that is known, if there is room.
 
         Until a size is known jobs start without one: they are given room when they are made.
@@ -245,7 +245,7 @@ class BatchQueue:
         left = job.begun_s + patience_s - time.monotonic()
         if left > 0:
             return left
-        job.twin = Job(job.key, job.staged)
+        job.twin = QueuedBatch(job.key, job.staged)
         job.twin.twin = job
         job.dropped, self.order[0] = True, job.twin
         self.changed.notify_all()
@@ -260,11 +260,11 @@ class BatchQueue:
                 return True
         return False
 
-    def _drop(self, job: Job) -> None:
+    def _drop(self, job: QueuedBatch) -> None:
         job.dropped, job.staged, job.twin = True, None, None
         if job.state is State.DONE:
             self._release(job)
 
-    def _release(self, job: Job) -> None:
+    def _release(self, job: QueuedBatch) -> None:
         self.pool.give_back(job.segment)
         job.segment = None

@@ -76,10 +76,11 @@ class SegmentPool:
     """Segments of one process; all but `hand_out`'s finaliser run under the caller's lock.
 
     Args:
-        max_bytes: most bytes of segments that are lent or waiting, > 0. Those handed out with a batch do not count.
+        max_bytes: Upper bound on the bytes of segments that are lent or waiting, > 0. Segments handed out with a batch
+            do not count.
 
     Attributes:
-        held_bytes: of segments that are lent or waiting.
+        held_bytes: Bytes of segments that are lent or waiting.
     """
 
     def __init__(self, max_bytes: int):

@@ -9,10 +9,10 @@ class BatchKey(NamedTuple):
     """What decides a batch, bit for bit; `rng.batch_key(*key)` is its random key.
 
     Attributes:
-        seed: of the run.
-        epoch: the key's epoch: Lightning's epoch times passes, plus the pass.
-        part: part id.
-        batch: number of the batch in the pass over the part.
+        seed: Seed of the run.
+        epoch: The key's epoch: Lightning's epoch times passes, plus the pass.
+        part: Part id.
+        batch: Number of the batch in the pass over the part.
     """
 
     seed: int

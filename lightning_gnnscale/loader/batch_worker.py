@@ -12,7 +12,7 @@ import torch
 from ..errors import GNNScaleError
 from ..partition_store import features_of_part
 from ..sampler.minibatch import MiniBatch
-from .batch_maker import BatchMaker, batch_error
+from .batch_builder import BatchMaker, batch_error
 from .batch_segments import SegmentMaps, SegmentTicket
 from .batch_source import BatchKey
 from .shared_value import LINE_BYTES, Ticket, pack, unpack
@@ -21,7 +21,7 @@ START_METHODS = ("forkserver", "spawn")  # a fork would copy threads' locks, and
 _END_LIMIT_S = 5.0
 
 
-class Rows(NamedTuple):
+class RowSpan(NamedTuple):
     """Where the dense features of a batch lie in its segment."""
 
     start: int
@@ -44,7 +44,7 @@ class Made(NamedTuple):
 
     meta: bytes
     spans: list[tuple[int, int]]
-    rows: Rows | None
+    rows: RowSpan | None
 
     def open(self, memory: memoryview) -> MiniBatch:
         """Return the batch in the memory of its segment, which lives as long as its tensors do."""
@@ -144,8 +144,8 @@ def serve(connection: Connection, maker_ticket: Ticket) -> None:
     """Prepare batches until the other end closes; what a worker process runs.
 
     Args:
-        connection: requests come as (BatchKey, Ticket of the staged part, SegmentTicket or None).
-        maker_ticket: of a `BatchMaker`.
+        connection: Connection on which requests arrive as (BatchKey, Ticket of the staged part, SegmentTicket or None).
+        maker_ticket: Ticket of a `BatchMaker`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the asking process decides
     torch.set_num_threads(1)
@@ -185,7 +185,7 @@ def _make(
     rows, num_bytes = None, packed.num_bytes
     if dense:
         start = -(-num_bytes // LINE_BYTES) * LINE_BYTES
-        rows = Rows(start, (len(batch.n_id), features.dim), np.dtype(features.dtype))
+        rows = RowSpan(start, (len(batch.n_id), features.dim), np.dtype(features.dtype))
         num_bytes = rows.stop
     if segment is None or segment.capacity < num_bytes:
         connection.send(NeedsRoom(num_bytes))

@@ -35,8 +35,8 @@ class BufferPool:
         """Return an array with undefined contents, 64-byte aligned; usable as `allocate` of the operations.
 
         Args:
-            shape: of the array.
-            dtype: any without Python objects.
+            shape: Shape of the array.
+            dtype: Any dtype without Python objects.
         """
         dtype = np.dtype(dtype)
         shape = (shape,) if isinstance(shape, int) else tuple(shape)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..jit import kernel
 from ..sampler import NeighborSampler
-from ..sampler.subgraph import Subgraph, induced_subgraph
+from ..sampler.protocol import Subgraph, induced_subgraph
 from ..triton_kernels.gather_rows import gather_rows
 from ..triton_kernels.intrinsics import prefetch
 from .batch_builder import BatchBuilder

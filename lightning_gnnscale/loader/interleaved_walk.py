@@ -12,6 +12,7 @@ from ..rng import fold, permutation
 from .part_walk import Position
 
 _WALK = 1 << 43  # the order of parts has keys of its own
+_LOOKED_AT = 16  # epochs
 
 
 class Interleave(NamedTuple):
@@ -24,20 +25,24 @@ class Interleave(NamedTuple):
 
 @dataclass(frozen=True)
 class InterleavedWalk:
-    """One rank's batches of an epoch in which every step of all ranks is of one part, and parts take turns.
+    """One rank's pieces of batches in an epoch in which parts take turns.
 
-    `lanes` parts are open at a time, in a new order every epoch; one step of each is taken in turn, and where a part
-    ends, the next one takes its lane. In a step rank r has batch step * world_size + r of the part, so that all ranks
-    have as many batches, and those of one step share neighbours.
+    `lanes` parts are open at a time, in a new order every epoch. One piece of each is taken in turn; where a part ends,
+    the next one takes its lane. A run of `lanes` pieces makes a batch (`mixed_batches`): parts of a low cut have few
+    classes each, so batches of a single part would pull the weights to and fro. In each turn of a part every rank takes
+    one piece: rank r takes piece turn * world_size + r. So all ranks get equally many, and the pieces of a turn share
+    neighbours.
 
     Args:
-        parts: all parts; those without batches are passed over.
-        num_batches: steps of one pass over each part, in each of which every rank has one batch.
-        rank, world_size: of this process.
-        lanes: parts that are open at a time, >= 1.
-        seed: of the order of parts.
+        parts: All parts; those without batches are skipped.
+        num_batches: Number of turns in one pass over each part; every rank takes one piece per turn.
+        rank, world_size: Rank of this process, and number of processes.
+        lanes: Parts that are open at a time, and pieces per batch, >= 1.
+        seed: Seed of the order of parts.
+        shuffle: Whether parts come in a new order every epoch; False: in the order of `parts`.
 
-    Source: Armada, mini-batches of disjoint sets of parts that workers prepare side by side.
+    Source: Chiang et al., Cluster-GCN, KDD 2019, stochastic multiple partitions; Armada, mini-batches of disjoint sets
+    of parts that workers prepare side by side.
     """
 
     parts: Sequence[int]
@@ -46,6 +51,7 @@ class InterleavedWalk:
     world_size: int
     lanes: int
     seed: int
+    shuffle: bool = True
 
     def __len__(self) -> int:
         return sum(self.num_batches[part] for part in self.parts)
@@ -54,6 +60,25 @@ class InterleavedWalk:
     def parts_open(self) -> int:
         """Parts that are in memory at a time: those that are open, and the next one."""
         return self.lanes + 1
+
+    def most_held(self, sizes: np.ndarray, parts_held: int) -> int:
+        """Return the largest sum over parts that are in memory together, of the first epochs; see `PartWalk`.
+
+        Sizes of parts differ, and the largest of them meet in few of the orders that are drawn.
+        """
+        size, most = dict(zip(self.parts, np.asarray(sizes).tolist(), strict=True)), 0
+        held: dict[int, None] = {}  # the last one is the latest that was asked for; parts stay from epoch to epoch
+        for epoch in range(_LOOKED_AT if self.shuffle else 1):
+            for position in self.positions(epoch):
+                for part in (position.part, position.following):
+                    if part is None or next(reversed(held), None) == part:
+                        continue
+                    held.pop(part, None)
+                    held[part] = None
+                    if len(held) > parts_held:
+                        del held[next(iter(held))]
+                most = max(most, sum(size[part] for part in held))
+        return most
 
     def positions(self, epoch: int, start: int = 0) -> Iterator[Position]:
         """Yield the batches of an epoch from position `start` on."""
@@ -72,6 +97,8 @@ class InterleavedWalk:
                 lanes.append((coming.popleft(), 0))
 
     def _order(self, epoch: int) -> list[int]:
+        if not self.shuffle:
+            return list(self.parts)
         return [self.parts[place] for place in permutation(len(self.parts), fold(self.seed, epoch, _WALK))]
 
 

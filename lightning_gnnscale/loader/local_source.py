@@ -6,8 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ..sampler.minibatch import MiniBatch
+from .batch_builder import BatchMaker
 from .batch_graph import batch_bytes
-from .batch_maker import BatchMaker
 from .batch_source import BatchKey
 from .staged_part import PartShelf, StagedPart
 
@@ -15,15 +15,15 @@ THREAD_NAME = "gnnscale-batch"
 
 
 class LocalSource:
-    """A `BatchSource` of threads, each of which prepares a whole batch; one more loads parts.
+    """A `BatchSource` of threads, each of which prepares a whole batch; one more thread loads parts.
 
-    Compiled kernels release the interpreter lock. Threads run from the first request to `forget`; at most the
-    maker's `parts_open` are in memory.
+    Compiled kernels release the interpreter lock. Threads run from the first request to `forget`. At most
+    `maker.parts_open` parts are in memory.
 
     Args:
-        stage: part id to `StagedPart`.
-        maker: of the batches.
-        num_threads: threads that prepare batches; 0 prepares each in `ready`.
+        stage: Maps a part id to its `StagedPart`.
+        maker: Makes the batches.
+        num_threads: Number of threads that prepare batches; 0: each batch is prepared in `ready`.
     """
 
     def __init__(self, stage: Callable[[int], StagedPart], maker: BatchMaker, num_threads: int = 1):

@@ -28,26 +28,28 @@ class NeighborLoader(PartLoader):
     epoch, other draws in another order; `set_epoch`, which Lightning calls, chooses one.
 
     Args:
-        data: a `torch_geometric.data.Data` with `edge_index`; attributes are read from it where they are.
-        num_neighbors: neighbours a node for each hop, >= 1, or -1 for all.
-        input_nodes: seeds: distinct node ids as a tensor, array or list, or a (num_nodes,) bool mask; None: all nodes.
-        batch_size: seeds a batch, >= 1.
-        shuffle: a new order of the seeds every epoch. (False is PyG's default.)
-        replace: draw neighbours with replacement.
-        subgraph_type: "directional": the edges drawn; "bidirectional": those and their reverses; "induced": all edges
-            between the nodes drawn.
+        data: A `torch_geometric.data.Data` with `edge_index`; attributes are read from it without a copy.
+        num_neighbors: Neighbours per node for each hop, >= 1, or -1 for all.
+        input_nodes: Seeds: distinct node ids as a tensor, array or list, or a (num_nodes,) bool mask; None: all nodes.
+        batch_size: Seeds per batch, >= 1.
+        shuffle: Whether the seeds come in a new order every epoch. (PyG's default is False as well.)
+        replace: Whether neighbours are drawn with replacement.
+        subgraph_type: "directional": the drawn edges; "bidirectional": those and their reverses; "induced": all edges
+            between the drawn nodes.
         directed: False means subgraph_type="induced" (PyG's older name for it).
-        drop_last: leave out the last batch where it is short.
-        transform: called on each batch in the thread that iterates, in the order of the batches.
-        is_sorted: `data.edge_index` is sorted by target, and is not sorted again. (PyG's sort may exchange edges into
-            one node, and not alike on every kind of machine.)
-        locality: `LocalityBias` that prefers rows of a placement; the batch then has an `edge_weight` that keeps the
-            mean unbiased. Not together with weights of the data's own, or other subgraph types.
-        seed: of order and draws.
-        num_threads: threads that prepare batches, each a whole one; 0 prepares them in the calling thread; None: 1.
+        drop_last: Whether a short last batch is left out.
+        transform: Called on each batch in the thread that iterates, in the order of the batches.
+        is_sorted: Whether `data.edge_index` is sorted by target; if so, it is not sorted again. (PyG's sort may reorder
+            edges into one node, differently on different machines.)
+        locality: `LocalityBias` that prefers rows of a placement. The batch then has an `edge_weight` that keeps the
+            mean unbiased. Not allowed together with weights in the data, or with other subgraph types.
+        seed: Seed of the order of the seeds and of the draws.
+        num_threads: Threads that prepare batches, each a whole one; 0: batches are prepared in the calling thread;
+            None: 1.
         num_workers: PyG's name for num_threads (threads, not processes: nothing is copied between them).
-        rank, world_size: this process and how many share the seeds, each the same number; None: one process alone.
-        **pyg: PyG's and DataLoader's other arguments, where they change no result (`pin_memory`, `persistent_workers`,
+        rank, world_size: Rank of this process, and number of processes that share the seeds, each getting the same
+            number; None: one process alone.
+        **pyg: Other arguments of PyG and DataLoader that do not change the result (`pin_memory`, `persistent_workers`,
             `prefetch_factor`, `filter_per_worker`, ...).
 
     Raises:

@@ -12,16 +12,17 @@ import numpy as np
 
 from ..errors import GNNScaleError
 from ..graph import MASK_NAMES
+from ..partition_store import LoadedRows
 from ..sampler.minibatch import MiniBatch
-from ..sampler.subgraph import BatchSampler
-from .batch_builder import BatchBuilder
-from .batch_maker import BatchMaker
+from ..sampler.protocol import BatchSampler
+from .batch_builder import BatchBuilder, BatchMaker
 from .batch_source import BatchKey, BatchSource
 from .buffer_pool import BufferPool
 from .interleaved_walk import Interleave, InterleavedWalk
 from .local_source import LocalSource
+from .mixed_batch import mixed_batches
 from .part_walk import PartWalk, Position
-from .row_reads import Footprint, RowReads, drawn_bytes, fill_told, fill_windows
+from .row_reads import Footprint, RowReads, drawn_bytes, fill_told, fill_windows, keep_rows
 from .source_settings import SourceFactory
 from .staged_part import PartStager
 
@@ -31,33 +32,37 @@ class PartLoader:
 
     A batch is a function of (seed, epoch, part, batch index) alone: threads, prefetch depth, ranks and restarts
     change nothing. While a part trains, a thread loads the next one; at most two are in memory, with `interleave` one
-    more than take turns. Parts without targets are passed over.
+    more than each batch mixes. Parts without targets are passed over.
 
     Args:
-        parts: this rank's parts in the order of their visits; with `interleave` all parts.
-        load_part: part id to `PartGraph` (or `WholeGraph`); called in a thread.
-        features: a `FeatureTable` by store id, or None.
-        targets: part id to (num_targets,) store ids of its target nodes, core nodes of the part, ascending.
-        sampler: what a batch draws.
+        parts: This rank's parts in the order in which they are visited; with `interleave`, all parts.
+        load_part: Maps a part id to its `PartGraph` (or to a `WholeGraph`); called in a thread.
+        features: A `FeatureTable` by store id, or None.
+        targets: Maps a part id to the (num_targets,) store ids of its target nodes: core nodes of the part, ascending.
+        sampler: Draws the contents of a batch.
         labels: (num_nodes,) integers or (num_nodes, num_labels) in store order, or None.
-        masks: name to (num_nodes,) bool in store order, or None.
-        edge_weight: (num_arcs,) in the store's arc order, or None. edge_features: (num_arcs, dim) likewise.
-        batch_size: targets a batch, >= 1.
-        seed: of order and draws.
-        passes: passes over a part before the next one; the key's epoch is epoch * passes + pass.
-        interleave: parts take turns, and every rank gets a batch of each step, as many as any other rank; `parts` are
-            then those of all ranks. None: part after part, each part on one rank. Excludes passes and drop_last.
-        num_threads: threads that prepare batches, each a whole one; 0 prepares them in the calling thread.
-        source: what prepares batches in place of these threads: (stage, maker) to `BatchSource`, for example
-            `functools.partial(ProcessSource, num_workers=4)`. It is kept over iterations; `close` ends it.
-        reads: how batches get their feature rows; None: from `features` as they are.
-        prefetch_batches: batches under way or ready, >= 1; None: num_threads + 1.
-        pad_to: batches of the longest rank; None is yielded from the own end up to there. None: no padding.
-        shuffle: a new order of the targets every pass.
-        drop_last: leave out a part's last batch where it is short.
-        return_e_id: give each batch its positions in the store's arc arrays.
-        pool: memory of the batches; one of its own if None.
-        builder: makes the batches, in place of one that is made from features, masks, edge arrays and pool.
+        masks: Maps a name to a (num_nodes,) bool mask in store order; or None.
+        edge_weight: (num_arcs,) in the store's arc order, or None.
+        edge_features: (num_arcs, dim) in the store's arc order, or None.
+        batch_size: Targets per batch, >= 1.
+        seed: Seed of the order of targets and of the draws.
+        passes: Passes over a part before the next part; the key's epoch is epoch * passes + pass.
+        interleave: How parts take turns: each batch consists of one piece of each open part, and every rank gets
+            equally many batches. `parts` must then list the parts of all ranks. None: one part after another, each on
+            one rank. Excludes passes and drop_last.
+        num_threads: Threads that prepare batches, each a whole one; 0: batches are prepared in the calling thread.
+        source: Prepares batches in place of these threads: (stage, maker) to `BatchSource`, for example
+            `functools.partial(ProcessSource, num_workers=4)`. It is kept from one iteration to the next; `close` ends
+            it.
+        reads: How batches get their feature rows; None: from `features` as they are.
+        prefetch_batches: Batches that are being prepared or ready at a time, >= 1; None: num_threads + 1.
+        pad_to: Number of batches of the longest rank. After its own last batch, this rank yields None up to that
+            number. None: no padding.
+        shuffle: Whether the targets come in a new order every pass.
+        drop_last: Whether a part's short last batch is left out.
+        return_e_id: Whether each batch gets its positions in the store's arc arrays.
+        pool: Memory of the batches; None: the loader makes its own.
+        builder: Makes the batches, in place of a builder made from features, masks, edge arrays and pool.
 
     Raises:
         ValueError: an argument is out of range.
@@ -102,19 +107,25 @@ class PartLoader:
         if interleave is not None and (passes > 1 or drop_last):
             raise ValueError(f"interleave takes no passes or drop_last, got passes={passes}, drop_last={drop_last}")
         self.interleave = interleave
-        counts = {part: self._num_batches(sampler, len(targets[part]), batch_size, drop_last) for part in parts}
+        # A batch is this many pieces, each of one part.
+        self.pieces = (
+            1 if interleave is None else max(1, min(interleave.lanes, sum(len(targets[p]) > 0 for p in parts)))
+        )
+        self._piece_size = -(-batch_size // self.pieces)
+        counts = {part: self._num_pieces(sampler, len(targets[part]), drop_last) for part in parts}
         self.walk = (
             PartWalk(tuple(parts), counts, passes)
             if interleave is None
-            else InterleavedWalk(tuple(parts), counts, *interleave, seed)
+            else InterleavedWalk(tuple(parts), counts, *interleave, seed, shuffle)
         )
         if pad_to is not None and pad_to < len(self.walk):
             raise ValueError(f"pad_to must be >= {len(self.walk)}, this rank's batches, got {pad_to}")
-        self.length = len(self.walk) if pad_to is None else pad_to
+        self.length = -(-len(self.walk) // self.pieces) if pad_to is None else pad_to
         self.batch_size, self.seed = batch_size, seed
         self.shuffle, self.drop_last = shuffle, drop_last
         self.num_threads, self.prefetch_batches = num_threads, prefetch_batches
         self.reads = reads or RowReads()
+        self._most_ahead = self.reads.batches_ahead or prefetch_batches
         masks = {} if masks is None else masks
         mask_names = tuple(name for name in MASK_NAMES if name in masks)
         self._stager = PartStager(load_part, targets, sampler, labels, masks, seed)
@@ -122,6 +133,7 @@ class PartLoader:
             sampler, features, pool or BufferPool(), mask_names, edge_weight, return_e_id, edge_features
         )
         self._make_source = source or partial(LocalSource, num_threads=num_threads)
+        self._kept: LoadedRows | None = None
         if self.reads.how == "resident":
             self._stager = replace(self._stager, features=features)
         self._source = self._new_source()
@@ -156,7 +168,7 @@ class PartLoader:
         """
         for part, count in self.walk.num_batches.items():
             targets = self._stager.targets[part]
-            found = self._num_batches(sampler, len(targets), self.batch_size, self.drop_last)
+            found = self._num_pieces(sampler, len(targets), self.drop_last)
             if found != count:
                 raise ValueError(f"part {part} has {count} batches, with the new sampler it would have {found}")
         self._source.close()  # its parts were prepared for the old one
@@ -173,25 +185,30 @@ class PartLoader:
         """
         self._source.close()
         self.reads, self._builder.features = reads, features
+        self._most_ahead = reads.batches_ahead or self.prefetch_batches
         if reads.pool_bytes is not None:
             self._builder.pool.max_bytes = reads.pool_bytes
-        self._stager = replace(self._stager, features=features if reads.how == "resident" else None)
+        self._kept = None
+        self._stager = replace(self._stager, features=features if reads.how == "resident" else None, kept=None)
         self._source = self._new_source()
 
     def first_footprint(self) -> Footprint | None:
-        """Load the first part and draw its first batch, and return what they take; None without batches."""
+        """Load the first part and draw its first piece, and return what it and a batch take; None without batches."""
         position = next(self.walk.positions(self.epoch), None)
         if position is None:
             return None
         key = BatchKey(self.seed, position.epoch, position.part, position.batch)
-        staged = replace(self._stager, features=None)(position.part)
+        staged = replace(self._stager, features=None, kept=None)(position.part)
         batch = replace(self._maker(), gathers=False).make(key, lambda: staged)
-        return Footprint(staged.nbytes, len(batch.n_id), drawn_bytes(batch))
+        return Footprint(staged.nbytes, self.pieces * len(batch.n_id), self.pieces * drawn_bytes(batch))
 
     def close(self) -> None:
         """End what prepares batches, and free its memory; another iteration starts it again."""
         self._source.close()
         self._builder.pool.clear()
+        if self._kept is not None:
+            self._kept, self._stager = None, replace(self._stager, kept=None)
+            self._source = self._new_source()
 
     @property
     def waiting_share(self) -> float:
@@ -268,7 +285,7 @@ class PartLoader:
     def _maker(self) -> BatchMaker:
         return BatchMaker(
             self._builder,
-            self.batch_size,
+            self._piece_size,
             self.shuffle,
             self.drop_last,
             gathers=not self.reads.fills_here,
@@ -277,18 +294,32 @@ class PartLoader:
             passes=getattr(self.walk, "passes", 1),
         )
 
-    def _num_batches(self, sampler: BatchSampler, num_targets: int, batch_size: int, drop_last: bool) -> int:
-        """Return a rank's batches of one pass over a part."""
+    def _num_pieces(self, sampler: BatchSampler, num_targets: int, drop_last: bool) -> int:
+        """Return a rank's pieces of one pass over a part."""
         num_ranks = 1 if self.interleave is None else self.interleave.world_size
-        return sampler.num_batches(num_targets, batch_size * num_ranks, drop_last)
+        return sampler.num_batches(num_targets, self._piece_size * num_ranks, drop_last)
+
+    def _keep(self) -> None:
+        """Read the rows that stay in memory, before the first iteration that needs them."""
+        if not self.reads.kept_halos or self._kept is not None:
+            return
+        self._kept = keep_rows(self._builder.features, self.reads)
+        if self.reads.how == "resident":
+            self._source.close()
+            self._stager = replace(self._stager, kept=self._kept)
+            self._source = self._new_source()
 
     def _batches(self, start: int) -> Iterator[MiniBatch]:
-        batches = self._ahead(start)
+        self._keep()
+        pieces = self._filled(self._ahead(start * self.pieces))
+        return pieces if self.pieces == 1 else mixed_batches(pieces, self.pieces, self._builder.pool.take)
+
+    def _filled(self, batches: Iterator[MiniBatch]) -> Iterator[MiniBatch]:
         if not self.reads.fills_here or self._builder.features is None:
             return batches
         if self.reads.how == "planned":
-            return fill_windows(batches, self._builder, self.reads)
-        return fill_told(batches, self._builder, self.reads, self.num_threads, self.prefetch_batches)
+            return fill_windows(batches, self._builder, self.reads, self._kept)
+        return fill_told(batches, self._builder, self.reads, self.num_threads, self.pieces * self.prefetch_batches)
 
     def _has_room(self, pending: Sequence[Position], coming: Position) -> bool:
         """Whether a batch may be asked for now: one of at most one visit further, and not of one part too many."""
@@ -297,15 +328,15 @@ class PartLoader:
         return len({position.part for position in (*pending, coming)}) <= self.walk.parts_open
 
     def _ahead(self, start: int) -> Iterator[MiniBatch]:
-        """Yield batches in order while the source prepares the next ones, of no more parts than may be in memory."""
-        source = self._source
+        """Yield pieces in order while the source prepares the next ones, of no more parts than may be in memory."""
+        source, most = self._source, self.pieces * self._most_ahead
         source.begin()
         pending: deque[Position] = deque()
         positions = self.walk.positions(self.epoch, start)
         coming = next(positions, None)
         try:
             while coming or pending:
-                while coming and len(pending) < self.prefetch_batches and self._has_room(pending, coming):
+                while coming and len(pending) < most and self._has_room(pending, coming):
                     source.request(BatchKey(self.seed, coming.epoch, coming.part, coming.batch))
                     pending.append(coming)
                     coming = next(positions, None)

@@ -47,6 +47,16 @@ class PartWalk:
     def __len__(self) -> int:
         return self.passes * sum(self.num_batches[part] for part in self.parts)
 
+    def most_held(self, sizes: np.ndarray, parts_held: int) -> int:
+        """Return the largest sum over parts that are in memory together.
+
+        Args:
+            sizes: (num_parts,) of each part, in the order of `parts`.
+            parts_held: how many follow each other in memory.
+        """
+        held = min(parts_held, len(sizes))
+        return int(np.convolve(sizes, np.ones(held, np.int64), "valid").max()) if held else 0
+
     def positions(self, epoch: int, start: int = 0) -> Iterator[Position]:
         """Yield the batches of an epoch from position `start` on, without touching those before it."""
         visit = 0
@@ -71,11 +81,11 @@ class WholeGraph:
     """The full graph in the form of a part: what sampling across parts reads.
 
     Attributes:
-        part: number that stands for a part in keys; the rank.
-        csc: the store's; positions in it are arc positions already.
+        part: Number that stands for the part in keys: the rank.
+        csc: CSC of the store; positions in it are arc positions.
         degree: (num_nodes,) in-degree.
-        symmetric: whether every arc stands in both directions.
-        root, fingerprint: of the store that it lies in; None and "" where it lies in none.
+        symmetric: Whether every arc has its reverse.
+        root, fingerprint: Folder and fingerprint of the store that holds the graph; None and "" if no store holds it.
     """
 
     part: int

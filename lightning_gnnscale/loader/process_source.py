@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from ..errors import check_seconds
 from ..sampler.minibatch import MiniBatch
-from .batch_maker import BatchMaker
+from .batch_builder import BatchMaker
 from .batch_source import BatchKey
 from .batch_worker import START_METHODS
 from .shared_value import SharedValue
@@ -19,23 +19,22 @@ TIMEOUT_S = 300.0
 class ProcessSource:
     """A `BatchSource` of worker processes, started at the first request and kept until `close`.
 
-    No process has a copy of the graph: what lies in files is mapped by each worker itself, a part is loaded once, by a
-    thread of this process, into memory that all of them map. At most the maker's `parts_open` parts are there. A
-    batch is written once, into shared memory without a name, and its tensors lie there. Nothing is left behind by a
-    process that is killed, this one included. The batch of a worker that ended is prepared by another one, and a new
-    one is started in its place. A batch that takes several times as long as any before is given to a second worker too;
-    the first to finish counts.
+    No process has a copy of the graph: each worker maps what lies in files. A thread of this process loads a part once,
+    into memory that all workers map; at most `maker.parts_open` parts are there at a time. A batch is written once,
+    into shared memory without a name, and its tensors lie there. A process that is killed, this one included, leaves
+    nothing behind. If a worker ends, another one prepares its batch, and a new worker is started in its place. A batch
+    that takes several times as long as any before is given to a second worker as well; the first to finish counts.
 
     Args:
-        stage: part id to `StagedPart`.
-        maker: of the batches; it and what `stage` returns can be pickled.
-        num_workers: processes, >= 1.
-        queue_bytes: most bytes of batches that are prepared and not taken, > 0. Where they are reached, preparation
-            stops; a later batch makes room for an earlier one. Beside it each worker holds what it
-            draws of one batch, and keeps up to four segments mapped, which may have been let go since.
+        stage: Maps a part id to its `StagedPart`, which must be picklable.
+        maker: Makes the batches; must be picklable.
+        num_workers: Number of worker processes, >= 1.
+        queue_bytes: Upper bound on the bytes of batches that are prepared and not yet taken, > 0. Preparation stops
+            when it is reached; a later batch makes room for an earlier one. In addition each worker holds what it draws
+            of one batch, and keeps up to four segments mapped, some of which may have been released already.
         start_method: "forkserver" or "spawn".
-        timeout_s: seconds for which no worker may answer while one is waited for, > 0; the time that this process
-            takes to load a part is not counted.
+        timeout_s: How long all workers may stay silent while one is waited for, seconds, > 0. The time that this
+            process takes to load a part does not count.
 
     Raises:
         ValueError: an argument is out of range.

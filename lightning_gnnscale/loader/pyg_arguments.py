@@ -84,15 +84,15 @@ def check_threads(num_threads: int | None, num_workers: int | None) -> int:
 
 
 def seeds_of(input_nodes, num_nodes: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the seeds in their order, and what names them.
+    """Return the seeds in their order, and each seed's `input_id`.
 
     Args:
-        input_nodes: ids, a bool mask, or None for all nodes.
-        num_nodes: of the graph.
+        input_nodes: Node ids, a bool mask, or None for all nodes.
+        num_nodes: Number of nodes in the graph.
 
     Returns:
-        seeds, (num_seeds,) int64; and input_id by node, (num_nodes,) int64 positions in input_nodes, None where a mask
-        or all nodes were given: a seed is its own id then, as in PyG.
+        seeds, (num_seeds,) int64; and input_id by node, (num_nodes,) int64 positions in input_nodes. The latter is None
+        for a mask or all nodes: a seed is then its own input_id, as in PyG.
 
     Raises:
         ValueError: ids are out of range, repeated or no integers, or a mask has another length.

@@ -16,13 +16,14 @@ class Replayed:
     """What a replay predicts; it is a prediction, not a measurement.
 
     Attributes:
-        seconds: from the first request to the end of the last training step.
-        num_seeds: that were trained.
-        waited_s: that the trainer waited for batches.
-        busy_share: of the threads' time in which they prepared, in [0, 1].
-        peak_bytes: most bytes of finished batches that waited at a time.
-        delivered_s: when the trainer had each batch.
-        ran: (time, thread, dag_id, task number) of every task as it began, in order; -1 for making a task graph.
+        seconds: Time from the first request to the end of the last training step.
+        num_seeds: Seeds that were trained on.
+        waited_s: Time that the trainer waited for batches, seconds.
+        busy_share: Share of the threads' time that they spent preparing, in [0, 1].
+        peak_bytes: Largest number of bytes of finished batches that waited at a time.
+        delivered_s: When the trainer got each batch, seconds.
+        ran: (time, thread, dag_id, task number) of each task when it began, in order; task number -1: making a task
+            graph.
     """
 
     seconds: float
@@ -54,21 +55,21 @@ def replay(
     requests_ahead: int | None = None,
     num_batches: int | None = None,
 ) -> Replayed:
-    """Run a trace through a policy's decisions, in simulated time; deterministic.
+    """Run a trace through a policy's decisions in simulated time; deterministic.
 
-    Whatever is at work shares the cores: with more work than cores all of it slows down alike. What threads do in the
-    interpreter, one does at a time. Task times are taken as they were measured, so that memory bandwidth and caches
-    that more cores would share are not modelled.
+    All work under way shares the cores: when there is more work than cores, all of it slows down alike. Work in the
+    interpreter is done by one thread at a time. Task times are taken as measured, so contention for memory bandwidth
+    and caches is not modelled.
 
     Args:
-        trace: of at least one batch; batches are taken round and round.
-        policy: fresh; its threads are simulated.
-        cores: of the machine, >= 1.
-        train_s: seconds of a training step; None: those of the trace, round and round (0 where it has none).
-        train_cores: cores that training uses while it runs, >= 0; 0: it has a device of its own.
-        overhead_s: in the interpreter, before every task and for every task graph: what scheduling itself costs.
-        requests_ahead: batches requested and not taken at a time, >= 1; None: all of them.
-        num_batches: how many to train; None: as many as the trace has.
+        trace: Trace of at least one batch; its batches are used in turn, again and again.
+        policy: A fresh policy; its threads are simulated.
+        cores: Number of cores of the simulated machine, >= 1.
+        train_s: Time of a training step, seconds; None: the times of the trace in turn (0 if it has none).
+        train_cores: Cores that training uses while it runs, >= 0; 0: it has a device of its own.
+        overhead_s: Cost of scheduling itself, seconds in the interpreter before every task and for every task graph.
+        requests_ahead: Batches that are requested and not yet taken at a time, >= 1; None: all of them.
+        num_batches: Number of batches to train on; None: as many as the trace has.
 
     Returns:
         Replayed.

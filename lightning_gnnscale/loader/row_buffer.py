@@ -19,15 +19,15 @@ class RowSize:
 
 
 class RowBuffer:
-    """Room for the rows of a batch whose size is not known yet; pieces may be gathered side by side.
+    """Room for the rows of a batch whose size is not known yet; several threads may gather pieces at once.
 
-    Memory is taken at the first piece, for as many rows as the largest batch so far had. A piece that lies beyond it
-    has memory of its own, and the batch is then put together in a copy; after the first batches that is rare.
+    Memory is taken at the first piece, for as many rows as the largest batch so far had. A piece that does not fit gets
+    memory of its own, and the batch is then assembled in a copy; after the first batches this is rare.
 
     Args:
-        fetch: gathers rows.
-        pool: of the memory.
-        size: shared by the batches of a workflow.
+        fetch: Gathers rows.
+        pool: Pool that the memory comes from.
+        size: Largest size so far; shared by the batches of a workflow.
     """
 
     def __init__(self, fetch: FetchOperator, pool: BufferPool, size: RowSize):

@@ -4,8 +4,9 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from ..partition_store import LoadedRows, RankedNodes, features_of_part
@@ -16,11 +17,12 @@ from .batch_builder import BatchBuilder
 from .local_source import THREAD_NAME, stop
 
 HOWS = ("mapped", "resident", "planned")
+MOST_HALOS = 255  # that a store tells a node to stand in
 # Share of the free memory that rows and batches may take: the rest is for a model, its gradients, and other users.
 _ROOM_SHARE = 0.7
 # A visit that draws this many times the rows of its part reads nearly all of them: repeats are half of what is drawn.
 _DENSE_VISIT = 3
-_FILLED_AHEAD = 1  # batches filled from rows in memory, beside the one that trains
+_END = object()
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,14 @@ class RowReads:
         how: "mapped": from the table as it is, for tables that memory holds (or a `FeatureBuffer`). "resident": all
             rows of a part are read in order while the part before it trains. "planned": batches are drawn ahead, and
             the rows of a run of them are read together, each once, in order.
-        window_bytes: rows that are read together, bytes; of "planned". Two such windows are in memory.
+        window_bytes: rows that are read together, bytes; of "planned".
+        windows_held: such windows in memory, 1 or 2: with 2 the next one is read while batches of the first train.
+        kept_halos: rows of nodes that stand in at least so many parts' halos are read once and stay in memory, of a
+            table that knows; 0: none do.
         fill_here: batches are drawn without features by their source, and filled by threads of this process;
             "planned" and `lookahead_batches` imply it.
         lookahead_batches: batches drawn ahead, whose reads are told to the table's `expect`; of "mapped".
+        batches_ahead: batches that are prepared ahead; None: as many as the loader was given.
         pool_bytes: most memory that the loader's pool of buffers keeps; None: the pool's own.
         why: the reason, one line.
 
@@ -44,16 +50,25 @@ class RowReads:
 
     how: str = "mapped"
     window_bytes: int = 256 << 20
+    windows_held: int = 2
+    kept_halos: int = 0
     fill_here: bool = False
     lookahead_batches: int = 0
+    batches_ahead: int | None = None
     pool_bytes: int | None = None
     why: str = ""
 
     def __post_init__(self):
         if self.how not in HOWS:
             raise ValueError(f"row reads must be one of {', '.join(HOWS)}, got {self.how!r}")
+        if self.windows_held not in (1, 2):
+            raise ValueError(f"windows_held must be 1 or 2, got {self.windows_held}")
+        if not 0 <= self.kept_halos <= MOST_HALOS:
+            raise ValueError(f"kept_halos must be in [0, {MOST_HALOS}], got {self.kept_halos}")
         if self.lookahead_batches < 0:
             raise ValueError(f"lookahead_batches must be >= 0, got {self.lookahead_batches}")
+        if self.batches_ahead is not None and self.batches_ahead < 1:
+            raise ValueError(f"batches_ahead must be >= 1, got {self.batches_ahead}")
 
     @property
     def fills_here(self) -> bool:
@@ -86,20 +101,27 @@ def choose_row_reads(
     *,
     free_bytes: int,
     part_rows: int,
+    held_rows: int,
     parts_held: int,
     batches_held: int,
     visit_batches: int,
+    least_ahead: int | None = None,
+    keeps: bool = True,
 ) -> RowReads:
     """Decide how a loader's batches get their rows.
 
     Args:
-        features: a `FeatureTable` with `nbytes`.
-        first: of the loader.
-        free_bytes: memory that this process may still take, see `free_memory_bytes`.
-        part_rows: rows of the largest part, its halo with it; of the graph, where batches cross parts.
-        parts_held: parts in memory at a time.
-        batches_held: batches in memory at a time.
-        visit_batches: batches of a visit to a part, on average.
+        features: A `FeatureTable` with `nbytes`.
+        first: Footprint of the loader's first batch.
+        free_bytes: Memory that this process may still take, bytes; see `free_memory_bytes`.
+        part_rows: Rows of the largest part with its halo; rows of the whole graph where batches cross parts.
+        held_rows: Upper bound on the rows of all parts that are in memory at a time.
+        parts_held: Number of parts that are in memory at a time.
+        batches_held: Number of batches that are in memory at a time.
+        visit_batches: Average number of batches in a visit to a part.
+        least_ahead: Batches to prepare ahead where memory is short, so that every thread has one; None: `batches_held`
+            - 2, that is, without the batch that trains and one more.
+        keeps: Whether parts with a halo of one hop are loaded in this process, where they share rows that stay.
     """
     row_bytes = features.nbytes / max(features.num_rows, 1)
     gathered = features.batch_row_bytes if features.is_sparse else features.dim * features.dtype.itemsize
@@ -113,13 +135,76 @@ def choose_row_reads(
     if features.nbytes <= room(batches_held):
         return RowReads(why=f"{format_bytes(features.nbytes)} of features fit the {format_bytes(free_bytes)} free")
     at_hand = f"of {format_bytes(free_bytes)} free"
-    resident = int(parts_held * part_rows * row_bytes)
-    if resident <= room(batches_held) and visit_batches * first.rows >= _DENSE_VISIT * part_rows:
-        why = f"the rows of {parts_held} parts take {format_bytes(resident)} {at_hand}"
-        return RowReads("resident", pool_bytes=batches_held * batch_bytes * 5 // 4, why=why)
-    window = max(room(_FILLED_AHEAD + 2) // 3, int(first.rows * row_bytes))
-    why = f"rows are read for a run of batches, {format_bytes(window)} at a time, {at_hand}"
-    return RowReads("planned", window, pool_bytes=(_FILLED_AHEAD + 2) * batch_bytes * 5 // 4, why=why)
+    least_ahead = batches_held - 2 if least_ahead is None else least_ahead
+    choices = _kept_rows(features)
+    # Packed rows lie in two runs of the disk, which planned reads would read nearly whole, and once a window.
+    dense = isinstance(features, PackedFeatures) or visit_batches * first.rows >= _DENSE_VISIT * part_rows
+    for kept in choices[0 if keeps else -1 :] if dense else ():
+        beside, resident = kept.rows * row_bytes, held_rows * row_bytes * kept.share_read
+        if beside + resident <= room(least_ahead + 2):
+            why = f"the rows of {parts_held} parts take {format_bytes(int(resident))} {at_hand}{kept.told(row_bytes)}"
+            pool_bytes = (least_ahead + 2) * batch_bytes * 5 // 4
+            return RowReads(
+                "resident", kept_halos=kept.halos, batches_ahead=least_ahead, pool_bytes=pool_bytes, why=why
+            )
+    # Beside the batch that trains and the one that is filled: two windows of rows, and half of one to spare. Where they
+    # do not hold a visit, whose rows are read anew for each of its windows: one window of twice the rows.
+    visit = held_rows * row_bytes * max(1, parts_held - 1) / parts_held
+    for kept in choices:
+        left = room(2) - kept.rows * row_bytes
+        held = 2 if visit * kept.share_read <= left * 2 / 5 else 1
+        if held == 2 or kept.rows * row_bytes <= room(2) // 2:
+            break
+    window = max(int(left * 4 / (5 * held)), int(first.rows * row_bytes * kept.share_read))
+    why = f"rows are read for a run of batches, {format_bytes(window)} at a time, {at_hand}{kept.told(row_bytes)}"
+    return RowReads("planned", window, held, kept.halos, pool_bytes=2 * batch_bytes * 5 // 4, why=why)
+
+
+class _Kept(NamedTuple):
+    """Rows that may stay in memory: see `RowReads.kept_halos`.
+
+    Attributes:
+        halos: the fewest halos that their nodes stand in; 0: there are none.
+        rows: how many they are.
+        share_read: the share of the rows of parts and halos that is then still read, in (0, 1].
+    """
+
+    halos: int
+    rows: int
+    share_read: float
+
+    def told(self, row_bytes: float) -> str:
+        """Say what is kept, in some words behind a sentence."""
+        return f"; {format_bytes(int(self.rows * row_bytes))} of the rows read most stay" if self.rows else ""
+
+
+def _kept_rows(features) -> list[_Kept]:
+    """Return which rows may stay in memory, the most of them first and none of them last."""
+    counts = getattr(features, "halo_count", None)
+    if counts is None:
+        return [_Kept(0, 0, 1.0)]
+    nodes = np.bincount(counts, minlength=MOST_HALOS + 1)
+    visits = nodes * (1 + np.arange(MOST_HALOS + 1))  # of a node's row: by its own part, and by those with it in a halo
+    rows, kept = nodes[::-1].cumsum()[::-1], visits[::-1].cumsum()[::-1] / max(visits.sum(), 1)
+    return [_Kept(halos, int(rows[halos]), float(1 - kept[halos])) for halos in range(1, MOST_HALOS + 1)] + [
+        _Kept(0, 0, 1.0)
+    ]
+
+
+def keep_rows(features, reads: RowReads) -> LoadedRows | None:
+    """Read the rows that stay in memory; None where none do.
+
+    Cost: one pass over the table, of which gaps of more than 16 KiB between such rows are left out.
+    """
+    if not reads.kept_halos:
+        return None
+    if getattr(features, "halo_count", None) is None:
+        raise ValueError(
+            f"kept_halos={reads.kept_halos} needs a store with packed halo rows: write it with pack_halo=True"
+        )
+    held = RankedNodes.empty(features.num_rows)
+    held.add(np.flatnonzero(features.halo_count >= reads.kept_halos))
+    return LoadedRows.of(features.owned, held)
 
 
 def fill_told(
@@ -128,11 +213,11 @@ def fill_told(
     """Yield drawn batches in order, their features gathered once the reads of those behind them are told.
 
     Args:
-        drawn: batches without features.
-        builder: fills them.
-        reads: with the batches to look ahead.
-        num_threads: that fill batches, at least one.
-        prefetch_batches: batches that are filled ahead, >= 1.
+        drawn: Batches without features.
+        builder: Fills the batches.
+        reads: How rows are read, with the number of batches to look ahead.
+        num_threads: Number of threads that fill batches; at least one is used.
+        prefetch_batches: Number of batches that are filled ahead, >= 1.
     """
     fillers = ThreadPoolExecutor(max(1, num_threads), thread_name_prefix=THREAD_NAME)
     features, ended = builder.features, False
@@ -167,86 +252,118 @@ class _Window:
     """Batches whose rows are read together.
 
     Attributes:
-        batches: those that are not being filled yet.
+        features: where the rows are read.
+        kept: rows that stay in memory, and are not read.
+        batches: those that have not been handed over.
         nodes: part id (None where parts do not matter) to the nodes that are read.
-        rows: likewise, what comes of the reads.
+        rows: likewise, what comes of the reads; empty until they are asked for.
         num_bytes: What the rows and the drawn batches take.
-        left: batches that have not been handed over.
     """
 
+    features: Any
+    kept: LoadedRows | None
     batches: deque = field(default_factory=deque)
     nodes: dict = field(default_factory=dict)
     rows: dict = field(default_factory=dict)
     num_bytes: float = 0.0
-    left: int = 0
+
+    def key(self, batch: MiniBatch) -> int | None:
+        """Return whose rows a batch reads."""
+        return batch.part if isinstance(self.features, PackedFeatures) else None
+
+    def add(self, batch: MiniBatch) -> None:
+        """Add a batch behind the others."""
+        nodes = self.nodes.get(self.key(batch))
+        if nodes is None:
+            nodes = self.nodes[self.key(batch)] = RankedNodes.empty(self.features.num_rows)
+        row_bytes = self.features.nbytes / self.features.num_rows
+        new = nodes.add(batch.n_id.numpy(), self.kept and self.kept.held)
+        self.num_bytes += new * row_bytes + drawn_bytes(batch)
+        self.batches.append(batch)
+
+    def read(self, reader: ThreadPoolExecutor) -> None:
+        """Begin to read, unless that has begun."""
+        if not self.rows:
+            for key, nodes in self.nodes.items():
+                table = self.features if key is None else features_of_part(self.features, key)
+                self.rows[key] = reader.submit(LoadedRows.of, table, nodes, self.kept)
 
 
-def fill_windows(drawn: Iterator[MiniBatch], builder: BatchBuilder, reads: RowReads) -> Iterator[MiniBatch]:
+def _windows(
+    drawn: Iterator[MiniBatch], features, kept: LoadedRows | None, most_bytes: int
+) -> Iterator[_Window | None]:
+    """Yield windows in order, and None after a batch that ends none.
+
+    A part whose rows are read in two windows is read nearly twice, so a visit is divided only where it is more than a
+    window by itself.
+    """
+    earlier, visit = _Window(features, kept), _Window(features, kept)
+    for batch in drawn:
+        if visit.batches and batch.part != visit.batches[-1].part:
+            if earlier.batches and earlier.num_bytes + visit.num_bytes > most_bytes:
+                yield earlier
+                earlier = visit
+            else:
+                for one in visit.batches:
+                    earlier.add(one)
+            visit = _Window(features, kept)
+        visit.add(batch)
+        if visit.num_bytes < most_bytes:
+            yield None
+            continue
+        if earlier.batches:
+            yield earlier
+        yield visit
+        earlier, visit = _Window(features, kept), _Window(features, kept)
+    if earlier.num_bytes + visit.num_bytes <= most_bytes:
+        for one in visit.batches:
+            earlier.add(one)
+        visit = _Window(features, kept)
+    yield from (window for window in (earlier, visit) if window.batches)
+
+
+def fill_windows(
+    drawn: Iterator[MiniBatch], builder: BatchBuilder, reads: RowReads, kept: LoadedRows | None = None
+) -> Iterator[MiniBatch]:
     """Yield drawn batches in order, their rows read together a window of batches at a time.
 
-    While the batches of one window are handed over, those of the next are drawn and their rows read.
+    While the batches of one window are handed over, those of the next are drawn, and with two windows its rows read.
 
     Args:
         drawn, builder, reads: see `fill_told`.
+        kept: rows that stay in memory, see `keep_rows`.
     """
-    fillers = ThreadPoolExecutor(_FILLED_AHEAD + 1, thread_name_prefix=THREAD_NAME)
     reader = ThreadPoolExecutor(1, thread_name_prefix=f"{THREAD_NAME}-rows")
-    features, ended = builder.features, False
-    row_bytes = features.nbytes / max(features.num_rows, 1)
+    coming, ended = _windows(drawn, builder.features, kept, reads.window_bytes), False
     windows: deque[_Window] = deque()
-    gathering = _Window()
-    pending: deque[tuple[Future, _Window]] = deque()
-
-    def take(batch: MiniBatch) -> None:
-        key = batch.part if isinstance(features, PackedFeatures) else None
-        nodes = gathering.nodes.setdefault(key, RankedNodes.empty(features.num_rows))
-        gathering.num_bytes += nodes.add(batch.n_id.numpy()) * row_bytes + drawn_bytes(batch)
-        gathering.batches.append(batch)
-        gathering.left += 1
-
-    def read(window: _Window) -> None:
-        for key, nodes in window.nodes.items():
-            table = features if key is None else features_of_part(features, key)
-            window.rows[key] = reader.submit(LoadedRows.of, table, nodes)
-
-    def fill(batch: MiniBatch, window: _Window) -> MiniBatch:
-        key = batch.part if isinstance(features, PackedFeatures) else None
-        return builder.fill(batch, window.rows[key].result())
-
     try:
         while True:
             draws = 0
             # Two batches are drawn for one that is handed over, so that the next window is read in time.
             while not ended and len(windows) < 2 and (draws < 2 or not windows):
-                batch = next(drawn, None)
-                ended = batch is None
-                if not ended:
-                    take(batch)
-                    draws += 1
-                if gathering.left and (ended or gathering.num_bytes >= reads.window_bytes):
-                    read(gathering)
-                    windows.append(gathering)
-                    gathering = _Window()
-            while len(pending) < _FILLED_AHEAD + 1:
-                window = next((window for window in windows if window.batches), None)
-                if window is None:
-                    break
-                pending.append((fillers.submit(fill, window.batches.popleft(), window), window))
-            if not pending:
+                window = next(coming, _END)
+                ended, draws = window is _END, draws + 1
+                if isinstance(window, _Window):
+                    windows.append(window)
+                    if len(windows) <= reads.windows_held:
+                        window.read(reader)
+            if not windows:
                 return
-            future, window = pending.popleft()
-            batch = future.result()
-            window.left -= 1
-            if not window.left:
-                windows.remove(window)
-            del future, window  # the rows of a window that is done with
-            if ended and not (pending or windows):
-                stop(fillers, reader)  # Lightning stops asking at the last batch: no thread may outlive it
+            batch = windows[0].batches.popleft()
+            builder.fill(batch, windows[0].rows[windows[0].key(batch)].result())
+            if not windows[0].batches:
+                windows.popleft()  # frees its rows
+                if windows:
+                    windows[0].read(reader)
+            if ended and not windows:
+                stop(reader)  # Lightning stops asking at the last batch: no thread may outlive it
+            window = None
             yield batch
             del batch
     finally:
+        coming.close()
         drawn.close()
-        stop(fillers, reader)
+        stop(reader)
 
 
 def drawn_bytes(batch: MiniBatch) -> int:

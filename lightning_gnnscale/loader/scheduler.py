@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 
 from ..errors import GNNScaleError
+from .batch_builder import batch_error
 from .batch_graph import BatchGraph
-from .batch_maker import batch_error
 from .batch_source import BatchKey
 from .local_source import THREAD_NAME
 from .scheduling_policy import FixedPrefetchPolicy, Launch, Policy, Run, TwoLevelPolicy, Wait
@@ -219,9 +219,10 @@ class TwoLevelScheduler(Scheduler):
     """ByteGNN's scheduling of preparation; see `TwoLevelPolicy` for sigma, queue_bytes and utilisation.
 
     Args:
-        make: (dag_id, key) to the batch's task graph.
-        num_threads: threads that run tasks, >= 1.
-        options: of `TwoLevelPolicy`; clock, trace and task_clock as for `Scheduler`.
+        make: Maps (dag_id, key) to the batch's task graph.
+        num_threads: Threads that run tasks, >= 1.
+        options: Options of `TwoLevelPolicy`.
+        clock, trace, task_clock: As for `Scheduler`.
 
     Raises:
         ValueError: an argument is out of range.

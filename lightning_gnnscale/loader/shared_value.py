@@ -19,14 +19,14 @@ _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # how d
 _numbers = itertools.count()
 
 
-class Packed(NamedTuple):
-    """A value apart from its arrays.
+class PackedValue(NamedTuple):
+    """A value and its arrays, taken apart.
 
     Attributes:
-        meta: everything but the arrays, pickled.
-        views: bytes of the arrays.
-        spans: where each array's bytes lie, (start, stop), once they are written; starts are whole cache lines.
-        num_bytes: of all spans.
+        meta: Everything but the arrays, pickled.
+        views: Bytes of the arrays.
+        spans: (start, stop) of each array's bytes once they are written; each start is a multiple of a cache line.
+        num_bytes: Bytes of all spans together.
     """
 
     meta: bytes
@@ -47,7 +47,7 @@ class Packed(NamedTuple):
             memory[start:stop] = view
 
 
-def pack(value: Any) -> Packed:
+def pack(value: Any) -> PackedValue:
     """Take a value apart: arrays and CPU tensors that are contiguous stay where they are, all else is pickled.
 
     An array that lies in a mapped file is named by its place there, and is no part of the spans.
@@ -63,7 +63,7 @@ def pack(value: Any) -> Packed:
         start = -(-stop // LINE_BYTES) * LINE_BYTES
         stop = start + len(view)
         spans.append((start, stop))
-    return Packed(stream.getvalue(), views, spans, stop)
+    return PackedValue(stream.getvalue(), views, spans, stop)
 
 
 def unpack(meta: bytes, spans: list[tuple[int, int]], memory: memoryview) -> Any:
@@ -72,10 +72,10 @@ def unpack(meta: bytes, spans: list[tuple[int, int]], memory: memoryview) -> Any
 
 
 class Ticket(NamedTuple):
-    """What another process of the host needs to open a value, while the process that shares it holds it.
+    """What another process of the host needs to open a value, as long as the process that shares it holds it.
 
     Attributes:
-        number: of the value in its process.
+        number: Number of the value in the process that shares it.
     """
 
     number: int

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from ..errors import check_count, check_seconds
-from .batch_maker import BatchMaker
+from .batch_builder import BatchMaker
 from .batch_source import BatchSource
 from .local_source import LocalSource
 from .process_source import QUEUE_BYTES, TIMEOUT_S, ProcessSource
@@ -19,13 +19,13 @@ SourceFactory = Callable[[Callable[[int], StagedPart], BatchMaker], BatchSource]
 
 
 class RankPlace(NamedTuple):
-    """Where a process stands among those that train together.
+    """Position of a process among those that train together.
 
     Attributes:
-        rank, world_size: among all.
-        node: number of its machine.
-        local_rank, num_local: among those of its machine.
-        share: returns rank 0's value on every rank; a collective.
+        rank, world_size: Rank among all processes, and their number.
+        node: Number of its machine.
+        local_rank, num_local: Rank among the processes of its machine, and their number.
+        share: Returns rank 0's value on every rank; a collective.
     """
 
     rank: int = 0
@@ -48,10 +48,10 @@ class SourceSettings(Protocol):
     in_process: bool
 
     def connect(self, place: RankPlace) -> SourceFactory:
-        """Return what makes this rank's source of (stage, maker); every rank calls it, so that they may agree.
+        """Return a factory of this rank's source, called with (stage, maker). Every rank calls this method.
 
         Args:
-            place: of this rank.
+            place: Place of this rank.
         """
 
 
@@ -180,33 +180,3 @@ class TaskGraphs:
 
     def connect(self, place: RankPlace) -> SourceFactory:
         return partial(TaskSource, policy=self.policy, operators=self.operators, pieces=self.num_pieces)
-
-
-def _ray_workers() -> SourceSettings:
-    from .preparation import RayWorkers  # its modules are the optional extra's
-
-    return RayWorkers()
-
-
-SOURCES = {
-    "threads": Threads,
-    "processes": Processes,
-    "task_graphs": TaskGraphs,
-    "fixed_prefetch": partial(TaskGraphs, scheduling="fixed_prefetch"),
-    "ray": _ray_workers,
-}
-
-
-def source_settings(source: str | SourceSettings) -> SourceSettings:
-    """Return the settings that a name stands for, with its defaults; settings as they are.
-
-    Raises:
-        ValueError: the name is unknown, or it is neither.
-    """
-    if isinstance(source, str) and source in SOURCES:
-        return SOURCES[source]()
-    if isinstance(source, str) or not callable(getattr(source, "connect", None)):
-        raise ValueError(
-            f"source must be one of {', '.join(SOURCES)}, or settings such as gs.Threads(), got {source!r}"
-        )
-    return source

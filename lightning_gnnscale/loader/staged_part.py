@@ -12,21 +12,21 @@ import numpy as np
 from ..graph import MASK_NAMES
 from ..partition_store import FeatureTable, LoadedRows, RankedNodes, features_of_part
 from ..partition_store.array_file import file_place
-from ..sampler.subgraph import BatchSampler, num_slices
+from ..sampler.protocol import BatchSampler, num_slices
 from .interleaved_walk import even_slices
 from .seed_order import order_key
 
 
 @dataclass
 class StagedPart:
-    """A part in memory: its graph, its labels and masks by local id, and what its sampler learned of it.
+    """A part in memory: its graph, its labels and masks by local id, and what its sampler prepared for it.
 
     Attributes:
-        graph: a `PartGraph` or `WholeGraph`.
-        state: of the sampler.
+        graph: A `PartGraph` or `WholeGraph`.
+        state: State that the sampler prepared for this part.
         labels: (num_local,) int64 or (num_local, num_labels), or None.
-        masks: (num_local,) uint8, bit i for the mask MASK_NAMES[i].
-        features: the rows of core and halo, where they were read with the part.
+        masks: (num_local,) uint8; bit i belongs to the mask MASK_NAMES[i].
+        features: Rows of core and halo, if they were read with the part.
     """
 
     graph: Any
@@ -85,13 +85,14 @@ class PartStager:
     """Load one part: its graph, then its own range and its halo of labels, masks and features; nothing else is read.
 
     Args:
-        load_part: part id to `PartGraph` or `WholeGraph`.
-        targets: part id to (num_targets,) store ids in its core, ascending.
-        sampler: prepared for each part.
+        load_part: Maps a part id to its `PartGraph` or to a `WholeGraph`.
+        targets: Maps a part id to (num_targets,) store ids in its core, ascending.
+        sampler: Sampler that is prepared for each part.
         labels: (num_nodes,) integers or (num_nodes, num_labels) in store order, or None.
-        masks: name to (num_nodes,) bool in store order.
-        seed: of the run.
-        features: a `FeatureTable` whose rows are read with each part; None: batches gather them from elsewhere.
+        masks: Maps a name to a (num_nodes,) bool mask in store order.
+        seed: Seed of the run.
+        features: A `FeatureTable` whose rows are read with each part; None: batches gather them from elsewhere.
+        kept: Rows of that table that stay in memory and are not read with a part.
     """
 
     load_part: Callable[[int], Any]
@@ -101,6 +102,7 @@ class PartStager:
     masks: Mapping[str, np.ndarray]
     seed: int
     features: FeatureTable | None = None
+    kept: LoadedRows | None = None
 
     def __call__(self, part: int) -> StagedPart:
         """Return the part, ready.
@@ -126,9 +128,9 @@ class PartStager:
         if self.features is None:
             return None
         held = RankedNodes.empty(self.features.num_rows)
-        held.add(np.arange(graph.core_start, graph.core_start + graph.num_core))
-        held.add(graph.halo_nodes)
-        return LoadedRows.of(features_of_part(self.features, graph.part), held)
+        for nodes in (np.arange(graph.core_start, graph.core_start + graph.num_core), graph.halo_nodes):
+            held.add(nodes, self.kept and self.kept.held)
+        return LoadedRows.of(features_of_part(self.features, graph.part), held, self.kept)
 
     def _local_labels(self, graph) -> np.ndarray | None:
         if self.labels is None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..sampler.link_sampler import LinkSampler
 from ..sampler.neighbor import NeighborSampler
-from ..sampler.subgraph import BatchSampler
+from ..sampler.protocol import BatchSampler
 from .batch_builder import BatchBuilder
 from .batch_graph import BatchGraph, Task
 from .batch_tasks import BatchTasks
@@ -30,15 +30,16 @@ class LogicalTask(NamedTuple):
     """One task of every batch.
 
     Attributes:
-        kind: "seeds", "positives", "negatives": what draws the first nodes of a branch, or the ends of links that
-            "join" puts into one; "ask": of one hop and branch, the neighbours that others draw; "neighborhood": those
-            drawn here, in pieces where "relabel" follows, which numbers the nodes they found; "draw": of a sampler
-            that no operator serves; "block": arcs of all branches; "nodes": their labels, masks and degrees; "fetch":
-            rows of one hop and branch; "end".
+        kind: What the task does. "seeds", "positives", "negatives": draws the first nodes of a branch, or the ends of
+            links, which "join" puts into one branch. "ask": requests the neighbours of one hop and branch that others
+            draw. "neighborhood": draws the rest here, in pieces where "relabel" follows, which numbers the nodes they
+            found. "draw": runs a sampler that has no operator. "block": writes the arcs of all branches. "nodes":
+            writes their labels, masks and degrees. "fetch": gathers the rows of one hop and branch. "end": finishes the
+            batch.
         branch: 0 seeds, 1 positives, 2 negatives.
-        hop: 0 are the first nodes.
-        piece: of the rows that "fetch" is to gather, of the neighbours that "neighborhood" is to draw.
-        dependencies: numbers of earlier tasks.
+        hop: Hop number; 0 stands for the first nodes.
+        piece: Which piece of the hop: of the rows that "fetch" gathers, or of the neighbours that "neighborhood" draws.
+        dependencies: Indices of earlier tasks.
     """
 
     kind: str
@@ -50,14 +51,16 @@ class LogicalTask(NamedTuple):
 
 @dataclass(frozen=True)
 class Operators:
-    """What a workflow is made of; any of them may be a user's own.
+    """The operators of a workflow; any of them may be a user's own.
 
     Args:
-        neighborhood: draws neighbourhoods, one hop at a time.
-        seeds: draws the seeds.
-        positives, negatives: of the seeds, both or none; with them a batch has links to train on, in three branches.
-        links: draws seeds, positives and negatives whose distinct nodes have one neighbourhood, in place of the three.
-        fetch: gathers feature rows; None: the builder's features.
+        neighborhood: Draws neighbourhoods, one hop at a time.
+        seeds: Draws the seeds.
+        positives, negatives: Draw positives and negatives for the seeds; give both or neither. With them a batch has
+            links to train on, in three branches.
+        links: Draws seeds, positives and negatives whose distinct nodes have one neighbourhood, in place of the other
+            three.
+        fetch: Gathers feature rows; None: the builder's features do.
 
     Raises:
         ValueError: positives without negatives, or negatives without positives, or either beside links.
@@ -103,11 +106,11 @@ class Workflow:
     then, and nothing is copied when branches are joined.
 
     Args:
-        builder: gives memory and puts batches together; draws them itself without operators.
-        operators: of the tasks, None: see above.
-        gathers: False leaves the feature rows out.
-        pieces: tasks that share a large hop, >= 1: the neighbours of all hops but the first of several, and the rows
-            of the last. As many threads can be at work on one batch.
+        builder: Gives memory and puts batches together; without operators it draws them itself.
+        operators: Operators that the tasks run; None: the builder's sampler draws a batch in one task.
+        gathers: Whether feature rows are gathered.
+        pieces: Number of tasks that share a large hop, >= 1: the neighbours of all hops but the first of several, and
+            the rows of the last. That many threads can work on one batch.
 
     Source: ByteGNN (Zheng et al., VLDB 2022), section 4. Differs: there a hop is sampled and fetched in one task each.
     """

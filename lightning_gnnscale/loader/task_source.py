@@ -6,8 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from ..rng import batch_key
 from ..sampler.minibatch import MiniBatch
+from .batch_builder import BatchMaker
 from .batch_graph import BatchGraph
-from .batch_maker import BatchMaker
 from .batch_source import BatchKey
 from .local_source import THREAD_NAME, stop
 from .scheduler import Scheduler
@@ -22,18 +22,18 @@ class TaskSource:
 
     Neighbour samplers, and link samplers around them, are drawn hop by hop while rows of earlier hops are gathered;
     other samplers draw a batch in one task. One more thread loads parts; a batch whose part is still being loaded
-    holds up no thread. Threads run from the first request to `forget`.
+    blocks no thread. Threads run from the first request to `forget`.
 
     Args:
-        stage: part id to `StagedPart`.
-        maker: of the batches.
-        policy: makes the policy of this source alone.
-        operators: a user's own; None: those that draw what the maker's sampler draws.
-        pieces: tasks that share a large hop, >= 1; see `Workflow`.
-        trace, task_clock: see `Scheduler`.
+        stage: Maps a part id to its `StagedPart`.
+        maker: Makes the batches.
+        policy: Makes the policy, which this source alone uses.
+        operators: A user's own operators; None: those that draw what the maker's sampler draws.
+        pieces: Number of tasks that share a large hop, >= 1; see `Workflow`.
+        trace, task_clock: See `Scheduler`.
 
     Attributes:
-        scheduler: decides and runs; knows the bytes held and what `ready` waited.
+        scheduler: Decides and runs the tasks; knows the bytes held and how long `ready` waited.
     """
 
     def __init__(

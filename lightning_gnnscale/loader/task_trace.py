@@ -11,10 +11,10 @@ class TaskTime(NamedTuple):
     """One task that ran.
 
     Attributes:
-        kind: what it did.
-        dependencies: numbers of the tasks before it.
-        cost: as it was told to the scheduler.
-        seconds: that it took.
+        kind: What the task did.
+        dependencies: Indices of the tasks before it.
+        cost: Cost that the scheduler was told.
+        seconds: Time that the task took, seconds.
     """
 
     kind: str
@@ -25,12 +25,12 @@ class TaskTime(NamedTuple):
 
 @dataclass
 class BatchTimes:
-    """One batch that was prepared.
+    """Times of one batch that was prepared.
 
     Attributes:
-        launch_s: seconds in which its task graph was made.
-        tasks: in the order of the graph.
-        num_seeds, num_bytes: of the batch.
+        launch_s: Time in which its task graph was made, seconds.
+        tasks: Times of its tasks, in the order of the graph.
+        num_seeds, num_bytes: Number of seeds in the batch, and its size in bytes.
     """
 
     launch_s: float
@@ -44,9 +44,9 @@ class TaskTrace:
     """Measured times, in the order in which batches were finished.
 
     Attributes:
-        batches: that were prepared.
-        train_s: seconds of the trainer between one batch and its asking for the next.
-        overhead_s: that scheduling cost for each task, in the interpreter; 0: not known.
+        batches: Times of the batches that were prepared.
+        train_s: Times between the trainer's getting a batch and asking for the next, seconds.
+        overhead_s: Cost of scheduling per task, seconds in the interpreter; 0: unknown.
     """
 
     batches: list[BatchTimes] = field(default_factory=list)

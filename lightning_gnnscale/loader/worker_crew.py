@@ -9,8 +9,8 @@ from textwrap import shorten
 from ..errors import GNNScaleError
 from ..events import record
 from ..sampler.minibatch import MiniBatch
-from .batch_maker import batch_error
-from .batch_queue import START_LIMIT_S, BatchQueue, Job
+from .batch_builder import batch_error
+from .batch_queue import START_LIMIT_S, BatchQueue, QueuedBatch
 from .batch_source import BatchKey
 from .batch_worker import Failed, NeedsRoom, WorkerProcess
 from .local_source import THREAD_NAME
@@ -139,7 +139,7 @@ class WorkerCrew:
             self.queue.fresh += 1 if fresh else -1
         return fresh
 
-    def _prepare(self, worker: WorkerProcess, job: Job, part: SharedValue) -> None:
+    def _prepare(self, worker: WorkerProcess, job: QueuedBatch, part: SharedValue) -> None:
         """Have a worker prepare a job; EOFError and OSError: it ended."""
         answer = worker.ask((job.key, part.ticket, job.segment and job.segment.ticket))
         self.queue.heard()
@@ -206,7 +206,7 @@ class WorkerCrew:
             self.queue.changed.notify_all()
         record("worker_missing", reason=reason, left=self._able)
 
-    def _bereave(self, job: Job, worker: WorkerProcess) -> None:
+    def _bereave(self, job: QueuedBatch, worker: WorkerProcess) -> None:
         """Put back the job of a worker that ended."""
         pid, ended = worker.pid, self._dismiss(worker)
         job.ends += 1

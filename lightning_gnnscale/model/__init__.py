@@ -5,7 +5,7 @@ from .gat import GAT
 from .gcn import GCN
 from .graphsage import GraphSAGE
 from .inference import LayerwiseOutput, layerwise_inference
-from .layer_source import EvaluationPass, LayerSource, RowBlock
+from .layer_source import EvaluationShare, LayerSource, RowBlock
 from .link_metrics import HitsAt, MeanReciprocalRank, link_ranks
 from .link_predictor import DotDecoder, LinkPredictor, MLPDecoder
 from .ngnn import NGNN
@@ -22,7 +22,7 @@ __all__ = [
     "SGC",
     "Backbone",
     "DotDecoder",
-    "EvaluationPass",
+    "EvaluationShare",
     "GraphSAGE",
     "HitsAt",
     "LayerSource",

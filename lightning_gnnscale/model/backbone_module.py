@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import StrategyError
-from ..memory import free_memory_bytes
-from .inference import LEAST_BYTES, MOST_BYTES, LayerwiseOutput, layerwise_inference
+from .inference import LayerwiseOutput, layerwise_inference
 from .node_inputs import NodeInputs, TakesInputs
 from .row_arcs import prepared_rows
 
@@ -22,12 +21,13 @@ class BackboneModule(TakesInputs):
     """Base of the Lightning modules.
 
     Args:
-        backbone: a model of this package, or any module called as (x, edge_index); it is also given those of
+        backbone: A model of this package, or any module called as (x, edge_index). It is also given those of
             `edge_weight`, `degree`, `indptr` and `num_sampled_nodes` that its `forward` names.
-        lr, weight_decay: of Adam, where no optimizer is given; attributes, which may be changed before training.
-        optimizer: callable parameters -> optimizer (a partial), or None: Adam.
-        scheduler: callable optimizer -> learning-rate scheduler, stepped each epoch by `val_loss`, or None.
-        inputs: rows by node, see `TakesInputs`, or None.
+        lr, weight_decay: Learning rate and weight decay of Adam, used if no optimizer is given. As attributes they may
+            be changed before training.
+        optimizer: Callable parameters -> optimizer (a partial); None: Adam.
+        scheduler: Callable optimizer -> learning-rate scheduler, stepped each epoch by `val_loss`; None: no scheduler.
+        inputs: Rows by node, see `TakesInputs`; None: none.
     """
 
     def __init__(
@@ -126,6 +126,7 @@ class BackboneModule(TakesInputs):
                 f"{type(self.backbone).__name__} has no layer(index, x, block), so it cannot be evaluated layer by "
                 'layer: give the DataModule evaluation="sampled"'
             )
+        trainer = self._trainer
         needed = batch.needed(self.backbone.num_layers) if hasattr(batch, "needed") else None
         return layerwise_inference(
             self.backbone,
@@ -133,15 +134,8 @@ class BackboneModule(TakesInputs):
             device=self.device,
             needed=needed,
             table_dtype=getattr(batch, "table_dtype", "float32"),
-            memory_bytes=self._memory_bytes(),
+            num_local=max(1, trainer.world_size // trainer.num_nodes) if trainer is not None else 1,
         )
-
-    def _memory_bytes(self) -> int | None:
-        """Return this process's share of the memory that `layerwise_inference` takes on a host."""
-        if self._trainer is None:
-            return None
-        ranks = max(1, self.trainer.world_size // self.trainer.num_nodes)
-        return min(MOST_BYTES, max(LEAST_BYTES, free_memory_bytes() // (2 * ranks)))
 
     def _edge_weight(self, batch: Any) -> Tensor | None:
         """Return the batch's arc weights, as the backbone sums them.
@@ -157,7 +151,7 @@ class BackboneModule(TakesInputs):
 
 
 def is_pass(batch: Any) -> bool:
-    """Whether an evaluation batch is an `EvaluationPass`."""
+    """Whether an evaluation batch is an `EvaluationShare`."""
     return hasattr(batch, "source")
 
 

@@ -60,6 +60,7 @@ def layerwise_inference(
     needed: Sequence[NodeSet | None] | None = None,
     table_dtype: str = "float32",
     memory_bytes: int | None = None,
+    num_local: int = 1,
 ) -> LayerwiseOutput:
     """Compute a model's outputs for this rank's nodes from complete neighbourhoods, layer by layer.
 
@@ -77,7 +78,9 @@ def layerwise_inference(
         device: where linear maps, and layers that are no sums, are computed; None: where the parameters are.
         needed: which rows each layer must have, see `closure`; None: all rows.
         table_dtype: "float32", or "bfloat16", which halves the tables of hidden layers and rounds them to 8 bits.
-        memory_bytes: what the pass may hold; None: half of what is free, from 32 to 512 MiB.
+        memory_bytes: what the pass may hold; None: two thirds of what is free, 32 to 512 MiB; where memory does not
+            hold the inputs of all nodes, and each group of sums reads them from the disk, without the upper limit.
+        num_local: processes of this host that share what is free.
 
     Returns:
         This rank's rows, and the table of outputs.
@@ -96,7 +99,9 @@ def layerwise_inference(
     if table_dtype not in TABLE_DTYPES:
         raise ValueError(f"table_dtype must be one of {', '.join(TABLE_DTYPES)}, got {table_dtype!r}")
     if memory_bytes is None:
-        memory_bytes = min(MOST_BYTES, max(LEAST_BYTES, free_memory_bytes() // 2))
+        free = free_memory_bytes()
+        fits = 4 * source.num_nodes * backbone.layer_channels(0) <= free
+        memory_bytes = min(MOST_BYTES if fits else free, max(LEAST_BYTES, 2 * free // (3 * num_local)))
     reference, was_training = backbone.reference, backbone.training
     target = torch.device(device) if device is not None else reference.device
     backbone.eval().to(target)

@@ -127,7 +127,7 @@ class LinkSource(Protocol):
         """Yield (pairs (2, num), negatives (num, num_negatives)) in store ids, num <= num_links; -1 for no negative."""
 
 
-class EvaluationPass(Protocol):
+class EvaluationShare(Protocol):
     """One rank's share of an exact evaluation: what the Lightning modules take in place of a mini-batch.
 
     Attributes:

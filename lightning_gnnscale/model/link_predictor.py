@@ -28,10 +28,10 @@ class DotDecoder(nn.Module):
 
 
 class MLPDecoder(nn.Module):
-    """Score of a link: a small network of the product of its ends, column by column; no direction is told apart.
+    """Score of a link: a small network applied to the elementwise product of its two ends; direction has no effect.
 
     Args:
-        channels: of the embeddings, and of the hidden layer.
+        channels: Width of the embeddings and of the hidden layer.
     """
 
     def __init__(self, channels: int):
@@ -46,22 +46,23 @@ class MLPDecoder(nn.Module):
 class LinkPredictor(BackboneModule):
     """Embed nodes so that linked ones score high: unsupervised training, and link prediction.
 
-    The loss is the mean over the batch's pairs of -log s(u, v) - w * mean over negatives of log(1 - s(u, n)), s the
-    sigmoid of the decoder: GraphSAGE's loss where w is the number of negatives (the default), plain binary
-    cross-entropy over a balanced set where w = 1. A training batch is a `MiniBatch` of a `LinkSampler`.
+    The loss is the mean over the batch's pairs of -log s(u, v) - w * mean over negatives of log(1 - s(u, n)), where s
+    is the sigmoid of the decoder. It is GraphSAGE's loss if w is the number of negatives (the default), and plain
+    binary cross-entropy over a balanced set if w = 1. A training batch is a `MiniBatch` of a `LinkSampler`.
 
-    An evaluation batch is an `EvaluationPass` with links: all embeddings, exact, layer by layer, then each held-out
-    link among its false ends, a bounded piece at a time, shared out over the ranks. Logged: `train_loss`, and of val
-    and test `*_loss`, `*_mrr` and `*_hits@k`. Predicted are the embeddings, by node.
+    An evaluation batch is an `EvaluationShare` with links. All embeddings are computed exactly, layer by layer. Then
+    each held-out link is ranked among its false ends, a bounded piece at a time, with the work divided among the ranks.
+    Logged: `train_loss`, and for val and test `*_loss`, `*_mrr` and `*_hits@k`. Predictions are the embeddings, by
+    node.
 
     Args:
-        backbone: as of `NodeClassifier`; its `out_channels` is the width of the embeddings.
-        lr, weight_decay: of Adam, where no optimizer is given.
-        decoder: "dot", "mlp", or a module called as (source, other) over (..., channels) that broadcast.
-        negative_weight: w above; None: the number of negatives.
-        hits: the k of Hits@k, each >= 1.
-        embedding_channels: width of the embeddings; None: the backbone's `out_channels`.
-        optimizer, scheduler, inputs: as of `NodeClassifier`.
+        backbone: As for `NodeClassifier`; its `out_channels` is the width of the embeddings.
+        lr, weight_decay: Learning rate and weight decay of Adam, used if no optimizer is given.
+        decoder: "dot", "mlp", or a module called as (source, other) with (..., channels) ends that broadcast.
+        negative_weight: The w above; None: the number of negatives.
+        hits: Values of k in Hits@k, each >= 1.
+        embedding_channels: Width of the embeddings; None: the backbone's `out_channels`.
+        optimizer, scheduler, inputs: As for `NodeClassifier`.
 
     Raises:
         ValueError: an unknown decoder, a hit below 1, or an embedding of unknown width.
@@ -130,7 +131,7 @@ class LinkPredictor(BackboneModule):
         self._evaluate(batch, "test")
 
     def predict_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Any]:
-        """Embed this rank's nodes (`EvaluationPass`) or the seeds (`MiniBatch`).
+        """Embed this rank's nodes (`EvaluationShare`) or the seeds (`MiniBatch`).
 
         Returns:
             "nodes": (num_rows,) int64 array of store ids; "prediction": (num_rows, channels) float32 on the CPU.

@@ -17,27 +17,27 @@ UNKNOWN = -1  # label of a node that has none
 
 
 class NodeClassifier(BackboneModule):
-    """Classify nodes: cross-entropy over one class a node, or over several labels a node.
+    """Classify nodes: cross-entropy over one class per node, or over several labels per node.
 
-    A training batch is a `MiniBatch`: the loss goes over its seeds that are in the train mask and have a label.
-    An evaluation batch is an `EvaluationPass` (exact, layer by layer over the full graph, each node once over all
-    ranks) or a `MiniBatch` (its seeds, by what was sampled). Logged: `train_loss`, `val_loss`, `val_acc`,
-    `test_loss`, `test_acc`. With several labels `acc` is the micro-averaged F1 score; the name stays, so that
-    callbacks need not change.
+    A training batch is a `MiniBatch`; the loss covers its seeds that are in the train mask and have a label. An
+    evaluation batch is an `EvaluationShare` (exact, layer by layer over the full graph, each node once over all ranks)
+    or a `MiniBatch` (its seeds, from the sampled neighbours). Logged: `train_loss`, `val_loss`, `val_acc`, `test_loss`,
+    `test_acc`. With several labels `acc` is the micro-averaged F1 score; the name stays, so that callbacks need not
+    change.
 
     Args:
-        backbone: a model of this package, or any module called as (x, edge_index); it is also given those of
+        backbone: A model of this package, or any module called as (x, edge_index). It is also given those of
             `edge_weight`, `degree`, `indptr` and `num_sampled_nodes` that its `forward` names.
-        lr, weight_decay: of Adam, where no optimizer is given.
-        multilabel: labels are (num_nodes, num_labels) of 0 and 1, -1 = unknown.
-        num_classes: classes, or labels a node; None: the backbone's `out_channels`.
-        optimizer: callable parameters -> optimizer (a partial), or None: Adam.
-        scheduler: callable optimizer -> learning-rate scheduler, stepped each epoch, or None.
+        lr, weight_decay: Learning rate and weight decay of Adam, used if no optimizer is given.
+        multilabel: Whether labels are (num_nodes, num_labels) of 0 and 1, -1 = unknown.
+        num_classes: Number of classes, or of labels per node; None: the backbone's `out_channels`.
+        optimizer: Callable parameters -> optimizer (a partial); None: Adam.
+        scheduler: Callable optimizer -> learning-rate scheduler, stepped each epoch; None: no scheduler.
         loss: "ce" (binary for several labels), or a callable (outputs, labels) -> (num_rows,) losses.
-        predict_logits: predict the outputs, not the class (or the 0/1 labels).
-        inputs: rows by node that stand behind the stored features, or in their place where there are none:
-            `DistributedEmbedding`, which is trained along, or `RemoteFeatures`; None: stored features alone. The
-            backbone's `in_channels` counts them.
+        predict_logits: Whether predictions are the outputs instead of the class (or the 0/1 labels).
+        inputs: Rows by node that are appended to the stored features, or replace them if there are none: a
+            `DistributedEmbedding`, which is trained too, or `RemoteFeatures`. None: stored features alone. The
+            backbone's `in_channels` must count them.
 
     Raises:
         ValueError: num_classes is neither given nor the backbone's; an unknown loss.
@@ -89,15 +89,15 @@ class NodeClassifier(BackboneModule):
         self._reset("test")
 
     def validation_step(self, batch: Any, batch_idx: int = 0) -> Tensor | None:
-        """Score the validation nodes of an `EvaluationPass` or a batch; of a batch return the outputs."""
+        """Score the validation nodes of an `EvaluationShare` or a batch; of a batch return the outputs."""
         return self._evaluate(batch, "val")
 
     def test_step(self, batch: Any, batch_idx: int = 0) -> Tensor | None:
-        """Score the test nodes of an `EvaluationPass` or a batch; of a batch return the outputs."""
+        """Score the test nodes of an `EvaluationShare` or a batch; of a batch return the outputs."""
         return self._evaluate(batch, "test")
 
     def predict_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Any]:
-        """Predict this rank's nodes (`EvaluationPass`) or the seeds (`MiniBatch`).
+        """Predict this rank's nodes (`EvaluationShare`) or the seeds (`MiniBatch`).
 
         Returns:
             "nodes": (num_rows,) int64 array of store ids; "prediction": (num_rows,) int64 classes on the CPU, or

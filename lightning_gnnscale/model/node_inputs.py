@@ -94,7 +94,7 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
         return rows if x is None else torch.cat([x.to(rows.dtype), rows], dim=1)
 
     def source_of(self, batch: Any) -> LayerSource:
-        """Return what layer-wise inference over an `EvaluationPass` reads."""
+        """Return what layer-wise inference over an `EvaluationShare` reads."""
         if self.inputs is None:
             return batch.source
         untouched = not getattr(self.inputs, "num_pushes", 1) and not getattr(self.inputs, "loaded", True)
@@ -119,8 +119,8 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
         """Write this rank's learned rows beside a checkpoint; None: there are none.
 
         Args:
-            folder: that all ranks reach.
-            with_state: the optimizer's state too.
+            folder: Folder that all ranks can reach.
+            with_state: Whether the optimizer's state is written too.
         """
         return self.inputs.save(folder, with_state) if hasattr(self.inputs, "save") else None
 

@@ -18,8 +18,8 @@ class ArcSums:
     """Weighted sums over fixed arcs; the arcs are grouped by source once, for all backward passes.
 
     Args:
-        block: arcs with `edge_weight`, whose gradient nobody asks for.
-        dtype: of the values that are summed.
+        block: Arcs with `edge_weight`, which needs no gradient.
+        dtype: Dtype of the values that are summed.
     """
 
     def __init__(self, block: Block, dtype: torch.dtype):
@@ -52,13 +52,13 @@ class RowArcs:
     """Arcs into the local nodes; sources are the local nodes, then the halo.
 
     Attributes:
-        block: the arcs as the layers weigh them: num_local targets, num_local + num_halo sources.
-        node_ids: (num_local + num_halo,) int64: a node has the same number on every process.
-        dtype: of the values that are summed.
-        kept: products of the input features that do not change, by name; filled by the layers.
-        local_only: arcs from the halo were left out, and nobody is asked for its rows.
-        reverse_weight: (num_outer_arcs,) weight of the arc back along each arc from the halo, in a graph where arcs
-            stand in both directions (in others there is none, and nobody reads this); None with edge weights.
+        block: The arcs with the layers' weights: num_local targets, num_local + num_halo sources.
+        node_ids: (num_local + num_halo,) int64; a node has the same number on every process.
+        dtype: Dtype of the values that are summed.
+        kept: Products of the input features that do not change, by name; filled by the layers.
+        local_only: Whether arcs from the halo were left out, so that no process is asked for halo rows.
+        reverse_weight: (num_outer_arcs,) weight of the reverse of each arc from the halo, in a graph where every arc
+            has its reverse (in other graphs it is not used). None with edge weights.
     """
 
     block: Block

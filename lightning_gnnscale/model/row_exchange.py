@@ -77,16 +77,16 @@ NO_HALO = NoHalo()
 class SentRows:
     """Rows that a layer has sent, and will receive in return: the differentiable form of a transfer.
 
-    The backward starts to send gradients of the halo as soon as they are there, and waits for those that come back
+    The backward pass starts to send gradients of the halo as soon as they are there. It waits for those that come back
     only once the gradient of the local rows is computed.
 
     Args:
         rows: (num_local, width), with gradient.
-        exchange: of the layer.
-        training: False: exactly, past every cache.
+        exchange: Exchange of the layer.
+        training: False: rows are exchanged exactly, bypassing every cache.
 
     Attributes:
-        rows: (num_local, width), to be read in place of those given.
+        rows: (num_local, width), to be read in place of the given rows.
     """
 
     def __init__(self, rows: Tensor, exchange: RowExchange, training: bool):

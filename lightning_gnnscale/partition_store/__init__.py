@@ -1,11 +1,11 @@
 """A partitioned graph on disk: written once, memory-mapped by every process."""
 
 from .disk import WriteBudget
-from .features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows
+from .features import CSRFeatures, DenseFeatures, FeatureTable, LoadedRows, SparseRows
 from .inputs import input_fingerprint
-from .loaded_rows import LoadedRows, RankedNodes
 from .packed_features import PackedFeatures, features_of_part
 from .part_graph import PartGraph
+from .planned_reads import RankedNodes
 from .reader import PartitionStore
 from .writer import write_partition_store
 

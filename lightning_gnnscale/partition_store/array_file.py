@@ -27,19 +27,18 @@ def little_endian(dtype: np.dtype) -> np.dtype:
 
 
 class ArrayFile:
-    """A .npy file in the making.
+    """A .npy file that is still being written.
 
-    Rows are appended, or written by position into a file of a known length. Either way the crc32 of each run of rows
-    is kept along as it is written. The header comes with `close`; until then the file has the right length of header,
-    and zeros in it.
+    Rows are appended, or written by position into a file of known length. Either way the crc32 of each run of rows is
+    updated as the run is written. `close` writes the header; until then zeros fill its place.
 
     Args:
-        path: the file, created if it is missing.
-        dtype: of the elements; stored little-endian.
-        row_shape: shape of one row; () for a vector.
-        num_rows: rows that stand in the file already, or its whole length where rows are written by position;
-            anything behind them is cut off.
-        runs: (first row, end row, crc32) of what is written already.
+        path: The file, created if it is missing.
+        dtype: Dtype of the elements; stored little-endian.
+        row_shape: Shape of one row; () for a vector.
+        num_rows: Rows that the file already holds, or its full length where rows are written by position. Anything
+            behind them is cut off.
+        runs: (first row, end row, crc32) of each run that is already written.
     """
 
     def __init__(

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..errors import StrategyError
 from ..graph import CSC
+from ..jit import kernel
 from .reader import PartitionStore
 
 _BLOCK_ARCS = 1 << 20
@@ -13,23 +14,24 @@ _BLOCK_ARCS = 1 << 20
 
 @dataclass(frozen=True)
 class BlockRows:
-    """The block of a rank: complete rows of the nodes it owns, and the lists of what crosses its border.
+    """The block of a rank: the complete rows of the nodes it owns, and the lists of rows that cross its border.
 
-    Local ids are the own rows, [0, num_local), then the halo rows in ascending store id, so that they are grouped by
-    the rank that owns them: those of rank r are what rank r's `send_rows` list for this rank, in the same order.
+    Local ids number the own rows, [0, num_local), then the halo rows in ascending store id. So halo rows are grouped by
+    the rank that owns them: those of rank r are the rows in rank r's `send_rows` list for this rank, in the same order.
 
     Attributes:
-        rank: of this block. world_size: how many blocks there are.
-        offsets: (world_size + 1,) int64, rank r owns store ids [offsets[r], offsets[r + 1]).
+        rank: Rank that owns this block.
+        world_size: Number of blocks.
+        offsets: (world_size + 1,) int64; rank r owns the store ids in [offsets[r], offsets[r + 1]).
         halo_nodes: (num_halo,) int64 store ids, ascending: rows of other blocks that arcs of this block read.
-        send_rows: world_size arrays (num,) int64, ascending local ids of the own rows that each rank reads; this
-            rank's own entry is empty.
-        csc: indptr (num_local + 1,) int64 over the own rows; indices int32 local ids. Within a row they keep the
-            store's order (ascending store id), so that sums add up in the same order for any number of ranks.
-        degree: (num_local + num_halo,) in-degree in the full graph, int64; sums of weights, float32, where the store
-            has edge weights.
+        send_rows: world_size arrays (num,) int64, one for each rank: ascending local ids of the own rows that it reads.
+            This rank's own entry is empty.
+        csc: indptr (num_local + 1,) int64 over the own rows; indices int32 local ids. A row keeps the store's order
+            (ascending store id), so sums add up in the same order for any number of ranks.
+        degree: (num_local + num_halo,) int64 in-degree in the full graph; where the store has edge weights, float32
+            sums of the weights instead.
         edge_weight: (num_arcs,) float32, or None.
-        symmetric: whether every arc of the graph stands in both directions.
+        symmetric: Whether every arc of the graph has its reverse.
     """
 
     rank: int
@@ -60,7 +62,8 @@ class BlockRows:
 def load_block_rows(store: PartitionStore, rank: int, world_size: int) -> BlockRows:
     """Load the block of a rank: a contiguous run of parts, as even in their number as can be.
 
-    What to send comes from the stored halo lists of the other ranks' parts; nothing is communicated.
+    What to send comes from the own rows, or from those of the other ranks where some arc goes one way alone; nothing
+    is communicated.
 
     Args:
         store: the partition store; a part may be empty.
@@ -74,9 +77,10 @@ def load_block_rows(store: PartitionStore, rank: int, world_size: int) -> BlockR
         ValueError: rank is outside [0, world_size).
         StrategyError: there are more ranks than parts.
 
-    Cost: sequential reads of the block's arcs and halo lists, and a binary search in the halo for each arc that
-        crosses. Memory: what is returned, the halo lists of the own parts, and 30 MiB; with edge weights 4 bytes a
-        node of the whole graph and one read of all weights besides.
+    Cost: sequential reads of the block's arcs, of all arcs where some go one way alone, and a binary search in the
+        halo for each arc that crosses. Memory: what is returned, a byte for each own row and rank, two bits a node of
+        the whole graph, and 30 MiB; with edge weights 4 bytes a node of the whole graph and one read of all weights
+        besides.
     Source: the block rows of CAGNET's 1-D algorithm (Tripathy et al., SC 2020). Differs: only rows that arcs read
         are exchanged.
     """
@@ -85,7 +89,7 @@ def load_block_rows(store: PartitionStore, rank: int, world_size: int) -> BlockR
     runs = part_runs(store.num_parts, world_size)
     offsets = store.part_offsets[[run.start for run in runs] + [store.num_parts]]
     begin, end = int(offsets[rank]), int(offsets[rank + 1])
-    halo_nodes = _halo_of_run(store, runs[rank], begin, end)
+    halo_nodes = store.read_beyond(begin, end).astype(np.int64)
     first, last = int(store.csc.indptr[begin]), int(store.csc.indptr[end])
     indptr = np.array(store.csc.indptr[begin : end + 1], np.int64) - first
     return BlockRows(
@@ -93,10 +97,7 @@ def load_block_rows(store: PartitionStore, rank: int, world_size: int) -> BlockR
         world_size=world_size,
         offsets=offsets,
         halo_nodes=halo_nodes,
-        send_rows=tuple(
-            np.empty(0, np.int64) if other == rank else _rows_read_by(store, run, begin, end)
-            for other, run in enumerate(runs)
-        ),
+        send_rows=_send_rows(store, offsets, rank),
         csc=CSC(indptr, _local_ids(store.csc.indices, first, last, begin, end, halo_nodes)),
         degree=_degree(store, begin, end, halo_nodes),
         edge_weight=None if store.edge_weight is None else np.array(store.edge_weight[first:last], np.float32),
@@ -119,31 +120,20 @@ def part_runs(num_parts: int, world_size: int) -> list[range]:
     return [range(int(run[0]), int(run[-1]) + 1) for run in runs]
 
 
-def _halo_of_run(store: PartitionStore, run: range, begin: int, end: int) -> np.ndarray:
-    """Return the (num_halo,) int64 store ids that some parts read outside [begin, end), ascending."""
-    lists = [np.empty(0, np.int64)]
-    for part in run:
-        halo = store.halo(part)
-        low, high = _range_within(halo, begin, end)
-        lists += [np.asarray(halo[:low], np.int64), np.asarray(halo[high:], np.int64)]
-    return np.unique(np.concatenate(lists))
-
-
-def _rows_read_by(store: PartitionStore, run: range, begin: int, end: int) -> np.ndarray:
-    """Return the (num,) int64 positions in [begin, end) that some parts of another rank read, ascending."""
-    read = np.zeros(end - begin, bool)
-    for part in run:
-        halo = store.halo(part)
-        low, high = _range_within(halo, begin, end)
-        read[halo[low:high] - begin] = True
-    return np.flatnonzero(read)
-
-
-def _range_within(nodes: np.ndarray, begin: int, end: int) -> tuple[int, int]:
-    """Return where ascending ids in [begin, end) stand."""
-    # Bounds of another dtype would make numpy copy the mapped list.
-    low, high = np.searchsorted(nodes, np.array([begin, end], nodes.dtype))
-    return int(low), int(high)
+def _send_rows(store: PartitionStore, offsets: np.ndarray, rank: int) -> tuple[np.ndarray, ...]:
+    """Return for each rank the (num,) int64 positions of this rank's rows that it reads, ascending; none for itself."""
+    begin, end = offsets[rank : rank + 2].tolist()
+    if store.symmetric:  # who reads a row is whom the row reads
+        read = np.zeros((len(offsets) - 1, end - begin), np.bool_)
+        _mark_owners(*store.csc, begin, offsets, read)
+        lists = [np.flatnonzero(rows) for rows in read]
+    else:
+        lists = []
+        for low, high in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+            nodes = store.read_beyond(low, high)
+            lists.append(nodes[(nodes >= begin) & (nodes < end)].astype(np.int64) - begin)
+    lists[rank] = np.empty(0, np.int64)
+    return tuple(lists)
 
 
 def _local_ids(sources: np.ndarray, first: int, last: int, begin: int, end: int, halo: np.ndarray) -> np.ndarray:
@@ -163,3 +153,14 @@ def _degree(store: PartitionStore, begin: int, end: int, halo: np.ndarray) -> np
         return np.concatenate([store.weighted_degree[begin:end], store.weighted_degree[halo]])
     indptr = store.csc.indptr
     return np.concatenate([np.diff(indptr[begin : end + 1]), indptr[halo + 1] - indptr[halo]]).astype(np.int64)
+
+
+@kernel
+def _mark_owners(indptr, indices, begin, offsets, read):
+    """Mark for each row from `begin` on the ranges of ids in which it has a source; sources ascend within a row."""
+    for row in range(read.shape[1]):
+        owner = 0
+        for i in range(indptr[begin + row], indptr[begin + row + 1]):
+            while owner < len(read) - 1 and indices[i] >= offsets[owner + 1]:
+                owner += 1
+            read[owner, row] = True

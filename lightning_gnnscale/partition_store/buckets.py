@@ -7,7 +7,7 @@ import numpy as np
 from ..graph import id_dtype
 from ..jit import kernel
 from .array_file import map_rows
-from .disk import WriteBudget
+from .disk import RUN_FILES, WriteBudget
 from .inputs import StoreInputs
 from .journal import Journal, file_states
 from .node_tables import Progress
@@ -29,6 +29,12 @@ class BucketLayout:
     shift: int
     num_buckets: int
 
+    @property
+    def groups(self) -> list[range]:
+        """The buckets that share a file, which goes once they are sorted; see `RUN_FILES`."""
+        groups = np.array_split(np.arange(self.num_buckets), min(RUN_FILES, self.num_buckets))
+        return [range(int(group[0]), int(group[-1]) + 1) for group in groups]
+
     @classmethod
     def plan(cls, num_nodes: int, num_arcs: int, sort_arcs: int) -> "BucketLayout":
         """Choose buckets that hold half a sort buffer of arcs on average."""
@@ -38,25 +44,48 @@ class BucketLayout:
         return cls(shift, max(1, (num_nodes + (1 << shift) - 1) >> shift))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Runs:
-    """The bucketed arcs on disk: columns in which each spill is sorted by bucket.
+    """The bucketed arcs on disk, group of buckets by group: columns in which each spill is sorted by bucket.
 
     Attributes:
-        index: (num_spills, num_buckets + 1) int64, where each bucket of each spill begins in the columns.
-        row, src, edge: the columns: row within the bucket, source (store id), edge id (or None).
+        journal: knows the files.
+        groups: see `BucketLayout`.
+        index: (num_spills, num_buckets + 1) int64, where each bucket begins among the arcs of its spill.
+        columns: (row within the bucket, source as store id, edge id or none) of each group.
     """
 
+    journal: Journal
+    groups: list[range]
     index: np.ndarray
-    row: np.ndarray
-    src: np.ndarray
-    edge: np.ndarray | None
+    columns: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
 
     def segments(self, bucket: int):
-        """Yield the (begin, end) of a bucket in the columns, spill by spill."""
-        for begin, end in self.index[:, bucket : bucket + 2].tolist():
+        """Yield (row, src, edge) of a bucket, spill by spill."""
+        number = next(number for number, group in enumerate(self.groups) if bucket in group)
+        group, ahead = self.groups[number], 0
+        for first, begin, end, last in self.index[:, [group.start, bucket, bucket + 1, group.stop]].tolist():
             if end > begin:
-                yield begin, end
+                place = slice(ahead + begin - first, ahead + end - first)
+                yield tuple(column[place] for column in self.columns[number])
+            ahead += last - first
+
+    def drop_sorted(self, num_sorted: int) -> None:
+        """Delete the files of groups whose buckets are all below `num_sorted`, of which the journal has a line.
+
+        The journal forgets them first.
+        """
+        for number, group in enumerate(self.groups):
+            if group.stop <= num_sorted:
+                empty = tuple(column[:0].copy() for column in self.columns[number])
+                self.columns[number] = empty  # a file that is mapped would keep its place on the disk
+        left = [number for number, group in enumerate(self.groups) if group.stop > num_sorted]
+        names = {name for number in left for name in _run_names(number)}
+        state = self.journal.state(STEP)
+        kept = {name: entry for name, entry in state["files"].items() if name in names or name == INDEX_FILE}
+        self.journal.write(STEP, **{**state, "files": kept})
+        for name in state["files"].keys() - kept.keys():
+            (self.journal.folder / name).unlink()
 
 
 class _Spill:
@@ -64,17 +93,18 @@ class _Spill:
 
     def __init__(self, journal: Journal, inputs: StoreInputs, layout: BucketLayout, budget: WriteBudget):
         ids = id_dtype(inputs.num_nodes)
-        names = [("run_row.npy", np.dtype(np.int32)), ("run_src.npy", ids)]
-        if inputs.carries_edge_ids:
-            names.append(("run_edge.npy", np.dtype(np.int64)))
-        self.journal, self.layout = journal, layout
-        self.columns = [journal.open_file(STEP, name, dtype) for name, dtype in names]
+        dtypes = _column_dtypes(inputs)
+        self.journal, self.layout, self.groups = journal, layout, layout.groups
+        self.files = [
+            [journal.open_file(STEP, *file) for file in zip(_run_names(number), dtypes, strict=False)]
+            for number in range(len(self.groups))
+        ]
         self.index = journal.open_file(STEP, INDEX_FILE, np.int64, (layout.num_buckets + 1,))
         self.both = bool(inputs.stream.to_undirected)
         self.drop_loops = bool(inputs.stream.remove_self_loops)
         self.src, self.dst = (np.empty(budget.spill_edges, ids) for _ in range(2))
         capacity = budget.spill_edges * (2 if self.both else 1)
-        self.out = [np.empty(capacity if file else 0, dtype) for file, (_, dtype) in zip(self.columns, names)]  # noqa: B905
+        self.out = [np.empty(capacity, dtype) for dtype in dtypes]
         if not inputs.carries_edge_ids:
             self.out.append(np.empty(0, np.int64))
         self.num_edges = 0
@@ -100,24 +130,28 @@ class _Spill:
         src, dst, layout = self.src[: self.num_edges], self.dst[: self.num_edges], self.layout
         offsets = _count(src, dst, layout.shift, layout.num_buckets, self.both, self.drop_loops)
         _place(src, dst, layout.shift, self.both, self.drop_loops, self.first_edge, offsets.copy(), *self.out)
-        base, num_arcs = self.columns[0].num_rows, int(offsets[-1])
-        for file, column in zip(self.columns, self.out, strict=False):
-            file.append(column[:num_arcs])
-        self.index.append((offsets + base)[None, :])
+        for group, files in zip(self.groups, self.files, strict=True):
+            for file, column in zip(files, self.out, strict=False):
+                file.append(column[offsets[group.start] : offsets[group.stop]])
+        self.index.append(offsets[None, :])
         self.first_edge += self.num_edges
         self.num_edges = 0
-        if self.journal.due(sum(num_arcs * file.row_bytes for file in self.columns)):
+        if self.journal.due(int(offsets[-1]) * sum(column.itemsize for column in self.out)):
             self.note()
 
     def note(self, done: bool = False) -> None:
         """Write a journal line."""
-        files = file_states(*self.columns, self.index)
+        files = file_states(*self._open)
         self.journal.write(STEP, edges=self.first_edge, files=files, done=done)
 
     def release(self) -> None:
         """Close the files."""
-        for file in [*self.columns, self.index]:
+        for file in self._open:
             file.release()
+
+    @property
+    def _open(self) -> list:
+        return [*(file for files in self.files for file in files), self.index]
 
 
 def bucket_edges(
@@ -153,23 +187,32 @@ def bucket_layout(inputs: StoreInputs, budget: WriteBudget) -> BucketLayout:
 def open_runs(journal: Journal, inputs: StoreInputs, layout: BucketLayout) -> Runs:
     """Map the bucketed arcs."""
     num_rows = {name: entry[1] for name, entry in journal.state(STEP)["files"].items()}
-
-    def column(name, dtype, row_shape=()):
-        return map_rows(journal.folder / name, dtype, (num_rows[name], *row_shape))
-
-    return Runs(
-        index=np.array(column(INDEX_FILE, np.int64, (layout.num_buckets + 1,))),
-        row=column("run_row.npy", np.int32),
-        src=column("run_src.npy", id_dtype(inputs.num_nodes)),
-        edge=column("run_edge.npy", np.int64) if inputs.carries_edge_ids else None,
-    )
+    index = map_rows(journal.folder / INDEX_FILE, np.int64, (num_rows[INDEX_FILE], layout.num_buckets + 1))
+    dtypes = [np.dtype(np.int32), id_dtype(inputs.num_nodes), np.dtype(np.int64)]
+    columns = [
+        tuple(
+            map_rows(journal.folder / name, dtype, (num_rows.get(name, 0),))  # those that are sorted are gone
+            for name, dtype in zip(_run_names(number), dtypes, strict=True)
+        )
+        for number in range(len(layout.groups))
+    ]
+    return Runs(journal, layout.groups, np.array(index), columns)
 
 
 def drop_runs(journal: Journal) -> None:
-    """Delete the bucketed arcs; the journal forgets them first."""
+    """Delete what is left of the bucketed arcs; the journal forgets it first."""
     journal.write(STEP, done=True)
     for path in journal.folder.glob("run_*.npy"):
         path.unlink()
+
+
+def _run_names(group: int) -> list[str]:
+    return [f"run_{column}_{group}.npy" for column in ("row", "src", "edge")]
+
+
+def _column_dtypes(inputs: StoreInputs) -> list[np.dtype]:
+    """Return the dtypes of the columns that are written: row, source, and edge id where it is needed."""
+    return [np.dtype(np.int32), id_dtype(inputs.num_nodes), np.dtype(np.int64)][: 3 if inputs.carries_edge_ids else 2]
 
 
 def _edges_from(stream, first_edge: int):

@@ -7,8 +7,11 @@ from pathlib import Path
 from ..errors import PartitionStoreError
 from ..events import record
 from ..graph import id_dtype
+from .halo_rows import number_bytes
 from .inputs import StoreInputs, feature_bytes
 from .journal import Journal
+
+RUN_FILES = 16  # how many files bucketed arcs fall into, at most; each is deleted once it is sorted
 
 
 @dataclass(frozen=True)
@@ -53,30 +56,39 @@ def check_disk(root: Path, inputs: StoreInputs, p, journal: Journal) -> None:
 def disk_bytes(inputs: StoreInputs, edge_cut_ratio: float = 1.0, halo_rows: int | None = None) -> int:
     """Return an upper bound of the disk that the writer takes at its peak, scratch included, bytes.
 
+    It counts on no file of bucketed arcs being larger than twice its even share.
+
     Args:
         edge_cut_ratio: share of edges between parts, 1 if it is not known.
         halo_rows: rows of all halos together; None: as many as the cut allows.
     """
     ids = id_dtype(inputs.num_nodes).itemsize
     edge_id = 8 if inputs.carries_edge_ids else 0
-    num_arcs = inputs.stream.num_edges * (2 if inputs.stream.to_undirected else 1)
+    both = bool(inputs.stream.to_undirected)
+    num_arcs = inputs.stream.num_edges * (2 if both else 1)
     arc_arrays = [array for array in (inputs.edge_weight, inputs.edge_features) if array is not None]
     per_arc = sum(_row_bytes(array) for array in arc_arrays)
     if inputs.edge_weight is not None:
         per_arc += 4 - _row_bytes(inputs.edge_weight)  # stored as float32
     runs = num_arcs * (4 + ids + edge_id)
-    cross = int(num_arcs * edge_cut_ratio) * (4 + ids + edge_id)
+    cut_arcs = int(num_arcs * edge_cut_ratio)
     if halo_rows is None:
-        halo_rows = min(int(num_arcs * edge_cut_ratio), inputs.num_nodes * max(0, inputs.num_parts - 1))
-    halo = int(num_arcs * edge_cut_ratio) * (4 + edge_id) + halo_rows * (ids + 12)
+        halo_rows = min(cut_arcs, inputs.num_nodes * max(0, inputs.num_parts - 1))
+    cross = 0 if both and not edge_id else cut_arcs * (ids + (0 if both else 4) + edge_id)
+    halo = halo_rows * (ids + 4) + inputs.num_nodes if inputs.pack_halo else 0  # the nodes, and where their rows stand
+    if not both:  # the number of arcs of each halo node, most in one byte, and their sources
+        halo += halo_rows + cut_arcs // 64 + cut_arcs * number_bytes(inputs.num_nodes)
+    if edge_id:
+        halo += halo_rows * number_bytes(num_arcs)
     rows_bytes = feature_bytes(inputs.features, inputs.feature_storage)
     packed = halo_rows * -(-rows_bytes // max(1, inputs.num_nodes)) if inputs.pack_halo else 0
     degree = 4 if inputs.edge_weight is not None else 0
-    rows = num_arcs * (ids + per_arc) + (8 + degree) * inputs.num_nodes
+    rows = num_arcs * (ids + per_arc) + (9 + degree) * inputs.num_nodes
     tables = inputs.num_nodes * (2 * ids + 8 + len(inputs.masks)) + rows_bytes
     if inputs.labels is not None:
         tables += inputs.labels.size * (8 if inputs.labels.ndim == 1 else 4)
-    return tables + rows + cross + max(runs, halo + packed)
+    share = min(1, 2 / RUN_FILES)  # bucketed arcs go as rows come
+    return tables + max(runs + int((rows + cross) * share), rows + cross + max(int(runs * share), halo + packed))
 
 
 def _row_bytes(array) -> int:

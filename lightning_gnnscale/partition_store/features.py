@@ -8,8 +8,8 @@ import numpy as np
 
 from ..errors import PartitionStoreError
 from ..jit import kernel
-from ..triton_kernels.gather_rows import RowCode, encode_codes, gather_rows
-from .loaded_rows import read_ranges, read_rows
+from ..triton_kernels.gather_rows import RowCode, RowTables, encode_codes, gather_rows, gather_tiers, unpack_places
+from .planned_reads import RankedNodes, read_ranges, read_rows
 
 FEATURE_STORAGE = ("float32", "float16", "int8", "int4")
 _CODE_BITS = {"int8": 8, "int4": 4}
@@ -25,7 +25,7 @@ class FeatureTable(Protocol):
 
     def gather(self, nodes: np.ndarray): ...
 
-    def load(self, nodes: np.ndarray): ...
+    def load(self, nodes: np.ndarray) -> "tuple[FeatureTable, np.ndarray | None]": ...
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,17 @@ class DenseFeatures:
         """
         return gather_rows(self.array, checked_rows(nodes, self.num_rows), out, self.storage)
 
-    def load(self, nodes: np.ndarray) -> "DenseFeatures":
-        """Read the rows of (num,) ascending ids into a table in memory, by planned reads; see `read_rows`."""
-        return replace(self, array=read_rows(self.array, checked_rows(nodes, self.num_rows)))
+    def load(self, nodes: np.ndarray, out: np.ndarray | None = None) -> tuple["DenseFeatures", None]:
+        """Read the rows of (num,) ascending ids into a table in memory, by planned reads; see `read_rows`.
+
+        Args:
+            nodes: ids.
+            out: (num, ...) of the array's dtype, the memory that is filled; None: new memory.
+
+        Returns:
+            The table, and (num,) int32 rows of it where they do not stand in the order of the ids; here None.
+        """
+        return replace(self, array=read_rows(self.array, checked_rows(nodes, self.num_rows), out)), None
 
 
 @dataclass(frozen=True)
@@ -183,8 +191,8 @@ class CSRFeatures:
             )
         return SparseRows(indptr, indices, data, self.dim)
 
-    def load(self, nodes: np.ndarray) -> "CSRFeatures":
-        """Read the rows of (num,) ascending ids into a table in memory, by planned reads; see `read_rows`."""
+    def load(self, nodes: np.ndarray) -> tuple["CSRFeatures", None]:
+        """Read the rows of (num,) ascending ids into a table in memory, by planned reads; see `DenseFeatures.load`."""
         nodes = checked_rows(nodes, self.num_rows)
         begin, end = (np.asarray(self.indptr[at], np.int64) for at in (nodes, nodes + 1))
         indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(end - begin)])
@@ -192,7 +200,64 @@ class CSRFeatures:
             read_ranges(values, begin * values.itemsize, end * values.itemsize).view(values.dtype)
             for values in (self.indices, self.data)
         )
-        return replace(self, indptr=indptr, indices=indices, data=data)
+        return replace(self, indptr=indptr, indices=indices, data=data), None
+
+
+@dataclass(frozen=True)
+class LoadedRows:
+    """The rows of some nodes of a `FeatureTable`, in memory.
+
+    Attributes:
+        held: The nodes.
+        table: Their rows, in a table of the source's kind.
+        num_rows: Number of rows in the source table.
+        order: (num,) int32 row in `table` of each held node, by ascending id. None: rows are in ascending order of id.
+        beside: Rows of other nodes that are in memory anyway, in ascending order of id; None: there are none.
+    """
+
+    held: RankedNodes
+    table: DenseFeatures | CSRFeatures
+    num_rows: int
+    order: np.ndarray | None = None
+    beside: "LoadedRows | None" = None
+
+    @classmethod
+    def of(cls, features, held: RankedNodes, beside: "LoadedRows | None" = None) -> "LoadedRows":
+        """Read the rows of a set of nodes of a `FeatureTable`, none of which are beside."""
+        table, order = features.load(held.count().nodes)
+        return cls(held, table, features.num_rows, order, beside)
+
+    @property
+    def dim(self) -> int:
+        return self.table.dim
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.table.dtype
+
+    @property
+    def is_sparse(self) -> bool:
+        return self.table.is_sparse
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory, but for the rows beside."""
+        order = 0 if self.order is None else self.order.nbytes
+        return self.table.nbytes + self.held.words.nbytes + self.held.before.nbytes + order
+
+    def gather(self, nodes: np.ndarray, out: np.ndarray | None = None):
+        """Copy rows of nodes that are held, here or beside; arguments as of the table."""
+        if self.beside is None:
+            rows = self.held.ranks(nodes, self.order)
+            return self.table.gather(rows) if self.is_sparse else self.table.gather(rows, out)
+        places = self.held.ranks(nodes, self.order, self.beside.held)
+        tables = self.table, self.beside.table
+        if self.is_sparse:
+            table, rows = unpack_places(places)
+            at = np.flatnonzero(table == 0), np.flatnonzero(table)
+            return merge_rows([one.gather(rows[where]) for one, where in zip(tables, at, strict=True)], at)
+        out = np.empty((len(nodes), self.dim), self.dtype) if out is None else out
+        return gather_tiers(places, None, RowTables([one.array for one in tables]), out, code=self.table.storage)
 
 
 def as_stored(features: FeatureTable) -> tuple[FeatureTable, RowCode | None]:

@@ -1,19 +1,21 @@
-"""Halo lists: what each part reads beyond itself, stored beside it so that a part loads with sequential reads."""
+"""The halo as it is written: what of it a part's own rows do not tell, and feature rows packed beside the part."""
 
 import numpy as np
 
 from ..graph import CSC, id_dtype
-from ..jit import kernel
+from ..memory import free_memory_bytes
 from .array_file import HEADER_BYTES, ArrayFile, map_rows
+from .csc_writer import map_cross
 from .disk import WriteBudget
-from .features import CSRFeatures, DenseFeatures, row_lengths
+from .features import CSRFeatures, DenseFeatures
+from .halo_rows import HaloForm, count_halos, encode_halo, encode_halo_end, halo_of_rows
 from .inputs import StoreInputs
 from .journal import Journal, file_states
 from .node_tables import Progress
-from .rows import map_cross
 
 STEP = "halo"
 PACK_STEP = "halo_features"
+_BLOCK_ROWS = 1 << 16
 
 
 class _HaloWriter:
@@ -22,48 +24,50 @@ class _HaloWriter:
     def __init__(self, journal: Journal, inputs: StoreInputs, csc: CSC, part_offsets: np.ndarray):
         self.journal, self.csc, self.part_offsets = journal, csc, part_offsets
         self.part = journal.state(STEP).get("part", 0)
+        self.form = HaloForm(rows=not journal.state("rows")["symmetric"], places=inputs.carries_edge_ids)
         self.offsets = journal.open_file(STEP, "halo_offsets.npy", np.int64)
-        self.nodes = journal.open_file(STEP, "halo_nodes.npy", id_dtype(inputs.num_nodes))
-        self.degree = journal.open_file(STEP, "halo_degree.npy", degree_dtype(csc.num_arcs))
-        self.indptr = journal.open_file(STEP, "halo_indptr.npy", np.int64)
-        self.columns = [journal.open_file(STEP, "halo_indices.npy", np.int32)]
-        if inputs.carries_edge_ids:
-            self.columns.append(journal.open_file(STEP, "halo_arc.npy", np.int64))
+        self.nodes = self.code = self.code_offsets = None
+        if inputs.pack_halo:
+            self.nodes = journal.open_file(STEP, "halo_nodes.npy", id_dtype(inputs.num_nodes))
+        if self.form.stores_any:
+            self.code = journal.open_file(STEP, "halo_code.npy", np.uint8)
+            self.code_offsets = journal.open_file(STEP, "halo_code_offsets.npy", np.int64)
+            self.cross_index, self.cross = map_cross(journal, inputs)
+        self.num_halo = journal.state(STEP).get("num_halo", 0)
         if self.part == 0:
-            self.offsets.append(np.zeros(1, np.int64))
-            self.indptr.append(np.zeros(1, np.int64))
-        self.cross_index, self.cross = map_cross(journal, inputs)
-        self.mark = np.zeros(inputs.num_nodes, np.bool_)
+            for file in (self.offsets, self.code_offsets):
+                if file is not None:
+                    file.append(np.zeros(1, np.int64))
 
     def write_part(self, part: int, block_arcs: int) -> int:
-        """Append the halo nodes of a part, their degrees, and their rows restricted to the part's core."""
-        nodes = halo_of_range(self.csc, *self.part_offsets[part : part + 2], self.mark, block_arcs)
-        counts = np.zeros(len(nodes) + 1, np.int64)
-        pointer = 0
-        before = self.indptr_end
+        """Append the number of a part's halo nodes, and of them and their rows what is stored; return the bytes."""
+        held = halo_of_rows(self.csc, *self.part_offsets[part : part + 2], block_arcs)
+        self.num_halo += len(held)
+        self.offsets.append(np.array([self.num_halo], np.int64))
+        if self.nodes is None and self.code is None:
+            return self.offsets.row_bytes
+        nodes, before = held.nodes, 0 if self.code is None else self.code.num_rows
+        if self.nodes is not None:
+            self.nodes.append(nodes.astype(self.nodes.dtype))
+        if self.code is None:
+            return len(nodes) * self.nodes.row_bytes
+        state = 0, 0
         for begin, end in self.cross_index[:, part : part + 2].tolist():
-            if end > begin:
-                pointer = self._write_rows(slice(begin, end), nodes, pointer, counts)
-        self.mark[nodes] = False
-        self.nodes.append(nodes)
-        self.degree.append(self.csc.indptr[nodes + 1] - self.csc.indptr[nodes])
-        self.indptr.append(before + np.cumsum(counts[1:]))
-        self.offsets.append(np.array([self.nodes.num_rows], np.int64))
-        return len(nodes) * (self.nodes.row_bytes + 12) + int(counts.sum()) * 4
-
-    @property
-    def indptr_end(self) -> int:
-        return self.columns[0].num_rows
-
-    def _write_rows(self, arcs: slice, nodes: np.ndarray, pointer: int, counts: np.ndarray) -> int:
-        keep, pointer = _match(self.cross[0][arcs], self.mark, nodes, pointer, counts)
-        for file, column in zip(self.columns, self.cross[1:], strict=True):
-            file.append(column[arcs][keep])
-        return pointer
+            cross = tuple(column[begin:end] for column in self.cross)
+            code, state = encode_halo(self.form, nodes, held, cross, state)
+            self.code.append(code)
+        self.code.append(encode_halo_end(self.form, len(nodes), state))
+        self.code_offsets.append(np.array([self.code.num_rows], np.int64))
+        return self.code.num_rows - before + (0 if self.nodes is None else len(nodes) * self.nodes.row_bytes)
 
     @property
     def files(self) -> list[ArrayFile]:
-        return [self.offsets, self.nodes, self.degree, self.indptr, *self.columns]
+        files = [self.offsets, self.nodes, self.code, self.code_offsets]
+        return [file for file in files if file is not None]
+
+    def note(self, next_part: int) -> None:
+        """Write a journal line."""
+        self.journal.write(STEP, part=next_part, num_halo=self.num_halo, files=file_states(*self.files))
 
     def finish(self) -> None:
         self.journal.finish(STEP, *self.files)
@@ -74,7 +78,7 @@ class _HaloWriter:
 
 
 def degree_dtype(num_arcs: int) -> np.dtype:
-    """Return the dtype of stored degrees."""
+    """Return the dtype of a loaded part's degrees."""
     return np.dtype(np.int32 if num_arcs <= np.iinfo(np.int32).max else np.int64)
 
 
@@ -86,9 +90,13 @@ def write_halo(
     budget: WriteBudget,
     progress: Progress,
 ) -> None:
-    """Write, part by part, the one-hop halo: in-neighbours of the core outside it, and their rows within the core.
+    """Write, part by part, what of the one-hop halo cannot be derived: see `halo_rows`.
 
-    Cost: one read of the CSC and of the cross arcs; O(num_parts * num_nodes) byte tests; one byte a node of memory.
+    The halo is the core's in-neighbours outside of it, and their rows within the core. Their number is stored; the
+    nodes themselves where their feature rows are packed; the rows as far as they are no transpose.
+
+    Cost: one read of the CSC and of the cross arcs; two bits a node of memory, and 8 bytes a halo node where more
+        than the number is stored.
     """
     if journal.is_done(STEP):
         return
@@ -97,7 +105,7 @@ def write_halo(
         for part in range(writer.part, inputs.num_parts):
             written = writer.write_part(part, budget.sort_arcs)
             if journal.due(written):
-                journal.write(STEP, part=part + 1, files=file_states(*writer.files))
+                writer.note(part + 1)
             progress("listing halos", part + 1, inputs.num_parts)
         writer.finish()
     finally:
@@ -106,76 +114,101 @@ def write_halo(
 
 def pack_halo_features(
     journal: Journal,
+    inputs: StoreInputs,
     features: DenseFeatures | CSRFeatures,
-    halo_nodes: np.ndarray,
-    block_bytes: int,
+    halo_offsets: np.ndarray,
+    budget: WriteBudget,
     progress: Progress,
 ) -> None:
-    """Copy the feature rows of all halo lists, in their order, into files of their own."""
-    if journal.is_done(PACK_STEP):
-        return
-    if features.is_sparse:
-        row_bytes = max(1, (features.data.nbytes + features.indices.nbytes) // max(1, features.num_rows))
-        names = [("halo_features_indices.npy", np.dtype(np.int32), ()), ("halo_features_data.npy", features.dtype, ())]
-        pointers = ArrayFile(journal.folder / "halo_features_indptr.npy", np.int64)
-        indptr = np.zeros(len(halo_nodes) + 1, np.int64)
-        row_lengths(features.indptr, halo_nodes, indptr)
-        pointers.append(indptr)
-        made = [pointers]
-    else:
-        made, features = [], features.raw
-        row_bytes = max(1, features.dim * features.dtype.itemsize)
-        names = [("halo_features.npy", features.dtype, (features.dim,))]
-    files = [journal.open_file(PACK_STEP, *name) for name in names]
-    step = max(1, block_bytes // row_bytes)
-    for begin in range(journal.state(PACK_STEP).get("rows", 0), len(halo_nodes), step):
-        end = min(begin + step, len(halo_nodes))
-        rows = features.gather(halo_nodes[begin:end])
-        for file, block in zip(files, (rows.indices, rows.data) if features.is_sparse else (rows,), strict=True):
-            file.append(block)
-        if journal.due((end - begin) * row_bytes):
-            journal.write(PACK_STEP, rows=end, files=file_states(*files))
-        progress("packing halo features", end, len(halo_nodes))
-    journal.finish(PACK_STEP, *made, *files)
+    """Copy the feature rows of all halo lists into files of their own, one part's behind the other's.
 
-
-def halo_of_range(csc: CSC, begin: int, end: int, mark: np.ndarray, block_arcs: int) -> np.ndarray:
-    """Return the sources of arcs into rows [begin, end) that lie outside it, ascending.
+    Within a part, rows of nodes that stand in many halos come first, so that those who keep such rows in memory read
+    the rest of a part in one run. `halo_places` tells where the row of each node is, `halo_count` how many halos it
+    stands in.
 
     Args:
-        mark: (num_nodes,) bool, all False; the nodes returned are left True.
-        block_arcs: how many arcs are looked at between two steps, so that a memory map is read in pieces.
+        halo_offsets: (num_parts + 1,) int64.
+        budget: Feature bytes that are held at once: `block_bytes`, or as many as a third of the free memory and
+            `checkpoint_bytes` allow, where they are more.
+
+    Cost: one read of the halo lists, and for each block up to one of the features, in order; a byte a node of memory
+        beside the block.
     """
-    first, last = int(csc.indptr[begin]), int(csc.indptr[end])
-    for position in range(first, last, block_arcs):
-        _mark_outside(csc.indices[position : min(position + block_arcs, last)], begin, end, mark)
-    return np.flatnonzero(mark).astype(csc.indices.dtype)
+    if journal.is_done(PACK_STEP):
+        return
+    nodes = _map_halo_nodes(journal, inputs)
+    count = np.zeros(inputs.num_nodes, np.uint8)
+    count_halos(nodes, count)
+    pack = _PackedRows(journal, features)
+    if pack.count.num_rows == 0:
+        pack.count.append(count)
+    most_bytes = max(budget.block_bytes, min(budget.checkpoint_bytes, free_memory_bytes() // 3))
+    step, begin = max(1, int(most_bytes // pack.row_bytes)), pack.places.num_rows
+    while begin < len(nodes):
+        end = min(begin + step, len(nodes))
+        places, ordered = np.empty(end - begin, np.int32), np.empty(end - begin, nodes.dtype)
+        first_part, last_part = np.searchsorted(halo_offsets, [begin + 1, end])
+        for part in range(first_part - 1, last_part):
+            first, last = halo_offsets[part : part + 2].tolist()
+            held = np.array(nodes[first:last])
+            order = np.argsort(255 - count[held], kind="stable")
+            rank = np.empty(len(order), np.int32)
+            rank[order] = np.arange(len(order), dtype=np.int32)
+            here = slice(max(first, begin) - first, min(last, end) - first)
+            there = slice(here.start + first - begin, here.stop + first - begin)
+            places[there], ordered[there] = rank[here], held[order[here]]
+        pack.append(places, ordered)
+        if journal.due((end - begin) * pack.row_bytes):
+            journal.write(PACK_STEP, files=file_states(*pack.files))
+        progress("packing halo features", end, len(nodes))
+        begin = end
+    journal.finish(PACK_STEP, *pack.files)
 
 
-def map_halo_nodes(journal: Journal, inputs: StoreInputs) -> np.ndarray:
+class _PackedRows:
+    """Appends packed rows, dense or sparse."""
+
+    def __init__(self, journal: Journal, features: DenseFeatures | CSRFeatures):
+        self.features = features if features.is_sparse else features.raw
+        self.count = journal.open_file(PACK_STEP, "halo_count.npy", np.uint8)
+        self.places = journal.open_file(PACK_STEP, "halo_places.npy", np.int32)
+        if features.is_sparse:
+            self.row_bytes = max(1, (features.data.nbytes + features.indices.nbytes) // max(1, features.num_rows))
+            self.pointers = journal.open_file(PACK_STEP, "halo_features_indptr.npy", np.int64)
+            self.rows = [
+                journal.open_file(PACK_STEP, "halo_features_indices.npy", np.int32),
+                journal.open_file(PACK_STEP, "halo_features_data.npy", features.dtype),
+            ]
+            if self.pointers.num_rows == 0:
+                self.pointers.append(np.zeros(1, np.int64))
+        else:
+            dim, dtype = self.features.dim, self.features.dtype
+            self.row_bytes = max(1, dim * dtype.itemsize)
+            self.pointers, self.rows = None, [journal.open_file(PACK_STEP, "halo_features.npy", dtype, (dim,))]
+
+    def append(self, places: np.ndarray, nodes: np.ndarray) -> None:
+        """Append the places of some halo nodes, and the rows of as many others, read once and in the order of ids."""
+        self.places.append(places)
+        held, place = np.unique(nodes, return_inverse=True)
+        loaded, _ = self.features.load(held)
+        for begin in range(0, len(place), _BLOCK_ROWS):
+            rows = loaded.gather(place[begin : begin + _BLOCK_ROWS])
+            if self.pointers is None:
+                self.rows[0].append(rows)
+                continue
+            self.pointers.append(self.rows[0].num_rows + rows.indptr[1:])
+            for file, block in zip(self.rows, (rows.indices, rows.data), strict=True):
+                file.append(block)
+
+    @property
+    def files(self) -> list[ArrayFile]:
+        pointers = [] if self.pointers is None else [self.pointers]
+        return [self.count, self.places, *pointers, *self.rows]
+
+
+def _map_halo_nodes(journal: Journal, inputs: StoreInputs) -> np.ndarray:
     """Map the finished halo lists, one behind the other."""
     path = journal.folder / "halo_nodes.npy"
     dtype = id_dtype(inputs.num_nodes)
     num_halo = (path.stat().st_size - HEADER_BYTES) // dtype.itemsize
     return map_rows(path, dtype, (num_halo,))
-
-
-@kernel
-def _mark_outside(indices, begin, end, mark):
-    for i in range(len(indices)):
-        node = indices[i]
-        if node < begin or node >= end:
-            mark[node] = True
-
-
-@kernel
-def _match(cross_node, mark, nodes, pointer, counts):
-    """Keep the cross arcs whose target is in the halo, and count them by halo row; both lists ascend."""
-    keep = np.zeros(len(cross_node), np.bool_)
-    for i in range(len(cross_node)):
-        if mark[cross_node[i]]:
-            while nodes[pointer] != cross_node[i]:
-                pointer += 1
-            counts[pointer + 1] += 1
-            keep[i] = True
-    return keep, pointer

@@ -228,14 +228,14 @@ def input_fingerprint(
     stream, method, num_parts, seed, options, features=None, labels=None, masks=None,
     edge_weight=None, edge_features=None, pack_halo=False, feature_storage=None,
 ) -> str:  # fmt: skip
-    """Return what identifies the input of a store, without the partitioning having been made.
+    """Return a digest of a store's input, computed before any partitioning is made.
 
-    Files count by path, size, time of change and shape; arrays in memory by their content.
+    A file is identified by its path, size, modification time and shape; an array in memory by its contents.
 
     Args:
-        stream: an EdgeStream, for its `fingerprint()`.
-        method, num_parts, seed, options: of the partitioner, as the Partitioning carries them.
-        features, labels, masks, edge_weight, edge_features, pack_halo, feature_storage: as for
+        stream: EdgeStream whose `fingerprint()` is used.
+        method, num_parts, seed, options: The partitioner and its arguments, as recorded in a `Partitioning`.
+        features, labels, masks, edge_weight, edge_features, pack_halo, feature_storage: As for
             `write_partition_store`.
 
     Returns:

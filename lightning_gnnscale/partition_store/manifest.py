@@ -14,7 +14,7 @@ from ..graph import id_dtype
 from .array_file import HEADER_BYTES, checksum, little_endian, npy_header
 from .features import FEATURE_STORAGE, row_code
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 5
 MANIFEST = "manifest.json"
 REMEDY = "write the store again with overwrite=True, or restore the file"
 SOURCE = "source.json"  # the fingerprint of the input: apart, since it tells files apart that hold the same graph
@@ -227,7 +227,7 @@ def _wrong_files(manifest: dict) -> str | None:
     files, nodes, arcs = manifest["files"], manifest["num_nodes"], manifest["num_arcs"]
     ids, dim = id_dtype(nodes), manifest["feature_dim"]
     has_arc_arrays = "edge_weight" in files or "edge_features" in files
-    halo, halo_arcs = _length(files, "halo_nodes"), _length(files, "halo_indices")
+    halo = _length(files, "halo_nodes")
     expected: dict[str, tuple[Any, tuple]] = {
         "part_offsets": (np.int64, (manifest["num_parts"] + 1,)),
         "original_nid": (ids, (nodes,)),
@@ -235,14 +235,15 @@ def _wrong_files(manifest: dict) -> str | None:
         "csc_indptr": (np.int64, (nodes + 1,)),
         "csc_indices": (ids, (arcs,)),
         "halo_offsets": (np.int64, (manifest["num_parts"] + 1,)),
-        "halo_nodes": (ids, (halo,)),
-        "halo_degree": (np.int32 if arcs <= np.iinfo(np.int32).max else np.int64, (halo,)),
-        "halo_indptr": (np.int64, (halo + 1,)),
-        "halo_indices": (np.int32, (halo_arcs,)),
+        "in_degree": (np.uint8, (nodes,)),
         **{f"mask_{name}": (np.bool_, (nodes,)) for name in manifest["masks"]},
     }
-    if has_arc_arrays:
-        expected["halo_arc"] = (np.int64, (halo_arcs,))
+    if has_arc_arrays or not manifest["symmetric"]:
+        expected["halo_code"] = (np.uint8, (None,))
+        expected["halo_code_offsets"] = (np.int64, (manifest["num_parts"] + 1,))
+    if manifest["pack_halo"]:
+        expected |= {"halo_nodes": (ids, (halo,)), "halo_places": (np.int32, (halo,))}
+        expected["halo_count"] = (np.uint8, (nodes,))
     if manifest["least_edge_weight"] is not None:
         expected |= {"edge_weight": (np.float32, (arcs,)), "weighted_degree": (np.float32, (nodes,))}
     if "edge_features" in files:

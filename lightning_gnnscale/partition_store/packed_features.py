@@ -1,14 +1,21 @@
-"""Features whose halo rows also stand packed, part by part: what a part reads then lies in two runs of the disk."""
+"""Features whose halo rows also stand packed, part by part: what a part reads then lies in two runs of the disk.
 
+Within a part, rows of nodes that stand in many halos come first. Whoever keeps those in memory reads the rest in a run.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..errors import PartitionStoreError
 from ..jit import kernel
 from ..triton_kernels.gather_rows import RowCode, RowTables, gather_tiers, pack_places, unpack_places
-from .features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows, checked_rows, merge_rows
+from .features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows, checked_rows, merge_rows, stack_rows
+from .planned_reads import read_slice
 
 _PACKED = int(pack_places(np.int64(1), np.int64(0)))  # the place of the first packed row
+_IN_ORDER = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)
@@ -16,12 +23,16 @@ class PackedFeatures:
     """A `FeatureTable` that knows where the halo rows of each part are packed.
 
     Attributes:
-        owned: every node's row, by store id.
-        packed: the rows of all halo lists, one part's behind the other's.
-        part_offsets: (num_parts + 1,) int64, part p owns [part_offsets[p], part_offsets[p + 1]).
-        halo_offsets: (num_parts + 1,) int64, part p's halo has the packed rows [halo_offsets[p], halo_offsets[p + 1]).
-        halo_nodes: (num_packed,) store id of each packed row, ascending within a part.
-        part: whose packed rows are read; None: all rows come from their owners.
+        owned: The row of every node, by store id.
+        packed: The rows of all halo lists, part after part.
+        part_offsets: (num_parts + 1,) int64; part p owns [part_offsets[p], part_offsets[p + 1]).
+        halo_offsets: (num_parts + 1,) int64; the packed rows of part p's halo are [halo_offsets[p], halo_offsets[p +
+            1]).
+        halo_nodes: (num_packed,) store ids of the halos, ascending within a part.
+        halo_places: (num_packed,) int32 position of each halo node's row among its part's packed rows; None: rows are
+            in the order of `halo_nodes`.
+        halo_count: (num_rows,) uint8 number of halos that a node is in, at most 255; None: unknown.
+        part: Part whose packed rows are read; None: all rows come from their owners.
     """
 
     owned: DenseFeatures | CSRFeatures
@@ -29,6 +40,8 @@ class PackedFeatures:
     part_offsets: np.ndarray
     halo_offsets: np.ndarray
     halo_nodes: np.ndarray
+    halo_places: np.ndarray | None = None
+    halo_count: np.ndarray | None = None
     part: int | None = None
 
     @property
@@ -63,6 +76,11 @@ class PackedFeatures:
         return self.owned.nbytes
 
     @property
+    def batch_row_bytes(self) -> float:
+        """Bytes of one row in a batch, see `dense_batch_row_bytes`."""
+        return self.owned.batch_row_bytes
+
+    @property
     def indptr(self) -> np.ndarray:
         """(num_rows + 1,) int64 of sparse rows."""
         return self.owned.indptr
@@ -84,33 +102,49 @@ class PackedFeatures:
         out = np.empty((len(places), self.dim), self.dtype) if out is None else out
         return gather_tiers(places, None, RowTables([self.owned.array, self.packed.array]), out, code=self.storage)
 
-    def load(self, nodes: np.ndarray) -> DenseFeatures | CSRFeatures:
-        """Read the rows of (num,) ascending ids into a table in memory: of a part, two runs of the disk."""
+    def load(self, nodes: np.ndarray) -> tuple[DenseFeatures | CSRFeatures, np.ndarray | None]:
+        """Read the rows of (num,) ascending ids into a table in memory, each run of the disk in order.
+
+        Returns:
+            The table, and (num,) int32 the row of it that each node has.
+        """
         if self.part is None:
             return self.owned.load(nodes)
-        table, rows = unpack_places(self._places(checked_rows(nodes, self.num_rows)))
-        places = [np.flatnonzero(table == 0), np.flatnonzero(table)]
-        owned, packed = (of.load(rows[at]) for of, at in zip((self.owned, self.packed), places, strict=True))
+        first, last = self.halo_offsets[self.part : self.part + 2]
+        places = self._places(checked_rows(nodes, self.num_rows), read_slice)
+        order, read = np.empty(len(places), np.int32), np.zeros(len(places), np.int64)
+        num_owned = _in_order(places, first + _PACKED, np.zeros(last - first + 1, np.int32), order, read)
+        if num_owned < 0:
+            raise self._damaged()
         if self.is_sparse:
-            merged = merge_rows(
-                [SparseRows(one.indptr, one.indices, one.data, one.dim) for one in (owned, packed)], places
-            )
-            return replace(self.owned, indptr=merged.indptr, indices=merged.indices, data=merged.data)
-        array = np.empty((len(nodes), *owned.array.shape[1:]), owned.array.dtype)
-        array[places[0]], array[places[1]] = owned.array, packed.array
-        return replace(self.owned, array=array)
+            pair = [self.owned.load(read[:num_owned])[0], self.packed.load(read[num_owned:])[0]]
+            rows = stack_rows([SparseRows(one.indptr, one.indices, one.data, one.dim) for one in pair])
+            return replace(self.owned, indptr=rows.indptr, indices=rows.indices, data=rows.data), order
+        array = np.empty((len(nodes), *self.owned.array.shape[1:]), self.owned.array.dtype)
+        self.owned.load(read[:num_owned], array[:num_owned])
+        self.packed.load(read[num_owned:], array[num_owned:])
+        return replace(self.owned, array=array), order
 
     def of_part(self, part: int) -> "PackedFeatures":
         """Return the table as a part reads it."""
         return replace(self, part=part)
 
-    def _places(self, nodes: np.ndarray) -> np.ndarray:
+    def _places(self, nodes: np.ndarray, read: Callable[[np.ndarray], np.ndarray] = np.asarray) -> np.ndarray:
         """Return (num,) int64 places as of `pack_places`: table 0 is `owned`, table 1 `packed`."""
         begin, end = self.part_offsets[self.part : self.part + 2]
         first, last = self.halo_offsets[self.part : self.part + 2]
         places = np.empty(len(nodes), np.int64)
-        _find_places(nodes, begin, end, self.halo_nodes[first:last], first + _PACKED, places)
+        order = _IN_ORDER if self.halo_places is None else read(self.halo_places[first:last])
+        halo_nodes = read(self.halo_nodes[first:last])
+        if not _find_places(nodes, begin, end, halo_nodes, order, first + _PACKED, places):
+            raise self._damaged()
         return places
+
+    def _damaged(self) -> PartitionStoreError:
+        return PartitionStoreError(
+            f"halo_places: part {self.part} has rows beyond its own, or one twice: the store is damaged; write it "
+            "again with overwrite=True"
+        )
 
     def _gather_sparse(self, places: np.ndarray) -> SparseRows:
         table, rows = unpack_places(places)
@@ -119,8 +153,12 @@ class PackedFeatures:
 
 
 @kernel
-def _find_places(nodes, begin, end, halo_nodes, first_packed, places):
-    """Write the place of each node's row: its own id, or for a node of the halo the packed row."""
+def _find_places(nodes, begin, end, halo_nodes, order, first_packed, places):
+    """Write the place of each node's row: its own id, or for a node of the halo the packed row.
+
+    Returns:
+        Whether each packed row is one of the part.
+    """
     for i in range(len(nodes)):
         node = nodes[i]
         places[i] = node
@@ -131,7 +169,42 @@ def _find_places(nodes, begin, end, halo_nodes, first_packed, places):
                 low += half * (halo_nodes[low + half] <= node)
                 left -= half
             if halo_nodes[low] == node:
-                places[i] = first_packed + low
+                row = np.int64(order[low]) if len(order) else low
+                if row < 0 or row >= len(halo_nodes):
+                    return False
+                places[i] = first_packed + row
+    return True
+
+
+@kernel
+def _in_order(places, first_packed, rank, order, read):
+    """Write the rows of ascending nodes in the order of the disk, owned ones first, and which of them each node has.
+
+    Args:
+        rank: (num_packed of the part + 1,) zeros.
+
+    Returns:
+        The number of owned rows; -1 if two nodes have one row.
+    """
+    num_owned = 0
+    for place in places:
+        if place < first_packed:
+            num_owned += 1
+        elif rank[place - first_packed + 1]:
+            return -1
+        else:
+            rank[place - first_packed + 1] = 1
+    for i in range(1, len(rank)):
+        rank[i] += rank[i - 1]
+    owned = 0
+    for i in range(len(places)):
+        if places[i] < first_packed:
+            order[i], read[owned] = owned, places[i]
+            owned += 1
+        else:
+            order[i] = num_owned + rank[places[i] - first_packed]
+            read[order[i]] = places[i] - _PACKED
+    return num_owned
 
 
 def features_of_part(features: FeatureTable, part: int) -> FeatureTable:

@@ -1,4 +1,4 @@
-"""The finished store: memory-mapped arrays, halo lists, and parts as training processes load them."""
+"""The finished store: memory-mapped arrays, and parts with their halos as training processes load them."""
 
 from dataclasses import replace
 from functools import cached_property
@@ -9,12 +9,16 @@ import numpy as np
 from ..errors import PartitionStoreError
 from ..graph import CSC
 from .array_file import map_rows
-from .expand import assigned_arcs, distances, keep_arcs, localise, rows_within
+from .csc_writer import MOST_DEGREE
 from .features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows, row_code
+from .halo import degree_dtype
+from .halo_depth import assigned_arcs, distances, keep_arcs, localise, rows_within
+from .halo_rows import HaloForm, add_sources, decode_halo, decode_lengths, halo_of_rows, transpose_halo
 from .manifest import MANIFEST, REMEDY, digest, read_manifest, read_source
 from .packed_features import PackedFeatures, features_of_part
 from .part_graph import PartGraph
-from .verify import ascends, broken, compare_once, rises, verify_store
+from .planned_reads import RankedNodes, read_ranges, read_slice
+from .verify import broken, compare_once, rises, verify_store
 
 
 class PartitionStore:
@@ -48,13 +52,16 @@ class PartitionStore:
         self.masks = {name: self._map(f"mask_{name}") for name in manifest["masks"]}
         self.edge_weight, self.edge_features = self._map("edge_weight"), self._map("edge_features")
         self._halo_offsets = np.array(self._map("halo_offsets"))
-        self._halo_nodes, self._halo_degree = self._map("halo_nodes"), self._map("halo_degree")
-        self._halo_csc = CSC(self._map("halo_indptr"), self._map("halo_indices"))
-        self._halo_arc = self._map("halo_arc")
-        for name, offsets, last in (
-            ("part_offsets", self.part_offsets, self.num_nodes),
-            ("halo_offsets", self._halo_offsets, len(self._halo_nodes)),
-        ):
+        self._in_degree, self._halo_nodes = self._map("in_degree"), self._map("halo_nodes")
+        self._halo_code, self._halo_code_offsets = self._map("halo_code"), self._map("halo_code_offsets")
+        self._halo_form = HaloForm(
+            rows=not manifest["symmetric"], places=self.edge_weight is not None or self.edge_features is not None
+        )
+        num_halo = self._halo_offsets[-1] if self._halo_nodes is None else len(self._halo_nodes)
+        checked = [("part_offsets", self.part_offsets, self.num_nodes), ("halo_offsets", self._halo_offsets, num_halo)]
+        if self._halo_code is not None:
+            checked.append(("halo_code_offsets", self._halo_code_offsets, len(self._halo_code)))
+        for name, offsets, last in checked:
             if not rises(offsets, 0, last) or offsets[0] != 0 or offsets[-1] != last:
                 raise broken(self, name, f"does not rise from 0 to {last}")
 
@@ -139,7 +146,9 @@ class PartitionStore:
         packed = self._features("halo_features")
         if packed is None:
             return self.features
-        return PackedFeatures(self.features, packed, self.part_offsets, self._halo_offsets, self._halo_nodes)
+        places, count = self._map("halo_places"), self._map("halo_count")
+        halo = self._halo_offsets, self._halo_nodes, places, count
+        return PackedFeatures(self.features, packed, self.part_offsets, *halo)
 
     @cached_property
     def weighted_degree(self) -> np.ndarray:
@@ -187,17 +196,25 @@ class PartitionStore:
         return np.array(text, dtype=object)
 
     def halo(self, part: int, hops: int = 1) -> np.ndarray:
-        """Return the (num_halo,) store ids, ascending, that a part reads beyond its core; see `load_part`."""
+        """Return the (num_halo,) store ids, ascending, that a part reads beyond its core; see `load_part`.
+
+        Cost: one read of the part's rows; memory of two bits a node of the whole graph.
+        """
         begin, end = self._core(part)
         if hops == 1:
-            nodes = self._halo_nodes[self._halo_slice(part)]
-            if not ascends(nodes, self.num_nodes, begin, end):
-                raise broken(self, "halo_nodes", f"the list of part {part} is damaged")
-            return nodes
+            return self._checked_halo(part, self.read_beyond(begin, end))
         if hops == 0:
             return self.load_part(part, 0).halo_nodes
         distance = distances(self.csc, begin, end, _checked_hops(hops))
         return np.flatnonzero((distance > 0) & (distance <= hops)).astype(self.original_nid.dtype)
+
+    def read_beyond(self, begin: int, end: int) -> np.ndarray:
+        """Return the (num,) store ids, ascending, of the sources outside [begin, end) of the rows within it.
+
+        Cost: one read of the rows; memory of two bits a node of the whole graph.
+        """
+        self._check_rises("csc_indptr", self._csc.indptr[begin : end + 1], self.num_arcs)
+        return self._listed(begin, end, halo_of_rows(self._csc, begin, end))
 
     def load_part(self, part: int, hops: int = 1) -> PartGraph:
         """Load a part's graph into memory.
@@ -212,9 +229,10 @@ class PartitionStore:
         Returns:
             PartGraph with arrays of its own.
 
-        Cost: hops 0 and 1: sequential reads of what the part owns and lists; 8 bytes an arc (26 with arc ids), and
-            27 (35) at the peak of hops 0, which cuts what hops 1 has. More hops: 5 bytes a node of the whole graph,
-            and reads of the rows of other parts.
+        Cost: hops 0 and 1: sequential reads of the part's rows, of what is stored of its halo's, and of a byte for
+            the degree of each node; 8 bytes an arc (16 with arc ids) and two bits a node of the whole graph while it
+            runs, and 27 (35) at the peak of hops 0, which cuts what hops 1 has. More hops: 5 bytes a node of the
+            whole graph, and reads of the rows of other parts.
         """
         begin, end = self._core(part)
         if _checked_hops(hops) >= 2:
@@ -227,7 +245,7 @@ class PartitionStore:
         return None if self.features is None else features_of_part(self.part_features, graph.part).gather(graph.nodes)
 
     def verify(self) -> None:
-        """Read everything and compare checksums, id maps, order of rows, and halo lists.
+        """Read everything and compare checksums, id maps, order of rows, and halos.
 
         Raises:
             PartitionStoreError: names the first file that is damaged, and how to go on.
@@ -237,45 +255,86 @@ class PartitionStore:
         verify_store(self)
 
     def _load_near(self, part: int, begin: int, end: int) -> PartGraph:
-        halo = self._halo_slice(part)
-        halo_nodes = np.array(self.halo(part))
-        self._check_rises("csc_indptr", self._csc.indptr[begin : end + 1], self.num_arcs)
-        self._check_rises("halo_indptr", self._halo_csc.indptr[halo.start : halo.stop + 1], self._halo_csc.num_arcs)
-        first, last = int(self._csc.indptr[begin]), int(self._csc.indptr[end])
-        core_indptr = self._csc.indptr[begin : end + 1] - first
-        arcs = self._halo_arc is not None
-        core, position = localise(
-            core_indptr, self._csc.indices[first:last], begin, end, halo_nodes, self.num_nodes, positions=arcs
-        )
-        if core is None:
-            raise broken(self, "csc_indices", f"a row of part {part} names a node that is not in its halo list")
-        halo_first, halo_last = (int(self._halo_csc.indptr[i]) for i in (halo.start, halo.stop))
-        self._check_range("halo_indices", self._halo_csc.indices[halo_first:halo_last], end - begin)
-        if arcs:
-            self._check_range("halo_arc", self._halo_arc[halo_first:halo_last], self.num_arcs)
-        halo_indptr = self._halo_csc.indptr[halo.start + 1 : halo.stop + 1] - halo_first + (last - first)
+        rows = read_slice(self._csc.indptr[begin : end + 1])
+        self._check_rises("csc_indptr", rows, self.num_arcs)
+        first, last = int(rows[0]), int(rows[-1])
+        sources = read_slice(self._csc.indices[first:last])
+        held = RankedNodes.empty(self.num_nodes)
+        crossing = add_sources(sources, begin, end, self.num_nodes, held)
+        halo_nodes = self._checked_halo(part, self._listed(begin, end, None if crossing < 0 else held.count()))
+        num_core, form = end - begin, self._halo_form
+        indptr = np.zeros(num_core + len(halo_nodes) + 1, np.int64)
+        indptr[: num_core + 1] = rows - first
+        code = self._halo_code_of(part)
+        if form.rows:
+            if not decode_lengths(form, code, indptr[num_core:]):
+                raise broken(self, "halo_code", f"the halo rows of part {part} are damaged")
+            crossing = int(indptr[-1]) - len(sources)
+        indices = np.empty(len(sources) + crossing, np.int32)
+        places = np.empty(len(indices) if form.places else 0, np.int64)
+        localise(indptr[: num_core + 1], sources, begin, end, held, indices, places)
+        del sources
+        places[: last - first] += first
+        csc = CSC(indptr, indices)
+        if not form.rows:
+            transpose_halo(csc, num_core)
+        if form.stores_any and not decode_halo(form, code, csc, num_core, self.num_arcs, places):
+            raise broken(self, "halo_code", f"the halo rows of part {part} are damaged")
+        degree = self._degree_of(halo_nodes)
         return PartGraph(
             part=part,
             core_start=begin,
-            num_core=end - begin,
+            num_core=num_core,
             halo_nodes=halo_nodes,
-            csc=CSC(
-                np.concatenate([core_indptr, halo_indptr]),
-                np.concatenate([core, self._halo_csc.indices[halo_first:halo_last]]),
-            ),
-            degree=np.concatenate([np.diff(core_indptr).astype(self._halo_degree.dtype), self._halo_degree[halo]]),
-            arc_id=np.concatenate([position + first, self._halo_arc[halo_first:halo_last]]) if arcs else None,
+            csc=csc,
+            degree=np.concatenate([np.diff(indptr[: num_core + 1]).astype(degree.dtype), degree]),
+            arc_id=places if form.places else None,
             hops=1,
             symmetric=self.symmetric,
         )
+
+    def _listed(self, begin: int, end: int, held: RankedNodes | None) -> np.ndarray:
+        if held is None:
+            raise broken(self, "csc_indices", f"a row in [{begin}, {end}) names a node that does not exist")
+        return held.nodes.astype(self.original_nid.dtype)
+
+    def _checked_halo(self, part: int, nodes: np.ndarray) -> np.ndarray:
+        """Return the nodes of a part's halo, once they are as many as were written."""
+        first, last = self._halo_offsets[part : part + 2].tolist()
+        if len(nodes) != last - first:
+            what = f"part {part} reads {len(nodes)} nodes of other parts instead of {last - first}"
+            raise broken(self, "csc_indices", what)
+        return nodes
+
+    def _halo_code_of(self, part: int) -> np.ndarray:
+        if self._halo_code is None:
+            return np.empty(0, np.uint8)
+        begin, end = self._halo_code_offsets[part : part + 2].tolist()
+        return read_slice(self._halo_code[begin:end])
+
+    def _degree_of(self, nodes: np.ndarray) -> np.ndarray:
+        """Return the (num,) in-degrees of ascending ids: from a byte each, and of the few that exceed it."""
+        degree = self._in_degree[nodes].astype(degree_dtype(self.num_arcs))
+        large = np.flatnonzero(degree == MOST_DEGREE)
+        if len(large):
+            known, values = self._large_degrees
+            degree[large] = values[np.searchsorted(known, nodes[large])]
+        return degree
+
+    @cached_property
+    def _large_degrees(self) -> tuple[np.ndarray, np.ndarray]:
+        """The nodes whose in-degree exceeds a byte, ascending, and their (num,) int64 in-degrees; read once."""
+        nodes = np.flatnonzero(self._in_degree == MOST_DEGREE)
+        bounds = read_ranges(self._csc.indptr, nodes * 8, nodes * 8 + 16).view(np.int64).reshape(-1, 2)
+        return nodes, bounds[:, 1] - bounds[:, 0]
 
     def _load_far(self, part: int, begin: int, end: int, hops: int) -> PartGraph:
         distance = distances(self.csc, begin, end, hops)
         halo_nodes = np.flatnonzero((distance > 0) & (distance <= hops)).astype(self.original_nid.dtype)
         nodes = np.concatenate([np.arange(begin, end, dtype=halo_nodes.dtype), halo_nodes])
         csc, arc_id = rows_within(self.csc, nodes, end - begin, distance, hops)
-        degree = (self.csc.indptr[nodes + 1] - self.csc.indptr[nodes]).astype(self._halo_degree.dtype)
-        arc_id = arc_id if self._halo_arc is not None else None
+        degree = (self.csc.indptr[nodes + 1] - self.csc.indptr[nodes]).astype(degree_dtype(self.num_arcs))
+        arc_id = arc_id if self._halo_form.places else None
         return PartGraph(part, begin, end - begin, halo_nodes, csc, degree, arc_id, hops, self.symmetric)
 
     def _without_halo(self, near: PartGraph) -> PartGraph:
@@ -300,19 +359,12 @@ class PartitionStore:
         if not rises(offsets, 0, last):
             raise broken(self, name, f"does not rise within [0, {last}]")
 
-    def _check_range(self, name: str, ids: np.ndarray, limit: int) -> None:
-        if len(ids) and not 0 <= ids.min() <= ids.max() < limit:
-            raise broken(self, name, f"has values outside [0, {limit})")
-
     @cached_property
     def _user_ids(self) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
         """The user's ids as integers, or their offsets and characters where they are strings."""
         names = ("user_ids", "user_id_offsets", "user_id_bytes")
         compare_once(self, names)
         return tuple(self._map(name) for name in names)
-
-    def _halo_slice(self, part: int) -> slice:
-        return slice(int(self._halo_offsets[part]), int(self._halo_offsets[part + 1]))
 
     def _map(self, name: str) -> np.ndarray | None:
         entry = self.manifest["files"].get(name)

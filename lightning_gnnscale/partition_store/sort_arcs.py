@@ -9,12 +9,12 @@ _DIGIT_BITS = 11
 
 
 class SortBuffer:
-    """Two sets of columns between which a radix sort goes back and forth; they grow for a row that is longer.
+    """Two sets of columns between which a radix sort moves arcs back and forth. They grow when a longer row comes.
 
     Args:
-        capacity: arcs.
-        id_dtype: of sources.
-        with_edge: whether edge ids are carried.
+        capacity: Number of arcs that there is room for at first.
+        id_dtype: Dtype of the source ids.
+        with_edge: Whether edge ids are sorted along.
     """
 
     def __init__(self, capacity: int, id_dtype: np.dtype, with_edge: bool):

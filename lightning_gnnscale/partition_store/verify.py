@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import PartitionStoreError
+from ..graph import CSC
 from ..jit import kernel
-from .halo import halo_of_range
+from .halo_rows import count_halos
 from .manifest import REMEDY, check_file, check_size, read_manifest, sealed, unsealed
+from .packed_features import PackedFeatures
 
 _BLOCK_ARCS = 1 << 23
 _BLOCK_ROWS = 1 << 16
@@ -32,9 +34,13 @@ def verify_store(store) -> None:
         if table is not None and table.is_sparse:
             for begin in range(0, table.num_rows, _BLOCK_ROWS):
                 table.gather(np.arange(begin, min(begin + _BLOCK_ROWS, table.num_rows)))  # refuses what does not fit
-    mark = np.zeros(store.num_nodes, np.bool_)
     for part in range(store.num_parts):
-        _check_halo(store, part, mark)
+        _check_halo(store, part)
+    if isinstance(store.part_features, PackedFeatures):
+        count = np.zeros(store.num_nodes, np.uint8)
+        count_halos(store.part_features.halo_nodes, count)
+        if not np.array_equal(count, store.part_features.halo_count):
+            raise broken(store, "halo_count", "does not count the halos of each node")
 
 
 def compare_once(store, names=None) -> int:
@@ -72,11 +78,6 @@ def compare_once(store, names=None) -> int:
 def rises(values: np.ndarray, first: int, last: int) -> bool:
     """Return whether offsets never fall, and stay in [first, last]."""
     return len(values) == 0 or (first <= values[0] and values[-1] <= last and bool(_rises(values)))
-
-
-def ascends(nodes: np.ndarray, num_nodes: int, begin: int, end: int) -> bool:
-    """Return whether ids ascend, are in [0, num_nodes), and none is in [begin, end)."""
-    return bool(_ascends(nodes, num_nodes, begin, end))
 
 
 def broken(store, name: str, what: str) -> PartitionStoreError:
@@ -143,28 +144,24 @@ def _check_rows(store) -> None:
         raise broken(store, "csc_indices", "a row is out of order or names a node that does not exist")
 
 
-def _check_halo(store, part: int, mark: np.ndarray) -> None:
-    begin, end = store.part_offsets[part : part + 2]
-    expected = halo_of_range(store.csc, begin, end, mark, _BLOCK_ARCS)
-    mark[expected] = False
-    if not np.array_equal(expected, store.halo(part)):
-        raise broken(store, "halo_nodes", f"part {part} reads other nodes")
+def _check_halo(store, part: int) -> None:
+    """Compare a loaded part with the whole graph: its halo's degrees, rows, places of arcs, and packed nodes."""
     graph = store.load_part(part)
     if not np.array_equal(graph.degree, store.csc.indptr[graph.nodes + 1] - store.csc.indptr[graph.nodes]):
-        raise broken(store, "halo_degree", f"part {part} has other degrees")
-    core = store.csc.indptr, store.csc.indices
-    if not _same_restricted_rows(*core, begin, end, expected, graph.csc.indptr[graph.num_core :], graph.csc.indices):
-        raise broken(store, "halo_indices", f"part {part}: halo rows are not those of the graph")
-
-
-@kernel
-def _ascends(nodes, num_nodes, begin, end):
-    last = -1
-    for node in nodes:
-        if node <= last or node >= num_nodes or begin <= node < end:
-            return False
-        last = node
-    return True
+        raise broken(store, "in_degree", f"part {part} has other degrees")
+    core = graph.core_start, graph.core_start + graph.num_core
+    places = np.empty(0, np.int64) if graph.arc_id is None else graph.arc_id
+    halo = CSC(graph.csc.indptr[graph.num_core :], graph.csc.indices)
+    if not _same_restricted_rows(*store.csc, *core, graph.halo_nodes, *halo, places):
+        name = "halo_code" if "halo_code" in store.manifest["files"] else "csc_indices"
+        raise broken(store, name, f"part {part}: halo rows are not those of the graph")
+    packed = store.part_features
+    if isinstance(packed, PackedFeatures):
+        first, last = packed.halo_offsets[part : part + 2]
+        if not np.array_equal(packed.halo_nodes[first:last], graph.halo_nodes):
+            raise broken(store, "halo_nodes", f"part {part} reads other nodes")
+        if not np.array_equal(np.sort(packed.halo_places[first:last]), np.arange(last - first)):
+            raise broken(store, "halo_places", f"rows of part {part} are packed twice, or not at all")
 
 
 @kernel
@@ -189,15 +186,17 @@ def _rows_ascend(indptr, indices, num_nodes):
 
 
 @kernel
-def _same_restricted_rows(indptr, indices, begin, end, halo, halo_indptr, local_indices):
-    """Return whether each halo row is its row of the whole graph, cut to [begin, end)."""
+def _same_restricted_rows(indptr, indices, begin, end, halo, halo_indptr, local_indices, places):
+    """Return whether each halo row is its row of the whole graph, cut to [begin, end), and its arcs stand there."""
     for row in range(len(halo)):
-        place = halo_indptr[row]
+        at = halo_indptr[row]
         for i in range(indptr[halo[row]], indptr[halo[row] + 1]):
             if begin <= indices[i] < end:
-                if place == halo_indptr[row + 1] or local_indices[place] != indices[i] - begin:
+                if at == halo_indptr[row + 1] or local_indices[at] != indices[i] - begin:
                     return False
-                place += 1
-        if place != halo_indptr[row + 1]:
+                if len(places) and places[at] != i:
+                    return False
+                at += 1
+        if at != halo_indptr[row + 1]:
             return False
     return True

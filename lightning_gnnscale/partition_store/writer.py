@@ -13,9 +13,10 @@ from ..events import stage
 from ..graph import CSC, id_dtype
 from .array_file import ArrayFile, map_rows
 from .buckets import bucket_edges, bucket_layout, drop_runs, open_runs
+from .csc_writer import drop_cross, write_rows
 from .disk import WriteBudget, check_disk
 from .features import CSRFeatures, DenseFeatures, stored_form, to_stored
-from .halo import map_halo_nodes, pack_halo_features, write_halo
+from .halo import pack_halo_features, write_halo
 from .inputs import SparseSource, StoreInputs, changed_inputs, check_inputs, input_files
 from .journal import Journal, clear_folder, delete_files, partial_folder, writer_lock
 from .manifest import FORMAT_VERSION, describe_files, write_manifest
@@ -23,8 +24,7 @@ from .node_tables import Progress, write_sparse_table, write_table
 from .publish import check_partial, finish_publishing, publish, stands, store_folder
 from .reader import PartitionStore
 from .relabel import StoreIds, relabel
-from .rows import drop_cross, write_rows
-from .values import check_values, least_value
+from .value_checks import check_values, least_value
 
 
 def write_partition_store(
@@ -64,7 +64,7 @@ def write_partition_store(
         progress: called with (what, done, total) about once a block.
         overwrite: write anew even if a store stands at root, and discard an unfinished one of other input; the old
             store stays until the new one is complete.
-        pack_halo: also store the feature rows of each halo beside it, so that a part loads with sequential reads.
+        pack_halo: also store each halo's nodes and feature rows, so that a part loads with sequential reads.
         budget: buffer sizes.
         lock_timeout_s: how long to wait for another writer of the same root.
         check_finite: refuse features and edge values with NaN or infinities; False stores every bit pattern.
@@ -83,7 +83,7 @@ def write_partition_store(
 
     Cost: one pass over the edges (one more if the stream is not counted yet), one more over labels and edge values,
         and per part one sequential pass over what it owns; memory O(num_nodes) plus the buffers of `budget`; scratch
-        disk of about two times the arcs.
+        disk of about two times the arcs, which shrinks as the rows are written.
     """
     root = store_folder(root)
     budget = budget or WriteBudget()
@@ -163,7 +163,8 @@ def _write_files(
     drop_cross(journal)
     if inputs.pack_halo:
         features = _map_features(journal, inputs)
-        pack_halo_features(journal, features, map_halo_nodes(journal, inputs), budget.block_bytes, progress)
+        offsets = map_rows(journal.folder / "halo_offsets.npy", np.dtype(np.int64), (inputs.num_parts + 1,))
+        pack_halo_features(journal, inputs, features, offsets, budget, progress)
 
 
 def _write_ids(journal: Journal, inputs: StoreInputs, ids: StoreIds) -> None:

@@ -10,7 +10,7 @@ from ..jit import kernel
 from .block_quotient import Quotient
 
 
-class Blocks(NamedTuple):
+class BlockForest(NamedTuple):
     """Blocks as a union-find forest; the lowest of a merged block's numbers stands for it.
 
     Attributes:
@@ -52,7 +52,7 @@ def link_rows(quotient: Quotient) -> BlockEdges:
     return BlockEdges(quotient.other, quotient.weight, following, head, tail)
 
 
-def merge_blocks(blocks: Blocks, edges: BlockEdges, num_parts: int) -> None:
+def merge_blocks(blocks: BlockForest, edges: BlockEdges, num_parts: int) -> None:
     """Merge blocks, those with the fewest labelled nodes first, while they stay small; both arguments are changed.
 
     A block joins the neighbour with which it shares most edges (ties: the lowest), of those with which it has at most
@@ -62,19 +62,19 @@ def merge_blocks(blocks: Blocks, edges: BlockEdges, num_parts: int) -> None:
 
 
 def assign_blocks(
-    blocks: Blocks, edges: BlockEdges, num_parts: int, num_nodes: int, mask_weight: np.ndarray, sizes: np.ndarray
+    blocks: BlockForest, edges: BlockEdges, num_parts: int, num_nodes: int, mask_weight: np.ndarray, sizes: np.ndarray
 ) -> np.ndarray:
-    """Give the blocks to parts, those with the most nodes of one mask first.
+    """Assign the blocks to parts, starting with those that have the most nodes of one mask.
 
     Args:
-        blocks, edges: merged.
-        num_parts: number of parts.
-        num_nodes: of the graph.
+        blocks, edges: The blocks after merging, and the edges between them.
+        num_parts: Number of parts.
+        num_nodes: Number of nodes in the graph.
         mask_weight: (num_masks,) float64, see `neighborhood_block`.
-        sizes: (num_parts,) int64 zeros; become the nodes by part.
+        sizes: (num_parts,) int64 zeros; filled in place with the number of nodes in each part.
 
     Returns:
-        (num_blocks,) int32 parts of all blocks, merged ones too.
+        (num_blocks,) int32 part of each block, merged blocks included.
     """
     roots = np.flatnonzero(blocks.parent == np.arange(len(blocks.parent)))
     order = roots[np.argsort(-blocks.by_mask[roots].max(axis=1), kind="stable")]

@@ -14,15 +14,16 @@ MAX_DIMENSIONS = 8
 
 
 class Constraints(NamedTuple):
-    """Balance constraints as arrays, for compiled loops. D dimensions, each a weight of every node.
+    """Balance constraints as arrays, for compiled loops. There are D dimensions; each gives every node a weight.
 
     Attributes:
-        names: of the dimensions: "nodes", "volume", or the name of a mask.
-        slack: (D,) float64: the largest part over the mean that is allowed.
+        names: Names of the dimensions: "nodes", "volume", or the name of a mask.
+        slack: (D,) float64: largest allowed ratio of the heaviest part to the mean.
         kinds: (D,) int8: NODES, VOLUME or MASK.
-        flags: (num_nodes,) uint8: bit d is set where a node counts in mask dimension d; (1,) without masks.
-        total: (D,) int64, weight of all nodes.
-        cap: (D,) int64, what a part may weigh: floor(slack * total / num_parts), at least the mean rounded up.
+        flags: (num_nodes,) uint8: bit d is set for a node that counts in mask dimension d; shape (1,) without masks.
+        total: (D,) int64: weight of all nodes together.
+        cap: (D,) int64: largest allowed weight of a part: floor(slack * total / num_parts), but at least the mean
+            rounded up.
     """
 
     names: tuple[str, ...]

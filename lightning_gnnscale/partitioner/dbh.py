@@ -40,16 +40,16 @@ def dbh(
     """Place each edge by a hash of its end with the lower degree, and give each node a master among its parts.
 
     Args:
-        stream: an EdgeStream.
-        num_parts: in [1, num_nodes].
-        seed: of the hash, and of masters="random".
-        masks: not used.
-        balance: must be None: edges are balanced by chance.
-        progress: called as progress(what, done, total) once a chunk.
-        masters: "majority": the part with most of a node's edges, the lowest of several; "last": the part of its
-            last edge; "random": one of its parts, by a hash of (seed, node).
-        deduplicate, scratch: see `open_simple_graph`.
-        checkpoint, checkpoint_every: see `spring`.
+        stream: An EdgeStream.
+        num_parts: In [1, num_nodes].
+        seed: Seed of the hash, and of masters="random".
+        masks: Not used.
+        balance: Must be None: edges are balanced by chance.
+        progress: Called as progress(what, done, total) once a chunk.
+        masters: "majority": the part with most of a node's edges, the lowest one on a tie; "last": the part of its last
+            edge; "random": one of its parts, by a hash of (seed, node).
+        deduplicate, scratch: See `open_simple_graph`.
+        checkpoint, checkpoint_every: See `spring`.
 
     Returns:
         (num_nodes,) int32 part ids. Nodes without an edge go to the parts with the fewest nodes.

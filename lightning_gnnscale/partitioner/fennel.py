@@ -6,13 +6,13 @@ import numpy as np
 
 from .graph_access.external_csc import BLOCK_EDGES, ExternalCSC
 from .graph_access.scratch import AUTO
-from .node_stream import POWER, SizeRule, StreamOptions, stream_nodes
+from .node_stream import POWER, NodeStreamOptions, SizeRule, stream_nodes
 from .registry import check_number, register_partitioner
 
 DEFAULT_SLACK = 1.1
 
 
-@register_partitioner("fennel")
+@register_partitioner("fennel", memory=lambda num_nodes, *_: 6 * num_nodes)
 def fennel(
     stream,
     num_parts: int,
@@ -64,7 +64,7 @@ def fennel(
         factor = default_alpha(csc.num_nodes, csc.num_edges, num_parts, gamma) if alpha is None else float(alpha)
         return SizeRule(POWER, cap, factor * gamma, float(gamma) - 1.0)
 
-    options = StreamOptions(passes, order, block_edges, deduplicate, scratch, checkpoint, checkpoint_every)
+    options = NodeStreamOptions(passes, order, block_edges, deduplicate, scratch, checkpoint, checkpoint_every)
     settings = {"gamma": gamma, "alpha": alpha}
     return stream_nodes("fennel", stream, num_parts, rule, settings, DEFAULT_SLACK, options, seed, balance, progress)
 

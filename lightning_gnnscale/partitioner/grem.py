@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,13 @@ _PLACING = "placing"
 _AHEAD = 32  # edges
 
 
-@register_partitioner("grem")
+def _memory(num_nodes: int, num_edges: int, num_parts: int, options: Mapping) -> float:
+    placed_into = 4 * num_parts if options["mode"] == "direct" else 12
+    chunk = options["chunk_edges"] or options["chunk_edges_share"] * num_edges
+    return (16 + placed_into) * num_nodes + 34 * chunk
+
+
+@register_partitioner("grem", memory=_memory)
 def grem(
     stream,
     num_parts: int,
@@ -122,13 +129,13 @@ def side_caps(num_nodes: int, share: tuple[int, int], cap: int) -> list[int]:
     """Return the caps of the two sides of a bisection.
 
     Args:
-        num_nodes: to be bisected, at most cap * sum(share).
-        share: parts that each side is to become.
-        cap: of each of these parts.
+        num_nodes: Number of nodes to be bisected, at most cap * sum(share).
+        share: Number of parts that each side will be divided into.
+        cap: Largest number of nodes in each of these parts.
 
     Returns:
-        ceil(num_nodes * share / sum(share) * r) for each side, r = (cap * sum(share) / num_nodes)^(1 / levels): the
-        slack that is left is spent evenly over the ceil(log2(sum(share))) levels to come.
+        ceil(num_nodes * share / sum(share) * r) for each side, with r = (cap * sum(share) / num_nodes)^(1 / levels):
+        the remaining slack is spent evenly over the ceil(log2(sum(share))) levels to come.
     """
     num_parts = sum(share)
     slack = (cap * num_parts / max(1, num_nodes)) ** (1 / math.ceil(math.log2(num_parts)))

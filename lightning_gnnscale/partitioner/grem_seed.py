@@ -29,20 +29,20 @@ def check_seed_method(name: str) -> None:
 def seed_partitioner(
     method: str, share: tuple[int, ...], caps: np.ndarray, epsilon: float, seed: int, scratch=AUTO
 ) -> SeedParts:
-    """Return the function that partitions a first chunk.
+    """Return a function that partitions a first chunk.
 
     Args:
-        method: "multilevel", or the name of a registered partitioner; that one partitions into sum(share) parts of one
-            size, which are then put together, unless all shares are equal.
-        share: of each part, whole numbers >= 1.
-        caps: (num_parts,) int64, of the parts over all nodes.
-        epsilon: slack of the balance over the chunk's nodes, as far as the caps let it; for "multilevel": other
-            methods have their own balance.
-        seed: passed on.
-        scratch: for registered partitioners that take it.
+        method: "multilevel", or the name of a registered partitioner. The latter makes sum(share) parts of equal size,
+            which are then joined, unless all shares are equal.
+        share: (num_parts,) relative sizes of the parts, whole numbers >= 1.
+        caps: (num_parts,) int64 largest sizes of the parts over all nodes.
+        epsilon: Slack of the balance over the chunk's nodes, as far as the caps allow it. Used by "multilevel" only;
+            other methods have their own balance.
+        seed: Seed that is passed on to the method.
+        scratch: Scratch folder for registered partitioners that take one.
 
     Returns:
-        A `SeedParts`. A chunk with fewer nodes than parts gives each node a part of its own.
+        A `SeedParts`. If a chunk has fewer nodes than there are parts, each node gets a part of its own.
     """
     even = len(set(share)) == 1
     num_parts = len(share) if even or method == MULTILEVEL else sum(share)

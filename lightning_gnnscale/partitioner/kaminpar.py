@@ -20,7 +20,7 @@ from .registry import check_number, register_partitioner
 _NO_WEIGHTS, _NARROW_IDS, _HEADER_BYTES = 3, 8, 24
 
 
-@register_partitioner("kaminpar")
+@register_partitioner("kaminpar", memory=lambda num_nodes, num_edges, *_: 58 * num_edges)
 def kaminpar(
     stream,
     num_parts: int,

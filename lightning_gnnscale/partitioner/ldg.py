@@ -6,13 +6,13 @@ import numpy as np
 
 from .graph_access.external_csc import BLOCK_EDGES, ExternalCSC
 from .graph_access.scratch import AUTO
-from .node_stream import LINEAR, SizeRule, StreamOptions, stream_nodes
+from .node_stream import LINEAR, NodeStreamOptions, SizeRule, stream_nodes
 from .registry import register_partitioner
 
 DEFAULT_SLACK = 1.0
 
 
-@register_partitioner("ldg")
+@register_partitioner("ldg", memory=lambda num_nodes, *_: 6 * num_nodes)
 def ldg(
     stream,
     num_parts: int,
@@ -62,7 +62,7 @@ def ldg(
     Source: Stanton and Kliot, KDD 2012, "linear deterministic greedy"; restreamed: Nishimura and Ugander, KDD 2013.
         Differs: ties go to the least filled part, then to the lowest index.
     """
-    options = StreamOptions(passes, order, block_edges, deduplicate, scratch, checkpoint, checkpoint_every)
+    options = NodeStreamOptions(passes, order, block_edges, deduplicate, scratch, checkpoint, checkpoint_every)
     return stream_nodes("ldg", stream, num_parts, _rule, {}, DEFAULT_SLACK, options, seed, balance, progress)
 
 

@@ -17,7 +17,7 @@ from .registry import check_number, register_partitioner
 _SLACK = 1.03  # METIS' default
 
 
-@register_partitioner("metis")
+@register_partitioner("metis", memory=lambda num_nodes, num_edges, *_: 240 * num_edges)
 def metis(
     stream,
     num_parts: int,

@@ -24,10 +24,10 @@ class MetisLibrary(NamedTuple):
     """A METIS that can be called.
 
     Attributes:
-        path: of the shared library.
-        functions: the library.
-        id_dtype, real_dtype: what it was compiled for: int32 or int64, float32 or float64.
-        seed_option: where its options keep the seed.
+        path: Path of the shared library.
+        functions: The loaded library.
+        id_dtype, real_dtype: Dtypes that it was compiled for: int32 or int64, float32 or float64.
+        seed_option: Index of the seed in its array of options.
     """
 
     path: str

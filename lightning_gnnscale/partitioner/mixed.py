@@ -21,20 +21,21 @@ def mixed(
     pieces: int = 16,
     **options,
 ) -> np.ndarray:
-    """Cut the graph into num_parts * pieces small parts, and make each part of `pieces` of them, drawn at random.
+    """Cut the graph into num_parts * pieces small parts, and form each part from `pieces` of them, drawn at random.
 
     A low cut puts communities, and with them classes, into parts of their own; models that are trained on such parts
     and then averaged agree badly. A union of pieces from all over the graph is like the others, and still has most
     neighbours at hand: between the cut of `of` (pieces=1) and that of random nodes (as many pieces as nodes).
 
     Args:
-        stream: an EdgeStream.
-        num_parts: in [1, num_nodes].
-        seed: decides the pieces and how they are dealt.
-        masks, balance, progress: as `of` takes them; every piece keeps the balances, and so does their union.
-        of: the method that cuts the pieces, any registered one.
-        pieces: small parts a part, in [1, num_nodes // num_parts].
-        options: of the method `of`.
+        stream: An EdgeStream.
+        num_parts: In [1, num_nodes].
+        seed: Seed that decides the pieces and how they are dealt.
+        masks, balance, progress: As the method `of` takes them. Every piece keeps the balances, and so does a union of
+            pieces.
+        of: Name of the registered method that cuts the pieces.
+        pieces: Number of pieces per part, in [1, num_nodes // num_parts].
+        options: Options of the method `of`.
 
     Returns:
         (num_nodes,) int32 part ids.

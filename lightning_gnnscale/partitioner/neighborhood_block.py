@@ -17,7 +17,7 @@ from .block_growing import (
     reach_neighbors,
     settle,
 )
-from .block_merging import Blocks, assign_blocks, link_rows, merge_blocks
+from .block_merging import BlockForest, assign_blocks, link_rows, merge_blocks
 from .block_quotient import QuotientTable, add_edges, quotient_rows
 from .checkpoint import Checkpoint
 from .graph_access.resumed_graph import open_or_reopen
@@ -230,11 +230,11 @@ def _part_blocks(passes: _Passes, block, labels, num_parts: int, weights) -> tup
         return np.where(block >= 0, part_of_block[block], -1).astype(np.int32), sizes
 
 
-def _single_blocks(block: np.ndarray, labels: dict[str, np.ndarray]) -> Blocks:
+def _single_blocks(block: np.ndarray, labels: dict[str, np.ndarray]) -> BlockForest:
     centres = np.flatnonzero(np.logical_or.reduce(list(labels.values())))
     by_mask = np.stack([mask[centres] for mask in labels.values()], axis=1).astype(np.int64)
     nodes = np.bincount(block[block >= 0], minlength=len(centres))
-    return Blocks(np.arange(len(centres)), np.ones(len(centres), np.int64), by_mask, nodes)
+    return BlockForest(np.arange(len(centres)), np.ones(len(centres), np.int64), by_mask, nodes)
 
 
 def _place_leftovers(passes: _Passes, parted: tuple[np.ndarray, np.ndarray] | None, cap: int) -> np.ndarray:

@@ -29,8 +29,8 @@ class SizeRule(NamedTuple):
 
     Attributes:
         kind: LINEAR: weight 1 - size / cap, penalty 0. POWER: weight 1, penalty scale * size ** exponent.
-        cap: nodes that a part may hold; there is room for all.
-        scale, exponent: of POWER, both >= 0.
+        cap: Largest number of nodes in a part; the parts together have room for all nodes.
+        scale, exponent: Parameters of POWER, both >= 0.
     """
 
     kind: int
@@ -39,7 +39,7 @@ class SizeRule(NamedTuple):
     exponent: float = 0.0
 
 
-class StreamOptions(NamedTuple):
+class NodeStreamOptions(NamedTuple):
     """Options that every node stream has; see `ldg`."""
 
     passes: int = 1
@@ -77,7 +77,7 @@ def stream_nodes(
     make_rule: Callable[[ExternalCSC, int], SizeRule],
     settings: dict,
     default_slack: float,
-    options: StreamOptions,
+    options: NodeStreamOptions,
     seed: int = 0,
     balance=None,
     progress=None,
@@ -91,7 +91,7 @@ def stream_nodes(
         make_rule: called with the graph and the cap of a part.
         settings: the method's own options, so that another run's checkpoint is not taken for this one's.
         default_slack: the largest part over the mean, where `balance` does not say.
-        options: see `StreamOptions`.
+        options: see `NodeStreamOptions`.
         seed: decides the order "random".
         balance: None, or {"nodes": slack}.
         progress: called as progress(what, done, total) once a chunk, later once a block.
@@ -125,7 +125,7 @@ def stream_nodes(
     return state.part_id.astype(np.int32, copy=False)
 
 
-def _open(stream, num_parts: int, options: StreamOptions, saved, progress) -> tuple[ExternalCSC, NodeStreamState]:
+def _open(stream, num_parts: int, options: NodeStreamOptions, saved, progress) -> tuple[ExternalCSC, NodeStreamState]:
     """Return the rows, made again after a kill, and the state at its start or where a checkpoint left it."""
     phase, arrays = saved.load() or ("", {})
     scan_state = ScanState(*(arrays[name] for name in ScanState._fields)) if phase == "degrees" else None

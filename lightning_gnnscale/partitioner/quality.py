@@ -18,23 +18,23 @@ class PartitionQuality:
     """Figures on the undirected simple graph. A balance is the largest part's share over the mean share, >= 1.
 
     Attributes:
-        edge_cut_ratio: edges between parts over all edges; 0 without edges.
-        replication_factor: sum over parts of core and halo nodes, over the number of nodes; >= 1.
-        node_balance: of core nodes.
-        edge_balance: of the edges that a part holds: those with at least one end in it.
-        volume_balance: of the sums of core nodes' degrees.
-        train_balance: of training nodes; None without a training mask or without training nodes.
-        num_edges, cut_edges: undirected edges, and those between parts.
-        halo_hops: the distance up to which a part reads foreign nodes.
+        edge_cut_ratio: Edges between parts over all edges; 0 without edges.
+        replication_factor: Sum over parts of core and halo nodes, over the number of nodes; >= 1.
+        node_balance: Balance of core nodes.
+        edge_balance: Balance of the edges that a part holds, that is, of edges with at least one end in it.
+        volume_balance: Balance of the sums of core nodes' degrees.
+        train_balance: Balance of training nodes; None without a training mask or without training nodes.
+        num_edges, cut_edges: Number of undirected edges, and of those between parts.
+        halo_hops: Distance up to which a part reads nodes of other parts.
         nodes_per_part, halo_per_part, edges_per_part, volume_per_part, train_per_part: (num_parts,) lists of counts.
-        mask_balance, mask_per_part: the same as for training nodes, by the name of the mask.
-        components_per_part: (num_parts,) list, connected components of the graph that a part's core nodes span.
-        feature_bytes: bytes of a feature row in `bytes_per_part`.
-        bytes_per_part: (num_parts,) list of what a part loads from a store of the undirected graph: its feature rows,
-            core and halo, and its CSC as `PartitionStore.load_part(part, halo_hops)` lays it out: 8 bytes a local
-            node and 8 for the end, 4 an arc. A part holds both arcs of every edge that has an end nearer than
-            halo_hops to its core. With 0 hops the edges inside the core alone are counted: which cut edges a part
-            gets is decided by the store's seed.
+        mask_balance, mask_per_part: The same as for training nodes, keyed by the name of the mask.
+        components_per_part: (num_parts,) list: connected components of the subgraph that a part's core nodes induce.
+        feature_bytes: Bytes of a feature row, as counted in `bytes_per_part`.
+        bytes_per_part: (num_parts,) list: bytes that a part loads from a store of the undirected graph. These are its
+            feature rows, core and halo, and its CSC as `PartitionStore.load_part(part, halo_hops)` lays it out: 8 bytes
+            per local node and 8 for the end, 4 per arc. A part holds both arcs of every edge that has an end nearer
+            than halo_hops to its core. With 0 hops only the edges inside the core are counted, because the store's seed
+            decides which cut edges a part gets.
     """
 
     edge_cut_ratio: float

@@ -9,7 +9,7 @@ from .registry import refuse_balance, register_partitioner
 _SALT = 0x52414E44  # keeps this use of the seed apart from all others
 
 
-@register_partitioner("random")
+@register_partitioner("random", memory=lambda num_nodes, *_: 5 * num_nodes)
 def random(stream, num_parts: int, *, seed: int = 0, masks=None, balance=None, progress=None) -> np.ndarray:
     """Deal the nodes out in an order that is a hash of (seed, node id); part sizes differ by at most one.
 

@@ -12,7 +12,7 @@ from .graph_access.simple_graph import open_simple_graph
 from .registry import register_partitioner
 
 
-@register_partitioner("range")
+@register_partitioner("range", memory=lambda num_nodes, *_: 8 * num_nodes)
 def range_parts(
     stream,
     num_parts: int,

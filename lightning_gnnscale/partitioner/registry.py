@@ -9,16 +9,19 @@ import numpy as np
 from .graph_access.scratch import AUTO
 
 _PARTITIONERS: dict[str, Callable] = {}
+_MEMORY: dict[str, Callable[..., float]] = {}
 _SHARED = ("seed", "masks", "balance", "progress")
 _WITHOUT_EFFECT = ("checkpoint", "checkpoint_every", "num_threads")
 _SCRATCH = "scratch"
 
 
-def register_partitioner(name: str) -> Callable[[Callable], Callable]:
+def register_partitioner(name: str, memory: Callable[..., float] | None = None) -> Callable[[Callable], Callable]:
     """Register a partitioner under a name, for `partition(method=name)` and the Hydra group `partitioner`.
 
     Args:
         name: a name that no other partitioner has.
+        memory: `memory(num_nodes, num_edges, num_parts, options)` returns the bytes that it holds at its peak, for the
+            planner; `num_edges` are undirected, `options` complete. None: not known.
 
     Returns:
         A decorator for `fn(stream, num_parts, *, seed=0, masks=None, balance=None, progress=None, **options)`, which
@@ -34,6 +37,8 @@ def register_partitioner(name: str) -> Callable[[Callable], Callable]:
         if known is not None and (known.__module__, known.__qualname__) != (function.__module__, function.__qualname__):
             raise ValueError(f"partitioner {name!r} is registered already, by {known.__module__}.{known.__qualname__}")
         _PARTITIONERS[name] = function
+        if memory is not None:
+            _MEMORY[name] = memory
         return function
 
     return decorate
@@ -53,6 +58,25 @@ def get_partitioner(name: str) -> Callable:
     if name not in _PARTITIONERS:
         raise ValueError(f"partitioner {name!r} is unknown; available: {', '.join(available_partitioners())}")
     return _PARTITIONERS[name]
+
+
+def partition_bytes(name: str, num_nodes: int, num_edges: int, num_parts: int, options: Mapping) -> int | None:
+    """Return the memory that a partitioner is predicted to hold at its peak, beside chunks of the stream, bytes.
+
+    Args:
+        name: the method's name.
+        num_nodes, num_edges: counts of the graph; edges undirected.
+        num_parts: parts.
+        options: arguments of `partition`, as far as they were given; those of the method count.
+
+    Returns:
+        None where nothing is known of the method.
+    """
+    if name not in _MEMORY:
+        return None
+    defaults = complete_options(name, {})
+    own = {key: value for key, value in options.items() if key in defaults}
+    return int(_MEMORY[name](num_nodes, num_edges, num_parts, {**defaults, **own}))
 
 
 def complete_options(name: str, options: Mapping) -> dict:

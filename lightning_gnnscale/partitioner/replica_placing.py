@@ -102,11 +102,11 @@ def place_by_cases(src, dst, rows, load, least, limits, part):
 def _best_score(rows, u, v, load, least, smallest, largest, balance_weight, epsilon):
     """Return the part with the largest HDRF score, the lowest of several.
 
-    C_REP depends on a part's kind alone (held by both ends, u alone, v alone, neither), and C_BAL falls with the
-    load: of each kind only the least loaded part, the lowest of several, can win. Of the parts that neither end
-    holds it is the least loaded of all: where that one is held, it is loaded as little and has a C_REP of at least 1
-    on top. With weights up to 1 a kind decides alone: C_BAL < 1, so a part of both ends, with C_REP = 3, beats one of
-    u alone, with 2 - theta_u.
+    C_REP depends only on a part's kind (held by both ends, by u alone, by v alone, by neither), and C_BAL falls with
+    the load. So for each kind only the least loaded part, the lowest one on a tie, can win. Of the parts that neither
+    end holds, only the least loaded part of all can win: if an end holds that one, it has the same load and a C_REP of
+    at least 1 in addition. With weights up to 1 the kind alone decides: C_BAL < 1, so a part of both ends, with C_REP =
+    3, beats one of u alone, with 2 - theta_u.
     """
     both = _least_loaded(rows, u, v, _SHARED, load, least)
     if both >= 0 and balance_weight <= 1:

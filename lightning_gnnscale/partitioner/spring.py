@@ -12,8 +12,8 @@ from .checkpoint import Checkpoint
 from .graph_access.layout import ScanState
 from .graph_access.scratch import AUTO
 from .graph_access.simple_graph import SimpleGraph, graph_facts, open_simple_graph, reopen_simple_graph
-from .merging import merge_and_assign
 from .registry import check_number, refuse_balance, register_partitioner
+from .spring_merging import merge_and_assign
 
 # Columns of SpringState.nodes.
 CLUSTER, DEGREE, RICHEST, RICHEST_DEGREE = range(4)
@@ -48,7 +48,7 @@ class SpringState(NamedTuple):
         return cls(nodes, volume, np.zeros(2, np.uint64), np.zeros(1, np.int64))
 
 
-@register_partitioner("spring")
+@register_partitioner("spring", memory=lambda num_nodes, *_: 24 * num_nodes)
 def spring(
     stream,
     num_parts: int,

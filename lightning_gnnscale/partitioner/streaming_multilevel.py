@@ -2,6 +2,7 @@
 
 import os
 import zlib
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from .graph_access.streamed_graph import StreamedEdges, StreamedRows
 from .multilevel import Effort, partition_in_memory
 from .multilevel.cycle import part_loads
 from .multilevel.jet import JetSpace, refine
+from .multilevel.quotient import quotient_bytes
 from .multilevel.weighted_graph import MAX_PARTS, PART_DTYPE
 from .registry import check_number, register_partitioner
 from .row_threads import RowThreads
@@ -25,10 +27,24 @@ MIN_QUOTIENT_EDGES = 1 << 20  # a quotient graph of so many edges is never too l
 REFINEMENT = "refinement"  # a phase, also of a checkpoint
 
 _SALT = 0x464C4147  # keeps this use of the seed apart from all others
+_IN_MEMORY = 60  # bytes an edge of a graph that is partitioned in memory
 _LOSS = 0.25  # of the connection to its own part that a node may lose for a start, on the streamed graph
 
 
-@register_partitioner("streaming_multilevel")
+def _memory(num_nodes: int, num_edges: int, num_parts: int, options: Mapping) -> float:
+    entries = max(num_nodes, 2 * num_edges)
+    if entries <= options["block_edges"]:
+        return 20 * num_nodes + _IN_MEMORY // 2 * num_edges  # whose edges weigh one each
+    wanted = max(MIN_QUOTIENT_EDGES, options["quotient_edges_per_node"] * num_nodes)
+    edges = min(wanted, num_edges)
+    # Clusters and their graph, as it is added up and then as it is partitioned; or the refinement of nodes.
+    clusters = 20 * num_nodes + max(quotient_bytes(edges), _IN_MEMORY * edges)
+    if options["scratch"] is None:
+        return max(63 * num_nodes, clusters + 12 * num_nodes)
+    return max(45 * num_nodes, clusters) + 2 * 4 * options["block_edges"]
+
+
+@register_partitioner("streaming_multilevel", memory=_memory)
 def streaming_multilevel(
     stream,
     num_parts: int,
@@ -58,30 +74,32 @@ def streaming_multilevel(
     listed, and counters for every node take the place of its row (see `multilevel.edge_clustering`, `edge_steps`).
 
     Args:
-        stream: an EdgeStream.
-        num_parts: in [1, num_nodes].
-        seed: decides every random choice.
+        stream: An EdgeStream.
+        num_parts: In [1, num_nodes].
+        seed: Decides every random choice.
         masks: {"train": (num_nodes,) bool, ...}, those that are balanced.
         balance: {"nodes": 1.05, "volume": 1.10, "train": 1.05}, any of them: the largest part over the mean. None:
             nodes at 1.03. What cannot be kept is told with its size.
-        progress: called as progress(what, done, total).
-        passes: of label propagation over the streamed graph, >= 1; without scratch disk each reads it twice.
-        refinement_rounds: of Jet over the streamed graph, >= 0.
-        quotient_edges_per_node: the quotient graph has at most so many edges a node of the graph, and at least 2**20
-            are let pass; where it would have more, clusters grow coarser, and those that no longer grow node by node
-            are joined in memory, up to one a part. >= 0.
-        runs: times that the graph in memory is partitioned; the best counts. >= 1. None: 2 where that is the whole
-            graph, 1 where it is the quotient graph.
-        cycles: times that it is then contracted within its parts and refined again. >= 0. None: 1 or 0, likewise.
-        block_edges: entries (two an edge) of a block, >= 1; a part of the method.
-        num_threads: >= 1; None: all cores. It does not change the result.
-        deduplicate, scratch: see `open_simple_graph`. Without scratch disk (scratch=None) a repeated edge cannot be
-            told from another, but for the two directions of layout "both_ways": it stays, adds to the weight of its
-            pair and to the volume of its nodes, and a warning tells how many there are.
-        checkpoint: file to save the state to; when it stands there already, the work goes on from it. It is removed
-            at the end. None: nothing is saved.
-        checkpoint_every: chunks of the first pass between two saves, >= 1; later every pass for clusters, and every
-            round of refinement, is saved.
+        progress: Called as progress(what, done, total).
+        passes: Passes of label propagation over the streamed graph, >= 1; without scratch disk each reads the stream
+            twice.
+        refinement_rounds: Rounds of Jet refinement over the streamed graph, >= 0.
+        quotient_edges_per_node: Upper bound on the edges of the quotient graph per node of the graph, >= 0; at least
+            2**20 edges are always allowed. Where there would be more, clusters grow coarser; clusters that no longer
+            grow node by node are joined in memory, up to one per part.
+        runs: Number of times that the graph in memory is partitioned, >= 1; the best result is kept. None: 2 if that is
+            the whole graph, 1 if it is the quotient graph.
+        cycles: Number of times that it is then contracted within its parts and refined again, >= 0. None: 1 for the
+            whole graph, 0 for the quotient graph.
+        block_edges: Entries (two per edge) in a block, >= 1; they change the result.
+        num_threads: Number of threads, >= 1; None: all cores. The result does not depend on it.
+        deduplicate, scratch: See `open_simple_graph`. Without scratch disk (scratch=None) a repeated edge cannot be
+            told from another, except for the two directions of layout "both_ways". It stays, and adds to the weight of
+            its pair and to the volume of its nodes; a warning says how many there are.
+        checkpoint: File to save the state to. If it exists already, the work resumes from it. It is removed at the end.
+            None: nothing is saved.
+        checkpoint_every: Chunks of the first pass between two saves, >= 1. Later, every pass for clusters and every
+            round of refinement is saved.
 
     Returns:
         (num_nodes,) int32 part ids.
@@ -92,11 +110,11 @@ def streaming_multilevel(
         GNNScaleError: too little scratch disk, before anything is written.
         EdgeStreamError: the edges changed between the passes.
 
-    Cost: O(num_nodes + num_edges) time; about 45 bytes a node with one constraint, two blocks, and the quotient graph;
-        scratch disk as told by `open_external_csc`. Without scratch disk 63 bytes a node where nodes alone are
-        balanced, else 4 more a constraint, and the quotient graph; 3 + 2 * passes passes over the stream, and for a
-        round of refinement 2 (3 with more than 8 parts) and one for each round of rebalancing: 17 to 25 in all by
-        default, up to 90 where several constraints are hard to meet.
+    Cost: O(num_nodes + num_edges) time; 45 bytes a node with one constraint, or 20 and 60 an edge of the quotient
+        graph, whichever are more, and two blocks; scratch disk as told by `open_external_csc`. Without scratch disk 63
+        bytes a node where nodes alone are balanced, else 4 more a constraint, or 32 and 60 an edge of that graph;
+        3 + 2 * passes passes over the stream, and for a round of refinement 2 (3 with more than 8 parts) and one for
+        each round of rebalancing: 17 to 25 in all by default, up to 90 where several constraints are hard to meet.
     Source: ours. Label propagation and projection: Meyerhenke, Sanders and Schulz, SEA 2014; refinement: Gilbert et
         al., Jet, 2024; the streamed form and balances of several weights are this project's.
     """

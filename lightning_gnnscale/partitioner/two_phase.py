@@ -84,19 +84,19 @@ def two_phase(
     goes to the part that its end with the higher degree hashes to, and if that is full to the least loaded one.
 
     Args:
-        stream: an EdgeStream.
-        num_parts: in [1, num_nodes].
-        seed: of the hash, and of masters="random".
-        masks: not used.
-        balance: must be None: it is edges that are balanced, see `alpha`.
-        progress: called as progress(what, done, total) once a chunk.
-        max_volume: sum of degrees that a cluster may reach by a move, >= 0. None: 2 * num_edges / num_parts.
-        alpha: largest load over the mean, >= 1; at least the mean rounded up is allowed.
-        masters: "majority": the part with most of a node's edges, the lowest of several; "last": the part of the
-            edge that was placed last, edges inside a part coming before all others; "random": one of its parts, by a
-            hash of (seed, node).
-        deduplicate, scratch: see `open_simple_graph`.
-        checkpoint, checkpoint_every: see `spring`.
+        stream: An EdgeStream.
+        num_parts: In [1, num_nodes].
+        seed: Seed of the hash, and of masters="random".
+        masks: Not used.
+        balance: Must be None: this method balances edges, see `alpha`.
+        progress: Called as progress(what, done, total) once a chunk.
+        max_volume: Largest sum of degrees that a cluster may reach by a move, >= 0. None: 2 * num_edges / num_parts.
+        alpha: Largest allowed load over the mean, >= 1; at least the mean rounded up is allowed.
+        masters: "majority": the part with most of a node's edges, the lowest one on a tie; "last": the part of the edge
+            that was placed last, edges inside a part coming before all others; "random": one of its parts, by a hash of
+            (seed, node).
+        deduplicate, scratch: See `open_simple_graph`.
+        checkpoint, checkpoint_every: See `spring`.
 
     Returns:
         (num_nodes,) int32 part ids. Nodes without an edge go to the parts with the fewest nodes.

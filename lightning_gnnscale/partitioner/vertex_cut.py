@@ -19,10 +19,11 @@ class EdgePass(NamedTuple):
     """One pass over the edges.
 
     Attributes:
-        name: of its phase, as in `Partitioning.seconds` and in progress.
-        place: called as place(src, dst, state, part) with a block of edges; changes the state in place, moves the
-            edges that it places to the front of `src` and `dst`, writes their parts to `part`, returns how many.
-        begin: called as begin(state) before the first edge; returns the state. None: nothing is to be done.
+        name: Name of its phase, as in `Partitioning.seconds` and in progress.
+        place: Called as place(src, dst, state, part) with a block of edges. It changes the state in place, moves the
+            edges that it places to the front of `src` and `dst`, writes their parts to `part`, and returns their
+            number.
+        begin: Called as begin(state) before the first edge; returns the state. None: there is nothing to do.
     """
 
     name: str
@@ -86,14 +87,14 @@ def place_edges(
     """Place every edge in a part, and give every node a master among the parts that hold its edges.
 
     Args:
-        cut: the method.
-        stream: an EdgeStream.
-        num_parts: in [1, num_nodes].
-        seed: of the masters, where the rule is random.
+        cut: The method.
+        stream: An EdgeStream.
+        num_parts: In [1, num_nodes].
+        seed: Seed of the masters, used where the rule is "random".
         masters: "majority", "last" or "random": see `masters.MASTERS`.
-        deduplicate, scratch: see `open_simple_graph`.
-        checkpoint, checkpoint_every: see `spring`.
-        progress: called as progress(what, done, total) once a chunk.
+        deduplicate, scratch: See `open_simple_graph`.
+        checkpoint, checkpoint_every: See `spring`.
+        progress: Called as progress(what, done, total) once a chunk.
 
     Returns:
         (num_nodes,) int32 part ids. Nodes without an edge go to the parts with the fewest nodes.

@@ -33,19 +33,19 @@ def access_probability(
     """Estimate how likely a batch reads each node's features.
 
     Args:
-        store: the graph: anything with the `csc` of a partition store, arrays or memory maps.
+        store: The graph: any object with the `csc` of a partition store, as arrays or memory maps.
         train_nodes: (num_train,) distinct ids in [0, num_nodes), the targets of the batches.
-        num_layers: hops of "reach" and "paths", >= 1.
-        method: "vip": vertex inclusion probability of a batch sampled with the fan-outs, hop by hop, neighbours taken
-            as independent; "vip_sampled": the same, corrected by batches of which all hops but the last are drawn;
-            "presample": share of the batches of some sampled epochs; "reach": share of the training nodes that have
-            the node within num_layers hops; "paths": number of paths of at most num_layers hops from training nodes,
-            over the largest.
-        fanouts: of "vip", "vip_sampled" and "presample": neighbours a node for each hop, >= 1, or -1 for all.
-        batch_size: of the same: training nodes a batch, >= 1.
-        num_epochs: that "presample" draws, >= 1.
-        num_batches: that "vip_sampled" draws at most, >= 2.
-        seed: of "vip_sampled" and "presample".
+        num_layers: Number of hops for "reach" and "paths", >= 1.
+        method: "vip": vertex inclusion probability of a batch sampled with the fan-outs, hop by hop, treating
+            neighbours as independent. "vip_sampled": the same, corrected by batches of which all hops but the last are
+            drawn. "presample": share of the batches of some sampled epochs. "reach": share of the training nodes that
+            have the node within num_layers hops. "paths": number of paths of at most num_layers hops from training
+            nodes, divided by the largest such number.
+        fanouts: Neighbours per node for each hop, >= 1, or -1 for all; used by "vip", "vip_sampled" and "presample".
+        batch_size: Training nodes per batch, >= 1; used by the same methods.
+        num_epochs: Number of epochs that "presample" draws, >= 1.
+        num_batches: Upper bound on the batches that "vip_sampled" draws, >= 2.
+        seed: Seed of the draws of "vip_sampled" and "presample".
 
     Returns:
         (num_nodes,) float32 in [0, 1].

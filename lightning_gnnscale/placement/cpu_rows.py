@@ -24,14 +24,14 @@ def lay_here(layout: RowLayout, devices: list[int]) -> LaidRows:
 def lay_jointly(
     layout: RowLayout, device: int, here: list[int], exchange: Callable[[object], list], folder: str | Path | None
 ) -> LaidRows:
-    """Make the rows of one device, and of the host if it is the first device here; map those of the others.
+    """Make the rows of one device, and those of the host if it is the first device here; map the rows of the others.
 
     Args:
-        layout: of the rows.
-        device: of this process.
-        here: the devices on this host.
-        exchange: see `FeatureBuffer.join`.
-        folder: of the rows, None for memory.
+        layout: Layout of the rows.
+        device: Device of this process.
+        here: The devices on this host.
+        exchange: See `FeatureBuffer.join`.
+        folder: Folder that the rows are kept in; None: memory.
     """
     placement, host_ids = layout.placement, layout.host_ids(here)
 

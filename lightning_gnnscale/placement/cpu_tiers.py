@@ -17,10 +17,11 @@ class CPUTiers:
 
     Args:
         places: (num_nodes,) int64, as from `row_places`.
-        tables: one array a table, None for those that this device does not read; without the cache's.
-        dim, dtype: of a row as it is stored.
-        cache: of rows outside the devices, or None.
-        code: The form of rows of codes, which are decoded on their way out; None: rows go out as they lie.
+        tables: One array per table, without the cache's; None for a table that this device does not read.
+        dim, dtype: Length and dtype of a row as it is stored.
+        cache: Cache of rows that lie on no device, or None.
+        code: Format of rows that are stored as codes, which are decoded when gathered. None: rows are returned as
+            stored.
     """
 
     def __init__(

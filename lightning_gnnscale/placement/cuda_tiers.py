@@ -27,11 +27,12 @@ class CUDATiers:
 
     Args:
         places: (num_nodes,) int64, as from `row_places`.
-        tables: (num_rows, row_bytes) uint8 tensors, None for those that this device does not read and for the disk.
-        features: The table of all rows, which rows on disk are read from; codes are decoded on their way out.
-        cache: of rows outside the devices, or None.
-        device: that reads.
-        ring_rows, ring_blocks: size of the ring of pinned blocks that rows on disk come through.
+        tables: (num_rows, row_bytes) uint8 tensors; None for a table that this device does not read, and for the disk.
+        features: The table of all rows, from which rows on disk are read; codes are decoded when gathered.
+        cache: Cache of rows that lie on no device, or None.
+        device: The device that reads.
+        ring_rows, ring_blocks: Rows of a block, and number of blocks, of the ring of pinned memory that rows on disk
+            pass through.
     """
 
     def __init__(

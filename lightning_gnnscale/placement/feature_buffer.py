@@ -20,35 +20,36 @@ TIERS = ("local", "peer", "host", "disk", "cache")
 
 
 class FeatureBuffer:
-    """Feature rows where a placement puts them, gathered as if they lay in one table.
+    """Feature rows at the places a placement chose, gathered as if they lay in one table.
 
     A row is read from the device itself, from a peer of its group, from host memory or from disk, or from a cache of
-    rows that lie on no device. It satisfies `FeatureTable`, so that it can stand wherever a store's features do.
+    rows that lie on no device. The class satisfies `FeatureTable`, so it can be used wherever a store's features can.
 
-    On a CUDA device one kernel reads its own memory, that of peers and pinned host memory in place; rows on disk come
-    through a ring of pinned blocks. On the CPU devices are simulated: their rows are copies in memory.
+    On a CUDA device one kernel reads the device's own memory, that of peers, and pinned host memory in place; rows on
+    disk pass through a ring of pinned blocks. On the CPU, devices are simulated: their rows are copies in memory.
 
     This constructor makes the rows of the device's whole group in this process; `in_one_process` makes the buffers of
     all devices, `join` that of one device a process.
 
     Args:
-        placement: of the rows.
-        features: dense features of the store, by store id; they stay open.
-        device: the one of the placement that reads.
+        placement: Placement of the rows.
+        features: Dense features of the store, by store id; they stay open.
+        device: The device of the placement that reads.
         on: "cpu", "cuda" (device d is the d-th GPU) or one GPU as "cuda:0".
         host: "map": rows in host memory are read through the store's memory map; "copy": they are copied to memory
             that the processes of this host share. On CUDA always "copy", pinned.
-        cache: for rows that lie on no device, or None.
-        fingerprint: of the store that the features belong to, compared with the placement's; "": not compared.
-        memory_bytes: of each device, room for its rows; None: what is free on a GPU, no bound on the CPU.
-        laid: rows that were made before, by `in_one_process` and `join`.
+        cache: Cache for rows that lie on no device, or None.
+        fingerprint: Fingerprint of the store that the features belong to, compared with the placement's; "": not
+            compared.
+        memory_bytes: Room for rows on each device, bytes; None: what is free on a GPU, no bound on the CPU.
+        laid: Rows that `in_one_process` or `join` made before.
 
     Attributes:
-        num_rows, dim, dtype: of the features; rows of codes lie as they are stored, and are decoded when gathered.
-        on: as given; "cpu" gathers arrays, all else tensors.
-        hits: rows read so far from "local", "peer", "host", "disk" and "cache"; exact, also where threads gather
-            side by side. On CUDA reading it waits for the device.
-        nbytes: what the buffer takes on its device: own rows, places, cached rows.
+        num_rows, dim, dtype: Those of the features. Rows stored as codes are kept as codes, and decoded when gathered.
+        on: As given; "cpu" gathers arrays, all other values tensors.
+        hits: Rows read so far from "local", "peer", "host", "disk" and "cache"; exact even if several threads gather at
+            once. On CUDA, reading this attribute waits for the device.
+        nbytes: Memory that the buffer takes on its device, bytes: own rows, places, cached rows.
 
     Raises:
         PlacementError: sparse features, a placement for another store, no room for the rows, peers out of reach.
@@ -130,16 +131,16 @@ class FeatureBuffer:
         exchange: Callable[[object], list] | None = None,
         folder: str | Path | None = None,
     ) -> "FeatureBuffer":
-        """Return the buffer of this process, one process a device; each reads its own rows once and maps its peers'.
+        """Return the buffer of this process (one per device); each reads its own rows once and maps its peers'.
 
         Nothing has a name: when the last process that maps rows is gone, so are they, however it ended. On CUDA a
         buffer is closed after those of its peers.
 
         Args:
-            placement, features, device, on, host, cache, fingerprint, memory_bytes: see the class.
-            exchange: called by all processes alike with one object each, returns the objects of all, like
-                `torch.distributed.all_gather_object`, which is the default.
-            folder: of simulated devices' and host rows, on a local file system; None: memory.
+            placement, features, device, on, host, cache, fingerprint, memory_bytes: See the class.
+            exchange: Takes one object from every process and returns the objects of all. All processes call it alike.
+                Default: like `torch.distributed.all_gather_object`.
+            folder: Folder for the rows of simulated devices and of the host, on a local file system; None: memory.
 
         Raises:
             PlacementError: also where a group spans hosts, placements differ, or a process has ended or failed.

@@ -66,17 +66,17 @@ def devices_here(placement: Placement, device: int, processes: list[tuple[int, s
 def make_on_all(
     exchange: Callable[[object], list], device: int, make: Callable[[], tuple[Made, object]]
 ) -> tuple[Made, dict[int, object]]:
-    """Make something and exchange the tickets for it; where one process cannot make its own, all raise.
+    """Make something, and exchange the tickets for it. If one process cannot make its own, all raise.
 
     A process that raised before it exchanged would leave the others waiting.
 
     Args:
-        exchange: see `FeatureBuffer.join`.
-        device: of this process.
-        make: returns what is made and its ticket.
+        exchange: See `FeatureBuffer.join`.
+        device: Device of this process.
+        make: Returns what it made, and a ticket for it.
 
     Returns:
-        What was made here, and the tickets of all devices.
+        What this process made, and the tickets of all devices.
 
     Raises:
         PlacementError: another process failed. What `make` raises here is raised as it is.

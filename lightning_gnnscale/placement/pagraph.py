@@ -36,9 +36,9 @@ def most_read_rows(
     """Return, for each device, the rows of its neighbourhoods with the highest out-degree inside them.
 
     Args:
-        csc, train_nodes, num_devices, num_layers: see `assign_training_nodes`.
-        device: what that returned.
-        buffer_rows: of each device.
+        csc, train_nodes, num_devices, num_layers: See `assign_training_nodes`.
+        device: The array that `assign_training_nodes` returned.
+        buffer_rows: Number of rows in each device's buffer.
 
     Returns:
         One (num,) int64 array a device, num <= buffer_rows.

@@ -4,12 +4,84 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..jit import kernel
 from ..rng import fold, permutation
 from .access_probability import checked_nodes
 from .link_cost import link_alpha
 from .pagraph import assign_training_nodes, most_read_rows
 from .placement import Placement, mean_shares, read_shares
-from .rule import alpha_by_cost, place_group
+
+
+def place_group(order: np.ndarray, prob: np.ndarray, num_devices: int, buffer_rows: int, alpha: float) -> np.ndarray:
+    """Place rows on the devices of one group that read each other's buffers.
+
+    Every device begins with the hottest rows. Then, from the coldest of them up, copies on all devices but one give way
+    to further rows. This goes on as long as the peer reads of the old row cost less than the host reads of the new row
+    that are saved.
+
+    Args:
+        order: (num_nodes,) int64 node ids, hottest first.
+        prob: (num_nodes,) how likely each node is to be read.
+        num_devices: Number of devices in the group, >= 1.
+        buffer_rows: Number of rows in each device's buffer, in [1, num_nodes].
+        alpha: Cost of a peer read divided by that of a host read, in [0, 1].
+
+    Returns:
+        (num_devices, buffer_rows) int64 node ids.
+
+    Cost: O(num_devices x buffer_rows) time.
+    Source: Song and Jiang, ICS 2022, Rule 2 and Algorithm 1, in the form that gives the paper's own example.
+    """
+    rows = np.repeat(order[None, :buffer_rows], num_devices, axis=0)
+    if num_devices > 1:
+        _spread(order, prob, float(alpha), rows)
+    return rows
+
+
+def alpha_by_cost(alpha: float, num_devices: int) -> float:
+    """Return the alpha with which Algorithm 1 stops where an exchange no longer pays for all devices together.
+
+    A copy of row a that gives way to a row b that is on no device costs its own device alpha p(a), and saves host reads
+    of b: p(b) there, and (1 - alpha) p(b) on each of the other devices. That pays while p(b) (n - (n - 1) alpha) >
+    alpha p(a). The printed rule asks for p(b) > alpha p(a), and keeps copies that cost the other devices more.
+
+    Args:
+        alpha: cost of a peer read over that of a host read, in [0, 1].
+        num_devices: n, of the group.
+    """
+    return alpha / (num_devices - (num_devices - 1) * alpha)
+
+
+@kernel
+def _spread(order, prob, alpha, rows):
+    num_devices, buffer_rows = rows.shape
+    added = np.zeros(num_devices)
+    turn = np.arange(num_devices)
+    following = buffer_rows
+    for i in range(num_devices * buffer_rows):
+        if following >= len(order):
+            return
+        place = i % num_devices
+        if place == 0:
+            # The device to which least was added goes first; equal ones by number.
+            for k in range(num_devices):
+                turn[k] = k
+            for k in range(1, num_devices):
+                device, j = turn[k], k
+                while j > 0 and added[turn[j - 1]] > added[device]:
+                    turn[j] = turn[j - 1]
+                    j -= 1
+                turn[j] = device
+        if place == num_devices - 1:
+            continue  # the last one keeps its copy
+        position = buffer_rows - 1 - i // num_devices
+        device, new = turn[place], order[following]
+        if not prob[new] > alpha * prob[rows[device, position]]:
+            return
+        rows[device, position] = new
+        added[device] += prob[new]
+        following += 1
+
 
 RULES = ("rule", "rule_by_cost")
 METHODS = ("rule", "naive", "random", "degree", "metis", "pagraph", "rule_by_cost")
@@ -32,29 +104,31 @@ def place(
     """Place feature rows on devices.
 
     Args:
-        prob: (num_nodes,) how likely each node is read, as from `access_probability`.
-        num_devices: >= 1.
-        buffer_rows: rows of each device's buffer, in [1, num_nodes].
-        alpha: cost of a peer read over that of a host read, in [0, 1]: 0.2 for pairs, 0 for all-to-all links in the
-            paper; "auto": measured once a machine, see `link_alpha`. Read by "rule" and "rule_by_cost".
-        groups: devices that reach each other fast, every device in one; None: all in one.
-        method: "rule": Algorithm 1 in groups, Rule 1 (the hottest rows) on lone devices; "rule_by_cost": the same, but
-            copies give way as long as the reads of all devices together get cheaper (`alpha_by_cost`); "naive": ranges
-            of ids; "random"; "degree": the nodes of highest in-degree, in turns; "metis": the hottest nodes of each
-            device's part, by `part_id`; these fill the devices of a group with different rows. "pagraph": each device
-            caches what its own share of the training nodes reads, and no device reads another's.
-        store: for its rows, and whose fingerprint the placement carries; needed by "degree" and "pagraph".
-        train_nodes: (num_train,) distinct ids; needed by "pagraph". num_layers: hops that it looks.
-        part_id: (num_nodes,) ints in [0, num_devices), in the ids of prob; needed by "metis".
-        host_rows: rows that host memory has room for, the hottest of those that a group reads from there; None: all.
-            Others: disk.
-        seed: of "random".
+        prob: (num_nodes,) how likely each node is to be read, for example from `access_probability`.
+        num_devices: Number of devices, >= 1.
+        buffer_rows: Number of rows in each device's buffer, in [1, num_nodes].
+        alpha: Cost of a peer read divided by that of a host read, in [0, 1]: 0.2 for pairs, 0 for all-to-all links in
+            the paper; "auto": measured once per machine, see `link_alpha`. Used by "rule" and "rule_by_cost".
+        groups: Groups of devices with fast links among them; every device is in one group. None: all devices in one
+            group.
+        method: "rule": Algorithm 1 in groups, Rule 1 (the hottest rows) on lone devices. "rule_by_cost": the same, but
+            copies give way as long as the reads of all devices together get cheaper (`alpha_by_cost`). "naive": ranges
+            of ids. "random": random rows. "degree": the nodes of highest in-degree, in turns. "metis": the hottest
+            nodes of each device's part, by `part_id`. These four fill the devices of a group with different rows.
+            "pagraph": each device caches what its own share of the training nodes reads, and no device reads another's.
+        store: The store of the rows, whose fingerprint the placement keeps; needed by "degree" and "pagraph".
+        train_nodes: (num_train,) distinct ids; needed by "pagraph".
+        num_layers: Number of hops that "pagraph" looks ahead.
+        part_id: (num_nodes,) ints in [0, num_devices), indexed by the same ids as prob; needed by "metis".
+        host_rows: Number of rows that host memory has room for. The hottest of the rows that a group reads from there
+            stay in it, the others on disk. None: all stay in it.
+        seed: Seed of "random".
 
     Returns:
         Placement.
 
     Raises:
-        ValueError: an argument outside its range, prob with NaN or negative values.
+        ValueError: an argument is outside its range, or prob has NaN or negative values.
 
     Cost: a sort of num_nodes, and a few passes over the nodes for each device. "pagraph": see `assign_training_nodes`.
     Source: Song and Jiang, ICS 2022.

@@ -10,16 +10,17 @@ HOST, DISK = -1, -2
 
 @dataclass(frozen=True)
 class Placement:
-    """Feature rows on devices; what is on none lies in host memory or on disk.
+    """Feature rows on devices; rows that are on no device lie in host memory or on disk.
 
     Attributes:
-        rows: for each device, (num_rows,) int64 node ids in the order of its buffer.
-        groups: devices that read each other's buffers, one tuple a group.
-        num_nodes: of the graph.
-        on_disk: (num_nodes,) bool, rows that are not in host memory either; None: all are.
-        shares: predicted share of reads of each tier, "local", "peer", "host", "disk", the mean over devices.
-        device_shares: the same for each device.
-        method: that placed them. fingerprint: of the store that it was made for, "" where none was given.
+        rows: (num_rows,) int64 node ids for each device, in the order of its buffer.
+        groups: Devices that read each other's buffers, one tuple per group.
+        num_nodes: Number of nodes in the graph.
+        on_disk: (num_nodes,) bool, True for rows that are not in host memory either; None: host memory has all of them.
+        shares: Predicted share of reads from each tier ("local", "peer", "host", "disk"), averaged over devices.
+        device_shares: The same for each device.
+        method: Method that placed the rows.
+        fingerprint: Fingerprint of the store that the placement was made for; "" if none was given.
     """
 
     rows: tuple[np.ndarray, ...]

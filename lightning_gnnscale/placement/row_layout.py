@@ -37,10 +37,10 @@ class RowLayout:
     """A placement and the rows that it places.
 
     Attributes:
-        placement: of the rows.
-        features: a dense table over a memory map, whose rows are laid as they are stored.
-        copies_host: whether host rows are copied to memory of their own.
-        memory_bytes: of each device, None for what there is.
+        placement: Placement of the rows.
+        features: A dense table over a memory map; its rows are laid out as they are stored.
+        copies_host: Whether host rows are copied to memory of their own.
+        memory_bytes: Room for rows on each device, bytes; None: what there is.
     """
 
     placement: Placement
@@ -60,10 +60,10 @@ class RowLayout:
         """Return the ids of a device's rows.
 
         Args:
-            free_bytes: of the device, where that is known.
+            free_bytes: Free memory of the device, bytes; None: unknown.
 
         Raises:
-            PlacementError: it has no room for them.
+            PlacementError: the device has no room for them.
         """
         ids = self.placement.rows[device]
         room = min((size for size in (self.memory_bytes, free_bytes) if size is not None), default=None)
@@ -96,9 +96,9 @@ def row_places(placement: Placement, device: int, host_ids: np.ndarray | None) -
     """Return the (num_nodes,) int64 place of each row, as one device reads it.
 
     Args:
-        placement: of the rows.
-        device: that reads.
-        host_ids: the rows of the host table, ascending; None: all, by id.
+        placement: Placement of the rows.
+        device: The device that reads.
+        host_ids: Ids of the rows in the host table, ascending; None: the table has all rows, by id.
     """
     dev_num, buf_pos = placement.lookup(device)
     if host_ids is not None:

@@ -17,16 +17,19 @@ class PlacementSettings:
     """How feature rows are placed on devices.
 
     Args:
-        method: of `place`; "metis" takes the parts of the store, whatever made them, in turns.
-        buffer_share: rows of each device's buffer over all rows, in (0, 1]; read where buffer_rows is None.
-        buffer_rows: rows of each device's buffer.
-        alpha: cost of a peer read over that of a host read, in [0, 1], or "auto": measured once a machine.
-        groups: devices that reach each other fast; None: those of each host, each GPU alone where they cannot.
-        probability: of `access_probability`.
-        host_rows: rows that host memory has room for beside the buffers; None: all. Others are read from disk.
-        cache_rows: rows of each device's cache of what the placement leaves out; 0: none.
-        cache_policy: "lru", "sieve" or, where training is on CPUs, "belady", see `FeatureCache`.
-        lookahead_batches: batches drawn ahead, whose reads "belady" goes by, >= 1; the others do not read it.
+        method: Method of `place`; "metis" deals the parts of the store to the devices in turns, whatever made the
+            parts.
+        buffer_share: Share of all rows that each device's buffer holds, in (0, 1]; used if buffer_rows is None.
+        buffer_rows: Number of rows in each device's buffer.
+        alpha: Cost of a peer read divided by that of a host read, in [0, 1], or "auto": measured once per machine.
+        groups: Groups of devices with fast links among them. None: the devices of each host, or each GPU alone where
+            they cannot reach each other.
+        probability: Method of `access_probability`.
+        host_rows: Number of rows that host memory has room for beside the buffers; the others are read from disk. None:
+            all.
+        cache_rows: Number of rows in each device's cache of rows that lie on no device; 0: no cache.
+        cache_policy: "lru", "sieve" or, if training is on CPUs, "belady"; see `FeatureCache`.
+        lookahead_batches: Number of batches drawn ahead whose reads "belady" goes by, >= 1; other policies ignore it.
 
     Raises:
         ValueError: an argument outside its range.
@@ -73,13 +76,13 @@ class PlacementSettings:
         """Return the placement.
 
         Args:
-            store: a partition store.
+            store: A partition store.
             train_nodes: (num_train,) store ids of the targets of all batches.
-            num_devices: how many there are.
-            fanouts: of the sampler, -1 for all neighbours; one a hop.
-            batch_size: targets a batch.
-            seed: of sampled probabilities and of "random".
-            groups: where the settings have none.
+            num_devices: Number of devices.
+            fanouts: Fan-outs of the sampler, one per hop, -1 for all neighbours.
+            batch_size: Targets per batch.
+            seed: Seed of sampled probabilities and of "random".
+            groups: Groups of devices, used if the settings have none.
         """
         prob = access_probability(
             store,

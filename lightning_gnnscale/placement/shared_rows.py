@@ -41,9 +41,9 @@ class SharedRows:
         """Make rows with undefined contents.
 
         Args:
-            num_rows, dim: >= 0.
-            dtype: any without Python objects.
-            folder: of a file system that keeps unnamed files, for example on a fast disk; None: memory.
+            num_rows, dim: Number and length of the rows, >= 0.
+            dtype: Any dtype without Python objects.
+            folder: Folder on a file system that keeps unnamed files, for example on a fast disk; None: memory.
 
         Raises:
             PlacementError: there is no room, or the folder does not take unnamed files.
@@ -72,8 +72,8 @@ class SharedRows:
         """Map the rows of another process of this host.
 
         Args:
-            ticket: of the process that made them.
-            write: whether the mapping may be written to, as pinning asks for.
+            ticket: Ticket from the process that made the rows.
+            write: Whether the mapping may be written to, as pinning asks for.
 
         Raises:
             PlacementError: that process has ended, or may not be read.

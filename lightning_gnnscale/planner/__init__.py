@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from collections.abc import Callable
 
 from ..graph import id_dtype
 from ..memory import gpu_memory_bytes, memory_limit_bytes
@@ -9,11 +10,11 @@ from ..units import format_bytes, parse_bytes
 from .host_memory import (
     GPU_CONTEXT_BYTES,
     INTERPRETER_BYTES,
-    WORKER_BYTES,
     check_integer,
     predict_evaluation,
     predict_host_peak,
     predict_training,
+    processes_bytes,
 )
 from .plan import DEFAULT_COMPUTE_SHARE, Plan
 
@@ -38,33 +39,40 @@ def plan(
     num_parts: int | None = None,
     accelerator: str = "auto",
     interpreter_bytes: int = INTERPRETER_BYTES,
+    start_method: str = "popen",
+    partition_bytes: Callable[[int], int | None] | None = None,
     **training_options,
 ) -> Plan:
     """Decide the number of parts by the seeds' rule: S <= q (M - T) gives q parts, otherwise ceil(S / (M - T)).
 
     Args:
-        num_nodes, num_edges: of the graph; edges as stored (twice the undirected ones after `to_undirected`).
-        feature_bytes: features on disk, bytes or text like '12GiB'.
-        edge_row_bytes: weight and features of one stored edge, bytes.
-        num_devices: q, devices or processes, >= 1.
-        device_memory_bytes: M, memory of one device. "auto" finds it: that of the smallest GPU, or on CPUs a
-            process's share of the host beyond its interpreter. None: not limited, one part a device.
-        host_memory_bytes: memory of the host. "auto" finds it, also under a cgroup's cap. None: not limited.
-        compute_bytes: T, set aside for computing; None: two thirds of M where M is given, and what training is
-            predicted to take where M was found.
-        num_parts: p, where the user has chosen it.
-        accelerator: "gpu", "cpu", or "auto": a GPU where M is found and there is one.
-        interpreter_bytes: what the starting process holds before any work, bytes.
-        training_options: further arguments of `predict_training` (`batch_size`, `fanouts`, ...).
+        num_nodes, num_edges: Number of nodes and of stored edges in the graph (after `to_undirected`, twice the
+            undirected edges).
+        feature_bytes: Size of the features on disk, in bytes or as text like '12GiB'.
+        edge_row_bytes: Size of the weight and features of one stored edge, bytes.
+        num_devices: q, number of devices or processes, >= 1.
+        device_memory_bytes: M, memory of one device. "auto" finds it: the memory of the smallest GPU, or on CPUs a
+            process's share of the host's memory without its interpreter. None: unlimited, one part per device.
+        host_memory_bytes: Memory of the host. "auto" finds it, also under a cgroup's limit. None: unlimited.
+        compute_bytes: T, memory set aside for computing. None: two thirds of M if M is given; what training is
+            predicted to take if M was found.
+        num_parts: p, if the user has chosen it; None: the rule decides.
+        accelerator: "gpu", "cpu", or "auto": a GPU if M is to be found and there is one.
+        interpreter_bytes: Memory that the starting process holds before any work, bytes.
+        start_method: How the training processes are started: "popen", "fork", "spawn" or "forkserver".
+        partition_bytes: Maps the number of parts to the bytes that partitioning holds, or to None if unknown. None:
+            unknown.
+        training_options: Further arguments of `predict_training` (`batch_size`, `fanouts`, ...).
 
     Returns:
-        Plan; `explain()` prints every term.
+        The Plan; `explain()` prints every term.
 
     Raises:
         ValueError: a count or size out of range; T leaves no room in M.
 
-    Source: SDT-GNN, workload planning. Differs: S counts the CSC and the edges' data beside the features;
-    `Plan.with_halo` checks again with the halo rows, which the seeds' rule ignores.
+    Source: SDT-GNN, workload planning. Differs: S counts the CSC and the edges' data beside the features; where batches
+    mix parts, as many and one more must fit M - T together; `Plan.with_halo` checks again with the halo rows, which the
+    seeds' rule ignores.
     """
     unknown = sorted(set(training_options) - set(inspect.signature(predict_training).parameters))
     if unknown:
@@ -88,11 +96,13 @@ def plan(
     if num_parts is not None:
         check_integer("num_parts", num_parts, 1)
     host = memory_limit_bytes() if found_host else parse_bytes(host_memory_bytes, "host_memory_bytes")
+    interpreters = processes_bytes(num_devices, interpreter_bytes, start_method)
+    free = None if host is None else (host - interpreters) // num_devices
     memory = None if found_device else parse_bytes(device_memory_bytes, "device_memory_bytes")
     if found_device and on_gpu:
         memory = None if gpu is None else gpu - GPU_CONTEXT_BYTES
     elif found_device and host is not None:
-        memory = max(1, (host - (1 + num_devices) * (interpreter_bytes + WORKER_BYTES)) // num_devices)
+        memory = max(1, free)
     compute = parse_bytes(compute_bytes, "compute_bytes")
     if memory is not None and compute is not None and compute >= memory:
         raise ValueError(
@@ -100,7 +110,9 @@ def plan(
         )
     if memory is not None and compute is None:
         compute = training(num_parts or num_devices) if found_device else math.ceil(memory * DEFAULT_COMPUTE_SHARE)
-    parts, chosen_by = _choose_parts(total, num_devices, memory, compute, num_parts)
+    mixed = training_options.get("mixed_parts", 0)
+    held = mixed + 1 if mixed and not on_gpu else 1  # a GPU holds batches, its parts are the host's
+    parts, chosen_by = _choose_parts(total, num_devices, memory, compute, num_parts, held)
     if chosen_by == "rule":
         parts = max(num_devices, min(parts, num_nodes))  # that the plan does not fit says more
     if num_nodes and parts > num_nodes:
@@ -111,6 +123,7 @@ def plan(
         compute = device_peak
     taken = set(inspect.signature(predict_evaluation).parameters)
     evaluation = predict_evaluation(
+        free_bytes=free,
         num_nodes=num_nodes,
         num_edges=num_edges,
         **{name: value for name, value in training_options.items() if name in taken},
@@ -124,6 +137,8 @@ def plan(
         evaluation_bytes=evaluation,
         edge_row_bytes=edge_row_bytes,
         interpreter_bytes=interpreter_bytes,
+        start_method=start_method,
+        partition_bytes=None if partition_bytes is None else partition_bytes(parts),
     )
     return Plan(
         num_parts=parts,
@@ -139,12 +154,13 @@ def plan(
         chosen_by=chosen_by,
         host_peak_bytes=host_peaks,
         device_peak_bytes=device_peak,
+        parts_held=held,
         device_memory_found=found_device,
         host_memory_found=found_host,
     )
 
 
-def _choose_parts(total: int, devices: int, memory: int | None, compute: int | None, given: int | None):
+def _choose_parts(total: int, devices: int, memory: int | None, compute: int | None, given: int | None, held: int):
     if given is not None:
         return given, "user"
     if memory is None:
@@ -152,4 +168,6 @@ def _choose_parts(total: int, devices: int, memory: int | None, compute: int | N
     if compute >= memory:  # of found memory: training itself does not fit, which the plan says
         return devices, "rule"
     room = memory - compute
-    return (devices if total <= devices * room else math.ceil(total / room)), "rule"
+    if total * min(held, devices) <= devices * room:
+        return devices, "rule"
+    return math.ceil(held * total / room), "rule"

@@ -13,8 +13,9 @@ INTERPRETER_BYTES = 390 << 20  # torch, lightning and torch_geometric imported
 COMPILED_BYTES = 50 << 20  # numba's compiler and loops, once partitioning or storing has begun
 LOOPS_BYTES = 50 << 20  # Lightning's loops and autograd, before the first batch
 WORKER_BYTES = COMPILED_BYTES + LOOPS_BYTES  # a training process before its first batch, beside the interpreter
+FORKED_BYTES = 60 << 20  # of the starting process's interpreter, what a forked one comes to write to
 GPU_CONTEXT_BYTES = 600 << 20  # CUDA's context and libraries on a GPU
-PARTITION_BYTES_A_NODE = 24  # SPRING's state, and the bits that count halos
+PARTITION_BYTES_A_NODE = 24  # of a partitioner that does not tell what it holds
 STORE_BYTES_A_NODE = 24  # ids both ways, degrees, offsets
 CHUNKS_HELD = 2  # by a stream that reads ahead
 STORE_BYTES_AN_EDGE = 24  # of a chunk that is sorted into buckets
@@ -38,6 +39,8 @@ def predict_host_peak(
     chunk_edges: int = 1 << 22,
     edge_row_bytes: int = 0,
     interpreter_bytes: int = INTERPRETER_BYTES,
+    start_method: str = "popen",
+    partition_bytes: int | None = None,
 ) -> dict[str, int]:
     """Predict the peak memory of partitioning, storing, training and evaluating on one host.
 
@@ -50,6 +53,8 @@ def predict_host_peak(
         chunk_edges: edges a chunk.
         edge_row_bytes: weight and features of one edge.
         interpreter_bytes: what the starting process holds before any work.
+        start_method: see `processes_bytes`.
+        partition_bytes: what the partitioner holds, see `partitioner.registry.partition_bytes`; None: not known.
 
     Returns:
         {"partition": bytes, "partition_store": bytes, "train": bytes, "evaluate": bytes}.
@@ -58,15 +63,31 @@ def predict_host_peak(
     begun = interpreter_bytes + COMPILED_BYTES
     buckets = STORE_BYTES_AN_EDGE * min(STORE_CHUNK_EDGES, num_edges)
     sort = (32 if edge_row_bytes else 16) * min(STORE_SORT_ARCS, num_edges)
-    workers = (1 + num_processes) * (interpreter_bytes + WORKER_BYTES)  # the starting process waits beside them
+    workers = processes_bytes(num_processes, interpreter_bytes, start_method)
+    assigning = PARTITION_BYTES_A_NODE * num_nodes if partition_bytes is None else partition_bytes
     peaks = {
-        "partition": begun + PARTITION_BYTES_A_NODE * num_nodes + chunks,
+        # Then part ids, and a bit for each part that a node is read by.
+        "partition": begun + chunks + max(assigning, (4 + math.ceil(num_parts / 8)) * num_nodes),
         "partition_store": begun + STORE_BYTES_A_NODE * num_nodes + max(chunks + buckets, sort),
         "train": workers + num_processes * training_bytes,
     }
     if evaluation_bytes:
         peaks["evaluate"] = workers + num_processes * evaluation_bytes
     return {stage: int(peak) for stage, peak in peaks.items()}
+
+
+def processes_bytes(num_processes: int, interpreter_bytes: int, start_method: str) -> int:
+    """Return what training processes of one host hold together before their first batches, bytes.
+
+    Args:
+        num_processes: those that train.
+        interpreter_bytes: what the starting process holds before any work.
+        start_method: "popen": each begins anew, and the starting process is one of them. "fork": they share the
+            interpreter of the starting one, which waits beside them. "spawn", "forkserver": each begins anew beside it.
+    """
+    if start_method == "fork":
+        return interpreter_bytes + COMPILED_BYTES + num_processes * (FORKED_BYTES + LOOPS_BYTES)
+    return (num_processes + (start_method != "popen")) * (interpreter_bytes + WORKER_BYTES)
 
 
 def predict_evaluation(
@@ -78,6 +99,7 @@ def predict_evaluation(
     hidden_channels: int = 256,
     fanouts: Sequence[int] = (),
     embedding_dim: int = 0,
+    free_bytes: int | None = None,
 ) -> int:
     """Predict what one process holds beyond its interpreter while it evaluates exactly, layer by layer, bytes.
 
@@ -87,6 +109,8 @@ def predict_evaluation(
     Args:
         num_nodes, num_edges: counts of the graph; edges as stored (arcs).
         feature_dim, feature_row_bytes, hidden_channels, fanouts, embedding_dim: see `predict_training`.
+        free_bytes: memory for this process; where it does not hold the inputs of all nodes, two thirds are taken. None:
+            it does.
     """
     degree = max(1.0, num_edges / max(num_nodes, 1))
     widths = [feature_dim + embedding_dim, *[hidden_channels] * (max(len(fanouts), 2) - 1)]
@@ -97,14 +121,23 @@ def predict_evaluation(
         sources = min(num_nodes, targets + distinct(arcs, num_nodes))
         row = 4 * width
         if width == widths[0] and feature_row_bytes is not None:
-            row = feature_row_bytes + _cast_bytes(feature_dim, feature_row_bytes)
+            row = sum(_row_bytes(feature_dim, feature_row_bytes))
         blocks.append(sources * (row + 8) + targets * 4 * (width + EVALUATION_COPIES * hidden_channels) + 20 * arcs)
+    if free_bytes is not None and 4 * num_nodes * widths[0] > free_bytes:
+        blocks += [free_bytes * 2 / 3]
     return int(EVALUATION_BYTES + max(blocks, default=0) + 4 * num_nodes)
 
 
-def _cast_bytes(feature_dim: int, row_bytes: float) -> int:
-    """Return the bytes of a row that is cast to float32; sparse rows, of no whole width, stay as they are."""
-    return 4 * feature_dim if row_bytes in (feature_dim, 2 * feature_dim) else 0
+def _row_bytes(feature_dim: int, row_bytes: float) -> tuple[float, int]:
+    """Return the bytes of a row as it is gathered, and of its float32 copy, which the batch that trains has.
+
+    Args:
+        row_bytes: with the copy or without; sparse rows, of no whole width, and float32 have none.
+    """
+    for narrow in (feature_dim, 2 * feature_dim):
+        if row_bytes in (narrow, narrow + 4 * feature_dim):
+            return narrow, 4 * feature_dim
+    return row_bytes, 0
 
 
 def distinct(draws: float, population: float) -> float:
@@ -152,6 +185,7 @@ def predict_training(
     prefetch_batches: int = 3,
     embedding_dim: int = 0,
     part_rows: int | None = None,
+    mixed_parts: int = 0,
     on_gpu: bool = False,
 ) -> int:
     """Predict what one training process (or device) holds beyond its interpreter, bytes.
@@ -171,6 +205,8 @@ def predict_training(
         prefetch_batches: batches held at once.
         embedding_dim: columns of learnable node embeddings, which processes of a host share with Adam's two moments.
         part_rows: nodes of the largest part with its halo; None: three times a part's share of the nodes.
+        mixed_parts: parts that each batch is made of, all trained by every process under gradient averaging, with one
+            more in memory; 0: each process trains its own parts, one after the other, and keeps a model for each.
         on_gpu: a GPU's memory: parts and embeddings stay with the host.
 
     Raises:
@@ -183,17 +219,20 @@ def predict_training(
     reach = min(3 * part_nodes if part_rows is None else max(part_rows, part_nodes), num_nodes)  # core and halo
     layers = max(len(fanouts), 2)
     nodes, arcs = [float(reach)] * (layers + 1), float(part_arcs)
+    pieces = max(1, min(mixed_parts, num_parts))
     if batch_size is not None and fanouts:
-        nodes, arcs = batch_hops(reach, num_edges / max(num_nodes, 1), batch_size, fanouts)
+        of_piece = batch_hops(reach, num_edges / max(num_nodes, 1), math.ceil(batch_size / pieces), fanouts)
+        nodes, arcs = [pieces * num for num in of_piece[0]], pieces * of_piece[1]
     inputs = nodes[-1]
     row_bytes = 4 * feature_dim if feature_row_bytes is None else feature_row_bytes
     width = feature_dim + embedding_dim
-    activations = inputs * (_cast_bytes(feature_dim, row_bytes) + 4 * embedding_dim)
+    row_bytes, copy_bytes = _row_bytes(feature_dim, row_bytes)
+    activations = inputs * (copy_bytes + 4 * embedding_dim)
     for targets in nodes[:-1]:
         activations += targets * 4 * (width + COPIES_OF_OUTPUT * hidden_channels)
         width = hidden_channels
     parameters = 4 * hidden_channels * (2 * (feature_dim + embedding_dim) + 2 * hidden_channels * (layers - 1))
-    model = parameters * (4 + 3 * math.ceil(num_parts / num_processes))
+    model = parameters * (4 if mixed_parts else 4 + 3 * math.ceil(num_parts / num_processes))
     batches = prefetch_batches * (inputs * (row_bytes + 24) + arcs * (16 + edge_row_bytes))
     batches += inputs * 2 * 4 * embedding_dim  # rows of embeddings, and their gradients
     # The epoch's validation takes the place of a step's activations; batches stay in their pool.
@@ -209,7 +248,8 @@ def predict_training(
     step = max(activations, evaluation)
     if on_gpu:
         return int(batches + step + model)
-    held = min(2, math.ceil(num_parts / num_processes))  # the part, and the next one where there is one
+    # The part, or those of a batch, and the next one where there is one.
+    held = min(pieces + 1, num_parts) if mixed_parts else min(2, math.ceil(num_parts / num_processes))
     parts = held * (2 * 4 * part_arcs + 24 * reach)
     embeddings = num_nodes * (12 * embedding_dim + 4) / num_processes if embedding_dim else 0
     return int(TRAINING_BYTES + parts + batches + step + model + embeddings)

@@ -11,26 +11,27 @@ _STAGES = {"partition": "partitioning", "partition_store": "storing", "train": "
 
 @dataclass(frozen=True)
 class Plan:
-    """How many parts a graph is cut into, and what each of them costs.
+    """The number of parts that a graph is cut into, and what each of them costs.
 
     Attributes:
-        num_parts: parts, p.
-        num_devices: devices (or processes on a CPU), q.
-        device_memory_bytes: memory of one device, M; None where it is not limited.
-        compute_bytes: memory of one device set aside for computing, T; None where M is.
-        csc_bytes, feature_bytes, edge_data_bytes: the graph, the features of its nodes, and weights and features of
-            its edges, on disk; S is their sum.
-        num_nodes, num_edges: of the graph; edges as stored (arcs).
-        host_memory_bytes: memory of the host; None where it is not limited.
-        chosen_by: "rule", "halo" (the fewest parts that fit with their halos), "user", or "devices" (memory is not
-            limited).
-        host_peak_bytes: predicted peak of anonymous and shared memory on this host, by stage.
-        device_peak_bytes: predicted peak of training on one device, beyond what a process holds before.
-        halo_nodes_per_part: halo rows of the largest part, once partitioning or a sample has told them.
-        halo_note: how the halo rows were arrived at, where they were not counted.
-        edges_note: how num_edges was arrived at, where that is not plain.
-        largest_part_bytes: features and CSC of the largest part, bytes, once partitioning has told them.
-        device_memory_found, host_memory_found: whether the memory was found by the planner and not given.
+        num_parts: p, number of parts.
+        num_devices: q, number of devices (of processes on a CPU).
+        device_memory_bytes: M, memory of one device; None: unlimited.
+        compute_bytes: T, memory of one device set aside for computing; None if M is.
+        csc_bytes, feature_bytes, edge_data_bytes: Sizes on disk of the graph, of its nodes' features, and of its edges'
+            weights and features; S is their sum.
+        num_nodes, num_edges: Number of nodes and of stored edges (arcs) in the graph.
+        host_memory_bytes: Memory of the host; None: unlimited.
+        chosen_by: What chose num_parts: "rule", "halo" (the fewest parts that fit with their halos), "user", or
+            "devices" (memory is unlimited).
+        host_peak_bytes: Predicted peak of anonymous and shared memory on this host, for each stage.
+        device_peak_bytes: Predicted peak of training on one device, beyond what a process holds before.
+        halo_nodes_per_part: Halo rows of the largest part, once partitioning or a sample has shown them.
+        halo_note: How the halo rows were found if they were not counted.
+        edges_note: How num_edges was found if that is not obvious.
+        largest_part_bytes: Size of the features and CSC of the largest part, bytes, once partitioning has shown it.
+        parts_held: Number of parts whose features are in memory at a time: those that a batch mixes, and the next one.
+        device_memory_found, host_memory_found: Whether the planner found the memory itself; False if it was given.
     """
 
     num_parts: int
@@ -50,6 +51,7 @@ class Plan:
     edge_data_bytes: int = 0
     halo_note: str = ""
     largest_part_bytes: int = 0
+    parts_held: int = 1
     device_memory_found: bool = False
     host_memory_found: bool = False
 
@@ -69,6 +71,16 @@ class Plan:
         if self.halo_nodes_per_part is not None and self.num_nodes:
             own += math.ceil(self.halo_nodes_per_part * self.feature_bytes / self.num_nodes)
         return max(own, self.largest_part_bytes)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the parts that must fit a device at a time.
+
+        Where the user chose their number, and no device memory, none must: rows are then read for a run of batches.
+        """
+        if self.chosen_by == "user":
+            return 0 if self.device_memory_found else self.part_bytes
+        return self.part_bytes * min(self.parts_held, self.num_parts)
 
     @property
     def fits(self) -> bool:
@@ -91,9 +103,11 @@ class Plan:
         found = []
         if self.device_memory_bytes is not None:
             room = self.device_memory_bytes - self.compute_bytes
-            if self.part_bytes > room or room < 0:
+            if self.held_bytes > room or room < 0:
                 what = f"the largest of {self.num_parts} parts" if self.num_parts > 1 else "the graph as one part"
-                found += [(f"{what}, beside what is set aside for computing", self.part_bytes, max(room, 0))]
+                if self.held_bytes > self.part_bytes:
+                    what = f"the parts of a batch and the next, of {self.num_parts}"
+                found += [(f"{what}, beside what is set aside for computing", self.held_bytes, max(room, 0))]
             if self.device_peak_bytes > self.device_memory_bytes:
                 found += [("training on one device", self.device_peak_bytes, self.device_memory_bytes)]
         if self.host_memory_bytes is not None:
@@ -134,10 +148,11 @@ class Plan:
             if self.chosen_by == "rule":
                 sign = "<=" if self.total_bytes <= self.num_devices * room else ">"
                 rows += [("rule", f"S {sign} q (M - T) = {format_bytes(max(0, self.num_devices * room))}")]
+        times = f"{self.parts_held} " if self.parts_held > 1 else ""
         why = {
             "user": "as given",
             "devices": "one a device: its memory is not limited",
-            "rule": "p = q" if self.num_parts == self.num_devices else "p = ceil(S / (M - T))",
+            "rule": "p = q" if self.num_parts == self.num_devices else f"p = ceil({times}S / (M - T))",
             "halo": "the fewest tried that fit with their halo",
         }[self.chosen_by]
         rows += [
@@ -149,6 +164,9 @@ class Plan:
             rows += [("halo rows of the largest part", f"{self.halo_nodes_per_part:,}{note}")]
         which = "bytes of the largest part" if self.halo_nodes_per_part is not None else "bytes of a part without halo"
         rows += [(which, format_bytes(self.part_bytes))]
+        if self.parts_held > 1:
+            held = min(self.parts_held, self.num_parts)
+            rows += [("parts in memory at a time", f"{held}, those of a batch and the next")]
         rows += [("peak of a device, predicted", format_bytes(self.device_peak_bytes))]
         rows += [(f"host peak, {stage}, predicted", format_bytes(peak)) for stage, peak in self.host_peak_bytes.items()]
         host = self.host_memory_bytes
@@ -188,9 +206,9 @@ class Plan:
         if not self.device_memory_found and self.compute_bytes == math.ceil(
             self.device_memory_bytes * DEFAULT_COMPUTE_SHARE
         ):
-            beside_part = math.ceil(self.part_bytes / (1 - DEFAULT_COMPUTE_SHARE))
+            beside_part = math.ceil(self.held_bytes / (1 - DEFAULT_COMPUTE_SHARE))
         else:
-            beside_part = self.part_bytes + self.compute_bytes
+            beside_part = self.held_bytes + self.compute_bytes
         return max(self.device_peak_bytes, beside_part)
 
 

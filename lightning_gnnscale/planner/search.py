@@ -92,7 +92,6 @@ def search_parts(
     known: dict[int, PartRows],
     measure: Callable[[int], PartRows | None],
     guessed: dict[int, int],
-    is_last: bool = True,
 ) -> Plan | None:
     """Return the plan of a number of parts that fits as measured; None where this partitioner makes none.
 
@@ -106,7 +105,6 @@ def search_parts(
         known: what was measured, by the number of parts; added to.
         measure: partitions, and returns what the largest part holds; None: nobody counted it.
         guessed: number of parts to rows of the largest part, estimated; used while nothing is known.
-        is_last: measure even where the estimate says that nothing will fit, since it may be too high.
 
     Cost: at most `MOST_MEASURED` calls of measure, those of earlier searches among them, or one where they were more.
     """
@@ -120,7 +118,7 @@ def search_parts(
         coming = grow(plan_at, rows_curve(rows, num_nodes), low, most) if rows else None
         if coming is not None:
             num_parts = coming.num_parts
-        elif len(known) < 2 and (is_last or known or not guessed):
+        elif len(known) < 2:
             num_parts = min(most, max([low, *(4 * p for p in known)]))
         else:
             return None
@@ -140,14 +138,15 @@ def search_parts(
 class SampledHalos:
     """Halos of a partitioner, estimated on a sample of the graph that a bounded memory holds.
 
-    The sample is the subgraph of the nodes whose hash falls below a bound. The partitioner cuts it. A node of the
-    graph has as many more neighbours than in the sample as nodes were left out; the share of them that lies in other
-    parts is taken from the sample, and they are taken to be spread over those parts evenly, so halos are rather
-    over- than underestimated. A graph of no more than `SAMPLE_EDGES` is its own sample, and its halos are counted.
+    The sample is the subgraph of the nodes whose hash falls below a bound; the partitioner cuts it. The number of a
+    node's neighbours in the graph is scaled up from the sample by the share of nodes that were left out. The share of
+    neighbours in other parts is taken from the sample, and they are assumed to be spread evenly over those parts, so
+    halos are over- rather than underestimated. A graph of no more than `SAMPLE_EDGES` edges is its own sample, and its
+    halos are counted.
 
     Args:
-        stream: the edges; read once.
-        seed: of the sample and of the partitioner.
+        stream: The edges; read once.
+        seed: Seed of the sample and of the partitioner.
     """
 
     def __init__(self, stream, seed: int):

@@ -11,11 +11,11 @@ from ..units import format_bytes, format_seconds
 
 
 def stage_rows(events: list[dict], predicted: dict[str, int]) -> list[dict]:
-    """Return one row a stage: seconds added up, the largest peak, the prediction beside it.
+    """Return one row per stage: the sum of its seconds, its largest peak, and the prediction beside it.
 
     Args:
-        events: of a run, see `events.py`.
-        predicted: bytes by stage, for example `plan.host_peak_bytes`.
+        events: Events of a run, see `events.py`.
+        predicted: Predicted bytes for each stage, for example `plan.host_peak_bytes`.
     """
     rows: dict[str, dict] = {}
     for event in events:

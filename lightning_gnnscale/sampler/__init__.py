@@ -8,8 +8,8 @@ from .links import AliasTable, draw_negatives, draw_positives
 from .locality import LocalityBias
 from .minibatch import MiniBatch, SparseFeatures
 from .neighbor import NeighborSampler
+from .protocol import BatchSampler, Subgraph
 from .saint import SaintSampler
-from .subgraph import BatchSampler, Subgraph
 
 __all__ = [
     "AliasTable",

@@ -12,7 +12,7 @@ from ..jit import kernel
 from ..rng import combine_array, fold, permutation
 from ..triton_kernels.sample_neighbors import Workspace
 from .neighbor import check_direction
-from .subgraph import Allocate, Subgraph, induced_subgraph
+from .protocol import Allocate, Subgraph, induced_subgraph
 
 Cluster = Callable[[Any, int, int], np.ndarray]
 

@@ -8,7 +8,7 @@ import numpy as np
 from ..graph import CSC
 from ..triton_kernels.sample_neighbors import Workspace
 from .neighbor import check_direction
-from .subgraph import Allocate, Subgraph
+from .protocol import Allocate, Subgraph
 
 
 class WholePart(NamedTuple):

@@ -11,7 +11,7 @@ from ..triton_kernels.sample_layer import check_layer_sizes, sample_layers
 from ..triton_kernels.sample_neighbors import Workspace
 from .locality import LocalityBias
 from .neighbor import check_direction
-from .subgraph import Allocate, Subgraph, num_slices, row_scale, seed_slices
+from .protocol import Allocate, Subgraph, num_slices, row_scale, seed_slices
 
 
 class LayerState(NamedTuple):

@@ -13,7 +13,7 @@ from ..triton_kernels.sample_neighbors import Workspace
 from .layerwise import LayerwiseSampler
 from .links import AliasTable, draw_negatives, draw_positives
 from .neighbor import NeighborSampler
-from .subgraph import Allocate, Subgraph, num_slices, seed_slices
+from .protocol import Allocate, Subgraph, num_slices, seed_slices
 
 POSITIVES = ("neighbor", "walk", "edge")
 NEGATIVES = ("degree", "uniform")
@@ -22,13 +22,13 @@ _POSITIVE_KEY, _NEGATIVE_KEY = np.uint64(1 << 40), np.uint64((1 << 40) + 1)
 
 
 class LinkState(NamedTuple):
-    """A part as `LinkSampler` reads it.
+    """A part in the form that `LinkSampler` reads.
 
     Attributes:
-        inner: the wrapped sampler's state.
-        targets: (num_targets,) local ids.
-        num_core: negatives are drawn from [0, num_core).
-        table: of the core's degrees, or None: uniform negatives.
+        inner: State of the wrapped sampler.
+        targets: (num_targets,) local ids of the target nodes.
+        num_core: Number of core nodes; negatives are drawn from [0, num_core).
+        table: Alias table of the core's degrees; None: negatives are uniform.
         offsets: (num_targets + 1,) int64 running sum of the targets' row lengths, for positives="edge"; else None.
     """
 
@@ -54,31 +54,33 @@ class Links(NamedTuple):
 
 @dataclass(frozen=True)
 class LinkSampler:
-    """Draw links to train on, and the neighbourhoods of all their nodes by another sampler.
+    """Draw links to train on, and draw the neighbourhoods of all their nodes by another sampler.
 
-    The seeds of a batch are the distinct nodes of [seeds | positives | negatives]; `pairs` and `negatives` say which
-    of them make the links. Every core node is a target, labelled or not. Links whose two ends are one node are left
-    out: of seeds without neighbours, and of walks that came back.
+    The seeds of a batch are the distinct nodes of [seeds | positives | negatives]; `pairs` and `negatives` say which of
+    them form the links. Every core node is a target, with a label or without. A link whose two ends are the same node
+    is left out: seeds without neighbours give such links, and so do walks that return.
 
     Args:
-        sampler: draws the neighbourhoods: a `NeighborSampler` or a `LayerwiseSampler`; None: fan-outs 25 and 10.
-        positives: "neighbor": a uniform neighbour of each seed; "walk": a node of a random walk from it; "edge":
-            edges of the targets, drawn alike and without replacement, in place of seeds.
-        walk_length: steps of a walk, >= 1; each of its nodes is drawn alike, as in the source.
-        num_negatives: negatives a positive, >= 1.
-        negatives: "degree": in proportion to degree ** degree_power; "uniform". From the core of the part, or from
-            all nodes where batches cross parts (scope="graph").
-        degree_power: of negatives="degree".
-        share_negatives: all positives of a batch share one draw of `num_negatives`: fewer seeds a batch.
-        edges_per_node: edges drawn in a pass for each target, >= 1; only for positives="edge".
-        exclude_pairs: leave the arcs of a batch's positives, both ways, out of its neighbourhoods, so that a link is
-            not told from its own message. Those arcs are missed by an otherwise unbiased mean.
+        sampler: Draws the neighbourhoods: a `NeighborSampler` or a `LayerwiseSampler`; None: fan-outs 25 and 10.
+        positives: "neighbor": a uniform neighbour of each seed; "walk": a node of a random walk from it; "edge": edges
+            of the targets, drawn uniformly and without replacement, in place of seeds.
+        walk_length: Steps of a walk, >= 1; each of its nodes is equally likely to be drawn, as in the source.
+        num_negatives: Negatives per positive, >= 1.
+        negatives: "degree": in proportion to degree ** degree_power; "uniform": all nodes alike. They are drawn from
+            the core of the part, or from all nodes where batches cross parts (scope="graph").
+        degree_power: Exponent of the degree under negatives="degree".
+        share_negatives: Whether all positives of a batch share one draw of `num_negatives` nodes. A batch then has
+            fewer seeds.
+        edges_per_node: Edges drawn per target in a pass, >= 1; only for positives="edge".
+        exclude_pairs: Whether the arcs of a batch's positives, in both directions, are left out of its neighbourhoods,
+            so that a link cannot be told from its own message. An otherwise unbiased mean lacks those arcs.
 
     Raises:
         ValueError: an argument is out of range, or a sampler that cannot be wrapped.
 
-    Source: Hamilton et al., GraphSAGE, NeurIPS 2017, equation (1); degree ** 0.75 as in word2vec. Differs: one walk a
-    seed and pass; negatives are each positive's own unless shared (the published code shares 20 over a batch).
+    Source: Hamilton et al., GraphSAGE, NeurIPS 2017, equation (1); degree ** 0.75 as in word2vec. Differs: one walk per
+    seed and pass; each positive has its own negatives unless they are shared (the published code shares 20 over a
+    batch).
     """
 
     sampler: NeighborSampler | LayerwiseSampler | None = None

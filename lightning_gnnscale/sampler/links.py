@@ -79,10 +79,10 @@ def draw_negatives(num_nodes: int, num: int, key: int, table: AliasTable | None 
     """Draw nodes with replacement, uniformly or in proportion to a table's weights.
 
     Args:
-        num_nodes: nodes are drawn from [0, num_nodes), 1 to 2**31.
-        num: how many to draw, >= 0.
-        key: uint64; with a draw's place it decides the draw.
-        table: of (num_nodes,) weights, None: uniform. GraphSAGE and word2vec take degree ** 0.75.
+        num_nodes: Number of nodes, in [1, 2**31]; nodes are drawn from [0, num_nodes).
+        num: Number of draws, >= 0.
+        key: uint64; each draw is a function of the key and the draw's index.
+        table: Alias table of (num_nodes,) weights; None: uniform. GraphSAGE and word2vec use degree ** 0.75.
 
     Returns:
         (num,) int64. Neighbours of a seed may be among them, as in the source.

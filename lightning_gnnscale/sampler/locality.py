@@ -14,7 +14,7 @@ from ..placement import Placement
 
 @dataclass(frozen=True)
 class LocalityBias:
-    """Prefer neighbours whose feature rows a device reads without the host.
+    """Prefer neighbours whose feature rows a device reads without going through the host.
 
     The last hop of a sampler, which finds the input rows, prefers the nodes of Q_1: all rows on the devices of the
     reading device's group. The hop before it prefers Q_2, the nodes that lead to them, and so on (`neighbor_sets`). A
@@ -22,12 +22,12 @@ class LocalityBias:
     aggregation stays unbiased.
 
     Args:
-        placement: of feature rows.
-        scale: s >= 1, finite; 1 draws what is drawn without a bias.
-        neighbor_set_size: nodes kept in Q_2 and later, >= 1.
-        device: the reading device, in [0, num_devices).
-        folder: where index files of the whole graph's rows are kept; None: `locality` under the store's root. A graph
-            that is in no store has its index in memory unless a folder is given.
+        placement: Placement of the feature rows.
+        scale: The factor s, >= 1, finite; 1 draws the same as without a bias.
+        neighbor_set_size: Nodes kept in Q_2 and in each later set, >= 1.
+        device: The reading device, in [0, num_devices).
+        folder: Folder that keeps the index files of the whole graph's rows; None: `locality` under the store's root.
+            The index of a graph that is in no store stays in memory unless a folder is given.
 
     Raises:
         ValueError: an argument outside its range.
@@ -68,8 +68,8 @@ class LocalityBias:
         """Refuse a placement that was made for another store.
 
         Args:
-            num_nodes: of the store.
-            fingerprint: of the store, "" where it has none.
+            num_nodes: Number of nodes in the store.
+            fingerprint: Fingerprint of the store, "" if it has none.
 
         Raises:
             PlacementError: the sizes or the fingerprints differ.

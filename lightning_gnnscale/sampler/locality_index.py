@@ -68,17 +68,17 @@ class PreferredRows:
 def stored_split_rows(
     csc: CSC, nodes: np.ndarray, folder: str | os.PathLike, fingerprint: str = "", with_position: bool = False
 ) -> SplitRows:
-    """Return split rows as memory maps of files in a folder, which are written first where they are missing.
+    """Return split rows as memory maps of files in a folder; missing files are written first.
 
-    Each file appears at once, whole, under a name that the graph and the set decide; two processes that want the same
-    one wait for each other, and what a killed process left is written anew.
+    Each file appears at once and complete, under a name that follows from the graph and the set. Two processes that
+    want the same file wait for each other. What a killed process left behind is written anew.
 
     Args:
-        csc: the graph; arrays or memory maps.
+        csc: The graph, as arrays or memory maps.
         nodes: (num,) ascending ids, the set Q.
-        folder: of the files; made where it is missing.
-        fingerprint: of the graph; "": a digest of the CSC is taken.
-        with_position: also the positions of arcs, in a file of their own.
+        folder: Folder of the files; created if it is missing.
+        fingerprint: Fingerprint of the graph; "": a digest of the CSC takes its place.
+        with_position: Whether the positions of arcs are kept too, in a file of their own.
 
     Raises:
         PartitionStoreError: the files cannot be written.

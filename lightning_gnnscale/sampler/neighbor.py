@@ -10,7 +10,7 @@ from ..graph import CSC
 from ..triton_kernels.sample_neighbors import HopSampling, Workspace, check_fanouts
 from .locality import LocalityBias
 from .locality_index import PreferredRows
-from .subgraph import Allocate, Subgraph, num_slices, row_scale, seed_slices
+from .protocol import Allocate, Subgraph, num_slices, row_scale, seed_slices
 
 DIRECTIONS = ("in", "both")
 

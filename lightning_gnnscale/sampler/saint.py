@@ -12,7 +12,7 @@ from ..rng import GOLDEN, below, fold, mix64, unit
 from ..triton_kernels.sample_neighbors import Workspace
 from .cluster import seeds_first
 from .neighbor import check_direction
-from .subgraph import Allocate, Subgraph, induced_subgraph
+from .protocol import Allocate, Subgraph, induced_subgraph
 
 KINDS = ("node", "edge", "walk")
 _NORM = 0x5A1E7  # first word of the keys of pre-sampling: no batch key is folded from it

@@ -38,6 +38,15 @@ def _decisive(partitioner: Callable) -> Callable:
     return functools.partial(partition, **decisive_options(given.get("method", "spring"), given, defaults=False))
 
 
+def registered_method(partitioner: str | Callable) -> tuple[str, dict] | None:
+    """Return the registered method that a partitioner is, and its options; None of a callable of the user's own."""
+    if isinstance(partitioner, str):
+        return partitioner, {}
+    if isinstance(partitioner, functools.partial) and partitioner.func is partition and not partitioner.args:
+        return partitioner.keywords.get("method", "spring"), dict(partitioner.keywords)
+    return None
+
+
 def method_name(partitioner: str | Callable | None) -> str:
     """Return a partitioner's name for people: a method's, or that of a callable."""
     if partitioner is None or isinstance(partitioner, str):

@@ -22,10 +22,11 @@ from ..partition_store.manifest import read_source, write_json
 from ..partition_store.publish import store_folder
 from ..partitioner import Partitioning, partition
 from ..partitioner.graph_access.layout import lists_both_ways
+from ..partitioner.registry import partition_bytes
 from ..planner import Plan, plan
 from ..planner.search import MOST_PARTS, SAMPLE_EDGES, PartRows, SampledHalos, grow, rows_curve, search_parts
 from ..units import format_bytes
-from .partitioner_identity import describe_partitioner, method_name
+from .partitioner_identity import describe_partitioner, method_name, registered_method
 from .preparation import (
     expected_store_fingerprint,
     partitioning_facts,
@@ -41,27 +42,27 @@ _log = logging.getLogger(__name__)
 _MOST_HALO = 0.5  # of the graph: beyond it, reading the whole table in order costs at most twice as much
 _WHOLE_PAGES = 4096  # bytes of a row
 
-FALLBACK = "streaming_multilevel"  # the partitioner that ships here and has the smallest halos on large graphs
+_QUOTIENT = "quotient_edges_per_node"
+SMALLEST_HALOS = "streaming_multilevel"  # the partitioner that ships here and has the smallest halos on large graphs
 
 
 class StoreSource:
-    """What a partition store is made from. Its root and its number of parts may be set until the store is made.
+    """The inputs of a partition store. Its root and its number of parts may be changed until the store is made.
 
     Args:
-        dataset: the graph and its rows.
-        root: folder that the store is written to; skipped where the same one stands.
-        partitioner: name of a method, or a callable (stream, num_parts, seed, masks, progress) -> Partitioning.
-        num_parts: parts; "auto" asks the planner.
-        planner: callable with the arguments of `gs.plan`; it may carry memory sizes. None: `gs.plan`.
-        seed: of partitioning.
-        overwrite: replace a store made from other input, or a damaged one.
-        pack_halo: A store that is written also has the feature rows of each part's halo beside the part. "auto": where
-            memory does not hold the features, halos are small parts of the graph, and the disk has room; a store that
-            stands is taken either way.
-        feature_storage: How a store that is written holds features, see `write_partition_store`; None: the data set's.
-        progress: (what, done, total), called while the store is made.
-        fallback: partitioner that `settle` takes where parts by the first one fit at no number of them. None: it
-            refuses, and names one.
+        dataset: The graph and its rows.
+        root: Folder that the store is written to. If the same store is there already, nothing is written.
+        partitioner: Name of a method, or a callable (stream, num_parts, seed, masks, progress) -> Partitioning.
+        num_parts: Number of parts; "auto" asks the planner.
+        planner: Callable with the arguments of `gs.plan`; it may carry memory sizes. None: `gs.plan`.
+        seed: Seed of the partitioning's random choices.
+        overwrite: Whether to replace a damaged store, or a store made from other input.
+        pack_halo: Whether a newly written store also keeps the feature rows of each part's halo beside the part.
+            "auto": it does if memory does not hold the features, halos are a small part of the graph, and the disk has
+            room. An existing store is accepted either way.
+        feature_storage: How a newly written store holds features, see `write_partition_store`; None: as the data set
+            says.
+        progress: Called as progress(what, done, total) while the store is made.
 
     Raises:
         ValueError: num_parts is out of range, or pack_halo is none of these.
@@ -72,7 +73,7 @@ class StoreSource:
         dataset: GraphDataset,
         root: str | os.PathLike,
         *,
-        partitioner: str | Callable[..., Partitioning] = "spring",
+        partitioner: str | Callable[..., Partitioning] = "streaming_multilevel",
         num_parts: int | str = "auto",
         planner: Callable[..., Plan] | None = None,
         seed: int = 0,
@@ -80,7 +81,6 @@ class StoreSource:
         pack_halo: bool | str = "auto",
         feature_storage: str | None = None,
         progress: Callable[[str, int, int | None], None] | None = None,
-        fallback: str | Callable[..., Partitioning] | None = None,
     ):
         if num_parts != "auto":
             check_count("num_parts", num_parts)
@@ -91,7 +91,6 @@ class StoreSource:
             self.dataset = replace(dataset, feature_storage=feature_storage)
         self.partitioner, self.num_parts, self.planner = partitioner, num_parts, planner or plan
         self.seed, self.overwrite, self.pack_halo, self.progress = seed, overwrite, pack_halo, progress
-        self.fallback = fallback
         self._measured: tuple[str, Partitioning] | None = None  # the latest of a search, by its fingerprint
         self._both_ways: bool | None = None  # of a stream with layout "auto", once it has been read
 
@@ -133,7 +132,9 @@ class StoreSource:
         Cost: nothing is read but counts; where reverses are added to edges of layout "auto", and no store of this
         input and number of parts stands, the edges once: those that are listed both ways are as many as will be stored.
         """
-        num_arcs, note = self._count_arcs()
+        standing = self._standing_arcs()
+        num_arcs, note = self._count_arcs() if standing is None else (standing, "")
+        num_edges = self._num_edges(num_arcs)
         sizes = {
             "num_parts": None if self.num_parts == "auto" else self.num_parts,
             "num_nodes": self.dataset.stream.count()[0],
@@ -142,22 +143,27 @@ class StoreSource:
             "edge_row_bytes": self.dataset.edge_row_bytes,
             "feature_dim": self.dataset.feature_dim,
             "feature_row_bytes": self.dataset.batch_row_bytes,
+            "partition_bytes": lambda num_parts: self._partition_bytes(num_edges, num_parts),
         }
-        return replace(self.planner(**{**sizes, "num_devices": num_devices, **options}), edges_note=note)
+        made = self.planner(**{**sizes, "num_devices": num_devices, **options})
+        peaks = made.host_peak_bytes
+        if standing is not None:  # it is not made again
+            peaks = {stage: peak for stage, peak in peaks.items() if not stage.startswith("partition")}
+        return replace(made, edges_note=note, host_peak_bytes=peaks)
 
     def settle(self, make_plan: Callable[..., Plan], record: Path | None = None) -> Plan:
-        """Choose the number of parts, and the partitioner, so that the largest part fits with its halo.
+        """Choose the number of parts so that the largest part fits with its halo.
 
         Where even a part that reads the whole graph fits, the planner's number is taken as it is. Otherwise halos are
         estimated on a sample, and the fewest parts that would fit are measured: partitioned, and their halos counted,
-        at most `MOST_MEASURED` times by a partitioner.
+        at most `MOST_MEASURED` times.
 
         Args:
             make_plan: returns the plan of this source; it takes `num_parts` and `part_rows`.
             record: JSON file of what was measured, so that a later run measures nothing; None: beside the store.
 
         Returns:
-            A plan that fits; `num_parts` and `partitioner` are set to it.
+            A plan that fits; `num_parts` is set to it.
 
         Raises:
             PlanError: nothing fits, whatever the number of parts, or the number that was given does not.
@@ -167,6 +173,7 @@ class StoreSource:
         """
         plan, auto = make_plan(), self.num_parts == "auto"
         num_nodes = plan.num_nodes
+        self._check_partitioning(plan, make_plan)
 
         def plan_at(num_parts: int, part: PartRows) -> Plan:
             rows = max(part.rows, math.ceil(num_nodes / num_parts))
@@ -190,6 +197,35 @@ class StoreSource:
             found = self._search(plan_at, make_plan, least.num_parts, most, record)
         self.num_parts = found.num_parts
         return found
+
+    def _check_partitioning(self, plan: Plan, make_plan: Callable[..., Plan]) -> None:
+        """Refuse a partitioner that does not fit the host's memory where a lighter one does, and name that."""
+        peak, host = plan.host_peak_bytes.get("partition", 0), plan.host_memory_bytes
+        known = registered_method(self.partitioner)
+        if host is None or peak <= host or known is None:
+            return
+        method, options = known
+        tried = [(f"+partitioner.{_QUOTIENT}={size}", method, options | {_QUOTIENT: size}) for size in (1, 0.5, 0.25)]
+        tried = [*(tried if method == SMALLEST_HALOS else []), ("partitioner=spring", "spring", {})]
+        num_edges = self._num_edges(plan.num_edges)
+
+        def fits(name: str, given: dict) -> bool:
+            needed = partition_bytes(name, plan.num_nodes, num_edges, plan.num_parts, given)
+            return make_plan(partition_bytes=lambda _: needed).host_peak_bytes["partition"] <= host
+
+        words = next((words for words, name, given in tried if fits(name, given)), None)
+        if words is None:
+            return  # what is short is said beside the other stages
+        size = f"{math.ceil(peak / 2**20)}MiB"
+        memory = f"{size} of memory for the host" if plan.host_memory_found else f"planner.host_memory_bytes={size}"
+        raise PlanError(
+            f"the run does not fit: partitioning by {method} takes {format_bytes(peak)} of {format_bytes(host)}; "
+            f"what would fit: {words}, or {memory}"
+        )
+
+    def _num_edges(self, num_arcs: int) -> int:
+        """Return the undirected edges of a store with so many arcs, at most."""
+        return num_arcs // 2 if self.dataset.stream.to_undirected else num_arcs
 
     def estimate(self, make_plan: Callable[..., Plan]) -> Plan:
         """Return the plan with the halos of a sample of the edges; nothing of the whole graph is partitioned.
@@ -223,40 +259,28 @@ class StoreSource:
         return grow(plan_at, rows_curve(known, plan.num_nodes), plan.num_parts, most) or told
 
     def _search(self, plan_at, make_plan, first: int, most: int, record: Path) -> Plan:
-        given, num_nodes, sample = self.partitioner, self.dataset.stream.num_nodes, None
-        measured = _read_measured(record)
-        candidates = [one for one in (given, self.fallback) if one is not None]
-        nearest: list[Plan] = []
-        for partitioner in candidates:
-            self.partitioner = partitioner
-            known = measured.setdefault(self.fingerprint(0), {})
+        num_nodes, measured = self.dataset.stream.num_nodes, _read_measured(record)
+        known = measured.setdefault(self.fingerprint(0), {})
 
-            def measure(num_parts: int, known=known) -> PartRows | None:
-                part = self._measure(num_parts)
-                if part is not None:
-                    known[num_parts] = part
-                    write_json(record, {key: {p: asdict(one) for p, one in of.items()} for key, of in measured.items()})
-                return part
+        def measure(num_parts: int) -> PartRows | None:
+            part = self._measure(num_parts)
+            if part is not None:
+                known[num_parts] = part
+                write_json(record, {key: {p: asdict(one) for p, one in of.items()} for key, of in measured.items()})
+            return part
 
-            guessed: dict[int, int] = {}
-            if not known and self.dataset.stream.count()[1] > SAMPLE_EDGES:
-                sample = sample or SampledHalos(self.dataset.stream, self.seed)
-                assign = partial(self._assign_stream, masks=None)
-                guessed = {p: sample.rows(assign, p) for p in {first, min(most, 4 * first)}}
-            is_last = partitioner is candidates[-1]
-            found = search_parts(plan_at, num_nodes, first, most, known, measure, guessed, is_last)
-            if found is not None:
-                return found
-            nearest += [plan_at(p, one) for p, one in known.items()]
-            nearest += [plan_at(p, PartRows(rows)) for p, rows in guessed.items() if not known]
-        self.partitioner = given
-        plan = min(nearest, key=_total_shortage)
-        tried = " and ".join(method_name(one) for one in candidates)
-        raise refusal(plan, make_plan, f"with parts by {tried}", self._other_method())
-
-    def _other_method(self) -> str:
-        names = (method_name(self.partitioner), method_name(self.fallback))
-        return "" if FALLBACK in names else f"partitioner={FALLBACK}, whose halos are smaller"
+        guessed: dict[int, int] = {}
+        if not known and self.dataset.stream.count()[1] > SAMPLE_EDGES:
+            sample, assign = SampledHalos(self.dataset.stream, self.seed), partial(self._assign_stream, masks=None)
+            guessed = {p: sample.rows(assign, p) for p in {first, min(most, 4 * first)}}
+        found = search_parts(plan_at, num_nodes, first, most, known, measure, guessed)
+        if found is not None:
+            return found
+        nearest = [plan_at(p, one) for p, one in known.items()]
+        nearest = nearest or [plan_at(p, PartRows(rows)) for p, rows in guessed.items()]
+        method = method_name(self.partitioner)
+        other = "" if method == SMALLEST_HALOS else f"partitioner={SMALLEST_HALOS}, whose halos are smaller"
+        raise refusal(min(nearest, key=_total_shortage), make_plan, f"with parts by {method}", other)
 
     def _store_fingerprint(self, num_parts: int) -> str | None:
         choices = (False, True) if self.pack_halo == "auto" else (self.pack_halo,)
@@ -292,12 +316,21 @@ class StoreSource:
         _log.info(f"{self.root}: halo rows are {'packed' if packs else 'left at their owners'}: {why}")
         return packs
 
+    def _standing_arcs(self) -> int | None:
+        """Return the arcs of the store that is there already and will be taken; None where there is none."""
+        num_parts = self.standing_parts() if self.num_parts == "auto" else self.num_parts
+        return None if num_parts is None else standing_arcs(self.root, self.fingerprint(num_parts))
+
+    def _partition_bytes(self, num_edges: int, num_parts: int) -> int | None:
+        """Return what the partitioner is predicted to hold, bytes; None for one of the user's own."""
+        known = registered_method(self.partitioner)
+        if known is None:
+            return None
+        method, options = known
+        return partition_bytes(method, self.dataset.stream.num_nodes, num_edges, num_parts, options)
+
     def _count_arcs(self) -> tuple[int, str]:
         """Return the arcs that the store will have, and how they were counted where that is not plain."""
-        num_parts = self.standing_parts() if self.num_parts == "auto" else self.num_parts
-        num_arcs = None if num_parts is None else standing_arcs(self.root, self.fingerprint(num_parts))
-        if num_arcs is not None:
-            return num_arcs, ""
         stream = self.dataset.stream
         if not stream.to_undirected:
             return stream.count()[1], ""

@@ -26,7 +26,7 @@ from . import averaging, launcher
 from .exchange import EXCHANGE_POLICIES, ExchangePolicy, NoExchange
 from .round_callback import RoundCallback
 from .trainer_check import check_module, check_on_exception
-from .weights import WEIGHT_POLICIES, ModelAveraging, WeightPolicy
+from .weights import WEIGHT_POLICIES, GradientAveraging, WeightPolicy
 
 if TYPE_CHECKING:
     from .exchange.run import ExchangeRun
@@ -44,7 +44,7 @@ class GNNScaleStrategy(DDPStrategy):
 
     Args:
         accelerator: as for DDPStrategy; the Trainer sets it.
-        weights: how replicas become one, a policy or its name; ModelAveraging() by default.
+        weights: how replicas become one, a policy or its name; GradientAveraging() by default.
         exchange: how layers read rows of other processes, a policy or its name; NoExchange() by default.
         start_method: "popen" runs the script again for each process (not in notebooks); "fork" copies this one (in
             notebooks, before CUDA is used); "spawn" and "forkserver" import it (which needs a `__main__` guard).
@@ -89,7 +89,7 @@ class GNNScaleStrategy(DDPStrategy):
             timeout=timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout,
             start_method=start_method,
         )
-        weights = ModelAveraging() if weights is None else weights
+        weights = GradientAveraging() if weights is None else weights
         exchange = NoExchange() if exchange is None else exchange
         self.weights: WeightPolicy = _policy(weights, WeightPolicy, WEIGHT_POLICIES, "weights")
         self.exchange: ExchangePolicy = _policy(exchange, ExchangePolicy, EXCHANGE_POLICIES, "exchange")
@@ -138,7 +138,7 @@ class GNNScaleStrategy(DDPStrategy):
         if fitting:
             launcher.keep_in_step(trainer)
         averaging.watch_metrics(self.lightning_module)
-        from .exchange.setup import start_run  # compiled loops that a plain import does not need
+        from .exchange.run import start_run  # compiled loops that a plain import does not need
 
         self._exchange_run = start_run(self.exchange, trainer)
         if fitting:
@@ -178,6 +178,7 @@ class GNNScaleStrategy(DDPStrategy):
             launcher.end_with_parent()
         if self._start_method != "popen":
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the process that this one was forked from
+            launcher.interrupt_in_silence()
         with averaging.clear_error("joining the other processes"):
             super().setup_environment()
         launcher.meet(launched=self._start_method != "popen")

@@ -58,12 +58,17 @@ class Launcher(_MultiProcessingLauncher):
             arguments = (started, self._strategy._timeout.total_seconds(), self._stopped)
             threading.Thread(target=_end_stopped, args=arguments, name="gnnscale-ranks", daemon=True).start()
 
+    def __getstate__(self) -> dict:
+        return {**super().__getstate__(), "_procs": []}  # those of an earlier stage cannot be sent to a spawned process
+
     def launch(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a function on every process; see Lightning.
 
         Raises:
             StrategyError: a process was ended by a signal.
         """
+        if dist.is_initialized() and dist.get_world_size() == 1:
+            dist.destroy_process_group()  # of an earlier run in this process: the others are to meet at its port
         try:
             return super().launch(function, *args, **kwargs)
         except ProcessRaisedException:
@@ -128,13 +133,18 @@ def exit_line(rank: int, pid: int, code: int) -> str:
     return f"rank {rank} (process {pid}) was ended by {name}: {cause}; then start again from the last checkpoint"
 
 
+def has_trained() -> bool:
+    """Whether this process has trained, as one that nobody has started."""
+    return bool(errors.peers)
+
+
 def join_on_loopback(strategy: Any, timeout: Any, **options: Any) -> None:
     """Let the processes of one machine meet where no other can reach them; torch's own store listens to all.
 
     Args:
-        strategy: whose ranks are set.
-        timeout: limit of the group, a timedelta; a start may take a minute all the same.
-        options: more of `init_process_group`.
+        strategy: Strategy whose ranks are set.
+        timeout: Time limit of the group, a timedelta; the start may take a minute all the same.
+        options: Further arguments of `init_process_group`.
     """
     environment = strategy.cluster_environment
     host, port, first = environment.main_address, environment.main_port, strategy.global_rank == 0
@@ -178,6 +188,15 @@ def keep_in_step(trainer: pl.Trainer) -> None:
     loop = trainer.fit_loop.epoch_loop
     if averaging.world_size() > 1 and hasattr(loop, "_broadcast_sigterm_tensor"):
         loop._broadcast_sigterm_tensor = lambda: averaging.keep_in_step(trainer.strategy.root_device)
+
+
+def interrupt_in_silence() -> None:
+    """Let an interrupt that Python cannot raise, as it arrives while an object is finalized, print no traceback.
+
+    The process that started this one sends it, says in one line what it did, and kills who goes on after it.
+    """
+    told = sys.unraisablehook
+    sys.unraisablehook = lambda lost: None if lost.exc_type is KeyboardInterrupt else told(lost)
 
 
 def end_with_parent() -> None:

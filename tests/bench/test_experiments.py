@@ -5,7 +5,9 @@ import csv
 import numpy as np
 import pytest
 
+import lightning_gnnscale as gs
 from lightning_gnnscale.bench import accuracy, averaging, exchange, experiment, parts
+from lightning_gnnscale.bench.central import arcs_of, curve_text, seconds_to
 from lightning_gnnscale.bench.reduced_graph import reduced_graph
 from lightning_gnnscale.edge_stream import SyntheticGraph
 
@@ -31,7 +33,8 @@ def rows_of(path):
 def test_averaging_draws_intervals_and_halo_hops(graph, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = {"graph": graph, "num_parts": 3, "intervals": [1, 2], "halo_hops": [0, 1], "seeds": [0], "max_epochs": 2}
-    result = averaging.run(tmp_path / "out", **options, overrides=SMALL)
+    options["overrides"] = ["strategy/weights=model_averaging", *SMALL]
+    result = averaging.run(tmp_path / "out", **options)
     assert [row["interval"] for row in result["interval"]] == [1, 2]
     assert [row["halo_hops"] for row in result["halo_hops"]] == [0, 1]
     assert all(0 < row["test_acc"] <= 100 for rows in result.values() for row in rows)
@@ -43,7 +46,7 @@ def test_averaging_draws_intervals_and_halo_hops(graph, tmp_path, monkeypatch):
         raise AssertionError("a finished row was trained again")
 
     monkeypatch.setattr(experiment, "train", trained_again)
-    assert averaging.run(tmp_path / "out", **options, overrides=SMALL) == result
+    assert averaging.run(tmp_path / "out", **options) == result
 
 
 def test_accuracy_puts_parts_beside_central_training(graph, tmp_path, monkeypatch):
@@ -61,7 +64,8 @@ def test_parts_trains_the_same_model_on_parts_of_each_partitioner(graph, tmp_pat
     monkeypatch.chdir(tmp_path)
     graphs = {"tiny": ["dataset=npz", f"dataset.name={graph}"]}
     options = {"num_parts": 3, "seeds": [0, 1], "max_epochs": 3, "overrides": SMALL}
-    weights = {"averaging": [], "controlled": ["strategy.weights.control_variates=true"]}
+    models = "strategy/weights=model_averaging"
+    weights = {"averaging": [models], "controlled": [models, "strategy.weights.control_variates=true"]}
     table = parts.run(tmp_path / "out", graphs, ["random", "streaming_multilevel"], weights, **options)
     methods = ["random", "random", "streaming_multilevel", "streaming_multilevel"]
     assert [row["partitioner"] for row in table] == methods
@@ -78,6 +82,38 @@ def test_parts_trains_the_same_model_on_parts_of_each_partitioner(graph, tmp_pat
         parts.run(tmp_path / "out", ["cora"], ["random"], weights)
     with pytest.raises(ValueError, match="bench.weights must name overrides of train for each of its weights"):
         parts.run(tmp_path / "out", graphs, ["random"], ["averaging"])
+
+
+def test_parts_stand_beside_central_training_with_the_seconds_to_its_accuracy(graph, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    graphs = {"tiny": ["dataset=npz", f"dataset.name={graph}"], "left out": None}
+    options = {"num_parts": 3, "seeds": [0], "max_epochs": 8, "devices": 1, "overrides": SMALL, "feature_dim": 4}
+    table = parts.run(tmp_path / "out", graphs, ["random"], {"default": []}, central=True, **options)
+    assert [(row["partitioner"], row["weights"]) for row in table] == [("", parts.CENTRAL), ("random", "default")]
+    assert table[0]["difference"] == 0
+    assert 0 < table[0]["to_central_s"]
+    (run,) = rows_of(tmp_path / "out" / "rows.csv")
+    accuracies = [float(point.split(":")[1]) for point in run["curve"].split()]
+    assert len(accuracies) == 8
+    assert max(accuracies) == pytest.approx(float(run["best_val_acc"]), abs=1e-4)
+    assert len(set(accuracies)) > 1, "the default, relative folder of stores: each epoch is validated anew"
+
+
+def test_central_training_has_the_arcs_of_the_store(tmp_path):
+    edges = np.array([[0, 1, 1, 2, 3, 0], [1, 0, 2, 3, 3, 1]])
+    stream = gs.open_edge_stream(edges, num_nodes=4, to_undirected=True, remove_self_loops=True)
+    store = gs.write_partition_store(tmp_path / "s", stream, gs.partition(stream, "range", num_parts=2))
+    arcs = arcs_of(stream)
+    assert arcs.shape[1] == store.num_arcs == 6
+    assert {*map(tuple, arcs.T.tolist())} == {(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)}
+    assert arcs_of(gs.open_edge_stream(edges, num_nodes=4)).shape[1] == 5
+
+
+def test_seconds_to_an_accuracy():
+    curve = curve_text([(1.0, 0.5), (2.5, 0.75), (4.0, 0.7)])
+    assert seconds_to(curve, 0.5) == 1.0
+    assert seconds_to(curve, 0.72) == 2.5
+    assert seconds_to(curve, 0.8) is None
 
 
 def test_exchange_puts_policies_beside_the_exact_halo(graph, tmp_path, monkeypatch):

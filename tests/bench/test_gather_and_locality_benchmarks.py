@@ -8,7 +8,7 @@ import pytest
 from lightning_gnnscale.bench import gather, locality
 from lightning_gnnscale.bench.placement_graphs import load_workload
 from lightning_gnnscale.sampler import LayerwiseSampler, NeighborSampler
-from lightning_gnnscale.sampler.subgraph import Subgraph
+from lightning_gnnscale.sampler.protocol import Subgraph
 
 
 def test_gather_measures_every_way_and_cache(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lightning_gnnscale.bench import grouping
-from lightning_gnnscale.loader.preparation import pack_group
+from lightning_gnnscale.remote import pack_group
 
 GRAPH = "power_law:1500:30000"
 SETTINGS = {"fanouts": [[4, 3]], "batch_sizes": [32], "groups": [1, 2], "cache_shares": [0, 0.2], "dim": 8}

@@ -41,4 +41,4 @@ def test_stages_run_uncapped_and_capped_and_rows_that_stand_are_taken(tmp_path):
     again = memory.run(tmp_path, stages=["batches", "evaluate"], caps=[8], fanouts=[5, 5], batch_size=256, **options)
     assert (tmp_path / "memory.csv").read_bytes() == before
     assert [float(row["seconds"]) for row in again] == [row["seconds"] for row in rows]
-    assert Path(tmp_path / "store" / "manifest.json").is_file()
+    assert Path(tmp_path / "store-none" / "manifest.json").is_file()

@@ -49,7 +49,7 @@ def test_a_trainer_uses_prepared_workers(tmp_path):
 
 def _trained(address: str) -> list[int]:
     tests = [path for path in sys.path if path.endswith("tests")] + [__file__.replace("cli/test_prepare.py", "")]
-    paths = [*tests, __file__.replace("cli/test_prepare.py", "loader/preparation")]
+    paths = [*tests, __file__.replace("cli/test_prepare.py", "remote")]
     code = TRAIN.format(paths=paths, address=address)
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr

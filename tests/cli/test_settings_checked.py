@@ -95,14 +95,16 @@ def test_training_refuses_samplers_that_do_not_go_with_the_run(capsys, words, pa
         (["test=null"], ["test must be true or false, got null"]),
         (["model.lr=null"], ["model.lr must be a number, got null"]),
         (["model.backbone.hidden_channels=null"], ["model.backbone.hidden_channels must be an integer, got null"]),
-        (["strategy.weights.every_n_epochs=null"], ["strategy.weights.every_n_epochs must be an integer, got null"]),
+        (["strategy/weights=model_averaging", "strategy.weights.every_n_epochs=null"],
+         ["strategy.weights.every_n_epochs must be an integer, got null"]),
         (["trainer.devices=null"], ["trainer.devices must not be null"]),
         (["resume=5"], ["resume must be text, got 5"]),
         (["output=true"], ["output must be text, got True"]),
         (["evaluation.scratch=5"], ["evaluation.scratch must be text, got 5"]),
         (["paths.generated=5"], ["paths.generated must be text, got 5"]),
         (["trainer.num_nodes=2"], ["trainer.num_nodes=2", "torchrun or srun"]),
-        (["trainer.devices=3"], ["trainer.devices=3 is more than the 2 parts", "num_parts=3"]),
+        (["strategy/weights=model_averaging", "trainer.devices=3"],
+         ["trainer.devices=3 is more than the 2 parts", "num_parts=3"]),
         (["model.backbone.dropout=2"], ["model.dropout must be in [0, 1), got 2"]),
         (["+model.optimizer={_target_:torch.optim.SGD,_partial_:true,lr:-2}"], ["model.optimizer: ", "-2"]),
         (["+model.loss=cee"], ["model: loss must be", "'cee'"]),
@@ -128,22 +130,25 @@ def test_training_refuses_before_the_store_is_made(capsys, words, parts):
         assert part in line
 
 
+MODELS = "strategy/weights=model_averaging"
 FULL_GRAPH = ["datamodule=full_graph", "strategy/weights=gradient_averaging"]
 
 
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["+trainer.max_steps=10"], ["Trainer(max_steps=10) stops inside a round", "use max_epochs"]),
-        (["+trainer.val_check_interval=0.5"], ["Trainer(val_check_interval=0.5) validates inside a round"]),
-        (["trainer.check_val_every_n_epoch=null"], ["Trainer(check_val_every_n_epoch=None) counts validation"]),
-        (["+trainer.max_time=00:00:10:00"], ["Trainer(max_time=...) stops inside a round"]),
-        (["+trainer.sync_batchnorm=true", "trainer.devices=2"], ["Trainer(sync_batchnorm=True) makes ranks wait"]),
-        (["+callbacks.checkpoint.every_n_train_steps=5"], ["ModelCheckpoint(every_n_train_steps=5) saves inside"]),
+        ([MODELS, "+trainer.max_steps=10"], ["Trainer(max_steps=10) stops inside a round", "use max_epochs"]),
+        ([MODELS, "+trainer.val_check_interval=0.5"], ["Trainer(val_check_interval=0.5) validates inside a round"]),
+        ([MODELS, "trainer.check_val_every_n_epoch=null"], ["Trainer(check_val_every_n_epoch=None) counts validation"]),
+        ([MODELS, "+trainer.max_time=00:00:10:00"], ["Trainer(max_time=...) stops inside a round"]),
+        ([MODELS, "+trainer.sync_batchnorm=true", "trainer.devices=2"],
+         ["Trainer(sync_batchnorm=True) makes ranks wait"]),
+        ([MODELS, "+callbacks.checkpoint.every_n_train_steps=5"],
+         ["ModelCheckpoint(every_n_train_steps=5) saves inside"]),
         ([*FULL_GRAPH, "+trainer.accumulate_grad_batches=2"], ["Trainer(accumulate_grad_batches=2)", "leave it at 1"]),
         ([*FULL_GRAPH, "strategy/exchange=halo", "+trainer.precision=bf16-mixed"],
          ["HaloExchange sends rows of float32", "bf16-mixed"]),
-        (["datamodule.scope=graph"], ['scope="graph" gives ModelAveraging batches that belong to no part']),
+        ([MODELS, "datamodule.scope=graph"], ['scope="graph" gives ModelAveraging batches that belong to no part']),
         (["strategy/weights=gradient_averaging", "datamodule.scope=part", "sampler=saint"],
          ["GradientAveraging needs as many batches on every rank"]),
     ],

@@ -93,9 +93,12 @@ def test_the_next_run_finds_the_store_and_goes_on_from_a_checkpoint(first_run):
     ("words", "parts"),
     [
         (["sampler.fanouts=[5,5,5]"], ["sampler.fanouts makes 3 hops", "num_layers is 2"]),
-        (["num_parts=1"], ["trainer.devices=2 is more than the 1 parts", "num_parts=2"]),
+        (
+            ["num_parts=1", "strategy/weights=model_averaging"],
+            ["trainer.devices=2 is more than the 1 parts", "num_parts=2"],
+        ),
         (["resume=none.ckpt"], ["none.ckpt"]),
-        (["trainer.max_steps=10"], ["max_steps", "max_epochs"]),
+        (["trainer.max_steps=10", "strategy/weights=model_averaging"], ["max_steps", "max_epochs"]),
         (["strategy.start_method=popen"], ["strategy.start_method must be one of fork, spawn", "'popen'"]),
         (["test=perhaps"], ["test must be true or false, got 'perhaps'"]),
         (["sampler.fanouts=abc"], ["sampler.fanouts must be a list like [1,2], got 'abc'"]),
@@ -116,9 +119,18 @@ def test_parts_are_chosen_by_the_plan_and_the_store_is_found_again(first_run):
         result = gnnscale(folder, *words, "trainer.max_epochs=1", "test=false", "hydra.run.dir=auto")
         assert result.returncode == 0, result.stderr
     summary = json.loads((folder / "auto" / "summary.json").read_text())
-    assert summary["facts"]["parts"] == "2 (spring)"
+    assert summary["facts"]["parts"] == "2 (streaming_multilevel)"
     assert {row["stage"] for row in summary["stages"]} >= {"load", "train"}
-    assert len(list((folder / "stores").glob("synthetic-spring-p2-*.source.json"))) == 1
+    assert len(list((folder / "stores").glob("synthetic-streaming_multilevel-p2-*.source.json"))) == 1
+
+
+def test_a_sweep_trains_on_one_process_and_then_on_two(first_run):
+    folder, _ = first_run
+    words = ["trainer.max_epochs=1", "trainer.devices=1,2", "hydra.sweep.dir=sweep", "--multirun"]
+    result = gnnscale(folder, *SMALL, *words)
+    assert result.returncode == 0, result.stderr
+    summaries = [json.loads((folder / "sweep" / job / "summary.json").read_text()) for job in ("0", "1")]
+    assert all({row["stage"] for row in summary["stages"]} >= {"train"} for summary in summaries)
 
 
 def test_two_ranks_of_torchrun_share_a_run_folder(first_run):

@@ -10,7 +10,7 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.loader import Operators
 from lightning_gnnscale.loader.operators import PinSageNeighborhood
-from lightning_gnnscale.loader.preparation import pack_group, unpack_group
+from lightning_gnnscale.remote import pack_group, unpack_group
 
 NUM_NODES, DIM = 120, 3
 RNG = np.random.default_rng(3)

@@ -105,7 +105,7 @@ def test_several_processes_need_a_strategy_that_lets_parts_differ(store):
 
 
 def test_whole_parts_are_no_batches_of_the_graph(store):
-    dm = gs.PartitionDataModule(store=store, mode="full_batch")
+    dm = gs.PartitionDataModule(store=store, mode="full_batch", scope="graph")
     dm.trainer = SimpleNamespace(strategy=SimpleNamespace(weights=gs.GradientAveraging()), world_size=1, global_rank=0)
     with pytest.raises(StrategyError, match=r"weights=ModelAveraging\(\), or FullGraphDataModule"):
         dm.train_dataloader()

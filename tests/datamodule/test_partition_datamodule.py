@@ -12,6 +12,7 @@ from community_graph import small_dataset
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.datamodule import StoreLayerSource
+from lightning_gnnscale.datamodule.train_loader import check_even_parts
 from lightning_gnnscale.edge_stream import SyntheticGraph
 from lightning_gnnscale.errors import PartitionStoreError, StrategyError
 from lightning_gnnscale.model.inference import layerwise_inference
@@ -239,13 +240,50 @@ def test_features_that_are_not_numbers_are_named(tmp_path, dataset):
 
 def test_scope_and_policy_must_fit(store_root):
     dm = gs.PartitionDataModule(store=store_root, scope="graph")
-    with pytest.raises(StrategyError, match="belong to no part.*GradientAveraging"):
-        trainer().fit(classifier(dm), dm)
-    dm = gs.PartitionDataModule(store=store_root, scope="part", sampler=gs.SaintSampler("walk"))
-    strategy = gs.GNNScaleStrategy(weights=gs.GradientAveraging())
+    strategy = gs.GNNScaleStrategy(weights=gs.ModelAveraging())
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
-    with pytest.raises(StrategyError, match="as many batches on every rank"):
+    with pytest.raises(StrategyError, match="belong to no part.*GradientAveraging"):
         L.Trainer(accelerator="cpu", devices=1, strategy=strategy, max_epochs=1, **quiet).fit(classifier(dm), dm)
+    dm = gs.PartitionDataModule(store=store_root, scope="part", sampler=gs.SaintSampler("walk"))
+    with pytest.raises(StrategyError, match="as many batches on every rank"):
+        trainer().fit(classifier(dm), dm)
+
+
+@pytest.mark.parametrize(
+    ("options", "weights", "scope"),
+    [
+        ({}, gs.GradientAveraging(), "part"),
+        ({}, gs.ModelAveraging(), "part"),
+        ({"sampler": gs.LayerwiseSampler([64, 64])}, gs.GradientAveraging(), "part"),
+        ({"sampler": gs.SaintSampler("walk")}, gs.GradientAveraging(), "graph"),
+        ({"sampler": gs.SaintSampler("walk")}, gs.ModelAveraging(), "part"),
+        ({"placement": "rule"}, gs.GradientAveraging(), "graph"),
+        ({"mode": "full_batch"}, gs.GradientAveraging(), "part"),
+    ],
+)
+def test_the_scope_follows_from_the_settings(store_root, options, weights, scope):
+    dm = gs.PartitionDataModule(store=store_root, **options)
+    assert dm._scope_under(weights) == scope
+    mixes = scope == "part" and weights.equal_batches and options.get("mode") != "full_batch"
+    assert dm.mixed_parts(weights) == (4 if mixes else 0)
+
+
+def test_defaults_mix_parts_of_a_low_cut(dataset, tmp_path):
+    dm = gs.PartitionDataModule(root=tmp_path / "s", dataset=dataset, num_parts=4, batch_size=16)
+    dm.prepare_data()
+    run = trainer(max_epochs=1)
+    assert isinstance(run.strategy.weights, gs.GradientAveraging)
+    run.fit(classifier(dm), dm)
+    assert dm.partitioning_facts["method"] == "streaming_multilevel"
+    batch = next(iter(dm.train_dataloader()))
+    assert len(set(dm.store.part_of(batch.n_id[: batch.batch_size].numpy()).tolist())) == 4
+
+
+def test_parts_that_are_a_batch_each_are_shared_evenly():
+    targets = {part: np.arange(part > 0) for part in range(4)}
+    check_even_parts(targets, 1)
+    with pytest.raises(StrategyError, match=r"as many batches on every rank, got 1 to 2: use weights=ModelAveraging"):
+        check_even_parts(targets, 2)
 
 
 def test_edge_weights_train_and_are_evaluated_as_on_the_full_graph(tmp_path, dataset):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.dataset import CSRFeatures
+from lightning_gnnscale.dataset import CSRArrays
 from lightning_gnnscale.partition_store import reader
 
 BITS_GONE = 0xFF  # NaN, -1, or true: as a label it is unknown, so that no node of another part is trained on
@@ -32,16 +32,14 @@ def take_away(root, part: int, target) -> gs.PartitionStore:
     keep["csc_indices"] = np.repeat(owned, np.diff(store.csc.indptr))
     keep["csc_indptr"] = _bounds(listed)
     keep["weighted_degree"] = listed
-    halo_offsets, halo_indptr = np.load(root / "halo_offsets.npy"), np.load(root / "halo_indptr.npy")
-    halo = np.zeros(halo_offsets[-1], bool)
-    halo[halo_offsets[part] : halo_offsets[part + 1]] = True
-    keep |= {"halo_nodes": halo, "halo_degree": halo, "halo_indptr": _bounds(halo)}
+    keep["in_degree"] = listed
+    keep["halo_code"] = _of_part(np.load(root / "halo_code_offsets.npy"), part)
     if "halo_features" in store.manifest["files"]:
-        keep["halo_features"] = halo
-    keep["halo_indices"] = keep["halo_arc"] = np.repeat(halo, np.diff(halo_indptr))
+        packed = _of_part(np.load(root / "halo_offsets.npy"), part)
+        keep |= {"halo_features": packed, "halo_nodes": packed, "halo_places": packed, "halo_count": listed}
     keep["edge_weight"] = keep["csc_indices"].copy()  # of arcs to its nodes, and those to halo nodes that it lists
-    keep["edge_weight"][np.load(root / "halo_arc.npy")[keep["halo_arc"]]] = True
-    whole = {"halo_offsets", "original_nid", "part_offsets", "store_nid"}
+    keep["edge_weight"][store.load_part(part).arc_id] = True
+    whole = {"halo_code_offsets", "halo_offsets", "original_nid", "part_offsets", "store_nid"}
     if store.features.is_sparse:
         whole.add("features_indptr")  # every process looks whether it rises
     assert set(store.manifest["files"]) == whole | keep.keys()
@@ -51,6 +49,13 @@ def take_away(root, part: int, target) -> gs.PartitionStore:
         array.view(np.uint8).reshape(len(array), -1)[~kept] = BITS_GONE
         array.flush()
     return gs.PartitionStore.open(target)
+
+
+def _of_part(offsets: np.ndarray, part: int) -> np.ndarray:
+    """Which rows of a file that holds one part behind the other are a part's."""
+    rows = np.zeros(offsets[-1], bool)
+    rows[offsets[part] : offsets[part + 1]] = True
+    return rows
 
 
 def _bounds(rows: np.ndarray) -> np.ndarray:
@@ -67,7 +72,7 @@ def roots(dataset, tmp_path_factory):
     weight = np.random.default_rng(0).uniform(0.5, 2, num_edges).astype(np.float32)
     row, column = np.nonzero(dataset.features > 0.5)
     indptr = np.searchsorted(row, np.arange(len(dataset.features) + 1))
-    sparse = CSRFeatures(indptr, column.astype(np.int32), dataset.features[row, column], dataset.features.shape)
+    sparse = CSRArrays(indptr, column.astype(np.int32), dataset.features[row, column], dataset.features.shape)
     tables = {"dense": dataset.features, "sparse": sparse}
 
     def make(features: str, part: int):

@@ -25,7 +25,7 @@ def trainer(max_epochs=3, **options):
 
 
 def make(store_root, **options) -> gs.PartitionDataModule:
-    settings = {"sampler": gs.NeighborSampler([4, 3]), "batch_size": 32, "seed": 1} | options
+    settings = {"sampler": gs.NeighborSampler([4, 3]), "batch_size": 32, "seed": 1, "scope": "graph"} | options
     return gs.PartitionDataModule(store=store_root, **settings)
 
 

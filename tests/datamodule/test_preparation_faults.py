@@ -14,7 +14,7 @@ import scipy.sparse
 from community_graph import small_dataset
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.dataset import CSRFeatures, GraphDataset
+from lightning_gnnscale.dataset import CSRArrays, GraphDataset
 from lightning_gnnscale.errors import GNNScaleError, PartitionStoreError
 from lightning_gnnscale.partition_store import write_partition_store
 from lightning_gnnscale.partition_store.manifest import FORMAT_VERSION
@@ -99,7 +99,7 @@ def test_sparse_features_of_another_width_are_another_input(tmp_path, dataset, k
     sparse = scipy.sparse.random(NUM_NODES, 8, 0.3, "csr", np.float32, random_state=0)
     for width, refused in [(8, False), (8, False), (16, True)]:
         parts = sparse.indptr, sparse.indices, sparse.data
-        features = CSRFeatures(*parts, (NUM_NODES, width)) if kind is None else kind(parts[::-1], (NUM_NODES, width))
+        features = CSRArrays(*parts, (NUM_NODES, width)) if kind is None else kind(parts[::-1], (NUM_NODES, width))
         dm = module(tmp_path / "s", with_features(dataset, features))
         if refused:
             with pytest.raises(PartitionStoreError, match="made from other input"):

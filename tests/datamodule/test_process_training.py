@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.loader.batch_maker import BatchMaker
+from lightning_gnnscale.loader.batch_builder import BatchMaker
 from lightning_gnnscale.loader.shared_value import pack
 from lightning_gnnscale.placement import PlacementSettings
 

@@ -39,7 +39,7 @@ MODULES = (gs.PartitionDataModule, FullGraphDataModule)
 
 
 @pytest.mark.parametrize("kind", MODULES)
-@pytest.mark.parametrize("name", ["features", "labels", "mask_train", "halo_degree", "original_nid"])
+@pytest.mark.parametrize("name", ["features", "labels", "mask_train", "in_degree", "original_nid"])
 def test_a_damaged_store_is_refused_before_training(root, kind, name):
     flip(root / f"{name}.npy")
     with pytest.raises(PartitionStoreError, match=rf"{name}.npy: its content is damaged.*overwrite=True") as error:
@@ -117,11 +117,11 @@ def test_an_older_store_says_what_to_do(dataset, root):
         content = json.loads((root / f"{name}.json").read_text())
         content.pop("seal")
         content.pop("manifest", None)
-        content |= {"format_version": 2} if name == "manifest" else {}
+        content |= {"format_version": 3} if name == "manifest" else {}
         (root / f"{name}.json").write_text(json.dumps(content))
     module = gs.PartitionDataModule(root=root, dataset=dataset, partitioner="random", num_parts=2)
     with pytest.raises(
-        PartitionStoreError, match="store of format 2, this version reads 3; write it again with overwrite"
+        PartitionStoreError, match="store of format 3, this version reads 5; write it again with overwrite"
     ):
         module.prepare_data()
     gs.PartitionDataModule(root=root, dataset=dataset, partitioner="random", num_parts=2, overwrite=True).prepare_data()

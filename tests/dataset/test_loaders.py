@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.dataset import CSRFeatures, GraphDataset, generate, load_files, load_npz, load_pyg
+from lightning_gnnscale.dataset import CSRArrays, GraphDataset, generate, load_files, load_npz, load_pyg
 from lightning_gnnscale.dataset.split import random_split
 from lightning_gnnscale.edge_stream import open_edge_stream
 from lightning_gnnscale.errors import EdgeStreamError
@@ -43,7 +43,7 @@ def test_npz_has_sparse_features_and_a_split_of_the_labelled(npz, monkeypatch):
     for name in ("tiny", str(npz), str(npz / "graph.npz")):
         dataset = load_npz(name)
         assert (dataset.stream.num_nodes, dataset.num_classes, dataset.feature_dim) == (4, 2, 50)
-        assert isinstance(dataset.features, CSRFeatures)
+        assert isinstance(dataset.features, CSRArrays)
         assert np.array_equal(dataset.features.data, [1, 1, 1])
         assert np.array_equal(load_npz(name, normalize=False).features.data, [1, 1, 2])
         assert sum(mask.sum() for mask in dataset.masks.values()) == 3

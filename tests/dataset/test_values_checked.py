@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.dataset import CSRFeatures, GraphDataset, load_files, load_npz
+from lightning_gnnscale.dataset import CSRArrays, GraphDataset, load_files, load_npz
 from lightning_gnnscale.edge_stream import open_edge_stream
-from lightning_gnnscale.partition_store import values, write_partition_store
+from lightning_gnnscale.partition_store import value_checks as values
+from lightning_gnnscale.partition_store import write_partition_store
 
 NAN, INF = np.nan, np.inf
 
@@ -17,8 +18,8 @@ def stream(num_nodes: int = 4):
     return open_edge_stream(np.array([[0, 1, 2, 3], [1, 2, 3, 0]]), num_nodes=num_nodes)
 
 
-def sparse(data) -> CSRFeatures:
-    return CSRFeatures(np.array([0, 2, 2, 3, 4]), np.array([5, 1, 7, 0], np.int32), np.array(data, np.float32), (4, 50))
+def sparse(data) -> CSRArrays:
+    return CSRArrays(np.array([0, 2, 2, 3, 4]), np.array([5, 1, 7, 0], np.int32), np.array(data, np.float32), (4, 50))
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def test_arrays_of_another_length_are_refused_before_the_partitioning(refuses, a
 
 
 def test_a_row_after_empty_ones_is_named(block, refuses):
-    features = CSRFeatures(np.array([0, 0, 0, 0, 1]), np.array([2], np.int32), np.array([INF]), (4, 3))
+    features = CSRArrays(np.array([0, 0, 0, 0, 1]), np.array([2], np.int32), np.array([INF]), (4, 3))
     refuses("features: row 3, column 2 is inf", features=features)
 
 

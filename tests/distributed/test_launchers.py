@@ -13,8 +13,9 @@ from partition_stand_ins import Classifier, PartsData, make_trainer, train
 from processes import CONTEXT, launch
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.strategy import ModelAveraging
+from lightning_gnnscale.strategy import GradientAveraging, ModelAveraging
 
+EVEN = (8, 8, 4, 4)  # as many batches on each of two ranks
 SCRIPT = """
 import sys
 import torch
@@ -24,7 +25,7 @@ from partition_stand_ins import Classifier, PartsData, make_trainer
 
 model = Classifier()
 trainer = make_trainer(".", strategy="gnnscale", devices=2)
-trainer.fit(model, datamodule=PartsData())
+trainer.fit(model, datamodule=PartsData((8, 8, 4, 4)))
 if trainer.is_global_zero:
     torch.save((model.state_dict(), trainer.world_size), sys.argv[1])
 """
@@ -40,7 +41,7 @@ def test_torchrun(tmp_path):
     assert done.returncode == 0, done.stderr[-4000:]
     state, world_size = torch.load(tmp_path / "state.pt", weights_only=True)
     assert world_size == 2
-    expected = launch(2, train, tmp_path / "expected")[0]
+    expected = launch(2, train, tmp_path / "expected", GradientAveraging(), None, PartsData(EVEN))[0]
     assert all(torch.equal(state[name], expected[name]) for name in expected)
 
 
@@ -48,7 +49,7 @@ TRAINERS = """
 from partition_stand_ins import Classifier, PartsData, make_trainer
 
 for devices in {devices}:
-    make_trainer(".", strategy="gnnscale", devices=devices).fit(Classifier(), datamodule=PartsData())
+    make_trainer(".", strategy="gnnscale", devices=devices).fit(Classifier(), datamodule=PartsData((8, 8, 4, 4)))
 """
 
 
@@ -73,7 +74,7 @@ def fork_two(folder):
     torch.set_num_threads(1)
     model = Classifier()
     trainer = make_trainer(folder, strategy="gnnscale_fork", devices=2)
-    trainer.fit(model, datamodule=PartsData())
+    trainer.fit(model, datamodule=PartsData(EVEN))
     # Back in the process that forked: it has the weights, and no process group.
     trainer.save_checkpoint(folder / "after.ckpt")
     torch.save(model.state_dict(), folder / "state.pt")
@@ -85,7 +86,7 @@ def test_fork(tmp_path):
     process.join(60)
     process.kill()
     state = torch.load(tmp_path / "state.pt", weights_only=True)
-    expected = launch(2, train, tmp_path / "expected")[0]
+    expected = launch(2, train, tmp_path / "expected", GradientAveraging(), None, PartsData(EVEN))[0]
     assert all(torch.equal(state[name], expected[name]) for name in expected)
     saved = torch.load(tmp_path / "after.ckpt", weights_only=True)
     assert all(torch.equal(saved["state_dict"][name], expected[name]) for name in expected)
@@ -198,7 +199,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     model = Classifier()
     trainer = make_trainer(".", strategy=GNNScaleStrategy(start_method="forkserver"), devices=2)
-    trainer.fit(model, datamodule=PartsData())
+    trainer.fit(model, datamodule=PartsData((8, 8, 4, 4)))
     torch.save(model.state_dict(), sys.argv[1])
 """
 
@@ -210,7 +211,7 @@ def test_processes_of_a_forkserver_have_weights_of_their_own(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-4000:]
     state = torch.load(tmp_path / "state.pt", weights_only=True)
-    expected = launch(2, train, tmp_path / "expected")[0]
+    expected = launch(2, train, tmp_path / "expected", GradientAveraging(), None, PartsData(EVEN))[0]
     assert all(torch.equal(state[name], expected[name]) for name in expected)
 
 

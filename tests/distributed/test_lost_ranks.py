@@ -48,7 +48,7 @@ class Hit(L.Callback):
 
 
 if __name__ == "__main__":
-    strategy = gs.GNNScaleStrategy(timeout=TIMEOUT, start_method=start_method)
+    strategy = gs.GNNScaleStrategy(weights="model_averaging", timeout=TIMEOUT, start_method=start_method)
     callbacks = [Hit(), L.pytorch.callbacks.ModelCheckpoint("checkpoints", save_last=True)]
     trainer = make_trainer(".", strategy=strategy, devices=2, callbacks=callbacks)
     try:

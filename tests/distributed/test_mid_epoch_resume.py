@@ -29,8 +29,11 @@ CASES = {
     "accumulated, control variates": {"weights": {"control_variates": True}, "trainer": ACCUMULATED},
     "per part, steps estimated": {"weights": {}, "estimated": True},
     "gradients": {"data": {"scope": "part", "interleave_parts": 2, "batch_size": 2}},
-    "gradients, steps estimated": {"data": {"batch_size": 2}, "estimated": True},
-    "gradients, accumulated": {"trainer": ACCUMULATED | {"accumulate_grad_batches": 3}, "data": {"batch_size": 2}},
+    "gradients, steps estimated": {"data": {"batch_size": 2, "scope": "graph"}, "estimated": True},
+    "gradients, accumulated": {
+        "trainer": ACCUMULATED | {"accumulate_grad_batches": 3},
+        "data": {"batch_size": 2, "scope": "graph"},
+    },
 }
 
 

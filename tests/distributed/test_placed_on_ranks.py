@@ -26,7 +26,7 @@ def train(folder, root):
         "alone": PlacementSettings("rule", buffer_share=0.3, alpha=0, groups=[[0], [1]], cache_rows=50),
     }.items():
         dm = gs.PartitionDataModule(
-            store=root, sampler=gs.NeighborSampler([3, 3]), batch_size=8, placement=placement,
+            store=root, sampler=gs.NeighborSampler([3, 3]), batch_size=8, placement=placement, scope="graph",
             locality_scale=None if placement is None else 1,
         )  # fmt: skip
         torch.manual_seed(0)

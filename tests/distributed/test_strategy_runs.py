@@ -202,7 +202,7 @@ def test_a_killed_rank_ends_the_others_with_one_clear_error(tmp_path, weights):
 
 def train_names(folder):
     kept = {}
-    for given in ({"strategy": "gnnscale"}, {"strategy": GNNScaleStrategy(weights="model_averaging")}):
+    for given in ({"strategy": "gnnscale"}, {"strategy": GNNScaleStrategy(weights="gradient_averaging")}):
         model = Classifier()
         make_trainer(folder, **given).fit(model, datamodule=PartsData())
         kept[str(given["strategy"])[:8]] = model.state_dict()["net.0.weight"].clone()

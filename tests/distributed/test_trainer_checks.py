@@ -204,7 +204,7 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match=r"no_exchange, quantized, skip_broadcast, got 'telepathy'"):
         GNNScaleStrategy(exchange="telepathy")
     with pytest.raises(StrategyError, match=r"weights=GradientAveraging\(\)"):
-        GNNScaleStrategy(exchange="halo")
+        GNNScaleStrategy(weights="model_averaging", exchange="halo")
     with pytest.raises(StrategyError, match=r"find_unused_parameters: it has no DDP wrapper"):
         GNNScaleStrategy(find_unused_parameters=True)
     assert isinstance(GNNScaleStrategy(exchange="no_exchange", timeout=5).exchange, NoExchange)

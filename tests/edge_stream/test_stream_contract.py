@@ -8,7 +8,7 @@ import pytest
 
 from lightning_gnnscale.edge_stream import EdgeChunk, EdgeStream, open_edge_stream
 from lightning_gnnscale.edge_stream.options import StreamOptions
-from lightning_gnnscale.edge_stream.read_ahead import BufferPool, read_ahead
+from lightning_gnnscale.edge_stream.read_ahead import ChunkPool, read_ahead
 from lightning_gnnscale.errors import EdgeStreamError
 
 BIG_CHUNK = 1 << 18  # 2 MiB of int32 pairs: large enough for buffers to be reused
@@ -112,7 +112,7 @@ def test_a_dropping_consumer_is_served_from_two_buffers():
 
 
 def test_a_buffer_comes_back_only_when_no_view_is_left():
-    pool = BufferPool(BIG_CHUNK, np.dtype(np.int32))
+    pool = ChunkPool(BIG_CHUNK, np.dtype(np.int32))
     first = pool.take()[0, :10]
     second = pool.take()[0, :10]
     third = pool.take()[0, :10]

@@ -24,7 +24,7 @@ from processes import launch
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test installs it")
 
-from lightning_gnnscale.loader.preparation import cluster  # noqa: E402
+from lightning_gnnscale.remote import cluster  # noqa: E402
 
 DIM = 12
 NODES = np.arange(NUM)

@@ -23,6 +23,7 @@ READS = {
     "resident": RowReads("resident"),
     "a batch a window": RowReads("planned", window_bytes=1),
     "a few batches a window": RowReads("planned", window_bytes=12_000),
+    "one window at a time": RowReads("planned", window_bytes=12_000, windows_held=1),
     "one window": RowReads("planned", window_bytes=1 << 30),
 }
 
@@ -68,19 +69,50 @@ def test_other_walks_and_sources(features, reads):
         assert all_contents(make_loader(**options, features=features, reads=READS[reads], source=tasks)) == expected
 
 
-@pytest.mark.parametrize("reads", READS)
-def test_packed_halo_rows_are_read_in_every_way(features, reads):
+@pytest.fixture(scope="module")
+def packed(features) -> PackedFeatures:
+    """The world's rows, and those of each part's halo in an order of their own."""
     parts = [WORLD.load_part(part) for part in range(5)]
-    halo = np.concatenate([part.halo_nodes for part in parts])
-    packed = PackedFeatures(
+    halo = [part.halo_nodes for part in parts]
+    orders = [np.random.default_rng(part).permutation(len(nodes)) for part, nodes in enumerate(halo)]
+    return PackedFeatures(
         features,
-        DenseFeatures(features.array[halo]),
+        DenseFeatures(
+            np.concatenate([features.array[nodes[order]] for nodes, order in zip(halo, orders, strict=True)])
+        ),
         np.array([*(part.core_start for part in parts), features.num_rows]),
-        np.cumsum([0, *(part.num_halo for part in parts)]),
-        halo,
+        np.cumsum([0, *map(len, halo)]),
+        np.concatenate(halo),
+        np.concatenate([np.argsort(order) for order in orders]).astype(np.int32),
+        np.bincount(np.concatenate(halo), minlength=features.num_rows).astype(np.uint8),
     )
+
+
+@pytest.mark.parametrize("kept_halos", [0, 1, 3])
+@pytest.mark.parametrize("reads", READS)
+def test_packed_halo_rows_are_read_in_every_way(packed, reads, kept_halos):
     expected = all_contents(make_loader(num_threads=0))
-    assert all_contents(make_loader(features=packed, reads=READS[reads])) == expected
+    reads = replace(READS[reads], kept_halos=kept_halos)
+    for source in (None, TaskGraphs(2).connect(None)):
+        loader = make_loader(features=packed, reads=reads, source=source)
+        assert all_contents(loader) == expected
+
+
+def test_rows_that_stay_are_not_read_again(packed, monkeypatch):
+    stays, read = np.flatnonzero(packed.halo_count >= 2), []
+    assert 0 < len(stays) < packed.num_rows
+    of = LoadedRows.of.__func__
+
+    def note(cls, table, held, kept=None):
+        read.append(held.count().nodes)
+        return of(cls, table, held, kept)
+
+    monkeypatch.setattr(LoadedRows, "of", classmethod(note))
+    for reads in (RowReads("resident", kept_halos=2), RowReads("planned", 12_000, kept_halos=2)):
+        read.clear()
+        list(make_loader(features=packed, reads=reads))
+        np.testing.assert_array_equal(read[0], stays)
+        assert len(read) > 5 and not any(np.isin(nodes, stays).any() for nodes in read[1:])
 
 
 @pytest.mark.parametrize("reads", READS)
@@ -102,9 +134,9 @@ def test_each_row_is_read_once_a_window(features, monkeypatch):
     read = []
     of = LoadedRows.of.__func__
 
-    def note(cls, table, held):
+    def note(cls, table, held, kept):
         read.append(len(held))
-        return of(cls, table, held)
+        return of(cls, table, held, kept)
 
     monkeypatch.setattr(LoadedRows, "of", classmethod(note))
     batches = list(make_loader(features=features, reads=READS["one window"]))
@@ -115,6 +147,38 @@ def test_each_row_is_read_once_a_window(features, monkeypatch):
         assert len(read) <= position + 2
         assert len(batch.n_id) == read[position]
     assert len(read) == len(batches)
+
+
+def test_a_visit_that_fits_is_read_in_one_window(features, monkeypatch):
+    read = []
+    of = LoadedRows.of.__func__
+    note = classmethod(lambda cls, table, held, kept: read.append(len(held)) or of(cls, table, held, kept))
+    monkeypatch.setattr(LoadedRows, "of", note)
+    visits = {}
+    for batch in make_loader(num_threads=0, features=None):
+        visits.setdefault(batch.part, []).append(batch)
+    rows = [len(np.unique(np.concatenate([batch.n_id for batch in visit]))) for visit in visits.values()]
+    row_bytes = features.nbytes // features.num_rows
+    largest = max(rows) * row_bytes + max(sum(map(drawn_bytes, visit)) for visit in visits.values())
+    list(make_loader(features=features, reads=RowReads("planned", window_bytes=largest + 1)))
+    assert read == _joined(visits, largest + 1, row_bytes)
+
+
+def _joined(visits, most_bytes, row_bytes) -> list[int]:
+    """Rows of each window, where whole visits are joined as long as they fit."""
+    windows = [([], 0)]
+    for visit in visits.values():
+        nodes = np.unique(np.concatenate([batch.n_id for batch in visit]))
+        num_bytes = len(nodes) * row_bytes + sum(map(drawn_bytes, visit))
+        joined = np.union1d(windows[-1][0], nodes)
+        if windows[-1][1] + num_bytes > most_bytes:
+            windows.append((nodes, num_bytes))
+        else:
+            windows[-1] = (
+                joined,
+                windows[-1][1] + num_bytes - (len(windows[-1][0]) + len(nodes) - len(joined)) * row_bytes,
+            )
+    return [len(nodes) for nodes, _ in windows]
 
 
 def test_the_reads_of_a_loader_can_be_changed(features):
@@ -138,7 +202,12 @@ def test_the_first_batch_tells_what_batches_take(features):
 def choose(free_bytes, **changes) -> RowReads:
     """100,000 rows of 64 float32: 25.6 MB; a part and its halo 10,000 rows, 2.56 MB; a batch 5,000 rows, 1.28 MB."""
     features = DenseFeatures(np.broadcast_to(np.float32(0), (100_000, 64)))
+    count = changes.pop("count", None)
+    if changes.pop("packed", count is not None):
+        halo = np.zeros(2, np.int64), np.zeros(0, np.int64), None, count
+        features = PackedFeatures(features, features, np.zeros(2, np.int64), *halo)
     shape = {"part_rows": 10_000, "parts_held": 2, "batches_held": 4, "visit_batches": 20}
+    shape["held_rows"] = changes.pop("held_rows", 2 * changes.get("part_rows", 10_000))
     first = Footprint(part_bytes=500_000, rows=changes.pop("rows", 5_000), drawn_bytes=200_000)
     return choose_row_reads(features, first, free_bytes=free_bytes, **(shape | changes))
 
@@ -150,16 +219,30 @@ def test_memory_decides():
     assert resident.why == "the rows of 2 parts take 4.88 MiB of 28.6 MiB free"
     assert choose(8_000_000).how == "planned"
     assert choose(30_000_000, visit_batches=3).how == "planned", "a short visit reads few of a part's rows"
+    assert choose(16_000_000).how == "planned" and choose(16_000_000, held_rows=12_000).how == "resident"
+    assert choose(30_000_000, visit_batches=3, packed=True).how == "resident", "they lie in two runs of the disk"
     assert choose(30_000_000, part_rows=100_000).how == "planned", "a halo as large as the graph"
 
 
-def test_what_is_held_at_once_stays_within_the_memory():
-    for free in range(2_000_000, 40_000_000, 500_000):
-        reads, batch, parts = choose(free), 1_480_000, 1_000_000
-        if reads.how == "planned" and reads.window_bytes > 1_280_000:
-            assert 2 * reads.window_bytes + 3 * batch + parts <= 0.7 * free
+@pytest.mark.parametrize("count", [None, np.repeat(np.arange(10, dtype=np.uint8), 10_000)])
+def test_what_is_held_at_once_stays_within_the_memory(count):
+    hows = set()
+    for free in range(2_000_000, 60_000_000, 500_000):
+        reads, batch, parts = choose(free, count=count), 1_480_000, 1_000_000
+        kept = reads.kept_halos and int((count >= reads.kept_halos).sum())
+        share = 1.0 if not kept else (1 + count)[count < reads.kept_halos].sum() / (1.0 + count).sum()
+        if reads.how == "planned" and reads.window_bytes > 1_280_000 * share:
+            assert kept * 256 + reads.windows_held * reads.window_bytes + 2 * batch + parts <= 0.7 * free
         if reads.how == "resident":
-            assert 2 * 2_560_000 + 4 * batch + parts <= 0.7 * free
+            assert kept * 256 + share * 2 * 2_560_000 + 4 * batch + parts <= 0.7 * free
+        hows.add((reads.how, kept > 0))
+    assert hows >= {("resident", count is not None), ("planned", count is not None), ("mapped", False)}
+
+
+def test_one_window_of_twice_the_rows_is_held_where_a_visit_takes_more_than_one():
+    whole, divided = choose(16_000_000), choose(16_000_000, part_rows=20_000)
+    assert (whole.how, whole.windows_held) == (divided.how, 1 + divided.windows_held) == ("planned", 2)
+    assert divided.window_bytes == pytest.approx(2 * whole.window_bytes, rel=1e-6)
 
 
 def test_features_that_fit_twice_are_left_to_the_page_cache():
@@ -171,5 +254,9 @@ def test_features_that_fit_twice_are_left_to_the_page_cache():
 def test_bad_options():
     with pytest.raises(ValueError, match="row reads must be one of mapped, resident, planned, got 'all'"):
         RowReads("all")
+    with pytest.raises(ValueError, match="windows_held must be 1 or 2, got 0"):
+        RowReads(windows_held=0)
+    with pytest.raises(ValueError, match=r"kept_halos must be in \[0, 255\], got 256"):
+        RowReads(kept_halos=256)
     with pytest.raises(ValueError, match="lookahead_batches must be >= 0, got -1"):
         RowReads(lookahead_batches=-1)

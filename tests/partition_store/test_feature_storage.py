@@ -200,3 +200,22 @@ def test_disk_and_plans_count_what_is_stored():
         assert dataset.batch_row_bytes == (128 * 6 if storage == "float16" else 512)
     assert [size for size, _ in sizes.values()] == [90 * 512, 90 * 256, 90 * 132, 90 * 68]
     assert sizes[None][1] - sizes["int8"][1] == 90 * (512 - 132)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_rows_of_many_halos_are_packed_first(no_disk_wait, tmp_path, sparse):
+    features = rows_of(8) * (np.arange(720).reshape(90, 8) % 3 > 0)
+    budget = WriteBudget(block_bytes=330, checkpoint_bytes=1)
+    given = csr_matrix(features) if sparse else features
+    store = write(tmp_path / "store", given, pack_halo=True, budget=budget)
+    halos, table = [store.halo(part) for part in range(store.num_parts)], store.part_features
+    count = np.bincount(np.concatenate(halos), minlength=90)
+    np.testing.assert_array_equal(table.halo_count, count)
+    assert len(set(count)) > 1
+    for part, halo in enumerate(halos):
+        first, last = table.halo_offsets[part : part + 2]
+        packed = halo[np.argsort(table.halo_places[first:last])]
+        np.testing.assert_array_equal(packed, sorted(halo, key=lambda node: (-count[node], node)))
+        rows = table.packed.gather(np.arange(first, last))
+        rows = rows.dense() if sparse else rows
+        np.testing.assert_array_equal(rows, features[store.original_nid[packed]])

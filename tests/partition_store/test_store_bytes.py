@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.sparse import coo_matrix, csc_array, csc_matrix, csr_matrix
 
-from lightning_gnnscale.partition_store import WriteBudget, array_file, inputs, values, write_partition_store
+from lightning_gnnscale.partition_store import WriteBudget, array_file, inputs, write_partition_store
+from lightning_gnnscale.partition_store import value_checks as values
 from lightning_gnnscale.partition_store.buckets import BucketLayout
 from lightning_gnnscale.partition_store.disk import disk_bytes
 from lightning_gnnscale.partition_store.inputs import check_inputs
@@ -166,3 +167,30 @@ def test_arguments_that_do_not_fit_are_named(no_disk_wait, tmp_path, change, mes
     arguments = {"p": graph.given, **change}
     with pytest.raises(ValueError, match=message):
         write_partition_store(tmp_path / "store", graph.stream(), **arguments)
+
+
+@pytest.mark.parametrize("to_undirected", [False, True])
+@pytest.mark.parametrize("weights", [False, True])
+def test_bucketed_arcs_go_as_they_are_sorted(no_disk_wait, tmp_path, to_undirected, weights):
+    graph = random_graph(2000, 40_000, 4, to_undirected=to_undirected)
+    arrays = {"edge_weight": graph.edge_ids} if weights else {}
+    seen, folder = {}, tmp_path / "store.partial"
+
+    def look(what, done, total):
+        sizes = {path.name: path.stat().st_size for path in folder.glob("*.npy")}
+        runs = sum(size for name, size in sizes.items() if name.startswith("run_"))
+        seen.setdefault(what, []).append((runs, sum(sizes.values())))
+
+    write_partition_store(
+        tmp_path / "store", graph.stream(), graph.given, progress=look,
+        budget=WriteBudget(spill_edges=5000, sort_arcs=1000), **arrays,
+    )  # fmt: skip
+    at_first, left = seen["bucketing edges"][-1][0], [runs for runs, _ in seen["sorting rows"]]
+    assert left == sorted(left, reverse=True)
+    assert sum(runs > at_first * 0.6 for runs in left) < len(left) * 0.6  # they go all along
+    assert seen["listing halos"][0][0] == 0
+    inputs = check_inputs(graph.stream(), graph.given, None, None, None, arrays.get("edge_weight"), None, False)
+    most = max(total for sizes in seen.values() for _, total in sizes)
+    assert most < disk_bytes(inputs) + 128 * 60  # heads
+    if not weights:  # nothing that the final store has not, but for the bucketed arcs
+        assert disk_bytes(inputs) < 1.6 * at_first + sum(path.stat().st_size for path in (tmp_path / "store").iterdir())

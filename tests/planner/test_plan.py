@@ -83,3 +83,15 @@ def test_sizes_as_people_write_them(text, size):
 def test_units_for_people():
     assert [format_bytes(size) for size in (0, 1023, 1536, 5 * GIB)] == ["0 B", "1023 B", "1.50 KiB", "5.00 GiB"]
     assert [format_seconds(s) for s in (0.123, 12.34, 245)] == ["0.12 s", "12.3 s", "4 min 05 s"]
+
+
+def test_forked_processes_share_an_interpreter():
+    sizes = {"num_nodes": 1000, "num_edges": 10_000, "interpreter_bytes": 400 << 20, "host_memory_bytes": "8GiB"}
+    peaks = {
+        method: plan(**sizes, num_devices=2, start_method=method).host_peak_bytes["train"] >> 20
+        for method in ("popen", "fork", "spawn")
+    }
+    assert peaks["fork"] < peaks["popen"] < peaks["spawn"]
+    assert peaks["spawn"] - peaks["popen"] == 500, "the starting process waits beside the others"
+    one = plan(**sizes, num_devices=1).host_peak_bytes["train"] >> 20
+    assert one < peaks["popen"] - 500 + 1

@@ -5,7 +5,7 @@ import pytest
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.cli.partition import DEFAULT_BATCHES
-from lightning_gnnscale.dataset import CSRFeatures, GraphDataset
+from lightning_gnnscale.dataset import CSRArrays, GraphDataset
 from lightning_gnnscale.partitioner.graph_access.layout import lists_both_ways, scan
 
 NUM_NODES = 30
@@ -15,11 +15,11 @@ SOME_BACK = np.concatenate([RING, RING[::-1, :5]], axis=1)
 LOOPS = np.stack([np.arange(4), np.arange(4)])
 
 
-def sparse_rows() -> CSRFeatures:
+def sparse_rows() -> CSRArrays:
     generator = np.random.default_rng(0)
     x = (generator.random((NUM_NODES, 50)) < 0.1) * generator.random((NUM_NODES, 50))
     indptr = np.concatenate([[0], np.cumsum((x != 0).sum(axis=1))])
-    return CSRFeatures(indptr, np.nonzero(x)[1].astype(np.int32), x[x != 0].astype(np.float32), x.shape)
+    return CSRArrays(indptr, np.nonzero(x)[1].astype(np.int32), x[x != 0].astype(np.float32), x.shape)
 
 
 def datamodule(folder, edges, layout="auto", features=None, num_parts=2, **options):

@@ -75,10 +75,8 @@ def test_every_search_is_bounded_whatever_the_halos_do():
         assert len(measure.asked) <= MOST_MEASURED
 
 
-def test_an_estimate_that_does_not_fit_leaves_a_partitioner_unmeasured_where_there_is_another():
+def test_an_estimate_that_does_not_fit_is_measured_all_the_same():
     measure, guessed = Measure(lambda p: NUM_NODES), {8: NUM_NODES, 32: NUM_NODES}
-    assert search_parts(plan_at(5_000_000), NUM_NODES, 8, 4096, {}, measure, guessed, is_last=False) is None
-    assert measure.asked == []
     assert search_parts(plan_at(5_000_000), NUM_NODES, 8, 4096, {}, measure, guessed) is None
     assert measure.asked, "an estimate may be too high"
 

@@ -22,7 +22,7 @@ PACKAGES = {
     "trainer": "lightning",
     "callbacks": None,
     "paths": None,
-    "source": "lightning_gnnscale.loader",
+    "source": ("lightning_gnnscale.loader", "lightning_gnnscale.remote"),
     "evaluation": "lightning_gnnscale.datamodule",
 }
 

@@ -64,19 +64,7 @@ def test_parts_grow_until_the_largest_fits_with_its_halo(tmp_path, monkeypatch):
     assert len(asked) <= 3, "what was measured is known"
 
 
-def test_another_partitioner_is_taken_where_halos_do_not_fit(tmp_path, monkeypatch):
-    asked = count_partitionings(monkeypatch)
-    made = make_source(tmp_path, partitioner="random", fallback="range")
-    plan = settled(made)
-    assert plan.fits
-    assert made.partitioner == "range"
-    assert len(asked) <= 6
-    store = made.prepare(plan.num_parts)
-    assert store.num_parts == plan.num_parts
-    assert made.partitioning_facts["method"] == "range"
-
-
-def test_a_partitioner_that_was_chosen_is_kept_and_another_is_named(tmp_path, monkeypatch):
+def test_a_partitioner_whose_halos_do_not_fit_is_kept_and_another_is_named(tmp_path, monkeypatch):
     asked = count_partitionings(monkeypatch)
     made = make_source(tmp_path, partitioner="random")
     with pytest.raises(PlanError) as refused:
@@ -92,6 +80,13 @@ def test_a_partitioner_that_was_chosen_is_kept_and_another_is_named(tmp_path, mo
     with pytest.raises(PlanError):
         settled(make_source(tmp_path, partitioner="random"))
     assert len(asked) <= before + 1
+
+
+def test_a_partitioner_that_does_not_fit_is_refused_before_work_and_a_lighter_one_is_named(tmp_path):
+    made = make_source(tmp_path, partitioner="streaming_multilevel")
+    made.planner = partial(gs.plan, host_memory_bytes=51 << 20)
+    with pytest.raises(PlanError, match=r"by streaming_multilevel .*: partitioner=spring, or planner\.host"):
+        made.settle(partial(made.make_plan, 1, interpreter_bytes=0, **BATCHES))
 
 
 @pytest.mark.parametrize("num_parts", ["auto", 4])
@@ -115,11 +110,14 @@ def test_a_damaged_record_of_measurements_is_measured_anew(tmp_path):
 
 
 def test_a_datamodule_settles_what_it_prepares(tmp_path):
-    made = make_source(tmp_path)
+    made = make_source(tmp_path, room=2 * ROOM)
     given = {"partitioner": "range", "planner": made.planner, "batch_size": 8, "sampler": gs.NeighborSampler([2, 2])}
     dm = gs.PartitionDataModule(root=tmp_path / "s", dataset=made.dataset, **given)
     dm.prepare_data()
-    assert dm.store.num_parts == settled(make_source(tmp_path, partitioner="range")).num_parts > 1
+    again = make_source(tmp_path, room=2 * ROOM, partitioner="range")
+    plan = again.settle(partial(again.make_plan, 1, mixed_parts=4, **BATCHES))
+    assert dm.store.num_parts == plan.num_parts > 5
+    assert plan.part_bytes * 5 <= 2 * ROOM
 
 
 def test_a_cap_of_a_cgroup_is_found_and_said(monkeypatch):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gnnscale.strategy.exchange.gradient_rows import draw_rows, inclusion_probability, uniform
+from lightning_gnnscale.strategy.exchange.layer_exchange import draw_rows, inclusion_probability, uniform
 
 SIZES = st.lists(st.one_of(st.just(0.0), st.just(1.0), st.floats(1e-6, 1e3)), max_size=30)
 

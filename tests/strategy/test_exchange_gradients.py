@@ -11,8 +11,7 @@ from strategy.thread_ranks import ThreadRanks
 
 from lightning_gnnscale.model import GAT, GCN, SGC, GraphSAGE
 from lightning_gnnscale.strategy.exchange import BroadcastExchange, EpochFixed, HaloExchange, NoExchange, SkipBroadcast
-from lightning_gnnscale.strategy.exchange.local_rows import LocalRows
-from lightning_gnnscale.strategy.exchange.run import ExchangeRun
+from lightning_gnnscale.strategy.exchange.run import ExchangeRun, LocalRows
 
 IN, HIDDEN, OUT, EPOCH = 5, 4, 3, 1
 EXCHANGES = {

@@ -15,7 +15,7 @@ from lightning_gnnscale.strategy.exchange import (
     SkipBroadcast,
     VariationGap,
 )
-from lightning_gnnscale.strategy.exchange.policy import ExchangePlan, ExchangePolicy, RowCoding
+from lightning_gnnscale.strategy.exchange.policies import ExchangePlan, ExchangePolicy, RowCoding
 
 BOUND = EpochFixed(1)
 

@@ -7,8 +7,8 @@ from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import nn
 
+from lightning_gnnscale.strategy.weights.model_averaging import VisitGradients
 from lightning_gnnscale.strategy.weights.part_optimizers import PartOptimizers
-from lightning_gnnscale.strategy.weights.visit_gradients import VisitGradients
 
 VISITS = [0, 1, 0, 2, 1, 1, 0]
 

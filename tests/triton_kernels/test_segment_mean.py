@@ -4,9 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lightning_gnnscale.triton_kernels.aggregate import aggregate
-from lightning_gnnscale.triton_kernels.aggregate import reference as aggregate_reference
-from lightning_gnnscale.triton_kernels.segment_mean import op, reference, segment_mean
+from lightning_gnnscale.triton_kernels.aggregate import aggregate, device, reference, segment_mean
 from own_python import run_python
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the interpreter takes CPU tensors
@@ -32,7 +30,7 @@ def close(given, expected, dtype, scale=1.0):
     torch.testing.assert_close(given.double(), expected.double(), rtol=TOLERANCE[dtype], atol=scale * TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("dtype", list(op.DTYPES))
+@pytest.mark.parametrize("dtype", list(device.DTYPES))
 @pytest.mark.parametrize(("heads", "channels"), [(1, 1), (1, 63), (3, 5), (1, 300), (2, 129)])
 @pytest.mark.parametrize("mean", [False, True])
 def test_forward_equals_plain_torch(dtype, heads, channels, mean):
@@ -41,13 +39,13 @@ def test_forward_equals_plain_torch(dtype, heads, channels, mean):
     indptr, indices, generator = random_rows(6, 9, 37, channels, index_dtype)
     x = values((9, heads, channels), dtype, generator)
     for weight in (None, values((37, heads), torch.float32, generator), values((37, 1), dtype, generator)):
-        out = op.gather_sum(x, weight, indptr, indices, mean)
+        out = device.gather_sum(x, weight, indptr, indices, mean)
         factors = None if weight is None else weight.double()
         assert out.dtype == dtype
-        close(out, aggregate_reference.aggregate(x.double(), indptr, indices, factors, mean), dtype, 4)
+        close(out, reference.aggregate(x.double(), indptr, indices, factors, mean), dtype, 4)
 
 
-@pytest.mark.parametrize("dtype", list(op.DTYPES))
+@pytest.mark.parametrize("dtype", list(device.DTYPES))
 @pytest.mark.parametrize(
     ("heads", "channels", "shared"), [(1, 63, False), (3, 5, False), (2, 130, True), (1, 1, False)]
 )
@@ -58,7 +56,7 @@ def test_gradients_equal_plain_torch(dtype, heads, channels, shared, mean):
     x = values((7, heads, channels), dtype, generator).requires_grad_()
     weight = values((29, 1 if shared else heads), torch.float32, generator).requires_grad_()
     grad = values((5, heads, channels), dtype, generator)
-    op.SegmentSum.apply(x, weight, indptr, indices, mean).backward(grad)
+    device.SegmentSum.apply(x, weight, indptr, indices, mean).backward(grad)
     wide = [tensor.detach().double() for tensor in (grad, x, weight)]
     expected = reference.x_gradient(wide[0], indptr, indices, wide[2], mean, 7)
     close(x.grad, expected, dtype, 4)
@@ -74,7 +72,7 @@ def test_the_mean_without_weights_goes_back_too():
     indptr, indices, generator = random_rows(8, 6, 31, 3)
     x = values((6, 2, 17), torch.float64, generator).requires_grad_()
     grad = values((8, 2, 17), torch.float64, generator)
-    op.SegmentSum.apply(x, None, indptr, indices, True).backward(grad)
+    device.SegmentSum.apply(x, None, indptr, indices, True).backward(grad)
     close(x.grad, reference.x_gradient(grad, indptr, indices, None, True, 6), torch.float64)
 
 
@@ -87,7 +85,7 @@ def test_the_reference_has_the_gradients_of_its_forward(num_dst, num_src, num_ar
     x = torch.randn(num_src, heads, 3, dtype=torch.float64, generator=generator, requires_grad=True)
     weight = torch.randn(num_arcs, heads, dtype=torch.float64, generator=generator, requires_grad=True)
     grad = torch.randn(num_dst, heads, 3, dtype=torch.float64, generator=generator)
-    out = aggregate_reference.aggregate(x, indptr, indices, weight, mean)
+    out = reference.aggregate(x, indptr, indices, weight, mean)
     x_grad, weight_grad = torch.autograd.grad(out, (x, weight), grad)
     close(reference.x_gradient(grad, indptr, indices, weight.detach(), mean, num_src), x_grad, torch.float64)
     close(reference.weight_gradient(grad, x.detach(), indptr, indices, mean), weight_grad, torch.float64)
@@ -111,14 +109,14 @@ def test_rows_arcs_and_channels_that_are_not_there():
     pytest.importorskip("triton")
     pointers, none = torch.zeros(4, dtype=torch.int64, device=DEVICE), torch.zeros(0, dtype=torch.int64, device=DEVICE)
     x = torch.ones((3, 1, 5), device=DEVICE, requires_grad=True)
-    out = op.SegmentSum.apply(x, None, pointers, none, True)
+    out = device.SegmentSum.apply(x, None, pointers, none, True)
     assert out.shape == (3, 1, 5) and not out.any()
     out.sum().backward()
     assert not x.grad.any()
-    assert op.gather_sum(x.detach(), None, pointers[:1], none, False).shape == (0, 1, 5)
+    assert device.gather_sum(x.detach(), None, pointers[:1], none, False).shape == (0, 1, 5)
     one, row = torch.tensor([0, 1], device=DEVICE), torch.tensor([2], device=DEVICE)
     narrow, weight = torch.ones((3, 2, 0), device=DEVICE), torch.ones((1, 2), device=DEVICE, requires_grad=True)
-    op.SegmentSum.apply(narrow, weight, one, row, False).sum().backward()
+    device.SegmentSum.apply(narrow, weight, one, row, False).sum().backward()
     assert not weight.grad.any()
 
 
@@ -128,9 +126,9 @@ def test_pointers_and_ids_that_are_views():
     x, grad = values((6, 1, 5), torch.float64, generator), values((4, 1, 5), torch.float64, generator)
     x.requires_grad_()
     columns = torch.stack([indices, indices.flip(0)], dim=1)
-    out = op.SegmentSum.apply(x, None, torch.stack([indptr, indptr], dim=1)[:, 0], columns[:, 0], False)
+    out = device.SegmentSum.apply(x, None, torch.stack([indptr, indptr], dim=1)[:, 0], columns[:, 0], False)
     out.backward(grad)
-    close(out.detach(), aggregate_reference.aggregate(x.detach(), indptr, indices, None, False), torch.float64, 4)
+    close(out.detach(), reference.aggregate(x.detach(), indptr, indices, None, False), torch.float64, 4)
     close(x.grad, reference.x_gradient(grad, indptr, indices, None, False, 6), torch.float64, 4)
 
 
@@ -138,7 +136,7 @@ def test_a_long_row_of_halves_is_summed_in_float32():
     pytest.importorskip("triton")
     indptr, indices = torch.tensor([0, 4096], device=DEVICE), torch.zeros(4096, dtype=torch.int64, device=DEVICE)
     x = torch.ones((1, 1, 3), dtype=torch.bfloat16, device=DEVICE)
-    assert op.gather_sum(x, None, indptr, indices, False).tolist() == [[[4096.0] * 3]]
+    assert device.gather_sum(x, None, indptr, indices, False).tolist() == [[[4096.0] * 3]]
 
 
 def test_refuses_what_aggregate_refuses():
@@ -150,7 +148,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from lightning_gnnscale.triton_kernels.segment_mean import kernel
+from lightning_gnnscale.triton_kernels.aggregate import kernel
 
 for floating, index, weighted, block in [("fp32", "i32", True, 16), ("fp16", "i64", False, 128),
                                          ("bf16", "i64", True, 256), ("fp64", "i64", True, 64)]:
@@ -182,11 +180,11 @@ def test_the_kernels_compile_for_hopper(tmp_path):
 def test_cuda_equals_the_cpu_and_itself(dtype, reduce):
     indptr, indices, generator = random_rows(500, 700, 5000, 1, torch.int32)
     results = []
-    for device in ("cuda", "cuda", "cpu"):
+    for where in ("cuda", "cuda", "cpu"):
         generator.manual_seed(2)
-        x = torch.randn(700, 4, 33, generator=generator).to(dtype).to(device).requires_grad_()
-        weight = torch.rand(5000, 4, generator=generator).to(device).requires_grad_()
-        out = aggregate(x, indptr.to(device), indices.to(device), weight, reduce)
+        x = torch.randn(700, 4, 33, generator=generator).to(dtype).to(where).requires_grad_()
+        weight = torch.rand(5000, 4, generator=generator).to(where).requires_grad_()
+        out = aggregate(x, indptr.to(where), indices.to(where), weight, reduce)
         out.sum().backward()
         results.append([out.detach().cpu(), x.grad.cpu(), weight.grad.cpu()])
     for first, second, expected in zip(*results, strict=True):

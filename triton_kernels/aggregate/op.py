@@ -8,6 +8,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from . import cpu, reference
+from .device import SegmentSum, is_available
 
 
 class Transposed(NamedTuple):
@@ -29,9 +30,9 @@ def transpose(
     """Group arcs by their source, once for arcs and weights that many backward passes share.
 
     Args:
-        indptr, indices, weight, reduce: as in `aggregate`, on the CPU.
-        num_src: number of sources.
-        dtype: of the values that are summed.
+        indptr, indices, weight, reduce: As in `aggregate`, on the CPU.
+        num_src: Number of sources.
+        dtype: Dtype of the values that are summed.
 
     Cost: O(num_src + num_arcs), and as many ids and weights again.
     """
@@ -76,7 +77,7 @@ def aggregate(
 
     Cost: reads num_arcs * heads * channels values. The gradient of x regroups the arcs by source (one int and one
     weight an arc) and reads as much again, without races and in a fixed order; on the CPU the number of threads
-    changes no bit of any result. On CUDA the kernels of `segment_mean` run: no message is held in memory.
+    changes no bit of any result. On CUDA Triton kernels run: no message is held in memory.
     """
     _check_rows(indptr, indices, x.shape[0])
     if reduce not in ("sum", "mean"):
@@ -92,6 +93,28 @@ def aggregate(
         weight = weight.to(_working_dtype(x))
     out = _aggregate(values, weight, indptr, indices, reduce == "mean", transposed)
     return out.view(len(indptr) - 1, *x.shape[1:])
+
+
+def segment_mean(x: Tensor, indptr: Tensor, indices: Tensor) -> Tensor:
+    """Average the values of each node's in-neighbours; differentiable in x.
+
+    out[v] = (1 / arcs of row v) * sum over arcs e of row v of x[indices[e]]; a row without arcs gives 0.
+
+    Args:
+        x: (num_src, channels) or (num_src, heads, channels), floating; float16 and bfloat16 are summed in float32.
+        indptr: (num_dst + 1,) int64, from 0 to num_arcs.
+        indices: (num_arcs,) int32 or int64 in [0, num_src).
+
+    Returns:
+        (num_dst, ...), the dtype of x.
+
+    Raises:
+        ValueError: shapes, dtypes or ids that do not fit (ids are looked at on the CPU only).
+
+    Cost: reads num_arcs rows of x and writes num_dst, each way; no message is held in memory. The backward groups the
+        arcs by source first. On CUDA a Triton kernel, on the CPU compiled loops over the rows.
+    """
+    return aggregate(x, indptr, indices, reduce="mean")
 
 
 def add_arcs(
@@ -130,9 +153,6 @@ def add_arcs(
 
 def _aggregate(values, weight, indptr, indices, mean, transposed) -> Tensor:
     """Run the form of the device; (num_arcs, 1) weights are those of all heads."""
-    # Not at the head of the file: `segment_mean` stands on this module.
-    from ..segment_mean.op import SegmentSum, is_available
-
     if is_available(values):
         with torch.cuda.device(values.device):
             return SegmentSum.apply(values, weight, indptr, indices, mean)

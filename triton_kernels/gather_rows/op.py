@@ -112,18 +112,21 @@ def gather_tiers(
     reads: np.ndarray | Tensor | None = None,
     code: RowCode | None = None,
 ) -> np.ndarray | Tensor:
-    """Copy rows that lie in several tables, bit for bit, in the order asked for.
+    """Copy rows that lie in several tables, bit for bit, in the requested order.
 
     Args:
-        places: (num_nodes,) int64, table and row of each node, as from `pack_places`; trusted.
-        nodes: (num,) integers in [0, num_nodes); None: places are those of the rows asked for, (num,).
-        tables: of which rows are copied; the rows of a table that is None there are left as they are in out. For a
-            CUDA device: its own memory, that of peers whose access is enabled, pinned host memory.
-        out: (num, ...) array, or tensor of the device that is to do the work, C-contiguous, with rows of the tables'
-            bytes, filled in place. Where a row is a multiple of 64 bytes and `out` is in host memory and 64-byte
-            aligned, it is written past the cache.
-        reads: (num_tables,) int64, where the rows copied out of each table are added; the device of out.
-        code: The form of rows of codes, decoded on the way: out is then (num, code.dim) float32 or float16.
+        places: (num_nodes,) int64 table and row of each node, as from `pack_places`; not checked.
+        nodes: (num,) integers in [0, num_nodes); None: places are those of the requested rows, (num,).
+        tables: Tables that rows are copied from. If a table is None, its rows in `out` are left as they are. For a CUDA
+            device, tables may lie in its own memory, in that of peers whose access is enabled, and in pinned host
+            memory.
+        out: (num, ...) array, or tensor on the device that does the work, filled in place. It is C-contiguous and has
+            rows of as many bytes as the tables. If a row is a multiple of 64 bytes and `out` is in host memory and
+            64-byte aligned, it is written past the cache.
+        reads: (num_tables,) int64 counters on the device of `out`; the number of rows copied from each table is added
+            in place.
+        code: Format of rows stored as codes, which are decoded on the way; `out` is then (num, code.dim) float32 or
+            float16.
 
     Returns:
         `out`.
@@ -207,7 +210,8 @@ def gather_tiers_with_triton(
     """Launch the Triton form on the current device; arguments as for `gather_tiers`, tensors, at least one row.
 
     Args:
-        max_programs: of one launch, each then takes block after block; None: a few times what the device runs at once.
+        max_programs: Largest number of programs in one launch; each takes block after block. None: a few times the
+            number that the device runs at once.
     """
     if code is not None:
         _decode_tiers_with_triton(places, nodes, tables, out, reads, code, max_programs)

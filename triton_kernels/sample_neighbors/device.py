@@ -10,17 +10,19 @@ import torch
 from torch import Tensor
 
 from ...graph import CSC
-from . import op
+from .cpu import Workspace
+from .hops import SampledNeighbors, check_fanouts, checked_split, fold_hop, sample_hops
 from .split_rows import SplitRows
 
 _UNSEEN = torch.iinfo(torch.int64).max
 
 
 class DeviceWorkspace:
-    """Memory to relabel nodes on a device, reused from batch to batch; one for each stream that samples.
+    """Memory to relabel nodes on a device, reused from batch to batch; each stream that samples has its own.
 
     Args:
-        num_nodes: of the graph. device: where it lies.
+        num_nodes: Number of nodes in the graph.
+        device: Device that the memory lies on.
 
     Cost: 8 bytes a node.
     """
@@ -37,10 +39,10 @@ def sample_tensors(
     *,
     replace: bool = False,
     return_e_id: bool = False,
-    workspace: op.Workspace | DeviceWorkspace | None = None,
+    workspace: Workspace | DeviceWorkspace | None = None,
     split: Sequence[SplitRows] | None = None,
     scale: float = 1.0,
-) -> op.SampledNeighbors:
+) -> SampledNeighbors:
     """Sample as `sample_neighbors` does where the graph is tensors; the result is tensors on its device.
 
     The same neighbours in the same order for the same key: drawn by Triton on CUDA, else by the CPU form.
@@ -55,12 +57,12 @@ def sample_tensors(
             return sample_with_triton(csc, seeds, fanouts, key, return_e_id, workspace, split, scale)
     host = CSC(*(_numpy(array) for array in csc))
     host_split = None if split is None else [SplitRows(*(_numpy(array) for array in rows)) for rows in split]
-    drawn = op.sample_neighbors(
+    drawn = sample_hops(
         host, _numpy(seeds), fanouts, key, replace=replace, return_e_id=return_e_id, split=host_split, scale=scale,
-        workspace=workspace if isinstance(workspace, op.Workspace) else None,
+        workspace=workspace if isinstance(workspace, Workspace) else None,
     )  # fmt: skip
     device = csc.indices.device
-    return op.SampledNeighbors(*(torch.from_numpy(v).to(device) if isinstance(v, np.ndarray) else v for v in drawn))
+    return SampledNeighbors(*(torch.from_numpy(v).to(device) if isinstance(v, np.ndarray) else v for v in drawn))
 
 
 def sample_with_triton(
@@ -72,10 +74,10 @@ def sample_with_triton(
     workspace: DeviceWorkspace | None = None,
     split: Sequence[SplitRows] | None = None,
     scale: float = 1.0,
-) -> op.SampledNeighbors:
-    """Sample on the current device; arguments as for `sample_tensors`. Waits for the device twice a hop."""
-    fanouts = op.check_fanouts(fanouts)
-    split = op.checked_split(split, scale, csc, len(fanouts), False, return_e_id)
+) -> SampledNeighbors:
+    """Sample on the current device; arguments as for `sample_tensors`. Waits for the device twice a h"""
+    fanouts = check_fanouts(fanouts)
+    split = checked_split(split, scale, csc, len(fanouts), False, return_e_id)
     label = (workspace or DeviceWorkspace(csc.num_rows, csc.indices.device)).label
     if len(label) < csc.num_rows:
         raise ValueError(f"workspace is for {len(label)} nodes, the graph has {csc.num_rows}")
@@ -85,7 +87,7 @@ def sample_with_triton(
     try:
         label[nodes] = torch.arange(count, device=label.device)
         for hop, fanout in enumerate(fanouts):
-            hop_key = int(op.fold_hop(key, hop))
+            hop_key = int(fold_hop(key, hop))
             offset = _lay_out(csc.indptr, nodes, fanout)
             rows = None if split is None else split[hop]
             neighbor, arc, arc_weight = draw_rows(csc, nodes, offset, fanout, hop_key, return_e_id, rows, scale)
@@ -106,7 +108,7 @@ def sample_with_triton(
     targets = torch.repeat_interleave(
         torch.arange(len(pointers) - 1, device=label.device), pointers.diff(), output_size=num_arcs
     )
-    return op.SampledNeighbors(
+    return SampledNeighbors(
         n_id,
         torch.stack([torch.cat(sources), targets]),
         pointers,
@@ -134,7 +136,7 @@ def draw_rows(
         offset: (num_targets + 1,) int64, where each row's draws stand.
         fanout: the most draws of a row, -1 for whole rows. hop_key: combine(key, hop).
         return_e_id: also return positions in `csc.indices`.
-        split, scale: as for `sample_neighbors`, of this hop.
+        split, scale: as for `sample_neighbors`, of this h
 
     Returns:
         (num_arcs,) int64 neighbours; positions or None; float32 weights, or None without `split`.

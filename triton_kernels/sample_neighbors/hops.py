@@ -155,11 +155,11 @@ class HopSampling:
         self._or_freed(self._sample)
 
     def draw(self, piece: int, num_pieces: int) -> None:
-        """Draw the neighbours of some targets of the next hop: its pieces, each once, in any order, also side by side.
+        """Draw the neighbours of some targets of the next hop. Draw each piece once, in any order or concurrently.
 
         Args:
-            piece: in [0, num_pieces).
-            num_pieces: that share the draws about evenly, a row whole.
+            piece: Index of the piece, in [0, num_pieces).
+            num_pieces: Number of pieces that share the draws about evenly; a row is never split.
         """
         space, end = self._space, self._count
         arcs = space.indptr[self._begin : end + 1]
@@ -272,3 +272,22 @@ class HopSampling:
         space.reserve("neighbor", last - self._first)
         if self._split is not None:
             space.reserve("weight", last, keep=self._first)
+
+
+def sample_hops(
+    csc: CSC,
+    seeds: np.ndarray,
+    fanouts: Sequence[int],
+    key: int,
+    *,
+    workspace: Workspace | None = None,
+    allocate: Callable[[tuple[int, ...], type], np.ndarray] = np.empty,
+    **options,
+) -> SampledNeighbors:
+    """Sample all hops of arrays on the CPU; arguments as for `sample_neighbors`, options those of `HopSampling`."""
+    hops = HopSampling(
+        csc, seeds, fanouts, key, workspace=workspace or Workspace(csc.num_rows, csc.indices.dtype), **options
+    )
+    for _ in hops.fanouts:
+        hops.sample()
+    return hops.collect(allocate)

@@ -104,9 +104,11 @@ def sample_rows_kernel(
     """Draw offset[i + 1] - offset[i] neighbours of node[i] into the outputs from offset[i] on, for program i.
 
     Args:
-        hop_key: bits of a uint64. scale_bits: bits of a float64, read where SPLIT.
-        inside_ptr, position_ptr: of split rows; read where SPLIT, WITH_POSITION. arc_ptr: filled where WITH_ARC.
-        BLOCK: a power of two, at least the fan-out where there is one.
+        hop_key: Bits of a uint64.
+        scale_bits: Bits of a float64, read if SPLIT.
+        inside_ptr, position_ptr: Counts and positions of split rows, read if SPLIT and if WITH_POSITION, respectively.
+        arc_ptr: Filled if WITH_ARC.
+        BLOCK: A power of two, at least the fan-out if there is one.
     """
     row = tl.program_id(0).to(tl.int64)
     node = tl.load(node_ptr + row).to(tl.int64)

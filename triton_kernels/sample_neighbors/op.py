@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ...graph import CSC
 from .cpu import Workspace
-from .hops import HopSampling, SampledNeighbors, check_fanouts, checked_split, fold_hop
+from .device import sample_tensors
+from .hops import HopSampling, SampledNeighbors, check_fanouts, checked_split, fold_hop, sample_hops
 from .split_rows import SplitRows
 
 __all__ = [
@@ -71,23 +72,11 @@ def sample_neighbors(
         preference is equation (8) of Song and Jiang, ICS 2022, with chances capped at 1.
     """
     if isinstance(csc.indices, Tensor):
-        from .device import sample_tensors  # imports this module
-
         return sample_tensors(
             csc, seeds, fanouts, key, replace=replace, return_e_id=return_e_id, workspace=workspace, split=split,
             scale=scale,
         )  # fmt: skip
-    hops = HopSampling(
-        csc,
-        seeds,
-        fanouts,
-        key,
-        workspace=workspace or Workspace(csc.num_rows, csc.indices.dtype),
-        replace=replace,
-        return_e_id=return_e_id,
-        split=split,
-        scale=scale,
-    )
-    for _ in hops.fanouts:
-        hops.sample()
-    return hops.collect(allocate)
+    return sample_hops(
+        csc, seeds, fanouts, key, replace=replace, return_e_id=return_e_id, workspace=workspace, allocate=allocate,
+        split=split, scale=scale,
+    )  # fmt: skip

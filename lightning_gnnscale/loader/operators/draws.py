@@ -59,8 +59,8 @@ class LinkNegatives:
     """Draw negatives from the core of the part by a function of (num_nodes, num, key), such as `draw_negatives`.
 
     Args:
-        draws: the function.
-        num_negatives: of each seed, >= 1.
+        draws: The function.
+        num_negatives: Negatives per seed, >= 1.
     """
 
     draws: Callable[..., np.ndarray]

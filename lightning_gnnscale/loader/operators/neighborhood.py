@@ -6,7 +6,7 @@ import numpy as np
 
 from ...sampler.link_sampler import LinkState
 from ...sampler.neighbor import NeighborSampler
-from ...sampler.subgraph import Allocate, Subgraph
+from ...sampler.protocol import Allocate, Subgraph
 from ...triton_kernels.sample_neighbors import HopSampling, Workspace
 from ..staged_part import StagedPart
 

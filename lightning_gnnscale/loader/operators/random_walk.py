@@ -7,7 +7,7 @@ import numpy as np
 from ...graph import CSC
 from ...jit import kernel
 from ...rng import GOLDEN, below, combine, combine_array, mix64
-from ...sampler.subgraph import Subgraph
+from ...sampler.protocol import Subgraph
 from ...triton_kernels.sample_neighbors import Workspace
 from ...triton_kernels.sample_neighbors.cpu import emit_edges, relabel_hop
 from ..staged_part import StagedPart

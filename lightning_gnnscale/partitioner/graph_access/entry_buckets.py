@@ -25,15 +25,15 @@ MAX_ROUNDS = 3
 
 
 class EntryBuckets:
-    """Takes the entries of a symmetric adjacency in any order, and puts the rows one after the other into a file.
+    """Take the entries of a symmetric adjacency in any order, and write its rows one after another into a file.
 
     Args:
-        degree: (num_nodes,) int32 or int64, entries that each row will get; not copied.
-        name: of the source, for messages.
-        num_rounds: rounds that the rows are taken in, >= 1; all edges must come once in each.
+        degree: (num_nodes,) int32 or int64 number of entries that each row will get; not copied.
+        name: Name of the source, for messages.
+        num_rounds: Number of rounds that the rows are split into, >= 1. Every round must be given all edges once.
 
     Attributes:
-        file_bytes: the largest size that the file will have.
+        file_bytes: Largest size that the file will reach, bytes.
     """
 
     def __init__(self, degree: np.ndarray, name: str, num_rounds: int = 1):
@@ -56,12 +56,12 @@ class EntryBuckets:
         self._position = 0
 
     def spread(self, file, blocks, number: int = 0) -> None:
-        """Write both entries of every edge, as far as they belong to a round, to the buckets.
+        """Write both entries of every edge to the buckets, leaving out entries whose row is not in the round.
 
         Args:
-            file: an unbuffered file, empty in round 0.
-            blocks: (src, dst) pairs of arrays, ids in [0, num_nodes).
-            number: of the round.
+            file: An unbuffered file, empty in round 0.
+            blocks: Pairs (src, dst) of arrays, ids in [0, num_nodes).
+            number: Number of the round.
 
         Cost: O(edges) time; at most CHUNK_BYTES of memory, more from 2,700 buckets on.
         """
@@ -78,16 +78,17 @@ class EntryBuckets:
             self._write(file, bucket, chunk, written)
 
     def sort(self, file, drop_repeats: bool, progress=None, number: int = 0) -> None:
-        """Put a round's rows behind those of the rounds before, and cut off the rest of the file.
+        """Write a round's rows behind those of the rounds before, and cut off the rest of the file.
 
         Args:
-            file: what `spread` has filled.
-            drop_repeats: keep the first of several equal neighbours of a row; `degree` is corrected.
-            progress: called as progress("adjacency sort", entries done, entries in all) once a bucket.
-            number: of the round.
+            file: The file that `spread` has filled.
+            drop_repeats: Whether only the first of several equal neighbours in a row is kept; `degree` is then
+                corrected in place.
+            progress: Called as progress("adjacency sort", entries done, entries in all) once per bucket.
+            number: Number of the round.
 
         Raises:
-            EdgeStreamError: a row has got another number of entries than its degree.
+            EdgeStreamError: the number of entries of a row differs from its degree.
 
         Cost: O(entries) time; the largest bucket's neighbours and READ_BYTES of memory, and for repeats a table of
             four neighbours for each of the longest row's.
@@ -150,11 +151,11 @@ class EntryBuckets:
 
 
 def cut_ranges(degree: np.ndarray, max_entries: int, max_rows: int) -> np.ndarray:
-    """Cut the rows into ranges, each as long as the bounds allow, and at least one row.
+    """Cut the rows into ranges. Each is as long as the bounds allow, and has at least one row.
 
     Args:
-        degree: (num_nodes,) integers, entries a row.
-        max_entries, max_rows: of a range, >= 1.
+        degree: (num_nodes,) integers, number of entries in each row.
+        max_entries, max_rows: Upper bounds on the entries and the rows of a range, >= 1.
 
     Returns:
         (num_ranges + 1,) int64 first rows, then num_nodes; [0] without rows.

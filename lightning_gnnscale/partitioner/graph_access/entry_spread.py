@@ -13,18 +13,18 @@ _FREE, _FULL = range(2)  # positions in OpenChunks.counts
 
 
 class OpenChunks(NamedTuple):
-    """One chunk being filled for every bucket of a round, and spare ones; all in flat arrays, chunk after chunk.
+    """One chunk that is being filled for each bucket of a round, and spare ones; all in flat arrays, chunk after chunk.
 
     Attributes:
-        coarse, shift: the bucket of every 2**shift-th row; from there the right one is a few steps ahead.
+        coarse, shift: Bucket of every (2**shift)-th row; the bucket of any row is a few steps further on.
         first_row: (num_buckets + 1,) int64.
-        first_bucket, last_bucket: of the round.
+        first_bucket, last_bucket: First bucket of the round, and the end of its buckets (exclusive).
         chunks: (num_chunks, chunk_bytes) uint8.
-        neighbors, rows: `chunks` as flat arrays of ids and of uint16.
-        log_chunk: entries of a chunk, as a power of two.
-        cursor: (num_buckets,) int64, chunk * 2**log_chunk + entries in it; -1 for buckets of other rounds.
-        free, full: (_SPARE_CHUNKS,) int64 chunks, and (_SPARE_CHUNKS, 2) int64 (bucket, chunk).
-        counts: (2,) int64, how many are free, and full.
+        neighbors, rows: The memory of `chunks` as flat arrays of ids and of uint16.
+        log_chunk: Base-2 logarithm of the number of entries in a chunk.
+        cursor: (num_buckets,) int64 chunk * 2**log_chunk + entries in it; -1 for buckets of other rounds.
+        free, full: (_SPARE_CHUNKS,) int64 free chunks, and (_SPARE_CHUNKS, 2) int64 (bucket, chunk) of full ones.
+        counts: (2,) int64 number of free chunks, and of full ones.
     """
 
     coarse: np.ndarray
@@ -47,9 +47,9 @@ class OpenChunks(NamedTuple):
 
         Args:
             first_row: (num_buckets + 1,) int64 first rows of all buckets, then the number of rows.
-            buckets: of the round.
-            chunk: entries of a chunk, a power of two.
-            dtype: of the neighbours.
+            buckets: Range of the round's buckets.
+            chunk: Number of entries in a chunk, a power of two.
+            dtype: Dtype of the neighbours.
         """
         num_rows = max(1, int(first_row[-1]))
         shift = max(0, (num_rows - 1).bit_length() - _COARSE_CELLS.bit_length() + 1)

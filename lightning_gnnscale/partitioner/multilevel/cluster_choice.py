@@ -35,15 +35,16 @@ def choose_clusters(
     key,
     sample,
 ):
-    """Write the cluster that each node of batch[start:stop] would join, and the one it likes most, open to it or not.
+    """Write the cluster that each node of batch[start:stop] would join, and the one it prefers even if it has no room.
 
-    Both go to the node's place in the batch: threads that wrote by node would share lines of the cache.
+    Both are written at the node's position in the batch: threads that wrote by node id would share cache lines.
 
     Args:
         batch: (num,) rows of a block.
-        choice: (2, num) labels.
-        first_node, indptr, indices, edge_weight: of the block.
-        sample: neighbours that a node looks at, a power of two in [8, 256]; the others as for `cluster_nodes`.
+        choice: (2, num) labels; written in place.
+        first_node, indptr, indices, edge_weight: First node, rows and edge weights of the block.
+        sample: Number of neighbours that a node looks at, a power of two in [8, 256]. The other arguments are as for
+            `cluster_nodes`.
     """
     every = np.int64(-1) if len(node_weight) == len(label) else np.int64(0)
     plain = len(edge_weight) == 1 and len(group) == 1

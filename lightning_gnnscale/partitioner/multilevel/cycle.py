@@ -17,16 +17,16 @@ MIN_SHRINKAGE = 0.95  # a level that keeps more of its nodes than this ends the 
 
 
 class Effort(NamedTuple):
-    """How hard to try.
+    """How much work the multilevel cycle may do.
 
     Attributes:
-        per_part: full clusters that a part is made of at least.
-        stop: nodes a part at which the descent ends.
-        tries: initial partitions of the smallest graph.
-        passes: of label propagation.
-        patience, max_rounds: of refinement.
-        runs: whole cycles with different seeds; the best counts.
-        cycles: further cycles from there, each of which contracts within parts and refines again.
+        per_part: Least number of full clusters that make up a part.
+        stop: Number of nodes per part at which contraction ends.
+        tries: Number of initial partitions of the smallest graph.
+        passes: Passes of label propagation.
+        patience, max_rounds: Rounds of refinement without gain before it stops, and rounds in all.
+        runs: Number of whole cycles with different seeds; the best result is kept.
+        cycles: Number of further cycles from there; each contracts within parts and refines again.
     """
 
     per_part: float = 20.0

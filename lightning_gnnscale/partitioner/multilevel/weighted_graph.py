@@ -10,7 +10,7 @@ MAX_PARTS = int(np.iinfo(PART_DTYPE).max)
 ONE = np.ones(1, np.int32)  # every edge weighs one
 
 
-class Block(NamedTuple):
+class WeightedRows(NamedTuple):
     """Consecutive rows of a symmetric graph.
 
     Attributes:
@@ -30,7 +30,7 @@ class WeightedGraph(NamedTuple):
     """A graph in memory: one block.
 
     Attributes:
-        indptr, indices, edge_weight: see `Block`.
+        indptr, indices, edge_weight: see `WeightedRows`.
         node_weight: (num_nodes, D) int32; or (1, D): every node weighs that.
     """
 
@@ -49,8 +49,8 @@ class WeightedGraph(NamedTuple):
         times = len(self.indices) if len(self.edge_weight) == 1 else 1
         return int(self.edge_weight.sum(dtype=np.int64)) * times
 
-    def blocks(self) -> Iterator[Block]:
-        yield Block(0, self.indptr, self.indices, self.edge_weight)
+    def blocks(self) -> Iterator[WeightedRows]:
+        yield WeightedRows(0, self.indptr, self.indices, self.edge_weight)
 
 
 class BlockGraph(NamedTuple):
@@ -73,9 +73,9 @@ class BlockGraph(NamedTuple):
         """The weight of all entries: twice that of the edges."""
         return 2 * self.csc.num_edges
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[WeightedRows]:
         for block in self.csc.blocks():
-            yield Block(block.first_node, block.indptr, block.indices, ONE)
+            yield WeightedRows(block.first_node, block.indptr, block.indices, ONE)
 
 
 def total_weight(graph: WeightedGraph | BlockGraph) -> np.ndarray:

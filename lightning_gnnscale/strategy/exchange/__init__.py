@@ -1,12 +1,7 @@
 """Exchange policies: how layers read rows of other processes. One policy a file."""
 
 from .bounds import BOUNDS, Bound, EpochAdaptive, EpochFixed, VariationGap
-from .broadcast import BroadcastExchange
-from .halo import HaloExchange
-from .no_exchange import NoExchange
-from .policy import ExchangePolicy
-from .quantized import Quantized
-from .skip_broadcast import SkipBroadcast
+from .policies import BroadcastExchange, ExchangePolicy, HaloExchange, NoExchange, Quantized, SkipBroadcast
 
 EXCHANGE_POLICIES: dict[str, type[ExchangePolicy]] = {
     "no_exchange": NoExchange,

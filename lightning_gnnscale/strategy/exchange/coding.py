@@ -25,11 +25,11 @@ class RawRows:
 
 
 class CodedRows:
-    """Rows in few bits, or their differences to what the receiver holds.
+    """Rows in few bits per value, or likewise their differences to the rows that the receiver holds.
 
     Args:
-        bits: of a value.
-        delta: send differences.
+        bits: Bits per value.
+        delta: Whether differences are sent.
     """
 
     def __init__(self, bits: int, delta: bool = False):

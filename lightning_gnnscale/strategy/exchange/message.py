@@ -62,9 +62,9 @@ def unpack_all(payload: Tensor, sizes: Sequence[int], counts: Sequence[int], row
 
     Args:
         payload: (sum(sizes),) uint8.
-        sizes: bytes from each process.
-        counts: rows that each process may send.
-        row_bytes: of a row.
+        sizes: Number of bytes from each process.
+        counts: Number of rows that each process may send.
+        row_bytes: Size of a row, bytes.
     """
     rows = payload.view(-1, row_bytes)
     if list(sizes) == [count * row_bytes for count in counts]:

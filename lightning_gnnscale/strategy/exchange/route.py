@@ -25,15 +25,17 @@ class Blocks(Protocol):
 
 @dataclass(frozen=True)
 class Route:
-    """Rows that leave a process, and the places of those that arrive.
+    """The rows that leave a process, and the places of the rows that arrive.
 
     Attributes:
-        rank: of this process.
-        boundary: (num_boundary,) int64 local rows that other processes are sent, ascending.
-        boundary_ids: (num_boundary,) int64 store ids of the same.
-        leaving: one (num,) int64 tensor a process: positions in the boundary that it is sent; own entry empty.
-        arriving: one count a process: rows that come from it.
-        pick: (num_halo,) int64 positions of the halo rows among those that arrive; None: they are all, in order.
+        rank: Rank of this process.
+        boundary: (num_boundary,) int64 local rows that are sent to other processes, ascending.
+        boundary_ids: (num_boundary,) int64 store ids of these rows.
+        leaving: One (num,) int64 tensor per process: positions in the boundary of the rows that it is sent; empty for
+            this process.
+        arriving: One count per process: number of rows that come from it.
+        pick: (num_halo,) int64 positions of the halo rows among the arriving rows; None: they are all arriving rows, in
+            order.
     """
 
     rank: int
@@ -70,11 +72,11 @@ class Route:
 
 
 def halo_route(blocks: Blocks, device: torch.device) -> Route:
-    """Return the route by which each process is sent the rows that it reads.
+    """Return the route on which each process is sent the rows that it reads.
 
     Args:
-        blocks: of this process.
-        device: where the rows are.
+        blocks: Block of this process.
+        device: Device of the rows.
     """
     boundary = np.unique(np.concatenate(blocks.send_rows)) if blocks.world_size > 1 else np.zeros(0, np.int64)
     owners = np.searchsorted(blocks.offsets, blocks.halo_nodes, side="right") - 1

@@ -2,27 +2,32 @@
 
 import time
 
+import lightning.pytorch as pl
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from ...errors import StrategyError
 from ...events import record
 from .. import averaging
 from .coding import RAW, CodedRows, RowCodec
-from .layer_exchange import LayerExchange
-from .policy import ExchangePlan
+from .layer_exchange import LayerExchange, RowTransfer
+from .policies import ExchangePlan, ExchangePolicy, exchange_layers
 from .route import Blocks, block_route, halo_route
 from .transport import BACKWARD, EVALUATION, FORWARD, STATIC, Ledger, Transport
 
 
 class ExchangeRun:
-    """What the exchanges of all layers share during one fit.
+    """State that the exchanges of all layers share during one fit.
 
     Args:
-        plan: how rows travel.
-        blocks: of this process.
-        layers: the model's exchange layers, in the order of its forward.
-        pulls: for each of them, whether gradients are pulled.
-        device: of the model.
+        plan: How rows travel.
+        blocks: Block of this process.
+        layers: The model's exchange layers, in the order of its forward pass.
+        pulls: Whether gradients are pulled, one flag per layer.
+        device: Device of the model.
     """
 
     def __init__(self, plan: ExchangePlan, blocks: Blocks, layers: list, pulls: list[bool], device: torch.device):
@@ -85,12 +90,12 @@ class ExchangeRun:
         self.epoch, self.exact_step = epoch, resumed or first_of_bound or epoch < self.plan.warmup_epochs
 
     def end_epoch(self, averaging_seconds: float = 0.0) -> dict[str, float]:
-        """Write down what the epoch's exchange came to, and return its metrics, sums over all ranks.
+        """Record the epoch's exchange, and return its metrics, summed over all ranks.
 
         Evaluation bytes are those since the step before.
 
         Args:
-            averaging_seconds: that joining gradients took in this step; neither exchange nor compute.
+            averaging_seconds: Time that joining gradients took in this step; it counts as neither exchange nor compute.
         """
         ledger, rank = self.ledger, averaging.rank()
         cache_bytes = sum(layer.cache_bytes for layer in self.layers)
@@ -184,3 +189,69 @@ class ExchangeRun:
 
 
 DIRECTIONS = (FORWARD, BACKWARD, STATIC, EVALUATION)
+
+
+class LocalRows(ExchangeRun):
+    """A run in which arcs between processes are dropped while training.
+
+    Args:
+        blocks: Block of this process.
+        layers: The model's exchange layers.
+        device: Device of the model.
+    """
+
+    def __init__(self, blocks: Blocks, layers: list, device: torch.device):
+        super().__init__(ExchangePlan(), blocks, layers, [False] * len(layers), device)
+        for module in layers:
+            module.exchange = EvaluationOnly(module.exchange)
+
+
+class EvaluationOnly:
+    """An exchange that a layer asks outside of training alone.
+
+    Args:
+        exact: what it then asks.
+    """
+
+    local_only = True
+    pulls = False
+
+    def __init__(self, exact: LayerExchange):
+        self._exact = exact
+
+    def send(self, rows: Tensor, training: bool) -> RowTransfer:
+        return self._exact.send(rows, False)
+
+
+def start_run(policy: ExchangePolicy, trainer: pl.Trainer) -> ExchangeRun | LocalRows | None:
+    """Give every exchange layer of the model its exchange; None where the model trains on parts.
+
+    Raises:
+        StrategyError: gradients cannot be pulled in this graph.
+    """
+    blocks = getattr(trainer.datamodule, "blocks", None)
+    if blocks is None:
+        return None
+    layers, device = exchange_layers(trainer.lightning_module), trainer.strategy.root_device
+    if trainer.world_size > 1 and any(isinstance(one, _BatchNorm) for one in trainer.lightning_module.modules()):
+        rank_zero_warn(
+            "BatchNorm (norm=batch) takes its statistics from each process's own block: results differ from those of "
+            "one process; norm=layer gives the same on any number of them"
+        )
+    plan = policy.plan()
+    if plan is None:
+        return LocalRows(blocks, layers, device)
+    given = getattr(plan.bound, "initial_versions", None)
+    if given is not None and len(given) != blocks.world_size:
+        raise StrategyError(
+            f"bound.initial_versions must be one for each of the {blocks.world_size} processes, got {len(given)}"
+        )
+    undirected = blocks.symmetric and blocks.edge_weight is None
+    if plan.backward == "pull" and not undirected:
+        kind = "directed" if not blocks.symmetric else "weighted"
+        raise StrategyError(
+            f'{type(policy).__name__}(backward="pull") needs an undirected graph without weights, this one is {kind}: '
+            'use backward="auto" or "push"'
+        )
+    pulls = [plan.backward != "push" and undirected and getattr(layer, "can_pull", False) for layer in layers]
+    return ExchangeRun(plan, blocks, layers, pulls, device)

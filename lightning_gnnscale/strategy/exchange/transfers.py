@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from .coding import RAW, RowCodec
-from .held_rows import HeldRows
 from .message import Arrived, pack_all, unpack_all, unpack_chosen
 from .transport import Message
 
@@ -15,13 +14,62 @@ if TYPE_CHECKING:
     from .layer_exchange import LayerExchange
 
 
+class ReceivedRows:
+    """The copies of some rows that receivers hold, advanced to any epoch.
+
+    Sender and receivers make the same changes in the same order, so they hold the same bits.
+
+    Args:
+        num_rows, width: Number and length of the rows; all values are 0 at first.
+        like: Tensor whose dtype and device are used.
+        extrapolate: Whether rows continue along their last change, in proportion to the epochs since.
+
+    Cost: num_rows x width values; twice that, and 8 bytes a row, to extrapolate.
+    """
+
+    def __init__(self, num_rows: int, width: int, like: Tensor, extrapolate: bool):
+        self._values = like.new_zeros((num_rows, width))
+        self._slopes = like.new_zeros((num_rows, width)) if extrapolate else None
+        self._versions = torch.full((num_rows,), -1, device=like.device) if extrapolate else None
+
+    @property
+    def nbytes(self) -> int:
+        tensors = [self._values, self._slopes, self._versions]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
+
+    def at(self, epoch: int, rows: Tensor | None = None) -> Tensor:
+        """Return rows as they stand in an epoch: a copy, except of all rows where they are held as they came.
+
+        Args:
+            epoch: not before any in which rows were stored.
+            rows: (num,) int64, or None: all.
+        """
+        values = self._values if rows is None else self._values.index_select(0, rows)
+        if self._slopes is None:
+            return values
+        chosen = slice(None) if rows is None else rows
+        age = (epoch - self._versions[chosen]).unsqueeze(1).to(values.dtype)
+        return values + self._slopes[chosen] * age
+
+    def store(self, values: Tensor, epoch: int, rows: Tensor | None = None) -> None:
+        """Replace rows (None: all) by (num, width) values that were sent in an epoch."""
+        chosen = slice(None) if rows is None else rows
+        if self._slopes is not None:
+            age = (epoch - self._versions[chosen]).unsqueeze(1)
+            known = (self._versions[chosen] >= 0).unsqueeze(1) & (age > 0)
+            change = (values - self._values[chosen]) / age.clamp(min=1).to(values.dtype)
+            self._slopes[chosen] = torch.where(known, change, torch.zeros_like(change))
+            self._versions[chosen] = epoch
+        self._values[chosen] = values
+
+
 @dataclass
 class Layout:
-    """How one message is read.
+    """How a message is read.
 
     Attributes:
-        codec, width, dtype: of its rows.
-        partial: rows stand behind a bitmap.
+        codec, width, dtype: Codec, length and dtype of its rows.
+        partial: Whether a bitmap precedes the rows.
     """
 
     codec: RowCodec
@@ -43,7 +91,7 @@ class RowTransfer:
         message: Message,
         layout: Layout,
         shape: torch.Size,
-        held: HeldRows | None,
+        held: ReceivedRows | None,
         payload: Tensor,
     ):
         self._exchange, self._message, self._layout, self._held = exchange, message, layout, held

@@ -18,17 +18,19 @@ FORWARD, BACKWARD, STATIC, EVALUATION = "forward", "backward", "static", "evalua
 
 
 class Ledger:
-    """What exchanging cost since the last `clear`: counted from the buffers that were sent, never estimated.
+    """The cost of exchanging since the last `clear`, counted from the buffers that were sent, never estimated.
 
     Attributes:
-        bytes: (layer, direction) to bytes that this rank sent to others; directions are FORWARD, BACKWARD, STATIC
-            (input that is exchanged once) and EVALUATION.
-        sent_rows, skipped_rows: layer to rows of this rank's boundary that were sent, or left as they were, forward.
-        broadcasts, skipped_broadcasts: layer to training steps in which this rank sent rows, or let all be.
-        seconds: spent in exchanging since `begin_step`: writing and reading messages, and waiting. On CUDA what the
-            process waits for, not what the device does meanwhile.
-        wait_seconds: of these, waiting.
-        evaluation_seconds: spent before it.
+        bytes: Maps (layer, direction) to the bytes that this rank sent to others. Directions are FORWARD, BACKWARD,
+            STATIC (input that is exchanged once) and EVALUATION.
+        sent_rows, skipped_rows: Map a layer to the rows of this rank's boundary that were sent forward, and to those
+            that were left as they were.
+        broadcasts, skipped_broadcasts: Map a layer to the training steps in which this rank sent rows, and to those in
+            which it sent none.
+        seconds: Time spent in exchanging since `begin_step`: writing and reading messages, and waiting. On CUDA it is
+            the time that the process waits, not what the device does meanwhile.
+        wait_seconds: The part of `seconds` that was spent waiting.
+        evaluation_seconds: Time spent in exchanging before `begin_step`.
     """
 
     def __init__(self) -> None:
@@ -90,13 +92,13 @@ class Message:
 
 
 class Transport:
-    """Sends bytes between all processes, in buffers that it keeps for the next time.
+    """Send bytes between all processes, in buffers that are kept for the next message.
 
     One message at a time: every rank waits for one before it starts the next.
 
     Args:
-        ledger: bytes and seconds are added to it.
-        device: of the buffers.
+        ledger: Ledger that bytes and seconds are added to.
+        device: Device of the buffers.
     """
 
     def __init__(self, ledger: Ledger, device: torch.device):

@@ -14,12 +14,12 @@ from .. import averaging
 
 @dataclass
 class PartVariate:
-    """What one part has: corrections by the last round, and what this one has shown so far, by parameter's name.
+    """State of one part, by parameter name: corrections from the last round, and gradients of this round so far.
 
     Attributes:
-        correction: added to every gradient; a name that is not there has none.
-        sums: of gradients as they were, in float32 at least.
-        steps: optimizer steps in `sums`.
+        correction: Tensor added to every gradient; a name that is missing has no correction.
+        sums: Sums of the uncorrected gradients, in float32 or wider.
+        steps: Number of optimizer steps in `sums`.
     """
 
     correction: averaging.State = field(default_factory=dict)
@@ -28,19 +28,19 @@ class PartVariate:
 
 
 class ControlVariates:
-    """Corrections of the gradients of parts, renewed at every average.
+    """Corrections of the parts' gradients, renewed at every averaging.
 
-    Parts differ in their labels, so their steps lead to different places and the average of these is none of them.
-    With g_k the mean gradient of part k over the steps of the last round and g = sum(n_k g_k) / sum(n_k), every
-    gradient of part k in this round has g - g_k added: a step then follows the whole graph's gradient.
+    Parts differ in their labels, so their steps lead to different optima, and the average of these is an optimum of
+    none. Let g_k be the mean gradient of part k over the steps of the last round, and g = sum(n_k g_k) / sum(n_k). Then
+    g - g_k is added to every gradient of part k in this round: a step follows the whole graph's gradient.
 
-    A step whose gradients are not finite is neither noted nor corrected. A part that has made no step in a round
-    counts for nothing in its mean, and begins the next one uncorrected.
+    A step whose gradients are not finite is neither recorded nor corrected. A part that made no step in a round does
+    not count in its mean, and begins the next round uncorrected.
 
     Args:
-        module: names the parameters.
-        optimizer: of the parameters that are trained; more may join it later.
-        precision: the precision plugin, which may own a gradient scaler.
+        module: Module that names the parameters.
+        optimizer: Optimizer of the trained parameters; more parameters may join it later.
+        precision: Precision plugin, which may own a gradient scaler.
 
     Raises:
         StrategyError: an optimizer that evaluates its gradients several times a step.

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from lightning_gnnscale.partitioner.multilevel import WeightedGraph
-from lightning_gnnscale.partitioner.multilevel.weighted_graph import ONE, Block
+from lightning_gnnscale.partitioner.multilevel.weighted_graph import ONE, WeightedRows
 
 
 def weighted_graph(num_nodes, edges, node_weight=None, order=None):
@@ -63,7 +63,7 @@ class CutGraph(NamedTuple):
         for first, last in zip(self.starts, [*self.starts[1:], self.whole.num_nodes], strict=True):
             entries = slice(indptr[first], indptr[last])
             weight = edge_weight if len(edge_weight) == 1 else edge_weight[entries]
-            yield Block(first, indptr[first : last + 1] - indptr[first], indices[entries], weight)
+            yield WeightedRows(first, indptr[first : last + 1] - indptr[first], indices[entries], weight)
 
 
 @st.composite

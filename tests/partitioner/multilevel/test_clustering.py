@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from lightning_gnnscale.partitioner import row_threads
 from lightning_gnnscale.partitioner.multilevel import clustering
 from lightning_gnnscale.partitioner.multilevel.clustering import cluster_limit, cluster_nodes
-from lightning_gnnscale.partitioner.multilevel.visiting_order import visiting_order as compiled_order
+from lightning_gnnscale.partitioner.multilevel.clustering import visiting_order as compiled_order
 from lightning_gnnscale.partitioner.row_threads import RowThreads
 from tests.oracles.label_propagation import label_propagation, visiting_order
 from tests.partitioner.multilevel.graphs import cut_graphs, dense, node_weights, weighted_graph, weighted_graphs

@@ -1,0 +1,132 @@
+"""One batch out of batches of several parts, side by side: its gradient is of all of them."""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, islice, pairwise, zip_longest
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..sampler.minibatch import MiniBatch, SparseFeatures
+
+Take = Callable[[tuple[int, ...], np.dtype], np.ndarray]
+_OF_NODES = ("n_id", "degree", "x_dense", "y", "train_mask", "val_mask", "test_mask")
+_OF_ARCS = ("edge_weight", "e_id", "edge_attr")
+
+
+def mixed_batches(batches, num_pieces: int, take: Take):
+    """Yield each run of `num_pieces` batches as one; the last run may be shorter.
+
+    Args:
+        batches: iterator of `MiniBatch`, closed with this one.
+        num_pieces: >= 1; with 1 batches pass through.
+        take: allocates (shape, dtype), as `BufferPool.take` does.
+    """
+    try:
+        while pieces := list(islice(batches, num_pieces)):
+            batch = pieces[0] if len(pieces) == 1 else mix(pieces, take)
+            del pieces
+            yield batch
+            del batch
+    finally:
+        batches.close()
+
+
+def mix(pieces: Sequence[MiniBatch], take: Take) -> MiniBatch:
+    """Return one batch that holds the graphs of several, apart from each other.
+
+    Nodes stand hop by hop, the seeds of all pieces first, as in a batch that is drawn at once. A node that several
+    pieces have read stands once for each. `part` and `key` are those of the first piece.
+
+    Args:
+        pieces: batches without links to train on, all drawn by one sampler from one store.
+        take: allocates (shape, dtype), as `BufferPool.take` does.
+
+    Cost: one copy of the pieces.
+    """
+    hops = [_hop_ends(piece) for piece in pieces]
+    depth = max(len(ends) for ends in hops)
+    hops = [ends + [ends[-1]] * (depth - len(ends)) for ends in hops]
+    # (hop, piece, start, stop): where each run of nodes of the mixed batch comes from
+    runs = [(hop, at, ends[hop], ends[hop + 1]) for hop in range(depth - 1) for at, ends in enumerate(hops)]
+    shifts = [[0] * (depth - 1) for _ in pieces]
+    num_nodes = 0
+    for hop, at, start, stop in runs:
+        shifts[at][hop] = num_nodes - start
+        num_nodes += stop - start
+    places = [_places(ends, shift) for ends, shift in zip(hops, shifts, strict=True)]
+    arcs = [_arcs_of(pieces[at].indptr, start, stop) for _, at, start, stop in runs]
+
+    def joined(name: str, spans) -> Tensor | None:
+        values = [getattr(piece, name) for piece in pieces]
+        if values[0] is None:
+            return None
+        return _joined([values[at][start:stop] for (_, at, *_), (start, stop) in zip(runs, spans, strict=True)], take)
+
+    nodes = [(start, stop) for _, _, start, stop in runs]
+    moved = [place[piece.edge_index] for place, piece in zip(places, pieces, strict=True)]
+    ends = [moved[at][:, start:stop] for (_, at, *_), (start, stop) in zip(runs, arcs, strict=True)]
+    lengths = [pieces[at].indptr.diff()[start : min(stop, pieces[at].num_targets)] for _, at, start, stop in runs]
+    return MiniBatch(
+        edge_index=torch.cat(ends, dim=1),
+        indptr=torch.cat([torch.zeros(1, dtype=torch.int64), *lengths]).cumsum(0),
+        batch_size=sum(piece.batch_size for piece in pieces),
+        part=pieces[0].part,
+        key=pieces[0].key,
+        num_sampled_nodes=_sums([piece.num_sampled_nodes for piece in pieces]),
+        num_sampled_edges=_sums([piece.num_sampled_edges for piece in pieces]),
+        x_csr=_joined_rows(pieces, runs),
+        loss_weight=None if pieces[0].loss_weight is None else torch.cat([piece.loss_weight for piece in pieces]),
+        averaging_weights=pieces[0].averaging_weights,
+        **{name: joined(name, nodes) for name in _OF_NODES},
+        **{name: joined(name, arcs) for name in _OF_ARCS},
+    )
+
+
+def _hop_ends(batch: MiniBatch) -> list[int]:
+    """Return 0 and where the seeds and the nodes of each hop end; targets and the rest where no hops are told."""
+    counts = batch.num_sampled_nodes
+    if counts is None:
+        counts = [batch.batch_size, batch.num_targets - batch.batch_size, batch.num_nodes - batch.num_targets]
+    return [0, *accumulate(int(count) for count in counts)]
+
+
+def _places(ends: list[int], shifts: list[int]) -> Tensor:
+    """Return (num_nodes,) int64, the place in the mixed batch of each node of a piece."""
+    spans = list(pairwise(ends))
+    return torch.cat([torch.arange(a + by, b + by) for (a, b), by in zip(spans, shifts, strict=True)])
+
+
+def _arcs_of(indptr: Tensor, start: int, stop: int) -> tuple[int, int]:
+    """Return where the arcs of a run of nodes begin and end; nodes beyond the targets have none."""
+    last = len(indptr) - 1
+    return int(indptr[min(start, last)]), int(indptr[min(stop, last)])
+
+
+def _joined(values: list[Tensor], take: Take) -> Tensor:
+    shape = (sum(len(value) for value in values), *values[0].shape[1:])
+    out = torch.from_numpy(take(shape, values[0].numpy().dtype))
+    return torch.cat(values, out=out)
+
+
+def _joined_rows(pieces: Sequence[MiniBatch], runs) -> SparseFeatures | None:
+    if pieces[0].x_csr is None:
+        return None
+    spans = []
+    for _, at, start, stop in runs:
+        rows = pieces[at].x_csr
+        spans.append((rows, rows.indptr[start : stop + 1].diff(), int(rows.indptr[start]), int(rows.indptr[stop])))
+    lengths = [length for _, length, _, _ in spans]
+    return SparseFeatures(
+        indptr=torch.cat([torch.zeros(1, dtype=torch.int64), *lengths]).cumsum(0),
+        indices=torch.cat([rows.indices[start:stop] for rows, _, start, stop in spans]),
+        data=torch.cat([rows.data[start:stop] for rows, _, start, stop in spans]),
+        dim=pieces[0].x_csr.dim,
+    )
+
+
+def _sums(counts: list[list[int] | None]) -> list[int] | None:
+    """Return counts a hop, added up over the pieces; None where no hops are told."""
+    if counts[0] is None:
+        return None
+    return [sum(int(count) for count in of_hop) for of_hop in zip_longest(*counts, fillvalue=0)]

@@ -1,0 +1,284 @@
+"""Buckets of arcs to CSC rows: the second half of the external sort, and the list of arcs that leave their part."""
+
+import numpy as np
+
+from ..graph import id_dtype
+from ..jit import kernel
+from .array_file import ArrayFile, map_rows
+from .buckets import BucketLayout, Runs
+from .disk import WriteBudget
+from .inputs import StoreInputs, check_whole
+from .journal import Journal, file_states
+from .node_tables import Progress
+from .relabel import StoreIds
+from .sort_arcs import SortBuffer, count_rows, direction_sums, drop_repeats, select_rows
+
+STEP = "rows"
+MOST_DEGREE = 255  # in a file of bytes: 255 stands for 255 arcs or more
+_ARC_BLOCK_BYTES = 1 << 25
+_SLOT_BITS = 12
+_CROSS_NODE = "cross_node.npy"
+_CROSS = {_CROSS_NODE: np.dtype(np.int64), "cross_core.npy": np.dtype(np.int32), "cross_arc.npy": np.dtype(np.int64)}
+
+
+class RowWriter:
+    """Writes the CSC, the arc arrays and the cross arcs, a range of rows at a time.
+
+    Cross arcs, u -> v with u and v in different parts, are kept by the part of u, as (v, local id of u, position), as
+    far as the halo's rows need them: they come out sorted by (v, u), which is the order of that part's halo rows.
+    """
+
+    def __init__(self, journal: Journal, inputs: StoreInputs, ids: StoreIds):
+        self.journal, self.inputs = journal, inputs
+        nodes = id_dtype(inputs.num_nodes)
+        state = journal.state(STEP)
+        self.bucket = state.get("bucket", 0)
+        self.sums = [np.uint64(value) for value in state.get("sums", (0, 0))]
+        self.indptr = journal.open_file(STEP, "csc_indptr.npy", np.int64)
+        self.indices = journal.open_file(STEP, "csc_indices.npy", nodes)
+        self.degree = journal.open_file(STEP, "in_degree.npy", np.uint8)
+        self.arc_files: list[tuple[ArrayFile, np.ndarray]] = []
+        for name, source in (("edge_weight", inputs.edge_weight), ("edge_features", inputs.edge_features)):
+            if source is not None:
+                dtype = np.float32 if name == "edge_weight" else source.dtype
+                self.arc_files.append((journal.open_file(STEP, f"{name}.npy", dtype, source.shape[1:]), source))
+        self.weighted_degree = None
+        if inputs.edge_weight is not None:
+            self.weighted_degree = journal.open_file(STEP, "weighted_degree.npy", np.float32)
+        self.cross = {name: journal.open_file(STEP, name, dtype) for name, dtype in _cross_columns(inputs).items()}
+        self.cross_index = journal.open_file(STEP, "cross_index.npy", np.int64, (inputs.num_parts + 1,))
+        if self.indptr.num_rows == 0:
+            self.indptr.append(np.zeros(1, np.int64))
+        self.parts = part_slots(ids.part_offsets)
+
+    def write(self, first_row: int, offsets: np.ndarray, src: np.ndarray, edge: np.ndarray) -> int:
+        """Append sorted rows; offsets: (num_rows + 1,) from 0, changed in place. Return the bytes written."""
+        if self.inputs.stream.to_undirected:
+            num_arcs = drop_repeats(offsets, src, edge)
+            src, edge = src[:num_arcs], edge[:num_arcs]
+        else:
+            for i, value in enumerate(direction_sums(first_row, offsets, src)):
+                self.sums[i] = np.uint64((int(self.sums[i]) + int(value)) & 0xFFFFFFFFFFFFFFFF)
+        base = self.indices.num_rows
+        if self.cross:
+            self._write_cross(first_row, offsets, src, base)
+        self.indptr.append(offsets[1:] + base)
+        self.degree.append(np.minimum(np.diff(offsets), MOST_DEGREE).astype(np.uint8))
+        self.indices.append(src)
+        weight_sums = np.zeros(len(offsets) - 1)
+        for file, source in self.arc_files:
+            step = max(1, _ARC_BLOCK_BYTES // max(1, file.row_bytes))
+            for begin in range(0, len(edge), step):
+                check_whole(source)
+                # np.take would copy the whole of a source that does not lie in C order.
+                values = source[edge[begin : begin + step]].astype(file.dtype, copy=False)
+                file.append(values)
+                if source is self.inputs.edge_weight:
+                    _add_arcs(offsets, begin, values, weight_sums)
+        if self.weighted_degree is not None:
+            self.weighted_degree.append(weight_sums.astype(np.float32))
+        return src.nbytes + sum(len(src) * file.row_bytes for file, _ in self.arc_files)
+
+    def _write_cross(self, first_row: int, offsets: np.ndarray, src: np.ndarray, base: int) -> None:
+        place = _count_cross(first_row, offsets, src, *self.parts)
+        out = [
+            np.empty(place[-1], self.cross[name].dtype) if name in self.cross else np.empty(0, dtype)
+            for name, dtype in _CROSS.items()
+        ]
+        _place_cross(first_row, offsets, src, base, *self.parts, place.copy(), *out)
+        self.cross_index.append((place + self.cross[_CROSS_NODE].num_rows)[None, :])
+        for name, column in zip(_CROSS, out, strict=True):
+            if name in self.cross:
+                self.cross[name].append(column)
+
+    @property
+    def files(self) -> list[ArrayFile]:
+        """What stays in the store."""
+        weights = [] if self.weighted_degree is None else [self.weighted_degree]
+        return [self.indptr, self.indices, self.degree, *(file for file, _ in self.arc_files), *weights]
+
+    @property
+    def scratch(self) -> list[ArrayFile]:
+        """What the halo is made from."""
+        return [*self.cross.values(), self.cross_index]
+
+    def note(self, next_bucket: int) -> None:
+        """Write a journal line."""
+        states = file_states(*self.files, *self.scratch)
+        self.journal.write(STEP, bucket=next_bucket, sums=[int(value) for value in self.sums], files=states)
+
+    def finish(self) -> None:
+        """Close what stays, and write that the rows are done; the cross arcs stay as they are, for the halo."""
+        undirected = bool(self.inputs.stream.to_undirected)
+        symmetric = undirected or self.sums[0] == self.sums[1]
+        for file in self.files:
+            file.close()
+        self.journal.write(
+            STEP,
+            done=True,
+            num_arcs=self.indices.num_rows,
+            symmetric=bool(symmetric),
+            files=file_states(*self.files, *self.scratch),
+        )
+        self.release()
+
+    def release(self) -> None:
+        """Close the files as they are."""
+        for file in [*self.files, *self.scratch]:
+            file.release()
+
+
+def write_rows(
+    journal: Journal,
+    inputs: StoreInputs,
+    ids: StoreIds,
+    layout: BucketLayout,
+    runs: Runs,
+    budget: WriteBudget,
+    progress: Progress,
+) -> None:
+    """Sort bucket after bucket into CSC rows; repeats go where the stream is made undirected.
+
+    Bucketed arcs are deleted, group of buckets by group, as they are sorted.
+
+    Cost: one read of the bucketed arcs (of a bucket above `budget.sort_arcs`, one for each share of its rows).
+    """
+    if journal.is_done(STEP):
+        return
+    writer = RowWriter(journal, inputs, ids)
+    buffer = SortBuffer(budget.sort_arcs, id_dtype(inputs.num_nodes), inputs.carries_edge_ids)
+    ends = {group.stop for group in runs.groups}
+    try:
+        for bucket in range(writer.bucket, layout.num_buckets):
+            written = 0
+            begin = bucket << layout.shift
+            num_rows = min(1 << layout.shift, inputs.num_nodes - begin)
+            for first, last, num_arcs in _row_ranges(runs, bucket, num_rows, budget.sort_arcs):
+                _read_range(runs, bucket, first, last, buffer.columns(num_arcs))
+                sorted_rows = buffer.sort(num_arcs, last - first, inputs.num_nodes)
+                written += writer.write(begin + first, *sorted_rows)
+            if journal.due(written) or bucket + 1 in ends:
+                writer.note(bucket + 1)
+            if bucket + 1 in ends:
+                runs.drop_sorted(bucket + 1)
+            progress("sorting rows", begin + num_rows, inputs.num_nodes)
+        writer.finish()
+    finally:
+        writer.release()
+
+
+def map_cross(journal: Journal, inputs: StoreInputs) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the index and the columns (node, core, arc) of the cross arcs, empty where they were not needed."""
+    num_rows = {name: entry[1] for name, entry in journal.state(STEP)["files"].items()}
+    names = _cross_columns(inputs)
+    shape = (num_rows["cross_index.npy"], inputs.num_parts + 1)
+    index = np.array(map_rows(journal.folder / "cross_index.npy", np.int64, shape))
+    columns = [
+        map_rows(journal.folder / name, names.get(name, dtype), (num_rows.get(name, 0),))
+        for name, dtype in _CROSS.items()
+    ]
+    return index, columns
+
+
+def drop_cross(journal: Journal) -> None:
+    """Delete the cross arcs; the journal forgets them first."""
+    state = journal.state(STEP)
+    kept = {name: entry for name, entry in state["files"].items() if not name.startswith("cross_")}
+    journal.write(STEP, **{**state, "files": kept})
+    for path in journal.folder.glob("cross_*.npy"):
+        path.unlink()
+
+
+def _cross_columns(inputs: StoreInputs) -> dict[str, np.dtype]:
+    """Return the files of the cross arcs that are needed, and their dtypes.
+
+    Where reverses are added, a halo's rows are the transpose of the core's: at most the places of arcs are needed.
+    """
+    both, places = bool(inputs.stream.to_undirected), inputs.carries_edge_ids
+    needed = {_CROSS_NODE: places or not both, "cross_core.npy": not both, "cross_arc.npy": places}
+    dtypes = {**_CROSS, _CROSS_NODE: id_dtype(inputs.num_nodes)}
+    return {name: dtypes[name] for name in _CROSS if needed[name]}
+
+
+def _row_ranges(runs: Runs, bucket: int, num_rows: int, sort_arcs: int):
+    """Cut a bucket into ranges of rows with at most sort_arcs arcs each (a longer row stands alone)."""
+    if num_rows <= 0:
+        return []
+    total = sum(len(row) for row, _, _ in runs.segments(bucket))
+    if total <= sort_arcs:
+        return [(0, num_rows, total)]
+    counts = np.zeros(num_rows, np.int64)
+    for row, _, _ in runs.segments(bucket):
+        count_rows(row, counts)
+    sums = np.concatenate([[0], np.cumsum(counts)])
+    ranges, first = [], 0
+    while first < num_rows:
+        last = int(np.searchsorted(sums, sums[first] + sort_arcs, side="right")) - 1
+        last = min(max(last, first + 1), num_rows)
+        ranges.append((first, last, int(sums[last] - sums[first])))
+        first = last
+    return ranges
+
+
+def _read_range(runs: Runs, bucket: int, first: int, last: int, out: tuple) -> None:
+    position = 0
+    for columns in runs.segments(bucket):
+        position = select_rows(*columns, first, last, *out, position)
+
+
+def part_slots(part_offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return the offsets, the part of every (1 << shift)-th node, and shift: a table that fits the first cache."""
+    num_nodes = int(part_offsets[-1])
+    shift = max(0, num_nodes.bit_length() - _SLOT_BITS)
+    slots = np.searchsorted(part_offsets, np.arange(0, num_nodes + 1, 1 << shift), side="right") - 1
+    return part_offsets, slots, shift
+
+
+@kernel
+def _add_arcs(offsets, begin, values, sums):
+    """Add the values of the arcs from `begin` on to the sums (num_rows,) float64 of their rows."""
+    end, row = begin + len(values), np.searchsorted(offsets, begin, side="right") - 1
+    while row < len(sums) and offsets[row] < end:
+        for i in range(max(begin, offsets[row]), min(end, offsets[row + 1])):
+            sums[row] += values[i - begin]
+        row += 1
+
+
+@kernel
+def _part_of(node, part_offsets, slots, shift):
+    part = slots[node >> shift]
+    while part_offsets[part + 1] <= node:
+        part += 1
+    return part
+
+
+@kernel
+def _count_cross(first_row, offsets, src, part_offsets, slots, shift):
+    place = np.zeros(len(part_offsets), np.int64)
+    for row in range(len(offsets) - 1):
+        own = _part_of(first_row + row, part_offsets, slots, shift)
+        begin, end = part_offsets[own], part_offsets[own + 1]
+        for i in range(offsets[row], offsets[row + 1]):
+            if src[i] < begin or src[i] >= end:
+                place[_part_of(src[i], part_offsets, slots, shift) + 1] += 1
+    for part in range(len(part_offsets) - 1):
+        place[part + 1] += place[part]
+    return place
+
+
+@kernel
+def _place_cross(first_row, offsets, src, base, part_offsets, slots, shift, cursor, out_node, out_core, out_arc):
+    with_core, with_arc = len(out_core) > 0, len(out_arc) > 0
+    for row in range(len(offsets) - 1):
+        own = _part_of(first_row + row, part_offsets, slots, shift)
+        begin, end = part_offsets[own], part_offsets[own + 1]
+        for i in range(offsets[row], offsets[row + 1]):
+            if src[i] < begin or src[i] >= end:
+                source_part = _part_of(src[i], part_offsets, slots, shift)
+                place = cursor[source_part]
+                cursor[source_part] += 1
+                out_node[place] = first_row + row
+                if with_core:
+                    out_core[place] = src[i] - part_offsets[source_part]
+                if with_arc:
+                    out_arc[place] = base + i

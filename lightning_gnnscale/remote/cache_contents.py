@@ -1,0 +1,252 @@
+"""What each version of the row cache holds: which slot has which row, and until when a dropped row's slot is kept."""
+
+from collections import deque
+
+import numpy as np
+
+from ..jit import kernel
+from ..placement import cache_policies
+from ..placement.cache_policies import AHEAD_NODES
+from ..triton_kernels.intrinsics import prefetch
+
+_STEP_SHIFT = 20  # of a float32's bits
+_NUM_STEPS = 1 << (32 - _STEP_SHIFT)
+POLICIES = {"lru": cache_policies.LRU, "sieve": cache_policies.SIEVE}
+
+
+class CacheContents:
+    """Rows of the newest version, and rows that older versions still count on; ids alone, not their memory.
+
+    The policy says which rows are wanted. A wanted row comes in once there is room, and a row that is no longer wanted
+    goes out once its place is: not at the cost of more than `spare` rows whose slots cannot be used again yet.
+
+    Args:
+        num_nodes: ids are below it.
+        capacity: most rows of a version.
+        spare: most slots of dropped rows.
+        policy: one of POLICIES.
+
+    Attributes:
+        num_live: rows of the newest version.
+    """
+
+    def __init__(self, num_nodes: int, capacity: int, spare: int, policy: str):
+        self.num_live = 0
+        self._capacity, self._spare, self._policy = capacity, spare, POLICIES[policy]
+        num_slots = capacity + spare
+        self._slot_of = np.full(num_nodes, -1, np.int32)
+        self._node_of = np.full(num_slots, -1, np.int64)
+        self._live = np.zeros(num_slots, bool)
+        self._dropped_at = np.zeros(num_slots, np.int64)
+        self._free = np.arange(num_slots - 1, -1, -1)  # a stack, of which the first `_num_free` are free
+        self._num_free = num_slots
+        self._hand = 0  # where the search for rows to drop goes on
+        self._dropped: deque[tuple[int, np.ndarray]] = deque()  # versions, and the slots that they did without
+        # The policy has slots of its own: slot of each node, node of each slot, rows in place, list, ends of the list.
+        self._wanted = np.full(num_nodes, -1, np.int32)
+        self._policy_state = (
+            self._wanted, np.full(capacity, -1, np.int64), np.zeros(capacity, bool), np.zeros((3, capacity), np.int64),
+            np.array([-1, -1, -1, 0]),
+        )  # fmt: skip
+        self._all = np.broadcast_to(np.zeros(1, np.int64), num_nodes)  # every row goes through the cache
+        none = np.empty(0, np.int64)
+        self._no_coming = (none, none, none)
+
+    @property
+    def num_retained(self) -> int:
+        """Slots of dropped rows, at most `spare`."""
+        return len(self._node_of) - self._num_free - self.num_live
+
+    def ids(self) -> np.ndarray:
+        """Return the (num_live,) int64 ids of the newest version."""
+        return self._node_of[self._live]
+
+    def locate(self, union: np.ndarray, missing: np.ndarray, sent: int, places: np.ndarray) -> int:
+        """Look rows up that are in memory, dropped or not.
+
+        Args:
+            union: (num,) ids.
+            missing: (num,) bool, rows that are not looked up.
+            sent: what the places of missing rows count up from.
+            places: (num,) int64, filled with slots, or sent, sent + 1, ... for missing rows.
+
+        Returns:
+            The first position whose row is not in memory, where it stopped, or -1.
+        """
+        return _locate(union, missing, self._slot_of, sent, places)
+
+    def plan(
+        self, union: np.ndarray, version: int, oldest: int | None, weight: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Let the policy read a union, and change the contents to what it wants, as far as there is room.
+
+        Args:
+            union: (num,) distinct ids, all of whose rows are at hand.
+            version: Version that the contents get if they change.
+            oldest: Oldest version that a request may still count on; None: there is none.
+            weight: (num,) numbers >= 0. The heaviest row is read last; among equals, the first. None: all are equal.
+
+        Returns:
+            Ids added, ids removed, slots to fill, and the positions in the union of the rows that go there.
+        """
+        # Of a union larger than the cache, LRU keeps what it reads last: the rest need not be read.
+        most = min(len(union), self._capacity) if self._policy == cache_policies.LRU else len(union)
+        order = None if weight is None else heaviest_first(weight, most)
+        heads = union[:most] if order is None else union[order]
+        self._read(np.ascontiguousarray(heads[::-1], np.int64))
+        self.release(oldest)
+        wishes = _count_wishes(heads, self._wanted, self._slot_of, self._live)
+        removed = self._drop(wishes - (self._capacity - self.num_live), version, oldest)
+        room = min(wishes, self._capacity - self.num_live)
+        added, slots, positions = (np.empty(room, np.int64) for _ in range(3))
+        state = (self._slot_of, self._node_of, self._live, self._free)
+        num, num_new = _admit(heads, self._wanted, state, self._num_free, added, slots, positions)
+        self._num_free -= num_new
+        self.num_live += num
+        positions = positions[:num_new] if order is None else order[positions[:num_new]]
+        return added[:num], removed, slots[:num_new], positions
+
+    def release(self, oldest: int | None) -> None:
+        """Make the slots of dropped rows free again, those that versions from `oldest` on do without; None: all."""
+        while self._dropped and (oldest is None or self._dropped[0][0] <= oldest):
+            version, slots = self._dropped.popleft()
+            state = (self._slot_of, self._node_of, self._live, self._dropped_at, self._free)
+            self._num_free = _free_slots(version, slots, state, self._num_free)
+
+    def _read(self, nodes: np.ndarray) -> None:
+        found, slots, positions = (np.empty(len(nodes), np.int64) for _ in range(3))
+        cache_policies.resolve(
+            self._policy, nodes, self._all, 1, 1, self._policy_state, self._no_coming, found, slots, positions
+        )
+
+    def _drop(self, most: int, version: int, oldest: int | None) -> np.ndarray:
+        """Drop up to `most` rows that are not wanted, and return their ids."""
+        if oldest is not None:
+            most = min(most, self._spare - self.num_retained)
+        slots = np.empty(max(0, min(most, self.num_live)), np.int64)
+        state = (self._node_of, self._live, self._dropped_at)
+        num, self._hand = _drop_unwanted(version, self._wanted, state, self._hand, slots)
+        slots = slots[:num]
+        self.num_live -= num
+        removed = self._node_of[slots]
+        if num:
+            self._dropped.append((version, slots))
+        if oldest is None:
+            self.release(None)
+        return removed
+
+
+def heaviest_first(weight: np.ndarray, most: int) -> np.ndarray:
+    """Return the (most,) int64 positions of the heaviest, those of about one weight in order: eight steps an octave.
+
+    Args:
+        weight: (num,) numbers >= 0.
+        most: at most num.
+
+    Cost: two passes, no sort.
+    """
+    steps = weight.astype(np.float32).view(np.uint32) >> _STEP_SHIFT  # exponent and three bits of the fraction
+    order = np.empty(most, np.int64)
+    _order_by_step(steps, order)
+    return order
+
+
+@kernel
+def _order_by_step(steps, order):
+    """Fill order with the positions of the highest steps, ascending within a step."""
+    first = np.zeros(_NUM_STEPS + 1, np.int64)
+    for step in steps:
+        first[step] += 1
+    total = 0
+    for step in range(_NUM_STEPS, -1, -1):
+        total, first[step] = total + first[step], total
+    for i in range(len(steps)):
+        at = first[steps[i]]
+        if at < len(order):
+            order[at] = i
+            first[steps[i]] = at + 1
+
+
+@kernel
+def _locate(union, missing, slot_of, sent, places):
+    num, num_sent = len(union), 0
+    for i in range(num):
+        if i + AHEAD_NODES < num:
+            prefetch(slot_of, np.int64(union[i + AHEAD_NODES]))
+        if missing[i]:
+            places[i] = sent + num_sent
+            num_sent += 1
+        else:
+            places[i] = slot_of[union[i]]
+            if places[i] < 0:
+                return i
+    return -1
+
+
+@kernel
+def _count_wishes(union, wanted, slot_of, live):
+    """Return how many rows are wanted that the newest version does not have."""
+    num, wishes = len(union), 0
+    for i in range(num):
+        if i + AHEAD_NODES < num:
+            prefetch(wanted, np.int64(union[i + AHEAD_NODES]))
+            prefetch(slot_of, np.int64(union[i + AHEAD_NODES]))
+        if wanted[union[i]] >= 0:
+            slot = slot_of[union[i]]
+            wishes += slot < 0 or not live[slot]
+    return wishes
+
+
+@kernel
+def _drop_unwanted(version, wanted, state, hand, slots):
+    """Fill slots with those dropped, going around once from `hand`; return how many they are, and where to go on."""
+    node_of, live, dropped_at = state
+    num, num_slots = 0, len(node_of)
+    for _ in range(num_slots):
+        if num == len(slots):
+            break
+        if live[hand] and wanted[node_of[hand]] < 0:
+            live[hand] = False
+            dropped_at[hand] = version
+            slots[num] = hand
+            num += 1
+        hand = hand + 1 if hand + 1 < num_slots else 0
+    return num, hand
+
+
+@kernel
+def _admit(union, wanted, state, num_free, added, slots, positions):
+    """Take wanted rows in, in order; return how many, and how many of them need their row written."""
+    slot_of, node_of, live, free = state
+    num, num_new = 0, 0
+    for i in range(len(union)):
+        if num == len(added):
+            break
+        node = np.int64(union[i])
+        slot = np.int64(slot_of[node])
+        if wanted[node] < 0 or (slot >= 0 and live[slot]):
+            continue
+        if slot < 0:
+            if num_new == num_free:
+                continue  # a row that was dropped and is still there needs no slot: one may follow
+            slot = free[num_free - 1 - num_new]
+            slot_of[node], node_of[slot] = slot, node
+            slots[num_new], positions[num_new] = slot, i
+            num_new += 1
+        live[slot] = True
+        added[num] = node
+        num += 1
+    return num, num_new
+
+
+@kernel
+def _free_slots(version, slots, state, num_free):
+    """Free slots that were dropped for a version and are not in use again; return how many slots are free."""
+    slot_of, node_of, live, dropped_at, free = state
+    for slot in slots:
+        if not live[slot] and dropped_at[slot] == version:
+            slot_of[node_of[slot]] = -1
+            node_of[slot] = -1
+            free[num_free] = slot
+            num_free += 1
+    return num_free

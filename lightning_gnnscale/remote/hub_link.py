@@ -1,0 +1,235 @@
+"""A rank's connection to the hub of its node: in this process where the rank is alone there, else an actor."""
+
+import asyncio
+import hashlib
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import GNNScaleError
+from ..loader.batch_builder import BatchMaker
+from ..loader.shared_value import pack
+from ..loader.source_settings import RankPlace
+from ..loader.staged_part import StagedPart
+from .cluster import (
+    LocalMeeting,
+    Meeting,
+    import_ray,
+    join_ray,
+    leave_ray,
+    one_line,
+    prepared_workers,
+)
+from .messages import HubSettings, Setup, Table
+from .ray_hub import Hub, start_hub
+from .ray_worker import start_workers
+from .spread_graph import spread_of
+
+if TYPE_CHECKING:
+    from .settings import RayWorkers
+
+_turns = itertools.count()
+_CALL_LIMIT_S = 10.0
+_PROBE_S = 2.0
+_START_LIMIT_S = 60.0  # at least: an import of torch takes its time
+
+
+class HubThread:
+    """A hub in a thread of this process, for a rank that is alone on its node.
+
+    Args:
+        arguments: Arguments of `Hub`.
+    """
+
+    def __init__(self, *arguments):
+        self._loop = asyncio.new_event_loop()
+        self._hub = Hub(*arguments)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="gnnscale-hub", daemon=True)
+        self._thread.start()
+
+    def call(self, method: str, *arguments) -> Future:
+        """Call a method of the hub."""
+        return asyncio.run_coroutine_threadsafe(getattr(self._hub, method)(*arguments), self._loop)
+
+    def wait(self, answer: Future, limit_s: float | None) -> Any:
+        """Return what a call returns; TimeoutError: it takes longer."""
+        return answer.result(limit_s)
+
+    def end(self) -> None:
+        """End the thread."""
+        asyncio.run_coroutine_threadsafe(self._hub.stop(), self._loop).result(_CALL_LIMIT_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class HubActor:
+    """A hub that the ranks of a node share; arguments as for `Hub`."""
+
+    def __init__(self, name: str, worker_names: list[str], settings: HubSettings):
+        self._actor, self._timeout_s = start_hub(name, worker_names, settings), settings.timeout_s
+        self._limit_s = max(_START_LIMIT_S, self._timeout_s)  # until it has answered
+
+    def call(self, method: str, *arguments) -> Any:
+        return getattr(self._actor, method).remote(*arguments)
+
+    def wait(self, answer: Any, limit_s: float | None) -> Any:
+        ray = import_ray()
+        while limit_s is None and not ray.wait([answer], timeout=_PROBE_S)[0]:
+            ray.get(self._actor.ping.remote(), timeout=max(0.1, self._limit_s - _PROBE_S))
+            self._limit_s = self._timeout_s
+        found = ray.get(answer, timeout=self._limit_s if limit_s is None else limit_s)
+        self._limit_s = self._timeout_s
+        return found
+
+    def end(self) -> None:
+        import_ray().kill(self._actor)
+
+
+class Link:
+    """A rank's connection to its hub; no part of `RaySource`, so that one that is forgotten is closed.
+
+    Args:
+        settings, meeting, place: see `RayWorkers.connect`.
+    """
+
+    def __init__(self, settings: "RayWorkers", meeting: Meeting, place: RankPlace):
+        self._settings, self._place, self._meeting = settings, place, meeting
+        self._rank, self._owner = f"rank{place.rank}-{next(_turns)}", os.getpid()
+        self._local: LocalMeeting | None = None
+        self._hub: HubThread | HubActor | None = None
+        self._setup: Setup | None = None
+        self._workers: list = []
+        self._open = self._silent = False
+
+    def open(self, setup: Callable[[list[str]], Setup]) -> None:
+        """Connect to Ray, start workers and the hub where they are not there, and introduce this rank.
+
+        Raises:
+            GNNScaleError: Ray does not answer, or the hub does not start.
+        """
+        settings, meeting = self._settings, self._meeting
+        meeting.turn += 1
+        if meeting.folder is None:
+            join_ray(settings.address, settings.timeout_s, settings.store_bytes)
+        else:
+            self._local = LocalMeeting(meeting.folder, self._place.rank, meeting.turn)
+            self._local.join(settings.timeout_s, settings.store_bytes)
+        self._open = True
+        names = prepared_workers() if settings.address is not None else []
+        if not names:
+            names = [f"{meeting.run}-{meeting.turn}-worker-{number}" for number in range(settings.num_workers)]
+            if self._place.rank == 0:
+                cpus = 0 if settings.address is None else 1
+                self._workers = start_workers(names, cpus, settings.worker_memory_bytes)
+        shared = self._place.num_local > 1
+        make_hub = HubActor if shared else HubThread
+        name = f"{meeting.run}-{meeting.turn}-hub-{self._place.node}"
+        self._silent = False
+        self._hub = make_hub(name, names, settings.for_hub(len(names), shared))
+        self._setup = setup(names)
+        self.ask("join", self._setup, limit_s=None)
+
+    def tell(self, method: str, *arguments) -> Any:
+        """Call a method of the hub for this rank; return what to wait on."""
+        return self._hub.call(method, self._rank, *arguments)
+
+    def ask(self, method: str, *arguments, named: bool = True, limit_s: float | None = _CALL_LIMIT_S) -> Any:
+        """Call a method of the hub and return its answer; None where the hub has ended, unless it has no limit."""
+        ray = import_ray()
+        if self._silent:
+            return None
+        arguments = (self._rank, *arguments) if named else arguments
+        try:
+            return self._hub.wait(self._hub.call(method, *arguments), limit_s)
+        except (ray.exceptions.RayError, TimeoutError, GNNScaleError) as error:
+            if limit_s is None:
+                raise GNNScaleError(f"the hub of node {self._place.node} did not start: {one_line(error)}") from None
+            return None
+
+    def wait(self, answer: Any) -> Any:
+        """Return what a call of the hub returns.
+
+        Raises:
+            GNNScaleError: the hub ended, or does not answer.
+        """
+        exceptions = import_ray().exceptions
+        try:
+            return self._hub.wait(answer, None)
+        except exceptions.GetTimeoutError:
+            self._silent = True
+            raise GNNScaleError(
+                f"the hub of node {self._place.node} has not answered for timeout_s={self._settings.timeout_s:g} s: "
+                "was it stopped? Raise source.timeout_s where the machine is slow, or resume from the last checkpoint"
+            ) from None
+        except exceptions.RayError as error:
+            raise GNNScaleError(
+                f"the hub of node {self._place.node} has ended ({one_line(error)}): memory may be short on this "
+                "machine; resume from the last checkpoint"
+            ) from None
+
+    def close(self) -> None:
+        """Leave the hub; the last rank of a node ends it, and rank 0's machine the workers that were started."""
+        if not self._open or os.getpid() != self._owner:
+            return
+        self._open = False
+        try:
+            if import_ray().is_initialized() and self._hub is not None:
+                self._leave_hub()
+        finally:
+            self._hub, self._setup, self._workers = None, None, []
+            leave_ray() if self._local is None else self._local.leave()
+
+    def _leave_hub(self) -> None:
+        left = self.ask("leave")
+        if not left or self._place.num_local == 1:
+            for worker in self._workers:
+                import_ray().kill(worker)
+        if not left:
+            with suppress(TimeoutError):  # its thread is a daemon's
+                self._hub.end()
+
+
+def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker, settings: "RayWorkers") -> Callable[..., Setup]:
+    """Return what makes a rank's `Setup` of the names of the workers, once Ray is there.
+
+    Raises:
+        GNNScaleError: it cannot be sent to a worker.
+    """
+    try:
+        packed = pack((stage, maker))
+    except Exception as error:
+        raise GNNScaleError(
+            f"what prepares batches cannot be sent to workers: {error}: use classes and functions of modules"
+        ) from error
+    digest = hashlib.blake2b(packed.meta, digest_size=12)
+    for view in packed.views:
+        digest.update(view)
+    parts = tuple(sorted(int(part) for part in stage.targets))
+    table = table_of(maker.builder.features if maker.gathers else None)
+
+    def make(names: list[str]) -> Setup:
+        spread = None
+        if settings.construction == "distributed":
+            spread = spread_of(stage, maker, names, settings.replicate_bytes)
+        contents = import_ray().put((packed.meta, [np.frombuffer(view, np.uint8) for view in packed.views]))
+        passes = maker.passes
+        return Setup(digest.hexdigest(), [contents], parts, passes, table, tuple(filter(None, sys.path)), spread)
+
+    return make
+
+
+def table_of(features) -> Table | None:
+    """Return what a hub has to know of a feature table."""
+    if features is None:
+        return None
+    name = hashlib.blake2b(pack(features).meta, digest_size=12).hexdigest()
+    width = int(np.diff(features.indptr).max(initial=0)) if features.is_sparse else None
+    return Table(name, features.num_rows, features.dim, np.dtype(features.dtype).str, width)

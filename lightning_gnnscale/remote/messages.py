@@ -1,0 +1,158 @@
+"""What trainers, hubs and workers say to each other: plain values that Ray carries."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..loader.batch_source import BatchKey
+from .batch_group import BatchGroup
+
+SLOW_S = 10.0  # a group of batches is slow after so long at least
+
+
+class HubSettings(NamedTuple):
+    """What a hub goes by; see `RayWorkers`.
+
+    Attributes:
+        shared: it is an actor, whose ranks are other processes.
+    """
+
+    batches_per_group: int = 1
+    credits: int = 4
+    timeout_s: float = 60.0
+    cache_rows: int = 0
+    cache_policy: str = "lru"
+    slow_s: float = SLOW_S
+    shared: bool = False
+
+
+class Table(NamedTuple):
+    """The feature table that batches take their rows from.
+
+    Attributes:
+        name: Digest of where the table lies.
+        num_rows, dim, dtype: Number of rows, length of a row, and dtype of the table.
+        sparse_width: Largest number of stored values in a row; None where rows are dense.
+    """
+
+    name: str
+    num_rows: int
+    dim: int
+    dtype: str
+    sparse_width: int | None = None
+
+
+class Spread(NamedTuple):
+    """How the rows of a graph are spread over the workers.
+
+    Attributes:
+        owners: Number of the worker that owns each part.
+        names: Names of the workers' actors.
+        replicate_bytes: Bytes of rows of high degree that each worker holds beside its own rows.
+    """
+
+    owners: tuple[int, ...]
+    names: tuple[str, ...]
+    replicate_bytes: int = 0
+
+
+class Setup(NamedTuple):
+    """What a worker is told about how a rank's batches are made. Ranks that make theirs alike share one setup.
+
+    Attributes:
+        name: Digest of the contents.
+        contents: A Ray object that holds (pickled meta, arrays) of (stage, maker). It is wrapped in a list, so that a
+            call sends only its reference.
+        parts: Ids of all parts that have batches.
+        passes: Key epochs per epoch.
+        table: Feature table that the rows come from; None: batches have no features.
+        import_paths: Paths on which the trainer finds modules.
+        spread: How the workers hold the graph's rows together; None: each worker reads the rows it needs.
+    """
+
+    name: str
+    contents: list
+    parts: tuple[int, ...]
+    passes: int = 1
+    table: Table | None = None
+    import_paths: tuple[str, ...] = ()
+    spread: Spread | None = None
+
+
+class GroupRequest(NamedTuple):
+    """What a hub asks a worker for.
+
+    Attributes:
+        hub: Name of the hub; the worker keeps its view of the hub's cache under this name.
+        setup: Setup that all the keys share.
+        keys: Keys of the batches.
+        owned: Parts that are assigned to the worker in this epoch.
+        update: Update of the worker's view of the hub's cache; None: all rows travel.
+    """
+
+    hub: str
+    setup: Setup
+    keys: list[BatchKey]
+    owned: tuple[int, ...]
+    update: Any = None
+
+
+@dataclass
+class GroupHeader:
+    """What a worker answers in addition to the payload.
+
+    Attributes:
+        numbers: Index in the group of each key's batch, -1 for a key without a batch.
+        errors: Error message of each key; None for a key that did not fail.
+        num_union: Number of distinct nodes in the group.
+        rows_sent: How many of their rows are in the payload.
+        row_bytes, group_bytes: Bytes of the rows, and of everything else that travels.
+        version: Version of the cache that holds the rows left out of the payload, or None.
+        pid: Process id of the worker.
+        reads: Parts that the worker has read so far.
+        busy_s: Time that the worker took for this request, seconds.
+    """
+
+    numbers: list[int]
+    errors: list[str | None]
+    num_union: int = 0
+    rows_sent: int = 0
+    row_bytes: int = 0
+    group_bytes: int = 0
+    version: int | None = None
+    pid: int = 0
+    reads: int = 0
+    busy_s: float = 0.0
+
+
+class GroupPayload(NamedTuple):
+    """The batches of a group and their rows.
+
+    Attributes:
+        group: without rows.
+        missing: (num_union,) bool, nodes whose rows are in `rows`; None: all.
+        rows: (num_rows, dim), sparse rows, or None without features.
+    """
+
+    group: BatchGroup
+    missing: np.ndarray | None
+    rows: Any
+
+
+class Answer(NamedTuple):
+    """A hub's answer to a rank that waits for a batch.
+
+    Attributes:
+        error: Why there is no batch; None if there is one.
+        payload: A `GroupPayload` with all rows, or a Ray object that holds one, wrapped in a tuple.
+        number: Index of the batch in the group.
+        header: Header of the group, given with the first of its batches that is taken, so that bytes are counted once.
+        notices: Events that the hub wants logged.
+    """
+
+    error: str | None = None
+    payload: tuple = ()
+    number: int = -1
+    header: GroupHeader | None = None
+    notices: tuple[dict, ...] = ()

@@ -1,0 +1,392 @@
+"""The hub of a trainer node: one request for all its ranks, credits, faults; asynchronous, in a thread or an actor."""
+
+import asyncio
+import time
+from typing import Any
+
+from .cluster import NAMESPACE, import_ray, one_line
+from .hub_workers import HubWorkers
+from .job_board import Group, Job, JobBoard, Rank, Stage
+from .messages import Answer, GroupHeader, GroupPayload, GroupRequest, HubSettings, Setup, Table
+from .versioned_cache import TrainerCache
+from .worker_view import CacheUpdate
+
+
+class HubCaches:
+    """One `TrainerCache` for each feature table that batches of a hub are made of.
+
+    Args:
+        num_rows: Number of rows that each cache keeps; 0: no cache.
+        policy: See `TrainerCache`.
+    """
+
+    def __init__(self, num_rows: int, policy: str):
+        self._num_rows, self._policy = num_rows, policy
+        self._caches: dict[str, TrainerCache] = {}
+
+    def begin(self, table: Table | None, worker: int) -> CacheUpdate | None:
+        """Return what goes along with a request to a worker, None where all rows travel."""
+        if not self._num_rows or table is None:
+            return None
+        cache = self._caches.get(table.name)
+        if cache is None:
+            kept = min(self._num_rows, table.num_rows)
+            cache = self._caches[table.name] = TrainerCache(
+                table.num_rows, kept, table.dim, table.dtype, self._policy, sparse_width=table.sparse_width
+            )
+        return cache.begin(worker)
+
+    async def complete(
+        self, table: Table, update: CacheUpdate, header: GroupHeader, payload: GroupPayload
+    ) -> GroupPayload | None:
+        """Return an answer with the rows that were not sent; None where nobody waits for it."""
+        cache, group = self._caches[table.name], payload.group
+        rows: Any = await asyncio.get_running_loop().run_in_executor(
+            None, cache.complete, update.request, header.version, group.union, payload.missing, payload.rows
+        )
+        return None if rows is None else GroupPayload(group, None, rows)
+
+    def cancel(self, table: Table, update: CacheUpdate) -> None:
+        """Wait for a request no longer."""
+        self._caches[table.name].cancel(update.request)
+
+    def forget(self, worker: int) -> None:
+        """Let go of a worker that ended."""
+        for cache in self._caches.values():
+            cache.forget(worker)
+
+    def counts(self) -> dict[str, int]:
+        """Return bytes of ids that were sent to workers."""
+        return {"update_bytes": sum(cache.counts.update_bytes for cache in self._caches.values())}
+
+
+GROUPS_AT_WORKER = 2  # one that is made, one that waits for it
+MOST_ENDS = 5  # workers that may end over one batch
+FIRST_TIMES = 6.0  # the first groups load kernels and parts
+SLOW_TIMES = 4.0  # a group is slow after so many times the longest so far
+_WATCH_S = 0.25
+_PROBE_S = 5.0  # a worker that makes one group for longer is asked whether it is there
+
+
+class Hub:
+    """Collect the requests of a node's ranks, have workers make the batches, and tell the ranks where they lie.
+
+    Ray restarts a worker that ended; meanwhile its jobs go to the others. A group that takes several times as long as
+    any before is given to a second worker as well, and the slow worker gets no further group until it answers.
+
+    Args:
+        name: Name of this hub.
+        worker_names: Names of the workers' actors.
+        settings: Settings of this hub.
+    """
+
+    def __init__(self, name: str, worker_names: list[str], settings: HubSettings):
+        self._ray, self.name, self._settings = import_ray(), name, settings
+        self._workers = HubWorkers(
+            worker_names, settings.timeout_s, self._came, self._left, lambda event: self._notices.append(event)
+        )
+        self._board = JobBoard(len(worker_names), settings.batches_per_group, settings.credits, self._new_answer)
+        self._under_way: list[list[Group]] = [[] for _ in worker_names]
+        self._slow: set[int] = set()
+        self._lost: dict[int, asyncio.Future] = {}  # of workers with groups under way, done when they are silent
+        self._heard_s = [0.0] * len(worker_names)
+        self._probed: set[int] = set()
+        self._longest_s = 0.0
+        self._notices: list[dict] = []
+        self._tasks: set[asyncio.Task] = set()
+        self._totals: dict[str, float] = {}
+        self._caches = HubCaches(settings.cache_rows, settings.cache_policy)
+
+    async def ping(self) -> None:
+        """Answer."""
+
+    async def join(self, rank: str, setup: Setup) -> int:
+        """Take in a rank; return the number of workers."""
+        if await self._workers.connect():
+            for worker in range(len(self._workers)):
+                self._spawn(self._workers.revive(worker))
+            self._spawn(self._watch())
+        self._board.ranks[rank] = Rank(setup)
+        for worker in range(len(self._workers)):
+            self._open(worker, setup)
+        return len(self._workers)
+
+    async def take(self, rank: str, iteration: int, place: int, first: int, keys: list, taken: int) -> Answer | None:
+        """Return a batch once it is made; None where it was forgotten. Calls may come in any order.
+
+        Args:
+            rank: Name of the rank that wants the batch.
+            iteration: Iteration in which it is wanted, see `forget`.
+            place: Index among the batches of the iteration.
+            first, keys: Index and keys of further batches that are wanted, from this index on.
+            taken: Number of batches that the rank has taken in this iteration.
+        """
+        state = self._board.ranks.get(rank)
+        if state is None or state.iteration != iteration:
+            return None
+        if self._workers.broken is not None:
+            return Answer(self._workers.broken)
+        self._board.take(state, taken)
+        self._board.add(state, first, keys)
+        job = self._board.find(state, place)
+        self._hand_out()
+        return None if job is None else await job.answer
+
+    async def took(self, rank: str, iteration: int, taken: int) -> None:
+        """Note how many batches a rank has taken, where it wants no more and waits."""
+        state = self._board.ranks.get(rank)
+        if state is not None and state.iteration == iteration:
+            self._board.take(state, taken)
+            self._hand_out()
+
+    async def again(self, rank: str, iteration: int, place: int) -> Answer | None:
+        """Return a batch that was lost on its way to the rank, made once more."""
+        state = self._board.ranks.get(rank)
+        job = None if state is None or state.iteration != iteration else self._board.find(state, place)
+        if job is None:
+            return None
+        if job.stage is Stage.DONE:
+            self._board.again(job)
+            self._hand_out()
+        return await job.answer
+
+    async def expect(self, rank: str, part: int, key) -> None:
+        """Have a part read ahead by the worker that it is dealt to."""
+        board, setup = self._board, self._board.ranks[rank].setup
+        if len(setup.parts) > 1 and board.able:
+            worker = board.owner(setup, part, key)
+            self._workers.tell(worker, "expect", setup.name, part, board.owned(setup, key, worker))
+
+    async def forget(self, rank: str) -> None:
+        """Drop what a rank wants, and wait for its next iteration."""
+        if rank in self._board.ranks:
+            for job in self._board.forget(self._board.ranks[rank]):
+                _answer(job, None)
+        self._hand_out()
+
+    async def leave(self, rank: str) -> int:
+        """Let a rank go; return how many are left. Workers that stay forget what the last one had."""
+        await self.forget(rank)
+        left = self._board.ranks.pop(rank, None)
+        still = {state.setup.name for state in self._board.ranks.values()}
+        if left is not None and left.setup.name not in still:
+            for worker in self._board.able:
+                self._workers.tell(worker, "leave", self.name, [left.setup.name])
+        return len(self._board.ranks)
+
+    async def report(self) -> dict:
+        """Return counts, process ids of the workers that answer, and their reads of parts."""
+        able = sorted(self._workers.started - self._workers.gone)
+        pids = [await self._workers.reply(worker, "ping") for worker in able]
+        reads = [await self._workers.reply(worker, "reads") for worker in able]
+        asked = [await self._workers.reply(worker, "asked") for worker in able]
+        counts = {name: sum(one[name] for one in asked) for name in ("asked", "unanswered")}
+        return (
+            self._totals
+            | counts
+            | self._caches.counts()
+            | {"pids": pids, "reads": reads, "credits_held": self._board.held}
+        )
+
+    async def stop(self) -> None:
+        """End what runs beside the calls."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _new_answer(self) -> asyncio.Future:
+        return asyncio.get_running_loop().create_future()
+
+    def _spawn(self, coroutine) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)  # the loop holds it weakly
+        task.add_done_callback(self._tasks.discard)
+
+    def _hand_out(self) -> None:
+        """Ask workers for what they can be asked for now."""
+        if self._workers.broken is not None:
+            self._fail_all()
+            return
+        for worker in sorted(self._board.able):
+            while len(self._under_way[worker]) < GROUPS_AT_WORKER:
+                group = self._board.next_group(worker)
+                if group is None:
+                    break
+                self._spawn(self._make(group))
+
+    async def _make(self, group: Group) -> None:
+        """Have a worker make a group, and answer those who wait for it."""
+        worker, first = group.worker, group.jobs[0]
+        queue = self._under_way[worker]
+        queue.append(group)
+        group.begun_s = time.monotonic()
+        owned = self._board.owned(group.setup, first.key, worker)
+        table = group.setup.table
+        update = self._caches.begin(table, worker)
+        try:
+            request = GroupRequest(self.name, group.setup, [job.key for job in group.jobs], owned, update)
+            header, payload = await self._unless_lost(worker, self._answered(worker, request))
+            self._heard_s[worker] = time.monotonic()
+        except (self._ray.exceptions.RayActorError, self._ray.exceptions.ObjectLostError) as error:
+            self._bereave(group, worker, error)
+            return
+        except Exception as error:  # a fault of the worker's own
+            header, payload = GroupHeader([-1] * len(group.jobs), [one_line(error)] * len(group.jobs)), None
+        finally:
+            if update is not None:
+                self._caches.cancel(table, update)  # unless it was completed
+            queue.remove(group)
+            if group.slow is not None:
+                group.slow.doubled = False
+            if queue:
+                queue[0].begun_s = time.monotonic()
+        if worker not in self._slow:  # what was judged slow is no measure of what is
+            self._longest_s = max(self._longest_s, time.monotonic() - group.begun_s)
+        self._slow.discard(worker)
+        if worker not in self._workers.gone:
+            self._board.set_able(worker, True)
+        self._deliver(group, header, payload)
+        self._hand_out()
+
+    async def _unless_lost(self, worker: int, answer) -> Any:
+        """Return what a worker answers; ActorUnavailableError: it has been silent for too long."""
+        lost = self._lost.setdefault(worker, asyncio.get_running_loop().create_future())
+        answered = asyncio.ensure_future(answer)
+        try:
+            await asyncio.wait({answered, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if answered.done():
+                return answered.result()
+            raise self._ray.exceptions.ActorUnavailableError(lost.result(), None)
+        finally:
+            answered.cancel()
+
+    async def _answered(self, worker: int, request: GroupRequest) -> tuple[GroupHeader, Any]:
+        """Return a worker's header, and its payload with all rows, or where it lies."""
+        made, payload = self._workers.ask(worker, "make", request)
+        header = await made
+        if request.update is None or max(header.numbers) < 0:
+            return header, payload
+        whole = await self._caches.complete(request.setup.table, request.update, header, await payload)
+        if whole is None:
+            raise self._ray.exceptions.ActorUnavailableError("the worker ended meanwhile", None)
+        return header, self._ray.put(whole) if self._settings.shared else whole
+
+    def _deliver(self, group: Group, header: GroupHeader, payload) -> None:
+        for name in ("num_union", "rows_sent", "row_bytes", "group_bytes", "busy_s"):
+            self._totals[name] = self._totals.get(name, 0) + getattr(header, name)
+        told = header
+        for job, number, error in zip(group.jobs, header.numbers, header.errors, strict=True):
+            if not self._board.finish(job):
+                continue
+            if error is not None:
+                _answer(job, Answer(error, notices=self._taken_notices()))
+                continue
+            _answer(job, Answer(None, (payload,), number, told, self._taken_notices()))
+            told = None
+
+    def _bereave(self, group: Group, worker: int, error: Exception) -> None:
+        """Give the jobs of a worker that ended to the others."""
+        lost = self._board.put_back(group)
+        self._caches.forget(worker)
+        self._board.set_able(worker, False)
+        self._slow.discard(worker)
+        if worker in self._workers.started:
+            self._workers.started.discard(worker)
+            self._notices.append({"name": "worker_ended", "worker": worker, "how": one_line(error), "lost": len(lost)})
+            self._spawn(self._workers.revive(worker))
+        for job in lost:
+            if job.ends >= MOST_ENDS:
+                self._drop_hopeless(job)
+        self._hand_out()
+
+    def _drop_hopeless(self, job: Job) -> None:
+        key = job.key
+        self._board.give_up(job)
+        what = f"{job.ends} workers ended while they prepared it"
+        remedy = "memory may be short, lower worker_memory_bytes or batch_size"
+        _answer(job, Answer(f"part {key.part}, batch {key.batch} of epoch {key.epoch}: {what}: {remedy}"))
+
+    def _came(self, worker: int) -> None:
+        """Give jobs to a worker that answers."""
+        for rank in self._board.ranks.values():
+            self._open(worker, rank.setup)
+        self._board.set_able(worker, True)
+        self._hand_out()
+
+    def _left(self, worker: int) -> None:
+        """Give no more jobs to a worker that does not answer, and those that it has to others."""
+        self._board.set_able(worker, False)
+        lost = self._lost.pop(worker, None)
+        if lost is not None and not lost.done():
+            lost.set_result("it does not answer")
+        self._hand_out()
+
+    def _fail_all(self) -> None:
+        for rank in self._board.ranks.values():
+            iteration = rank.iteration
+            lost = self._board.forget(rank)
+            rank.iteration = iteration  # the rank begins the next one, once it has read of this one's end
+            for job in lost:
+                _answer(job, Answer(self._workers.broken, notices=self._taken_notices()))
+
+    async def _watch(self) -> None:
+        """Have the group of a slow worker made by a second one too; find out about those that are silent."""
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            self._probe()
+            known = SLOW_TIMES * self._longest_s or FIRST_TIMES * self._settings.slow_s
+            limit = max(self._settings.slow_s, known)
+            for worker, queue in enumerate(self._under_way):
+                late = queue and time.monotonic() - queue[0].begun_s > limit and worker in self._workers.started
+                others = self._board.able - {worker} - self._slow
+                if not late or not others:
+                    continue
+                if worker not in self._slow:
+                    self._slow.add(worker)
+                    self._board.set_able(worker, False)
+                    self._notices.append({"name": "worker_slow", "worker": worker, "seconds": limit})
+                for group in [group for group in queue if not group.doubled]:
+                    helper = min(others, key=lambda number: len(self._under_way[number]))
+                    twin = self._board.twin(group, helper)
+                    if twin.jobs:
+                        self._spawn(self._make(twin))
+                self._hand_out()
+
+    def _probe(self) -> None:
+        patience_s = min(_PROBE_S, self._settings.timeout_s / 4)
+        for worker, queue in enumerate(self._under_way):
+            heard_s = max(self._heard_s[worker], queue[0].begun_s) if queue else time.monotonic()
+            there = worker in self._workers.started and worker not in self._probed
+            if there and time.monotonic() - heard_s > patience_s:
+                self._probed.add(worker)
+                self._spawn(self._ask_whether_there(worker, heard_s + self._settings.timeout_s - time.monotonic()))
+
+    async def _ask_whether_there(self, worker: int, left_s: float) -> None:
+        try:
+            if await self._workers.answers(worker, left_s):
+                self._heard_s[worker] = time.monotonic()
+        finally:
+            self._probed.discard(worker)
+
+    def _open(self, worker: int, setup: Setup) -> None:
+        if setup.spread is not None:  # the others ask it for rows, maybe before it is asked for a batch
+            self._workers.ask(worker, "open", setup)
+
+    def _taken_notices(self) -> tuple[dict, ...]:
+        notices, self._notices = tuple(self._notices), []
+        return notices
+
+
+def _answer(job: Job, value: Answer | None) -> None:
+    if not job.answer.done():
+        job.answer.set_result(value)
+
+
+def start_hub(name: str, *arguments) -> Any:
+    """Return the hub of this machine, started by the first of its ranks that asks."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ray = import_ray()
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = ray.remote(num_cpus=0, max_restarts=0, scheduling_strategy=here)(Hub)
+    return actor.options(name=name, namespace=NAMESPACE, get_if_exists=True).remote(name, *arguments)

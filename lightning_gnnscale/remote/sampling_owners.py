@@ -1,0 +1,185 @@
+"""Sampling across the memories of several workers: rows of other owners are asked for first, own ones drawn meanwhile.
+
+What is drawn for a node is a hash of (key, hop, node): whoever holds the row draws the same, so that a batch is bit for
+bit the one that `NeighborSampler` draws from the `WholeGraph`. A worker holds CSC rows (`HeldRows`) of its parts and of
+replicated nodes. What it must know of all nodes it reads from the store's files, O(nodes): `indptr`, which says how
+many arcs a row gives and where they stand, so that answers are neighbours alone; degrees, labels and masks, which the
+`StagedPart` of the `WholeGraph` has. The arcs of the store's files are not read.
+
+A sampler made of these stands wherever a `NeighborSampler` does: `BatchBuilder(sampler=...)`, or
+`FanoutNeighborhood(...)` for task graphs. `ask` is the transport's: (owner, HopRequest) to something with `result()`;
+an owner answers with `held.draw(request)`.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..errors import GNNScaleError
+from ..jit import kernel
+from ..sampler.neighbor import NeighborSampler, NeighborState
+from ..sampler.protocol import Allocate, Subgraph
+from ..triton_kernels.sample_neighbors import HopSampling, Workspace, cpu
+from .held_nodes import PartOwners
+from .held_rows import HeldRows, HopRequest
+
+
+class Drawing(Protocol):
+    """Draws on their way; every `concurrent.futures.Future` is one."""
+
+    def result(self) -> np.ndarray:
+        """Return the (num_drawn,) neighbours of a request's nodes, in its order; waits for them."""
+
+
+Ask = Callable[[Hashable, HopRequest], Drawing]
+
+
+@dataclass(frozen=True)
+class DistributedNeighborSampler:
+    """A `NeighborSampler` over rows that several workers hold. Its draws equal those of the sampler bit for bit.
+
+    Args:
+        sampler: Sampler that draws along "in" arcs, without locality.
+        held: The rows that this worker holds.
+        owners: Which worker owns each part.
+        ask: Sends a request to an owner, and returns at once.
+
+    Raises:
+        ValueError: the sampler is of another kind.
+        GNNScaleError: while drawing, an owner answers with more or fewer neighbours than were asked for; and whatever
+            `result()` raises.
+    """
+
+    sampler: NeighborSampler
+    held: HeldRows
+    owners: PartOwners
+    ask: Ask
+
+    def __post_init__(self):
+        sampler = self.sampler
+        kind = type(sampler).__name__
+        if not isinstance(sampler, NeighborSampler):
+            raise ValueError(f"distributed construction takes a NeighborSampler, got {kind}: use construction='local'")
+        if sampler.direction != "in":
+            raise ValueError(
+                f"distributed construction takes direction='in', got {sampler.direction!r}: "
+                f"write the store with to_undirected=True"
+            )
+        if sampler.locality is not None:
+            raise ValueError("distributed construction takes no locality: use construction='local', or leave it out")
+
+    @property
+    def fanouts(self) -> tuple[int, ...]:
+        return self.sampler.fanouts
+
+    @property
+    def direction(self) -> str:
+        return self.sampler.direction
+
+    def num_batches(self, num_targets: int, batch_size: int, drop_last: bool) -> int:
+        return self.sampler.num_batches(num_targets, batch_size, drop_last)
+
+    def prepare(self, part: Any, targets: np.ndarray, seed: int) -> NeighborState:
+        return self.sampler.prepare(part, targets, seed)
+
+    def items(self, state: NeighborState, batch_size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
+        return self.sampler.items(state, batch_size, drop_last, order_key)
+
+    def draw(
+        self,
+        state: NeighborState,
+        items: np.ndarray,
+        key: int,
+        workspace: Workspace,
+        allocate: Allocate,
+        return_e_id: bool,
+    ) -> Subgraph:
+        hops = self.begin(state, items, key, workspace, return_e_id)
+        for _ in self.fanouts:
+            hops.sample()
+        return self.finish(state, hops, allocate)
+
+    def begin(
+        self, state: NeighborState, seeds: np.ndarray, key: int, workspace: Workspace, return_e_id: bool
+    ) -> "DistributedHops":
+        """Return a batch to be sampled one hop at a time; arguments as for `draw`."""
+        return DistributedHops(self, state, seeds, key, workspace, return_e_id)
+
+    def finish(self, state: NeighborState, hops: "DistributedHops", allocate: Allocate) -> Subgraph:
+        """Return what the hops of `begin` drew, all of which are sampled."""
+        return self.sampler.finish(state, hops, allocate)
+
+
+class DistributedHops(HopSampling):
+    """`HopSampling` whose rows lie with several owners; arguments as for `DistributedNeighborSampler.begin`."""
+
+    def __init__(
+        self,
+        sampler: DistributedNeighborSampler,
+        state: NeighborState,
+        seeds: np.ndarray,
+        key: int,
+        workspace: Workspace,
+        return_e_id: bool,
+    ):
+        self._sampler = sampler
+        super().__init__(
+            state.csc,
+            seeds,
+            sampler.fanouts,
+            key,
+            workspace=workspace,
+            replace=sampler.sampler.replace,
+            return_e_id=return_e_id,
+        )
+
+    def _draw(self, hop_key: np.uint64, end: int, last: int, neighbor: np.ndarray) -> None:
+        self._space.reserve("arc", last, keep=self._first)
+        self._draw_rows(hop_key, self._begin, end, neighbor, self._space.taken)
+
+    def _draw_rows(self, hop_key: np.uint64, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
+        """Draw for the targets begin..end-1, of whom only this worker's rows are here."""
+        space, held = self._space, self._sampler.held
+        nodes, indptr = space.node[begin:end], space.indptr[begin : end + 1]
+        rows = held.nodes.find(nodes)
+        request = HopRequest(nodes, int(hop_key), self.fanouts[self.hop], self._replace)
+        asked = self._ask(np.flatnonzero((rows < 0) & (indptr[1:] > indptr[:-1])), request)
+        own = np.flatnonzero(rows >= 0)
+        self._place("this worker", own, held.draw(request._replace(nodes=nodes[own]), rows[own]), indptr, neighbor)
+        if self._return_e_id:  # where arcs stand follows from `indptr` and the key: that needs no owner
+            start, degree = (lengths[begin - self._begin :] for lengths in self._rows())
+            cpu.pick_hop(
+                hop_key, space.node, begin, end, request.fanout, self._replace, start, degree, space.indptr, taken,
+                space.arc,
+            )  # fmt: skip
+        for owner, places, drawing in asked:
+            self._place(owner, places, drawing.result(), indptr, neighbor)
+
+    def _ask(self, foreign: np.ndarray, request: HopRequest) -> list[tuple[Hashable, np.ndarray, Drawing]]:
+        """Send the requests of a hop's foreign targets; return (owner, positions of its targets, its draws)."""
+        nodes = request.nodes[foreign]
+        return [
+            (owner, foreign[chosen], self._sampler.ask(owner, request._replace(nodes=nodes[chosen])))
+            for owner, chosen in self._sampler.owners.group(nodes)
+        ]
+
+    def _place(self, owner, places: np.ndarray, drawn: np.ndarray, indptr: np.ndarray, neighbor: np.ndarray) -> None:
+        """Write the neighbours of some targets to where sampling from the whole graph has them."""
+        expected = int((indptr[places + 1] - indptr[places]).sum())
+        if len(drawn) != expected:
+            raise GNNScaleError(
+                f"{owner} drew {len(drawn)} neighbours of {len(places)} nodes, {expected} were asked for: "
+                f"do all workers read the same store?"
+            )
+        _place_rows(places, indptr, drawn, neighbor)
+
+
+@kernel
+def _place_rows(places, indptr, drawn, neighbor):
+    at, first = 0, indptr[0]
+    for i in range(len(places)):
+        for k in range(indptr[places[i]] - first, indptr[places[i] + 1] - first):
+            neighbor[k] = drawn[at]
+            at += 1

@@ -1,0 +1,173 @@
+"""What a sampler is, and what it draws: a small graph over the local ids of its part, before features and labels."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ..graph import CSC
+from ..jit import kernel
+from ..rng import permutation
+from ..triton_kernels.intrinsics import prefetch
+from ..triton_kernels.sample_neighbors import Workspace
+
+Allocate = Callable[[tuple[int, ...], type], np.ndarray]
+_AHEAD = 32  # rows between a prefetch and its use
+
+
+class Subgraph(NamedTuple):
+    """A drawn graph; see `MiniBatch` for the attributes they share.
+
+    Attributes:
+        n_id: (num_nodes,) int64 local ids of the part, seeds first.
+        edge_index: (2, num_arcs) int64, grouped by target.
+        indptr: (num_targets + 1,) int64.
+        num_seeds: number of target nodes of the loss, at the head of n_id.
+        e_id: (num_arcs,) int64 positions in the part's CSC, or None where they were not asked for.
+        num_sampled_nodes, num_sampled_edges: per hop, or None.
+        edge_weight: (num_arcs,) float32 or None.
+        averaging_weights: edge_weight has 1 / degree in it, see `MiniBatch`.
+        loss_weight: (num_seeds,) float32 or None.
+        row_scale: (num_targets,) float32, times edge_weight where there is one: 1 / (probability that an arc of the
+            row was drawn), by which stored weights are multiplied. None: 1; beside an edge_weight: stored weights do
+            not count.
+        pairs: (2, num_pairs) int64 positions in n_id below num_seeds, the links to train on; None without.
+        negatives: (num_pairs, num_negatives) int64 likewise, each the false other end of pairs[0]; one row where all
+            pairs share them; None without.
+    """
+
+    n_id: np.ndarray
+    edge_index: np.ndarray
+    indptr: np.ndarray
+    num_seeds: int
+    e_id: np.ndarray | None = None
+    num_sampled_nodes: list[int] | None = None
+    num_sampled_edges: list[int] | None = None
+    edge_weight: np.ndarray | None = None
+    loss_weight: np.ndarray | None = None
+    row_scale: np.ndarray | None = None
+    averaging_weights: bool = False
+    pairs: np.ndarray | None = None
+    negatives: np.ndarray | None = None
+
+
+class BatchSampler(Protocol):
+    """What the loader asks of a sampler. A sampler is a plain value: what it learns of a part is a state of its own.
+
+    LightningCLI takes a class for it whose methods are annotated as these are; another type may stand for Any.
+    """
+
+    @property
+    def direction(self) -> str:
+        """ "in", or "both" where the part's arcs are also to be followed backwards."""
+
+    def num_batches(self, num_targets: int, batch_size: int, drop_last: bool) -> int:
+        """Return the batches of one pass over a part with this many target nodes."""
+
+    def prepare(self, part: Any, targets: np.ndarray, seed: int) -> Any:
+        """Return the state that drawing from a part needs.
+
+        Args:
+            part: A `PartGraph`.
+            targets: (num_targets,) local ids of its target nodes, ascending.
+            seed: Seed of the run.
+        """
+
+    def items(self, state: Any, batch_size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
+        """Return what each batch of a pass starts from; `order_key` None keeps the natural order."""
+
+    def draw(
+        self, state: Any, items: np.ndarray, key: int, workspace: Workspace, allocate: Allocate, return_e_id: bool
+    ) -> Subgraph:
+        """Draw one batch: a function of state, items and key."""
+
+
+def seed_slices(targets: np.ndarray, size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
+    """Return the seeds of each batch of a pass: consecutive pieces of `size`, the last one shorter or left out.
+
+    Args:
+        targets: (num_targets,) local ids.
+        size: seeds a batch, >= 1.
+        drop_last: leave out a short last piece.
+        order_key: targets are first permuted by it; None keeps their order.
+    """
+    if order_key is not None:
+        targets = targets[permutation(len(targets), order_key)]
+    stop = len(targets) - len(targets) % size if drop_last else len(targets)
+    return [targets[start : min(start + size, stop)] for start in range(0, stop, size)]
+
+
+def num_slices(num_values: int, size: int, drop_last: bool) -> int:
+    """Return the length of `seed_slices`."""
+    return num_values // size if drop_last else -(-num_values // size)
+
+
+def row_scale(csc: CSC, drawn) -> np.ndarray:
+    """Return (num_targets,) float32, 1 for empty rows: length of the row, over arcs drawn from it if they weigh alike.
+
+    With edge_weight = 1 / (length * chance) either is 1 / (chance of the arc).
+    """
+    scale = np.empty(len(drawn.indptr) - 1, np.float32)
+    _scale_rows(np.asarray(csc.indptr), drawn.n_id, drawn.indptr, drawn.edge_weight is None, scale)
+    return scale
+
+
+def induced_subgraph(
+    csc: CSC, nodes: np.ndarray, num_seeds: int, workspace: Workspace, allocate: Allocate, return_e_id: bool
+) -> Subgraph:
+    """Return all arcs between the given nodes; every node is a target.
+
+    Args:
+        csc: the part's.
+        nodes: (num_nodes,) distinct local ids, seeds first; kept in this order.
+        num_seeds: how many of them are seeds.
+        workspace: one thread's reusable memory.
+        allocate: gives memory for the results.
+        return_e_id: also return the positions of the arcs.
+
+    Cost: O(sum of the nodes' degrees).
+    """
+    count = workspace.place(nodes)
+    indptr = allocate((len(nodes) + 1,), np.int64)
+    _count_inside(csc.indptr, csc.indices, nodes, workspace.label, workspace.base, indptr)
+    edge_index = allocate((2, int(indptr[-1])), np.int64)
+    e_id = allocate((int(indptr[-1]),), np.int64) if return_e_id else np.empty(0, np.int64)
+    _emit_inside(csc.indptr, csc.indices, nodes, workspace.label, workspace.base, edge_index, e_id)
+    workspace.finish(count)
+    n_id = allocate((len(nodes),), np.int64)
+    n_id[:] = nodes
+    return Subgraph(n_id, edge_index, indptr, num_seeds, e_id if return_e_id else None)
+
+
+@kernel
+def _scale_rows(indptr, targets, drawn_indptr, over_drawn, scale):
+    num = len(scale)
+    for i in range(num):
+        if i + _AHEAD < num:
+            prefetch(indptr, targets[i + _AHEAD])
+        degree = max(indptr[targets[i] + 1] - indptr[targets[i]], 1)
+        scale[i] = degree / max(drawn_indptr[i + 1] - drawn_indptr[i], 1) if over_drawn else degree
+
+
+@kernel
+def _count_inside(indptr, indices, nodes, label, base, out_indptr):
+    out_indptr[0] = 0
+    for i in range(len(nodes)):
+        inside = 0
+        for arc in range(indptr[nodes[i]], indptr[nodes[i] + 1]):
+            inside += label[indices[arc]] >= base
+        out_indptr[i + 1] = out_indptr[i] + inside
+
+
+@kernel
+def _emit_inside(indptr, indices, nodes, label, base, edge_index, e_id):
+    count = 0
+    for i in range(len(nodes)):
+        for arc in range(indptr[nodes[i]], indptr[nodes[i] + 1]):
+            known = label[indices[arc]]
+            if known >= base:
+                edge_index[0, count] = known - base
+                edge_index[1, count] = i
+                if len(e_id):
+                    e_id[count] = arc
+                count += 1

@@ -1,0 +1,338 @@
+"""Exchange policies: how the layers of a model read rows that other processes own."""
+
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any
+
+import lightning.pytorch as pl
+from torch import nn
+
+from ...errors import StrategyError
+from .bounds import BOUNDS, Bound, checked_epochs, checked_number
+
+BACKWARDS = ("auto", "push", "pull")
+
+
+@dataclass(frozen=True)
+class RowCoding:
+    """How rows are encoded for sending.
+
+    Attributes:
+        bits: Bits per value; None: values are sent as they are.
+        delta: Whether differences to the rows that the receivers hold are sent.
+    """
+
+    bits: int | None = None
+    delta: bool = False
+
+
+@dataclass(frozen=True)
+class ExchangePlan:
+    """The result of composing exchange policies.
+
+    Attributes:
+        whole_blocks: Whether every process gets every row; False: it gets the rows that it reads.
+        coding: Coding of rows on their way forward.
+        bound: Decides when rows are sent again; None: at every step.
+        by_row: Whether the bound is kept by each row separately and not by the whole block.
+        warmup_epochs: Number of epochs at the start in which the exchange is exact.
+        extrapolate: Whether stale rows continue along their last change.
+        backward: "push": gradients of halo rows are sent back to their owners; "pull": owners read gradients of their
+            readers' outputs; "auto": pull where graph and layer allow it.
+        backward_bits: Bits per gradient value; None: values are sent as they are.
+        backward_threshold: Gradient rows below this many mean norms are sent with a probability that follows their
+            norm, and scaled up, so that the gradient is unbiased.
+        remote_gradient: Whether gradients flow back to other processes.
+        seed: Seed of the rounding and of the choice of gradient rows.
+    """
+
+    whole_blocks: bool = False
+    coding: RowCoding = RowCoding()
+    bound: Bound | None = None
+    by_row: bool = False
+    warmup_epochs: int = 0
+    extrapolate: bool = False
+    backward: str = "auto"
+    backward_bits: int | None = None
+    backward_threshold: float = 0.0
+    remote_gradient: bool = True
+    seed: int = 0
+
+
+def exchange_layers(model: nn.Module) -> list[Any]:
+    """Return the modules that read rows through an `exchange` (`RowLayer`s), in the order in which they stand."""
+    return [module for module in model.modules() if hasattr(module, "exchange") and hasattr(module, "can_pull")]
+
+
+class ExchangePolicy:
+    """Base of the exchange policies.
+
+    Attributes:
+        live: gradients cross processes while they train. A gradient of another replica must mean something to this
+            one, so that models may not be averaged once an epoch or less; joining gradients keeps replicas equal
+            (`BoundedGradientStaleness`: nearly so).
+    """
+
+    @property
+    def live(self) -> bool:
+        plan = self.plan()
+        return plan is not None and plan.remote_gradient
+
+    def plan(self) -> ExchangePlan | None:
+        """Return how rows travel, or None: they do not."""
+        return None
+
+    def check_trainer(self, trainer: pl.Trainer) -> None:
+        """Refuse settings of the Trainer by themselves, before there is a model or data; `check` asks again.
+
+        Raises:
+            StrategyError: the message names the argument and the remedy.
+        """
+        if self.plan() is not None and trainer.precision not in ("32-true", "64-true"):
+            raise StrategyError(
+                f"{type(self).__name__} sends rows of float32 or float64, not what "
+                f'Trainer(precision={trainer.precision!r}) makes: use precision="32-true"'
+            )
+
+    def check(self, trainer: pl.Trainer) -> None:
+        """Refuse what does not fit, before anything is set up.
+
+        Raises:
+            StrategyError: model, DataModule or world size do not fit this policy; the message names the remedy.
+        """
+        plan, name = self.plan(), type(self).__name__
+        if plan is None:
+            return
+        if not hasattr(trainer.datamodule, "blocks"):
+            given = "no DataModule" if trainer.datamodule is None else type(trainer.datamodule).__name__
+            raise StrategyError(
+                f"{name} exchanges rows of the whole graph ({given} gives parts): train with FullGraphDataModule, or "
+                "use exchange=NoExchange()"
+            )
+        layers = exchange_layers(trainer.lightning_module)
+        if not layers:
+            raise StrategyError(
+                f"{name} finds no layer in {type(trainer.lightning_module).__name__} that exchanges rows: use GCN, "
+                "GraphSAGE, GAT or SGC of lightning_gnnscale.model, or exchange=NoExchange()"
+            )
+        self.check_trainer(trainer)
+        pushing = [type(layer).__name__ for layer in layers if not getattr(layer, "can_pull", False)]
+        if plan.backward == "pull" and pushing:
+            raise StrategyError(
+                f'{name}(backward="pull"): {pushing[0]} is not linear in its neighbours: use backward="auto" or "push"'
+            )
+
+    def __repr__(self) -> str:
+        fields: dict[str, Any] = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
+
+
+class HaloExchange(ExchangePolicy):
+    """Send each process exactly the rows that its arcs read; the result equals that of one process.
+
+    Args:
+        backward: "push": gradients of halo rows go back to their owners and are added there; "pull": each process
+            reads the gradients of its readers' outputs, which are narrower in the last layer and zero for nodes
+            without a label; "auto": pull in undirected, unweighted graphs for layers that are linear in their
+            neighbours (GCN, GraphSAGE), push elsewhere.
+
+    Raises:
+        ValueError: an unknown backward.
+
+    Cost: forward, per layer but the first: halo rows x width x 4 bytes; pushed back the same.
+    """
+
+    def __init__(self, backward: str = "push") -> None:
+        if backward not in BACKWARDS:
+            raise ValueError(f"exchange.backward must be one of {', '.join(BACKWARDS)}, got {backward!r}")
+        self.backward = backward
+
+    def plan(self) -> ExchangePlan:
+        return ExchangePlan(backward=self.backward)
+
+
+class BroadcastExchange(ExchangePolicy):
+    """Send every process all rows of every other, in every layer but the first, forward and backward.
+
+    Cost: num_nodes x (world_size - 1) x width x 4 bytes a layer and direction, over all processes.
+    Source: Tripathy et al., Reducing communication in graph neural network training (CAGNET), SC 2020, 1-D; the
+    baseline of SANCUS.
+    """
+
+    def plan(self) -> ExchangePlan:
+        return ExchangePlan(whole_blocks=True, backward="push")
+
+
+class NoExchange(ExchangePolicy):
+    """Layers read nothing of other processes while they train.
+
+    With `PartitionDataModule` what a part needs beyond itself stands in its halo. With `FullGraphDataModule` arcs
+    between processes are dropped, and degrees are those of the arcs that are left; evaluation is exact.
+
+    Source: Huang et al., SDT-GNN, training of local models.
+    """
+
+
+BITS = (16, 8, 4, 2)
+
+
+class Quantized(ExchangePolicy):
+    """Send rows in few bits: one scale per row, values rounded at random so that their mean is right.
+
+    With `delta`, the differences to the rows that the receivers hold are sent. Both sides add the same decoded
+    differences, so whatever one message loses is part of the next difference (error feedback). Gradients are new in
+    every step: with or without `delta` they are coded directly, and their mean is right.
+
+    Args:
+        bits: Bits per value: 16, 8, 4 or 2 (2: -s, 0 or s).
+        delta: Whether differences of rows are sent.
+        exchange: HaloExchange() by default, or BroadcastExchange().
+        backward_bits: Bits per gradient value; None: as `bits`, but at least 4.
+        backward_threshold: Gradient rows whose norm is below this many mean norms are sent with probability p = norm /
+            (threshold * mean norm), and divided by p, so that the gradient is unbiased; >= 0, 0 sends all rows. Rows of
+            zeros are never sent.
+        backward: See `HaloExchange`; it takes precedence over that of `exchange`. Default: pull where it is exact, and
+            push under BroadcastExchange, which supports nothing else.
+        seed: Seed of the rounding and of the choice of gradient rows.
+
+    Raises:
+        ValueError: a value out of range.
+
+    Cost: forward (2 + bits / 8 x width) bytes a row. With delta, for each layer but the first, receivers keep the rows
+        that they read, and senders keep the rows that others read.
+    Source: the closed loop is DPCM; rounding as in QSGD (Alistarh et al., 2017); quantised halo rows as in AdaQP.
+    """
+
+    def __init__(
+        self,
+        bits: int = 4,
+        delta: bool = True,
+        exchange: ExchangePolicy | None = None,
+        backward_bits: int | None = None,
+        backward_threshold: float = 0.0,
+        backward: str = "auto",
+        seed: int = 0,
+    ) -> None:
+        _check_bits("bits", bits)
+        if backward_bits is not None:
+            _check_bits("backward_bits", backward_bits)
+        backward_threshold = checked_number("exchange.backward_threshold", backward_threshold)
+        if backward_threshold == float("inf"):
+            raise ValueError("exchange.backward_threshold must be finite, got inf: under it nothing would be sent")
+        if backward not in BACKWARDS:
+            raise ValueError(f"exchange.backward must be one of {', '.join(BACKWARDS)}, got {backward!r}")
+        if not isinstance(delta, bool):
+            raise ValueError(f"exchange.delta must be true or false, got {delta!r}")
+        if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
+            raise ValueError(f"exchange.seed must be an integer >= 0, got {seed!r}")
+        self.bits, self.delta = bits, delta
+        self.exchange = HaloExchange() if exchange is None else exchange
+        self.backward_bits, self.backward = backward_bits, backward
+        self.backward_threshold = backward_threshold
+        self.seed = seed
+        check_wrapped(self, self.exchange)
+        if backward == "pull" and self.exchange.plan().whole_blocks:
+            raise ValueError(
+                'exchange.backward="pull" reads the rows of a halo, and BroadcastExchange sends whole blocks: '
+                "wrap HaloExchange(), or leave backward out"
+            )
+
+    def plan(self) -> ExchangePlan:
+        inner = self.exchange.plan()
+        return replace(
+            inner,
+            coding=RowCoding(self.bits, self.delta),
+            backward="push" if inner.whole_blocks else self.backward,
+            backward_bits=self.backward_bits or max(4, self.bits),
+            backward_threshold=self.backward_threshold,
+            seed=self.seed,
+        )
+
+
+def _check_bits(name: str, bits: int) -> None:
+    if not isinstance(bits, Integral) or bits not in BITS:
+        raise ValueError(f"exchange.{name} must be one of {', '.join(map(str, BITS))}, got {bits!r}")
+
+
+ROWS = ("block", "row")
+
+
+class SkipBroadcast(ExchangePolicy):
+    """Use rows of other processes as they were last sent, as long as a bound allows it.
+
+    The check of a layer's rows comes right after they are computed; a process always reads its own rows fresh. Only
+    the forward skips: gradients go back in full, as if stale rows were fresh ones (straight-through).
+
+    Args:
+        bound: `EpochFixed`, `EpochAdaptive` or `VariationGap`.
+        exchange: how rows travel when they do: HaloExchange() by default, BroadcastExchange(), or Quantized around
+            either.
+        rows: "block": a process sends all of a layer's rows or none; "row": the rows that exceed the bound.
+        warmup_epochs: epochs of exact exchange at the start, rows and gradients; the first epoch always is one,
+            unless the bound is given its versions.
+        remote_gradient: "straight_through": gradients go back in the same step, those of stale rows too; "drop":
+            nothing flows back to other processes.
+        stale: "hold": as they were sent; "extrapolate": moved on along their last change, linearly in epochs.
+
+    Raises:
+        ValueError: an unknown name, or a number out of range.
+
+    Cost: receivers keep the rows that they read (all rows under BroadcastExchange) of each layer but the first; a
+        sender keeps the rows that others read where the bound looks at changes; twice as much with "extrapolate".
+    Source: Peng et al., SANCUS, VLDB 2022, Algorithms 3 to 6. Differs: one flag a layer and source; by row; halo.
+    """
+
+    def __init__(
+        self,
+        bound: Bound,
+        exchange: ExchangePolicy | None = None,
+        rows: str = "block",
+        warmup_epochs: int = 0,
+        remote_gradient: str = "straight_through",
+        stale: str = "hold",
+    ) -> None:
+        if not isinstance(bound, Bound):
+            raise ValueError(
+                f"exchange.bound must be one of {', '.join(kind.__name__ for kind in BOUNDS.values())}, got {bound!r}"
+            )
+        _check_choice("rows", rows, ROWS)
+        _check_choice("remote_gradient", remote_gradient, ("straight_through", "drop"))
+        _check_choice("stale", stale, ("hold", "extrapolate"))
+        self.bound, self.exchange, self.rows = bound, HaloExchange() if exchange is None else exchange, rows
+        self.warmup_epochs = checked_epochs("exchange.warmup_epochs", warmup_epochs)
+        self.remote_gradient, self.stale = remote_gradient, stale
+        check_wrapped(self, self.exchange)
+        if rows == "row" and getattr(bound, "initial_versions", None) is not None:
+            raise ValueError('exchange.bound.initial_versions are those of blocks: use rows="block", or leave them out')
+
+    def plan(self) -> ExchangePlan:
+        return replace(
+            self.exchange.plan(),
+            bound=self.bound,
+            by_row=self.rows == "row",
+            warmup_epochs=self.warmup_epochs,
+            extrapolate=self.stale == "extrapolate",
+            remote_gradient=self.remote_gradient == "straight_through",
+        )
+
+
+def check_wrapped(policy: ExchangePolicy, inner: ExchangePolicy) -> None:
+    """Refuse an exchange that sends nothing, or one of the same kind at any depth, inside another.
+
+    Raises:
+        ValueError: the message says what may stand there.
+    """
+    innermost = inner
+    while not isinstance(innermost, type(policy)) and hasattr(innermost, "exchange"):
+        innermost = innermost.exchange
+    repeated = isinstance(innermost, type(policy))
+    if repeated or not isinstance(inner, ExchangePolicy) or inner.plan() is None:
+        raise ValueError(
+            f"{type(policy).__name__}(exchange=...) must be HaloExchange(), BroadcastExchange() or another wrapper "
+            f"around one of them, got {inner!r}"
+        )
+
+
+def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"exchange.{name} must be one of {', '.join(allowed)}, got {value!r}")

@@ -1,0 +1,148 @@
+"""The halo that a part's rows tell, and the code of its rows, against plain Python."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_gnnscale.graph import CSC, build_csc
+from lightning_gnnscale.partition_store.halo_rows import (
+    HaloForm,
+    decode_halo,
+    decode_lengths,
+    encode_halo,
+    encode_halo_end,
+    halo_of_rows,
+    transpose_halo,
+)
+
+FORMS = [HaloForm(rows, places) for rows, places in ((True, False), (True, True), (False, True))]
+
+
+def number(value: int) -> list[int]:
+    """LEB128, by the book."""
+    low, rest = value & 127, value >> 7
+    return [low | 128, *number(rest)] if rest else [low]
+
+
+def code_by_hand(form: HaloForm, nodes, cross) -> list[int]:
+    code, behind = [], 0
+    for node in nodes:
+        arcs = [(source, place) for target, source, place in cross if target == node]
+        code += number(len(arcs)) if form.rows else []
+        if arcs and form.places:
+            code += number(arcs[0][1] - behind)
+            behind = arcs[-1][1] + 1
+        before = 0
+        for source, _ in arcs if form.rows else ():
+            code += number(source - before)
+            before = source
+    return code
+
+
+def decoded(form: HaloForm, code, indptr, num_core: int, num_arcs: int):
+    """Return the sources and places of halo rows, None where the code is refused."""
+    part = CSC(np.concatenate([np.zeros(num_core, np.int64), indptr]), np.zeros(indptr[-1], np.int32))
+    places = np.zeros(indptr[-1] if form.places else 0, np.int64)
+    return (part.indices, places) if decode_halo(form, code, part, num_core, num_arcs, places) else None
+
+
+@st.composite
+def part_rows(draw):
+    """A graph, the bounds of a part, and (target, local source, position) of the arcs out of its core."""
+    num_nodes = draw(st.integers(1, 12))
+    node = st.integers(0, num_nodes - 1)
+    arcs = draw(st.lists(st.tuples(node, node), max_size=60))
+    begin = draw(st.integers(0, num_nodes))
+    end = draw(st.integers(begin, num_nodes))
+    src, dst = np.array(arcs, np.int64).reshape(-1, 2).T
+    csc = build_csc(src, dst, num_nodes)
+    rows = np.repeat(np.arange(num_nodes), np.diff(csc.indptr)).tolist()
+    cross = [
+        (row, source - begin, place)
+        for place, (row, source) in enumerate(zip(rows, csc.indices.tolist(), strict=True))
+        if begin <= source < end and not begin <= row < end
+    ]
+    return csc, begin, end, cross
+
+
+@given(case=part_rows(), form=st.sampled_from(FORMS), cut=st.integers(0, 12), block=st.integers(1, 5))
+def test_halo_rows_are_coded_and_decoded(case, form, cut, block):
+    csc, begin, end, cross = case
+    held = halo_of_rows(csc, begin, end, block)
+    halo = sorted({u for u in csc.indices[csc.indptr[begin] : csc.indptr[end]].tolist() if not begin <= u < end})
+    assert held.nodes.tolist() == halo
+    if not form.rows:
+        halo = [node for node in halo if node in {target for target, _, _ in cross}]  # as where arcs go both ways
+        held.words[:], held.size = 0, 0
+        held.add(np.array(halo, np.int64))
+        held.count()
+    code, state = [], (0, 0)
+    for arcs in ([arc for arc in cross if arc[0] < cut], [arc for arc in cross if arc[0] >= cut]):
+        columns = np.array(arcs, np.int64).reshape(-1, 3).T
+        wanted = (True, form.rows, form.places)
+        columns = tuple(
+            np.ascontiguousarray(column[: len(column) * need]) for column, need in zip(columns, wanted, strict=True)
+        )
+        piece, state = encode_halo(form, held.nodes, held, columns, state)
+        code.append(piece)
+    code = np.concatenate([*code, encode_halo_end(form, len(halo), state)])
+    assert code.tolist() == code_by_hand(form, halo, cross)
+
+    kept = [arc for arc in cross if arc[0] in halo]
+    indptr = np.concatenate([[0], np.searchsorted([arc[0] for arc in kept], halo, "right")]).astype(np.int64) + 3
+    if form.rows:
+        found = np.full(len(halo) + 1, 3, np.int64)  # behind three arcs of the core
+        assert decode_lengths(form, code, found)
+        np.testing.assert_array_equal(found, indptr)
+    indices, places = decoded(form, code, indptr, end - begin, csc.num_arcs)
+    if form.rows:
+        assert indices[3:].tolist() == [source for _, source, _ in kept]
+    if form.places:
+        assert places[3:].tolist() == [place for _, _, place in kept]
+
+
+@pytest.mark.parametrize("value", [0, 1, 127, 128, 300, 2**14, 2**31, 2**40, 2**62])
+def test_long_numbers_survive(value):
+    form = HaloForm(rows=True, places=True)
+    held = halo_of_rows(CSC(np.array([0, 1, 1]), np.array([1])), 0, 1)
+    columns = np.array([1]), np.array([0]), np.array([value])
+    code, state = encode_halo(form, held.nodes, held, columns, (0, 0))
+    assert code.tolist() == [1, *number(value), 0] and state == (1, value + 1)
+    assert decoded(form, code, np.array([0, 1]), 1, value + 1)[1].tolist() == [value]
+    assert decoded(form, code, np.array([0, 1]), 1, value) is None
+
+
+@given(code=st.binary(max_size=40), rows=st.integers(0, 8), form=st.sampled_from(FORMS))
+def test_any_bytes_are_decoded_within_bounds_or_refused(code, rows, form):
+    code, indptr = np.frombuffer(code, np.uint8), np.arange(rows + 1, dtype=np.int64)
+    if form.rows:
+        indptr[:] = 0
+        if not decode_lengths(form, code, indptr):
+            return
+    assert 0 <= indptr[-1] <= max(len(code), rows)
+    found = decoded(form, code, indptr, 5, 70)
+    if found is not None:
+        assert all((values >= 0).all() and (values < most).all() for values, most in zip(found, (5, 70), strict=True))
+
+
+@given(case=part_rows())
+def test_rows_of_the_halo_are_the_transpose(case):
+    csc, begin, end, _ = case
+    num_core, halo = end - begin, halo_of_rows(csc, begin, end).nodes
+    local = np.full(csc.num_rows, -1)
+    local[begin:end], local[halo] = np.arange(num_core), num_core + np.arange(len(halo))
+    core = local[csc.indices[csc.indptr[begin] : csc.indptr[end]]]
+    rows = np.repeat(np.arange(num_core), np.diff(csc.indptr[begin : end + 1]))
+    expected = [sorted(rows[core == node].tolist()) for node in range(num_core, num_core + len(halo))]
+    indptr = np.zeros(num_core + len(halo) + 1, np.int64)
+    indptr[: num_core + 1] = csc.indptr[begin : end + 1] - csc.indptr[begin]
+    part = CSC(indptr, np.concatenate([core, np.full((core >= num_core).sum(), -1)]).astype(np.int32))
+    transpose_halo(part, num_core)
+    found = [part.indices[indptr[row] : indptr[row + 1]].tolist() for row in range(num_core, len(indptr) - 1)]
+    assert found == expected and (len(halo) == 0 or indptr[-1] == len(part.indices))
+
+
+def test_a_source_that_is_no_node_is_seen():
+    for source in (-1, 4, 2**31 - 1):
+        assert halo_of_rows(CSC(np.array([0, 1, 1, 1, 1]), np.array([source], np.int32)), 0, 2) is None

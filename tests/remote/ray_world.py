@@ -1,0 +1,69 @@
+"""A small world, loaders over Ray's workers, and batches that can be compared."""
+
+import os
+import time
+from dataclasses import fields
+from functools import partial
+
+import torch
+from oracles.parts import SmallWorld, small_world
+
+from lightning_gnnscale.loader import PartLoader, RankPlace
+from lightning_gnnscale.remote import RayWorkers
+from lightning_gnnscale.sampler import NeighborSampler
+
+WORLD = small_world(num_parts=5)
+
+
+def make_loader(settings: RayWorkers | None = None, world: SmallWorld = WORLD, sampler=None, **options) -> PartLoader:
+    """A loader over all parts; with settings over workers, without in this thread."""
+    chosen = {"labels": world.labels, "masks": world.masks, "batch_size": 16, "seed": 1, "num_threads": 0}
+    if settings is not None:
+        chosen |= {"source": settings.connect(RankPlace()), "prefetch_batches": 4}
+    chosen |= options
+    parts, features = range(world.num_parts), chosen.pop("features", world.features)
+    targets = {part: world.targets(part) for part in parts}
+    return PartLoader(parts, world.load_part, features, targets, sampler or NeighborSampler([4, 3]), **chosen)
+
+
+def whole_loader(whole, targets, settings: RayWorkers | None = None) -> PartLoader:
+    """A loader over batches that cross parts."""
+    source = settings and settings.connect(RankPlace())
+    return PartLoader(
+        [0], partial(_whole, whole), WORLD.features, {0: targets}, NeighborSampler([4, 3]), batch_size=16, seed=1,
+        source=source, num_threads=0, prefetch_batches=4,
+    )  # fmt: skip
+
+
+def _whole(whole, part: int):
+    return whole
+
+
+def contents(batch) -> dict:
+    """Everything in a batch, comparable bit for bit."""
+    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    values["x_csr"] = values["x_csr"] and tuple(values["x_csr"])
+    flat = lambda v: v.numpy().tobytes() if isinstance(v, torch.Tensor) else v  # noqa: E731
+    return {k: tuple(map(flat, v)) if isinstance(v, tuple) else flat(v) for k, v in values.items()}
+
+
+def all_contents(batches) -> list[dict]:
+    return [contents(batch) for batch in batches]
+
+
+def wait_until(holds, limit_s: float = 30.0) -> bool:
+    """Whether something comes to hold within a limit."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if holds():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,212 @@
+"""What goes wrong: killed, stopped and vanished workers, a trainer that stops; and rows that travel once."""
+
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+from ray_world import WORLD, all_contents, contents, make_loader, wait_until
+
+from lightning_gnnscale import events
+from lightning_gnnscale.errors import GNNScaleError
+from lightning_gnnscale.loader import RankPlace
+from lightning_gnnscale.remote import RayWorkers
+from lightning_gnnscale.remote.worker_parts import WorkerParts, hold_part
+from lightning_gnnscale.sampler import NeighborSampler
+
+EXPECTED = all_contents(make_loader())
+CACHED = {"batches_per_group": 2, "cache_rows": 60}
+
+
+def told_since(number: int, name: str) -> list[dict]:
+    return [event for event in events.recent()[number:] if event["event"] == name]
+
+
+@pytest.mark.parametrize("options", [{}, CACHED])
+def test_a_killed_worker_loses_no_batch_and_doubles_none(pool, options):
+    loader = make_loader(RayWorkers(address="auto", **options))
+    since, found = len(events.recent()), []
+    for number, batch in enumerate(loader):
+        found.append(contents(batch))
+        if number in (0, 5):
+            for pid in loader._source.worker_pids[: 1 + number // 5]:  # one, then all at once
+                os.kill(pid, signal.SIGKILL)
+    assert found == EXPECTED
+    assert all_contents(loader) == EXPECTED
+    assert wait_until(lambda: len(loader._source.worker_pids) == 2), "Ray started them again"
+    loader.close()
+    assert {event["worker"] for event in told_since(since, "worker_ended")} <= {0, 1}
+
+
+def test_the_batches_of_a_stopped_worker_are_made_by_another(pool):
+    loader = make_loader(RayWorkers(address="auto", slow_s=0.5))
+    list(loader)
+    since, found = len(events.recent()), []
+    stopped = loader._source.worker_pids[0]
+    loader.set_epoch(0)
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        found = all_contents(loader)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    assert found == EXPECTED
+    assert [event["worker"] for event in told_since(since, "worker_slow")] == [0]
+    assert all_contents(loader) == EXPECTED
+    loader.close()
+
+
+SLACK_S = 15  # of a machine that others use too
+
+
+def ends_with(loader, batches, pids) -> str:
+    """Stop processes, and return the error that the batches end with, well within five seconds."""
+    begun = time.monotonic()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        list(batches)
+    except GNNScaleError as error:
+        assert time.monotonic() - begun < 5 + 5 + SLACK_S
+        return str(error)
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    return ""
+
+
+def test_workers_that_are_all_stopped_end_the_run_within_timeout_s(pool):
+    loader = make_loader(RayWorkers(address="auto", timeout_s=5))
+    batches = iter(loader)
+    next(batches)
+    message = ends_with(loader, batches, loader._source.worker_pids)
+    assert message.startswith("none of 2 preparation workers answers (no answer for timeout_s=5 s)")
+    assert "source.timeout_s" in message and "\n" not in message
+    assert wait_until(lambda: len(loader._source.worker_pids) == 2), "they are back"
+    assert all_contents(loader) == EXPECTED
+    loader.close()
+
+
+def test_a_stopped_worker_loses_its_batches_to_the_others_within_timeout_s(pool):
+    loader = make_loader(RayWorkers(address="auto", timeout_s=4, slow_s=1000))
+    list(loader)
+    since, stopped = len(events.recent()), loader._source.worker_pids[0]
+    loader.set_epoch(0)
+    begun = time.monotonic()
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        assert all_contents(loader) == EXPECTED
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    assert time.monotonic() - begun < 4 + 5 + SLACK_S
+    assert [event["worker"] for event in told_since(since, "worker_ended")] == [0]
+    assert wait_until(lambda: len(loader._source.worker_pids) == 2), "it is back"
+    loader.close()
+
+
+def test_workers_that_come_back_in_time_go_on_with_no_harm(pool):
+    loader = make_loader(RayWorkers(address="auto", timeout_s=60))
+    batches, since = iter(loader), len(events.recent())
+    found, pids = [contents(next(batches))], loader._source.worker_pids
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    back = threading.Timer(1.0, lambda: [os.kill(pid, signal.SIGCONT) for pid in pids])
+    back.start()
+    assert found + all_contents(batches) == EXPECTED
+    assert told_since(since, "worker_ended") == []
+    loader.close()
+
+
+def test_a_stopped_hub_ends_the_run_within_timeout_s(pool):
+    """The hub that ranks of a machine share is a process of its own."""
+    place = RankPlace(num_local=2)
+    loader = make_loader(source=RayWorkers(address="auto", timeout_s=5).connect(place), prefetch_batches=4)
+    batches = iter(loader)
+    next(batches)
+    hubs = [process.pid for process in psutil.process_iter(["name"]) if "Hub" in (process.info["name"] or "")]
+    message = ends_with(loader, batches, hubs)
+    assert message.startswith("the hub of node 0 has not answered for timeout_s=5 s: was it stopped?")
+    assert "\n" not in message
+    begun = time.monotonic()
+    loader.close()
+    assert time.monotonic() - begun < 5 + SLACK_S
+
+
+def test_workers_that_are_all_gone_are_told_in_one_line(local_ray):
+    loader = make_loader(RayWorkers(num_workers=2))
+    with pytest.raises(GNNScaleError, match=r"all 2 preparation workers are gone .*: start them again") as caught:
+        for number, _ in enumerate(loader):
+            if number == 2:
+                for worker in loader._source._link._workers:
+                    local_ray.kill(worker)
+    assert "\n" not in str(caught.value)
+    loader.close()
+    assert all_contents(loader) == EXPECTED, "another iteration starts anew"
+    loader.close()
+
+
+def test_a_trainer_that_stops_taking_batches_stops_preparation_at_the_credits(pool):
+    loader = make_loader(RayWorkers(address="auto", credits=2), prefetch_batches=12)
+    batches = iter(loader)
+    next(batches)
+    source = loader._source
+    assert wait_until(lambda: source.report()["credits_held"] >= 2)
+    seen = [-1, 0]
+
+    def stands_still():
+        seen[:] = seen[1], source.report()["num_union"]
+        time.sleep(0.3)
+        return seen[0] == seen[1]
+
+    assert wait_until(stands_still), "the nodes of batches that were asked for before count once they are made"
+    assert source.report()["credits_held"] <= 3
+    assert len(list(batches)) == len(EXPECTED) - 1
+    loader.close()
+
+
+def test_an_error_of_a_batch_names_it(pool):
+    loader = make_loader(RayWorkers(address="auto"), labels=[1, 2, 3])
+    with pytest.raises(GNNScaleError, match="part 0, batch 0 of epoch 0: "):
+        list(loader)
+    loader.close()
+
+
+def test_groups_and_cache_cut_what_travels_and_change_no_bit(pool):
+    sent, sampler = {}, NeighborSampler([8, 8])
+    expected = all_contents(make_loader(sampler=sampler))
+    for name, options in {"alone": {}, "grouped": {"batches_per_group": 4}, "cached": CACHED}.items():
+        loader = make_loader(RayWorkers(address="auto", **options), sampler=sampler, prefetch_batches=8)
+        assert all_contents(loader) == expected
+        sent[name] = loader._source.row_bytes
+        assert all_contents(loader) == expected
+        source = loader._source
+        assert source.bytes_received > source.row_bytes == source.rows_received * 64
+        loader.close()
+    assert sent["grouped"] < 0.8 * sent["alone"]
+    assert sent["cached"] < sent["alone"]
+
+
+def test_each_part_is_read_once_an_epoch(local_ray):
+    """Three parts to a worker at most; its memory has room for the largest."""
+    stage = make_loader()._stager
+    largest = max(hold_part(stage(part), WORLD.features).num_bytes for part in range(5))
+    loader = make_loader(RayWorkers(num_workers=2, worker_memory_bytes=largest))
+    totals = []
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        list(loader)
+        reads = loader._source.report()["reads"]
+        totals.append([sum(one.get(part, 0) for one in reads) for part in range(5)])
+    loader.close()
+    assert totals[0] == [1] * 5
+    assert all(after - before <= 1 for i in (0, 1) for before, after in zip(totals[i], totals[i + 1], strict=True))
+    assert sum(totals[2]) > 5, "they did not all stay"
+
+
+def test_a_part_that_fits_in_no_worker_says_what_it_needs():
+    parts, loader = WorkerParts(1000), make_loader()
+    message = r"part 0 needs \d+ bytes, worker_memory_bytes caps a worker at 1000: set worker_memory_bytes=\d+ or more"
+    with pytest.raises(GNNScaleError, match=message):
+        parts.get("setup", 0, loader._stager, WORLD.features, ())
+    assert parts.held_bytes == 0 and not parts.holds("setup", 0)

@@ -1,0 +1,69 @@
+"""Settings of Ray's workers, and what is told in one line before anything starts."""
+
+import socket
+import sys
+
+import pytest
+
+import lightning_gnnscale as gs
+from lightning_gnnscale.datamodule.train_loader import source_settings
+from lightning_gnnscale.errors import GNNScaleError
+from lightning_gnnscale.loader import RankPlace
+from lightning_gnnscale.remote.cluster import check_answers
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_workers": 0}, "num_workers must be an integer of at least 1, got 0"),
+        ({"credits": 0}, "credits must be an integer of at least 1, got 0"),
+        ({"cache_rows": -1}, "cache_rows must be >= 0, got -1"),
+        ({"construction": "remote"}, "construction must be one of local, distributed, got 'remote'"),
+        ({"cache_policy": "belady"}, "cache_policy must be one of lru, sieve, got 'belady'"),
+        ({"timeout_s": 0}, "timeout_s must be > 0, got 0"),
+    ],
+)
+def test_bad_settings(options, message):
+    with pytest.raises(ValueError, match=message):
+        gs.RayWorkers(**options)
+
+
+def test_the_name_stands_for_the_defaults():
+    assert source_settings("ray") == gs.RayWorkers()
+    assert gs.RayWorkers(num_workers=3, batches_per_group=4).batches_ahead == 16
+    assert gs.RayWorkers().for_hub(5, False).credits == 10
+
+
+def test_without_ray_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(GNNScaleError, match=r'not installed: pip install "lightning_gnnscale\[ray\]"'):
+        gs.RayWorkers().connect(RankPlace())
+
+
+def test_ranks_on_several_machines_need_an_address():
+    pytest.importorskip("ray", reason="Ray is not installed: make test installs it")
+    with pytest.raises(GNNScaleError, match="the ranks are on several: start a cluster with `ray start`"):
+        gs.RayWorkers().connect(RankPlace(0, 4, 0, 0, 2))
+
+
+def test_every_rank_is_told_what_rank_0_found():
+    pytest.importorskip("ray", reason="Ray is not installed: make test installs it")
+    with pytest.raises(GNNScaleError, match="no Ray cluster answers at"):
+        gs.RayWorkers(address="x:1").connect(RankPlace(1, 2, 0, 1, 2, lambda value: "no Ray cluster answers at x:1"))
+
+
+@pytest.mark.parametrize("kind", ["refuses", "is mute"])
+def test_an_address_that_does_not_answer_is_told_within_its_time(kind):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if kind == "is mute":
+            server.listen()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(GNNScaleError, match=f"no Ray cluster answers at {address} within 0.3 s") as caught:
+            check_answers(address, 0.3)
+        assert "\n" not in str(caught.value)
+
+
+def test_an_address_is_host_and_port():
+    with pytest.raises(GNNScaleError, match='address must be "host:port", "auto" or null, got \'nowhere\''):
+        check_answers("nowhere", 0.1)

@@ -1,0 +1,308 @@
+"""Distributed construction: whoever holds which rows, batches are those drawn from the whole graph, bit for bit."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
+from oracles.parts import small_world
+
+from lightning_gnnscale.errors import GNNScaleError
+from lightning_gnnscale.graph import CSC
+from lightning_gnnscale.loader import BufferPool, WholeGraph
+from lightning_gnnscale.loader.batch_builder import BatchBuilder, BatchMaker
+from lightning_gnnscale.loader.batch_source import BatchKey
+from lightning_gnnscale.loader.operators.neighborhood import FanoutNeighborhood
+from lightning_gnnscale.loader.staged_part import PartStager
+from lightning_gnnscale.partition_store.features import CSRFeatures
+from lightning_gnnscale.placement import place
+from lightning_gnnscale.remote.held_features import DistributedFeatures, HeldFeatures
+from lightning_gnnscale.remote.held_nodes import PartOwners, most_linked
+from lightning_gnnscale.remote.held_rows import HeldRows, HopRequest
+from lightning_gnnscale.remote.sampling_owners import DistributedNeighborSampler
+from lightning_gnnscale.rng import batch_key
+from lightning_gnnscale.sampler import ClusterSampler, LocalityBias, NeighborSampler
+
+WORLD = small_world(num_nodes=400, num_arcs=6000, num_parts=5)
+OWNER_OF = ("a", "b", "a", "c", "b")
+OFFSETS = WORLD.part_offsets
+# What a worker must not read: other owners' arcs.
+UNREAD = CSC(WORLD.csc.indptr, np.full_like(WORLD.csc.indices, -1))
+
+
+def parts_of(owner: str) -> list[int]:
+    return [part for part, own in enumerate(OWNER_OF) if own == owner]
+
+
+def done(value) -> Future:
+    future = Future()
+    future.set_result(value)
+    return future
+
+
+class Workers:
+    """Owners that answer at once, or in threads of an executor."""
+
+    def __init__(self, replicated=(), executor=None):
+        self.held = {owner: HeldRows(WORLD.csc, OFFSETS, parts_of(owner), replicated) for owner in "abc"}
+        self.owners, self.executor = PartOwners(OFFSETS, OWNER_OF), executor
+        self.asked: list[tuple[str, int]] = []
+
+    def ask(self, owner: str, request: HopRequest):
+        self.asked.append((owner, len(request.nodes)))
+        if self.executor is not None:
+            return self.executor.submit(self.held[owner].draw, request)
+        return done(self.held[owner].draw(request))
+
+    def sampler(self, owner: str, sampler: NeighborSampler) -> DistributedNeighborSampler:
+        return DistributedNeighborSampler(sampler, self.held[owner], self.owners, self.ask)
+
+
+def drawn(sampler, csc, seeds, key, return_e_id=True):
+    state = sampler.prepare(WholeGraph.of(csc, 0), seeds, 0)
+    return sampler.draw(state, seeds, key, Workspace(csc.num_rows, csc.indices.dtype), np.empty, return_e_id)
+
+
+def assert_equal(one, other):
+    for name, value in one._asdict().items():
+        if isinstance(value, np.ndarray):
+            assert value.dtype == getattr(other, name).dtype and np.array_equal(value, getattr(other, name)), name
+        else:
+            assert value == getattr(other, name), name
+
+
+@given(
+    st.sampled_from([[4, 3], [-1], [15, 10, 5], [1, -1, 2], [70]]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from("abc"),
+    st.integers(0, 200),
+    st.lists(st.integers(0, 399), unique=True, max_size=20),
+)
+@settings(max_examples=60)
+def test_any_owners_draw_what_the_whole_graph_gives(fanouts, replace, return_e_id, owner, num_replicated, seeds):
+    sampler, seeds = NeighborSampler(fanouts, replace=replace), np.array(seeds, np.int64)
+    replicated = np.argsort(-WORLD.csc.in_degree, kind="stable")[:num_replicated]
+    workers = Workers(replicated)
+    expected = drawn(sampler, WORLD.csc, seeds, 77, return_e_id)
+    assert_equal(expected, drawn(workers.sampler(owner, sampler), UNREAD, seeds, 77, return_e_id))
+
+
+def test_requests_leave_before_own_rows_are_drawn_and_none_goes_to_oneself(monkeypatch):
+    steps, workers = [], Workers()
+
+    def ask(owner, request):
+        steps.append(f"ask {owner}")
+        future = workers.ask(owner, request)
+        drawing = Future()
+        drawing.result = lambda: steps.append(f"take {owner}") or future.result()
+        return drawing
+
+    held = workers.held["a"]
+    sampler = DistributedNeighborSampler(NeighborSampler([5, 5]), held, workers.owners, ask)
+    draw = HeldRows.draw
+
+    def watched(self, request, rows=None):
+        if self is held:
+            steps.append("draw")
+        return draw(self, request, rows)
+
+    monkeypatch.setattr(HeldRows, "draw", watched)
+    drawn(sampler, UNREAD, np.arange(0, 400, 9), 3)
+    for hop in (steps[:5], steps[5:]):
+        assert [{*hop[:2]}, hop[2], {*hop[3:]}] == [{"ask b", "ask c"}, "draw", {"take b", "take c"}]
+
+
+def test_batches_are_those_of_the_whole_graph_labels_and_masks_included():
+    graph = WholeGraph.of(WORLD.csc, 0)
+    targets = np.flatnonzero(WORLD.masks["train"])
+    settings_ = {"labels": WORLD.labels, "masks": WORLD.masks, "seed": 4}
+    sampler = NeighborSampler([6, 4])
+    weight = np.random.default_rng(0).random(WORLD.csc.num_arcs).astype(np.float32)
+    with ThreadPoolExecutor(3) as executor:
+        workers = Workers(replicated=np.arange(20), executor=executor)
+        made = {}
+        for owner in (None, "a", "c"):
+            own = sampler if owner is None else workers.sampler(owner, sampler)
+            view = graph if owner is None else WholeGraph(0, UNREAD, graph.degree)
+            staged = PartStager(lambda part, view=view: view, {0: targets}, own, **settings_)(0)
+            builder = BatchBuilder(own, WORLD.features, BufferPool(), edge_weight=weight, return_e_id=True)
+            maker = BatchMaker(builder, 32)
+            made[owner] = [maker.make(BatchKey(4, 1, 0, batch), lambda staged=staged: staged) for batch in range(5)]
+    assert {owner for owner, _ in workers.asked} == {"a", "b", "c"}
+    for owner in "ac":
+        for one, other in zip(made[None], made[owner], strict=True):
+            for field in fields(one):
+                value, same = getattr(one, field.name), getattr(other, field.name)
+                is_same = torch.equal(value, same) if isinstance(value, torch.Tensor) else value == same
+                assert is_same, field.name
+
+
+def test_hop_by_hop_for_task_graphs():
+    sampler, graph = NeighborSampler([4, 4]), WholeGraph.of(WORLD.csc, 0)
+    seeds, key = np.arange(0, 400, 17), batch_key(1, 0, 0, 0)
+    space = Workspace(400, WORLD.csc.indices.dtype)
+    found = []
+    for own in (sampler, Workers().sampler("b", sampler)):
+        staged = PartStager(lambda part: graph, {0: seeds}, own, None, {}, 0)(0)
+        operator = FanoutNeighborhood(own)
+        assert operator.num_hops == 2
+        hops = operator.begin(staged, seeds, key, space, False)
+        seen = []
+        for _ in range(2):
+            seen += [hops.num_neighbors, hops.newest.tolist()]
+            hops.sample()
+        found.append((seen, hops.collect(np.empty)))
+    assert found[0][0] == found[1][0]
+    assert_equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_hop_may_be_drawn_in_pieces(replace):
+    sampler, seeds = NeighborSampler([6, 5], replace=replace), np.arange(0, 400, 9)
+    distributed = Workers(replicated=np.arange(30)).sampler("b", sampler)
+    state = distributed.prepare(WholeGraph.of(UNREAD, 0), seeds, 0)
+    hops = distributed.begin(state, seeds, 7, Workspace(400, WORLD.csc.indices.dtype), True)
+    for _ in range(2):
+        for piece in (2, 0, 1):
+            hops.draw(piece, 3)
+        hops.relabel()
+    assert_equal(drawn(sampler, WORLD.csc, seeds, 7), distributed.finish(state, hops, np.empty))
+
+
+def test_replicated_rows_are_never_asked_for():
+    everything = Workers(replicated=np.arange(400))
+    drawn(everything.sampler("a", NeighborSampler([5, 5])), UNREAD, np.arange(50), 1)
+    assert everything.asked == []
+    some, none = Workers(most_linked(WORLD.csc.indptr, 4000)), Workers()
+    for workers in (some, none):
+        drawn(workers.sampler("c", NeighborSampler([5, 5])), UNREAD, np.arange(50), 1)
+    assert sum(num for _, num in some.asked) < sum(num for _, num in none.asked)
+
+
+def test_what_is_replicated_fits_the_budget_and_is_most_linked():
+    degree = WORLD.csc.in_degree
+    nodes = most_linked(WORLD.csc.indptr, 10_000, id_bytes=4, row_bytes=64)
+    cost = degree * 4 + 8 + 4 + 64
+    assert cost[nodes].sum() <= 10_000 < cost[nodes].sum() + cost.max()
+    assert degree[nodes].min() >= np.delete(degree, nodes).max()
+    assert np.array_equal(nodes, np.sort(nodes))
+    assert len(most_linked(WORLD.csc.indptr, 0)) == 0
+    assert len(most_linked(np.array([0, 0, 2, 2]), 1 << 30)) == 1
+    with pytest.raises(ValueError, match="replicate_bytes must be >= 0, got -1"):
+        most_linked(WORLD.csc.indptr, -1)
+    plain, more = (HeldRows(WORLD.csc, OFFSETS, [1], beside) for beside in ((), nodes))
+    assert 0 < more.num_bytes - plain.num_bytes <= (degree[nodes] * 4 + 12).sum()
+
+
+def test_rows_drawn_from_the_files_stand_in_for_an_owner():
+    workers, request = Workers(), HopRequest(np.array([3, 390, 200]), 99, 3, False)
+    files = HeldRows.of_files(WORLD.csc)
+    parts = np.searchsorted(OFFSETS, request.nodes, "right") - 1
+    one_by_one = [
+        workers.held[OWNER_OF[part]].draw(request._replace(nodes=request.nodes[i : i + 1]))
+        for i, part in enumerate(parts)
+    ]
+    assert np.array_equal(files.draw(request), np.concatenate(one_by_one))
+
+
+def test_empty_parts_and_owners_without_rows():
+    offsets = np.array([0, 0, 150, 150, 400, 400])
+    held = HeldRows(WORLD.csc, offsets, [0, 1, 4])
+    rest = HeldRows(WORLD.csc, offsets, [2, 3])
+    owners = PartOwners(offsets, ["x", "x", "y", "y", "x"])
+    assert [owner for owner, _ in owners.group(np.array([0, 149, 150, 399]))] == ["x", "y"]
+    assert owners.group(np.empty(0, np.int64)) == []
+    sampler = NeighborSampler([4, 4])
+    distributed = DistributedNeighborSampler(sampler, held, owners, lambda owner, request: done(rest.draw(request)))
+    seeds = np.array([149, 150, 0])
+    assert_equal(drawn(sampler, WORLD.csc, seeds, 5), drawn(distributed, UNREAD, seeds, 5))
+    nobody = HeldRows(WORLD.csc, offsets, [])
+    assert nobody.nodes.find(np.array([0, 399])).tolist() == [-1, -1]
+
+
+def test_what_does_not_fit_is_refused_in_one_line():
+    workers = Workers()
+    held, owners = workers.held["a"], workers.owners
+    for sampler, match in (
+        (ClusterSampler(4, 2), "takes a NeighborSampler, got ClusterSampler"),
+        (NeighborSampler([2], direction="both"), "takes direction='in', got 'both'"),
+        (NeighborSampler([2], locality=LocalityBias(place(np.ones(400), 1, 50), 2)), "takes no locality"),
+    ):
+        with pytest.raises(ValueError, match=match) as error:
+            DistributedNeighborSampler(sampler, held, owners, workers.ask)
+        assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="must name 5 owners, got 2"):
+        PartOwners(OFFSETS, "ab")
+    with pytest.raises(ValueError, match=r"parts must be in \[0, 5\), got 1 to 5"):
+        HeldRows(WORLD.csc, OFFSETS, [1, 5])
+    with pytest.raises(ValueError, match=r"replicated must be ids in \[0, 400\), got 7 to 400"):
+        HeldRows(WORLD.csc, OFFSETS, [1], [7, 400])
+    for node in (int(OFFSETS[1]), 400, -1):
+        with pytest.raises(GNNScaleError, match=f"node {node} is asked of an owner that does not hold"):
+            held.draw(HopRequest(np.array([0, node]), 1, 2, False))
+
+
+def test_a_wrong_answer_or_a_lost_owner_leaves_the_workspace_usable():
+    workers, sampler, seeds = Workers(), NeighborSampler([4, 3]), np.arange(0, 400, 11)
+    space = Workspace(400, WORLD.csc.indices.dtype)
+
+    def short(owner, request):
+        return done(workers.held[owner].draw(request)[:-1])
+
+    def lost(owner, request):
+        future = Future()
+        future.set_exception(ConnectionError("gone"))
+        return future
+
+    for ask, kind, match in ((short, GNNScaleError, "b drew .* were asked for"), (lost, ConnectionError, "gone")):
+        broken = DistributedNeighborSampler(sampler, workers.held["a"], workers.owners, ask)
+        state = broken.prepare(WholeGraph.of(UNREAD, 0), seeds, 0)
+        with pytest.raises(kind, match=match):
+            broken.draw(state, seeds, 5, space, np.empty, False)
+    fine = workers.sampler("a", sampler)
+    again = fine.draw(state, seeds, 5, space, np.empty, False)
+    assert_equal(drawn(sampler, WORLD.csc, seeds, 5, False), again)
+
+
+def sparse_features() -> CSRFeatures:
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(0, 6, 400)
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    indices = np.concatenate([np.sort(rng.choice(30, length, replace=False)) for length in lengths]).astype(np.int32)
+    return CSRFeatures(indptr, indices, rng.random(indptr[-1], np.float32), 30)
+
+
+@pytest.mark.parametrize("features", [WORLD.features, sparse_features()], ids=["dense", "csr"])
+def test_feature_rows_of_all_owners_come_in_order(features):
+    replicated = np.arange(100, 140)
+    held = {owner: HeldFeatures(features, OFFSETS, parts_of(owner), replicated) for owner in "abc"}
+    steps = []
+
+    def ask(owner, nodes):
+        steps.append(owner)
+        return done(held[owner].gather(nodes))
+
+    table = DistributedFeatures.of(features, held["c"], PartOwners(OFFSETS, OWNER_OF), ask)
+    assert (table.num_rows, table.dim, table.dtype) == (400, features.dim, features.dtype)
+    for nodes in (np.random.default_rng(2).permutation(400)[:90], np.arange(100, 140), np.empty(0, np.int64)):
+        expected, found = features.gather(nodes), table.gather(nodes)
+        names = ("indptr", "indices", "data") if features.is_sparse else (slice(None),)
+        for name in names:
+            one, other = (getattr(r, name) if isinstance(name, str) else r[name] for r in (expected, found))
+            assert one.dtype == other.dtype and one.tobytes() == other.tobytes()
+    assert set(steps) == {"a", "b"} and len(steps) == 2, "replicated rows are at hand"
+    out = np.empty((3, features.dim), features.dtype)
+    if not features.is_sparse:
+        assert table.gather(np.array([399, 0, 200]), out) is out
+        assert out.tobytes() == features.gather(np.array([399, 0, 200])).tobytes()
+    assert held["c"].num_bytes < sum(owner.num_bytes for owner in held.values())
+    with pytest.raises(GNNScaleError, match="row 0 is asked of an owner that does not hold it"):
+        held["c"].gather(np.array([0]))
+    short = DistributedFeatures.of(features, held["c"], table.owners, lambda owner, nodes: ask(owner, nodes[1:]))
+    with pytest.raises(GNNScaleError, match="a sent 1 rows, 2 were asked for"):
+        short.gather(np.array([0, 1]))

@@ -1,0 +1,123 @@
+"""Sums and means over rows on a CUDA device: the Triton kernels behind one differentiable function."""
+
+from functools import cache
+from types import ModuleType
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from .reference import row_of_arc
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+TILE = 1024  # values that a program has under way
+
+
+class SegmentSum(Function):
+    """Weighted sums or means over rows by the kernels: `aggregate` on a CUDA device.
+
+    Arguments: x (num_src, heads, channels) of DTYPES; weight (num_arcs, heads), or (num_arcs, 1) for all heads alike,
+    floating, or None; indptr, indices; mean.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight, indptr, indices, mean):
+        x, indptr, indices = x.contiguous(), indptr.contiguous(), indices.contiguous()
+        weight = None if weight is None else weight.contiguous()
+        needs_weight_grad = weight is not None and ctx.needs_input_grad[1]
+        ctx.save_for_backward(x if needs_weight_grad else None, weight, indptr, indices)
+        ctx.mean, ctx.num_src = mean, x.shape[0]
+        return gather_sum(x, weight, indptr, indices, mean)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        x, weight, indptr, indices = ctx.saved_tensors
+        grad = grad.contiguous()
+        x_grad = weight_grad = None
+        if ctx.needs_input_grad[0]:
+            factors = _arc_factors(weight, indptr, len(indices), ctx.mean, grad.dtype)
+            x_grad = gather_sum(grad, *by_source(indptr, indices, factors, ctx.num_src), False)
+        if ctx.needs_input_grad[1]:
+            weight_grad = torch.empty_like(weight)
+            arc_dot(grad, x, indptr, indices, ctx.mean, weight_grad)
+        return x_grad, weight_grad, None, None, None
+
+
+def gather_sum(x: Tensor, weight: Tensor | None, indptr: Tensor, indices: Tensor, mean: bool) -> Tensor:
+    """Launch the sum over rows; arguments as for `SegmentSum`, contiguous. Returns (num_rows, heads, channels)."""
+    num_rows, width = len(indptr) - 1, x.shape[1] * x.shape[2]
+    out = x.new_empty((num_rows, *x.shape[1:]))
+    if len(indices) == 0:
+        return out.zero_()
+    if out.numel():
+        heads = 1 if weight is None else weight.shape[1]
+        block = _block(width)
+        _triton_kernels().gather_sum_kernel[(num_rows, -(-width // block))](
+            x, indptr, indices, x if weight is None else weight, out, width, heads, width // heads,
+            WEIGHTED=weight is not None, MEAN=mean, ARCS=TILE // block, BLOCK=block, num_warps=4, enable_fp_fusion=True,
+        )  # fmt: skip
+    return out
+
+
+def arc_dot(grad: Tensor, x: Tensor, indptr: Tensor, indices: Tensor, mean: bool, out: Tensor) -> None:
+    """Launch the products of each row's gradient with its sources' values, a sum over channels (and heads).
+
+    Args:
+        grad: (num_rows, heads, channels). x: (num_src, heads, channels).
+        out: (num_arcs, heads) or (num_arcs, 1), filled.
+    """
+    heads = out.shape[1]
+    channels = x.shape[1] * x.shape[2] // max(1, heads)
+    if channels == 0:
+        out.zero_()
+    elif out.numel():
+        block = _block(channels)
+        _triton_kernels().arc_dot_kernel[(len(indptr) - 1, heads)](
+            grad, x, indptr, indices, out, heads, channels,
+            MEAN=mean, ARCS=TILE // block, BLOCK=block, num_warps=4, enable_fp_fusion=True,
+        )  # fmt: skip
+
+
+def by_source(
+    indptr: Tensor, indices: Tensor, factors: Tensor | None, num_src: int
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Group arcs by source on their device, in the order of their rows.
+
+    Returns:
+        (num_arcs, heads) factors or None, (num_src + 1,) int64 offsets, (num_arcs,) int64 rows.
+    """
+    ordered, order = torch.sort(indices, stable=True)
+    bounds = torch.arange(num_src + 1, device=indices.device, dtype=indices.dtype)
+    offsets = torch.searchsorted(ordered, bounds)
+    rows = row_of_arc(indptr, len(indices)).index_select(0, order)
+    return None if factors is None else factors.index_select(0, order), offsets, rows
+
+
+@cache
+def _triton_kernels() -> ModuleType | None:
+    """Return the module of kernels, or None where Triton is missing; imported at the first need of it."""
+    try:
+        from . import kernel
+    except ImportError:
+        return None
+    return kernel
+
+
+def is_available(x: Tensor) -> bool:
+    """Whether `SegmentSum` takes x: on CUDA, of DTYPES, with Triton installed."""
+    return x.device.type == "cuda" and x.dtype in DTYPES and _triton_kernels() is not None
+
+
+def _arc_factors(weight: Tensor | None, indptr: Tensor, num_arcs: int, mean: bool, dtype: torch.dtype) -> Tensor | None:
+    """Return (num_arcs, heads or 1) by which a row's gradient goes back along each arc, or None where all are 1."""
+    if not mean:
+        return weight
+    share = indptr.diff().clamp(min=1).to(torch.float64 if dtype == torch.float64 else torch.float32).reciprocal()
+    share = share.index_select(0, row_of_arc(indptr, num_arcs)).unsqueeze(1)
+    return share if weight is None else weight * share
+
+
+def _block(width: int) -> int:
+    return min(256, max(16, 1 << (width - 1).bit_length()))
