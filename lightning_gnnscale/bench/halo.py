@@ -13,7 +13,7 @@ from rich.table import Table
 from ..datamodule import PartitionDataModule
 from ..datamodule.train_loader import part_targets
 from ..dataset import generate
-from ..loader import PartLoader
+from ..loader import LoaderOptions, PartData, PartLoader
 from ..partition_store import PartitionStore
 from ..report.progress import ProgressBars
 from ..sampler import NeighborSampler
@@ -106,14 +106,10 @@ def visit(root: str, part: int, fanouts: list[int], batch_size: int, seed: int) 
     graph = store.load_part(part)
     loader = PartLoader(
         [part],
-        store.load_part,
-        store.part_features,
+        PartData(store.load_part, store.part_features, store.labels, store.masks),
         part_targets(store),
         NeighborSampler(fanouts),
-        labels=store.labels,
-        masks=store.masks,
-        batch_size=batch_size,
-        seed=seed,
+        LoaderOptions(batch_size, seed),
     )
     start = time.perf_counter()
     num_batches = sum(1 for _ in loader)

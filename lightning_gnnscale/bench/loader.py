@@ -9,7 +9,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from ..loader import BufferPool, PartLoader, WholeGraph
+from ..loader import LoaderOptions, PartData, PartLoader, WholeGraph
 from ..partition_store.features import DenseFeatures
 from ..sampler import NeighborSampler
 from .power_law import power_law_graph
@@ -95,8 +95,8 @@ def _loader(csc, features, seeds, fanouts, batch_size, threads, seed) -> PartLoa
         train[seeds] = True
         extra = {"labels": np.arange(csc.num_rows) % 47, "masks": {"train": train}}
     table = None if features is None else DenseFeatures(features)
-    options = {"batch_size": batch_size, "seed": seed, "num_threads": threads, "pool": BufferPool()}
-    return PartLoader([0], lambda part: whole, table, {0: seeds}, NeighborSampler(fanouts), **options, **extra)
+    data, options = PartData(lambda part: whole, table, **extra), LoaderOptions(batch_size, seed, num_threads=threads)
+    return PartLoader([0], data, {0: seeds}, NeighborSampler(fanouts), options)
 
 
 def _epochs(loader: PartLoader) -> Callable[[], int]:

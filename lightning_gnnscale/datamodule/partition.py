@@ -11,7 +11,7 @@ import numpy as np
 from ..dataset import GraphDataset, LinkSet
 from ..errors import StrategyError, check_count
 from ..events import record
-from ..loader import HOWS, PartLoader, RankPlace, SourceSettings, Threads, parts_of_rank
+from ..loader import HOWS, LoaderOptions, PartLoader, RankPlace, SourceSettings, Threads, parts_of_rank
 from ..memory import trim_heap
 from ..model.layer_source import NodeSet
 from ..partition_store import PartitionStore
@@ -35,7 +35,6 @@ from .placed_training import PlacedTraining, with_scale
 from .scratch import Scratch, open_scratch
 from .stored_graph import StoredGraphDataModule
 from .train_loader import (
-    LoaderOptions,
     check_edge_weights,
     check_even_parts,
     check_scope,
@@ -203,14 +202,9 @@ class PartitionDataModule(StoredGraphDataModule):
         self.halo_hops, self.interleave_parts = halo_hops, interleave_parts
         self.links = getattr(self.dataset, "links", {}) if links is None else dict(links)
         self.eval_negatives = eval_negatives
-        self.loader_options = LoaderOptions(
-            batch_size,
-            num_threads,
-            prefetch_batches,
-            shuffle,
-            seed,
-            Threads(num_threads) if source == "threads" else source_settings(source),
-        )
+        self.source = Threads(num_threads) if source == "threads" else source_settings(source)
+        ahead = self.source.batches_ahead if prefetch_batches is None else prefetch_batches
+        self.loader_options = LoaderOptions(batch_size, seed, shuffle, num_threads=num_threads, prefetch_batches=ahead)
         if not stored_features and placement is not None:
             raise ValueError("a placement places stored features: leave stored_features=True, or placement=None")
         if locality_scale is not None and placement is None:
@@ -282,20 +276,20 @@ class PartitionDataModule(StoredGraphDataModule):
         if self.trainer is not None and self.trainer.overfit_batches > 0:
             options = replace(options, shuffle=False)  # so that an epoch's first batches are of the same seeds
         if features is not None and features is self.buffer:  # rows of this process: workers draw, its threads gather
-            options = self._placed.loader_options(options)
+            options = self._placed.loader_options(options, self.source.in_process)
         if scope == "graph":
-            loader = make_graph_loader(self.store, self.sampler, options, features, place)
+            loader = make_graph_loader(self.store, self.sampler, options, features, self.source, place)
         elif interleaved:
-            lanes, hops = self.interleave_parts, self.halo_hops
-            loader = make_interleaved_loader(self.store, self.sampler, hops, lanes, options, features, place)
+            given = (self.halo_hops, self.interleave_parts, options, features, self.source, place)
+            loader = make_interleaved_loader(self.store, self.sampler, *given)
         else:
             if getattr(weights, "equal_batches", False):
                 check_even_parts(part_targets(self.store, self.sampler), place.world_size)
-            passes, hops = getattr(weights, "passes_per_epoch", 1), self.halo_hops
-            loader = make_part_loader(self.store, self.sampler, hops, passes, options, features, place)
+            options = replace(options, passes=getattr(weights, "passes_per_epoch", 1))
+            loader = make_part_loader(self.store, self.sampler, self.halo_hops, options, features, self.source, place)
         if reads_store and features is not None:
             hops = None if scope == "graph" else self.halo_hops
-            settle_row_reads(loader, self.store, options, place, self.row_reads, hops)
+            settle_row_reads(loader, self.store, self.source, place, self.row_reads, hops)
         self._close_loader()
         self._train_loader = loader
         return loader
@@ -359,7 +353,7 @@ class PartitionDataModule(StoredGraphDataModule):
             return self.scope
         if not getattr(weights, "equal_batches", False) or self.mode == "full_batch":
             return "part"
-        asks_owners = getattr(self.loader_options.source, "construction", "local") == "distributed"
+        asks_owners = getattr(self.source, "construction", "local") == "distributed"
         crosses = asks_owners or self._placed is not None or not mixes_parts(self.sampler)
         return "graph" if crosses else "part"
 
@@ -487,11 +481,11 @@ class PartitionDataModule(StoredGraphDataModule):
         if self.evaluation.sample == "auto":
             weights = getattr(self.trainer.strategy, "weights", None)
             scope, passes = self._scope_under(weights), getattr(weights, "passes_per_epoch", 1)
-            options = self.loader_options
+            options = replace(self.loader_options, passes=passes)
             if scope == "part" and self._interleaves(weights):
                 pieces = min(self.interleave_parts, self.store.num_parts)
                 options = replace(options, batch_size=-(-options.batch_size // pieces))
-            work = epoch_work(self.store, self.sampler, self.halo_hops, scope, passes, options)
+            work = epoch_work(self.store, self.sampler, self.halo_hops, scope, options)
         return validation_sample(whole, ordered, num_layers, self.evaluation.sample, work)
 
     def _batch_shape(self) -> dict[str, Any]:

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from ..errors import StrategyError
-from ..loader import RowReads
+from ..loader import LoaderOptions, RowReads
 from ..partition_store import PartitionStore
 from ..placement import FeatureBuffer, Placement, PlacementSettings
 from ..sampler import LocalityBias
 from .placed_features import close_buffer, open_buffer
-from .train_loader import LoaderOptions
 
 
 class PlacedTraining:
@@ -83,10 +82,15 @@ class PlacedTraining:
         """Whether features are gathered where a batch trains, not by its loader."""
         return self.buffer is not None and self.buffer.on != "cpu"
 
-    def loader_options(self, options: LoaderOptions) -> LoaderOptions:
-        """Return the options of a loader that gathers from the buffer: its rows are this process's alone."""
+    def loader_options(self, options: LoaderOptions, in_process: bool) -> LoaderOptions:
+        """Return the options of a loader that gathers from the buffer: its rows are this process's alone.
+
+        Args:
+            options: Its other options.
+            in_process: Whether batches are drawn in this process, so that they are filled as they are drawn.
+        """
         ahead = self.placement.lookahead_batches if self.buffer.foretold else 0
-        reads = RowReads(lookahead_batches=ahead, fill_here=not options.source.in_process)
+        reads = RowReads(lookahead_batches=ahead, fill_here=not in_process)
         return replace(options, reads=reads)
 
     def gather(self, batch: Any) -> None:

@@ -1,8 +1,9 @@
 """The mini-batch loaders of one rank: over its parts, or over its share of the whole graph's targets."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,8 @@ from ..errors import StrategyError
 from ..events import record
 from ..loader import (
     Interleave,
+    LoaderOptions,
+    PartData,
     PartLoader,
     Processes,
     RankPlace,
@@ -61,24 +64,6 @@ def source_settings(source: str | SourceSettings) -> SourceSettings:
             f"source must be one of {', '.join(SOURCES)}, or settings such as gs.Threads(), got {source!r}"
         )
     return source
-
-
-@dataclass(frozen=True)
-class LoaderOptions:
-    """What a loader is given beside its parts; see `PartitionDataModule`."""
-
-    batch_size: int
-    num_threads: int
-    prefetch_batches: int | None
-    shuffle: bool
-    seed: int
-    source: SourceSettings
-    reads: RowReads | None = None
-
-    @property
-    def batches_ahead(self) -> int:
-        """Batches that stand ready or are under way."""
-        return self.source.batches_ahead if self.prefetch_batches is None else self.prefetch_batches
 
 
 def trains_on_links(sampler) -> bool:
@@ -174,7 +159,7 @@ def check_edge_weights(sampler, store: PartitionStore) -> None:
 def settle_row_reads(
     loader: PartLoader,
     store: PartitionStore,
-    options: LoaderOptions,
+    source: SourceSettings,
     place: RankPlace,
     how: str,
     halo_hops: int | None,
@@ -183,11 +168,11 @@ def settle_row_reads(
 
     Args:
         loader: This rank's, over the store's features; over parts, with packed rows where there are some.
-        store, options, place: see `make_part_loader`.
+        store, source, place: See `make_part_loader`.
         how: "auto", or one of `RowReads`.
         halo_hops: How far the parts' halos reach; None: batches cross parts.
     """
-    local = options.source.in_process or isinstance(options.source, Processes)
+    local = source.in_process or isinstance(source, Processes)
     free = free_memory_bytes() // place.num_local
     packed = store.features if halo_hops is None else store.part_features
     if not local or how == "mapped":
@@ -202,7 +187,8 @@ def settle_row_reads(
     parts = loader.walk.num_batches
     whole = halo_hops is None or halo_hops > 1
     rows = np.full(len(parts), store.num_nodes) if whole else store.part_rows[list(parts)]
-    parts_held = min(loader.walk.parts_open, len(parts)) + (not options.source.in_process)
+    parts_held = min(loader.walk.parts_open, len(parts)) + (not source.in_process)
+    batches_ahead = loader.options.batches_ahead
     reads = choose_row_reads(
         packed,
         first,
@@ -210,10 +196,10 @@ def settle_row_reads(
         part_rows=int(rows.max(initial=0)),
         held_rows=loader.walk.most_held(rows, parts_held),
         parts_held=parts_held,
-        batches_held=options.batches_ahead + 2,
+        batches_held=batches_ahead + 2,
         visit_batches=max(len(loader) // max(len(parts), 1), 1),
-        least_ahead=min(options.batches_ahead, max(1, -(-(options.source.batches_ahead - 1) // loader.pieces))),
-        keeps=options.source.in_process and not whole,
+        least_ahead=min(batches_ahead, max(1, -(-(source.batches_ahead - 1) // loader.pieces))),
+        keeps=source.in_process and not whole,
     )
     if how not in ("auto", reads.how):
         # What stays was chosen for the other way; parts of other processes would each carry it.
@@ -229,9 +215,9 @@ def make_part_loader(
     store: PartitionStore,
     sampler,
     halo_hops: int,
-    passes: int,
     options: LoaderOptions,
     features,
+    source: SourceSettings,
     place: RankPlace,
 ) -> PartLoader:
     """Return a loader over the parts of a rank; batches stay in core and halo of their part.
@@ -240,52 +226,55 @@ def make_part_loader(
         store: The partition store.
         sampler: Draws the contents of a batch.
         halo_hops: Hops of halo of each part, 0 to 3.
-        passes: Passes over a part in one visit.
         options: Options of the loader.
         features: A `FeatureTable` by store id; None: batches have no features.
+        source: Settings of what prepares the batches.
         place: Place of this process.
     """
     targets = part_targets(store, sampler)
-    counts = [passes * sampler.num_batches(len(nodes), options.batch_size, False) for nodes in targets.values()]
+    counts = [options.passes * sampler.num_batches(len(nodes), options.batch_size, False) for nodes in targets.values()]
     return PartLoader(
         parts_of_rank(store.num_parts, place.rank, place.world_size),
-        partial(_load_part, store, halo_hops),
-        targets=targets,
-        passes=passes,
+        _data(store, partial(_load_part, store, halo_hops), features),
+        targets,
+        sampler,
+        options,
         pad_to=longest_rank(counts, place.world_size),
-        source=options.source.connect(place),
-        **_shared(store, sampler, options, features),
+        source=source.connect(place),
     )
 
 
 def make_interleaved_loader(
-    store: PartitionStore, sampler, halo_hops: int, lanes: int, options: LoaderOptions, features, place: RankPlace
+    store: PartitionStore,
+    sampler,
+    halo_hops: int,
+    lanes: int,
+    options: LoaderOptions,
+    features,
+    source: SourceSettings,
+    place: RankPlace,
 ) -> PartLoader:
     """Return a loader over all parts, each batch of which is a piece of several: as many batches on every rank.
 
     Args:
         lanes: parts that a batch mixes, >= 1.
-        store, sampler, halo_hops, options, features, place: see `make_part_loader`.
+        store, sampler, halo_hops, options, features, source, place: see `make_part_loader`.
     """
     return PartLoader(
         range(store.num_parts),
-        partial(_load_part, store, halo_hops),
-        targets=part_targets(store, sampler),
+        _data(store, partial(_load_part, store, halo_hops), features),
+        part_targets(store, sampler),
+        sampler,
+        options,
         interleave=Interleave(place.rank, place.world_size, lanes),
-        source=options.source.connect(place),
-        **_shared(store, sampler, options, features),
+        source=source.connect(place),
     )
 
 
-def make_graph_loader(store: PartitionStore, sampler, options: LoaderOptions, features, place: RankPlace) -> PartLoader:
-    """Return a loader over a rank's equal share of all targets; batches cross parts.
-
-    Args:
-        store: The partition store.
-        sampler: Draws the contents of a batch.
-        options: Options of the loader.
-        features: A `FeatureTable` by store id; None: batches have no features.
-        place: Place of this process.
+def make_graph_loader(
+    store: PartitionStore, sampler, options: LoaderOptions, features, source: SourceSettings, place: RankPlace
+) -> PartLoader:
+    """Return a loader over a rank's equal share of all targets; batches cross parts. Arguments: `make_part_loader`.
 
     Raises:
         StrategyError: there are fewer targets than ranks.
@@ -297,13 +286,8 @@ def make_graph_loader(store: PartitionStore, sampler, options: LoaderOptions, fe
             f"{len(targets)} training nodes cannot be shared out to {world_size} processes: use devices={len(targets)}"
         )
     mine = split_targets(targets, world_size)[rank]
-    return PartLoader(
-        [rank],
-        partial(_load_graph, store),
-        targets={rank: mine},
-        source=options.source.connect(place),
-        **_shared(store, sampler, options, features),
-    )
+    data = _data(store, partial(_load_graph, store), features)
+    return PartLoader([rank], data, {rank: mine}, sampler, options, source=source.connect(place))
 
 
 def make_evaluation_loader(
@@ -332,15 +316,12 @@ def make_evaluation_loader(
             f"{len(nodes)} nodes cannot be shared out to {world_size} processes: use devices=1 to evaluate"
         )
     whole = _weighted(store, WholeGraph.of(store.csc, rank, store.symmetric))
-    shared = _shared(store, NeighborSampler([-1] * num_hops), options, features) | {
-        "shuffle": False,
-        "reads": None,
-    }
-    mine = np.array_split(nodes, world_size)[rank]
-    return PartLoader([rank], lambda part: whole, targets={rank: mine}, **shared)
+    data, mine = _data(store, lambda part: whole, features), np.array_split(nodes, world_size)[rank]
+    options = replace(options, shuffle=False, reads=RowReads())
+    return PartLoader([rank], data, {rank: mine}, NeighborSampler([-1] * num_hops), options)
 
 
-def epoch_work(store: PartitionStore, sampler, halo_hops: int, scope: str, passes: int, options: LoaderOptions) -> int:
+def epoch_work(store: PartitionStore, sampler, halo_hops: int, scope: str, options: LoaderOptions) -> int:
     """Predict how many rows and arcs the batches of an epoch hold, over all ranks, from a few that are drawn.
 
     It is a function of the arguments alone, the same for any number of ranks. Samplers that draw subgraphs of a part
@@ -349,30 +330,26 @@ def epoch_work(store: PartitionStore, sampler, halo_hops: int, scope: str, passe
     Args:
         store: the partition store.
         sampler: what a batch draws.
-        halo_hops, passes: see `make_part_loader`.
+        halo_hops, options: see `make_part_loader`.
         scope: "part" or "graph".
-        options: the loader's settings.
 
     Cost: a part's graph, and a few batches of two parts without features.
     """
     if not isinstance(sampler, NeighborSampler | LayerwiseSampler):
-        return passes * (store.num_nodes + store.num_arcs)
+        return options.passes * (store.num_nodes + store.num_arcs)
     targets = {part: nodes for part, nodes in part_targets(store, sampler).items() if len(nodes)}
     load = partial(_load_graph, store) if scope == "graph" else partial(_load_part, store, halo_hops)
+    trial = replace(options, passes=1, num_threads=1, prefetch_batches=None, reads=RowReads())
     work = seeds = 0
     for part in list(targets)[:: max(1, len(targets) // 2)][:2]:
         few = permutation(len(targets[part]), fold(options.seed, part))[: _TRIAL_BATCHES * options.batch_size]
-        loader = PartLoader(
-            [part],
-            load,
-            targets={part: targets[part][np.sort(few)]},
-            **_shared(store, sampler, replace(options, num_threads=1, reads=None), None),
-        )
+        chosen = {part: targets[part][np.sort(few)]}
+        loader = PartLoader([part], _data(store, load, None), chosen, sampler, trial)
         for batch in loader:
             work += len(batch.n_id) + batch.edge_index.shape[1]
             seeds += batch.batch_size
         loader.close()
-    return int(passes * work / max(1, seeds) * sum(len(nodes) for nodes in targets.values()))
+    return int(options.passes * work / max(1, seeds) * sum(len(nodes) for nodes in targets.values()))
 
 
 def _load_part(store: PartitionStore, halo_hops: int, part: int):
@@ -391,18 +368,5 @@ def _weighted(store: PartitionStore, graph):
     return replace(graph, degree=np.concatenate([core, store.weighted_degree[graph.halo_nodes]]))
 
 
-def _shared(store: PartitionStore, sampler, options: LoaderOptions, features) -> dict:
-    return {
-        "features": features,
-        "reads": options.reads,
-        "sampler": sampler,
-        "labels": store.labels,
-        "masks": store.masks,
-        "edge_weight": store.edge_weight,
-        "edge_features": store.edge_features,
-        "batch_size": options.batch_size,
-        "seed": options.seed,
-        "num_threads": options.num_threads,
-        "prefetch_batches": options.batches_ahead,
-        "shuffle": options.shuffle,
-    }
+def _data(store: PartitionStore, load_part: Callable[[int], Any], features) -> PartData:
+    return PartData(load_part, features, store.labels, store.masks, store.edge_weight, store.edge_features)

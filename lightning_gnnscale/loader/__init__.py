@@ -5,7 +5,7 @@ from .buffer_pool import BufferPool
 from .interleaved_walk import Interleave, InterleavedWalk
 from .local_source import LocalSource
 from .neighbor_loader import NeighborLoader
-from .part_loader import PartLoader
+from .part_loader import LoaderOptions, PartData, PartLoader
 from .part_walk import PartWalk, WholeGraph, parts_of_rank
 from .process_source import ProcessSource
 from .row_reads import HOWS, RowReads, choose_row_reads, fits_in_memory
@@ -21,9 +21,11 @@ __all__ = [
     "BufferPool",
     "Interleave",
     "InterleavedWalk",
+    "LoaderOptions",
     "LocalSource",
     "NeighborLoader",
     "Operators",
+    "PartData",
     "PartLoader",
     "PartWalk",
     "ProcessSource",

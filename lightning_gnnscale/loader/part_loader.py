@@ -3,16 +3,16 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from ..errors import GNNScaleError
+from ..errors import GNNScaleError, check_count, check_integer
 from ..graph import MASK_NAMES
-from ..partition_store import LoadedRows
+from ..partition_store import FeatureTable, LoadedRows
 from ..sampler.minibatch import MiniBatch
 from ..sampler.protocol import BatchSampler
 from .batch_builder import BatchBuilder, BatchMaker
@@ -27,6 +27,69 @@ from .source_settings import SourceFactory
 from .staged_part import PartStager
 
 
+@dataclass(frozen=True)
+class PartData:
+    """What the batches of a loader are made of.
+
+    Args:
+        load_part: Maps a part id to its `PartGraph` (or to a `WholeGraph`); called in a thread.
+        features: A `FeatureTable` by store id, or None.
+        labels: (num_nodes,) integers or (num_nodes, num_labels) in store order, or None.
+        masks: Maps a name to a (num_nodes,) bool mask in store order.
+        edge_weight: (num_arcs,) in the store's arc order, or None.
+        edge_features: (num_arcs, dim) in the store's arc order, or None.
+    """
+
+    load_part: Callable[[int], Any]
+    features: FeatureTable | None = None
+    labels: np.ndarray | None = None
+    masks: Mapping[str, np.ndarray] = field(default_factory=dict)
+    edge_weight: np.ndarray | None = None
+    edge_features: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """How a loader makes its batches.
+
+    Args:
+        batch_size: Targets per batch, >= 1.
+        seed: Seed of the order of targets and of the draws.
+        shuffle: Whether the targets come in a new order every pass.
+        drop_last: Whether a part's short last batch is left out.
+        passes: Passes over a part before the next part; the key's epoch is epoch * passes + pass.
+        num_threads: Threads that prepare batches, each a whole one; 0: batches are prepared in the calling thread.
+        prefetch_batches: Batches that are being prepared or ready at a time, >= 1; None: num_threads + 1.
+        reads: How batches get their feature rows.
+        return_e_id: Whether each batch gets its positions in the store's arc arrays.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    batch_size: int = 512
+    seed: int = 0
+    shuffle: bool = True
+    drop_last: bool = False
+    passes: int = 1
+    num_threads: int = 1
+    prefetch_batches: int | None = None
+    reads: RowReads = field(default_factory=RowReads)
+    return_e_id: bool = False
+
+    def __post_init__(self):
+        check_count("batch_size", self.batch_size)
+        check_count("passes", self.passes)
+        check_integer("num_threads", self.num_threads, 0)
+        if self.prefetch_batches is not None:
+            check_count("prefetch_batches", self.prefetch_batches)
+
+    @property
+    def batches_ahead(self) -> int:
+        """Batches that are being prepared or ready at a time."""
+        return self.num_threads + 1 if self.prefetch_batches is None else self.prefetch_batches
+
+
 class PartLoader:
     """Walk over the parts of a rank and yield their batches; a plain iterable that shards itself.
 
@@ -36,33 +99,20 @@ class PartLoader:
 
     Args:
         parts: This rank's parts in the order in which they are visited; with `interleave`, all parts.
-        load_part: Maps a part id to its `PartGraph` (or to a `WholeGraph`); called in a thread.
-        features: A `FeatureTable` by store id, or None.
+        data: What batches are made of.
         targets: Maps a part id to the (num_targets,) store ids of its target nodes: core nodes of the part, ascending.
         sampler: Draws the contents of a batch.
-        labels: (num_nodes,) integers or (num_nodes, num_labels) in store order, or None.
-        masks: Maps a name to a (num_nodes,) bool mask in store order; or None.
-        edge_weight: (num_arcs,) in the store's arc order, or None.
-        edge_features: (num_arcs, dim) in the store's arc order, or None.
-        batch_size: Targets per batch, >= 1.
-        seed: Seed of the order of targets and of the draws.
-        passes: Passes over a part before the next part; the key's epoch is epoch * passes + pass.
+        options: How batches are made.
         interleave: How parts take turns: each batch consists of one piece of each open part, and every rank gets
             equally many batches. `parts` must then list the parts of all ranks. None: one part after another, each on
             one rank. Excludes passes and drop_last.
-        num_threads: Threads that prepare batches, each a whole one; 0: batches are prepared in the calling thread.
-        source: Prepares batches in place of these threads: (stage, maker) to `BatchSource`, for example
+        source: Prepares batches in place of `options.num_threads` threads: (stage, maker) to `BatchSource`, for example
             `functools.partial(ProcessSource, num_workers=4)`. It is kept from one iteration to the next; `close` ends
             it.
-        reads: How batches get their feature rows; None: from `features` as they are.
-        prefetch_batches: Batches that are being prepared or ready at a time, >= 1; None: num_threads + 1.
         pad_to: Number of batches of the longest rank. After its own last batch, this rank yields None up to that
             number. None: no padding.
-        shuffle: Whether the targets come in a new order every pass.
-        drop_last: Whether a part's short last batch is left out.
-        return_e_id: Whether each batch gets its positions in the store's arc arrays.
         pool: Memory of the batches; None: the loader makes its own.
-        builder: Makes the batches, in place of a builder made from features, masks, edge arrays and pool.
+        builder: Makes the batches, in place of a builder made from data, options and pool.
 
     Raises:
         ValueError: an argument is out of range.
@@ -71,71 +121,54 @@ class PartLoader:
     def __init__(
         self,
         parts: Sequence[int],
-        load_part: Callable[[int], Any],
-        features,
+        data: PartData,
         targets: Mapping[int, np.ndarray],
         sampler: BatchSampler,
+        options: LoaderOptions | None = None,
         *,
-        labels: np.ndarray | None = None,
-        masks: Mapping[str, np.ndarray] | None = None,
-        edge_weight: np.ndarray | None = None,
-        edge_features: np.ndarray | None = None,
-        batch_size: int = 512,
-        seed: int = 0,
-        passes: int = 1,
         interleave: Interleave | None = None,
-        num_threads: int = 1,
         source: SourceFactory | None = None,
-        reads: RowReads | None = None,
-        prefetch_batches: int | None = None,
         pad_to: int | None = None,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        return_e_id: bool = False,
         pool: BufferPool | None = None,
         builder: BatchBuilder | None = None,
     ):
-        prefetch_batches = num_threads + 1 if prefetch_batches is None else prefetch_batches
-        for name, value, least in (
-            ("batch_size", batch_size, 1),
-            ("passes", passes, 1),
-            ("num_threads", num_threads, 0),
-            ("prefetch_batches", prefetch_batches, 1),
-        ):
-            if value < least:
-                raise ValueError(f"{name} must be >= {least}, got {value}")
-        if interleave is not None and (passes > 1 or drop_last):
-            raise ValueError(f"interleave takes no passes or drop_last, got passes={passes}, drop_last={drop_last}")
+        self.options = options = options or LoaderOptions()
+        if interleave is not None and (options.passes > 1 or options.drop_last):
+            raise ValueError(
+                f"interleave takes no passes or drop_last, got passes={options.passes}, drop_last={options.drop_last}"
+            )
         self.interleave = interleave
         # A batch is this many pieces, each of one part.
         self.pieces = (
             1 if interleave is None else max(1, min(interleave.lanes, sum(len(targets[p]) > 0 for p in parts)))
         )
-        self._piece_size = -(-batch_size // self.pieces)
-        counts = {part: self._num_pieces(sampler, len(targets[part]), drop_last) for part in parts}
+        self._piece_size = -(-options.batch_size // self.pieces)
+        counts = {part: self._num_pieces(sampler, len(targets[part])) for part in parts}
         self.walk = (
-            PartWalk(tuple(parts), counts, passes)
+            PartWalk(tuple(parts), counts, options.passes)
             if interleave is None
-            else InterleavedWalk(tuple(parts), counts, *interleave, seed, shuffle)
+            else InterleavedWalk(tuple(parts), counts, *interleave, options.seed, options.shuffle)
         )
         if pad_to is not None and pad_to < len(self.walk):
             raise ValueError(f"pad_to must be >= {len(self.walk)}, this rank's batches, got {pad_to}")
         self.length = -(-len(self.walk) // self.pieces) if pad_to is None else pad_to
-        self.batch_size, self.seed = batch_size, seed
-        self.shuffle, self.drop_last = shuffle, drop_last
-        self.num_threads, self.prefetch_batches = num_threads, prefetch_batches
-        self.reads = reads or RowReads()
-        self._most_ahead = self.reads.batches_ahead or prefetch_batches
-        masks = {} if masks is None else masks
-        mask_names = tuple(name for name in MASK_NAMES if name in masks)
-        self._stager = PartStager(load_part, targets, sampler, labels, masks, seed)
+        self.reads = options.reads
+        self._most_ahead = self.reads.batches_ahead or options.batches_ahead
+        mask_names = tuple(name for name in MASK_NAMES if name in data.masks)
+        self._stager = PartStager(data.load_part, targets, sampler, data.labels, data.masks, options.seed)
         self._builder = builder or BatchBuilder(
-            sampler, features, pool or BufferPool(), mask_names, edge_weight, return_e_id, edge_features
+            sampler,
+            data.features,
+            pool or BufferPool(),
+            mask_names,
+            data.edge_weight,
+            options.return_e_id,
+            data.edge_features,
         )
-        self._make_source = source or partial(LocalSource, num_threads=num_threads)
+        self._make_source = source or partial(LocalSource, num_threads=options.num_threads)
         self._kept: LoadedRows | None = None
         if self.reads.how == "resident":
-            self._stager = replace(self._stager, features=features)
+            self._stager = replace(self._stager, features=data.features)
         self._source = self._new_source()
         self.epoch = 0
         self._delivered = 0
@@ -168,7 +201,7 @@ class PartLoader:
         """
         for part, count in self.walk.num_batches.items():
             targets = self._stager.targets[part]
-            found = self._num_pieces(sampler, len(targets), self.drop_last)
+            found = self._num_pieces(sampler, len(targets))
             if found != count:
                 raise ValueError(f"part {part} has {count} batches, with the new sampler it would have {found}")
         self._source.close()  # its parts were prepared for the old one
@@ -185,7 +218,7 @@ class PartLoader:
         """
         self._source.close()
         self.reads, self._builder.features = reads, features
-        self._most_ahead = reads.batches_ahead or self.prefetch_batches
+        self._most_ahead = reads.batches_ahead or self.options.batches_ahead
         if reads.pool_bytes is not None:
             self._builder.pool.max_bytes = reads.pool_bytes
         self._kept = None
@@ -197,7 +230,7 @@ class PartLoader:
         position = next(self.walk.positions(self.epoch), None)
         if position is None:
             return None
-        key = BatchKey(self.seed, position.epoch, position.part, position.batch)
+        key = BatchKey(self.options.seed, position.epoch, position.part, position.batch)
         staged = replace(self._stager, features=None, kept=None)(position.part)
         batch = replace(self._maker(), gathers=False).make(key, lambda: staged)
         return Footprint(staged.nbytes, self.pieces * len(batch.n_id), self.pieces * drawn_bytes(batch))
@@ -226,8 +259,8 @@ class PartLoader:
             "epoch": self.epoch,
             "delivered": self._delivered,
             "length": self.length,
-            "batch_size": self.batch_size,
-            "seed": self.seed,
+            "batch_size": self.options.batch_size,
+            "seed": self.options.seed,
             "interleave": self.interleave and list(self.interleave[1:]),
         }
 
@@ -286,18 +319,18 @@ class PartLoader:
         return BatchMaker(
             self._builder,
             self._piece_size,
-            self.shuffle,
-            self.drop_last,
+            self.options.shuffle,
+            self.options.drop_last,
             gathers=not self.reads.fills_here,
             num_ranks=self.interleave and self.interleave.world_size,
             parts_open=self.walk.parts_open,
-            passes=getattr(self.walk, "passes", 1),
+            passes=self.options.passes,
         )
 
-    def _num_pieces(self, sampler: BatchSampler, num_targets: int, drop_last: bool) -> int:
+    def _num_pieces(self, sampler: BatchSampler, num_targets: int) -> int:
         """Return a rank's pieces of one pass over a part."""
         num_ranks = 1 if self.interleave is None else self.interleave.world_size
-        return sampler.num_batches(num_targets, self._piece_size * num_ranks, drop_last)
+        return sampler.num_batches(num_targets, self._piece_size * num_ranks, self.options.drop_last)
 
     def _keep(self) -> None:
         """Read the rows that stay in memory, before the first iteration that needs them."""
@@ -319,7 +352,9 @@ class PartLoader:
             return batches
         if self.reads.how == "planned":
             return fill_windows(batches, self._builder, self.reads, self._kept)
-        return fill_told(batches, self._builder, self.reads, self.num_threads, self.pieces * self.prefetch_batches)
+        return fill_told(
+            batches, self._builder, self.reads, self.options.num_threads, self.pieces * self.options.batches_ahead
+        )
 
     def _has_room(self, pending: Sequence[Position], coming: Position) -> bool:
         """Whether a batch may be asked for now: one of at most one visit further, and not of one part too many."""
@@ -337,7 +372,7 @@ class PartLoader:
         try:
             while coming or pending:
                 while coming and len(pending) < most and self._has_room(pending, coming):
-                    source.request(BatchKey(self.seed, coming.epoch, coming.part, coming.batch))
+                    source.request(BatchKey(self.options.seed, coming.epoch, coming.part, coming.batch))
                     pending.append(coming)
                     coming = next(positions, None)
                 following = pending.popleft().following

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.parts import small_world
+from oracles.parts import part_loader, small_world
 
 from lightning_gnnscale.loader import Interleave, InterleavedWalk, PartLoader
 from lightning_gnnscale.loader.interleaved_walk import even_slices
@@ -20,7 +20,7 @@ WORLD = small_world(num_parts=5)
 def make_loader(rank=0, world_size=1, lanes=2, load_part=WORLD.load_part, **options) -> PartLoader:
     settings = {"labels": WORLD.labels, "masks": WORLD.masks, "batch_size": 8, "seed": 1} | options
     targets = {part: WORLD.targets(part) for part in range(5)}
-    return PartLoader(
+    return part_loader(
         range(5), load_part, WORLD.features, targets, NeighborSampler([4, 3]),
         interleave=Interleave(rank, world_size, lanes), **settings,
     )  # fmt: skip
@@ -125,7 +125,7 @@ def test_no_more_parts_are_loaded_than_are_open():
         return WORLD.load_part(part)
 
     targets = {part: WORLD.targets(part) for part in range(5)}
-    loader = PartLoader(
+    loader = part_loader(
         range(5), load_part, WORLD.features, targets, NeighborSampler([4]), batch_size=4, masks=WORLD.masks,
         labels=WORLD.labels, interleave=Interleave(lanes=3), num_threads=2,
     )  # fmt: skip

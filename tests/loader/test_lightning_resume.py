@@ -3,7 +3,7 @@
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
-from oracles.parts import small_world
+from oracles.parts import part_loader, small_world
 
 from lightning_gnnscale.loader import PartLoader
 from lightning_gnnscale.sampler import NeighborSampler
@@ -14,8 +14,8 @@ WORLD = small_world(num_nodes=150, num_arcs=900, num_parts=3)
 def make_loader() -> PartLoader:
     targets = {part: WORLD.targets(part) for part in range(3)}
     options = {"labels": WORLD.labels, "masks": WORLD.masks, "batch_size": 16, "num_threads": 2, "prefetch_batches": 5}
-    loader = PartLoader(range(3), WORLD.load_part, WORLD.features, targets, NeighborSampler([3]), **options)
-    return PartLoader(
+    loader = part_loader(range(3), WORLD.load_part, WORLD.features, targets, NeighborSampler([3]), **options)
+    return part_loader(
         range(3), WORLD.load_part, WORLD.features, targets, NeighborSampler([3]), pad_to=len(loader) + 2, **options
     )
 

@@ -5,9 +5,8 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
-from oracles.parts import small_world
+from oracles.parts import part_loader, small_world
 
-from lightning_gnnscale.loader import PartLoader
 from lightning_gnnscale.loader.mixed_batch import mix, mixed_batches
 from lightning_gnnscale.model import GCN, GraphSAGE
 from lightning_gnnscale.sampler import LayerwiseSampler, NeighborSampler
@@ -21,7 +20,7 @@ def pieces_of(sampler, **options) -> list:
     """Return the first batch of each part."""
     targets = {part: WORLD.targets(part) for part in range(3)}
     given = {"labels": WORLD.labels, "masks": WORLD.masks, "batch_size": 6, "num_threads": 0} | options
-    loader = PartLoader(range(3), WORLD.load_part, WORLD.features, targets, sampler, **given)
+    loader = part_loader(range(3), WORLD.load_part, WORLD.features, targets, sampler, **given)
     return list({batch.part: batch for batch in reversed(list(loader))}.values())
 
 

@@ -8,7 +8,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
-from oracles.parts import small_world
+from oracles.parts import part_loader, small_world
 
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.loader import PartLoader, RowReads, WholeGraph, longest_rank, parts_of_rank, split_targets
@@ -30,7 +30,7 @@ def make_loader(world=WORLD, parts=range(5), sampler=SAMPLERS["neighbor"], **opt
     settings = {"labels": world.labels, "masks": world.masks, "batch_size": 16, "seed": 1} | options
     load_part = settings.pop("load_part", world.load_part)
     features = settings.pop("features", world.features)
-    return PartLoader(parts, load_part, features, {part: world.targets(part) for part in parts}, sampler, **settings)
+    return part_loader(parts, load_part, features, {part: world.targets(part) for part in parts}, sampler, **settings)
 
 
 def contents(batch) -> dict:
@@ -123,7 +123,7 @@ def test_what_a_batch_holds():
 
 
 def test_without_masks_labels_or_features_there_are_none():
-    (batch, *_) = make_loader(labels=None, masks=None, features=None)
+    (batch, *_) = make_loader(labels=None, masks={}, features=None)
     assert batch.y is None and batch.x is None and batch.train_mask is None
 
 
@@ -211,7 +211,7 @@ def test_scope_graph_gives_every_rank_equal_work_across_parts():
     shares = split_targets(train, 2)
     lengths = []
     for rank in range(2):
-        loader = PartLoader(
+        loader = part_loader(
             [rank],
             lambda part: WholeGraph.of(WORLD.csc, part),
             WORLD.features,
@@ -315,7 +315,7 @@ def test_parts_that_fit_the_shelf_are_loaded_once():
 
 
 def test_targets_outside_the_core_are_refused():
-    loader = PartLoader([1], WORLD.load_part, None, {1: np.array([0])}, NeighborSampler([2]), batch_size=4)
+    loader = part_loader([1], WORLD.load_part, None, {1: np.array([0])}, NeighborSampler([2]), batch_size=4)
     with pytest.raises(GNNScaleError, match="targets of part 1 must be core nodes"):
         list(loader)
 
@@ -378,10 +378,10 @@ def test_batches_that_are_kept_stay_as_they_were():
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
-        ({"passes": 0}, "passes must be >= 1, got 0"),
-        ({"num_threads": -1}, "num_threads must be >= 0, got -1"),
-        ({"prefetch_batches": 0}, "prefetch_batches must be >= 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
+        ({"passes": 0}, "passes must be an integer of at least 1, got 0"),
+        ({"num_threads": -1}, "num_threads must be an integer of at least 0, got -1"),
+        ({"prefetch_batches": 0}, "prefetch_batches must be an integer of at least 1, got 0"),
     ],
 )
 def test_bad_options(option, message):

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from oracles.parts import part_loader
 from test_part_loader import SAMPLERS, WORLD, all_contents, loader_threads, make_loader
 
 from lightning_gnnscale.loader import (
     Interleave,
-    PartLoader,
     RowReads,
     TaskGraphs,
     WholeGraph,
@@ -196,7 +196,7 @@ def test_the_first_batch_tells_what_batches_take(features):
     first, batch = loader.first_footprint(), next(iter(make_loader(num_threads=0, features=None)))
     assert (first.rows, first.drawn_bytes) == (len(batch.n_id), drawn_bytes(batch))
     assert first.part_bytes >= WORLD.load_part(0).csc.indices.nbytes
-    assert PartLoader([], WORLD.load_part, features, {}, NeighborSampler([2])).first_footprint() is None
+    assert part_loader([], WORLD.load_part, features, {}, NeighborSampler([2])).first_footprint() is None
 
 
 def choose(free_bytes, **changes) -> RowReads:

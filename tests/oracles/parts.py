@@ -1,12 +1,13 @@
 """Parts cut from a small graph in plain Python: what a partition store hands to samplers and loaders."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from lightning_gnnscale.triton_kernels.gather_rows import RowCode
 from lightning_gnnscale.triton_kernels.gather_rows.reference import decode_codes_reference, encode_codes_reference
 
 from lightning_gnnscale.graph import CSC, build_csc
+from lightning_gnnscale.loader import LoaderOptions, PartData, PartLoader
 from lightning_gnnscale.partition_store import DenseFeatures, PackedFeatures
 from lightning_gnnscale.partition_store.part_graph import PartGraph
 
@@ -99,3 +100,13 @@ def small_world(num_nodes=300, num_arcs=2400, num_parts=3, dim=16, seed=0, both_
         rng.integers(0, 5, num_nodes),
         {name: roles == name for name in ("train", "val", "test")},
     )
+
+
+def part_loader(parts, load_part, features, targets, sampler, **given) -> PartLoader:
+    """Return a loader; each keyword goes to its data, to its options, or to the loader."""
+
+    def taken(kind) -> dict:
+        return {field.name: given.pop(field.name) for field in fields(kind) if field.name in given}
+
+    data = PartData(load_part, features, **taken(PartData))
+    return PartLoader(parts, data, targets, sampler, LoaderOptions(**taken(LoaderOptions)), **given)

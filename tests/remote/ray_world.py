@@ -6,7 +6,7 @@ from dataclasses import fields
 from functools import partial
 
 import torch
-from oracles.parts import SmallWorld, small_world
+from oracles.parts import SmallWorld, part_loader, small_world
 
 from lightning_gnnscale.loader import PartLoader, RankPlace
 from lightning_gnnscale.remote import RayWorkers
@@ -23,13 +23,13 @@ def make_loader(settings: RayWorkers | None = None, world: SmallWorld = WORLD, s
     chosen |= options
     parts, features = range(world.num_parts), chosen.pop("features", world.features)
     targets = {part: world.targets(part) for part in parts}
-    return PartLoader(parts, world.load_part, features, targets, sampler or NeighborSampler([4, 3]), **chosen)
+    return part_loader(parts, world.load_part, features, targets, sampler or NeighborSampler([4, 3]), **chosen)
 
 
 def whole_loader(whole, targets, settings: RayWorkers | None = None) -> PartLoader:
     """A loader over batches that cross parts."""
     source = settings and settings.connect(RankPlace())
-    return PartLoader(
+    return part_loader(
         [0], partial(_whole, whole), WORLD.features, {0: targets}, NeighborSampler([4, 3]), batch_size=16, seed=1,
         source=source, num_threads=0, prefetch_batches=4,
     )  # fmt: skip

@@ -1,10 +1,10 @@
 """A small world with a placement: samplers that prefer its rows, and loaders that draw with them."""
 
 import numpy as np
-from oracles.parts import small_world
+from oracles.parts import part_loader, small_world
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.loader import PartLoader, WholeGraph
+from lightning_gnnscale.loader import WholeGraph
 
 WORLD = small_world()
 NUM_NODES = WORLD.csc.num_rows
@@ -31,7 +31,7 @@ def batches(sampler, threads=0, edge_weight=None, graph="part", epoch=0, batch_s
     targets = {part: WORLD.targets(part) for part in parts}
     if graph != "part":
         targets = {0: np.concatenate([WORLD.targets(part) for part in range(WORLD.num_parts)])}
-    loader = PartLoader(
+    loader = part_loader(
         parts, WORLD.load_part if graph == "part" else lambda part: whole, WORLD.features, targets, sampler,
         labels=WORLD.labels, masks=WORLD.masks, edge_weight=edge_weight, batch_size=batch_size, num_threads=threads,
         **options,

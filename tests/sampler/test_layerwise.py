@@ -7,13 +7,13 @@ import pytest
 import torch
 from lightning_gnnscale.triton_kernels.sample_layer import sample_layers
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
-from oracles.parts import small_world
+from oracles.parts import part_loader, small_world
 from torch_geometric.nn import GraphConv
 from torch_geometric.utils import trim_to_layer
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.graph import build_csc
-from lightning_gnnscale.loader import PartLoader, WholeGraph
+from lightning_gnnscale.loader import WholeGraph
 from lightning_gnnscale.rng import batch_key
 
 WORLD = small_world()
@@ -120,7 +120,7 @@ def loader_of(sampler, csc=None, seeds=None, batch_size=16, **options):
     csc = WORLD.csc if csc is None else csc
     seeds = np.arange(0, csc.num_rows, 7) if seeds is None else seeds
     options = {"labels": WORLD.labels, "masks": WORLD.masks, "shuffle": False, "num_threads": 0} | options
-    return PartLoader(
+    return part_loader(
         [0], lambda part: WholeGraph.of(csc, 0), WORLD.features, {0: seeds}, sampler, batch_size=batch_size, **options
     )
 

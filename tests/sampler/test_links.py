@@ -5,10 +5,10 @@ import pytest
 import torch
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
 from oracles import links as oracle
-from oracles.parts import small_world
+from oracles.parts import part_loader, small_world
 
 from lightning_gnnscale.graph import CSC, build_csc
-from lightning_gnnscale.loader import PartLoader, WholeGraph
+from lightning_gnnscale.loader import WholeGraph
 from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.sampler import (
     AliasTable,
@@ -172,7 +172,7 @@ def test_excluded_pairs_leave_their_arcs_and_no_others():
 def loader(num_threads, parts=(0, 1, 2), **options):
     targets = {p: np.arange(*WORLD.part_offsets[p : p + 2]) for p in range(3)}
     sampler = LinkSampler(NeighborSampler([3, 2]), **options)
-    return PartLoader(
+    return part_loader(
         parts, WORLD.load_part, WORLD.features, targets, sampler, batch_size=20, seed=5, num_threads=num_threads
     )
 

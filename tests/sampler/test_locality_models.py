@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 from locality_runs import PLACED, WEIGHT, WORLD, batches, biased
-from oracles.parts import small_world
+from oracles.parts import part_loader, small_world
 from torch import nn
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import StrategyError
-from lightning_gnnscale.loader import PartLoader
 from lightning_gnnscale.model import GAT, GCN, SGC, GraphSAGE, backbone
 
 ERROR_RATE = 1e-6  # of a false alarm over all comparisons of one statistical test
@@ -108,7 +107,7 @@ def test_arcs_followed_both_ways_keep_gcn_unbiased(linear):
 
     def loader(sampler):
         store_ids = {1: targets + part.core_start}
-        return PartLoader([1], world.load_part, world.features, store_ids, sampler, num_threads=0, shuffle=False)
+        return part_loader([1], world.load_part, world.features, store_ids, sampler, num_threads=0, shuffle=False)
 
     def outputs(batch):
         return model(batch)[:8]
