@@ -1,19 +1,18 @@
 """`FullGraphDataModule`: each process holds a block of rows of the full graph, and an epoch is one batch."""
 
 import os
-from collections.abc import Callable
 from itertools import pairwise
 
 import lightning.pytorch as pl
 import numpy as np
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
-from ..dataset import GraphDataset
 from ..errors import StrategyError
+from ..keywords import passes_on
 from ..partition_store import PartitionStore
 from ..partition_store.block_rows import BlockRows, load_block_rows, part_runs
-from ..partitioner import Partitioning
 from ..planner import Plan
+from ..store_source import StoreSource
 from .full_graph_batch import FullGraphBatch, FullGraphLoader, block_batch
 from .model_check import check_model
 from .stored_graph import StoredGraphDataModule
@@ -29,11 +28,10 @@ class FullGraphDataModule(StoredGraphDataModule):
     rank's block is its part and has a loss of its own. Edge features of the store are not read.
 
     Args:
-        store, root, dataset, stream, features, labels, masks, edge_weight, partitioner, planner, overwrite, progress:
-            the store, or what it is made from; see `StoredGraphDataModule`.
-        num_parts: Number of parts; "auto": the planner's number, but at least one per process.
+        store: Folder of a partition store, an open store, or a `StoreSource`.
         seed: Seed of the partitioning, and of the keys of epochs.
-        feature_storage: How a newly written store holds features, see `write_partition_store`; None: as given.
+        making: What the store is made from: the keywords of `StoreSource.of` and `StoreSource`. num_parts="auto": the
+            planner's number, but at least one per process.
 
     Attributes:
         blocks: The `BlockRows` of this rank, after `setup`.
@@ -46,42 +44,11 @@ class FullGraphDataModule(StoredGraphDataModule):
 
     takes_inputs = False
 
+    @passes_on(StoreSource.of, StoreSource, pack_halo=False)
     def __init__(
-        self,
-        store: str | os.PathLike | PartitionStore | None = None,
-        *,
-        root: str | os.PathLike | None = None,
-        dataset: GraphDataset | None = None,
-        stream=None,
-        features=None,
-        labels=None,
-        masks=None,
-        edge_weight=None,
-        partitioner: str | Callable[..., Partitioning] = "streaming_multilevel",
-        num_parts: int | str = "auto",
-        planner: Callable[..., Plan] | None = None,
-        seed: int = 0,
-        feature_storage: str | None = None,
-        overwrite: bool = False,
-        progress: Callable[[str, int, int | None], None] | None = None,
+        self, store: str | os.PathLike | PartitionStore | StoreSource | None = None, *, seed: int = 0, **making
     ):
-        super().__init__(
-            store,
-            root=root,
-            dataset=dataset,
-            stream=stream,
-            features=features,
-            labels=labels,
-            masks=masks,
-            edge_weight=edge_weight,
-            partitioner=partitioner,
-            num_parts=num_parts,
-            planner=planner,
-            seed=seed,
-            overwrite=overwrite,
-            progress=progress,
-            feature_storage=feature_storage,
-        )
+        super().__init__(store, seed, **making)
         self.blocks: BlockRows | None = None
         self._batch: FullGraphBatch | None = None
         self._loaders: list[FullGraphLoader] = []

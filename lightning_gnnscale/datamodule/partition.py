@@ -2,24 +2,24 @@
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..dataset import GraphDataset, LinkSet
+from ..dataset import LinkSet
 from ..errors import StrategyError, check_count
 from ..events import record
+from ..keywords import passes_on
 from ..loader import HOWS, LoaderOptions, PartLoader, RankPlace, SourceSettings, Threads, parts_of_rank
 from ..memory import trim_heap
 from ..model.layer_source import NodeSet
 from ..partition_store import PartitionStore
-from ..partitioner import Partitioning
 from ..placement import FeatureBuffer, Placement, PlacementSettings
-from ..planner import Plan
 from ..sampler import ClusterSampler, FullBatchSampler, NeighborSampler
 from ..sampler.protocol import BatchSampler
+from ..store_source import StoreSource
 from .clustering import clusters_by
 from .evaluation import (
     EvaluationOptions,
@@ -65,12 +65,7 @@ class PartitionDataModule(StoredGraphDataModule):
     package do not read them; layer-wise inference does not have them, batches of evaluation="sampled" do.
 
     Args:
-        store, root, dataset, stream, features, labels, masks, edge_weight, edge_features, partitioner, num_parts,
-            planner, overwrite, progress: the store, or what it is made from; see `StoredGraphDataModule`. features
-            (num_nodes, dim) array, memmap, .npy path or SciPy CSR; labels (num_nodes,) integers, -1 = unknown, or
-            (num_nodes, num_labels); masks {"train": (num_nodes,) bool, "val": ..., "test": ...}; edge_weight
-            (num_edges,), edge_features (num_edges, dim), by position in the stream. Rows are in the order of the
-            stream's nodes.
+        store: Folder of a partition store, an open store, or a `StoreSource`; None: one is made as `making` says.
         mode: "mini_batch", or "full_batch": each part is one batch.
         sampler: Draws a mini-batch: one of this package's samplers or any `BatchSampler`; None:
             `NeighborSampler([25, 10])`. A `ClusterSampler` without clusters of its own gets SPRING's. Evaluation
@@ -108,11 +103,8 @@ class PartitionDataModule(StoredGraphDataModule):
             set's. If the sampler is a `LinkSampler`, evaluation uses them in place of masks and labels.
         eval_negatives: Number of false ends that each link is ranked among, >= 1. Where the set has none of its own,
             they are drawn uniformly from all nodes that no edge or held-out link joins to the first end.
-        store_options: How a store that does not exist yet is written. `pack_halo=True` also stores the feature rows of
-            each part's halo beside the part: batches of a part then read two runs of the disk instead of halo rows
-            scattered over the whole file. "auto", the default, does so if memory does not hold the features and halos
-            are worth it. `feature_storage="float16"`, `"int8"` or `"int4"` stores features in fewer bytes, see
-            `write_partition_store`; None: as given.
+        making: What a store is made from, and how: the keywords of `StoreSource.of` and `StoreSource`, among them root,
+            dataset or stream with features, labels and masks, partitioner and num_parts.
 
     Raises:
         ValueError, PartitionStoreError, StrategyError: one line with the remedy.
@@ -123,21 +115,11 @@ class PartitionDataModule(StoredGraphDataModule):
     Source: SDT-GNN, training and evaluation. Differs: evaluation is exact layer-wise inference shared over ranks.
     """
 
+    @passes_on(StoreSource.of, StoreSource)
     def __init__(
         self,
-        store: str | os.PathLike | PartitionStore | None = None,
+        store: str | os.PathLike | PartitionStore | StoreSource | None = None,
         *,
-        root: str | os.PathLike | None = None,
-        dataset: GraphDataset | None = None,
-        stream=None,
-        features=None,
-        labels=None,
-        masks=None,
-        edge_weight=None,
-        edge_features=None,
-        partitioner: str | Callable[..., Partitioning] = "streaming_multilevel",
-        num_parts: int | str = "auto",
-        planner: Callable[..., Plan] | None = None,
         mode: str = "mini_batch",
         sampler: BatchSampler | None = None,
         batch_size: int = 512,
@@ -157,30 +139,9 @@ class PartitionDataModule(StoredGraphDataModule):
         neighbor_set_size: int = 8192,
         links: Mapping[str, LinkSet] | None = None,
         eval_negatives: int = 100,
-        overwrite: bool = False,
-        progress: Callable[[str, int, int | None], None] | None = None,
-        **store_options,
+        **making,
     ):
-        if store is None:
-            store_options.setdefault("pack_halo", "auto")
-        super().__init__(
-            store,
-            root=root,
-            dataset=dataset,
-            stream=stream,
-            features=features,
-            labels=labels,
-            masks=masks,
-            edge_weight=edge_weight,
-            edge_features=edge_features,
-            partitioner=partitioner,
-            num_parts=num_parts,
-            planner=planner,
-            seed=seed,
-            overwrite=overwrite,
-            progress=progress,
-            **store_options,
-        )
+        super().__init__(store, seed, **making)
         _check_choice("mode", mode, MODES)
         _check_choice("scope", scope, SCOPES)
         check_count("batch_size", batch_size)

@@ -3,7 +3,6 @@
 import logging
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ import lightning as L
 from lightning.pytorch.accelerators import CUDAAccelerator
 
 from ..dataset import GraphDataset
-from ..errors import PartitionStoreError, StrategyError, check_count
+from ..errors import PartitionStoreError, StrategyError
 from ..events import record
 from ..model.checkpoint_file import LoadsWeightsOnly
 from ..partition_store import PartitionStore
 from ..partition_store.verify import compare_once
-from ..partitioner import Partitioning
 from ..planner import Plan, plan
 from ..store_source import StoreSource, partitioning_facts
 
@@ -26,23 +24,13 @@ _log = logging.getLogger(__name__)
 class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
     """Base of the DataModules: partitions and writes the store in `prepare_data`, opens it in `setup`.
 
-    Give either an existing store (`store`), or what to make one from (`dataset`, or `stream` with `features`, `labels`,
-    `masks`, all in the stream's node order) and where to put it (`root`).
+    Give either a store that stands, or the keywords of `StoreSource.of`: `dataset`, or `stream` with `features`,
+    `labels`, `masks`, and `root`, where the store is to be written.
 
     Args:
-        store: Folder of a partition store, or an open store.
-        root: Folder that the store is written to. If the same store is there already, nothing is written.
-        dataset: A `GraphDataset`, in place of `stream`, `features`, `labels`, `masks`.
-        stream, features, labels, masks, edge_weight, edge_features: See `write_partition_store`.
-        partitioner: Name of a method, or a callable (stream, num_parts, seed, masks, progress) -> Partitioning.
-        num_parts: Number of parts; "auto" asks the planner.
-        planner: Callable with the arguments of `gs.plan`, for "auto"; it may carry memory sizes.
+        store: Folder of a partition store, an open store, or a `StoreSource`; None: one is made from `making`.
         seed: Seed of the partitioning's random choices.
-        pack_halo: Whether a newly written store also keeps the feature rows of each part's halo beside the part: True,
-            False or "auto".
-        feature_storage: How a newly written store holds features, see `write_partition_store`.
-        overwrite: Whether to replace a damaged store, or a store made from other input.
-        progress: Called as progress(what, done, total) while the store is made.
+        making: Keywords of `StoreSource.of` and `StoreSource`.
 
     Attributes:
         verify: Whether `prepare_data` compares a store's checksums, once per machine and content (about 1 GB/s, see
@@ -50,66 +38,21 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
         store_source: The `StoreSource` that `prepare_data` makes the store from; None where a store was given.
 
     Raises:
-        ValueError: an argument is out of range, or neither or both of store and data are given.
+        ValueError: an argument is out of range, or neither or both of store and `making` are given.
     """
 
     verify = True
     takes_inputs = True  # whether the model may bring rows in place of features
 
-    def __init__(
-        self,
-        store: str | os.PathLike | PartitionStore | None,
-        *,
-        root: str | os.PathLike | None,
-        dataset: GraphDataset | None,
-        stream,
-        features,
-        labels,
-        masks,
-        edge_weight,
-        partitioner: str | Callable[..., Partitioning],
-        num_parts: int | str,
-        planner: Callable[..., Plan] | None,
-        seed: int,
-        overwrite: bool,
-        progress: Callable[[str, int, int | None], None] | None,
-        pack_halo: bool | str = False,
-        feature_storage: str | None = None,
-        edge_features=None,
-    ):
+    def __init__(self, store: str | os.PathLike | PartitionStore | StoreSource | None, seed: int, **making):
         super().__init__()
-        if num_parts != "auto":
-            check_count("num_parts", num_parts)
-        if stream is not None:
-            edges = {"edge_weight": edge_weight, "edge_features": edge_features}
-            dataset = GraphDataset("graph", stream, features, labels, masks or {}, **edges)
-        if (store is None) == (dataset is None):
-            raise ValueError("give either store, or dataset (or stream) together with root")
-        if dataset is not None and root is None:
-            raise ValueError("root must name the folder that the partition store is written to")
-        if pack_halo and store is not None:
-            raise ValueError(
-                "pack_halo says how a store is written, and store= stands: leave it out; what it has packed is read"
-            )
-        if feature_storage is not None and store is not None:
-            raise ValueError(
-                f"feature_storage={feature_storage} says how a store is written, and store= stands: leave it out"
-            )
-        self.store_source: StoreSource | None = None
-        if dataset is not None:
-            self.store_source = StoreSource(
-                dataset,
-                root,
-                partitioner=partitioner,
-                num_parts=num_parts,
-                planner=planner,
-                seed=seed,
-                overwrite=overwrite,
-                pack_halo=pack_halo,
-                feature_storage=feature_storage,
-                progress=progress,
-            )
-        self._root = None if store is None else _folder(store)
+        if store is not None:
+            _check_made(making)
+            self.store_source = store if isinstance(store, StoreSource) else None
+        else:
+            self.store_source = StoreSource.of(seed=seed, **making)
+        self._root = None if self.store_source is not None else _folder(store)
+        planner = making.get("planner") or getattr(self.store_source, "planner", None)
         self._planner, self.seed = planner or plan, seed
         self.stored_features = True
         self._store: PartitionStore | None = None
@@ -256,6 +199,16 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
 
     def _rank_and_world(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
+
+
+def _check_made(making: dict[str, Any]) -> None:
+    """Refuse keywords that say how a store is made, where one is given."""
+    for name, value in making.items():
+        if name in ("dataset", "stream") and value is not None:
+            raise ValueError("give either store, or dataset (or stream) together with root")
+        if name not in ("planner", "progress") and not (value is None or value is False):
+            said = f"{name}={value}" if isinstance(value, str) else name
+            raise ValueError(f"{said} says how a store is written, and store= stands: leave it out")
 
 
 def accelerator_of(trainer: L.Trainer) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..edge_stream import NodeIds, open_edge_stream
 from ..errors import UNREADABLE, EdgeStreamError, one_line_of
+from ..keywords import passes_on
 from .graph_dataset import GraphDataset
 from .link_split import held_out
 from .split import random_split
@@ -34,6 +35,7 @@ def _naming_files(function: Callable) -> Callable:
 
 
 @_naming_files
+@passes_on(open_edge_stream, to_undirected=True)
 def load_files(
     edges: str,
     features: str | None = None,
@@ -43,19 +45,14 @@ def load_files(
     test_mask: str | None = None,
     edge_weight: str | None = None,
     edge_features: str | None = None,
-    num_nodes: int | None = None,
+    nodes: str | None = None,
     num_classes: int | None = None,
     name: str | None = None,
     fractions: tuple[float, float, float] = (0.7, 0.15, 0.15),
     split_seed: int = 0,
-    to_undirected: bool = True,
-    remove_self_loops: bool = False,
-    layout: str = "auto",
-    chunk_edges: int = 1 << 22,
-    relabel: bool = False,
-    nodes: str | None = None,
     reader: dict | None = None,
     hold_out: dict | None = None,
+    **stream_options,
 ) -> GraphDataset:
     """Open a graph from files; features, labels and masks stay in them, and are mapped.
 
@@ -66,14 +63,15 @@ def load_files(
         train_mask, val_mask, test_mask: .npy of (num_nodes,) bool, or of node ids, each once, as the edges name them.
             With none of them the labelled nodes are split at random by `fractions` and `split_seed`.
         edge_weight, edge_features: .npy of (num_edges,) and (num_edges, dim), by position of the edge.
-        num_nodes: nodes; None takes the rows of the features or labels, else counts them.
-        num_classes: None counts them in the labels.
-        name: None takes the edge file's.
-        relabel: ids in the edge file are any 64-bit integers or strings.
         nodes: with relabel, .npy of (num_nodes,) ids, each once: which node each row of the other files is about;
             features, labels and bool masks need it.
+        num_classes: None counts them in the labels.
+        name: None takes the edge file's.
         reader: options of the edge reader, for example {"dtype": "int32"} for .bin.
         hold_out: edges held out as links, arguments of `hold_out_edges` by name, or None.
+        stream_options: num_nodes (None takes the rows of the features or labels, else counts them), relabel (ids in the
+            edge file are any 64-bit integers or strings), to_undirected, here true by default, and the others of
+            `open_edge_stream`.
 
     Raises:
         FileNotFoundError, ValueError: one line that names the key and the file.
@@ -93,20 +91,12 @@ def load_files(
         }.items()
         if path is not None
     }
+    num_nodes, relabel = stream_options.pop("num_nodes", None), stream_options.get("relabel", False)
     rows = _num_rows(arrays, needs_nodes=relabel and nodes is None)
     node_ids = None if nodes is None else _listed_ids(nodes, relabel, arrays, rows)
     if num_nodes is None:
         num_nodes = rows if node_ids is None else len(node_ids)
-    stream = open_edge_stream(
-        edges,
-        num_nodes=num_nodes,
-        chunk_edges=chunk_edges,
-        layout=layout,
-        to_undirected=to_undirected,
-        remove_self_loops=remove_self_loops,
-        relabel=relabel,
-        **(reader or {}),
-    )
+    stream = open_edge_stream(edges, num_nodes=num_nodes, **stream_options, **(reader or {}))
     if node_ids is not None:
         stream.node_ids = node_ids
     if num_nodes is None or (relabel and node_ids is None and any(key.endswith("_mask") for key in arrays)):

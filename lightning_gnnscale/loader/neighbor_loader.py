@@ -9,7 +9,7 @@ from ..sampler import NeighborSampler
 from .buffer_pool import BufferPool
 from .data_batch import DataBatchBuilder
 from .data_graph import check_data, compress
-from .part_loader import PartLoader
+from .part_loader import LoaderOptions, PartData, PartLoader
 from .part_walk import WholeGraph
 from .pyg_arguments import check_options, check_subgraph_type, check_threads, seeds_of
 from .seed_order import split_targets
@@ -37,20 +37,18 @@ class NeighborLoader(PartLoader):
         subgraph_type: "directional": the drawn edges; "bidirectional": those and their reverses; "induced": all edges
             between the drawn nodes.
         directed: False means subgraph_type="induced" (PyG's older name for it).
-        drop_last: Whether a short last batch is left out.
         transform: Called on each batch in the thread that iterates, in the order of the batches.
         is_sorted: Whether `data.edge_index` is sorted by target; if so, it is not sorted again. (PyG's sort may reorder
             edges into one node, differently on different machines.)
         locality: `LocalityBias` that prefers rows of a placement. The batch then has an `edge_weight` that keeps the
             mean unbiased. Not allowed together with weights in the data, or with other subgraph types.
-        seed: Seed of the order of the seeds and of the draws.
-        num_threads: Threads that prepare batches, each a whole one; 0: batches are prepared in the calling thread;
-            None: 1.
-        num_workers: PyG's name for num_threads (threads, not processes: nothing is copied between them).
         rank, world_size: Rank of this process, and number of processes that share the seeds, each getting the same
             number; None: one process alone.
-        **pyg: Other arguments of PyG and DataLoader that do not change the result (`pin_memory`, `persistent_workers`,
-            `prefetch_factor`, `filter_per_worker`, ...).
+        options: drop_last, whether a short last batch is left out (False); seed, of the order of the seeds and of the
+            draws (0); num_threads, the threads that prepare batches, each a whole one (1; 0: batches are prepared in
+            the calling thread), or num_workers, PyG's name for them (nothing is copied between threads). Other
+            arguments of PyG and DataLoader that do not change the result are taken too (`pin_memory`,
+            `persistent_workers`, `prefetch_factor`, `filter_per_worker`, ...).
 
     Raises:
         ValueError: an argument is out of range, or is one of PyG's that this loader does not follow.
@@ -74,18 +72,16 @@ class NeighborLoader(PartLoader):
         replace: bool = False,
         subgraph_type: str = "directional",
         directed: bool = True,
-        drop_last: bool = False,
         transform: Callable | None = None,
         is_sorted: bool = False,
         locality=None,
-        seed: int = 0,
-        num_threads: int | None = None,
-        num_workers: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        **pyg,
+        **options,
     ):
-        check_options(pyg)
+        own = {name: options.pop(name) for name in ("seed", "drop_last") if name in options}
+        own["num_threads"] = check_threads(options.pop("num_threads", None), options.pop("num_workers", None))
+        check_options(options)
         sources, targets = check_data(data)
         subgraph_type = check_subgraph_type(subgraph_type, directed, locality, data)
         sampler = _sampler(num_neighbors, replace, locality)
@@ -106,15 +102,10 @@ class NeighborLoader(PartLoader):
         graph = WholeGraph.of(csc, self.rank)
         super().__init__(
             [self.rank],
-            lambda part: graph,
-            None,
+            PartData(lambda part: graph),
             {self.rank: seeds},
             sampler,
-            batch_size=batch_size,
-            seed=seed,
-            num_threads=check_threads(num_threads, num_workers),
-            shuffle=shuffle,
-            drop_last=drop_last,
+            LoaderOptions(batch_size, shuffle=shuffle, **own),
             builder=DataBatchBuilder(data, sampler, BufferPool(), subgraph_type, edge_order, input_id),
         )
 

@@ -14,6 +14,7 @@ from typing import Any
 from filelock import FileLock
 
 from ..dataset import GraphDataset
+from ..edge_stream import EdgeStream
 from ..errors import PlanError, check_count
 from ..events import record, stage
 from ..memory import free_memory_bytes
@@ -57,9 +58,10 @@ class StoreSource:
         planner: Callable with the arguments of `gs.plan`; it may carry memory sizes. None: `gs.plan`.
         seed: Seed of the partitioning's random choices.
         overwrite: Whether to replace a damaged store, or a store made from other input.
-        pack_halo: Whether a newly written store also keeps the feature rows of each part's halo beside the part.
-            "auto": it does if memory does not hold the features, halos are a small part of the graph, and the disk has
-            room. An existing store is accepted either way.
+        pack_halo: Whether a newly written store also keeps the feature rows of each part's halo beside the part:
+            batches of a part then read two runs of the disk instead of rows scattered over the whole file. "auto": it
+            does if memory does not hold the features, halos are a small part of the graph, and the disk has room. An
+            existing store is accepted either way.
         feature_storage: How a newly written store holds features, see `write_partition_store`; None: as the data set
             says.
         progress: Called as progress(what, done, total) while the store is made.
@@ -93,6 +95,43 @@ class StoreSource:
         self.seed, self.overwrite, self.pack_halo, self.progress = seed, overwrite, pack_halo, progress
         self._measured: tuple[str, Partitioning] | None = None  # the latest of a search, by its fingerprint
         self._both_ways: bool | None = None  # of a stream with layout "auto", once it has been read
+
+    @classmethod
+    def of(
+        cls,
+        root: str | os.PathLike | None = None,
+        dataset: GraphDataset | None = None,
+        stream: EdgeStream | None = None,
+        features=None,
+        labels=None,
+        masks=None,
+        edge_weight=None,
+        edge_features=None,
+        **options,
+    ) -> "StoreSource":
+        """Return the source of a data set, or of a stream and its arrays.
+
+        Args:
+            root: Folder that the store is written to.
+            dataset: A `GraphDataset`, in place of the following.
+            stream: The edges. Rows of the arrays are in the order of its nodes.
+            features: (num_nodes, dim) array, memmap, .npy path or SciPy CSR.
+            labels: (num_nodes,) integers, -1 = unknown, or (num_nodes, num_labels).
+            masks: {"train": (num_nodes,) bool, "val": ..., "test": ...}.
+            edge_weight, edge_features: (num_edges,) and (num_edges, dim), by position in the stream.
+            options: Further arguments of `StoreSource`.
+
+        Raises:
+            ValueError: neither a data set nor a stream is given, or no root.
+        """
+        if stream is not None:
+            edges = {"edge_weight": edge_weight, "edge_features": edge_features}
+            dataset = GraphDataset("graph", stream, features, labels, masks or {}, **edges)
+        if dataset is None:
+            raise ValueError("give either store, or dataset (or stream) together with root")
+        if root is None:
+            raise ValueError("root must name the folder that the partition store is written to")
+        return cls(dataset, root, **options)
 
     def prepare(self, num_parts: int) -> PartitionStore:
         """Partition and write the store, or open the same one where it stands; see `prepare_store` for errors."""

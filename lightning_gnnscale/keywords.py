@@ -1,0 +1,42 @@
+"""Keywords that a function passes on to others: shown in its signature, and refused where none of them takes them."""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def passes_on(*takers: Callable, **defaults: Any) -> Callable[[Callable], Callable]:
+    """Return a decorator for a function whose `**` goes to `takers`.
+
+    The signature that `help` and the command line see has the takers' named parameters in place of the `**`.
+
+    Args:
+        takers: Functions and classes that take the keywords.
+        defaults: The function's own defaults of such keywords: they are passed on where the caller gives none.
+
+    Raises:
+        TypeError: raised by the decorated function for a keyword that neither it nor a taker has.
+    """
+
+    def decorate(function: Callable) -> Callable:
+        own = [each for each in inspect.signature(function).parameters.values() if each.kind is not each.VAR_KEYWORD]
+        found = {each.name: each for each in own}
+        for taker in takers:
+            for each in inspect.signature(taker).parameters.values():
+                if each.kind in _NAMED and each.name != "self":
+                    default = defaults.get(each.name, None if each.default is each.empty else each.default)
+                    found.setdefault(each.name, each.replace(kind=each.KEYWORD_ONLY, default=default))
+        signature = inspect.Signature(list(found.values()))
+
+        @wraps(function)
+        def checked(*args, **kwargs):
+            signature.bind(*args, **kwargs)
+            return function(*args, **{**defaults, **kwargs})
+
+        checked.__signature__ = signature
+        return checked
+
+    return decorate
