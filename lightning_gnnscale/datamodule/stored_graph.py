@@ -1,8 +1,10 @@
 """What the DataModules share: a partition store that stands, or what one is made from."""
 
+import inspect
 import logging
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
     def __init__(self, store: str | os.PathLike | PartitionStore | StoreSource | None, seed: int, **making):
         super().__init__()
         if store is not None:
-            _check_made(making)
+            _check_making(making, inspect.signature(type(self)).parameters)
             self.store_source = store if isinstance(store, StoreSource) else None
         else:
             self.store_source = StoreSource.of(seed=seed, **making)
@@ -201,14 +203,17 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
 
 
-def _check_made(making: dict[str, Any]) -> None:
-    """Refuse keywords that say how a store is made, where one is given."""
+def _check_making(making: dict[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
+    """Refuse keywords that say how a store is made, where one is given; their defaults say nothing."""
     for name, value in making.items():
-        if name in ("dataset", "stream") and value is not None:
+        if value is parameters[name].default or name in ("planner", "progress"):
+            continue
+        if name in ("dataset", "stream"):
             raise ValueError("give either store, or dataset (or stream) together with root")
-        if name not in ("planner", "progress") and not (value is None or value is False):
-            said = f"{name}={value}" if isinstance(value, str) else name
-            raise ValueError(f"{said} says how a store is written, and store= stands: leave it out")
+        if isinstance(value, bool | str | int | None) and value in (None, False, parameters[name].default):
+            continue
+        said = f"{name}={value}" if isinstance(value, str) else name
+        raise ValueError(f"{said} says how a store is written, and store= stands: leave it out")
 
 
 def accelerator_of(trainer: L.Trainer) -> str:
