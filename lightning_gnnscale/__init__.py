@@ -50,7 +50,7 @@ _HOME = {
     "RemoteFeatures": "embedding",
     "SparseAdam": "embedding",
     "SparseSGD": "embedding",
-    "WorkerEmbedding": "embedding",
+    "WorkerEmbedding": "remote",
     "EvaluationOptions": "datamodule",
     "PartitionDataModule": "datamodule",
     "FullGraphDataModule": "datamodule",

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 SHARED = {"graph", "errors", "rng", "events", "memory", "jit", "keywords", "units"}
 KERNELS = {"triton_kernels"}
 FLOW = ["edge_stream", "partitioner", "partition_store", "planner", "dataset", "store_source"]
-FLOW += ["placement", "sampler", "loader", "remote", "embedding"]
+FLOW += ["placement", "sampler", "loader", "embedding", "remote"]
 ALLOWED = {stage: SHARED | KERNELS | set(FLOW[: i + 1]) for i, stage in enumerate(FLOW)}
 ALLOWED |= {
     "model": SHARED | KERNELS | {"model"},

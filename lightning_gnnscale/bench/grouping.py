@@ -16,9 +16,10 @@ from rich.console import Console
 from ..dataset import load_npz
 from ..dataset.graph_dataset import CSRArrays
 from ..graph import CSC, build_csc
-from ..loader import BufferPool, WholeGraph
+from ..loader import BufferPool
 from ..loader.batch_builder import BatchBuilder
 from ..loader.staged_part import PartStager
+from ..partition_store import WholeGraph
 from ..remote import TrainerCache, WorkerView, pack_group
 from ..rng import batch_key, fold, permutation
 from ..sampler import NeighborSampler

@@ -9,7 +9,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from ..loader import LoaderOptions, PartData, PartLoader, WholeGraph
+from ..loader import LoaderOptions, PartData, PartLoader
+from ..partition_store import WholeGraph
 from ..partition_store.features import DenseFeatures
 from ..sampler import NeighborSampler
 from .power_law import power_law_graph

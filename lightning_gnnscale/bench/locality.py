@@ -11,7 +11,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from ..loader import WholeGraph
+from ..partition_store import WholeGraph
 from ..placement import Placement, access_probability, place
 from ..rng import batch_key, fold, permutation
 from ..sampler import LayerwiseSampler, LocalityBias, NeighborSampler

@@ -13,7 +13,8 @@ import torch
 from rich.console import Console
 
 from ..graph import CSC
-from ..loader import BufferPool, NeighborLoader, WholeGraph
+from ..loader import BufferPool, NeighborLoader
+from ..partition_store import WholeGraph
 from ..placement import Placement
 from ..rng import batch_key
 from ..sampler import LocalityBias, NeighborSampler

@@ -7,7 +7,7 @@ import lightning as L
 import torch
 
 from ..errors import StrategyError
-from ..sampler.locality_scale import LocalityScale
+from ..sampler.locality import LocalityScale
 
 _STATE = ("scale", "previous", "fixed")
 

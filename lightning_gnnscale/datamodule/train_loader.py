@@ -20,7 +20,6 @@ from ..loader import (
     SourceSettings,
     TaskGraphs,
     Threads,
-    WholeGraph,
     choose_row_reads,
     core_targets,
     fits_in_memory,
@@ -29,7 +28,7 @@ from ..loader import (
     split_targets,
 )
 from ..memory import free_memory_bytes, return_freed_memory
-from ..partition_store import PartitionStore
+from ..partition_store import PartitionStore, WholeGraph
 from ..rng import fold, permutation
 from ..sampler import FullBatchSampler, LayerwiseSampler, NeighborSampler, SaintSampler
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..edge_stream.filtered import FilteredStream
+from ..edge_stream.stream import FilteredStream
 from ..jit import kernel
 from ..partition_store.inputs import load_arrays
 from ..rng import combine, fold, unit

@@ -3,7 +3,7 @@
 import math
 
 from .options import checked_integer, checked_number
-from .power_law import mean_size
+from .planted_edges import mean_size
 from .synthetic import SyntheticGraph
 
 

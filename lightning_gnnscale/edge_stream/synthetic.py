@@ -17,8 +17,7 @@ from ..errors import disk_errors
 from ..jit import kernel
 from ..rng import below, combine, fold, unit
 from .options import CHUNK_EDGES, StreamOptions, checked_integer, checked_number
-from .planted_edges import DRAW_VERSION, DrawTables, build_tables, draw_edges
-from .power_law import community_sizes, largest_weight, settle
+from .planted_edges import DRAW_VERSION, DrawTables, build_tables, community_sizes, draw_edges, largest_weight, settle
 from .read_ahead import ChunkPool
 from .stream import EdgeStream, Progress
 

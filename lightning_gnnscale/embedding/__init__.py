@@ -3,6 +3,5 @@
 from .distributed_embedding import DistributedEmbedding
 from .optimizers import SparseAdam, SparseSGD
 from .remote_features import RemoteFeatures
-from .worker_embedding import WorkerEmbedding
 
-__all__ = ["DistributedEmbedding", "RemoteFeatures", "SparseAdam", "SparseSGD", "WorkerEmbedding"]
+__all__ = ["DistributedEmbedding", "RemoteFeatures", "SparseAdam", "SparseSGD"]

@@ -12,8 +12,7 @@ from ..rng import fold
 from .initial_rows import default_scale, fill_initial
 from .optimizers import OPTIMIZERS, SparseAdam, SparseSGD, sum_duplicates
 from .owned_rows import OwnedRows, _as_array
-from .ownership import Ownership, checked_nodes
-from .row_exchange import Requests, push_rows
+from .row_exchange import Ownership, Requests, checked_nodes, push_rows
 from .shards import load_rows, save_rows
 from .shared_table import Column, SharedTable
 

@@ -11,9 +11,7 @@ from ..events import record
 from ..loader import BufferPool
 from ..placement.joining import gather_objects
 from ..triton_kernels.gather_rows import gather_rows
-from .hosts import Hosts
-from .ownership import Ownership, checked_nodes, checked_offsets
-from .row_exchange import Requests, pull_rows
+from .row_exchange import Hosts, Ownership, Requests, checked_nodes, checked_offsets, pull_rows
 from .shared_table import Column, SharedTable, table_bytes
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..triton_kernels.gather_rows import RowCode, gather_rows
 from .owned_rows import OwnedRows, _as_array
-from .ownership import Ownership, checked_nodes
+from .row_exchange import Ownership, checked_nodes
 from .shared_table import Column, SharedTable
 
 _BLOCK_ROWS = 1 << 14  # decoded at a time

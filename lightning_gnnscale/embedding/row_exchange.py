@@ -1,14 +1,159 @@
 """Rows pulled from the hosts that own them, and gradients pushed to them: uneven all-to-alls that all ranks enter."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from ..errors import clear_error
-from .hosts import Hosts
-from .ownership import Ownership
+from ..placement.joining import gather_objects
+from ..placement.shared_rows import machine_id
+
+
+class Ownership:
+    """Parts given to hosts; a host keeps the rows of its parts one behind the other, in the order of their ids.
+
+    Args:
+        part_offsets: (num_parts + 1,) ascending from 0: part p is the ids [part_offsets[p], part_offsets[p + 1]).
+        host_of_part: (num_parts,) in [0, num_hosts).
+        num_hosts: >= 1.
+    """
+
+    def __init__(self, part_offsets: np.ndarray, host_of_part: Sequence[int], num_hosts: int):
+        self.part_offsets = checked_offsets(part_offsets)
+        self.host_of_part, self.num_hosts = np.asarray(host_of_part, np.int64), num_hosts
+        if len(self.host_of_part) != self.num_parts or not np.isin(self.host_of_part, range(num_hosts)).all():
+            raise ValueError(
+                f"each of the {self.num_parts} parts needs a host in [0, {num_hosts}), got {list(host_of_part)}"
+            )
+        sizes = np.diff(self.part_offsets)
+        self._shift = np.zeros(self.num_parts, np.int64)  # row of a node within its host, less its id
+        self._rows = np.zeros(num_hosts, np.int64)
+        for part, host in enumerate(self.host_of_part):
+            self._shift[part] = self._rows[host] - self.part_offsets[part]
+            self._rows[host] += sizes[part]
+
+    @classmethod
+    def by_rank(cls, part_offsets: np.ndarray, host_of_rank: Sequence[int]) -> "Ownership":
+        """Give each part to the host of the rank that trains it: part p to rank p mod the number of ranks."""
+        parts = len(part_offsets) - 1
+        return cls(
+            part_offsets, [host_of_rank[part % len(host_of_rank)] for part in range(parts)], max(host_of_rank) + 1
+        )
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.part_offsets) - 1
+
+    @property
+    def num_nodes(self) -> int:
+        return int(self.part_offsets[-1])
+
+    def num_rows(self, host: int) -> int:
+        """Return how many rows a host owns."""
+        return int(self._rows[host])
+
+    def locate(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return (num,) int64 hosts and (num,) int64 rows within them; nodes: (num,) int64 in [0, num_nodes)."""
+        part = np.searchsorted(self.part_offsets, nodes, side="right") - 1
+        return self.host_of_part[part], nodes + self._shift[part]
+
+    def parts(self, host: int) -> Iterator[tuple[int, slice, slice]]:
+        """Yield (part, ids, rows within the host) of each part of a host that has nodes."""
+        for part in np.flatnonzero(self.host_of_part == host).tolist():
+            start, stop = int(self.part_offsets[part]), int(self.part_offsets[part + 1])
+            if stop > start:
+                yield part, slice(start, stop), slice(start + int(self._shift[part]), stop + int(self._shift[part]))
+
+
+def checked_offsets(part_offsets: np.ndarray) -> np.ndarray:
+    """Return the offsets of parts as int64, or raise ValueError unless they ascend from 0."""
+    offsets = np.array(part_offsets, np.int64)
+    if offsets.ndim != 1 or len(offsets) < 2 or offsets[0] != 0 or (np.diff(offsets) < 0).any():
+        raise ValueError(f"part_offsets must ascend from 0 and have at least two entries, got {part_offsets}")
+    return offsets
+
+
+def checked_nodes(nodes: np.ndarray, num_nodes: int) -> np.ndarray:
+    """Return ids as a contiguous (num,) int64 array, or raise ValueError unless all are in [0, num_nodes)."""
+    nodes = np.asarray(nodes)
+    if nodes.ndim != 1 or (nodes.dtype.kind not in "iu" and len(nodes)):
+        raise ValueError(f"nodes must be one-dimensional integers, got {nodes.dtype} of shape {nodes.shape}")
+    if len(nodes) and (nodes.min() < 0 or nodes.max() >= num_nodes):
+        raise ValueError(f"nodes must be in [0, {num_nodes}), got {nodes.min()} to {nodes.max()}")
+    return np.ascontiguousarray(nodes, np.int64)
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The ranks of a run, grouped by host.
+
+    Attributes:
+        host_of_rank: (world_size,) host of each rank; hosts are numbered from 0 in the order of their first ranks.
+        rank: Rank of this process.
+        group: Process group of the ranks on the CPU; None if there is one host, so that nothing is sent.
+        world: The default process group when the hosts were found.
+    """
+
+    host_of_rank: tuple[int, ...]
+    rank: int
+    group: object | None = None
+    world: object | None = None
+
+    @classmethod
+    def alone(cls) -> "Hosts":
+        """One process."""
+        return cls((0,), 0)
+
+    @classmethod
+    def join(cls, hosts: Sequence[int] | None, before: "Hosts | None" = None) -> "Hosts":
+        """Find out where the ranks run; every rank must call it.
+
+        Args:
+            hosts: host of each rank, any integers; None: by the machines that the ranks run on.
+            before: what an earlier call returned, whose group is used again while it stands.
+
+        Raises:
+            ValueError: as many hosts as ranks must be given.
+        """
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return cls.alone()
+        names = gather_objects(machine_id()) if hosts is None else list(hosts)
+        if len(names) != dist.get_world_size():
+            raise ValueError(f"hosts must name the host of each of {dist.get_world_size()} ranks, got {names}")
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        host_of_rank, world = tuple(numbers[name] for name in names), dist.group.WORLD
+        if before is not None and before.host_of_rank == host_of_rank and before.world is world:
+            return before
+        group = dist.new_group(backend="gloo", timeout=_timeout_of(world)) if len(numbers) > 1 else None
+        return cls(host_of_rank, dist.get_rank(), group, world)
+
+    @property
+    def host(self) -> int:
+        return self.host_of_rank[self.rank]
+
+    @property
+    def num_hosts(self) -> int:
+        return max(self.host_of_rank) + 1
+
+    def ranks(self, host: int) -> list[int]:
+        """Return the ranks on a host, ascending."""
+        return [rank for rank, its_host in enumerate(self.host_of_rank) if its_host == host]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Return the position of this rank among those of its host, and how many they are."""
+        here = self.ranks(self.host)
+        return here.index(self.rank), len(here)
+
+
+def _timeout_of(world: dist.ProcessGroup) -> timedelta | None:
+    """Return how long a process of the run may be silent; a new group would have torch's own limit."""
+    options = getattr(world._get_backend(world._device_types[0]), "options", None)
+    return getattr(options, "_timeout", None)
 
 
 class Requests:

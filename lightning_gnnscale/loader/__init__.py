@@ -2,14 +2,12 @@
 
 from .batch_source import BatchKey, BatchSource
 from .buffer_pool import BufferPool
-from .interleaved_walk import Interleave, InterleavedWalk
 from .local_source import LocalSource
 from .neighbor_loader import NeighborLoader
 from .part_loader import LoaderOptions, PartData, PartLoader
-from .part_walk import PartWalk, WholeGraph, parts_of_rank
+from .part_walk import Interleave, InterleavedWalk, PartWalk, core_targets, longest_rank, parts_of_rank, split_targets
 from .process_source import ProcessSource
 from .row_reads import HOWS, RowReads, choose_row_reads, fits_in_memory
-from .seed_order import core_targets, longest_rank, split_targets
 from .source_settings import Processes, RankPlace, SourceFactory, SourceSettings, TaskGraphs, Threads
 from .task_graph import Operators
 from .task_source import TaskSource
@@ -37,7 +35,6 @@ __all__ = [
     "TaskGraphs",
     "TaskSource",
     "Threads",
-    "WholeGraph",
     "choose_row_reads",
     "core_targets",
     "fits_in_memory",

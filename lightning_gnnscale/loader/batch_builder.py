@@ -13,6 +13,7 @@ from ..errors import GNNScaleError
 from ..graph import MASK_NAMES
 from ..jit import kernel
 from ..partition_store import LoadedRows, features_of_part
+from ..partition_store.part_graph import WholeGraph
 from ..rng import batch_key
 from ..sampler.minibatch import MiniBatch, sparse_rows_to_torch
 from ..sampler.protocol import BatchSampler, Subgraph
@@ -21,7 +22,6 @@ from ..triton_kernels.intrinsics import prefetch
 from ..triton_kernels.sample_neighbors import Workspace
 from .batch_source import BatchKey
 from .buffer_pool import BufferPool
-from .part_walk import WholeGraph
 from .staged_part import StagedPart
 
 _AHEAD = 32  # nodes between a prefetch and its use

@@ -18,10 +18,9 @@ from ..sampler.protocol import BatchSampler
 from .batch_builder import BatchBuilder, BatchMaker
 from .batch_source import BatchKey, BatchSource
 from .buffer_pool import BufferPool
-from .interleaved_walk import Interleave, InterleavedWalk
 from .local_source import LocalSource
 from .mixed_batch import mixed_batches
-from .part_walk import PartWalk, Position
+from .part_walk import Interleave, InterleavedWalk, PartWalk, Position
 from .row_reads import Footprint, RowReads, drawn_bytes, fill_told, fill_windows, keep_rows
 from .source_settings import SourceFactory
 from .staged_part import PartStager

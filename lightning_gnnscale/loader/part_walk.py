@@ -1,14 +1,61 @@
 """The walk of one rank over its parts: which batch comes at which position of an epoch."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..graph import CSC
+from ..rng import fold, permutation
+
+
+def core_targets(mask: np.ndarray, part_offsets: np.ndarray, part: int) -> np.ndarray:
+    """Return the target nodes of a part: its core nodes inside a mask.
+
+    Args:
+        mask: (num_nodes,) bool in store order; only the part's own range is read.
+        part_offsets: (num_parts + 1,) int64.
+        part: part id.
+
+    Returns:
+        (num_targets,) int64 store ids, ascending.
+    """
+    start, end = int(part_offsets[part]), int(part_offsets[part + 1])
+    return start + np.flatnonzero(mask[start:end])
+
+
+def split_targets(targets: np.ndarray, world_size: int) -> list[np.ndarray]:
+    """Give every rank the same number of targets, as contiguous ranges of their ids.
+
+    Store ids go by parts, so the ranges follow the parts in order. Each range has ceil(num_targets / world_size)
+    targets; where that is not even, a range shares one target with the next: none is left out, and no rank waits.
+
+    Args:
+        targets: (num_targets,) store ids, ascending.
+        world_size: number of ranks, >= 1.
+
+    Raises:
+        ValueError: there are more ranks than targets.
+
+    Source: DistDGL's two-level split of the training set. Differs: counts are exactly equal.
+    """
+    if not 1 <= world_size <= max(len(targets), 1):
+        raise ValueError(f"world_size must be in [1, {len(targets)}], the number of targets, got {world_size}")
+    share = -(-len(targets) // world_size)
+    starts = [rank * len(targets) // world_size for rank in range(world_size)]
+    return [targets[start : start + share] for start in starts]
+
+
+def order_key(seed: int, epoch: int, part: int) -> int:
+    """Return the key of the order in which a pass visits the targets of a part."""
+    return fold(seed, epoch, part)
+
+
+def longest_rank(batches_per_part: Sequence[int], world_size: int) -> int:
+    """Return the batches of the rank that has most, with parts given to ranks cyclically: what `pad_to` takes."""
+    return max(sum(batches_per_part[rank::world_size]) for rank in range(world_size))
 
 
 class Position(NamedTuple):
@@ -76,57 +123,103 @@ def parts_of_rank(num_parts: int, rank: int, world_size: int) -> list[int]:
     return list(range(rank, num_parts, world_size))
 
 
-@dataclass(frozen=True)
-class WholeGraph:
-    """The full graph in the form of a part: what sampling across parts reads.
+_WALK = 1 << 43  # the order of parts has keys of its own
+_LOOKED_AT = 16  # epochs
 
-    Attributes:
-        part: Number that stands for the part in keys: the rank.
-        csc: CSC of the store; positions in it are arc positions.
-        degree: (num_nodes,) in-degree.
-        symmetric: Whether every arc has its reverse.
-        root, fingerprint: Folder and fingerprint of the store that holds the graph; None and "" if no store holds it.
+
+class Interleave(NamedTuple):
+    """How a rank takes part in an `InterleavedWalk`; see there."""
+
+    rank: int = 0
+    world_size: int = 1
+    lanes: int = 4
+
+
+@dataclass(frozen=True)
+class InterleavedWalk:
+    """One rank's pieces of batches in an epoch in which parts take turns.
+
+    `lanes` parts are open at a time, in a new order every epoch. One piece of each is taken in turn; where a part ends,
+    the next one takes its lane. A run of `lanes` pieces makes a batch (`mixed_batches`): parts of a low cut have few
+    classes each, so batches of a single part would pull the weights to and fro. In each turn of a part every rank takes
+    one piece: rank r takes piece turn * world_size + r. So all ranks get equally many, and the pieces of a turn share
+    neighbours.
+
+    Args:
+        parts: All parts; those without batches are skipped.
+        num_batches: Number of turns in one pass over each part; every rank takes one piece per turn.
+        rank, world_size: Rank of this process, and number of processes.
+        lanes: Parts that are open at a time, and pieces per batch, >= 1.
+        seed: Seed of the order of parts.
+        shuffle: Whether parts come in a new order every epoch; False: in the order of `parts`.
+
+    Source: Chiang et al., Cluster-GCN, KDD 2019, stochastic multiple partitions; Armada, mini-batches of disjoint sets
+    of parts that workers prepare side by side.
     """
 
-    part: int
-    csc: CSC
-    degree: np.ndarray
-    core_start: int = 0
-    symmetric: bool = False
-    root: Path | None = None
-    fingerprint: str = ""
+    parts: Sequence[int]
+    num_batches: Mapping[int, int]
+    rank: int
+    world_size: int
+    lanes: int
+    seed: int
+    shuffle: bool = True
 
-    @classmethod
-    def of(
-        cls, csc: CSC, part: int, symmetric: bool = False, root: Path | None = None, fingerprint: str = ""
-    ) -> "WholeGraph":
-        """Return the view of a CSC for one rank; reads `indptr` once for the degrees."""
-        degree = np.diff(csc.indptr).astype(np.int32)
-        return cls(part, csc, degree, symmetric=symmetric, root=root, fingerprint=fingerprint)
-
-    @classmethod
-    def of_store(cls, store, part: int) -> "WholeGraph":
-        """Return the view of a `PartitionStore` for one rank."""
-        return cls.of(store.csc, part, store.symmetric, store.root, store.layout_fingerprint)
+    def __len__(self) -> int:
+        return sum(self.num_batches[part] for part in self.parts)
 
     @property
-    def num_core(self) -> int:
-        return self.csc.num_rows
+    def parts_open(self) -> int:
+        """Parts that are in memory at a time: those that are open, and the next one."""
+        return self.lanes + 1
 
-    @property
-    def num_local(self) -> int:
-        return self.csc.num_rows
+    def most_held(self, sizes: np.ndarray, parts_held: int) -> int:
+        """Return the largest sum over parts that are in memory together, of the first epochs; see `PartWalk`.
 
-    @property
-    def halo_nodes(self) -> np.ndarray:
-        return np.empty(0, np.int64)
-
-    def symmetrised(self) -> "WholeGraph":
-        """Return the graph where it has both directions already.
-
-        Raises:
-            ValueError: it has not; both directions of a whole graph belong into its store.
+        Sizes of parts differ, and the largest of them meet in few of the orders that are drawn.
         """
-        if self.symmetric:
-            return self
-        raise ValueError('direction="both" needs scope="part", or a store written with to_undirected=True')
+        size, most = dict(zip(self.parts, np.asarray(sizes).tolist(), strict=True)), 0
+        held: dict[int, None] = {}  # the last one is the latest that was asked for; parts stay from epoch to epoch
+        for epoch in range(_LOOKED_AT if self.shuffle else 1):
+            for position in self.positions(epoch):
+                for part in (position.part, position.following):
+                    if part is None or next(reversed(held), None) == part:
+                        continue
+                    held.pop(part, None)
+                    held[part] = None
+                    if len(held) > parts_held:
+                        del held[next(iter(held))]
+                most = max(most, sum(size[part] for part in held))
+        return most
+
+    def positions(self, epoch: int, start: int = 0) -> Iterator[Position]:
+        """Yield the batches of an epoch from position `start` on."""
+        coming = deque(part for part in self._order(epoch) if self.num_batches[part])
+        lanes = deque((coming.popleft(), 0) for _ in range(min(self.lanes, len(coming))))
+        place = 0
+        while lanes:
+            part, step = lanes.popleft()
+            if place >= start:
+                following = coming[0] if coming else None
+                yield Position(0, part, epoch, step * self.world_size + self.rank, following)
+            place += 1
+            if step + 1 < self.num_batches[part]:
+                lanes.append((part, step + 1))
+            elif coming:
+                lanes.append((coming.popleft(), 0))
+
+    def _order(self, epoch: int) -> list[int]:
+        if not self.shuffle:
+            return list(self.parts)
+        return [self.parts[place] for place in permutation(len(self.parts), fold(self.seed, epoch, _WALK))]
+
+
+def even_slices(order: np.ndarray, num_slices: int) -> list[np.ndarray]:
+    """Return consecutive pieces of (num_items,) whose lengths differ by one at most; with few items some come twice.
+
+    Args:
+        order: at least one item.
+        num_slices: >= 1.
+    """
+    bounds = [number * len(order) // num_slices for number in range(num_slices + 1)]
+    return [order[start : max(stop, start + 1)] for start, stop in pairwise(bounds)]

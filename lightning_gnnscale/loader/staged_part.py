@@ -13,8 +13,7 @@ from ..graph import MASK_NAMES
 from ..partition_store import FeatureTable, LoadedRows, RankedNodes, features_of_part
 from ..partition_store.array_file import file_place
 from ..sampler.protocol import BatchSampler, num_slices
-from .interleaved_walk import even_slices
-from .seed_order import order_key
+from .part_walk import even_slices, order_key
 
 
 @dataclass

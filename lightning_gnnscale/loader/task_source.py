@@ -1,20 +1,285 @@
 """Batches prepared task by task by threads of this process."""
 
+import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Hashable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+import psutil
+
+from ..errors import GNNScaleError
 from ..rng import batch_key
 from ..sampler.minibatch import MiniBatch
-from .batch_builder import BatchMaker
+from .batch_builder import BatchMaker, batch_error
 from .batch_graph import BatchGraph
 from .batch_source import BatchKey
 from .local_source import THREAD_NAME, stop
-from .scheduler import Scheduler
-from .scheduling_policy import Policy
+from .scheduling_policy import FixedPrefetchPolicy, Launch, Policy, Run, TwoLevelPolicy, Wait
 from .staged_part import PartShelf, StagedPart
 from .task_graph import Operators, Workflow, operators_of
-from .task_trace import TaskTrace
+from .task_trace import BatchTimes, TaskTime, TaskTrace
+
+MakeGraph = Callable[[int, Any], BatchGraph]
+
+
+class Scheduler:
+    """Prepare requested batches by threads, and give them out in the order of the requests; used by one thread.
+
+    Compiled kernels release the interpreter lock. Threads run from the first request to `forget`.
+
+    Args:
+        make: (dag_id, key) to the batch's task graph; called by the threads, side by side.
+        policy: decides what a free thread does; belongs to this scheduler alone.
+        clock: gives seconds.
+        trace: takes the time of every task and training step, of a remote task that of sending its request; None:
+            nothing is recorded.
+        task_clock: gives the seconds of tasks in the trace; None: `clock`. On a machine that does other work too,
+            `time.thread_time` leaves that out.
+
+    Attributes:
+        waited_s: seconds that `ready` waited, since the scheduler was made.
+    """
+
+    def __init__(
+        self,
+        make: MakeGraph,
+        policy: Policy,
+        clock: Callable[[], float] = time.perf_counter,
+        trace: TaskTrace | None = None,
+        task_clock: Callable[[], float] | None = None,
+    ):
+        self._task_clock = task_clock or clock
+        self.policy, self.trace, self.waited_s = policy, trace, 0.0
+        self._make, self._clock = make, clock
+        self._lock = threading.Lock()
+        self._work, self._batch = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._threads: list[threading.Thread] = []
+        self._clear()
+
+    def request(self, key: Hashable) -> None:
+        """Ask for a batch, in the order in which batches are wanted; never blocks."""
+        with self._lock:
+            self._requested.append((self.policy.request(key), key))
+            self._work.notify()
+            if not self._threads:
+                self._stop = threading.Event()
+                self._start()
+
+    def ready(self) -> tuple[Hashable, Any]:
+        """Return the next requested batch with its key, in request order; waits for it.
+
+        Raises:
+            GNNScaleError: what preparing it raised, with its key.
+            ValueError: nothing is requested.
+        """
+        if not self._requested:
+            raise ValueError("no batch is requested: call request(key) before ready()")
+        with self._lock:
+            asked = self._clock()
+            if self._given_s is not None:
+                self.policy.trained(asked - self._given_s)
+                if self.trace is not None:
+                    self.trace.train_s.append(asked - self._given_s)
+            dag_id, key = self._requested[0]
+            while dag_id not in self._results:
+                self._batch.wait()
+            self._requested.popleft()
+            result = self._results.pop(dag_id)
+            self._given_s = self._clock()
+            self.policy.taken(dag_id, self._given_s)
+            self._work.notify_all()
+            self.waited_s += self._given_s - asked
+        if isinstance(result, Exception):
+            raise _error(key, result) from result
+        return key, result
+
+    def wake(self) -> None:
+        """Let free threads look again: what `policy.launchable` says has changed."""
+        with self._lock:
+            self._work.notify_all()
+
+    def forget(self) -> None:
+        """Drop what was requested and not taken, and end the threads; a thread of them that runs this does not wait."""
+        with self._lock:
+            threads, self._threads = self._threads, []
+            if threads:
+                self._stop.set()
+            self._work.notify_all()
+        inside = threading.current_thread().name.startswith(THREAD_NAME)
+        for thread in threads if not inside else ():
+            thread.join()
+        with self._lock:
+            self.policy.clear()
+            self._clear()
+
+    close = forget
+
+    def _clear(self) -> None:
+        self._requested: deque[tuple[int, Hashable]] = deque()
+        self._results: dict[int, Any] = {}
+        self._under_way: dict[int, _Batch] = {}
+        self._given_s: float | None = None
+
+    def _start(self) -> None:
+        for number in range(self.policy.num_threads):
+            arguments, name = (number, self._stop), f"{THREAD_NAME}-{number}"
+            self._threads.append(threading.Thread(target=self._run, args=arguments, name=name, daemon=True))
+            self._threads[-1].start()
+
+    def _run(self, number: int, stop: threading.Event) -> None:
+        while True:
+            with self._lock:
+                action = self._next(number, stop)
+            if action is None:
+                return
+            if isinstance(action, Launch):
+                self._launch(number, action, stop)
+            else:
+                self._run_task(number, action, stop)
+
+    def _next(self, number: int, stop: threading.Event) -> Run | Launch | None:
+        while not stop.is_set():
+            action = self.policy.step(number, self._clock())
+            if not isinstance(action, Wait):
+                return action
+            self._work.wait(action.seconds)
+        return None
+
+    def _launch(self, number: int, launch: Launch, stop: threading.Event) -> None:
+        started = self._task_clock()
+        try:
+            graph = self._make(launch.dag_id, launch.key)
+            with self._lock:
+                if not stop.is_set():
+                    self._under_way[launch.dag_id] = _Batch(
+                        graph, self._task_clock() - started, [None] * len(graph.tasks)
+                    )
+                    self.policy.launched(number, launch.dag_id, graph)
+                    self._work.notify_all()
+        except Exception as error:
+            self._fail(launch.dag_id, error, stop)
+
+    def _run_task(self, number: int, run: Run, stop: threading.Event) -> None:
+        task = run.task
+        try:
+            cost = task.cost() if self.trace is not None else 0.0
+            started = self._task_clock()
+            reply = task.run()
+            took = TaskTime(task.kind, task.dependencies, cost, self._task_clock() - started)
+            if isinstance(reply, Future):
+                if self.policy.overlaps_replies:
+                    reply.add_done_callback(partial(self._replied, number, run, took, stop))
+                    return
+                reply.result()
+            self._ran(number, run, took, stop)
+        except Exception as error:
+            self._fail(run.dag_id, error, stop)
+
+    def _replied(self, number: int, run: Run, took: TaskTime, stop: threading.Event, reply: Future) -> None:
+        """Take the reply to a remote task, in whatever thread has it."""
+        try:
+            reply.result()
+            self._ran(number, run, took, stop, one_is_mine=False)
+        except (Exception, CancelledError) as error:
+            self._fail(run.dag_id, error, stop)
+
+    def _ran(self, number: int, run: Run, took: TaskTime, stop: threading.Event, one_is_mine: bool = True) -> None:
+        with self._lock:
+            if stop.is_set() or run.dag_id not in self._under_way:  # another of its tasks failed
+                return
+            self._under_way[run.dag_id].times[run.task.number] = took
+            count = self.policy.done(number, run.dag_id, run.task, self._clock())
+            if count is None:
+                self._finish(run.dag_id)
+            elif count > one_is_mine:  # this thread takes one of the tasks that became ready
+                self._work.notify(count - one_is_mine)
+
+    def _finish(self, dag_id: int) -> None:
+        batch = self._under_way.pop(dag_id)
+        self._results[dag_id] = result = batch.graph.result()
+        if self.trace is not None:
+            num_bytes = batch.graph.num_bytes()
+            self.trace.batches.append(BatchTimes(batch.launch_s, batch.times, _num_seeds(result), num_bytes))
+        self._batch.notify()
+        self._work.notify()
+
+    def _fail(self, dag_id: int, error: Exception, stop: threading.Event) -> None:
+        with self._lock:
+            taken = not self._requested or dag_id < self._requested[0][0]
+            if stop.is_set() or taken or dag_id in self._results:  # another of its tasks failed before
+                return
+            self._under_way.pop(dag_id, None)
+            self._results[dag_id] = error
+            self.policy.failed(dag_id)
+            self._batch.notify()
+            self._work.notify_all()
+
+
+class TwoLevelScheduler(Scheduler):
+    """ByteGNN's scheduling of preparation; see `TwoLevelPolicy` for sigma, queue_bytes and utilisation.
+
+    Args:
+        make: Maps (dag_id, key) to the batch's task graph.
+        num_threads: Threads that run tasks, >= 1.
+        options: Options of `TwoLevelPolicy`.
+        clock, trace, task_clock: As for `Scheduler`.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self, make: MakeGraph, num_threads: int, *, clock=time.perf_counter, trace=None, task_clock=None, **options
+    ):
+        super().__init__(make, TwoLevelPolicy(num_threads, **options), clock, trace, task_clock)
+
+
+class FixedPrefetch(Scheduler):
+    """The baseline: each thread prepares whole batches, `depth` of them under way or ready; see `FixedPrefetchPolicy`.
+
+    Args:
+        make: (dag_id, key) to the batch's task graph.
+        num_threads: threads, >= 1.
+        depth: batches, >= 1.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self, make: MakeGraph, num_threads: int, depth: int, *, clock=time.perf_counter, trace=None, task_clock=None
+    ):
+        super().__init__(make, FixedPrefetchPolicy(num_threads, depth), clock, trace, task_clock)
+
+
+@dataclass
+class _Batch:
+    """A batch whose tasks run."""
+
+    graph: BatchGraph
+    launch_s: float
+    times: list[TaskTime | None]
+
+
+def machine_utilisation() -> Callable[[], float]:
+    """Return a gauge of the whole machine's cores, in percent since it was last read: ByteGNN's C_util."""
+    psutil.cpu_percent()
+    return psutil.cpu_percent
+
+
+def _num_seeds(batch: Any) -> int:
+    """Seeds of a batch; in one with links each of which a link is trained for, not their other ends."""
+    pairs = getattr(batch, "pairs", None)
+    return getattr(batch, "batch_size", 1) if pairs is None else pairs.shape[1]
+
+
+def _error(key: Hashable, error: Exception) -> GNNScaleError:
+    what = f"{type(error).__name__}: {error}"
+    return batch_error(key, what) if isinstance(key, BatchKey) else GNNScaleError(f"batch {key}: {what}")
 
 
 class TaskSource:

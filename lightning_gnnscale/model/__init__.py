@@ -6,8 +6,7 @@ from .gcn import GCN
 from .graphsage import GraphSAGE
 from .inference import LayerwiseOutput, layerwise_inference
 from .layer_source import EvaluationShare, LayerSource, RowBlock
-from .link_metrics import HitsAt, MeanReciprocalRank, link_ranks
-from .link_predictor import DotDecoder, LinkPredictor, MLPDecoder
+from .link_predictor import DotDecoder, HitsAt, LinkPredictor, MeanReciprocalRank, MLPDecoder, link_ranks
 from .ngnn import NGNN
 from .node_classifier import NodeClassifier
 from .node_inputs import NodeInputs, TakesInputs

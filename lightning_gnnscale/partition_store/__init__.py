@@ -4,7 +4,7 @@ from .disk import WriteBudget
 from .features import CSRFeatures, DenseFeatures, FeatureTable, LoadedRows, SparseRows
 from .inputs import input_fingerprint
 from .packed_features import PackedFeatures, features_of_part
-from .part_graph import PartGraph
+from .part_graph import PartGraph, WholeGraph
 from .planned_reads import RankedNodes
 from .reader import PartitionStore
 from .writer import write_partition_store
@@ -19,6 +19,7 @@ __all__ = [
     "PartitionStore",
     "RankedNodes",
     "SparseRows",
+    "WholeGraph",
     "WriteBudget",
     "features_of_part",
     "input_fingerprint",

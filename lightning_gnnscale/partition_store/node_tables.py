@@ -7,9 +7,8 @@ import numpy as np
 from ..jit import kernel
 from .array_file import ArrayFile
 from .features import as_bits, copy_sparse_rows, row_lengths
-from .inputs import SparseSource, check_whole
+from .inputs import SparseSource, StoreIds, check_whole, group_by_part
 from .journal import Journal, file_states
-from .relabel import StoreIds, group_by_part
 
 _MOST_ROWS = 1 << 21  # of one block, whatever the row is: the order of a block is held as int64
 

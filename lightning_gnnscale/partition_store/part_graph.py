@@ -1,6 +1,7 @@
-"""One part as a training process sees it: core rows, halo rows, local ids."""
+"""One part as a training process sees it: core rows, halo rows, local ids; and a whole graph in the same form."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -71,6 +72,62 @@ class PartGraph:
             degree = np.maximum(degree, np.diff(both[0])).astype(degree.dtype)
         csc, arc_id = CSC(both[0], both[1]), both[2] if carry else None
         return replace(self, csc=csc, degree=degree, arc_id=arc_id, symmetric=True)
+
+
+@dataclass(frozen=True)
+class WholeGraph:
+    """The full graph in the form of a part: what sampling across parts reads.
+
+    Attributes:
+        part: Number that stands for the part in keys: the rank.
+        csc: CSC of the store; positions in it are arc positions.
+        degree: (num_nodes,) in-degree.
+        symmetric: Whether every arc has its reverse.
+        root, fingerprint: Folder and fingerprint of the store that holds the graph; None and "" if no store holds it.
+    """
+
+    part: int
+    csc: CSC
+    degree: np.ndarray
+    core_start: int = 0
+    symmetric: bool = False
+    root: Path | None = None
+    fingerprint: str = ""
+
+    @classmethod
+    def of(
+        cls, csc: CSC, part: int, symmetric: bool = False, root: Path | None = None, fingerprint: str = ""
+    ) -> "WholeGraph":
+        """Return the view of a CSC for one rank; reads `indptr` once for the degrees."""
+        degree = np.diff(csc.indptr).astype(np.int32)
+        return cls(part, csc, degree, symmetric=symmetric, root=root, fingerprint=fingerprint)
+
+    @classmethod
+    def of_store(cls, store, part: int) -> "WholeGraph":
+        """Return the view of a `PartitionStore` for one rank."""
+        return cls.of(store.csc, part, store.symmetric, store.root, store.layout_fingerprint)
+
+    @property
+    def num_core(self) -> int:
+        return self.csc.num_rows
+
+    @property
+    def num_local(self) -> int:
+        return self.csc.num_rows
+
+    @property
+    def halo_nodes(self) -> np.ndarray:
+        return np.empty(0, np.int64)
+
+    def symmetrised(self) -> "WholeGraph":
+        """Return the graph where it has both directions already.
+
+        Raises:
+            ValueError: it has not; both directions of a whole graph belong into its store.
+        """
+        if self.symmetric:
+            return self
+        raise ValueError('direction="both" needs scope="part", or a store written with to_undirected=True')
 
 
 @kernel

@@ -8,7 +8,7 @@ import torch
 
 from ..errors import PlacementError
 from ..partition_store.features import as_stored
-from . import cpu_rows
+from . import cpu_tiers
 from .cpu_tiers import CPUTiers, checked_nodes
 from .feature_cache import FeatureCache
 from .joining import devices_here, digest_of, gather_objects
@@ -88,8 +88,7 @@ class FeatureBuffer:
             stored, code = as_stored(features)
             self._tiers = CPUTiers(self._places, tables, stored.dim, np.dtype(stored.dtype), cache, code)
         else:
-            from .cuda_rows import device_of
-            from .cuda_tiers import CUDATiers
+            from .cuda_tiers import CUDATiers, device_of
 
             self._tiers = CUDATiers(self._places, tables, features, cache, device_of(on, device))
         self.nbytes = len(placement.rows[device]) * layout.row_bytes + self._places.nbytes + self._tiers.cache_bytes
@@ -222,12 +221,12 @@ def _layout(placement, features, device, on, host, fingerprint, memory_bytes) ->
 
 
 def _row_module(on: str):
-    """Return what makes rows: `cpu_rows`, or `cuda_rows` at the first need of it."""
+    """Return what makes rows: `cpu_tiers`, or `cuda_tiers` at the first need of it."""
     if on == "cpu":
-        return cpu_rows
-    from . import cuda_rows
+        return cpu_tiers
+    from . import cuda_tiers
 
-    return cuda_rows
+    return cuda_tiers
 
 
 def _where(on: str) -> dict:

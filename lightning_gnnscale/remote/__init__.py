@@ -1,13 +1,11 @@
-"""Preparation on other machines: what travels between the workers that make batches and the trainers that use them."""
+"""Everything on Ray: workers that make batches, what travels between them and trainers, and rows that workers own."""
 
 from .batch_group import BatchGroup, pack_group, unpack_group, unpack_one
-from .held_features import DistributedFeatures, HeldFeatures
-from .held_nodes import PartOwners, most_linked
-from .held_rows import HeldRows, HopRequest
+from .held_rows import DistributedFeatures, HeldFeatures, HeldRows, HopRequest, PartOwners, most_linked
+from .ray_source import RayWorkers
 from .sampling_owners import DistributedNeighborSampler
-from .settings import RayWorkers
-from .versioned_cache import CacheCounts, TrainerCache
-from .worker_view import CacheUpdate, Missing, WorkerView
+from .versioned_cache import CacheCounts, CacheUpdate, Missing, TrainerCache, WorkerView
+from .worker_embedding import WorkerEmbedding
 
 __all__ = [
     "BatchGroup",
@@ -22,6 +20,7 @@ __all__ = [
     "PartOwners",
     "RayWorkers",
     "TrainerCache",
+    "WorkerEmbedding",
     "WorkerView",
     "most_linked",
     "pack_group",

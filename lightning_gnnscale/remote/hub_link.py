@@ -33,7 +33,7 @@ from .ray_worker import start_workers
 from .spread_graph import spread_of
 
 if TYPE_CHECKING:
-    from .settings import RayWorkers
+    from .ray_source import RayWorkers
 
 _turns = itertools.count()
 _CALL_LIMIT_S = 10.0

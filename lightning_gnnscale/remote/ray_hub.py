@@ -8,8 +8,7 @@ from .cluster import NAMESPACE, import_ray, one_line
 from .hub_workers import HubWorkers
 from .job_board import Group, Job, JobBoard, Rank, Stage
 from .messages import Answer, GroupHeader, GroupPayload, GroupRequest, HubSettings, Setup, Table
-from .versioned_cache import TrainerCache
-from .worker_view import CacheUpdate
+from .versioned_cache import CacheUpdate, TrainerCache
 
 
 class HubCaches:

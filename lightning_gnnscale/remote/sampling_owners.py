@@ -22,8 +22,7 @@ from ..jit import kernel
 from ..sampler.neighbor import NeighborSampler, NeighborState
 from ..sampler.protocol import Allocate, Subgraph
 from ..triton_kernels.sample_neighbors import HopSampling, Workspace, cpu
-from .held_nodes import PartOwners
-from .held_rows import HeldRows, HopRequest
+from .held_rows import HeldRows, HopRequest, PartOwners
 
 
 class Drawing(Protocol):

@@ -11,11 +11,9 @@ from ..errors import GNNScaleError
 from ..loader.batch_builder import BatchMaker
 from ..loader.staged_part import PartStager
 from ..sampler import NeighborSampler
-from .assignment import assign_parts
 from .cluster import WORKER_GROUP, import_ray, one_line, worker_handle
-from .held_features import DistributedFeatures, HeldFeatures
-from .held_nodes import PartOwners, most_linked
-from .held_rows import HeldRows, HopRequest
+from .held_rows import DistributedFeatures, HeldFeatures, HeldRows, HopRequest, PartOwners, most_linked
+from .job_board import assign_parts
 from .messages import Spread
 from .sampling_owners import DistributedNeighborSampler
 

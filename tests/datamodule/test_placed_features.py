@@ -9,7 +9,7 @@ import torch
 
 import lightning_gnnscale as gs
 from lightning_gnnscale import events
-from lightning_gnnscale.datamodule.placed_features import linked_groups
+from lightning_gnnscale.datamodule.placed_training import linked_groups
 from lightning_gnnscale.errors import PlacementError, StrategyError
 from lightning_gnnscale.placement import PlacementSettings
 

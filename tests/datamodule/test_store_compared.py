@@ -10,8 +10,7 @@ import pytest
 import lightning_gnnscale as gs
 from lightning_gnnscale.datamodule import FullGraphDataModule
 from lightning_gnnscale.errors import PartitionStoreError
-from lightning_gnnscale.loader.part_walk import WholeGraph
-from lightning_gnnscale.partition_store import PartitionStore, manifest, verify
+from lightning_gnnscale.partition_store import PartitionStore, WholeGraph, manifest, verify
 
 
 @pytest.fixture

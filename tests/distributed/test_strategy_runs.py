@@ -15,7 +15,7 @@ from processes import launch
 from lightning_gnnscale import events
 from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.strategy import GNNScaleStrategy, GradientAveraging, ModelAveraging
-from lightning_gnnscale.strategy.round_callback import RoundCallback
+from lightning_gnnscale.strategy.gnnscale import RoundCallback
 
 RESUMES = {
     "interval 1": {"weights": {}, "from": 1},

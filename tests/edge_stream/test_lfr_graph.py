@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_gnnscale.edge_stream import SyntheticGraph, lfr_graph
-from lightning_gnnscale.edge_stream.power_law import community_sizes
+from lightning_gnnscale.edge_stream.planted_edges import community_sizes
 
 NUM_NODES, NUM_EDGES = 100_000, 800_000
 GRAPH = lfr_graph(NUM_NODES, NUM_EDGES, mixing=0.3, min_community=20, max_community=5_000, seed=7)

@@ -14,10 +14,10 @@ import torch
 from embedding_runs import NUM, embedding, fit, write_store
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.embedding import shard_table
-from lightning_gnnscale.embedding.row_shard import Initial, RowShard
 from lightning_gnnscale.embedding.shared_table import Column
 from lightning_gnnscale.errors import GNNScaleError, PlacementError
+from lightning_gnnscale.remote import shard_table
+from lightning_gnnscale.remote.shard_keeper import Initial, RowShard
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "distributed"))
 from processes import launch

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from oracles.parts import part_loader, small_world
 
 from lightning_gnnscale.loader import Interleave, InterleavedWalk, PartLoader
-from lightning_gnnscale.loader.interleaved_walk import even_slices
+from lightning_gnnscale.loader.part_walk import even_slices
 from lightning_gnnscale.sampler import NeighborSampler
 
 WORLD = small_world(num_parts=5)

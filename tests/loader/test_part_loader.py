@@ -11,7 +11,8 @@ import torch
 from oracles.parts import part_loader, small_world
 
 from lightning_gnnscale.errors import GNNScaleError
-from lightning_gnnscale.loader import PartLoader, RowReads, WholeGraph, longest_rank, parts_of_rank, split_targets
+from lightning_gnnscale.loader import PartLoader, RowReads, longest_rank, parts_of_rank, split_targets
+from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.partition_store.features import CSRFeatures
 from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.sampler import ClusterSampler, FullBatchSampler, NeighborSampler, SaintSampler

@@ -7,16 +7,9 @@ import pytest
 from oracles.parts import part_loader
 from test_part_loader import SAMPLERS, WORLD, all_contents, loader_threads, make_loader
 
-from lightning_gnnscale.loader import (
-    Interleave,
-    RowReads,
-    TaskGraphs,
-    WholeGraph,
-    choose_row_reads,
-    fits_in_memory,
-)
+from lightning_gnnscale.loader import Interleave, RowReads, TaskGraphs, choose_row_reads, fits_in_memory
 from lightning_gnnscale.loader.row_reads import Footprint, drawn_bytes
-from lightning_gnnscale.partition_store import DenseFeatures, LoadedRows, PackedFeatures
+from lightning_gnnscale.partition_store import DenseFeatures, LoadedRows, PackedFeatures, WholeGraph
 from lightning_gnnscale.sampler import NeighborSampler
 
 READS = {

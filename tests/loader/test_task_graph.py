@@ -12,12 +12,13 @@ from oracles.parts import small_world
 from oracles.visit_counts import visited_most
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.loader import BufferPool, WholeGraph
+from lightning_gnnscale.loader import BufferPool
 from lightning_gnnscale.loader.batch_builder import BatchBuilder
 from lightning_gnnscale.loader.batch_graph import BatchGraph, Task, batch_bytes
 from lightning_gnnscale.loader.operators import FanoutNeighborhood, LinkNegatives, LinkPositives, PinSageNeighborhood
 from lightning_gnnscale.loader.staged_part import PartStager
 from lightning_gnnscale.loader.task_graph import Operators, Workflow
+from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.partition_store.features import CSRFeatures
 from lightning_gnnscale.rng import batch_key, combine_array
 from lightning_gnnscale.sampler import NeighborSampler, Subgraph

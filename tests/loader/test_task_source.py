@@ -12,8 +12,9 @@ from test_task_graph import FirstNeighbors, contents, sparse_features
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import GNNScaleError
-from lightning_gnnscale.loader import BatchKey, Operators, RankPlace, RowReads, TaskGraphs, WholeGraph
+from lightning_gnnscale.loader import BatchKey, Operators, RankPlace, RowReads, TaskGraphs
 from lightning_gnnscale.loader.operators import FanoutNeighborhood
+from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.sampler import LayerwiseSampler, LinkSampler, LocalityBias, NeighborSampler
 
 PLACED = gs.Placement((np.arange(0, 300, 3),), ((0,),), 300, None, {}, (), "test", "")

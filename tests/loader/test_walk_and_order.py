@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gnnscale.loader import PartWalk, WholeGraph, core_targets, longest_rank, parts_of_rank, split_targets
-from lightning_gnnscale.loader.seed_order import order_key
+from lightning_gnnscale.loader import PartWalk, core_targets, longest_rank, parts_of_rank, split_targets
+from lightning_gnnscale.loader.part_walk import order_key
+from lightning_gnnscale.partition_store import WholeGraph
 
 
 @given(num_targets=st.integers(1, 200), world_size=st.integers(1, 9))

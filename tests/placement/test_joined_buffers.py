@@ -17,7 +17,7 @@ from buffer_cases import counted, placed, table
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import PlacementError
-from lightning_gnnscale.placement import cpu_rows
+from lightning_gnnscale.placement import cpu_tiers
 from lightning_gnnscale.placement.shared_rows import SharedRows
 
 WORLD = 4
@@ -48,8 +48,8 @@ class FileExchange:
 def run_rank(rank, case, folder, exchange):
     features, placement = table(300, 16, "f4"), placed(300, WORLD, [[0, 1], [2, 3]], share=0.2)
     if case == "crash" and rank == 1:
-        made = cpu_rows.shared_copy
-        cpu_rows.shared_copy = lambda *given: (made(*given), os.kill(os.getpid(), signal.SIGKILL))
+        made = cpu_tiers.shared_copy
+        cpu_tiers.shared_copy = lambda *given: (made(*given), os.kill(os.getpid(), signal.SIGKILL))
     buffer = gs.FeatureBuffer.join(placement, features, rank, host="copy", folder=folder, exchange=exchange)
     expected = features.array.copy()
     features.array[:] = 0  # nothing is read from the store any more

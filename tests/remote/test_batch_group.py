@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.parts import small_world
 
-from lightning_gnnscale.loader import BufferPool, WholeGraph
+from lightning_gnnscale.loader import BufferPool
 from lightning_gnnscale.loader.batch_builder import BatchBuilder, BatchMaker
 from lightning_gnnscale.loader.batch_source import BatchKey
 from lightning_gnnscale.loader.staged_part import PartStager
+from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.partition_store.features import CSRFeatures, DenseFeatures
 from lightning_gnnscale.remote import pack_group, unpack_group, unpack_one
 from lightning_gnnscale.remote.batch_group import narrowed, unite, widened

@@ -13,7 +13,7 @@ from lightning_gnnscale import events
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.loader import RankPlace
 from lightning_gnnscale.remote import RayWorkers
-from lightning_gnnscale.remote.worker_parts import WorkerParts, hold_part
+from lightning_gnnscale.remote.ray_worker import WorkerParts, hold_part
 from lightning_gnnscale.sampler import NeighborSampler
 
 EXPECTED = all_contents(make_loader())

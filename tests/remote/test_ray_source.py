@@ -7,7 +7,7 @@ import psutil
 import pytest
 from ray_world import WORLD, all_contents, make_loader, whole_loader
 
-from lightning_gnnscale.loader import WholeGraph
+from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.partition_store.features import CSRFeatures
 from lightning_gnnscale.remote import RayWorkers
 from lightning_gnnscale.sampler import ClusterSampler, FullBatchSampler, NeighborSampler, SaintSampler

@@ -13,16 +13,22 @@ from oracles.parts import small_world
 
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.graph import CSC
-from lightning_gnnscale.loader import BufferPool, WholeGraph
+from lightning_gnnscale.loader import BufferPool
 from lightning_gnnscale.loader.batch_builder import BatchBuilder, BatchMaker
 from lightning_gnnscale.loader.batch_source import BatchKey
 from lightning_gnnscale.loader.operators.neighborhood import FanoutNeighborhood
 from lightning_gnnscale.loader.staged_part import PartStager
+from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.partition_store.features import CSRFeatures
 from lightning_gnnscale.placement import place
-from lightning_gnnscale.remote.held_features import DistributedFeatures, HeldFeatures
-from lightning_gnnscale.remote.held_nodes import PartOwners, most_linked
-from lightning_gnnscale.remote.held_rows import HeldRows, HopRequest
+from lightning_gnnscale.remote.held_rows import (
+    DistributedFeatures,
+    HeldFeatures,
+    HeldRows,
+    HopRequest,
+    PartOwners,
+    most_linked,
+)
 from lightning_gnnscale.remote.sampling_owners import DistributedNeighborSampler
 from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.sampler import ClusterSampler, LocalityBias, NeighborSampler

@@ -13,7 +13,7 @@ from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.partition_store.features import CSRFeatures
 from lightning_gnnscale.remote import CacheUpdate, TrainerCache, WorkerView
 from lightning_gnnscale.remote.cache_contents import heaviest_first
-from lightning_gnnscale.remote.worker_view import NOTHING
+from lightning_gnnscale.remote.versioned_cache import NOTHING
 
 NUM_NODES, DIM = 24, 3
 TABLE = np.random.default_rng(0).random((NUM_NODES, DIM), np.float32)

@@ -3,7 +3,7 @@
 import numpy as np
 from ray_world import WORLD, make_loader
 
-from lightning_gnnscale.remote.worker_parts import hold_part
+from lightning_gnnscale.remote.ray_worker import hold_part
 
 
 def test_a_held_part_reads_packed_rows_of_its_halo():

@@ -4,7 +4,7 @@ import numpy as np
 from oracles.parts import part_loader, small_world
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.loader import WholeGraph
+from lightning_gnnscale.partition_store import WholeGraph
 
 WORLD = small_world()
 NUM_NODES = WORLD.csc.num_rows

@@ -13,7 +13,7 @@ from torch_geometric.utils import trim_to_layer
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.graph import build_csc
-from lightning_gnnscale.loader import WholeGraph
+from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.rng import batch_key
 
 WORLD = small_world()

@@ -8,7 +8,7 @@ from oracles import links as oracle
 from oracles.parts import part_loader, small_world
 
 from lightning_gnnscale.graph import CSC, build_csc
-from lightning_gnnscale.loader import WholeGraph
+from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.sampler import (
     AliasTable,

@@ -11,7 +11,7 @@ from oracles.parts import small_world
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import PlacementError
 from lightning_gnnscale.graph import build_csc
-from lightning_gnnscale.loader import WholeGraph
+from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.sampler.locality import neighbor_sets
 
 WORLD = small_world()

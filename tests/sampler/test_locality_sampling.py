@@ -12,7 +12,7 @@ from oracles.parts import small_world
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import PlacementError
-from lightning_gnnscale.loader import WholeGraph
+from lightning_gnnscale.partition_store import WholeGraph
 
 PART = WORLD.load_part(1)
 TARGETS = WORLD.targets(1) - PART.core_start

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles.locality_scale import algorithm_2
 
-from lightning_gnnscale.sampler.locality_scale import LocalityScale
+from lightning_gnnscale.sampler.locality import LocalityScale
 
 
 def run(state, shares):

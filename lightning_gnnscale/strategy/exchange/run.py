@@ -13,9 +13,8 @@ from ...errors import StrategyError
 from ...events import record
 from .. import averaging
 from .coding import RAW, CodedRows, RowCodec
-from .layer_exchange import LayerExchange, RowTransfer
+from .layer_exchange import Blocks, LayerExchange, RowTransfer, block_route, halo_route
 from .policies import ExchangePlan, ExchangePolicy, exchange_layers
-from .route import Blocks, block_route, halo_route
 from .transport import BACKWARD, EVALUATION, FORWARD, STATIC, Ledger, Transport
 
 

@@ -14,9 +14,8 @@ from torch.optim import Optimizer
 from ...errors import StrategyError
 from ...events import record
 from .. import averaging
-from ..progress import check_ranks
-from .accumulated import load_gradients, saved_gradients
-from .policy import Step, WeightPolicy
+from ..averaging import check_ranks
+from .policy import Step, WeightPolicy, load_gradients, saved_gradients
 
 
 class GradientAveraging(WeightPolicy):

@@ -14,13 +14,12 @@ from torch.optim import Optimizer
 from ...errors import StrategyError
 from ...events import record
 from .. import averaging
+from ..averaging import agree_on_steps, check_ranks, count_missing_batch, count_steps
 from ..exchange import ExchangePolicy
-from ..progress import agree_on_steps, check_ranks, count_missing_batch, count_steps
 from ..trainer_check import check_model_averaging, check_rounds, step_schedulers
-from .accumulated import load_gradients, saved_gradients
 from .control_variates import ControlVariates
 from .part_optimizers import SHARED_KEY, PartOptimizers, merge_states, shared_optimizer
-from .policy import Step, WeightPolicy
+from .policy import Step, WeightPolicy, load_gradients, saved_gradients
 
 
 class VisitGradients:

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..embedding.shared_table import Column
 from ..errors import GNNScaleError
-from ..remote.cluster import check_answers, import_ray, join_ray, leave_ray, one_line, worker_handle
-from .row_shard import ShardSpec
-from .shard_keeper import STORE_BYTES, ShardKeeper, note_use
-from .shared_table import Column
+from .cluster import check_answers, import_ray, join_ray, leave_ray, one_line, worker_handle
+from .shard_keeper import STORE_BYTES, ShardKeeper, ShardSpec, note_use
 
 BLOCK_BYTES = 8 << 20  # most bytes of rows in one request
 BLOCKS_AHEAD = 2  # requests that are under way while another's rows are copied
