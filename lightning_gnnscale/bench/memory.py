@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..edge_stream import open_edge_stream, write_edges
-from ..edge_stream.lfr import lfr_graph
+from ..edge_stream.synthetic import lfr_graph
 from ..errors import GNNScaleError
 from ..partitioner import Partitioning
 from ..units import format_bytes, parse_bytes

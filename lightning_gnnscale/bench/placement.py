@@ -14,9 +14,8 @@ from ..edge_stream import open_edge_stream
 from ..graph import CSC
 from ..partitioner import partition
 from ..placement import Placement, access_probability, place
-from ..placement.neighborhoods import count_reads
-from ..placement.pagraph import assign_training_nodes, most_read_rows
-from ..placement.place import RULES
+from ..placement.access_probability import count_reads
+from ..placement.place import RULES, assign_training_nodes, most_read_rows
 from ..placement.placement import mean_shares, read_shares
 from ..triton_kernels.sample_neighbors import Workspace, check_fanouts
 from .partition_graphs import public_root

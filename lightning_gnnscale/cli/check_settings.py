@@ -10,7 +10,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from ..datamodule.model_check import check_edge_weights
+from ..datamodule.stored_graph import check_edge_weights
 from ..partition_store.value_checks import least_value
 from .check_dataset import trains_on_links
 from .errors import UsageError, one_line

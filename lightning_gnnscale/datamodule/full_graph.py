@@ -14,8 +14,7 @@ from ..partition_store.block_rows import BlockRows, load_block_rows, part_runs
 from ..planner import Plan
 from ..store_source import StoreSource
 from .full_graph_batch import FullGraphBatch, FullGraphLoader, block_batch
-from .model_check import check_model
-from .stored_graph import StoredGraphDataModule
+from .stored_graph import StoredGraphDataModule, check_model
 
 UNKNOWN = -1
 _LABEL_ROWS = 1 << 18

@@ -18,9 +18,9 @@ from ..model.layer_source import NodeSet
 from ..partition_store import PartitionStore
 from ..placement import FeatureBuffer, Placement, PlacementSettings
 from ..sampler import ClusterSampler, FullBatchSampler, NeighborSampler
+from ..sampler.cluster import clusters_by
 from ..sampler.protocol import BatchSampler
 from ..store_source import StoreSource
-from .clustering import clusters_by
 from .evaluation import (
     EvaluationOptions,
     ValidationSample,
@@ -30,10 +30,9 @@ from .evaluation import (
     validation_sample,
 )
 from .layer_source import EvaluationLoader, EvaluationPass, StoreLayerSource
-from .model_check import check_model
 from .placed_training import PlacedTraining, with_scale
 from .scratch import Scratch, open_scratch
-from .stored_graph import StoredGraphDataModule
+from .stored_graph import StoredGraphDataModule, check_model
 from .train_loader import (
     check_edge_weights,
     check_even_parts,

@@ -3,10 +3,9 @@
 from .files import load_files
 from .generated import generate
 from .graph_dataset import CSRArrays, GraphDataset
-from .link_split import LinkSet, hold_out_edges
 from .npz import load_npz
 from .pyg import load_pyg
-from .split import random_split
+from .split import LinkSet, hold_out_edges, random_split
 
 __all__ = [
     "CSRArrays",

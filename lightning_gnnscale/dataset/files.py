@@ -12,8 +12,7 @@ from ..edge_stream import NodeIds, open_edge_stream
 from ..errors import UNREADABLE, EdgeStreamError, one_line_of
 from ..keywords import passes_on
 from .graph_dataset import GraphDataset
-from .link_split import held_out
-from .split import random_split
+from .split import held_out, random_split
 
 
 def _naming_files(function: Callable) -> Callable:

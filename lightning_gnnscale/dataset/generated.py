@@ -11,7 +11,7 @@ from ..events import held_lock
 from ..keywords import passes_on
 from ..rng import fold
 from .graph_dataset import GraphDataset
-from .link_split import held_out
+from .split import held_out
 
 
 @passes_on(SyntheticGraph, open_edge_stream, to_undirected=True)

@@ -8,8 +8,7 @@ import numpy as np
 from ..edge_stream import open_edge_stream
 from ..edge_stream.array import load_npz_arrays
 from .graph_dataset import CSRArrays, GraphDataset
-from .link_split import held_out
-from .split import random_split
+from .split import held_out, random_split
 
 ENV_ROOT = "GNNSCALE_DATA"
 DENSE_ABOVE = 0.1  # share of nonzeros from which dense rows cost less than sparse ones

@@ -8,8 +8,7 @@ import numpy as np
 
 from ..edge_stream import open_edge_stream
 from .graph_dataset import CSRArrays, GraphDataset
-from .link_split import held_out
-from .split import random_split
+from .split import held_out, random_split
 
 _WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch's, which overrides what its callers ask for
 

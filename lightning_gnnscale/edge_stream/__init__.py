@@ -1,10 +1,9 @@
 """Edge streams: edges of any source, in bounded chunks, in their order."""
 
-from .lfr import lfr_graph
 from .open import open_edge_stream
 from .relabel import NodeIds
 from .stream import EdgeChunk, EdgeStream
-from .synthetic import SyntheticGraph
+from .synthetic import SyntheticGraph, lfr_graph
 from .write import write_edges
 
 __all__ = ["EdgeChunk", "EdgeStream", "NodeIds", "SyntheticGraph", "lfr_graph", "open_edge_stream", "write_edges"]

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from ..rng import fold
-from .initial_rows import default_scale, fill_initial
 from .optimizers import OPTIMIZERS, SparseAdam, SparseSGD, sum_duplicates
 from .owned_rows import OwnedRows, _as_array
 from .row_exchange import Ownership, Requests, checked_nodes, push_rows
 from .shards import load_rows, save_rows
-from .shared_table import Column, SharedTable
+from .shared_table import Column, SharedTable, default_scale, fill_initial
 
 
 class DistributedEmbedding(OwnedRows):

@@ -10,7 +10,7 @@ from ..sampler.neighbor import NeighborSampler
 from ..sampler.protocol import BatchSampler
 from .batch_builder import BatchBuilder
 from .batch_graph import BatchGraph, Task
-from .batch_tasks import BatchTasks
+from .batch_tasks import BatchTasks, RowSize
 from .operators import (
     BatchSeeds,
     FanoutNeighborhood,
@@ -20,7 +20,6 @@ from .operators import (
     PositiveOperator,
     SeedOperator,
 )
-from .row_buffer import RowSize
 from .staged_part import StagedPart
 
 BRANCHES = ("seeds", "positives", "negatives")

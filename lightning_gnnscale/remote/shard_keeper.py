@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..embedding.initial_rows import fill_initial
 from ..embedding.optimizers import SparseAdam, SparseSGD
 from ..embedding.row_exchange import Ownership
-from ..embedding.shared_table import Column, table_bytes
+from ..embedding.shared_table import Column, fill_initial, table_bytes
 from ..errors import GNNScaleError
 from ..triton_kernels.gather_rows import gather_rows
 from .cluster import NAMESPACE, import_ray, join_ray, leave_ray, one_line

@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.datamodule.locality_controller import LocalityController
+from lightning_gnnscale.datamodule.callbacks import LocalityController
 from lightning_gnnscale.errors import StrategyError
 
 

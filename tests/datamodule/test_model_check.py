@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.datamodule.model_check import check_model
+from lightning_gnnscale.datamodule.stored_graph import check_model
 from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.model import GAT, GCN, SGC, GraphSAGE
 

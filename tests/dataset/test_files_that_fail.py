@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.datamodule.prediction_writer import PredictionWriter
+from lightning_gnnscale.datamodule.callbacks import PredictionWriter
 from lightning_gnnscale.dataset import generate, load_files, load_npz
 from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
 from lightning_gnnscale.edge_stream.relabel import NodeIds

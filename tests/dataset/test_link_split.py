@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lightning_gnnscale.dataset import GraphDataset, generate, hold_out_edges, load_npz
-from lightning_gnnscale.dataset.link_split import held_out
+from lightning_gnnscale.dataset.split import held_out
 from lightning_gnnscale.edge_stream import open_edge_stream
 from lightning_gnnscale.partition_store import write_partition_store
 from lightning_gnnscale.partitioner import partition

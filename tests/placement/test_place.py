@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lightning_gnnscale.graph import build_csc
 from lightning_gnnscale.placement import DISK, access_probability, place
-from lightning_gnnscale.placement.pagraph import assign_training_nodes
+from lightning_gnnscale.placement.place import assign_training_nodes
 
 PAIR = SimpleNamespace(csc=build_csc(np.array([0]), np.array([1]), 2))
 PAPER_EDGES = np.array([[0, 1], [1, 2], [1, 3], [2, 3], [2, 4], [2, 5]]).T

@@ -16,7 +16,7 @@ from lightning_gnnscale.graph import CSC
 from lightning_gnnscale.loader import BufferPool
 from lightning_gnnscale.loader.batch_builder import BatchBuilder, BatchMaker
 from lightning_gnnscale.loader.batch_source import BatchKey
-from lightning_gnnscale.loader.operators.neighborhood import FanoutNeighborhood
+from lightning_gnnscale.loader.operators import FanoutNeighborhood
 from lightning_gnnscale.loader.staged_part import PartStager
 from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.partition_store.features import CSRFeatures

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gnnscale.strategy.exchange.coding import CodedRows, RawRows
+from lightning_gnnscale.strategy.exchange.message import CodedRows, RawRows
 from lightning_gnnscale.strategy.exchange.transfers import ReceivedRows
 
 LIKE = torch.zeros((), dtype=torch.float64)

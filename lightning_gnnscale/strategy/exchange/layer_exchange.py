@@ -8,8 +8,7 @@ from torch import Tensor
 
 from ...rng import combine_array, fold
 from . import transport
-from .coding import RAW, RowCodec
-from .message import Packed, pack_all, pack_chosen, pack_nothing
+from .message import RAW, Packed, RowCodec, pack_all, pack_chosen, pack_nothing
 from .transfers import Layout, NoGradients, PulledGradients, ReceivedRows, RowTransfer
 from .transport import Message
 

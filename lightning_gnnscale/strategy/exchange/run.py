@@ -12,8 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...errors import StrategyError
 from ...events import record
 from .. import averaging
-from .coding import RAW, CodedRows, RowCodec
 from .layer_exchange import Blocks, LayerExchange, RowTransfer, block_route, halo_route
+from .message import RAW, CodedRows, RowCodec
 from .policies import ExchangePlan, ExchangePolicy, exchange_layers
 from .transport import BACKWARD, EVALUATION, FORWARD, STATIC, Ledger, Transport
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .coding import RAW, RowCodec
-from .message import Arrived, pack_all, unpack_all, unpack_chosen
+from .message import RAW, Arrived, RowCodec, pack_all, unpack_all, unpack_chosen
 from .transport import Message
 
 if TYPE_CHECKING:

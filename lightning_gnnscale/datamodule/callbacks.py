@@ -1,0 +1,186 @@
+"""The callbacks of the DataModules: predictions on disk, what a process held, the dial of locality-aware sampling."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from lightning.pytorch.callbacks import BasePredictionWriter
+
+from ..errors import StrategyError
+from ..events import record
+from ..memory import MemoryPeak, process_bytes
+from ..sampler.locality import LocalityScale
+
+_STATE = ("scale", "previous", "fixed")
+
+
+class LocalityController(L.Callback):
+    """Set the locality scale after each training epoch, by Algorithm 2.
+
+    The scale starts at 1, doubles while loading takes more than `upper` of an epoch's time, goes back half way to the
+    previous value where it takes less than `lower`, and stays for good once it is between them or at `max_scale`.
+    Every rank acts on the mean share over ranks, so all have the same scale. Logged at each epoch's end:
+    `loading_share`, and `locality_scale` as it was in that epoch. The state is part of checkpoints.
+
+    It reads `trainer.datamodule.loading_share()`, a float in [0, 1] of the epoch that ends, and calls
+    `trainer.datamodule.set_locality_scale(scale)` before the first epoch and after each one.
+
+    Args:
+        lower, upper: shares of an epoch's time, 0 <= lower <= upper <= 1.
+        max_scale: largest scale, finite and >= 1.
+
+    Raises:
+        ValueError: an argument out of range.
+        StrategyError: at the start of training, a datamodule or a sampler that has no locality.
+
+    Source: Song and Jiang, ICS 2022, Algorithm 2; see `LocalityScale`.
+    """
+
+    def __init__(self, lower: float = 0.15, upper: float = 0.20, max_scale: float = 8.0):
+        self.state = LocalityScale(lower, upper, max_scale)
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        datamodule = trainer.datamodule
+        if not all(callable(getattr(datamodule, name, None)) for name in ("set_locality_scale", "loading_share")):
+            given = "no datamodule" if datamodule is None else type(datamodule).__name__
+            raise StrategyError(
+                "LocalityController needs a datamodule with set_locality_scale and loading_share, got "
+                f"{given}: use PartitionDataModule, or leave the callback out"
+            )
+        sampler = getattr(datamodule, "sampler", None)
+        if getattr(sampler, "locality", None) is None:
+            raise StrategyError(
+                f"LocalityController needs a sampler with locality, got {type(sampler).__name__} without one: give "
+                "NeighborSampler or LayerwiseSampler locality=LocalityBias(placement), or leave the callback out"
+            )
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        trainer.datamodule.set_locality_scale(self.state.scale)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        share = torch.tensor(trainer.datamodule.loading_share(), dtype=torch.float32, device=pl_module.device)
+        share = min(max(float(trainer.strategy.reduce(share, reduce_op="mean")), 0.0), 1.0)
+        values = {"loading_share": share, "locality_scale": float(self.state.scale)}
+        pl_module.log_dict(values, on_step=False, on_epoch=True, batch_size=1)
+        self.state = self.state.after_epoch(share)
+        trainer.datamodule.set_locality_scale(self.state.scale)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scale, the one before it, and whether it is fixed."""
+        return {name: getattr(self.state, name) for name in _STATE}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint; `lower`, `upper` and `max_scale` stay this callback's own.
+
+        Raises:
+            ValueError: the checkpoint's scale is above this callback's max_scale.
+        """
+        self.state = replace(self.state, **{name: state_dict[name] for name in _STATE})
+
+
+class PeakRecorder(L.Callback):
+    """Record the events `training_peak` and `evaluation_peak` on every rank, at the end of training and of testing.
+
+    `peak_bytes` is the device's peak of allocated memory on CUDA; on a CPU the peak of the process (anonymous and
+    shared memory, sampled 20 times a second) beyond `start_bytes`, which it held at the start.
+    """
+
+    def __init__(self):
+        self._peak: MemoryPeak | None = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._begin(pl_module)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._end("training_peak", trainer, pl_module)
+
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._begin(pl_module)
+
+    def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._end("evaluation_peak", trainer, pl_module)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        if self._peak is not None:
+            self._peak.__exit__()
+            self._peak = None
+
+    def _begin(self, pl_module: L.LightningModule) -> None:
+        if pl_module.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(pl_module.device)
+        else:
+            self._peak = MemoryPeak(measure=process_bytes).__enter__()
+
+    def _end(self, event: str, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        start = 0
+        if self._peak is None:
+            peak = torch.cuda.max_memory_allocated(pl_module.device)
+        else:
+            self._peak.__exit__()
+            start = self._peak.start_bytes
+            peak = self._peak.peak_bytes - start
+            self._peak = None
+        device = pl_module.device.type
+        record(event, rank=trainer.global_rank, device=device, peak_bytes=peak, start_bytes=start)
+
+
+class PredictionWriter(BasePredictionWriter):
+    """Write one Parquet file with one row per node, in ascending order of the original ids.
+
+    Pages have checksums. Columns: `node`, the user's id (an integer, or text with `relabel=True`); `prediction`, an
+    int64 class, or a list: 0/1 labels, outputs with `predict_logits`, or an embedding. Needs
+    `trainer.predict(model, datamodule)` with this package's DataModule, and a path that all ranks reach.
+
+    Args:
+        path: Path of the file. Each rank writes `path.rank` first; rank 0 joins them, and the complete file appears at
+            once.
+
+    Cost: rank 0 holds the whole table, and its sorted copy, while it joins.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        super().__init__("epoch")
+        self.path = Path(path)
+
+    def write_on_epoch_end(self, trainer: L.Trainer, pl_module, predictions, batch_indices) -> None:
+        """Write this rank's rows and, on rank 0, the whole table in ascending order of the original ids."""
+        store = trainer.datamodule.store
+        own = Path(f"{self.path}.{trainer.global_rank}")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        tables = [self._table(store, result) for result in predictions]
+        pq.write_table(pa.concat_tables(tables), own, write_page_checksum=True)
+        trainer.strategy.barrier("gnnscale-predictions")
+        if trainer.global_rank == 0:
+            parts = [Path(f"{self.path}.{rank}") for rank in range(trainer.world_size)]
+            joined = pa.concat_tables([pq.read_table(part, page_checksum_verification=True) for part in parts]).sort_by(
+                "original_nid"
+            )
+            temporary = Path(f"{self.path}.tmp")
+            pq.write_table(joined.drop_columns(["original_nid"]), temporary, write_page_checksum=True)
+            os.replace(temporary, self.path)
+            for part in parts:
+                part.unlink()
+        trainer.strategy.barrier("gnnscale-predictions-joined")
+
+    @staticmethod
+    def _table(store, result: dict) -> pa.Table:
+        nodes = result["nodes"]
+        values = result["prediction"].cpu().numpy()
+        # With their types said: a rank without rows has nothing to take them from.
+        kind = pa.from_numpy_dtype(values.dtype)
+        column = pa.array(values, kind) if values.ndim == 1 else pa.array(list(values), pa.list_(kind))
+        ids = store.user_ids(nodes)
+        return pa.table(
+            {
+                "original_nid": pa.array(store.original_nid[nodes]),
+                "node": pa.array(ids, pa.string() if ids.dtype.kind in "OU" else None),
+                "prediction": column,
+            }
+        )
