@@ -12,7 +12,8 @@ import torch
 from ..errors import GNNScaleError
 from ..graph import MASK_NAMES
 from ..jit import kernel
-from ..partition_store import LoadedRows, features_of_part
+from ..partition_store.features import LoadedRows
+from ..partition_store.packed_features import features_of_part
 from ..partition_store.part_graph import WholeGraph
 from ..rng import batch_key
 from ..sampler.minibatch import MiniBatch, sparse_rows_to_torch

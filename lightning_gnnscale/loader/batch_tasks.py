@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..jit import kernel
-from ..partition_store import features_of_part
+from ..partition_store.packed_features import features_of_part
 from ..rng import combine_array
 from ..sampler.minibatch import MiniBatch
 from ..sampler.protocol import Allocate, Subgraph

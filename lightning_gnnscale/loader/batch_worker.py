@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..errors import GNNScaleError
-from ..partition_store import features_of_part
+from ..partition_store.packed_features import features_of_part
 from ..sampler.minibatch import MiniBatch
 from .batch_builder import BatchMaker, batch_error
 from .batch_segments import SegmentMaps, SegmentTicket

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import GNNScaleError, check_count, check_integer
 from ..graph import MASK_NAMES
-from ..partition_store import FeatureTable, LoadedRows
+from ..partition_store.features import FeatureTable, LoadedRows
 from ..sampler.minibatch import MiniBatch
 from ..sampler.protocol import BatchSampler
 from .batch_builder import BatchBuilder, BatchMaker

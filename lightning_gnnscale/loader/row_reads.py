@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..partition_store import LoadedRows, RankedNodes, features_of_part
-from ..partition_store.packed_features import PackedFeatures
+from ..partition_store.features import LoadedRows
+from ..partition_store.packed_features import PackedFeatures, features_of_part
+from ..partition_store.planned_reads import RankedNodes
 from ..sampler.minibatch import MiniBatch
 from ..units import format_bytes
 from .batch_builder import BatchBuilder

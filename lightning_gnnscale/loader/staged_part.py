@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from ..graph import MASK_NAMES
-from ..partition_store import FeatureTable, LoadedRows, RankedNodes, features_of_part
 from ..partition_store.array_file import file_place
+from ..partition_store.features import FeatureTable, LoadedRows
+from ..partition_store.packed_features import features_of_part
+from ..partition_store.planned_reads import RankedNodes
 from ..sampler.protocol import BatchSampler, num_slices
 from .part_walk import even_slices, order_key
 

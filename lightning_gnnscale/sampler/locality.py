@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import PlacementError
 from ..graph import CSC
 from ..jit import kernel
-from ..placement import Placement
+from ..placement.placement import Placement
 
 
 @dataclass(frozen=True)
