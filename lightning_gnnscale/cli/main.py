@@ -121,7 +121,7 @@ def _quoted(word: str) -> str:
 
 
 def _usage() -> str:
-    from .recipe import available_recipes, bench_of, recipes_folder
+    from .compose import available_recipes, bench_of, recipes_folder
 
     benches = {name: bench_of(recipes_folder() / f"{name}.yaml") for name in available_recipes()}
     return USAGE.format(
@@ -138,12 +138,13 @@ def _run(command: str, config_name: str, words: list[str]) -> None:
     import hydra
     from hydra.errors import ConfigCompositionException
 
+    from .compose import GROUPS, register_choices, take_recipe
     from .overrides import allowed_at_top, check_config, flags_first, prepare_overrides, shared_run_folder
-    from .recipe import take_recipe
     from .run_folder import temporary_folder
 
     config_dir, config_name, words = take_recipe(config_name, words)
     words = [*shared_run_folder(words), *words]
+    register_choices()
     # Hydra prints its own report of an error and exits; asked for the full error, it hands it on to `one_line`.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     failures: list[Exception] = []
@@ -163,7 +164,7 @@ def _run(command: str, config_name: str, words: list[str]) -> None:
     sys.argv = [f"gnnscale {command}", *flags_first([*location, *prepare_overrides(words)])]
     try:
         with nullcontext() if command == "prepare" else temporary_folder():  # the Ray of "prepare" is found by others
-            hydra.main(version_base="1.3", config_path="pkg://lightning_gnnscale.conf", config_name=config_name)(task)()
+            hydra.main(version_base="1.3", config_path=f"pkg://{GROUPS}", config_name=config_name)(task)()
     except ConfigCompositionException as error:
         key = re.match(r"Could not override '(\w+)'", str(error))
         if key is None:

@@ -10,9 +10,8 @@ from omegaconf import OmegaConf
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.cli.check_dataset import check_dataset
-from lightning_gnnscale.cli.compose import compose_config
+from lightning_gnnscale.cli.compose import compose_config, take_recipe
 from lightning_gnnscale.cli.errors import UsageError
-from lightning_gnnscale.cli.recipe import take_recipe
 from lightning_gnnscale.cli.train import make_datamodule, make_model, model_widths
 from lightning_gnnscale.dataset import load_npz
 from lightning_gnnscale.errors import StrategyError

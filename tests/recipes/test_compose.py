@@ -3,19 +3,39 @@
 from pathlib import Path
 
 import pytest
+from hydra import initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
-from lightning_gnnscale.cli.compose import compose_config
+from lightning_gnnscale.cli.compose import (
+    GROUPS as CONF_MODULE,
+)
+from lightning_gnnscale.cli.compose import (
+    available_recipes,
+    bench_of,
+    compose_config,
+    recipes_folder,
+    register_choices,
+    take_recipe,
+)
 from lightning_gnnscale.cli.overrides import _check_node
-from lightning_gnnscale.cli.recipe import available_recipes, bench_of, recipes_folder, take_recipe
+from lightning_gnnscale.partitioner import available_partitioners, register_partitioner, registry
+from lightning_gnnscale.placement.place import METHODS
+from lightning_gnnscale.strategy.exchange.bounds import BOUNDS
 
 CONF = Path(__file__).parent.parent.parent / "conf"
-CHOICES = sorted(
-    str(path.relative_to(CONF).with_suffix(""))
-    for path in CONF.rglob("*.yaml")
-    if path.parent not in (CONF, CONF / "bench")
-)
+
+
+def choices_of(group: str) -> list[str]:
+    """Return the names that a group takes, of files and of the code."""
+    register_choices()
+    with initialize_config_module(CONF_MODULE, version_base="1.3"):
+        return GlobalHydra.instance().config_loader().get_group_options(group)
+
+
+GROUPS = sorted({str(path.parent.relative_to(CONF)) for path in CONF.rglob("*.yaml")} - {".", "bench"})
+CHOICES = [f"{group}/{name}" for group in GROUPS for name in choices_of(group)]
 BENCH_OF = {name: bench_of(recipes_folder() / f"{name}.yaml") for name in available_recipes()}
 # Batch sources are settings of the loader, chosen as source=processes; evaluation is the DataModule's.
 PACKAGES = {
@@ -56,8 +76,8 @@ def test_recipe_of_a_benchmark_composes_and_every_key_is_taken(name):
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_choice_targets_its_own_package(choice):
-    group = choice.split("/")[0]
-    node = OmegaConf.load(CONF / f"{choice}.yaml")
+    group, (folder, _, name) = choice.split("/")[0], choice.rpartition("/")
+    node = OmegaConf.select(compose_config("train", [f"{folder}={name}"]), folder.replace("/", "."))
     target = node.get("_target_")
     if choice == "placement/none":
         assert not node, "nothing is placed, nothing is made"
@@ -69,7 +89,33 @@ def test_choice_targets_its_own_package(choice):
     assert callable(get_object(target))
 
 
-@pytest.mark.parametrize("model", ["gcn", "gat", "graphsage", "sgc", "ngnn", "link_predictor", "link_gcn", "link_gat"])
+def test_every_file_of_a_group_is_a_choice():
+    files = {str(path.relative_to(CONF).with_suffix("")) for group in GROUPS for path in (CONF / group).glob("*.yaml")}
+    assert files <= set(CHOICES)
+
+
+def test_names_of_the_code_are_choices():
+    assert set(choices_of("partitioner")) >= set(available_partitioners())
+    assert set(choices_of("placement")) == {"none", *METHODS}
+    assert set(choices_of("strategy/exchange")) >= {f"skip_{name}" for name in BOUNDS}
+    for name in choices_of("partitioner"):
+        assert compose_config("train", [f"partitioner={name}"]).partitioner.method == name
+    for name, bound in BOUNDS.items():
+        exchange = instantiate(compose_config("train", [f"strategy/exchange=skip_{name}"]).strategy.exchange)
+        assert type(exchange.bound) is bound
+
+
+def test_a_partitioner_of_the_users_own_is_a_choice(monkeypatch):
+    monkeypatch.setattr(registry, "_PARTITIONERS", dict(registry._PARTITIONERS))
+    register_partitioner("of_the_user")(lambda stream, num_parts, *, strength=1.0, **_: None)
+    config = compose_config("train", ["partitioner=of_the_user", "++partitioner.strength=2"])
+    assert config.partitioner.method == "of_the_user"
+    assert config.partitioner.strength == 2
+
+
+@pytest.mark.parametrize(
+    "model", ["gcn", "gat", "graphsage", "sgc", "ngnn", "link_predictor", "link_gcn", "link_gat", "link_ngnn"]
+)
 def test_models_instantiate_and_every_key_is_taken(model):
     config = compose_config("train", [f"model={model}"])
     _check_node(config, config, "")

@@ -46,7 +46,7 @@ class EpochFixed(Bound):
     Source: SANCUS, Definition 1 and Algorithm 4.
     """
 
-    def __init__(self, max_age: int) -> None:
+    def __init__(self, max_age: int = 1) -> None:
         self.max_age = checked_epochs("bound.max_age", max_age)
 
     def due(self, epoch: int, versions: np.ndarray) -> np.ndarray:
@@ -67,7 +67,7 @@ class EpochAdaptive(EpochFixed):
     Source: SANCUS, Definition 2 and Algorithm 5. Differs: staggered, since otherwise it is Definition 1 again.
     """
 
-    def __init__(self, max_age: int, initial_versions: list[int] | None = None) -> None:
+    def __init__(self, max_age: int = 1, initial_versions: list[int] | None = None) -> None:
         super().__init__(max_age)
         if initial_versions is not None and not _are_integers(initial_versions):
             raise ValueError(
@@ -92,7 +92,7 @@ class VariationGap(Bound):
 
     needs_change = True
 
-    def __init__(self, max_gap: float, norm: str = "relative") -> None:
+    def __init__(self, max_gap: float = 0.1, norm: str = "relative") -> None:
         self.max_gap = checked_number("bound.max_gap", max_gap)
         if norm not in NORMS:
             raise ValueError(f"bound.norm must be one of {', '.join(NORMS)}, got {norm!r}")
