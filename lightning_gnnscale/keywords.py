@@ -33,7 +33,10 @@ def passes_on(*takers: Callable, **defaults: Any) -> Callable[[Callable], Callab
 
         @wraps(function)
         def checked(*args, **kwargs):
-            signature.bind(*args, **kwargs)
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{function.__qualname__.removesuffix('.__init__')}: {error}") from None
             return function(*args, **{**defaults, **kwargs})
 
         checked.__signature__ = signature

@@ -103,7 +103,7 @@ def run(
         cases = [
             ({"graph": name, "scale": scale, "seed": seed},
              [*_overrides(name, output, num_devices, buffer_share, fanouts, batch_size, neighbor_set_size, max_epochs),
-              f"datamodule.locality_scale={scale}", f"seed={seed}", *overrides])
+              f"placement.locality_scale={scale}", f"seed={seed}", *overrides])
             for seed in seeds for name in train_graphs for scale in scales
         ]  # fmt: skip
         accuracy = _accuracies(run_rows(output, cases), train_graphs, scales)
@@ -188,7 +188,7 @@ def _overrides(name, output, devices, buffer_share, fanouts, batch_size, neighbo
         f"sampler.fanouts=[{','.join(map(str, fanouts))}]",
         f"model.backbone.num_layers={len(fanouts)}",
         f"datamodule.batch_size={batch_size}",
-        f"datamodule.neighbor_set_size={neighbor_set_size}",
+        f"placement.neighbor_set_size={neighbor_set_size}",
         f"num_parts={devices}",
         f"trainer.devices={devices}",
         f"trainer.max_epochs={max_epochs}",

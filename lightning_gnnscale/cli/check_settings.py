@@ -131,7 +131,7 @@ _FILLED_IN = {
     "planner.feature_row_bytes": "dataset=, whose features are planned for",
     "planner.batch_size": "datamodule.batch_size=",
     "planner.fanouts": "sampler.fanouts=",
-    "planner.prefetch_batches": "datamodule.prefetch_batches=",
+    "planner.prefetch_batches": "source.prefetch_batches=",
     "model.multilabel": "dataset=, whose labels tell",
     "model.backbone.in_channels": "dataset=, whose features tell",
 }

@@ -42,6 +42,10 @@ class EvaluationOptions:
         block_arcs: arcs a block of layer-wise inference, >= 1, where a layer is not one sum over its arcs.
         scratch: folder that layer-wise inference writes its tables to, on a disk that all ranks reach; None: beside
             the store.
+        links: {"val": LinkSet, "test": LinkSet} in original ids, edges that the store does not have; None: the data
+            set's. They are evaluated in place of masks and labels where the sampler is a `LinkSampler`.
+        negatives: Number of false ends that each link is ranked among, >= 1. Where the set has none of its own, they
+            are drawn uniformly from all nodes that no edge or held-out link joins to the first end.
 
     Raises:
         ValueError: a value outside what is listed here, or a sample in mode "sampled".
@@ -52,6 +56,8 @@ class EvaluationOptions:
     table_dtype: str = "float32"
     block_arcs: int = 1 << 20
     scratch: str | os.PathLike | None = None
+    links: Mapping[str, LinkSet] | None = None
+    negatives: int = 100
 
     def __post_init__(self):
         if self.mode not in MODES:
@@ -68,6 +74,7 @@ class EvaluationOptions:
                 f"evaluation.table_dtype must be one of {', '.join(TABLE_DTYPES)}, got {self.table_dtype!r}"
             )
         check_count("evaluation.block_arcs", self.block_arcs)
+        check_count("evaluation.negatives", self.negatives)
 
 
 def evaluation_options(given: str | EvaluationOptions) -> EvaluationOptions:

@@ -2,17 +2,15 @@
 
 import logging
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..dataset import LinkSet
 from ..errors import StrategyError, check_count
 from ..events import record
 from ..keywords import passes_on
-from ..loader import HOWS, LoaderOptions, PartLoader, RankPlace, SourceSettings, Threads, parts_of_rank
+from ..loader import HOWS, LoaderOptions, PartLoader, RankPlace, SourceSettings, parts_of_rank
 from ..memory import trim_heap
 from ..model.layer_source import NodeSet
 from ..partition_store import PartitionStore
@@ -84,10 +82,6 @@ class PartitionDataModule(StoredGraphDataModule):
         source: What prepares training batches on each rank: `gs.Threads`, `gs.Processes`, `gs.TaskGraphs` or
             `gs.RayWorkers`. A name ("threads", "processes", "task_graphs", "ray") stands for its defaults. All give the
             same batches.
-        num_threads: Number of threads of "threads", and of the threads that gather placed features for batches that
-            other processes drew.
-        prefetch_batches: Number of batches that are kept ready; None: the source's own number.
-        shuffle: Whether seeds come in a new order every epoch; not under `Trainer(overfit_batches=...)`.
         row_reads: How training batches get their feature rows: "mapped", "resident" or "planned", see `RowReads`;
             "auto": depends on the memory that is free when training starts. The batches are the same. Workers of "ray"
             hold the rows that they need, and placed rows are read where they lie.
@@ -95,13 +89,6 @@ class PartitionDataModule(StoredGraphDataModule):
             them, for example `RemoteFeatures`.
         placement: Where feature rows lie while training, one device per process: `PlacementSettings`, the name of a
             method for its defaults, a `Placement` made before, or None: batches read the store.
-        locality_scale: Factor s >= 1 by which the sampler prefers rows that are near; 1 if `LocalityController` is to
-            raise it. None: no preference. Needs a placement, and a sampler that takes `locality`.
-        neighbor_set_size: See `LocalityBias`.
-        links: {"val": LinkSet, "test": LinkSet} in original ids, edges that the store does not have; None: the data
-            set's. If the sampler is a `LinkSampler`, evaluation uses them in place of masks and labels.
-        eval_negatives: Number of false ends that each link is ranked among, >= 1. Where the set has none of its own,
-            they are drawn uniformly from all nodes that no edge or held-out link joins to the first end.
         making: What a store is made from, and how: the keywords of `StoreSource.of` and `StoreSource`, among them root,
             dataset or stream with features, labels and masks, partitioner and num_parts.
 
@@ -128,16 +115,9 @@ class PartitionDataModule(StoredGraphDataModule):
         evaluation: str | EvaluationOptions = "layerwise",
         seed: int = 0,
         source: str | SourceSettings = "threads",
-        num_threads: int = 1,
-        prefetch_batches: int | None = None,
-        shuffle: bool = True,
         row_reads: str = "auto",
         stored_features: bool = True,
         placement: PlacementSettings | Placement | str | None = None,
-        locality_scale: float | None = None,
-        neighbor_set_size: int = 8192,
-        links: Mapping[str, LinkSet] | None = None,
-        eval_negatives: int = 100,
         **making,
     ):
         super().__init__(store, seed, **making)
@@ -145,8 +125,6 @@ class PartitionDataModule(StoredGraphDataModule):
         _check_choice("scope", scope, SCOPES)
         check_count("batch_size", batch_size)
         check_count("interleave_parts", interleave_parts)
-        check_count("num_threads", num_threads)
-        check_count("eval_negatives", eval_negatives)
         if halo_hops not in (0, 1, 2, 3):
             raise ValueError(f"halo_hops must be 0, 1, 2 or 3, got {halo_hops!r}")
         self.mode, self.scope, self.evaluation = mode, scope, evaluation_options(evaluation)
@@ -160,21 +138,21 @@ class PartitionDataModule(StoredGraphDataModule):
         _check_choice("row_reads", row_reads, ("auto", *HOWS))
         self.row_reads = row_reads
         self.halo_hops, self.interleave_parts = halo_hops, interleave_parts
+        links = self.evaluation.links
         self.links = getattr(self.dataset, "links", {}) if links is None else dict(links)
-        self.eval_negatives = eval_negatives
-        self.source = Threads(num_threads) if source == "threads" else source_settings(source)
-        ahead = self.source.batches_ahead if prefetch_batches is None else prefetch_batches
-        self.loader_options = LoaderOptions(batch_size, seed, shuffle, num_threads=num_threads, prefetch_batches=ahead)
+        self.source = source_settings(source)
+        self.loader_options = LoaderOptions(
+            batch_size,
+            seed,
+            num_threads=getattr(self.source, "num_threads", 1),
+            prefetch_batches=self.source.batches_ahead,
+        )
         if not stored_features and placement is not None:
             raise ValueError("a placement places stored features: leave stored_features=True, or placement=None")
-        if locality_scale is not None and placement is None:
-            raise ValueError(
-                f"locality_scale={locality_scale} needs a placement, whose rows are near: say placement=rule"
-            )
         self.stored_features = stored_features
         self._placed = None
         if placement is not None:
-            self._placed = PlacedTraining(placement, locality_scale, neighbor_set_size, self.sampler)
+            self._placed = PlacedTraining(placement, self.sampler)
         self._train_loader: PartLoader | None = None
         self._scratch: Scratch | None = None
 
@@ -377,7 +355,7 @@ class PartitionDataModule(StoredGraphDataModule):
                     '"layerwise", and a backbone with layer(index, x, block)'
                 )
             seed = self.loader_options.seed
-            links = evaluation_links(self.store, self.links, split, self.eval_negatives, seed, rank, world_size)
+            links = evaluation_links(self.store, self.links, split, self.evaluation.negatives, seed, rank, world_size)
         if self.evaluation.mode == "sampled":
             features = self.store.features if self.stored_features else None
             return make_evaluation_loader(

@@ -23,7 +23,7 @@ HOPS_UNKNOWN = 2  # of samplers without fan-outs
 
 def open_buffer(
     store: PartitionStore,
-    placement: PlacementSettings | Placement,
+    settings: PlacementSettings,
     train_nodes: np.ndarray,
     sampler,
     batch_size: int,
@@ -34,7 +34,7 @@ def open_buffer(
 
     Args:
         store: A store with dense features.
-        placement: Settings to place by, or a placement that was made for as many devices as there are processes.
+        settings: Settings to place by; a placement that they hold was made for as many devices as there are processes.
         train_nodes: (num_train,) store ids of all targets.
         sampler: Sampler whose fan-outs the placement goes by; one without fan-outs is assumed to read all neighbours.
         batch_size: Targets per batch.
@@ -48,12 +48,10 @@ def open_buffer(
         raise PlacementError(f"{store.root}: the store has no features that could be placed: leave placement out")
     rank, world_size = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
     on = _device(trainer)
-    settings = placement if isinstance(placement, PlacementSettings) else PlacementSettings()
-    if placement is settings:
-        groups = settings.groups or linked_groups(trainer, world_size)
-        placement = _with_one_alpha(settings, trainer).place(
-            store, train_nodes, world_size, fanouts_of(sampler), batch_size, seed, groups
-        )
+    groups = settings.groups or linked_groups(trainer, world_size)
+    placement = _with_one_alpha(settings, trainer).place(
+        store, train_nodes, world_size, fanouts_of(sampler), batch_size, seed, groups
+    )
     if placement.num_devices != world_size:
         raise PlacementError(
             f"the placement has {placement.num_devices} devices, training has {world_size} processes: place for "
@@ -120,9 +118,7 @@ class PlacedTraining:
     """The placed features of one process while it trains; open between `open` and `close`.
 
     Args:
-        placement: Settings, the name of a method for its defaults, or a placement made before.
-        locality_scale: See `PartitionDataModule`; None: the sampler has no preference.
-        neighbor_set_size: See `LocalityBias`.
+        placement: Settings; the name of a method or a placement made before stands for their defaults.
         sampler: Sampler of the training batches.
 
     Attributes:
@@ -132,36 +128,29 @@ class PlacedTraining:
         ValueError: the placement is none of these, or the sampler takes no locality.
     """
 
-    def __init__(
-        self,
-        placement: PlacementSettings | Placement | str,
-        locality_scale: float | None,
-        neighbor_set_size: int,
-        sampler,
-    ):
-        self.placement = PlacementSettings(placement) if isinstance(placement, str) else placement
-        if not isinstance(self.placement, PlacementSettings | Placement):
+    def __init__(self, placement: PlacementSettings | Placement | str, sampler):
+        if not isinstance(placement, PlacementSettings | Placement | str):
             raise ValueError(
                 f"placement must be PlacementSettings, a Placement, a method's name or None, got {placement}"
             )
+        self.settings = placement if isinstance(placement, PlacementSettings) else PlacementSettings(placement)
+        locality_scale = self.settings.locality_scale
         if locality_scale is not None and not hasattr(sampler, "locality"):
             raise ValueError(
-                f"locality_scale={locality_scale} needs a sampler that takes locality, NeighborSampler or "
+                f"placement.locality_scale={locality_scale} needs a sampler that takes locality, NeighborSampler or "
                 f"LayerwiseSampler, got {type(sampler).__name__}"
             )
-        self.locality_scale, self.neighbor_set_size = locality_scale, neighbor_set_size
         self.buffer: FeatureBuffer | None = None
         self.clock: GatherClock | None = None
 
     def open(self, store: PartitionStore, targets, sampler, options: LoaderOptions, trainer) -> Any:
         """Place the rows, and return the sampler, biased towards them where that is asked for; see `open_buffer`."""
-        self.buffer = open_buffer(store, self.placement, targets, sampler, options.batch_size, options.seed, trainer)
+        self.buffer = open_buffer(store, self.settings, targets, sampler, options.batch_size, options.seed, trainer)
         self.clock = GatherClock(self.buffer.on)
-        if self.locality_scale is None:
+        scale, size = self.settings.locality_scale, self.settings.neighbor_set_size
+        if scale is None:
             return sampler
-        bias = LocalityBias(
-            self.buffer.placement, self.locality_scale, self.neighbor_set_size, device=self.buffer.device
-        )
+        bias = LocalityBias(self.buffer.placement, scale, size, device=self.buffer.device)
         return replace(sampler, locality=bias)
 
     def check_trainer(self, trainer) -> None:
@@ -170,8 +159,8 @@ class PlacedTraining:
         Raises:
             StrategyError: "belady" goes by batches that a loader has drawn, on GPUs rows are read when they arrive.
         """
-        cached = isinstance(self.placement, PlacementSettings) and self.placement.cache_rows
-        if cached and self.placement.cache_policy == "belady" and trainer.strategy.root_device.type == "cuda":
+        settings = self.settings
+        if settings.cache_rows and settings.cache_policy == "belady" and trainer.strategy.root_device.type == "cuda":
             raise StrategyError(
                 "placement.cache_policy='belady' goes by reads of batches drawn ahead, and on GPUs rows are read as "
                 "batches arrive: take 'sieve' or 'lru'"
@@ -189,7 +178,7 @@ class PlacedTraining:
             options: Its other options.
             in_process: Whether batches are drawn in this process, so that they are filled as they are drawn.
         """
-        ahead = self.placement.lookahead_batches if self.buffer.foretold else 0
+        ahead = self.settings.lookahead_batches if self.buffer.foretold else 0
         reads = RowReads(lookahead_batches=ahead, fill_here=not in_process)
         return replace(options, reads=reads)
 
@@ -249,5 +238,5 @@ def with_scale(sampler, scale: float):
     """
     locality = getattr(sampler, "locality", None)
     if locality is None:
-        raise StrategyError("the sampler has no locality whose scale could be set: say locality_scale=1")
+        raise StrategyError("the sampler has no locality whose scale could be set: say placement.locality_scale=1")
     return sampler if locality.scale == scale else replace(sampler, locality=replace(locality, scale=scale))

@@ -40,7 +40,7 @@ class SourceSettings(Protocol):
     """Settings of a `BatchSource`; plain values, the same on every rank.
 
     Attributes:
-        batches_ahead: batches that are requested ahead of their use, unless the loader is told a number.
+        batches_ahead: batches that are requested ahead of their use.
         in_process: it prepares them in the training process, and reaches features that lie there.
     """
 
@@ -55,26 +55,35 @@ class SourceSettings(Protocol):
         """
 
 
+def check_prefetch(prefetch_batches: int | None) -> None:
+    """Raise ValueError unless a number of batches ahead is None or at least 1."""
+    if prefetch_batches is not None:
+        check_count("prefetch_batches", prefetch_batches)
+
+
 @dataclass(frozen=True)
 class Threads:
     """Threads of the training process, each of which prepares a whole batch; see `LocalSource`.
 
     Args:
         num_threads: >= 1.
+        prefetch_batches: batches kept ready or under way, >= 1; None: num_threads + 1.
 
     Raises:
-        ValueError: num_threads is below 1.
+        ValueError: an argument is below 1.
     """
 
     num_threads: int = 1
+    prefetch_batches: int | None = None
     in_process: ClassVar[bool] = True
 
     def __post_init__(self):
         check_count("num_threads", self.num_threads)
+        check_prefetch(self.prefetch_batches)
 
     @property
     def batches_ahead(self) -> int:
-        return self.num_threads + 1
+        return self.prefetch_batches or self.num_threads + 1
 
     def connect(self, place: RankPlace) -> SourceFactory:
         return partial(LocalSource, num_threads=self.num_threads)
@@ -88,6 +97,7 @@ class Processes:
         num_workers: processes of each rank, >= 1.
         queue_bytes: most bytes of ready batches in shared memory, each rank's.
         timeout_s: seconds for which none of them may answer while one is waited for, > 0.
+        prefetch_batches: batches kept ready or under way, >= 1; None: num_workers + 1.
 
     Raises:
         ValueError: an argument is out of range.
@@ -96,16 +106,18 @@ class Processes:
     num_workers: int = 1
     queue_bytes: int = QUEUE_BYTES
     timeout_s: float = TIMEOUT_S
+    prefetch_batches: int | None = None
     in_process: ClassVar[bool] = False
 
     def __post_init__(self):
         check_count("num_workers", self.num_workers)
         check_count("queue_bytes", self.queue_bytes)
         check_seconds("timeout_s", self.timeout_s)
+        check_prefetch(self.prefetch_batches)
 
     @property
     def batches_ahead(self) -> int:
-        return self.num_workers + 1
+        return self.prefetch_batches or self.num_workers + 1
 
     def connect(self, place: RankPlace) -> SourceFactory:
         return partial(
@@ -128,6 +140,7 @@ class TaskGraphs:
         pieces: tasks that share the neighbours or the rows of a large hop, >= 1; None: as many as threads, 8 at most,
             and 1 under "fixed_prefetch", whose threads share nothing.
         operators: your own, in place of those that draw what the sampler draws.
+        prefetch_batches: batches that are requested ahead, >= 1; None: as many as the scheduling can use.
 
     Raises:
         ValueError: an argument is out of range, or of the other scheduling.
@@ -140,6 +153,7 @@ class TaskGraphs:
     depth: int | None = None
     pieces: int | None = None
     operators: Operators | None = None
+    prefetch_batches: int | None = None
     in_process: ClassVar[bool] = True
 
     def __post_init__(self):
@@ -155,10 +169,13 @@ class TaskGraphs:
                 check_count(name, getattr(self, name))
         if not isinstance(self.operators, Operators | None):
             raise ValueError(f"operators must be gs.loader.Operators(...) or None, got {self.operators!r}")
+        check_prefetch(self.prefetch_batches)
         self.policy()
 
     @property
     def batches_ahead(self) -> int:
+        if self.prefetch_batches is not None:
+            return self.prefetch_batches
         # One of them is the trainer's; beyond these the policy decides.
         if self.scheduling == "fixed_prefetch":
             return (self.depth or self.num_threads) + 1

@@ -14,11 +14,11 @@ from .placement import Placement
 
 @dataclass(frozen=True)
 class PlacementSettings:
-    """How feature rows are placed on devices.
+    """How feature rows are placed on devices, and whether sampling prefers them.
 
     Args:
         method: Method of `place`; "metis" deals the parts of the store to the devices in turns, whatever made the
-            parts.
+            parts. Or a `Placement` made before: the arguments up to host_rows then say nothing.
         buffer_share: Share of all rows that each device's buffer holds, in (0, 1]; used if buffer_rows is None.
         buffer_rows: Number of rows in each device's buffer.
         alpha: Cost of a peer read divided by that of a host read, in [0, 1], or "auto": measured once per machine.
@@ -30,12 +30,15 @@ class PlacementSettings:
         cache_rows: Number of rows in each device's cache of rows that lie on no device; 0: no cache.
         cache_policy: "lru", "sieve" or, if training is on CPUs, "belady"; see `FeatureCache`.
         lookahead_batches: Number of batches drawn ahead whose reads "belady" goes by, >= 1; other policies ignore it.
+        locality_scale: Factor s >= 1 by which the sampler prefers rows that are near; 1 if `LocalityController` is to
+            raise it. None: no preference. Needs a sampler that takes `locality`.
+        neighbor_set_size: See `LocalityBias`.
 
     Raises:
         ValueError: an argument outside its range.
     """
 
-    method: str = "rule"
+    method: str | Placement = "rule"
     buffer_share: float = 0.1
     buffer_rows: int | None = None
     alpha: float | str = "auto"
@@ -45,9 +48,12 @@ class PlacementSettings:
     cache_rows: int = 0
     cache_policy: str = "lru"
     lookahead_batches: int = 16
+    locality_scale: float | None = None
+    neighbor_set_size: int = 8192
 
     def __post_init__(self):
-        _check_choice("method", self.method, METHODS)
+        if not isinstance(self.method, Placement):
+            _check_choice("method", self.method, METHODS)
         _check_choice("probability", self.probability, tuple(PROBABILITIES))
         _check_choice("cache_policy", self.cache_policy, tuple(POLICIES))
         if not (isinstance(self.buffer_share, int | float) and 0 < self.buffer_share <= 1):
@@ -60,6 +66,8 @@ class PlacementSettings:
             raise ValueError(f"placement.host_rows must be at least 0 or null, got {self.host_rows}")
         if self.cache_rows < 0:
             raise ValueError(f"placement.cache_rows must be at least 0, got {self.cache_rows}")
+        if self.locality_scale is not None and not self.locality_scale >= 1:
+            raise ValueError(f"placement.locality_scale must be at least 1 or null, got {self.locality_scale}")
         if self.lookahead_batches < 1:
             raise ValueError(f"placement.lookahead_batches must be at least 1, got {self.lookahead_batches}")
 
@@ -84,6 +92,8 @@ class PlacementSettings:
             seed: Seed of sampled probabilities and of "random".
             groups: Groups of devices, used if the settings have none.
         """
+        if isinstance(self.method, Placement):
+            return self.method
         prob = access_probability(
             store,
             train_nodes,

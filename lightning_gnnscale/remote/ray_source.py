@@ -248,6 +248,8 @@ class RayWorkers:
             worker that is silent for as long loses its batches to the others.
         slow_s: Least time before a slow group is given to a second worker as well, seconds. A group is slow once it
             takes four times as long as any before; until the first group is done, six times slow_s.
+        prefetch_batches: Batches of a rank that are kept ready or under way, >= 1; None: a group for each worker, and
+            one more that trains meanwhile.
 
     Raises:
         ValueError: an argument is out of range.
@@ -265,12 +267,13 @@ class RayWorkers:
     store_bytes: int = 1 << 30
     timeout_s: float = 60.0
     slow_s: float = SLOW_S
+    prefetch_batches: int | None = None
     in_process: ClassVar[bool] = False
 
     def __post_init__(self):
         for name in ("num_workers", "batches_per_group", "store_bytes"):
             check_count(name, getattr(self, name))
-        for name in ("worker_memory_bytes", "credits"):
+        for name in ("worker_memory_bytes", "credits", "prefetch_batches"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
         for name in ("cache_rows", "replicate_bytes"):
@@ -290,8 +293,8 @@ class RayWorkers:
 
     @property
     def batches_ahead(self) -> int:
-        """One group for each worker, and one more that trains meanwhile."""
-        return self.batches_per_group * (self.num_workers + 1)
+        """Batches that are kept ready or under way."""
+        return self.prefetch_batches or self.batches_per_group * (self.num_workers + 1)
 
     def for_hub(self, num_workers: int, shared: bool) -> HubSettings:
         """Return what a hub of so many workers goes by."""

@@ -228,7 +228,9 @@ def test_links_are_evaluated_by_the_rows_that_their_ends_need(tmp_path):
     sampler = gs.LinkSampler(gs.NeighborSampler([3, 3]))
     results = []
     for most in (0.75, 0.0):  # none of the rows left out, the second time
-        dm = gs.PartitionDataModule(store=tmp_path / "s", links=links, sampler=sampler, eval_negatives=2)
+        dm = gs.PartitionDataModule(
+            store=tmp_path / "s", sampler=sampler, evaluation=gs.EvaluationOptions(links=links, negatives=2)
+        )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(layer_source, "closure", lambda *args, most=most: closure(*args, most))
             sets = []
@@ -279,9 +281,8 @@ def test_a_sample_of_links_is_refused(tmp_path):
     edges = np.array([[0, 1], [399, 398]])
     dm = gs.PartitionDataModule(
         store=tmp_path / "s",
-        links={"val": gs.dataset.LinkSet(edges, None)},
         sampler=gs.LinkSampler(gs.NeighborSampler([3, 3])),
-        evaluation=gs.EvaluationOptions(sample=0.5),
+        evaluation=gs.EvaluationOptions(sample=0.5, links={"val": gs.dataset.LinkSet(edges, None)}),
     )
     with pytest.raises(StrategyError, match=r"evaluation.sample=0.5 is of nodes, and links are evaluated"):
         trainer().fit(gs.LinkPredictor(gs.model.GraphSAGE(16, 8, 8, num_layers=2)), dm)

@@ -36,7 +36,9 @@ def root(tmp_path_factory):
 
 def data(root, fanouts=(8, 8), **options):
     sampler = gs.LinkSampler(gs.NeighborSampler(fanouts), **options.pop("sampler", {}))
-    return gs.PartitionDataModule(store=root, links=planted().links, sampler=sampler, batch_size=64, **options)
+    negatives = {"negatives": options.pop("negatives")} if "negatives" in options else {}
+    options.setdefault("evaluation", gs.EvaluationOptions(links=planted().links, **negatives))
+    return gs.PartitionDataModule(store=root, sampler=sampler, batch_size=64, **options)
 
 
 def trainer(**options):
@@ -94,7 +96,7 @@ def test_a_small_graph_is_overfitted(tmp_path):
 
 def test_metrics_equal_plain_python(root):
     """Ranks by hand, from embeddings and negatives; none of the negatives is joined to its link's first end."""
-    dm, links = data(root, eval_negatives=30), model()
+    dm, links = data(root, negatives=30), model()
     run = trainer()
     logged = run.test(links, dm, verbose=False)[0]
     (result,) = run.predict(links, dm)
@@ -216,9 +218,9 @@ def test_bad_input_is_told_in_one_line(root, tmp_path):
         dm.links = {}
         trainer().test(model(), dm)
     with pytest.raises(StrategyError, match='use "layerwise"'):
-        trainer().test(model(), data(root, evaluation="sampled"))
-    with pytest.raises(ValueError, match="eval_negatives must be an integer of at least 1, got 0"):
-        data(root, eval_negatives=0)
+        trainer().test(model(), data(root, evaluation=gs.EvaluationOptions("sampled", links=planted().links)))
+    with pytest.raises(ValueError, match="evaluation.negatives must be an integer of at least 1, got 0"):
+        data(root, negatives=0)
     with pytest.raises(StrategyError, match="trains on batches with pairs, and these have none"):
         dm = data(root)
         dm.sampler = type("Unpaired", (gs.NeighborSampler,), {"trains_on_links": True})([2, 2])

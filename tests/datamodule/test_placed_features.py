@@ -114,7 +114,7 @@ def test_a_placement_made_before_is_taken(store_root):
 
 
 def test_locality_prefers_placed_rows_from_the_next_epoch_on(store_root):
-    dm = make(store_root, placement=PlacementSettings(buffer_share=0.1, alpha=0), locality_scale=1)
+    dm = make(store_root, placement=PlacementSettings(buffer_share=0.1, alpha=0, locality_scale=1))
     dm.setup("fit")
     loader = dm.train_dataloader()
     near = set(dm.buffer.placement.rows[0].tolist())
@@ -148,18 +148,20 @@ def test_gathers_where_training_runs_count_as_loading(store_root):
 
 def test_the_controller_turns_the_dial(store_root):
     controller = gs.LocalityController(lower=0.0, upper=0.0, max_scale=4)
-    dm = make(store_root, placement="rule", locality_scale=1)
+    dm = make(store_root, placement=PlacementSettings("rule", locality_scale=1))
     trained(dm, [controller], max_epochs=4)
     assert controller.state.scale == dm.sampler.locality.scale == 4
     with pytest.raises(StrategyError, match="LocalityController needs a sampler with locality"):
         trained(make(store_root, placement="rule"), [gs.LocalityController()])
 
 
+NEAR = PlacementSettings(locality_scale=2.0)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"locality_scale": 2.0}, "locality_scale=2.0 needs a placement"),
-        ({"locality_scale": 2.0, "placement": "rule", "sampler": gs.SaintSampler()}, "needs a sampler that takes loc"),
+        ({"placement": NEAR, "sampler": gs.SaintSampler()}, "placement.locality_scale=2.0 needs a sampler that takes"),
         ({"placement": "best"}, "placement.method must be one of rule, naive, .*, got 'best'"),
         ({"placement": PlacementSettings}, "placement must be"),
     ],

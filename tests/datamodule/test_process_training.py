@@ -75,10 +75,12 @@ def test_kills_in_training_change_no_bit(store_root):
 
 @pytest.mark.parametrize("policy", ["lru", "belady"])
 def test_placed_features_are_gathered_by_the_process_that_trains(store_root, policy):
-    settings = PlacementSettings(buffer_share=0.1, alpha=0, cache_rows=60, cache_policy=policy, lookahead_batches=4)
+    settings = PlacementSettings(
+        buffer_share=0.1, alpha=0, cache_rows=60, cache_policy=policy, lookahead_batches=4, locality_scale=2.0
+    )
     options = {"source": gs.Processes(2), "placement": settings}
-    found = trained(make(store_root, locality_scale=2.0, **options))
-    assert equal(found, trained(make(store_root, locality_scale=2.0, placement=settings)))
+    found = trained(make(store_root, **options))
+    assert equal(found, trained(make(store_root, placement=settings)))
 
 
 def test_no_process_has_a_copy_of_the_store(store_root):
@@ -101,7 +103,7 @@ def test_no_process_has_a_copy_of_the_store(store_root):
             {"source": "pigeons"},
             "source must be one of threads, processes, .*or settings such as gs.Threads\\(\\), got 'pigeons'",
         ),
-        ({"num_threads": 0}, "num_threads must be an integer of at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
     ],
 )
 def test_bad_options(store_root, options, message):

@@ -22,14 +22,16 @@ def test_task_graphs_change_no_bit(store_root, source, weights, sampler):
 
 @pytest.mark.parametrize("policy", ["lru", "belady"])
 def test_placed_features_are_gathered_piece_by_piece(store_root, policy):
-    settings = PlacementSettings(buffer_share=0.1, alpha=0, cache_rows=60, cache_policy=policy, lookahead_batches=4)
-    found = trained(make(store_root, locality_scale=2.0, placement=settings, source="task_graphs"))
-    assert equal(found, trained(make(store_root, locality_scale=2.0, placement=settings)))
+    settings = PlacementSettings(
+        buffer_share=0.1, alpha=0, cache_rows=60, cache_policy=policy, lookahead_batches=4, locality_scale=2.0
+    )
+    found = trained(make(store_root, placement=settings, source="task_graphs"))
+    assert equal(found, trained(make(store_root, placement=settings)))
 
 
 def on_links(store_root, **options) -> dict[str, torch.Tensor]:
     sampler = gs.LinkSampler(gs.NeighborSampler([4, 3]), "walk", num_negatives=3)
-    dm = make(store_root, sampler=sampler, links={}, **options)
+    dm = make(store_root, sampler=sampler, **options)
     torch.manual_seed(0)
     model = gs.LinkPredictor(gs.model.GraphSAGE(dm.store.features.dim, 8, 8), lr=0.02)
     L.Trainer(

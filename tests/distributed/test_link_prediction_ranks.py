@@ -32,7 +32,9 @@ def run(folder: Path, root: str, weights: str, scores_of: str | None = None) -> 
     torch.manual_seed(0)
     model = gs.LinkPredictor(GraphSAGE(8, 16, 16, num_layers=2, dropout=0.0), hits=(1, 10), decoder="mlp")
     sampler = gs.LinkSampler(gs.NeighborSampler([5, 5]), "walk", walk_length=2, num_negatives=3)
-    data = gs.PartitionDataModule(store=root, links=planted().links, sampler=sampler, batch_size=64, eval_negatives=50)
+    data = gs.PartitionDataModule(
+        store=root, sampler=sampler, batch_size=64, evaluation=gs.EvaluationOptions(links=planted().links, negatives=50)
+    )
     if scores_of is None:
         trainer.fit(model, data)
         if trainer.global_rank == 0:

@@ -22,12 +22,13 @@ def train(folder, root):
     results = {}
     for name, placement in {
         "plain": None,
-        "linked": PlacementSettings("rule", buffer_share=0.3, alpha=0),
-        "alone": PlacementSettings("rule", buffer_share=0.3, alpha=0, groups=[[0], [1]], cache_rows=50),
+        "linked": PlacementSettings("rule", buffer_share=0.3, alpha=0, locality_scale=1),
+        "alone": PlacementSettings(
+            "rule", buffer_share=0.3, alpha=0, groups=[[0], [1]], cache_rows=50, locality_scale=1
+        ),
     }.items():
         dm = gs.PartitionDataModule(
             store=root, sampler=gs.NeighborSampler([3, 3]), batch_size=8, placement=placement, scope="graph",
-            locality_scale=None if placement is None else 1,
         )  # fmt: skip
         torch.manual_seed(0)
         model = gs.NodeClassifier(gs.model.GraphSAGE(dm.store.features.dim, 8, dm.num_classes), lr=0.02).double()

@@ -18,6 +18,7 @@ from lightning_gnnscale.embedding.shared_table import Column
 from lightning_gnnscale.errors import GNNScaleError, PlacementError
 from lightning_gnnscale.remote import shard_table
 from lightning_gnnscale.remote.shard_keeper import Initial, RowShard
+from lightning_gnnscale.rng import fold
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "distributed"))
 from processes import launch
@@ -151,7 +152,7 @@ def test_a_shard_fills_and_steps_its_rows(optimizer):
     assert made.nbytes == local.nbytes
     offsets, owners = made._owned_by_workers()
     assert (offsets.tolist(), owners) == (OFFSETS, [0, 1, 0, 1, 0])
-    initial = Initial(gs.embedding.worker_embedding.fold(3, DIM), made.scale)
+    initial = Initial(fold(3, DIM), made.scale)
     shard = RowShard(
         130 + 10, columns, made.optimizer, [(0, initial.of(slice(40, 170))), (130, initial.of(slice(0, 10)))]
     )

@@ -1,0 +1,40 @@
+"""Keywords that a function passes on: shown in its signature, and refused where nobody takes them."""
+
+import inspect
+
+import pytest
+
+import lightning_gnnscale as gs
+from lightning_gnnscale.keywords import passes_on
+
+
+def store(root, *, pack=True, seed=0):
+    return root, pack, seed
+
+
+@passes_on(store, pack=False)
+def front(name, *, seed=1, **options):
+    return name, seed, options
+
+
+def test_the_signature_shows_what_is_passed_on_with_the_fronts_own_defaults():
+    found = inspect.signature(front).parameters
+    assert list(found) == ["name", "seed", "root", "pack"]
+    assert [found[name].default for name in ("seed", "root", "pack")] == [1, None, False]
+
+
+def test_own_defaults_are_passed_on_and_given_values_win():
+    assert front("x", root="r") == ("x", 1, {"pack": False, "root": "r"})
+    assert front("x", pack=True) == ("x", 1, {"pack": True})
+
+
+def test_a_keyword_of_nobody_is_refused_by_the_fronts_name():
+    with pytest.raises(TypeError, match="^front: got an unexpected keyword argument 'pcak'$"):
+        front("x", pcak=True)
+    with pytest.raises(TypeError, match="^PartitionDataModule: got an unexpected keyword argument 'bach_size'$"):
+        gs.PartitionDataModule(bach_size=4)
+
+
+def test_a_datamodule_shows_what_a_store_is_made_from():
+    shown = inspect.signature(gs.PartitionDataModule).parameters
+    assert {"store", "sampler", "stream", "features", "partitioner", "num_parts", "pack_halo"} <= set(shown)
