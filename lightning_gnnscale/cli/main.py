@@ -12,11 +12,11 @@ from itertools import islice
 from .errors import UsageError, one_line, wants_traceback
 
 COMMANDS = {
-    "train": "partition, store, train and evaluate on the full graph, from a recipe or overrides",
-    "partition": "stream a graph, partition it and write the partition store",
+    "train": "partition a graph, store the parts, train on them and evaluate on the full graph",
+    "partition": "partition a graph and write the partition store",
     "plan": "say how many parts a graph needs and what fits where",
     "bench": "run one benchmark, side by side with its peer",
-    "verify": "read a partition store whole and say whether every byte is as it was written",
+    "verify": "read a whole partition store and say whether every byte is as it was written",
     "prepare": "start workers that prepare batches for trainers, on this machine or on a Ray cluster",
 }
 
