@@ -1,20 +1,22 @@
 """From the shell's words to one Hydra application, and from its errors to one line."""
 
+import atexit
+import gc
 import importlib
 import os
 import re
 import sys
 from contextlib import nullcontext
+from itertools import islice
 
-from .collector import hold_collector, release_collector
 from .errors import UsageError, one_line, wants_traceback
 
 COMMANDS = {
-    "train": "partition, store, train and evaluate on the full graph, from a recipe or overrides",
-    "partition": "stream a graph, partition it and write the partition store",
+    "train": "partition a graph, store the parts, train on them and evaluate on the full graph",
+    "partition": "partition a graph and write the partition store",
     "plan": "say how many parts a graph needs and what fits where",
     "bench": "run one benchmark, side by side with its peer",
-    "verify": "read a partition store whole and say whether every byte is as it was written",
+    "verify": "read a whole partition store and say whether every byte is as it was written",
     "prepare": "start workers that prepare batches for trainers, on this machine or on a Ray cluster",
 }
 
@@ -56,10 +58,42 @@ recipes of benchmarks:
 `gnnscale COMMAND --help` lists the settings. GNNSCALE_TRACEBACK=1 shows the traceback of an error."""
 
 
+_FLAGS_WITH_VALUE = (
+    *("--cfg", "-c", "--package", "-p", "--info", "-i", "--experimental-rerun"),
+    *("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd"),
+)
+# The module and the function of each command.
+_RUN = {
+    "train": ("train", "run"),
+    "partition": ("store", "partition"),
+    "plan": ("train", "plan"),
+    "bench": ("bench", "run"),
+    "verify": ("store", "verify"),
+    "prepare": ("prepare", "run"),
+}
+
+
 def program() -> None:
     """The `gnnscale` program: `main` on the shell's words."""
-    hold_collector()
+    hold_garbage_collection()
     main()
+
+
+def hold_garbage_collection() -> None:
+    """Collect no garbage until `resume_garbage_collection`: while the program imports.
+
+    Nearly all that imports make lives as long as the process: searching it for garbage takes a second of every command,
+    and writes to pages that forked ranks could share.
+    """
+    gc.disable()
+    atexit.register(gc.unfreeze)  # bindings count what the last collection leaves, and report it as leaked
+
+
+def resume_garbage_collection() -> None:
+    """Collect garbage again, of what is made from here on; nothing happens where it was not held."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -134,12 +168,42 @@ def _usage() -> str:
     )
 
 
+def prepare_overrides(words: list[str]) -> list[str]:
+    """Let `a.b=c` set a key whether or not a YAML file lists it; `check_config` then says which keys exist.
+
+    Hydra wants `+` for a key that no file lists. Whether a class takes an argument is a better test.
+    """
+    inner_key = re.compile(r"^(?!hydra\.)[A-Za-z_]\w*(\.\w+)+=")
+    return [f"++{word}" if inner_key.match(word) else word for word in words]
+
+
+def flags_first(words: list[str]) -> list[str]:
+    """Put Hydra's own flags before the overrides, which it wants in one row behind them."""
+    flags, overrides = [], []
+    words = iter(words)
+    for word in words:
+        if not word.startswith("-"):
+            overrides.append(word)
+        elif word in _FLAGS_WITH_VALUE:
+            flags += [word, *islice(words, 1)]
+        else:
+            flags.append(word)
+    return [*flags, *overrides]
+
+
+def shared_run_folder(words: list[str]) -> list[str]:
+    """Give the ranks that torchrun started one run folder: each would name its own by the second it starts in."""
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID")
+    if run_id is None or any(word.startswith("hydra.run.dir=") for word in words):
+        return []
+    return [f"hydra.run.dir=${{paths.runs}}/${{name}}/torchrun-{run_id}-{os.environ.get('MASTER_PORT', '0')}"]
+
+
 def _run(command: str, config_name: str, words: list[str]) -> None:
     import hydra
     from hydra.errors import ConfigCompositionException
 
-    from .compose import GROUPS, register_choices, take_recipe
-    from .overrides import allowed_at_top, check_config, flags_first, prepare_overrides, shared_run_folder
+    from .compose import GROUPS, allowed_at_top, check_config, register_choices, take_recipe
     from .run_folder import temporary_folder
 
     config_dir, config_name, words = take_recipe(config_name, words)
@@ -152,8 +216,9 @@ def _run(command: str, config_name: str, words: list[str]) -> None:
     def task(config):
         try:
             check_config(config, config_name, config_dir)  # imports whatever the settings name
-            release_collector()
-            return importlib.import_module(f".{command}", __package__).run(config)
+            resume_garbage_collection()
+            module, function = _RUN[command]
+            return getattr(importlib.import_module(f".{module}", __package__), function)(config)
         except Exception as error:  # a sweep goes on; the first failure is told at its end
             if wants_traceback():
                 raise

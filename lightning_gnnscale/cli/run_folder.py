@@ -1,15 +1,28 @@
-"""The folders of a run: one that is used again, and one for what is temporary, which outlives no run."""
+"""The folder of a run: what earlier runs left there, temporary files, the checkpoint to evaluate, the summary."""
 
+import csv
 import getpass
 import os
 import secrets
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+
+from .. import events
 from ..datamodule.scratch import Scratch
+from ..errors import CheckpointError
+from ..model.checkpoint_file import check_is_lightnings, read_checkpoint
+from ..placement.feature_buffer import TIERS
 from ..remote.cluster import SYSTEM_TEMPORARY
+from ..report.summary import stage_rows
+from ..units import format_bytes
+from .errors import UsageError
 
 REPLACED = ("summary.json", "metrics/metrics.csv", "metrics/hparams.yaml")
 
@@ -68,3 +81,221 @@ def temporary_folder() -> Iterator[None]:
         for name in ("TMPDIR", SYSTEM_TEMPORARY):
             os.environ.pop(name) if name not in variables else os.environ.update({name: variables[name]})
         folder.close()
+
+
+class EarlierBest(Callback):
+    """Keep in every checkpoint which one was the best before the run; Lightning forgets it in another folder.
+
+    Args:
+        path: Path of the best checkpoint so far.
+        score: Its value of the quantity that the run's `ModelCheckpoint` monitors.
+    """
+
+    def __init__(self, path: str, score: float):
+        self.path, self.score = path, score
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"path": self.path, "score": self.score}
+
+
+def earlier_best(resume: str | None, checkpoint: ModelCheckpoint | None) -> EarlierBest | None:
+    """Return the best checkpoint that the one to go on from knows of; None where it knows none, or nothing is resumed.
+
+    Args:
+        resume: path of a checkpoint, or None.
+        checkpoint: the run's `ModelCheckpoint`; what was monitored otherwise does not compare.
+
+    Raises:
+        UsageError: resume is missing, damaged, no checkpoint of Lightning, or holds more than plain values.
+    """
+    if resume is None:
+        return None
+    try:
+        states = _callback_states(resume)
+    except CheckpointError as error:
+        raise UsageError(f"resume: {error}") from None
+    if getattr(checkpoint, "monitor", None) is None:
+        return None
+    before = states.get(EarlierBest.__qualname__)
+    known = [_saved_best(states, checkpoint), EarlierBest(before["path"], before["score"]) if before else None]
+    return _best([one for one in known if one is not None], checkpoint.mode)
+
+
+def best_checkpoint(checkpoint: ModelCheckpoint | None, earlier: EarlierBest | None) -> tuple[str | None, str]:
+    """Return the checkpoint to evaluate, and a line on it where it is not, or may not be, simply the run's own best.
+
+    Args:
+        checkpoint: the run's `ModelCheckpoint`, after training; None where there is none.
+        earlier: the best one before the run, see `earlier_best`.
+
+    Returns:
+        (path, or None for the weights as they are; line, or "").
+    """
+    own = (checkpoint.best_model_path or None) if checkpoint is not None else None
+    if earlier is None or (own == earlier.path and Path(own).is_file()):
+        return own, ""
+    if own is not None and own != earlier.path:
+        # Started processes hand back the path alone; the score stands in the file.
+        score = _saved_best(_callback_states(own), checkpoint)
+        if score is not None and _best([score, earlier], checkpoint.mode) is score:
+            return own, ""
+    told = f"{earlier.path} ({checkpoint.monitor} {earlier.score:.4f})"
+    if Path(earlier.path).is_file():
+        return earlier.path, f"{told}, of an earlier run, is better than what this one came to"
+    rest = None if own == earlier.path else own
+    return rest, f"{rest or 'the last weights'}; {told}, of an earlier run, is better, but the file is gone"
+
+
+def _saved_best(states: dict[str, Any], checkpoint: ModelCheckpoint) -> EarlierBest | None:
+    """Return the best checkpoint that the `ModelCheckpoint` of a file knew of when it was saved."""
+    state = states.get(checkpoint.state_key) or {}
+    if not state.get("best_model_path") or state.get("best_model_score") is None:
+        return None
+    return EarlierBest(state["best_model_path"], float(state["best_model_score"]))
+
+
+def _best(known: list[EarlierBest], mode: str) -> EarlierBest | None:
+    """Return the best of some checkpoints, the first of equal ones."""
+    choose = min if mode == "min" else max
+    return choose(known, key=lambda one: one.score, default=None)
+
+
+def _callback_states(path: str) -> dict[str, Any]:
+    # Tensors stay in the file: only small values are looked at.
+    return check_is_lightnings(read_checkpoint(path, mmap=True), path).get("callbacks") or {}
+
+
+def fit_facts(folder: Path, checkpoint, resume: str | None = None) -> dict:
+    """Return the results of training, read from its metrics file, because started processes do not share their state.
+
+    Args:
+        folder: Folder of the run.
+        checkpoint: The run's `ModelCheckpoint`, or None.
+        resume: Checkpoint that the run resumed from, or None. With a checkpoint, the result says that earlier epochs do
+            not count.
+    """
+    path = folder / "metrics" / "metrics.csv"
+    if not path.is_file():
+        return {}
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    epochs = {int(row["epoch"]) for row in rows if row.get("epoch")}
+    facts = {"epochs": 1 + max(epochs, default=-1)}
+    if resume is not None:
+        facts["epochs"] = f"{facts['epochs']}, {len(epochs)} of them in this run"
+        facts["goes on from"] = f"{resume} (all other figures are of this run alone)"
+    monitor = getattr(checkpoint, "monitor", None) or "val_acc"
+    values = [value for _, value in _logged(rows, monitor) if isfinite(value)]
+    if values:
+        best = min if getattr(checkpoint, "mode", "max") == "min" else max
+        facts[f"best {monitor}"] = f"{best(values):.4f}"
+    lost = next((epoch for epoch, loss in _logged(rows, "train_loss") if not isfinite(loss)), None)
+    if lost is not None:
+        facts["train_loss"] = f"not finite from epoch {lost} on: say a lower model.lr"
+    return facts
+
+
+def sampled_validation(folder: Path) -> str:
+    """Return which nodes validation took while the run in a folder trained; "" where it took all of them."""
+    log = events.last_run(events.read_log(folder / "events.jsonl"))
+    chosen = [event for event in log if event["event"] == "validation_sample"]
+    if not chosen:
+        return ""
+    return f"of a sample, {chosen[-1]['num_sampled']:,} of {chosen[-1]['num_nodes']:,} nodes"
+
+
+def _logged(rows: list[dict], name: str) -> list[tuple[str, float]]:
+    """Return (epoch, value) of every row of a metrics file that has the metric."""
+    return [(row["epoch"], float(row[name])) for row in rows if row.get(name)]
+
+
+def _exchange_facts(log: list[dict]) -> dict[str, str]:
+    """Return what full-graph training sent between processes, from its events; nothing where nobody exchanged."""
+    exchanges = [event for event in log if event["event"] == "exchange"]
+    counts: Counter = Counter()
+    for event in exchanges:
+        for entry in event["bytes"]:
+            # What is exchanged once serves the forward.
+            counts["forward" if entry["direction"] == "static" else entry["direction"]] += entry["bytes"]
+        for entry in event["rows"]:
+            counts["sent"] += entry["sent"]
+            counts["skipped"] += entry["skipped"]
+    for event in log:
+        counts["evaluation"] += event["bytes"] if event["event"] == "exchange_evaluation" else 0
+    if not exchanges:
+        return {}
+    facts = {
+        "exchanged": f"{format_bytes(counts['forward'])} forward, {format_bytes(counts['backward'])} backward, "
+        f"{format_bytes(counts['evaluation'])} to evaluate (all processes)"
+    }
+    if counts["skipped"]:
+        facts["rows skipped"] = f"{counts['skipped'] / (counts['sent'] + counts['skipped']):.1%}"
+    caches: Counter = Counter()
+    for event in exchanges:
+        caches[event["rank"]] = max(caches[event["rank"]], event["cache_bytes"])
+    facts["exchange caches"] = f"{format_bytes(max(caches.values()))} on the fullest process"
+    return facts
+
+
+def _placement_facts(log: list[dict]) -> dict[str, str]:
+    """Return where feature rows lay and which tier served how many reads; nothing where none were placed."""
+    placed = [event for event in log if event["event"] == "placement"]
+    if not placed:
+        return {}
+    bytes_held = max(event["buffer_bytes"] for event in placed)
+    facts = {
+        "placement": f"{placed[0]['method']}, {placed[0]['buffer_rows']:,} rows on each of {len(placed)} devices, "
+        f"{format_bytes(bytes_held)} with look-up"
+    }
+    reads = [event for event in log if event["event"] == "reads"]
+    counts = {tier: sum(event[tier] for event in reads) for tier in TIERS}
+    total = sum(counts.values())
+    if total:
+        shares = ", ".join(f"{count / total:.1%} {tier}" for tier, count in counts.items() if count)
+        predicted = ", ".join(
+            f"{sum(event['predicted'][tier] for event in placed) / len(placed):.1%} {tier}"
+            for tier in TIERS
+            if any(event["predicted"].get(tier) for event in placed)
+        )
+        facts["feature reads"] = f"{shares} (predicted {predicted})"
+    return facts
+
+
+def run_summary(name: str, folder: Path, datamodule, plan, facts: dict) -> dict:
+    """Return the results of a run: stages, facts in the order they are shown, the parts' quality, the plan.
+
+    Earlier runs in the same folder are not counted: the log marks where the last one begins.
+
+    Args:
+        name: Name of the run.
+        folder: Folder of the run.
+        datamodule, plan: DataModule and plan that the run used.
+        facts: Results of training and testing, {title: text}.
+    """
+    quality = datamodule.partitioning_facts.get("quality") or {}
+    predicted = dict(plan.host_peak_bytes)
+    if "evaluate" in predicted:
+        predicted["validate"] = predicted["predict"] = predicted["evaluate"]  # a pass over the same layers
+    log = events.last_run(events.read_log(folder / "events.jsonl"))
+    shown = {
+        "graph": f"{datamodule.store.num_nodes:,} nodes, {datamodule.store.num_arcs:,} arcs",
+        "parts": f"{datamodule.store.num_parts} ({datamodule.partitioning_facts.get('method', 'given')})",
+    }
+    for key in ("edge_cut_ratio", "replication_factor", "node_balance"):
+        if key in quality:
+            shown[key.replace("_", " ")] = f"{quality[key]:.4f}"
+    shown |= facts | _exchange_facts(log) | _placement_facts(log)
+    peaks = [event["peak_bytes"] for event in log if event["event"] == "training_peak"]
+    shown |= {
+        "training peak of a process": f"{format_bytes(max(peaks, default=0))}, predicted "
+        f"{format_bytes(plan.device_peak_bytes)} (beyond the interpreter)",
+        "store": str(datamodule.root),
+        "run folder": str(folder),
+    }
+    return {
+        "title": name,
+        "stages": stage_rows(log, predicted),
+        "facts": shown,
+        "quality": quality,
+        "plan": dict(plan.terms()),
+    }

@@ -1,4 +1,4 @@
-"""`gnnscale train`: from a config to a trained model, a summary and a run folder."""
+"""`gnnscale train`, from a config to a trained model and its summary; `gnnscale plan`, the terms it would run under."""
 
 import logging
 import sys
@@ -11,39 +11,50 @@ from pathlib import Path
 
 import torch
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.table import Table
 
 from .. import events
 from ..datamodule import PeakRecorder, PredictionWriter
-from ..datamodule.stored_graph import accelerator_of
+from ..datamodule.stored_graph import accelerator_of, check_edge_weights
 from ..memory import process_bytes
+from ..partition_store.value_checks import least_value
 from ..report.progress import ProgressBars
 from ..report.summary import print_summary, write_summary
 from ..strategy import GNNScaleStrategy
-from .best_checkpoint import EarlierBest, best_checkpoint, earlier_best
-from .check_dataset import check_dataset, trains_on_links
-from .check_settings import (
+from .checks import (
+    check_dataset,
     check_hops,
-    check_model,
     check_num_parts,
     check_settings,
     check_unused,
-    module_settings,
+    planned_devices,
     takes_sampler,
+    trains_on_links,
 )
-from .errors import Interrupted
+from .errors import Interrupted, UsageError, one_line
 from .ranks import (
     SIGTERM_CODE,
     accelerator,
     end_processes,
     exit_on_sigterm,
     is_first_rank,
+    own_start_method,
     start_method,
     started_from_outside,
 )
-from .run_folder import keep_earlier_run
-from .run_summary import fit_facts, run_summary, sampled_validation
+from .run_folder import (
+    EarlierBest,
+    best_checkpoint,
+    earlier_best,
+    fit_facts,
+    keep_earlier_run,
+    run_summary,
+    sampled_validation,
+)
 from .store import make_store
 
 
@@ -243,16 +254,59 @@ def make_model(config: DictConfig, datamodule):
     from lightning import seed_everything
 
     seed_everything(config.seed, verbose=False)
-    if trains_on_links(config):
-        return _make_link_model(config, datamodule)
     inputs = _inputs(config, datamodule)
     in_channels = datamodule.num_features + getattr(inputs, "dim", 0)
-    widths = {"in_channels": in_channels, "out_channels": datamodule.num_classes}
-    backbone = instantiate(config.model.backbone, **widths)
+    if trains_on_links(config):
+        return _build(config, in_channels, {}, {}, inputs)
+    outputs = {"out_channels": datamodule.num_classes}
+    return _build(config, in_channels, outputs, {"multilabel": datamodule.store.labels.ndim == 2}, inputs)
+
+
+def check_model(config: DictConfig, dataset) -> None:
+    """Make a model of the data set's widths, and the optimizer where one is chosen; then let go of both.
+
+    Args:
+        config: composed from `train.yaml`.
+        dataset: a `GraphDataset`.
+
+    Raises:
+        UsageError: settings that make no model; names the key.
+    """
+    stored = dataset.feature_dim if config.datamodule.get("stored_features", True) else 0
+    inputs = config.model.get("inputs")
+    in_channels = stored + ((inputs.get("dim") or 0) if inputs else 0)
+    if inputs and in_channels == 0:
+        return  # inputs whose width only the store tells
+    if trains_on_links(config):
+        module = _build(config, in_channels, {}, {})
+    else:
+        module = _build(config, in_channels, {"out_channels": dataset.num_classes}, {"multilabel": dataset.multilabel})
+    if dataset.edge_weight is not None and not getattr(module.backbone, "takes_negative_weights", True):
+        check_edge_weights(module.backbone, least_value(dataset.edge_weight))
+    make_optimizer = getattr(module, "make_optimizer", None)
+    if make_optimizer is not None:
+        try:
+            make_optimizer(module.parameters())
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"model.optimizer: {one_line(error)}") from None
+
+
+def _build(config: DictConfig, in_channels: int, outputs: dict, options: dict, inputs=None):
+    """Return the module of the config; `outputs` are further arguments of its backbone, `options` its own."""
+    backbone = _made("model.backbone", config.model.backbone, in_channels=in_channels, **outputs)
     check_hops(config, getattr(backbone, "num_layers", None))
-    given = {"inputs": inputs} if inputs is not None else {}
-    multilabel = datamodule.store.labels.ndim == 2
-    return instantiate(module_settings(config), backbone=backbone, multilabel=multilabel, **given)
+    if inputs is not None:
+        options = options | {"inputs": inputs}
+    own = {key: value for key, value in config.model.items() if key not in ("backbone", "inputs")}
+    return _made("model", OmegaConf.create(own), backbone=backbone, **options)
+
+
+def _made(key: str, node: DictConfig, **options):
+    try:
+        return instantiate(node, **options)
+    except InstantiationException as error:
+        line = one_line(error)
+        raise UsageError(line if line.startswith("model") else f"{key}: {line}") from None
 
 
 def _inputs(config: DictConfig, datamodule):
@@ -266,15 +320,6 @@ def _inputs(config: DictConfig, datamodule):
     return inputs
 
 
-def _make_link_model(config: DictConfig, datamodule):
-    """Return the module of a run on links; the width of its embeddings is a setting of the backbone."""
-    inputs = _inputs(config, datamodule)
-    backbone = instantiate(config.model.backbone, in_channels=datamodule.num_features + getattr(inputs, "dim", 0))
-    check_hops(config, getattr(backbone, "num_layers", None))
-    given = {"inputs": inputs} if inputs is not None else {}
-    return instantiate(module_settings(config), backbone=backbone, **given)
-
-
 def model_widths(config: DictConfig) -> dict:
     """Return what the planner asks of the model."""
     widths = {
@@ -286,3 +331,37 @@ def model_widths(config: DictConfig) -> dict:
 
 def _progress_argument(node: DictConfig, progress) -> dict:
     return {"progress": progress} if node._target_.endswith(".generate") else {}
+
+
+def plan(config: DictConfig) -> None:
+    """Print every term of the plan: of the sizes given, or of a recipe's data set."""
+    if "dataset" in config:
+        check_settings(config)
+        num_devices = planned_devices(config)
+        datamodule = make_datamodule(config, instantiate(config.dataset))
+        accelerator = planned_accelerator(config)
+        options = {"accelerator": accelerator, "start_method": own_start_method(num_devices, accelerator)}
+        options |= model_widths(config)
+        if config.strategy.get("weights"):
+            options["mixed_parts"] = datamodule.mixed_parts(instantiate(config.strategy.weights))
+        made = datamodule.store_source.estimate(partial(datamodule.make_plan, num_devices, **options))
+    else:
+        made = _plan_of_sizes(config)
+    table = Table(title="plan", title_justify="left", show_header=False)
+    for term, value in made.terms():
+        table.add_row(term, value)
+    Console().print(table)
+
+
+def planned_accelerator(config: DictConfig) -> str:
+    """Return what the planner asks of the Trainer's settings: "cpu", "gpu", or "auto"."""
+    given = str(config.trainer.accelerator)
+    return "gpu" if given == "cuda" else given if given in ("cpu", "gpu") else "auto"
+
+
+def _plan_of_sizes(config: DictConfig):
+    try:
+        return instantiate(config.planner)()
+    except ValueError as error:
+        is_key = str(error).split(maxsplit=1)[0] in config.planner
+        raise UsageError(f"planner.{error}" if is_key else str(error)) from None

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from lightning_gnnscale.bench import startup
 from lightning_gnnscale.bench.results import read_rows
-from lightning_gnnscale.cli.check_settings import check_settings
+from lightning_gnnscale.cli.checks import check_settings
 from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.errors import GNNScaleError
 

@@ -7,8 +7,7 @@ import sys
 import pytest
 from cli.refusals import refused
 
-from lightning_gnnscale.cli.main import main
-from lightning_gnnscale.cli.overrides import flags_first, prepare_overrides
+from lightning_gnnscale.cli.main import flags_first, main, prepare_overrides
 
 
 @pytest.fixture(autouse=True)

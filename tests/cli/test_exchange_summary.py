@@ -1,6 +1,6 @@
 """What a run's summary says of full-graph training: what its events tell, evaluation and what is sent once included."""
 
-from lightning_gnnscale.cli.run_summary import _exchange_facts
+from lightning_gnnscale.cli.run_folder import _exchange_facts
 
 
 def exchange(rank, cache_bytes, **counts):

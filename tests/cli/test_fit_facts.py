@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lightning_gnnscale.cli.run_summary import fit_facts
+from lightning_gnnscale.cli.run_folder import fit_facts
 
 HEAD = "epoch,train_loss,val_acc,val_loss"
 

@@ -4,10 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from lightning_gnnscale.cli.compose import compose_config
+from lightning_gnnscale.cli.compose import _check_node, compose_config
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.main import main
-from lightning_gnnscale.cli.overrides import _check_node
 from lightning_gnnscale.cli.train import fit, make_datamodule, make_model
 from lightning_gnnscale.datamodule import FullGraphDataModule, PartitionDataModule
 from lightning_gnnscale.dataset import GraphDataset

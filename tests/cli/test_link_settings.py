@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lightning_gnnscale.cli.check_dataset import check_dataset, trains_on_links
+from lightning_gnnscale.cli.checks import check_dataset, trains_on_links
 from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.cli.errors import UsageError
 

@@ -9,9 +9,9 @@ from cli.tiny_graph import TINY, write_tiny_graph
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_gnnscale import events
-from lightning_gnnscale.cli.best_checkpoint import EarlierBest, best_checkpoint, earlier_best
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.main import main
+from lightning_gnnscale.cli.run_folder import EarlierBest, best_checkpoint, earlier_best
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import torch
 from cli.refusals import refused
 from cli.tiny_graph import TINY, write_tiny_graph
 
-from lightning_gnnscale.cli.check_settings import check_settings, planned_devices
+from lightning_gnnscale.cli.checks import check_settings, planned_devices
 from lightning_gnnscale.cli.compose import available_recipes, compose_config, take_recipe
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.main import main

@@ -9,7 +9,7 @@ from embedding_runs import write_store
 from omegaconf import OmegaConf
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.cli.check_dataset import check_dataset
+from lightning_gnnscale.cli.checks import check_dataset
 from lightning_gnnscale.cli.compose import compose_config, take_recipe
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.train import make_datamodule, make_model, model_widths

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.cli.partition import DEFAULT_BATCHES
+from lightning_gnnscale.cli.store import DEFAULT_BATCHES
 from lightning_gnnscale.dataset import CSRArrays, GraphDataset
 from lightning_gnnscale.partitioner.graph_access.layout import lists_both_ways, scan
 

@@ -12,6 +12,7 @@ from lightning_gnnscale.cli.compose import (
     GROUPS as CONF_MODULE,
 )
 from lightning_gnnscale.cli.compose import (
+    _check_node,
     available_recipes,
     bench_of,
     compose_config,
@@ -19,7 +20,6 @@ from lightning_gnnscale.cli.compose import (
     register_choices,
     take_recipe,
 )
-from lightning_gnnscale.cli.overrides import _check_node
 from lightning_gnnscale.partitioner import available_partitioners, register_partitioner, registry
 from lightning_gnnscale.placement.place import METHODS
 from lightning_gnnscale.strategy.exchange.bounds import BOUNDS

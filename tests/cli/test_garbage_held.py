@@ -2,16 +2,16 @@
 
 import gc
 
-from lightning_gnnscale.cli.collector import hold_collector, release_collector
+from lightning_gnnscale.cli.main import hold_garbage_collection, resume_garbage_collection
 
 
 def test_garbage_is_collected_again_once_work_begins():
-    release_collector()
+    resume_garbage_collection()
     assert gc.get_freeze_count() == 0, "where nobody holds it, nothing changes"
-    hold_collector()
+    hold_garbage_collection()
     try:
         assert not gc.isenabled()
-        release_collector()
+        resume_garbage_collection()
         assert gc.isenabled()
         assert gc.get_freeze_count() > 0
     finally:

@@ -1,0 +1,289 @@
+"""Settings are checked before work starts: by themselves, against each other, and with the data set at hand."""
+
+import inspect
+import re
+from collections.abc import Callable
+from math import isfinite
+from numbers import Integral, Real
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import get_object
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from ..errors import check_integer
+from .errors import UsageError
+
+LARGEST_SEED = 2**32 - 1  # of numpy's generator
+_BATCH_GROUPS = ("sampler", "source", "placement", "pack_halo", "evaluation")
+# Keys that a run fills in itself, so that a value given there would be lost, and what to say in their place.
+_FILLED_IN = {
+    "trainer.strategy": "strategy= and strategy.weights, strategy.exchange",
+    "trainer.callbacks": "callbacks=, for example callbacks=early_stopping",
+    "trainer.default_root_dir": "hydra.run.dir=",
+    "datamodule.root": "output=, or paths.stores=",
+    "datamodule.store": "output=, where the same store is opened again",
+    "datamodule.stream": "dataset=",
+    "datamodule.masks": "dataset=files and dataset.train_mask=, val_mask=, test_mask=",
+    "partitioner.num_parts": "num_parts=",
+    "planner.num_parts": "num_parts=",
+    "planner.num_devices": "trainer.devices=, or num_devices= where only the store is made",
+    "planner.batch_size": "datamodule.batch_size=",
+    "planner.fanouts": "sampler.fanouts=",
+    "planner.prefetch_batches": "source.prefetch_batches=",
+    "model.multilabel": "dataset=, whose labels tell",
+    "model.backbone.in_channels": "dataset=, whose features tell",
+    **{
+        f"datamodule.{key}": f"{key}="
+        for key in ("dataset", "partitioner", "planner", "num_parts", "overwrite", "feature_storage", *_BATCH_GROUPS)
+    },
+    **{
+        f"datamodule.{key}": f"dataset=files and dataset.{key}="
+        for key in ("features", "labels", "edge_weight", "edge_features")
+    },
+    **{f"planner.{key}": "dataset=, whose graph is planned for" for key in ("num_nodes", "num_edges")},
+    **{
+        f"planner.{key}": "dataset=, whose features are planned for"
+        for key in ("feature_bytes", "feature_dim", "feature_row_bytes")
+    },
+    "planner.edge_row_bytes": "dataset=, whose edges are planned for",
+}
+
+
+def check_settings(config: DictConfig) -> None:
+    """Refuse values that are out of range or without effect, and settings that do not go together.
+
+    Args:
+        config: composed from `train.yaml`, or from `partition.yaml`, which has less.
+
+    Raises:
+        UsageError: names the key, the value and what is allowed.
+    """
+    for key, instead in _FILLED_IN.items():
+        value = OmegaConf.select(config, key)
+        if value is not None:
+            raise UsageError(f"{key}={_plain(value)} has no effect, the run fills it in: say {instead}")
+    seed, num_parts = config.get("seed", 0), config.get("num_parts")
+    if not _is_integer(seed) or not 0 <= seed <= LARGEST_SEED:
+        raise UsageError(f"seed must be an integer in [0, {LARGEST_SEED}], got {_plain(seed)}")
+    if num_parts not in ("auto", None) and (not _is_integer(num_parts) or num_parts < 1):
+        raise UsageError(f"num_parts must be an integer of at least 1, or auto, got {_plain(num_parts)}")
+    for key, low in {"trainer.accumulate_grad_batches": 1, "trainer.check_val_every_n_epoch": 1}.items():
+        _check_at_least(config, key, low)
+    logger = OmegaConf.select(config, "trainer.logger")
+    if logger is not None and not isinstance(logger, bool) and not OmegaConf.is_config(logger):
+        raise UsageError(f"trainer.logger must be true, false or a logger with its _target_, got {logger}")
+    for name, callback in (config.get("callbacks") or {}).items():
+        if callback is not None and not OmegaConf.is_dict(callback):
+            raise UsageError(f"callbacks.{name} must be null or settings with a _target_, got {_plain(callback)}")
+        _check_at_least(config, f"callbacks.{name}.patience", 0)
+    _check_number(config, "model.lr", "above 0", lambda value: value > 0)
+    _check_number(config, "model.weight_decay", "of at least 0", lambda value: value >= 0)
+    if config.get("model") is not None:
+        _check_monitors(config)
+        _check_layers(config)
+
+
+def _check_at_least(config: DictConfig, key: str, low: int) -> None:
+    value = OmegaConf.select(config, key)
+    if value is not None:
+        check_integer(key, _plain(value), low)
+
+
+def _check_number(config: DictConfig, key: str, allowed: str, is_allowed: Callable[[float], bool]) -> None:
+    value = OmegaConf.select(config, key)
+    is_number = isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+    if value is not None and not (is_number and is_allowed(value)):
+        raise UsageError(f"{key} must be a number {allowed}, got {_plain(value)}")
+
+
+def planned_devices(config: DictConfig) -> int:
+    """Return the number of devices of the plan, `num_devices` or the length of a list of devices.
+
+    Raises:
+        UsageError: it is no number, for example "auto", which only a Trainer resolves.
+    """
+    given = config.num_devices
+    if isinstance(given, ListConfig) and len(given):
+        return len(given)
+    number = int(given) if isinstance(given, str) and given.isdecimal() else given
+    if not _is_integer(number) or number < 1:
+        key = "trainer.devices" if OmegaConf.is_interpolation(config, "num_devices") else "num_devices"
+        raise UsageError(
+            f"{key}={_plain(given)} gives the plan no number of devices; say num_devices=, an integer of at least 1"
+        )
+    return int(number)
+
+
+def check_num_parts(num_parts: int, num_processes: int) -> None:
+    """Refuse more processes than parts where each process needs a part of its own.
+
+    Raises:
+        UsageError: names both.
+    """
+    if num_processes > num_parts:
+        raise UsageError(
+            f"trainer.devices={num_processes} is more than the {num_parts} parts; say "
+            f"num_parts={num_processes} or more, or trainer.devices={num_parts} or fewer"
+        )
+
+
+def takes_sampler(config: DictConfig) -> bool:
+    """Whether the DataModule makes batches, and so takes a sampler, a source of batches and a placement."""
+    return "sampler" in inspect.signature(get_object(config.datamodule._target_)).parameters
+
+
+def check_unused(config: DictConfig) -> None:
+    """Refuse groups that were set and would not be read.
+
+    Args:
+        config: composed from `train.yaml`.
+
+    Raises:
+        UsageError: names the group and the reason.
+    """
+    groups, reason = (), ""
+    if not takes_sampler(config):
+        groups, reason = _BATCH_GROUPS, "full-graph training has no batches of parts"
+    elif config.datamodule.get("mode") == "full_batch":
+        groups, reason = ("sampler",), "with datamodule.mode=full_batch each part is one batch"
+    words = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    for word in words:
+        group = re.match(r"[+~]*(\w*)", word)[1]
+        if group in groups:
+            raise UsageError(f"{word.lstrip('+')} has no effect, {reason}: leave it out")
+    if not OmegaConf.is_interpolation(config, "num_devices"):
+        raise UsageError(f"num_devices={config.num_devices} has no effect here: say trainer.devices=")
+
+
+def check_hops(config: DictConfig, num_layers: int | None) -> None:
+    """Refuse a sampler whose hops differ from the model's layers; samplers without hops, and whole parts, are accepted.
+
+    Args:
+        config: Config composed from `train.yaml`.
+        num_layers: Number of layers of the backbone; None if it does not say.
+
+    Raises:
+        UsageError: the message names both numbers.
+    """
+    if not num_layers or config.datamodule.get("mode") != "mini_batch":
+        return
+    sampler = config.sampler.get("sampler") or config.sampler
+    for key in ("fanouts", "nodes_per_layer", "num_layers"):
+        value = sampler.get(key)
+        hops = len(value) if OmegaConf.is_list(value) else value if key == "num_layers" else None
+        if hops and hops != num_layers:
+            raise UsageError(
+                f"sampler.{key} makes {hops} hops, but model.backbone.num_layers is {num_layers}; give one hop a layer"
+            )
+
+
+def _check_layers(config: DictConfig) -> None:
+    from ..model import Backbone  # imports Lightning and PyG, which plans do without
+
+    backbone = get_object(config.model.backbone._target_) if "backbone" in config.model else None
+    if inspect.isclass(backbone) and issubclass(backbone, Backbone):
+        default = inspect.signature(backbone).parameters["num_layers"].default
+        check_hops(config, config.model.backbone.get("num_layers", default))
+
+
+def _check_monitors(config: DictConfig) -> None:
+    """Compare what callbacks watch with what the module logs; a module of the user's own may log anything."""
+    from ..model import LinkPredictor, NodeClassifier
+
+    module = get_object(config.model._target_)
+    logged = ["train_loss", "val_loss"]
+    if module is NodeClassifier:
+        logged += ["val_acc"]
+    elif module is LinkPredictor:
+        hits = config.model.get("hits", inspect.signature(module).parameters["hits"].default)
+        logged += ["val_mrr", *(f"val_hits@{k}" for k in hits)]
+    else:
+        return
+    for name, callback in (config.get("callbacks") or {}).items():
+        monitor = callback.get("monitor") if callback else None
+        if str(monitor).endswith("_loss") and callback.get("mode") == "max":
+            raise UsageError(f"callbacks.{name}: mode=max keeps the largest {monitor}; say callbacks.{name}.mode=min")
+        if monitor is not None and monitor not in logged:
+            remedy = "; or say callbacks=links" if module is LinkPredictor else ""
+            raise UsageError(
+                f"callbacks.{name}.monitor: no {monitor} is logged; {module.__name__} logs {', '.join(logged)}{remedy}"
+            )
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as it was typed, not as OmegaConf prints it."""
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+
+def trains_on_links(config: DictConfig) -> bool:
+    """Return whether the run trains on links, which takes a model and a sampler that both do.
+
+    Raises:
+        UsageError: only one of them does.
+    """
+    model, sampler = (
+        getattr(get_object(node._target_), "trains_on_links", False) for node in (config.model, config.sampler)
+    )
+    if model and not sampler:
+        raise UsageError("model trains on links, the sampler draws none: say sampler=links, or another model")
+    if sampler and not model:
+        raise UsageError("sampler draws links, the model is not for them: say model=link_predictor, or another sampler")
+    return bool(model)
+
+
+def check_dataset(config: DictConfig, dataset) -> None:
+    """Refuse a data set that lacks what the run needs.
+
+    Args:
+        config: composed from `train.yaml`.
+        dataset: a `GraphDataset`.
+
+    Raises:
+        UsageError: names the key and the remedy.
+    """
+    if dataset.features is None and not config.model.get("inputs"):
+        raise UsageError(
+            f"dataset.features: {dataset.name} has none; training needs a row of features for every node, or "
+            "embeddings in their place: model.inputs, as in recipe=embeddings"
+        )
+    monitors = [str(callback.get("monitor")) for callback in config.callbacks.values() if callback]
+    if trains_on_links(config):
+        _check_links(config, dataset, monitors)
+        return
+    if dataset.labels is None:
+        raise UsageError(f"dataset.labels: {dataset.name} has none; training needs them (-1 where unknown)")
+    purposes = {
+        "train": ("training", ""),
+        "val": ("a callback that monitors val_*", ", or monitor train_loss with mode=min"),
+        "test": ("test=true", ", or say test=false"),
+    }
+    if not any(name.startswith("val_") for name in monitors):
+        del purposes["val"]
+    if not config.test:
+        del purposes["test"]
+    for split, (purpose, remedy) in purposes.items():
+        if split not in dataset.masks or not dataset.masks[split].any():
+            raise UsageError(f"dataset.{split}_mask: {purpose} needs {split} nodes, and there are none{remedy}")
+
+
+def _check_links(config: DictConfig, dataset, monitors: list[str]) -> None:
+    if config.datamodule.get("mode") != "mini_batch":
+        raise UsageError(
+            "links are trained on in mini-batches: say datamodule=partition and datamodule.mode=mini_batch"
+        )
+    for name in monitors:
+        if name.startswith("val_") and not name.startswith(("val_mrr", "val_hits@", "val_loss")):
+            raise UsageError(f"callbacks: no {name} is logged for links; say callbacks=links, or monitor val_mrr")
+    needed = {"val": any(name.startswith("val_") for name in monitors), "test": config.test}
+    remedies = {"val": "monitor train_loss with mode=min", "test": "say test=false"}
+    for split, is_needed in needed.items():
+        if is_needed and split not in dataset.links:
+            raise UsageError(
+                f"dataset.hold_out: no {split} links are held out: say dataset.hold_out.{split}=0.05, or "
+                f"{remedies[split]}"
+            )
