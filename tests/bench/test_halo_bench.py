@@ -7,7 +7,7 @@ import pytest
 
 from lightning_gnnscale.bench import halo
 from lightning_gnnscale.bench.page_cache import cached_bytes, evict
-from lightning_gnnscale.bench.results import read_rows
+from lightning_gnnscale.bench.runner import read_rows
 from lightning_gnnscale.errors import GNNScaleError
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
