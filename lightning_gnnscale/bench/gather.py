@@ -16,7 +16,7 @@ from ..placement.feature_buffer import TIERS
 from ..rng import batch_key, permutation
 from ..triton_kernels.sample_neighbors import Workspace, sample_neighbors
 from .graphs import power_law_graph
-from .present import LEFT, draw_bars, spread, table, tell
+from .present import LEFT, draw_bars, table, tell
 from .runner import Case, Runner, digest, machine_line
 from .turns import Taken, in_this_process, measure, ratio, speeds
 
@@ -30,13 +30,13 @@ WAYS = {
     "gb_per_s": ("GB/s", ".1f"),
     "share_of_bound": ("share of\nbound", ".0%"),
     "time_over_plain": ("time over\nplain", ".2f"),
-    **spread(TIERS, "{}", ".0%"),
+    **{tier: (tier, ".0%") for tier in TIERS},
 }
 CACHES = {
     "policy": ("policy", LEFT),
     "cache_share": ("rows of\nall", ".0%"),
     "hit_rate": ("hits of\nfar reads", ".1%"),
-    **spread(TIERS, "{}", ".0%"),
+    **{tier: (tier, ".0%") for tier in TIERS},
     "seconds": ("seconds", ".2f"),
 }
 

@@ -12,27 +12,10 @@ from .partition_cases import GREEDY_EXPECTATION, PEERS
 from .present import LEFT, grouped, legend, lines, panels, plain_ticks, save, styles, table, ticks
 
 EVERYTHING = "all graphs"
-MEASURED = (
-    "num_nodes",
-    "num_edges",
-    "edge_cut_ratio",
-    "replication_factor",
-    "node_balance",
-    "edge_balance",
-    "volume_balance",
-    "train_balance",
-    "val_balance",
-    "test_balance",
-    "components",
-    "largest_part_bytes",
-    "seconds",
-    "seconds_median",
-    "cpu_seconds",
-    "million_edges_per_s",
-    "peak_bytes",
-    "bytes_a_node",
-    "resident_bytes",
-)
+_QUALITY = ("edge_cut_ratio", "replication_factor", "node_balance", "edge_balance", "volume_balance", "train_balance")
+_MORE = ("val_balance", "test_balance", "components", "largest_part_bytes")
+_TIMES = ("seconds", "seconds_median", "cpu_seconds", "million_edges_per_s")
+MEASURED = ("num_nodes", "num_edges", *_QUALITY, *_MORE, *_TIMES, "peak_bytes", "bytes_a_node", "resident_bytes")
 _LABELS = {"seconds": "seconds", "cpu_seconds": "CPU seconds"}
 _COLUMNS = {
     "parts": ("parts", ">"),

@@ -19,7 +19,7 @@ from .graphs import STORES, check_graphs, open_graph, public_root
 from .prepare_cases import CPU, WORKLOADS, Shape, grid, make_data, make_trainer, measure, source_of
 from .present import LEFT, bars, grouped, lines, panels, save, table, tell
 from .replay import record, replay_rows
-from .runner import Case, Runner, machine, machine_line, write_csv
+from .runner import Case, Runner, machine_line, write_csv
 
 WORKERS = ("num_threads", "num_workers")
 QUEUE_BATCHES = "queue_batches"  # memory of task graphs, in the largest batches of the workload
@@ -108,7 +108,7 @@ def run(
     for name, options in cases:
         source_of(name, _plain(options, 1))
     shape = Shape(tuple(fanouts), batch_size, hidden_channels, num_negatives, num_batches, scope, seed)
-    rows, replays, facts = [], [], machine()
+    rows, replays = [], []
     with Runner(output, minutes, again) as runner:
         for graph, workload in product(graphs, workloads):
             store = cache(partial(open_graph, graph, output / "graphs", num_parts, root))
@@ -121,9 +121,9 @@ def run(
                 machines = (replay_cores, replay_queue_batches, replay_sigmas)
                 replayed = replay_rows(_middle(takes), *machines, measured=partial(capacity, found + fed))
                 replays += [{"graph": graph, "workload": workload} | row for row in replayed]
-            write_csv(output / "prepare.csv", rows, facts)
-            write_csv(output / "replay.csv", replays, facts)
-        _print_tables(rows, replays, machine_line(facts))
+            write_csv(output / "prepare.csv", rows)
+            write_csv(output / "replay.csv", replays)
+        _print_tables(rows, replays, machine_line())
         _draw(output / "prepare.png", rows, replays)
     return {"rows": rows, "replay": replays}
 

@@ -62,11 +62,6 @@ def plain_columns(rows: Sequence[Mapping], left: Iterable[str] = (), hidden: Ite
     return {name: (name.replace("_", " "), LEFT if name in left else RIGHT) for name in names}
 
 
-def spread(names: Iterable[Any], head: str, form: str | Callable[[Any], str]) -> dict:
-    """Return one column for each name, all of a form; the head may hold `{}` for the name."""
-    return {name: (head.format(name), form) for name in names}
-
-
 def grouped(rows: Iterable[Mapping], *names: str) -> dict[tuple, list]:
     """Return rows by their values of some columns, in the order of their first rows."""
     found: dict[tuple, list] = {}

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,15 @@ AGAIN = ("none", "failed", "all")
 _TEXT = (
     "settings",
     "shape",
-    "error",
-    "broken",
-    "note",
-    "notes",
-    "phases",
-    "options",
-    "balance",
     "family",
     "partitioner",
+    "options",
+    "balance",
+    "phases",
+    "notes",
+    "note",
+    "broken",
+    "error",
 )
 
 
@@ -202,8 +203,9 @@ class RowFile:
 
     def say(self, row: dict) -> None:
         """Print a row."""
-        own = (f"{name}={value}" for name, value in row.items() if name != "settings" and value not in (None, ""))
-        tell("  ".join(own), markup=False, highlight=False, soft_wrap=True)
+        own = {name: value for name, value in row.items() if name != "settings" and value not in (None, "")}
+        told = (f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}" for name, value in own.items())
+        tell("  ".join(told), markup=False, highlight=False, soft_wrap=True)
 
     def _parsed(self, row: Mapping[str, str]) -> dict:
         own = {name: value for name, value in row.items() if name not in self._machine}
@@ -240,6 +242,7 @@ def _value(text: str | None) -> Any:
     return text
 
 
+@cache
 def machine() -> dict[str, str | int]:
     """Return CPU model, cores, memory, GPU and the versions of what the figures depend on, as plain values."""
     facts: dict[str, str | int] = {
@@ -258,32 +261,20 @@ def machine() -> dict[str, str | int]:
     return facts
 
 
-def machine_line(facts: Mapping | None = None) -> str:
+def machine_line() -> str:
     """Return the machine in one line, for a table's caption."""
-    facts = machine() if facts is None else facts
+    facts = machine()
     versions = ", ".join(f"{name} {facts[name]}" for name in PACKAGES if facts.get(name))
     gpu = f", {facts['gpu']}" if facts["gpu"] else ""
     return f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB{gpu}; {versions}"
 
 
-def write_csv(path: str | os.PathLike, rows: Iterable[Mapping], facts: Mapping | None = None) -> Path:
-    """Write rows, each with the machine's columns at its end, whole or not at all.
-
-    Args:
-        path: the file; its folder is made where missing.
-        rows: one mapping a row; a column that a row lacks stays empty.
-        facts: columns for every row; None: `machine()`.
-
-    Returns:
-        The path.
-    """
-    path = Path(path)
-    facts = machine() if facts is None else facts
-    rows = [{**row, **facts} for row in rows]
-    own = {name: None for row in rows for name in row if name not in facts}
+def write_csv(path: Path, rows: Iterable[Mapping]) -> None:
+    """Write rows, each with the machine's columns at its end, whole or not at all; the folder is made where missing."""
+    rows = [{**row, **machine()} for row in rows]
+    own = dict.fromkeys(name for row in rows for name in row if name not in machine())
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, [*own, *facts], rows)
-    return path
+    write_whole(path, [*own, *machine()], rows)
 
 
 def write_whole(path: Path, columns: list[str], rows: Iterable[Mapping]) -> None:
@@ -296,14 +287,6 @@ def write_whole(path: Path, columns: list[str], rows: Iterable[Mapping]) -> None
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
-
-
-def read_rows(path: str | os.PathLike) -> list[dict[str, str]]:
-    """Return the rows of a CSV, all values as text; none where there is no such file."""
-    if not Path(path).is_file():
-        return []
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def _cpu_model() -> str:

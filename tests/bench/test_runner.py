@@ -1,10 +1,17 @@
 """The runner of benchmarks: how it goes on, what it measures again, its budget; and the tables of the presenter."""
 
+import csv
+
 import pytest
 
 from lightning_gnnscale.bench import runner as bench
 from lightning_gnnscale.bench.present import LEFT, average, grouped, table
-from lightning_gnnscale.bench.runner import Case, RowFile, Runner, read_rows
+from lightning_gnnscale.bench.runner import Case, RowFile, Runner
+
+
+def read_rows(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
 
 
 class Measured:

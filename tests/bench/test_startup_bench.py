@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lightning_gnnscale.bench import startup
-from lightning_gnnscale.bench.runner import read_rows
+from lightning_gnnscale.bench.runner import RowFile
 from lightning_gnnscale.cli.check_settings import check_settings
 from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.errors import GNNScaleError
@@ -68,7 +68,7 @@ def test_a_second_run_starts_over_the_standing_store(tmp_path, monkeypatch):
     assert (second["run"], second["made_store"]) == ("second", False)
     for row in (first, second):
         assert 0 < row["to_first_epoch_s"] < row["to_its_end_s"]
-    assert [row["run"] for row in read_rows(out / "training.csv")] == ["first", "second"]
+    assert [row["run"] for row in RowFile(out / "training.csv").rows] == ["first", "second"]
     saved = json.loads((out / "startup.json").read_text())
     assert saved["training"] == [first, second] and saved["limits"]["import_ratio"] == 1.5
 
