@@ -104,7 +104,8 @@ def load_workload(name: str, data_root: Path | None) -> Workload:
         num_arcs = int(generated[2]) if generated[2] else _ARCS_A_NODE * num_nodes
         return Workload(name, power_law_graph(num_nodes, num_arcs, _SEED), _some_nodes(num_nodes))
     with np.load(data_root / name / "graph.npz") as arrays:
-        edges, num_nodes = arrays["edge_index"], _num_nodes(arrays)
+        edges = arrays["edge_index"]
+        num_nodes = _num_nodes(edges, arrays)
         mask = arrays["train_mask"] if "train_mask" in arrays.files else None
     new_id = permutation(num_nodes, fold(_SEED, _ID_SALT))
     first, second = new_id[_simple_pairs(edges, num_nodes)]
@@ -113,10 +114,9 @@ def load_workload(name: str, data_root: Path | None) -> Workload:
     return Workload(name, csc, train_nodes)
 
 
-def _num_nodes(arrays) -> int:
+def _num_nodes(edges: np.ndarray, arrays) -> int:
     """Return the number of nodes of a public graph: the last ones may have no edge."""
-    ends = int(arrays["edge_index"].max(initial=-1)) + 1
-    return max([ends, *(len(arrays[key]) for key in ("y", "train_mask") if key in arrays)])
+    return max([int(edges.max(initial=-1)) + 1, *(len(arrays[key]) for key in ("y", "train_mask") if key in arrays)])
 
 
 def _simple_pairs(edges: np.ndarray, num_nodes: int) -> np.ndarray:
@@ -294,7 +294,8 @@ def _write_public(spec: GraphSpec, folder: Path) -> GraphFile:
     with np.load(spec.details["npz"]) as arrays:
         if "edge_index" not in arrays.files:
             raise ValueError(f"bench.graphs: {spec.name} holds no edge_index, so there is no graph to partition")
-        edges, num_nodes = arrays["edge_index"], _num_nodes(arrays)
+        edges = arrays["edge_index"]
+        num_nodes = _num_nodes(edges, arrays)
         masks = {key: arrays[f"{key}_mask"] for key in ("train", "val", "test") if f"{key}_mask" in arrays}
         labels = arrays["y"] if "y" in arrays else np.zeros(num_nodes, np.int64)
     if not masks:

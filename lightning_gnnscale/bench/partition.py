@@ -157,24 +157,9 @@ def _measure(server, graph: GraphFile, spec: MethodSpec, num_parts: int, setting
     try:
         if spec.method == GREEDY_EXPECTATION:
             return {**facts, "edge_cut_ratio": expectation().cut(num_parts, spec.options)}
-        found = server.measure(
-            graph.path,
-            graph.num_nodes,
-            spec.method,
-            num_parts,
-            limit_s=settings.limit_s,
-            limit_bytes=settings.limit_bytes,
-            chunk_edges=settings.chunk_edges,
-            layout=graph.layout,
-            reader=graph.reader,
-            repeats=settings.repeats,
-            seed=settings.seed,
-            options=settings.options_of(spec),
-            balance=spec.balance or settings.balance,
-            masks=None if graph.masks is None else str(graph.masks),
-            halo_hops=settings.halo_hops,
-            feature_bytes=settings.feature_bytes,
-        )
+        file = {"layout": graph.layout, "reader": graph.reader, "masks": graph.masks and str(graph.masks)}
+        measured = settings.measured(spec)
+        found = server.measure(graph.path, graph.num_nodes, spec.method, num_parts, **file, **measured)
     except (RuntimeError, GNNScaleError) as error:
         return {**facts, "error": str(error).strip().splitlines()[-1]}
     masks = {f"{name}_balance": value for name, value in found.pop("mask_balance").items()}

@@ -67,6 +67,12 @@ class Settings:
         facts = [spec.method, spec.options, spec.balance or self.balance, source, kept]
         return digest_of_text(json.dumps(facts, sort_keys=True, default=str))
 
+    def measured(self, spec: MethodSpec) -> dict:
+        """Return what `partition_process.measure` takes of these settings and a method."""
+        names = ("limit_s", "limit_bytes", "chunk_edges", "repeats", "seed", "halo_hops", "feature_bytes")
+        own = {"options": self.options_of(spec), "balance": spec.balance or self.balance}
+        return {name: getattr(self, name) for name in names} | own
+
     def options_of(self, spec: MethodSpec) -> dict:
         """Return a method's options, with `threads` set to the cores where it takes threads and none are given."""
         takes_threads = "threads" in complete_options(spec.method, {})

@@ -47,8 +47,8 @@ class Case:
         key: What its rows say of the case, plain values by column, by which they are found again. `settings` is a
             digest of what decides the rows beside the other columns.
         measure: Returns further columns of its row, or those of one row per contender.
-        contenders: What each of its rows says beside the key, where it leaves several and is done when all are there;
-            None: any rows of the key.
+        contenders: One mapping per row: what it says beside the key. The case is done when all of them have rows. The
+            default is a case of one row; None: any number of rows.
     """
 
     key: Mapping[str, Any]

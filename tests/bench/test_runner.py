@@ -1,8 +1,12 @@
 """The runner of benchmarks: how it goes on, what it measures again, its budget; and the tables of the presenter."""
 
 import csv
+from inspect import signature
+from pathlib import Path
 
 import pytest
+import yaml
+from hydra.utils import get_object
 
 from lightning_gnnscale.bench import runner as bench
 from lightning_gnnscale.bench.present import LEFT, average, grouped, table
@@ -130,6 +134,17 @@ def test_any_rows_of_a_key_are_one_case_unless_one_was_cut_short(tmp_path):
 def test_bad_options(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         Runner(tmp_path, **options)
+
+
+def test_every_benchmark_takes_the_runners_settings():
+    folder = Path(__file__).parents[2] / "conf"
+    assert {"minutes", "again"} <= yaml.safe_load((folder / "bench_run.yaml").read_text())["bench"].keys()
+    files = sorted((folder / "bench").glob("*.yaml"))
+    assert len(files) == 16
+    for path in files:
+        config = yaml.safe_load(path.read_text())
+        assert {"/bench_run": None} in config["defaults"] or "/bench_run" in config["defaults"], path
+        assert {"minutes", "again"} <= signature(get_object(config["bench"]["_target_"])).parameters.keys()
 
 
 def test_tables_show_what_is_there():
