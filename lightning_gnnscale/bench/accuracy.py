@@ -2,13 +2,11 @@
 
 import os
 from pathlib import Path
-from statistics import mean, pstdev
-
-from rich.console import Console
-from rich.table import Table
+from statistics import pstdev
 
 from .experiment import run_rows
-from .results import mean_of, write_csv
+from .present import average, grouped, mean_of, plain_columns, table, tell
+from .runner import Runner, write_csv
 
 PRESETS = {
     "gcn": ["model=gcn", "sampler=full_neighbor"],
@@ -27,6 +25,8 @@ def run(
     max_epochs: int = 100,
     patience: int = 10,
     overrides: list[str] | None = None,
+    minutes: float | None = None,
+    again: str = "none",
 ) -> list[dict]:
     """Train every graph, model and number of parts, each beside central training (1 part, 1 process).
 
@@ -40,6 +40,7 @@ def run(
         max_epochs, patience: Largest number of epochs, and patience of early stopping on the validation accuracy; the
             best checkpoint is tested.
         overrides: Further overrides of `train`, for both sides.
+        minutes, again: See `Runner`.
 
     Returns:
         One row per graph, model and number of parts: accuracies in percent, and their difference in points.
@@ -58,11 +59,13 @@ def run(
         for model in models
         for num_parts in (1, *parts)
     ]
-    rows = run_rows(output_dir, cases)
-    table = [_compare(rows, graph, model, p) for graph in graphs for model in models for p in parts]
-    write_csv(Path(output_dir) / "accuracy.csv", table)
-    _print(table, len(seeds))
-    return table
+    with Runner(output_dir, minutes, again) as runner:
+        found = grouped(run_rows(runner, cases), "graph", "model", "parts")
+        wanted = [(graph, model, num_parts) for graph in graphs for model in models for num_parts in parts]
+        means = [_compare(key, found) for key in wanted if {key, (*key[:2], 1)} <= found.keys()]
+        write_csv(Path(output_dir) / "accuracy.csv", means)
+        tell(table(means, plain_columns(means, ("graph", "model")), f"test accuracy, %, {mean_of(len(seeds))}"))
+    return means
 
 
 def _overrides(graph: str, model: str, num_parts: int, seed: int, devices: int, common: list[str]) -> list[str]:
@@ -79,31 +82,9 @@ def _overrides(graph: str, model: str, num_parts: int, seed: int, devices: int, 
     ]
 
 
-def _compare(rows: list[dict], graph: str, model: str, num_parts: int) -> dict:
-    def accuracies(parts):
-        return [
-            100 * float(row["test_acc"])
-            for row in rows
-            if (row["graph"], row["model"], int(row["parts"])) == (graph, model, parts)
-        ]
-
-    central, parted = accuracies(1), accuracies(num_parts)
-    return {
-        "graph": graph,
-        "model": model,
-        "parts": num_parts,
-        "central": round(mean(central), 2),
-        "central_std": round(pstdev(central), 2),
-        "parted": round(mean(parted), 2),
-        "parted_std": round(pstdev(parted), 2),
-        "difference": round(mean(parted) - mean(central), 2),
-    }
-
-
-def _print(rows: list[dict], num_seeds: int) -> None:
-    table = Table(title=f"test accuracy, %, {mean_of(num_seeds)}", title_justify="left")
-    for name in rows[0]:
-        table.add_column(name.replace("_", " "), justify="left" if name in ("graph", "model") else "right")
-    for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
-    Console(width=max(Console().width, 120)).print(table)
+def _compare(key: tuple, found: dict[tuple, list[dict]]) -> dict:
+    row = dict(zip(("graph", "model", "parts"), key, strict=True))
+    for side, runs in (("central", found[(*key[:2], 1)]), ("parted", found[key])):
+        row[side] = average(runs, "test_acc", 2, factor=100)
+        row[f"{side}_std"] = round(pstdev(100 * run["test_acc"] for run in runs), 2)
+    return row | {"difference": round(row["parted"] - row["central"], 2)}

@@ -2,13 +2,10 @@
 
 import os
 from pathlib import Path
-from statistics import mean
-
-from rich.console import Console
-from rich.table import Table
 
 from .experiment import run_rows
-from .results import mean_of, write_csv
+from .present import average, grouped, lines, mean_of, panels, plain_columns, save, table, tell, ticks
+from .runner import Runner, write_csv
 
 
 def run(
@@ -21,6 +18,8 @@ def run(
     seeds: list[int] = (0,),
     max_epochs: int = 50,
     overrides: list[str] | None = None,
+    minutes: float | None = None,
+    again: str = "none",
 ) -> dict[str, list[dict]]:
     """Train with each interval, and with each number of halo hops; plot both.
 
@@ -33,6 +32,7 @@ def run(
         seeds: Seeds of the training runs.
         max_epochs: Epochs of every run; there is no early stopping.
         overrides: Further overrides of `train`.
+        minutes, again: See `Runner`.
 
     Returns:
         {"interval": rows, "halo_hops": rows} of means over seeds.
@@ -48,67 +48,51 @@ def run(
         f"name=averaging-{graph}",
         *(overrides or []),
     ]
-    result = {}
-    for setting, values, key in (
+    studies = (
         ("interval", intervals, "strategy.weights.every_n_epochs"),
         ("halo_hops", halo_hops, "datamodule.halo_hops"),
-    ):
-        cases = [
-            ({setting: value, "seed": seed}, [*common, f"{key}={value}", f"seed={seed}"])
-            for value in values
-            for seed in seeds
-        ]
-        rows = run_rows(output_dir, cases, log=f"{setting}_rows.csv")
-        result[setting] = [_mean(rows, setting, value) for value in values]
-        write_csv(Path(output_dir) / f"{setting}.csv", result[setting])
-        _print(setting, result[setting], graph, num_parts, len(seeds))
-    _plot(Path(output_dir) / "averaging.png", result, graph, num_parts)
+    )
+    result, title = {}, f"{graph}, {num_parts} parts"
+    with Runner(output_dir, minutes, again) as runner:
+        for setting, values, key in studies:
+            cases = [
+                ({setting: value, "seed": seed}, [*common, f"{key}={value}", f"seed={seed}"])
+                for value in values
+                for seed in seeds
+            ]
+            runs = grouped(run_rows(runner, cases, log=f"{setting}_rows.csv"), setting)
+            result[setting] = rows = [{setting: value, **_means(own)} for (value,), own in runs.items()]
+            write_csv(runner.folder / f"{setting}.csv", rows)
+            tell(table(rows, plain_columns(rows), f"{title}, {mean_of(len(seeds))}"))
+        _plot(runner.folder / "averaging.png", result, title)
     return result
 
 
-def _mean(rows: list[dict], setting: str, value: int) -> dict:
-    chosen = [row for row in rows if int(row[setting]) == value]
+def _means(runs: list[dict]) -> dict:
+    waits = ("average_s", "evaluation_average_s")
+    an_epoch = [{name: run[name] / run["epochs"] for name in waits} for run in runs]
     return {
-        setting: value,
-        "test_acc": round(100 * mean(float(row["test_acc"]) for row in chosen), 2),
-        "average_ms_per_epoch": round(1000 * mean(float(row["average_s"]) / int(row["epochs"]) for row in chosen), 3),
-        "evaluation_average_ms_per_epoch": round(
-            1000 * mean(float(row["evaluation_average_s"]) / int(row["epochs"]) for row in chosen), 3
-        ),
-        "train_s": round(mean(float(row["train_s"]) for row in chosen), 2),
+        "test_acc": average(runs, "test_acc", 2, factor=100),
+        "average_ms_per_epoch": average(an_epoch, "average_s", 3, factor=1000),
+        "evaluation_average_ms_per_epoch": average(an_epoch, "evaluation_average_s", 3, factor=1000),
+        "train_s": average(runs, "train_s", 2),
     }
 
 
-def _print(setting: str, rows: list[dict], graph: str, num_parts: int, num_seeds: int) -> None:
-    table = Table(title=f"{graph}, {num_parts} parts, {mean_of(num_seeds)}", title_justify="left")
-    for name in rows[0]:
-        table.add_column(name.replace("_", " "), justify="right")
-    for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
-    Console(width=max(Console().width, 120)).print(table)
-
-
-def _plot(path: Path, result: dict[str, list[dict]], graph: str, num_parts: int) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    rows = result["interval"]
-    left.plot([row["interval"] for row in rows], [row["test_acc"] for row in rows], "o-", color="tab:blue")
-    left.set(
-        xscale="log", xlabel="epochs between averages", ylabel="test accuracy, %", title=f"{graph}, {num_parts} parts"
-    )
-    left.set_xticks([row["interval"] for row in rows], [str(row["interval"]) for row in rows])
-    left.minorticks_off()
+def _plot(path: Path, result: dict[str, list[dict]], title: str) -> None:
+    figure, found = panels([title, "halo"], size=(5, 4), beside=0)
+    left, right = found.values()
+    lines(left, result["interval"], "interval", "test_acc", "o-", color="tab:blue")
+    left.set(xscale="log", xlabel="epochs between averages", ylabel="test accuracy, %")
+    ticks(left, (row["interval"] for row in result["interval"]))
     time = left.twinx()
-    time.plot([row["interval"] for row in rows], [row["average_ms_per_epoch"] for row in rows], "s--", color="tab:red")
+    lines(time, result["interval"], "interval", "average_ms_per_epoch", "s--", color="tab:red")
     time.set_ylabel("synchronisation, ms an epoch", color="tab:red")
-    rows = result["halo_hops"]
-    accuracies = [row["test_acc"] for row in rows]
-    right.plot([row["halo_hops"] for row in rows], accuracies, "o-", color="tab:blue")
-    # At least two points high: less is noise between seeds, and would fill the picture.
-    middle, half = (min(accuracies) + max(accuracies)) / 2, max(1.0, 0.6 * (max(accuracies) - min(accuracies)))
-    right.set_ylim(middle - half, middle + half)
-    right.set(xlabel="halo hops (0: each cross edge in one part)", ylabel="test accuracy, %", title="halo")
-    right.set_xticks([row["halo_hops"] for row in rows])
-    figure.savefig(path, dpi=120)
+    lines(right, result["halo_hops"], "halo_hops", "test_acc", "o-", color="tab:blue")
+    accuracies = [row["test_acc"] for row in result["halo_hops"]]
+    if accuracies:  # at least two points high: less is noise between seeds, and would fill the picture
+        middle, half = (min(accuracies) + max(accuracies)) / 2, max(1.0, 0.6 * (max(accuracies) - min(accuracies)))
+        right.set_ylim(middle - half, middle + half)
+    right.set(xlabel="halo hops (0: each cross edge in one part)", ylabel="test accuracy, %")
+    ticks(right, (row["halo_hops"] for row in result["halo_hops"]))
+    save(figure, path)

@@ -11,22 +11,20 @@ import numpy as np
 from ..cli.compose import compose_config
 
 
-def train_central(output_dir: Path, case: dict, overrides: list[str], measure=None) -> dict:
-    """Train one case in a process of its own with all cores, and return its row; see `run_rows`.
+def train_central(folder: Path, overrides: list[str]) -> dict:
+    """Train one case in a process of its own with all cores, and return the columns of its row; see `run_rows`.
 
     Args:
-        output_dir: not used, nothing is written.
-        case: what the row says of the case.
-        overrides: words of `train`; those of dataset, model, sampler, batch size, seed and epochs count.
-        measure: not used.
+        folder: Not used, nothing is written.
+        overrides: Words of `train`; those of dataset, model, sampler, batch size, seed and epochs count.
 
     Returns:
-        The case's own fields, `test_acc` of the epoch of the best validation, `best_val_acc`, `epochs`, `train_s`
-        without evaluation, `epoch_s` (median) and `curve`, see `curve_text`.
+        `test_acc` of the epoch of the best validation, `best_val_acc`, `epochs`, `train_s` without evaluation,
+        `epoch_s` (median) and `curve`, see `curve_text`.
     """
     spawn = multiprocessing.get_context("spawn")  # the runs beside it fork from a parent without threads
     with ProcessPoolExecutor(1, mp_context=spawn) as executor:
-        return {**case, **executor.submit(_train, overrides).result()}
+        return executor.submit(_train, overrides).result()
 
 
 def curve_text(epochs: list[tuple[float, float]]) -> str:

@@ -7,17 +7,28 @@ from pathlib import Path
 from statistics import mean
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from ..units import format_bytes
-from .exchange_plots import plot_exchange
 from .experiment import run_rows
+from .present import LEFT, average, grouped, legend, panels, save, styles, table, tell
 from .reduced_graph import reduced_graph
-from .results import write_csv
+from .runner import Runner, write_csv
 
+CASE = ("graph", "partitioner", "world_size")
 EXACT = "halo"  # the policy that losses and shares are counted against
 CALLBACK = "lightning_gnnscale.bench.score_test_nodes.ScoreTestNodes"
+CAPTION = "accuracy, %, at the best validation and late; points lost; bytes of training, % of CAGNET's and the halo's"
+COLUMNS = {
+    "policy": ("policy", LEFT),
+    "best_test_acc": ("best", ".2f"),
+    "best_test_acc_lost": ("lost", ".2f"),
+    "late_acc": ("late", ".2f"),
+    "late_acc_lost": ("lost", ".2f"),
+    "bytes": ("bytes", format_bytes),
+    "share_of_cagnet": ("CAGNET", ".2f"),
+    "share_of_halo": ("halo", ".2f"),
+    "train_s": ("s", ".2f"),
+}
 
 
 def run(
@@ -35,6 +46,8 @@ def run(
     feature_dim: int = 128,
     fractions: list[float] = (0.6, 0.2, 0.2),
     overrides: list[str] | None = None,
+    minutes: float | None = None,
+    again: str = "none",
 ) -> list[dict]:
     """Train a full-graph GCN under every policy, on real processes.
 
@@ -52,6 +65,7 @@ def run(
         late_evaluations: Number of last evaluations; late accuracy is the mean of (validation + test) / 2 over them.
         feature_dim, fractions: See `reduced_graph`.
         overrides: Further overrides of `train`, for all sides.
+        minutes, again: See `Runner`.
 
     Returns:
         One row per graph, partitioner, number of processes and policy: accuracies in percent, bytes sent in training,
@@ -79,7 +93,6 @@ def run(
         for size in world_sizes
         for policy in policies
     ]
-    rows = run_rows(output_dir, cases, measure=lambda folder: _measure(folder, late_evaluations))
     # forward and backward, each layer but the first, float32
     bytes_per_row = 2 * (num_layers - 1) * hidden_channels * 4 * max_epochs
     cagnet_bytes = {
@@ -87,14 +100,16 @@ def run(
         for graph, file in files.items()
         for size in world_sizes
     }
-    table = _compare(rows, cagnet_bytes)
-    write_csv(output_dir / "exchange.csv", table)
-    _print(table, len(seeds))
-    if not plot_exchange(output_dir / "exchange.png", table):
-        Console().print(
-            f"exchange.png is left out: it shows what is lost against the policy {EXACT!r}, which did not run"
-        )
-    return table
+    with Runner(output_dir, minutes, again) as runner:
+        rows = run_rows(runner, cases, measure=lambda folder: _measure(folder, late_evaluations))
+        means = _compare(rows, cagnet_bytes)
+        write_csv(output_dir / "exchange.csv", means)
+        for (graph, method, size), own in grouped(means, *CASE).items():
+            title = f"{graph}, {method} parts, {size} processes, seeds: {len(seeds)}"
+            tell(table(own, COLUMNS, title, CAPTION))
+        if not _plot(output_dir / "exchange.png", means):
+            tell(f"exchange.png is left out: it shows what is lost against the policy {EXACT!r}, which did not run")
+    return means
 
 
 def _overrides(file: Path, graph: str, method: str, world_size: int, seed: int) -> list[str]:
@@ -141,69 +156,48 @@ def _measure(folder: Path, late_evaluations: int) -> dict:
 
 def _compare(rows: list[dict], cagnet_bytes: Mapping[tuple, int]) -> list[dict]:
     """Return means over seeds, with what is lost against the exact halo and what share of bytes is sent."""
-    groups: dict[tuple, dict[str, list[dict]]] = {}
     for row in rows:
-        case = (row["graph"], row["partitioner"], int(row["world_size"]))
-        groups.setdefault(case, {}).setdefault(row["policy"], []).append(row)
-    return [
-        _row(case, policy, runs, policies.get(EXACT), cagnet_bytes[case[0], case[2]])
-        for case, policies in groups.items()
-        for policy, runs in policies.items()
-    ]
+        row["bytes"] = row["forward_bytes"] + row["backward_bytes"]
+    means = []
+    for case, own in grouped(rows, *CASE).items():
+        policies = {policy: runs for (policy,), runs in grouped(own, "policy").items()}
+        for policy, runs in policies.items():
+            row = dict(zip(CASE, case, strict=True)) | {"policy": policy}
+            means.append(row | _means(runs, policies.get(EXACT), cagnet_bytes[case[0], case[2]]))
+    return means
 
 
-def _row(case: tuple, policy: str, runs: list[dict], exact: list[dict] | None, cagnet_bytes: int) -> dict:
-    def average(of: list[dict], name: str) -> float:
-        return mean(float(run[name]) for run in of)
-
-    def sent(of: list[dict]) -> float:
-        return average(of, "forward_bytes") + average(of, "backward_bytes")
-
-    row = dict(zip(("graph", "partitioner", "world_size"), case, strict=True)) | {"policy": policy}
+def _means(runs: list[dict], exact: list[dict] | None, cagnet_bytes: int) -> dict:
+    row: dict = {}
     for name in ("best_test_acc", "late_acc"):
-        row[name] = round(average(runs, name), 2)
-        row[f"{name}_lost"] = "" if exact is None else round(average(exact, name) - average(runs, name), 2)
-    row["bytes"] = round(sent(runs))
-    row["share_of_cagnet"] = round(100 * sent(runs) / cagnet_bytes, 2)
-    row["share_of_halo"] = "" if exact is None or not sent(exact) else round(100 * sent(runs) / sent(exact), 2)
+        row[name] = average(runs, name, 2)
+        row[f"{name}_lost"] = None if exact is None else round(average(exact, name) - average(runs, name), 2)
+    sent, exactly = average(runs, "bytes"), average(exact or [], "bytes")
+    row["bytes"] = round(sent)
+    row["share_of_cagnet"] = round(100 * sent / cagnet_bytes, 2)
+    row["share_of_halo"] = round(100 * sent / exactly, 2) if exactly else None
     rows_sent, skipped = average(runs, "rows_sent"), average(runs, "rows_skipped")
     row["rows_skipped_share"] = round(100 * skipped / max(1.0, rows_sent + skipped), 1)
     row["cache_bytes"] = round(average(runs, "cache_bytes"))
-    for name in ("train_s", "exchange_s", "wait_s"):
-        row[name] = round(average(runs, name), 2)
-    row["seeds"] = len(runs)
-    return row
+    return row | {name: average(runs, name, 2) for name in ("train_s", "exchange_s", "wait_s")} | {"seeds": len(runs)}
 
 
-COLUMNS = {
-    "policy": "policy",
-    "best_test_acc": "best",
-    "best_test_acc_lost": "lost",
-    "late_acc": "late",
-    "late_acc_lost": "lost",
-    "bytes": "bytes",
-    "share_of_cagnet": "CAGNET",
-    "share_of_halo": "halo",
-    "train_s": "s",
-}
-
-
-def _print(rows: list[dict], num_seeds: int) -> None:
-    cases = dict.fromkeys((row["graph"], row["partitioner"], row["world_size"]) for row in rows)
-    for graph, method, size in cases:
-        title = f"{graph}, {method} parts, {size} processes, seeds: {num_seeds}"
-        caption = (
-            "accuracy, %, at the best validation and late; points lost; bytes of training, % of CAGNET's and the halo's"
-        )
-        table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-        for column in COLUMNS.values():
-            table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=column == "policy")
-        for row in rows:
-            if (row["graph"], row["partitioner"], row["world_size"]) == (graph, method, size):
-                shown = row | {"bytes": format_bytes(row["bytes"])}
-                table.add_row(*(_shown(shown[name]) for name in COLUMNS))
-        Console(width=max(Console().width, 100)).print(table)
-
-
-def _shown(value: object) -> str:
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
+def _plot(path: Path, rows: list[dict]) -> bool:
+    """Plot late points lost over the share of CAGNET's bytes, a panel a case; return whether there was anything."""
+    rows = [row for row in rows if row["late_acc_lost"] is not None]
+    if not rows:
+        return False
+    titles = {case: "{}, {} parts, {} processes".format(*case) for case in grouped(rows, *CASE)}
+    figure, found = panels(titles.values(), across=3, size=(5.5, 4.3), beside=0)
+    looks = styles(row["policy"] for row in rows)
+    for case, own in grouped(rows, *CASE).items():
+        axes = found[titles[case]]
+        for row in own:
+            share = max(row["share_of_cagnet"], 0.1)
+            axes.plot(share, row["late_acc_lost"], label=row["policy"], linestyle="", **looks[row["policy"]])
+        axes.axhline(0, color="grey", linewidth=0.8)
+        axes.set(xscale="log", ylabel="late accuracy lost, points")
+        axes.set_xlabel("bytes, % of CAGNET (no exchange: at the left edge)")
+    legend(figure, found, "outside lower center", ncols=3 * min(3, len(titles)))
+    save(figure, path)
+    return True

@@ -3,11 +3,10 @@
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from functools import cache, partial
 
 import numpy as np
 import torch
-from rich.console import Console
 
 from ..graph import CSC
 from ..loader import BufferPool
@@ -16,14 +15,30 @@ from ..placement import FeatureBuffer, FeatureCache, Placement, access_probabili
 from ..placement.feature_buffer import TIERS
 from ..rng import batch_key, permutation
 from ..triton_kernels.sample_neighbors import Workspace, sample_neighbors
-from .gather_tables import draw, hits_table, speed_table
-from .power_law import power_law_graph
-from .results import machine, machine_line, write_csv
+from .graphs import power_law_graph
+from .present import LEFT, draw_bars, table, tell
+from .runner import Case, Runner, digest, machine_line
 from .turns import Taken, in_this_process, measure, ratio, speeds
 
 BOUND, PLAIN = "copy in order (bound)", "plain table"
 POLICIES = ("lru", "sieve", "belady")
 STORAGES = ("float16", "int8", "int4")
+WAYS = {
+    "device": ("on", LEFT),
+    "way": ("way", LEFT),
+    "million": ("million\nrows/s", ".2f"),
+    "gb_per_s": ("GB/s", ".1f"),
+    "share_of_bound": ("share of\nbound", ".0%"),
+    "time_over_plain": ("time over\nplain", ".2f"),
+    **{tier: (tier, ".0%") for tier in TIERS},
+}
+CACHES = {
+    "policy": ("policy", LEFT),
+    "cache_share": ("rows of\nall", ".0%"),
+    "hit_rate": ("hits of\nfar reads", ".1%"),
+    **{tier: (tier, ".0%") for tier in TIERS},
+    "seconds": ("seconds", ".2f"),
+}
 
 
 class _Graph:
@@ -46,6 +61,8 @@ def run(
     cache_shares: Sequence[float] = (0.01, 0.05),
     repeats: int = 5,
     seed: int = 0,
+    minutes: float | None = None,
+    again: str = "none",
 ) -> dict[str, list[dict]]:
     """Gather the rows that sampled batches read, in turns, in every way that this machine offers.
 
@@ -65,29 +82,49 @@ def run(
         cache_shares: Cache sizes, as shares of all rows.
         repeats: Number of measurements of each way, in turns; the median counts.
         seed: Seed of the graph and of the batches.
+        minutes, again: See `Runner`; the ways of one device are one case, as they are measured in turns.
 
     Returns:
         {"gather": rows, "cache": rows}.
     """
-    console, output, facts = Console(width=max(Console().width, 120)), Path(output_dir), machine()
-    console.print(f"generating {num_edges:,} edges of {num_nodes:,} nodes with {dim} features")
-    csc = power_law_graph(num_nodes, num_edges, seed)
-    features = DenseFeatures(np.random.default_rng(seed).random((num_nodes, dim), np.float32))
-    train_nodes = np.sort(permutation(num_nodes, seed)[: max(1, num_nodes // 10)])
-    batches = list(_batches(csc, train_nodes, tuple(fanouts), batch_size, num_batches, seed))
-    prob = access_probability(_Graph(csc), train_nodes, fanouts=fanouts, batch_size=batch_size)
-    placement = place(prob, num_devices, max(1, round(buffer_share * num_nodes)), alpha=0)
-    rows = _speeds(features, placement, batches, cache_shares, repeats)
+    facts = (num_nodes, num_edges, dim, *fanouts, batch_size, num_batches, num_devices, buffer_share, repeats, seed)
+
+    @cache
+    def made() -> tuple[DenseFeatures, Placement, list[np.ndarray]]:
+        tell(f"generating {num_edges:,} edges of {num_nodes:,} nodes with {dim} features")
+        csc = power_law_graph(num_nodes, num_edges, seed)
+        features = DenseFeatures(np.random.default_rng(seed).random((num_nodes, dim), np.float32))
+        train_nodes = np.sort(permutation(num_nodes, seed)[: max(1, num_nodes // 10)])
+        batches = list(_batches(csc, train_nodes, tuple(fanouts), batch_size, num_batches, seed))
+        prob = access_probability(_Graph(csc), train_nodes, fanouts=fanouts, batch_size=batch_size)
+        return features, place(prob, num_devices, max(1, round(buffer_share * num_nodes)), alpha=0), batches
+
+    ways = [
+        Case(
+            {"device": "cpu", "settings": digest(*facts, *cache_shares)},
+            lambda: _speeds(*made(), cache_shares, repeats),
+            contenders=None,
+        )
+    ]
     if torch.cuda.is_available():
-        rows += _cuda_speeds(features, placement, batches, repeats)
+        key = {"device": "cuda", "settings": digest(*facts, torch.cuda.get_device_name(0))}
+        ways.append(Case(key, lambda: _cuda_speeds(*made(), repeats), contenders=None))
     else:
-        console.print("no GPU is at hand: the ways that need one are left out")
-    write_csv(output / "gather.csv", rows, facts)
-    console.print(speed_table(rows, machine_line(facts)))
-    hits = _hits(features, placement, batches, cache_shares)
-    write_csv(output / "cache.csv", hits, facts)
-    console.print(hits_table(hits))
-    draw(output / "gather.png", rows)
+        tell("no GPU is at hand: the ways that need one are left out")
+    caches = [
+        Case({"policy": policy, "cache_share": share, "settings": digest(*facts)}, partial(_hits, made, share, policy))
+        for share in cache_shares
+        for policy in POLICIES
+    ]
+    with Runner(output_dir, minutes, again) as runner:
+        rows = runner.rows(ways, "gather.csv")
+        title = "Gathering the rows of batches: medians of runs in turns"
+        tell(table([row | {"million": row["rows_per_s"] / 1e6} for row in rows], WAYS, title, machine_line()))
+        labels = [f"{row['device']}: {row['way']}" for row in rows]
+        gb_per_s = [row["gb_per_s"] for row in rows]
+        draw_bars(runner.folder / "gather.png", labels, gb_per_s, "GB of feature rows a second", form="{:.1f}")
+        hits = runner.rows(caches, "cache.csv")
+        tell(table(hits, CACHES, "Caches of rows that lie on no device"))
     return {"gather": rows, "cache": hits}
 
 
@@ -121,8 +158,8 @@ def _speeds(features, placement: Placement, batches, cache_shares, repeats: int)
         )
     buffers = {f"placement, {len(placement.rows)} devices": FeatureBuffer(placement, features)}
     for share in cache_shares:
-        cache = FeatureCache(max(1, round(share * features.num_rows)), "lru")
-        buffers[f"placement, LRU cache of {share:.0%}"] = FeatureBuffer(placement, features, cache=cache)
+        lru = FeatureCache(max(1, round(share * features.num_rows)), "lru")
+        buffers[f"placement, LRU cache of {share:.0%}"] = FeatureBuffer(placement, features, cache=lru)
     for name, buffer in buffers.items():
         ways[name] = lambda i, buffer=buffer: buffer.gather(batches[i], out[: len(batches[i])])
     found = measure({name: in_this_process(_all(way, batches)) for name, way in ways.items()}, repeats)
@@ -212,29 +249,21 @@ def _rows(device: str, found: dict[str, list[Taken]], features, bound: str, hits
     return rows
 
 
-def _hits(features, placement: Placement, batches, cache_shares) -> list[dict]:
-    """Count what each policy hits of the reads that the placement leaves to the host."""
-    rows = []
-    for share in cache_shares:
-        for policy in POLICIES:
-            capacity = max(1, round(share * features.num_rows))
-            buffer = FeatureBuffer(placement, features, cache=FeatureCache(capacity, policy))
-            buffer.expect(batches)
-            out = np.empty((max(len(nodes) for nodes in batches), features.dim), features.dtype)
-            start = time.perf_counter()
-            for nodes in batches:
-                buffer.gather(nodes, out[: len(nodes)])
-            seconds = time.perf_counter() - start
-            hits, total = buffer.hits, sum(buffer.hits.values())
-            far = hits["cache"] + hits["host"] + hits["disk"]
-            rows.append(
-                {
-                    "policy": policy,
-                    "cache_share": share,
-                    "hit_rate": round(hits["cache"] / max(1, far), 4),
-                    **{tier: round(hits[tier] / total, 4) for tier in TIERS},
-                    "seconds": round(seconds, 3),
-                }
-            )
-            buffer.close()
-    return rows
+def _hits(made: Callable, share: float, policy: str) -> dict:
+    """Count what a policy hits of the reads that the placement leaves to the host."""
+    features, placement, batches = made()
+    capacity = max(1, round(share * features.num_rows))
+    buffer = FeatureBuffer(placement, features, cache=FeatureCache(capacity, policy))
+    buffer.expect(batches)
+    out = np.empty((max(len(nodes) for nodes in batches), features.dim), features.dtype)
+    start = time.perf_counter()
+    for nodes in batches:
+        buffer.gather(nodes, out[: len(nodes)])
+    seconds = time.perf_counter() - start
+    hits, total = buffer.hits, sum(buffer.hits.values())
+    buffer.close()
+    return {
+        "hit_rate": round(hits["cache"] / max(1, hits["cache"] + hits["host"] + hits["disk"]), 4),
+        **{tier: round(hits[tier] / total, 4) for tier in TIERS},
+        "seconds": round(seconds, 3),
+    }

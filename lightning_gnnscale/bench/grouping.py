@@ -6,12 +6,13 @@ Only the rows themselves are left out: their bytes are counted by their ids.
 
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 
 from ..dataset import load_npz
 from ..dataset.graph_dataset import CSRArrays
@@ -24,15 +25,14 @@ from ..remote import TrainerCache, WorkerView, pack_group
 from ..rng import batch_key, fold, permutation
 from ..sampler import NeighborSampler
 from ..triton_kernels.sample_neighbors import check_fanouts
-from .grouping_tables import add_cuts, draw, table
-from .partition_graphs import public_root
-from .placement_graphs import check_graphs
-from .power_law import power_law_graph
-from .results import append_row, machine, machine_line, read_rows, write_csv
+from .graphs import check_graphs, power_law_graph, public_root
+from .present import LEFT, grouped, lines, panels, save, table, tell, ticks
+from .runner import Case, Runner, machine_line, write_csv
 
 NO_CACHE = "none"
 LABELS, LABEL_SALT, TARGET_SALT = 40, 21, 22  # of generated graphs
-KEY = ("graph", "fanouts", "batch_size", "group", "cache_share", "policy")
+CASE = ("graph", "fanouts", "batch_size")
+STYLES = ("o-", "s--", "^-.", "v:", "d--", "x-.", "+:")
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,12 @@ def run(
     epochs: int = 1,
     seed: int = 0,
     data_root: str | None = None,
+    minutes: float | None = None,
+    again: str = "none",
 ) -> list[dict]:
     """Count the bytes that the batches of whole epochs take, in groups of consecutive batches, with a cache.
 
-    Seeds are in random order over the whole graph, without help from parts. Rows are appended as they are counted. In
-    the same folder, the benchmark resumes at the first graph, fan-outs and batch size that lack any row.
+    Seeds are in random order over the whole graph, without help from parts.
 
     Args:
         output_dir: Folder for `rows.csv`, `grouping.csv` and `grouping.png`.
@@ -91,6 +92,7 @@ def run(
         epochs: Number of epochs in a row, for which the cache is kept.
         seed: Seed of the order, of the draws, and of the targets of generated graphs.
         data_root: Folder of public graphs; None: it is searched for.
+        minutes, again: See `Runner`; a graph, fan-outs and batch size are one case, with all groups and caches.
 
     Returns:
         One row per graph, fan-outs, batch size, group, cache share and policy.
@@ -100,32 +102,25 @@ def run(
             f"bench.groups must hold 1 and bench.cache_shares 0, which the others are compared with; got "
             f"{list(groups)} and {list(cache_shares)}"
         )
-    console, output, root = Console(width=max(Console().width, 132)), Path(output_dir), public_root(data_root)
+    root = public_root(data_root)
     check_graphs(list(graphs), root)
-    output.mkdir(parents=True, exist_ok=True)
     variants = [(group, 0.0, NO_CACHE) for group in groups]
     variants += [(group, share, policy) for group in groups for share in cache_shares if share for policy in policies]
-    settings = f"{fold(target_share * 1e9, dim, requests_ahead, epochs, seed) >> 32:08x}"
-    rows = []
-    for name in graphs:
-        traffic = None
-        for hops in fanouts:
-            for batch_size in batch_sizes:
-                case = {"graph": name, "fanouts": ",".join(map(str, check_fanouts(hops))), "batch_size": batch_size}
-                found = _finished(output / "rows.csv", case, variants, settings)
-                if found is None:
-                    traffic = traffic or load_traffic(name, root, target_share, dim, seed)
-                    console.print("counting", *(f"{key}={value}" for key, value in case.items()))
-                    counted = _count(traffic, hops, batch_size, variants, requests_ahead, epochs, seed)
-                    found = [case | own | {"settings": settings} for own in counted]
-                    for row in found:
-                        append_row(output / "rows.csv", row)
-                rows += found
-    add_cuts(rows)
-    facts = machine()
-    write_csv(output / "grouping.csv", rows, facts)
-    console.print(table(rows, machine_line(facts)))
-    draw(output / "grouping.png", rows)
+    contenders = [dict(zip(("group", "cache_share", "policy"), variant, strict=True)) for variant in variants]
+    settings = {"settings": f"{fold(target_share * 1e9, dim, requests_ahead, epochs, seed) >> 32:08x}"}
+    rows: list[dict] = []
+    with Runner(output_dir, minutes, again) as runner:
+        for name in graphs:
+            traffic = cache(partial(load_traffic, name, root, target_share, dim, seed))
+            cases = []
+            for hops, batch_size in product(fanouts, batch_sizes):
+                case = (name, ",".join(map(str, check_fanouts(hops))), batch_size)
+                count = partial(_counted, traffic, hops, batch_size, variants, requests_ahead, epochs, seed)
+                cases.append(Case(dict(zip(CASE, case, strict=True)) | settings, count, contenders))
+            rows += runner.rows(cases)
+        _add_cuts(rows)
+        write_csv(runner.folder / "grouping.csv", rows)
+        _present(rows, runner.folder / "grouping.png")
     return rows
 
 
@@ -154,15 +149,8 @@ def load_traffic(name: str, root: Path | None, target_share: float, dim: int, se
     return Traffic(name, build_csc(src, dst, num_nodes), targets, labels, dict(dataset.masks), row_bytes)
 
 
-def _finished(path: Path, case: Mapping, variants, settings: str) -> list[dict] | None:
-    """Return the rows of a case where all of them are there."""
-    wanted = [case | {"group": g, "cache_share": share, "policy": policy} for g, share, policy in variants]
-    done = {tuple(row[name] for name in KEY): row for row in read_rows(path) if row["settings"] == settings}
-    rows = [done.get(tuple(str(row[name]) for name in KEY)) for row in wanted]
-    if any(row is None for row in rows):
-        return None
-    counts = [{name: float(value) for name, value in row.items() if name not in (*KEY, "settings")} for row in rows]
-    return [own | numbers | {"settings": settings} for own, numbers in zip(wanted, counts, strict=True)]
+def _counted(traffic, *case) -> list[dict]:
+    return _count(traffic(), *case)
 
 
 def _count(traffic: Traffic, fanouts, batch_size: int, variants, ahead: int, epochs: int, seed: int) -> list[dict]:
@@ -242,3 +230,53 @@ class _Wire:
             "cache_bytes": round(self._told / num),
             "bytes": round((self._sent_bytes + self._beside + self._told) / num),
         }
+
+
+def _add_cuts(rows: list[dict]) -> None:
+    """Add to each row how many times fewer bytes it has than batches sent alone without a cache."""
+    for own in grouped(rows, *CASE).values():
+        alone = next(row for row in own if row["group"] == 1 and row["cache_share"] == 0)
+        for row in own:
+            row["cut"] = round(alone["bytes"] / row["bytes"], 3)
+            row["row_cut"] = round(alone["row_bytes"] / max(1, row["row_bytes"]), 3)
+
+
+def _present(rows: list[dict], plot: Path) -> None:
+    """Print one line a case and cache, with groups side by side; draw the cut against batches a group."""
+    columns = {
+        "graph": ("graph", LEFT),
+        "fanouts": ("fan-outs", LEFT),
+        "batch_size": ("batch", ">"),
+        "cache": ("cache", ">"),
+    }
+    columns |= {group: (f"{group} a group", ">") for group in sorted({row["group"] for row in rows})}
+    shown = []
+    for own in grouped(rows, *CASE, "cache_share", "policy").values():
+        share, policy = own[0]["cache_share"], own[0]["policy"]
+        cells = {row["group"]: f"{_bytes(row['bytes'])} {row['cut']:.2f}x" for row in own}
+        shown.append(own[0] | {"cache": f"{share:.0%} {policy}" if share else "none"} | cells)
+    tell(
+        table(
+            shown, columns, "Bytes that travel for a batch, and times fewer than alone without a cache", machine_line()
+        )
+    )
+    if not rows:
+        return
+    titles = {(row["graph"], row["fanouts"]): f"{row['graph']}, {row['fanouts']}" for row in rows}
+    figure, found = panels(titles.values(), across=len(titles), size=(4.6, 4.2), beside=0)
+    for panel, own in grouped(rows, "graph", "fanouts").items():
+        axes = found[titles[panel]]
+        for size, ((batch,), same) in enumerate(grouped(own, "batch_size").items()):
+            for kind, ((share, policy), line) in enumerate(grouped(same, "cache_share", "policy").items()):
+                label = f"batch {batch}" + (f", cache {share:.0%} {policy}" if share else "")
+                lines(axes, line, "group", "cut", STYLES[kind % len(STYLES)], color=f"C{size}", label=label)
+        axes.axhline(1.5, color="0.6", linewidth=0.8)
+        axes.set(xlabel="batches a group", xscale="log")
+        ticks(axes, (row["group"] for row in own))
+    figure.axes[0].set_ylabel("times fewer bytes a batch")
+    figure.axes[-1].legend(fontsize=6)
+    save(figure, plot)
+
+
+def _bytes(number: float) -> str:
+    return f"{number / 1e6:.1f} MB" if number >= 1e6 else f"{number / 1e3:.0f} kB"

@@ -5,10 +5,8 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
 
 from ..datamodule import PartitionDataModule
 from ..datamodule.train_loader import part_targets
@@ -18,10 +16,27 @@ from ..partition_store import PartitionStore
 from ..report.progress import ProgressBars
 from ..sampler import NeighborSampler
 from .page_cache import cached_bytes, evict
-from .results import machine_line, write_csv
+from .present import LEFT, table, tell
+from .runner import Case, Runner, digest, machine_line
 
 LAYOUTS = {False: "at their owners", True: "packed beside the part"}
 _FILES = ("features.npy", "halo_features.npy")
+
+
+def _mb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f}"
+
+
+COLUMNS = {
+    "halo_rows": ("halo rows", LEFT),
+    "part": ("part", ">"),
+    "num_batches": ("batches", ">"),
+    "needed_bytes": ("core + halo", _mb),
+    "read_bytes": ("read", _mb),
+    "share": ("of the table", ".0%"),
+    "seconds": ("s", ".2f"),
+    "stored_bytes": ("stored", _mb),
+}
 
 
 def run(
@@ -35,6 +50,8 @@ def run(
     fanouts: Sequence[int] = (25, 10),
     batch_size: int = 512,
     seed: int = 0,
+    minutes: float | None = None,
+    again: str = "none",
 ) -> list[dict]:
     """Draw all batches of a part once, with no features in memory at the start, from both kinds of store.
 
@@ -46,6 +63,7 @@ def run(
         visits: Parts to visit, each in a process of its own.
         fanouts, batch_size: Fan-outs and size of the batches.
         seed: Seed of the graph, the parts and the batches.
+        minutes, again: See `Runner`.
 
     Returns:
         One row per layout and part: bytes of core and halo rows, bytes of features that came from the disk (in whole
@@ -57,30 +75,34 @@ def run(
     wrong = [part for part in visits if not 0 <= part < num_parts]
     if wrong:
         raise ValueError(f"bench.visits must be parts in [0, {num_parts}), got {wrong[0]}")
-    output_dir, rows = Path(output_dir), []
-    roots = {False: output_dir / "stores" / "plain", True: output_dir / "stores" / "packed"}
-    with ProgressBars() as progress:
-        dataset = generate(
-            num_nodes, num_edges, str(output_dir / "graph"), feature_dim=feature_dim, seed=seed, progress=progress
-        )
-        for packs, root in roots.items():
-            PartitionDataModule(
-                root=root,
-                dataset=dataset,
-                partitioner=partitioner,
-                num_parts=num_parts,
-                seed=seed,
-                pack_halo=packs,
-                progress=progress,
-            ).prepare_data()
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, max_tasks_per_child=1) as fresh:
-        for packs, layout in LAYOUTS.items():
-            for part in visits:
-                facts = fresh.submit(visit, str(roots[packs]), part, list(fanouts), batch_size, seed).result()
-                rows.append({"halo_rows": layout, "part": part, **facts})
-    write_csv(output_dir / "halo.csv", rows)
-    Console(width=max(Console().width, 100)).print(_table(rows))
+    folder, facts = Path(output_dir), (num_nodes, num_edges, feature_dim, partitioner, num_parts, seed)
+    settings = digest(*facts, *fanouts, batch_size)
+
+    @cache
+    def stores() -> dict[bool, Path]:
+        roots = {packs: folder / "stores" / ("packed" if packs else "plain") for packs in LAYOUTS}
+        with ProgressBars() as progress:
+            size = {"feature_dim": feature_dim, "seed": seed, "progress": progress}
+            dataset = generate(num_nodes, num_edges, str(folder / "graph"), **size)
+            options = {"partitioner": partitioner, "num_parts": num_parts, "seed": seed, "progress": progress}
+            for packs, root in roots.items():
+                PartitionDataModule(root=root, dataset=dataset, pack_halo=packs, **options).prepare_data()
+        return roots
+
+    def visited(packs: bool, part: int) -> dict:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, spawn) as fresh:
+            return fresh.submit(visit, str(stores()[packs]), part, list(fanouts), batch_size, seed).result()
+
+    cases = [
+        Case({"halo_rows": layout, "part": part, "settings": settings}, partial(visited, packs, part))
+        for packs, layout in LAYOUTS.items()
+        for part in visits
+    ]
+    with Runner(folder, minutes, again) as runner:
+        rows = runner.rows(cases, "halo.csv")
+        shown = [row | {"share": row["read_bytes"] / row["table_bytes"]} for row in rows]
+        tell(table(shown, COLUMNS, "Feature bytes that one visit of a part reads from the disk, in MB", machine_line()))
     return rows
 
 
@@ -122,23 +144,3 @@ def visit(root: str, part: int, fanouts: list[int], batch_size: int, seed: int) 
         "stored_bytes": sum(file.stat().st_size for file in files),
         "seconds": round(seconds, 3),
     }
-
-
-def _table(rows: list[dict]) -> Table:
-    title = "Feature bytes that one visit of a part reads from the disk, in MB"
-    table = Table(title=title, title_justify="left", caption=machine_line(), caption_justify="left")
-    table.add_column("halo rows")
-    for name in ("part", "batches", "core + halo", "read", "of the table", "s", "stored"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(
-            row["halo_rows"],
-            str(row["part"]),
-            str(row["num_batches"]),
-            f"{row['needed_bytes'] / 1e6:,.1f}",
-            f"{row['read_bytes'] / 1e6:,.1f}",
-            f"{row['read_bytes'] / row['table_bytes']:.0%}",
-            f"{row['seconds']:.2f}",
-            f"{row['stored_bytes'] / 1e6:,.1f}",
-        )
-    return table

@@ -2,20 +2,27 @@
 
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
 
 from ..loader import LoaderOptions, PartData, PartLoader
 from ..partition_store import WholeGraph
 from ..partition_store.features import DenseFeatures
 from ..sampler import NeighborSampler
-from .power_law import power_law_graph
-from .results import machine, machine_line, write_csv
+from .graphs import power_law_graph
+from .present import LEFT, draw_bars, table, tell
+from .runner import Case, Runner, digest, machine_line
 from .turns import Contender, Taken, in_this_process, measure, ratio, row_copies, speeds
+
+BOUND = "row copy alone (bound)"
+COLUMNS = {
+    "what": ("what", LEFT),
+    "threads": ("threads", ">"),
+    "seeds_per_cpu_s": ("seeds per\nCPU-second", ",.0f"),
+    "seeds_per_cpu_s_best": ("best", ",.0f"),
+    "seeds_per_s": ("seeds per\nsecond", ",.0f"),
+    "share_of_copy_bound": ("share of\ncopy bound", ".0%"),
+}
 
 
 def run(
@@ -29,6 +36,8 @@ def run(
     num_batches: int = 40,
     repeats: int = 5,
     seed: int = 0,
+    minutes: float | None = None,
+    again: str = "none",
 ) -> dict[str, list[dict]]:
     """Measure sampling alone, sampling with features and the copy bound, in turns (`gnnscale bench sample` has peers).
 
@@ -44,29 +53,36 @@ def run(
         num_batches: Number of batches in a measurement.
         repeats: Number of measurements of each kind, in turns; the median counts.
         seed: Seed of the graph and of the batches.
+        minutes, again: See `Runner`; all is one case, as it is measured in turns.
 
     Returns:
         {"loader": rows}.
     """
-    console = Console(width=max(Console().width, 120))
-    console.print(f"generating {num_edges:,} edges of {num_nodes:,} nodes with {dim} features")
-    csc = power_law_graph(num_nodes, num_edges, seed)
-    features = np.random.default_rng(seed).random((num_nodes, dim), np.float32)
-    seeds = np.sort(np.random.default_rng(seed + 1).permutation(num_nodes)[: num_batches * batch_size])
-    contenders: dict[tuple[str, int], Contender] = {}
-    rows_a_seed = _rows_a_seed(_loader(csc, None, seeds, fanouts, batch_size, 1, seed), len(seeds))
-    for count in threads:
-        sampling = _loader(csc, None, seeds, fanouts, batch_size, count, seed)
-        loading = _loader(csc, features, seeds, fanouts, batch_size, count, seed)
-        copies = row_copies(features, rows_a_seed, batch_size, num_batches, count)
-        contenders["sampling", count] = in_this_process(_epochs(sampling))
-        contenders["sampling and features", count] = in_this_process(_epochs(loading))
-        contenders["row copy alone (bound)", count] = in_this_process(copies)
-    rows = summarise(measure(contenders, repeats), rows_a_seed)
-    facts, output = machine(), Path(output_dir)
-    write_csv(output / "loader.csv", rows, facts)
-    console.print(_table(rows, fanouts, batch_size, machine_line(facts)))
-    _draw(output / "loader.png", rows)
+
+    def measured() -> list[dict]:
+        tell(f"generating {num_edges:,} edges of {num_nodes:,} nodes with {dim} features")
+        csc = power_law_graph(num_nodes, num_edges, seed)
+        features = np.random.default_rng(seed).random((num_nodes, dim), np.float32)
+        seeds = np.sort(np.random.default_rng(seed + 1).permutation(num_nodes)[: num_batches * batch_size])
+        contenders: dict[tuple[str, int], Contender] = {}
+        rows_a_seed = _rows_a_seed(_loader(csc, None, seeds, fanouts, batch_size, 1, seed), len(seeds))
+        for count in threads:
+            sampling = _loader(csc, None, seeds, fanouts, batch_size, count, seed)
+            loading = _loader(csc, features, seeds, fanouts, batch_size, count, seed)
+            copies = row_copies(features, rows_a_seed, batch_size, num_batches, count)
+            contenders["sampling", count] = in_this_process(_epochs(sampling))
+            contenders["sampling and features", count] = in_this_process(_epochs(loading))
+            contenders[BOUND, count] = in_this_process(copies)
+        return summarise(measure(contenders, repeats), rows_a_seed)
+
+    facts = (num_nodes, num_edges, dim, *fanouts, batch_size, *threads, num_batches, repeats, seed)
+    with Runner(output_dir, minutes, again) as runner:
+        rows = runner.rows([Case({"settings": digest(*facts)}, measured, None)], "loader.csv")
+        title = f"Batches of {batch_size} seeds, fan-outs {', '.join(map(str, fanouts))}: medians of runs in turns"
+        tell(table(rows, COLUMNS, title, machine_line()))
+        labels = [f"{row['what']}, {row['threads']} thr." for row in rows]
+        speeds_shown = [row["seeds_per_cpu_s"] for row in rows]
+        draw_bars(runner.folder / "loader.png", labels, speeds_shown, "seeds per CPU-second of all threads")
     return {"loader": rows}
 
 
@@ -74,7 +90,7 @@ def summarise(found: dict[tuple[str, int], list[Taken]], rows_a_seed: float) -> 
     """Return a row for each contender: medians, and ratios within each turn, so that a busy machine hits both sides."""
     rows = []
     for (what, threads), runs in found.items():
-        share = ratio(runs, found.get(("row copy alone (bound)", threads)))
+        share = ratio(runs, found.get((BOUND, threads)))
         rows.append(
             {
                 "what": what,
@@ -110,38 +126,3 @@ def _epochs(loader: PartLoader) -> Callable[[], int]:
 
 def _rows_a_seed(loader: PartLoader, num_seeds: int) -> float:
     return sum(batch.num_nodes for batch in loader) / num_seeds
-
-
-def _table(rows: list[dict], fanouts, batch_size, caption: str) -> Table:
-    title = f"Batches of {batch_size} seeds, fan-outs {', '.join(map(str, fanouts))}: medians of runs in turns"
-    table = Table(title=title, caption=caption, box=SIMPLE)
-    table.add_column("what")
-    for name in ("threads", "seeds per\nCPU-second", "best", "seeds per\nsecond", "share of\ncopy bound"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        share = row["share_of_copy_bound"]
-        table.add_row(
-            row["what"],
-            str(row["threads"]),
-            f"{row['seeds_per_cpu_s']:,.0f}",
-            f"{row['seeds_per_cpu_s_best']:,.0f}",
-            f"{row['seeds_per_s']:,.0f}",
-            "" if share is None else f"{share:.0%}",
-        )
-    return table
-
-
-def _draw(path: Path, rows: list[dict]) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 0.5 * len(rows) + 1.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    names = [f"{row['what']}, {row['threads']} thr." for row in rows]
-    bars = axes.barh(names, [row["seeds_per_cpu_s"] for row in rows])
-    axes.bar_label(bars, fmt="{:,.0f}", padding=3)
-    axes.invert_yaxis()
-    axes.margins(x=0.15)
-    axes.set_xlabel("seeds per CPU-second of all threads")
-    figure.savefig(path, dpi=120)

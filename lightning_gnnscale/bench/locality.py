@@ -3,13 +3,12 @@
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import stdev
 
 import numpy as np
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
 
 from ..partition_store import WholeGraph
 from ..placement import Placement, access_probability, place
@@ -18,15 +17,25 @@ from ..sampler import LayerwiseSampler, LocalityBias, NeighborSampler
 from ..sampler.protocol import Subgraph
 from ..triton_kernels.sample_neighbors import Workspace
 from .experiment import run_rows
-from .partition_graphs import public_root
-from .placement_graphs import Workload, check_graphs, load_workload
+from .graphs import Workload, check_graphs, load_workload, public_root
+from .present import LEFT, average, grouped, lines, mean_of, panels, plain_columns, save, table, tell
 from .reduced_graph import reduced_graph
-from .results import machine, machine_line, mean_of, write_csv
+from .runner import Case, Runner, digest, machine_line, write_csv
 
 SAMPLERS = ("neighbor", "layerwise")
 VALUES = 8  # random numbers a node whose means are estimated
 SPLIT = [0.6, 0.2, 0.2]
 FEATURE_DIM = 128
+DIAL = {
+    "graph": ("graph", LEFT),
+    "sampler": ("sampler", LEFT),
+    "scale": ("scale", "g"),
+    "rows_a_seed": ("rows a\nseed", ".1f"),
+    "host_rows_a_seed": ("host rows\na seed", ".1f"),
+    "host": ("host share", ".1%"),
+    "host_reads_saved": ("host reads\nsaved", ".0%"),
+    "variance_ratio": ("variance\nratio", ".2f"),
+}
 
 
 def run(
@@ -48,6 +57,8 @@ def run(
     max_epochs: int = 30,
     data_root: str | None = None,
     overrides: Sequence[str] = (),
+    minutes: float | None = None,
+    again: str = "none",
 ) -> dict[str, list[dict]]:
     """Count the rows that batches read at each scale, estimate the variance of their means, and train.
 
@@ -67,6 +78,7 @@ def run(
             tested.
         data_root: Folder of public graphs; None: it is searched for.
         overrides: Further overrides of `train`.
+        minutes, again: See `Runner`.
 
     Returns:
         {"dial": rows, "accuracy": rows}.
@@ -76,39 +88,55 @@ def run(
         raise ValueError(f"bench.samplers must be of {', '.join(SAMPLERS)}; got {', '.join(unknown)}")
     if 1 not in scales:
         raise ValueError(f"bench.scales must hold 1, which the others are compared with, got {list(scales)}")
-    console, output = Console(width=max(Console().width, 120)), Path(output_dir)
-    root, facts = public_root(data_root), machine()
+    root, output = public_root(data_root), Path(output_dir)
     check_graphs([*graphs, *train_graphs], root)
+    shape = (num_devices, buffer_share, *fanouts, nodes_per_layer, neighbor_set_size, batch_size, num_batches, num_keys)
     makers = {"neighbor": NeighborSampler(fanouts), "layerwise": LayerwiseSampler([nodes_per_layer] * len(fanouts))}
-    dial = []
-    for name in graphs:
+    one_hop = {"neighbor": [fanouts[1 % len(fanouts)]], "layerwise": [nodes_per_layer]}
+
+    def placed(name: str) -> tuple[Workload, Placement]:
         workload = load_workload(name, root)
         prob = access_probability(workload, workload.train_nodes, fanouts=fanouts, batch_size=batch_size)
-        placement = place(prob, num_devices, max(1, round(buffer_share * workload.csc.num_rows)), alpha=0.2)
-        for kind in samplers:
-            for scale in scales:
-                bias = LocalityBias(placement, scale, neighbor_set_size)
-                counted = _reads(workload, placement, replace(makers[kind], locality=bias), batch_size, num_batches)
-                one_hop = [nodes_per_layer] if kind == "layerwise" else [fanouts[1 % len(fanouts)]]
-                sampler = type(makers[kind])(one_hop, locality=bias)
-                variance = mean_variance(workload, sampler, num_targets, num_keys)
-                dial.append({"graph": name, "sampler": kind, "scale": scale, **counted, "variance": variance})
-    _against_one(dial)
-    if dial:
-        write_csv(output / "dial.csv", dial, facts)
-        console.print(_dial_table(dial, machine_line(facts)))
-        _draw(output / "locality.png", dial)
-    accuracy = []
-    if train_graphs:
-        cases = [
-            ({"graph": name, "scale": scale, "seed": seed},
-             [*_overrides(name, output, num_devices, buffer_share, fanouts, batch_size, neighbor_set_size, max_epochs),
-              f"placement.locality_scale={scale}", f"seed={seed}", *overrides])
-            for seed in seeds for name in train_graphs for scale in scales
-        ]  # fmt: skip
-        accuracy = _accuracies(run_rows(output, cases), train_graphs, scales)
-        write_csv(output / "accuracy.csv", accuracy, facts)
-        console.print(_accuracy_table(accuracy, len(seeds)))
+        return workload, place(prob, num_devices, max(1, round(buffer_share * workload.csc.num_rows)), alpha=0.2)
+
+    def measured(made, kind: str, scale: float) -> dict:
+        workload, placement = made()
+        bias = LocalityBias(placement, scale, neighbor_set_size)
+        counted = _reads(workload, placement, replace(makers[kind], locality=bias), batch_size, num_batches)
+        sampler = type(makers[kind])(one_hop[kind], locality=bias)
+        return {**counted, "variance": mean_variance(workload, sampler, num_targets, num_keys)}
+
+    dial: list[dict] = []
+    with Runner(output, minutes, again) as runner:
+        for name in graphs:
+            made = cache(partial(placed, name))
+            key = {"graph": name, "settings": digest(*shape, num_targets)}
+            cases = [
+                Case({**key, "sampler": kind, "scale": scale}, partial(measured, made, kind, scale))
+                for kind, scale in product(samplers, scales)
+            ]
+            dial += runner.rows(cases, "dial_rows.csv")
+        _against_one(dial)
+        if dial:
+            write_csv(output / "dial.csv", dial)
+            tell(table(dial, DIAL, "Locality-aware sampling beside uniform", machine_line()))
+            _draw(output / "locality.png", dial)
+        common = (num_devices, buffer_share, fanouts, batch_size, neighbor_set_size, max_epochs)
+        own = {name: _overrides(name, output, *common) for name in train_graphs}
+        trained = [
+            (
+                {"graph": name, "scale": scale, "seed": seed},
+                [*own[name], f"placement.locality_scale={scale}", f"seed={seed}", *overrides],
+            )
+            for seed in seeds
+            for name in train_graphs
+            for scale in scales
+        ]
+        accuracy = _accuracies(run_rows(runner, trained))
+        if accuracy:
+            write_csv(output / "accuracy.csv", accuracy)
+            title = f"test accuracy of GraphSAGE, %, {mean_of(len(seeds))}"
+            tell(table(accuracy, plain_columns(accuracy, ("graph",)), title))
     return {"dial": dial, "accuracy": accuracy}
 
 
@@ -168,13 +196,15 @@ def weighted_means(drawn: Subgraph, values: np.ndarray) -> np.ndarray:
 
 
 def _against_one(rows: list[dict]) -> None:
-    """Add what each scale saves and costs beside scale 1."""
+    """Add what each scale saves and costs beside scale 1, where that was measured."""
     base = {(row["graph"], row["sampler"]): row for row in rows if row["scale"] == 1}
     for row in rows:
-        one = base[row["graph"], row["sampler"]]
-        host = one["host_rows_a_seed"]
-        row["host_reads_saved"] = round(1 - row["host_rows_a_seed"] / host, 4) if host else 0.0
-        row["variance_ratio"] = round(row["variance"] / one["variance"], 3) if one["variance"] else None
+        one = base.get((row["graph"], row["sampler"]))
+        row["host_reads_saved"] = row["variance_ratio"] = None
+        if one is not None:
+            host = one["host_rows_a_seed"]
+            row["host_reads_saved"] = round(1 - row["host_rows_a_seed"] / host, 4) if host else 0.0
+            row["variance_ratio"] = round(row["variance"] / one["variance"], 3) if one["variance"] else None
 
 
 def _overrides(name, output, devices, buffer_share, fanouts, batch_size, neighbor_set_size, max_epochs) -> list[str]:
@@ -196,70 +226,27 @@ def _overrides(name, output, devices, buffer_share, fanouts, batch_size, neighbo
     ]
 
 
-def _accuracies(rows: list[dict], graphs, scales) -> list[dict]:
-    table = []
-    for graph in graphs:
-        found = {
-            scale: [100 * float(r["test_acc"]) for r in rows if (r["graph"], float(r["scale"])) == (graph, scale)]
-            for scale in scales
-        }
-        for scale, values in found.items():
-            table.append(
-                {
-                    "graph": graph,
-                    "scale": scale,
-                    "test_acc": round(mean(values), 2),
-                    "std": round(stdev(values), 2) if len(values) > 1 else 0.0,
-                    "difference": round(mean(values) - mean(found[1]), 2),
-                }
-            )
-    return table
-
-
-def _dial_table(rows: list[dict], caption: str) -> Table:
-    table = Table(title="Locality-aware sampling beside uniform", caption=caption, box=SIMPLE, title_justify="left")
-    for name in ("graph", "sampler"):
-        table.add_column(name)
-    for name in ("scale", "rows a\nseed", "host rows\na seed", "host share", "host reads\nsaved", "variance\nratio"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        ratio = row["variance_ratio"]
-        table.add_row(
-            row["graph"],
-            row["sampler"],
-            f"{row['scale']:g}",
-            f"{row['rows_a_seed']:.1f}",
-            f"{row['host_rows_a_seed']:.1f}",
-            f"{row['host']:.1%}",
-            f"{row['host_reads_saved']:.0%}",
-            "" if ratio is None else f"{ratio:.2f}",
-        )
-    return table
-
-
-def _accuracy_table(rows: list[dict], num_seeds: int) -> Table:
-    table = Table(title=f"test accuracy of GraphSAGE, %, {mean_of(num_seeds)}", title_justify="left")
-    for name in rows[0]:
-        table.add_column(name.replace("_", " "), justify="left" if name == "graph" else "right")
-    for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
-    return table
+def _accuracies(rows: list[dict]) -> list[dict]:
+    """Return means over seeds, with the difference to scale 1 where that was trained."""
+    runs = grouped(rows, "graph", "scale")
+    means = []
+    for (graph, scale), own in sorted(runs.items(), key=lambda item: list(grouped(rows, "graph")).index(item[0][:1])):
+        one = average(runs.get((graph, 1), []), "test_acc", factor=100)
+        accuracy = average(own, "test_acc", factor=100)
+        row = {"graph": graph, "scale": scale, "test_acc": round(accuracy, 2)}
+        row["std"] = round(stdev(100 * run["test_acc"] for run in own), 2) if len(own) > 1 else 0.0
+        means.append(row | {"difference": None if one is None else round(accuracy - one, 2)})
+    return means
 
 
 def _draw(path: Path, rows: list[dict]) -> None:
     """Draw host rows a seed, as a share of scale 1's, against the variance ratio; a line a graph and sampler."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 5), layout="constrained")
-    axes = figure.subplots()
-    for graph, sampler in dict.fromkeys((row["graph"], row["sampler"]) for row in rows):
-        own = [row for row in rows if (row["graph"], row["sampler"]) == (graph, sampler) and row["variance_ratio"]]
-        saved = [100 * (1 - row["host_reads_saved"]) for row in own]
-        ratios = [row["variance_ratio"] for row in own]
-        axes.plot(ratios, saved, "o-" if sampler == "neighbor" else "s--", label=f"{graph}, {sampler}")
-        for x, y, row in zip(ratios, saved, own, strict=True):
-            axes.annotate(f"{row['scale']:g}", (x, y), fontsize=7, xytext=(4, 4), textcoords="offset points")
+    figure, found = panels([""], size=(7, 5), beside=0)
+    axes = found[""]
+    for (graph, sampler), own in grouped(rows, "graph", "sampler").items():
+        own = [row | {"host": 100 * (1 - row["host_reads_saved"])} for row in own if row["variance_ratio"]]
+        style = "o-" if sampler == "neighbor" else "s--"
+        lines(axes, own, "variance_ratio", "host", style, "scale", label=f"{graph}, {sampler}")
     axes.set(xlabel="variance of a mean over neighbours, over uniform's", ylabel="host reads a seed, % of uniform's")
     axes.legend(fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    save(figure, path)

@@ -9,12 +9,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from ..edge_stream import open_edge_stream, write_edges
 from ..edge_stream.synthetic import lfr_graph
@@ -23,7 +21,8 @@ from ..partitioner import Partitioning
 from ..units import format_bytes, parse_bytes
 from .page_cache import evict
 from .peer import Peer
-from .results import append_row, machine_line, read_rows
+from .present import LEFT, panels, save, table, tell
+from .runner import Case, Runner, digest, machine_line
 
 PYG = "pyg"  # what a user would do without this package
 STAGES = ("partition", "store", "batches", "train", "evaluate", "predict")
@@ -32,6 +31,18 @@ GROUPS = (
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.max_usage_in_bytes", "total_pgmajfault"),
     (Path("/sys/fs/cgroup"), "memory.max", "memory.peak", "pgmajfault"),
 )
+
+COLUMNS = {
+    "stage": ("stage", LEFT),
+    "cap": ("cap, stores", ">"),
+    "seconds": ("seconds", ".2f"),
+    "rate": ("seeds/s", ",.0f"),
+    "speed_told": ("of uncapped speed", ".2f"),
+    "read_bytes": ("read", format_bytes),
+    "major_faults": ("major faults", ">"),
+    "peak_bytes": ("peak", format_bytes),
+    "note": ("note", LEFT),
+}
 
 
 @dataclass(frozen=True)
@@ -70,6 +81,8 @@ def run(
     limit_s: float = 600,
     pyg_python: str | None = None,
     peer_batches: int = 32,
+    minutes: float | None = None,
+    again: str = "none",
 ) -> list[dict]:
     """Run each stage on a cold cache without a cap and under each cap, one after the other.
 
@@ -77,7 +90,7 @@ def run(
     layout.
 
     Args:
-        output_dir: folder of `memory.csv`, the graph and the store, on a disk; rows that stand are taken.
+        output_dir: folder of `memory.csv`, the graph and the store, on a disk.
         num_nodes, num_edges, feature_dim: The generated graph, which has communities and float16 features.
         partitioner, num_parts: How the store is cut.
         stages: Any of "partition", "store", "batches" (an epoch of them), "train" (an epoch), "evaluate" (all nodes,
@@ -90,6 +103,7 @@ def run(
         pyg_python: interpreter of an environment with PyG and torch-sparse or pyg-lib. Its NeighborLoader then runs on
             the same memory-mapped features under the same caps, its structure in memory. None: it is left out.
         peer_batches: batches that it makes.
+        minutes, again: See `Runner`.
 
     Returns:
         One row a case: seconds, bytes read, major faults, peak, seeds a second of batches, and speed against the
@@ -109,37 +123,57 @@ def run(
     shape = MemoryCase(
         str(folder), num_nodes, partitioner, num_parts, list(fanouts), int(batch_size), int(hidden_channels)
     )
-    _generate(folder, num_nodes, num_edges, feature_dim, train_share)
-    if not (folder / "store-none" / "manifest.json").is_file():
-        for stage in ("partition", "store"):
-            _make(shape, stage, None, limit_s)
-    num_bytes = sum(path.stat().st_size for path in (folder / "store-none").iterdir())
-    base, done = parse_bytes(interpreter_bytes, "bench.interpreter_bytes"), read_rows(folder / "memory.csv")
-    stages, rows = [*stages, *[PYG] * (pyg_python is not None)], []
-    for cap in (None, *caps):
-        label = "none" if cap is None else f"{cap:g}"
-        limit = None if cap is None else int(cap * num_bytes) + base
-        for stage in stages:
-            row = next((old for old in done if (old["stage"], old["cap"]) == (stage, label)), None)
-            if row is None:
-                stands = (folder / f"store-{label}" / "manifest.json").is_file()
-                if not stands and stage not in ("partition", "store", PYG):
-                    _make(shape, "store", limit, limit_s, label)
-                row = {"stage": stage, "cap": label, "cap_bytes": limit}
-                if stage == PYG:
-                    row |= _measure_pyg(shape, str(pyg_python), peer_batches, limit, limit_s)
-                else:
-                    row |= _measure(shape, stage, limit, limit_s, label)
-                append_row(folder / "memory.csv", row)
-            uncapped = next((one for one in rows if (one["stage"], one["cap"]) == (stage, "none")), row)
-            seconds, before = (float(one["seconds"] or 0) for one in (row, uncapped))
-            rows.append({**row, "speed": round(before / seconds, 2) if seconds and before else None})
-        if cap is not None:
-            shutil.rmtree(folder / f"store-{label}", ignore_errors=True)
-    rows.sort(key=lambda row: stages.index(row["stage"]))
-    _print(rows, num_bytes)
-    _draw(folder / "memory.png", rows)
+    base = parse_bytes(interpreter_bytes, "bench.interpreter_bytes")
+    stages = [*stages, *[PYG] * (pyg_python is not None)]
+
+    @cache
+    def store_bytes() -> int:
+        _keep_to(folder / "settings", digest(num_nodes, num_edges, feature_dim, train_share, partitioner, num_parts))
+        _generate(folder, num_nodes, num_edges, feature_dim, train_share)
+        if not (folder / "store-none" / "manifest.json").is_file():
+            for stage in ("partition", "store"):
+                _make(shape, stage, None, limit_s)
+        return sum(path.stat().st_size for path in (folder / "store-none").iterdir())
+
+    def measured(stage: str, cap: float | None, label: str) -> dict:
+        limit = None if cap is None else int(cap * store_bytes()) + base
+        if cap is None:
+            store_bytes()
+        stands = (folder / f"store-{label}" / "manifest.json").is_file()
+        if not stands and stage not in ("partition", "store", PYG):
+            _make(shape, "store", limit, limit_s, label)
+        if stage == PYG:
+            return {"cap_bytes": limit, **_measure_pyg(shape, str(pyg_python), peer_batches, limit, limit_s)}
+        return {"cap_bytes": limit, **_measure(shape, stage, limit, limit_s, label)}
+
+    rows: list[dict] = []
+    sizes = (num_edges, feature_dim, train_share, base, peer_batches)
+    settings = digest(*(value for name, value in vars(shape).items() if name != "folder"), *sizes)
+    with Runner(folder, minutes, again) as runner:
+        for cap in (None, *caps):
+            label = "none" if cap is None else f"{cap:g}"
+            cases = [
+                Case({"stage": stage, "cap": label, "settings": settings}, partial(measured, stage, cap, label))
+                for stage in stages
+            ]
+            rows += runner.rows(cases, "memory.csv", failed=lambda row: bool(row["note"] and row["seconds"] is None))
+            if cap is not None:
+                shutil.rmtree(folder / f"store-{label}", ignore_errors=True)
+        rows.sort(key=lambda row: stages.index(row["stage"]))
+        uncapped = {row["stage"]: row["seconds"] for row in rows if row["cap"] == "none"}
+        for row in rows:
+            seconds, before = row["seconds"], uncapped.get(row["stage"])
+            row["speed"] = round(before / seconds, 2) if seconds and before else None
+        if rows:
+            _present(rows, folder / "memory.png", f"store of {format_bytes(store_bytes())}, cold cache")
     return rows
+
+
+def _keep_to(path: Path, settings: str) -> None:
+    """Raise GNNScaleError where the graph and the store of the folder are of other settings."""
+    if path.is_file() and path.read_text() != settings:
+        raise GNNScaleError(f"{path.parent} holds a graph of other settings: give another hydra.run.dir=")
+    path.write_text(settings)
 
 
 def _generate(folder: Path, num_nodes: int, num_edges: int, dim: int, train_share: float) -> None:
@@ -334,31 +368,23 @@ def _kept_partitioning(path: str, stream, num_parts: int, seed: int, masks, prog
     return Partitioning.load(path)
 
 
-def _print(rows: list[dict], num_bytes: int) -> None:
-    table = Table(title=f"store of {format_bytes(num_bytes)}, cold cache", caption=machine_line())
-    names = ("stage", "cap, stores", "seconds", "seeds/s", "of uncapped speed", "read", "major faults", "peak", "note")
-    for name in names:
-        table.add_column(name, justify="left" if name in ("stage", "note") else "right")
-    for row in rows:
-        read, peak = (format_bytes(float(row[name])) if row[name] else "" for name in ("read_bytes", "peak_bytes"))
-        speed = "" if row["speed"] is None or row["cap"] == "none" else f"{row['speed']:.2f}"
-        rate = f"{float(row['seeds']) / float(row['seconds']):,.0f}" if row.get("seeds") and row["seconds"] else ""
-        took = (row["seconds"] or "", rate, speed)
-        cells = (row["stage"], row["cap"], *took, read, row["major_faults"], peak, row["note"])
-        table.add_row(*map(str, cells))
-    Console().print(table)
-
-
-def _draw(path: Path, rows: list[dict]) -> None:
-    """Plot the speed of each stage under each cap against its own without one."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
+def _present(rows: list[dict], plot: Path, title: str) -> None:
+    """Print the table, and plot the speed of each stage under each cap against its own without one."""
+    shown = [
+        row
+        | {
+            "rate": row["seeds"] / row["seconds"] if row.get("seeds") and row["seconds"] else None,
+            "speed_told": None if row["cap"] == "none" else row["speed"],
+        }
+        for row in rows
+    ]
+    tell(table(shown, COLUMNS, title, machine_line()))
+    figure, found = panels([""], size=(7, 4), beside=0)
+    axes = found[""]
     for stage in dict.fromkeys(row["stage"] for row in rows):
-        found = [row for row in rows if row["stage"] == stage and row["speed"] is not None]
-        axes.plot([row["cap"] for row in found], [row["speed"] for row in found], marker="o", label=stage)
+        own = [row for row in rows if row["stage"] == stage and row["speed"] is not None]
+        axes.plot([row["cap"] for row in own], [row["speed"] for row in own], "-o", label=stage)
     axes.set(xlabel="cap of memory, stores", ylabel="speed, 1 = without a cap", ylim=(0, None))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=120)
+    save(figure, plot)

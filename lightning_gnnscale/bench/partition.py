@@ -3,27 +3,27 @@
 import json
 import os
 import tempfile
+from contextlib import ExitStack
+from functools import cache, partial
 from pathlib import Path
 
 import psutil
-from rich.console import Console
 
 from ..errors import GNNScaleError
 from ..units import parse_bytes
-from .greedy_expectation import GreedyExpectation
+from .graphs import GraphFile, GraphSpec, graph_file, public_root, resolve_graph
 from .partition_cases import (
     GREEDY_EXPECTATION,
+    GreedyExpectation,
     MethodSpec,
     Settings,
     leave_out_missing_peers,
     resolve_methods,
 )
-from .partition_graphs import GraphFile, GraphSpec, graph_file, public_root, resolve_graph
-from .partition_plots import check_plots, draw_plots
 from .partition_process import MeasuringServer
-from .partition_rows import RowFile
-from .partition_tables import graph_table, mean_rows, means_table
-from .results import machine_line, write_csv
+from .partition_tables import MEASURED, check_plots, draw_plots, graph_table, mean_rows, means_table
+from .present import tell
+from .runner import Case, Runner, machine_line, write_csv
 
 _MEMORY_SHARE = 0.8  # of what is free, for a case
 
@@ -48,12 +48,12 @@ def run(
     plots: list[str] = ("cut_seconds", "cut_memory"),
     data_root: str | None = None,
     scratch: str | None = None,
+    minutes: float | None = None,
     again: str = "none",
 ) -> list[dict]:
     """Partition every graph by every method into every number of parts; print tables, write CSV files and plots.
 
-    Rows are appended to `rows.csv` as they are measured, so the same command resumes where it was cut off. A case that
-    fails (a constraint that cannot be met, a limit that is exceeded) gives a row with its message.
+    A case that fails (a constraint that cannot be met, a limit that is exceeded) gives a row with its message.
 
     Args:
         output_dir: Folder for `rows.csv`, `means.csv` and the plots.
@@ -77,12 +77,11 @@ def run(
         plots: Any of cut_seconds, cut_memory, scaling, speedup and grem_fig6.
         data_root: Folder of public graphs; None: it is searched for.
         scratch: Folder for edge files; None: the system's folder for temporary files.
-        again: Which cases are measured again: "failed", "all", or "none": no case that has a row.
+        minutes, again: See `Runner`.
 
     Returns:
         The rows, by graph, parts and method.
     """
-    console = Console(width=max(Console().width, 140))
     if limit_bytes is None:
         limit_bytes = int(_MEMORY_SHARE * psutil.virtual_memory().available)
     limit_bytes = parse_bytes(limit_bytes, "bench.limit_bytes")
@@ -90,24 +89,25 @@ def run(
     if clock not in ("seconds", "cpu_seconds"):
         raise ValueError(f"bench.clock must be seconds or cpu_seconds, got {clock!r}")
     settings = Settings(balance, cores, warm_runs, chunk_edges, seed, halo_hops, feature_bytes, limit_s, limit_bytes)
-    specs = leave_out_missing_peers(resolve_methods(methods), console.print)
+    specs = leave_out_missing_peers(resolve_methods(methods), tell)
     graph_specs = _resolve_graphs(graphs, sets or {}, public_root(data_root))
-    file = RowFile(Path(output_dir) / "rows.csv", again)
-    rows = []
-    with MeasuringServer(cores) as server:
+    rows: list[dict] = []
+    with Runner(output_dir, minutes, again) as runner, MeasuringServer(cores) as server:
         for graph in graph_specs:
-            with tempfile.TemporaryDirectory(dir=scratch) as folder:
-                found = _graph_rows(graph, specs, parts, settings, file, Path(folder), server, console)
-            console.print(graph_table(graph.name, found, baseline))
+            with tempfile.TemporaryDirectory(dir=scratch) as folder, ExitStack() as stack:
+                made = cache(partial(stack.enter_context, graph_file(graph, Path(folder))))
+                found = runner.rows(_cases(graph, made, specs, parts, settings, server), say=_tell)
+            if found:
+                tell(graph_table(graph.name, found, baseline))
             rows += found
-    means = mean_rows(rows, sets or {}, baseline, clock)
-    write_csv(Path(output_dir) / "means.csv", means)
-    console.print(means_table(means, baseline, machine_line()))
-    draw_plots(Path(output_dir), plots, rows, baseline, clock)
-    failed = sum(bool(row["error"]) for row in rows)
-    if failed:
-        console.print(f"{failed} of {len(rows)} cases failed; bench.again=failed tries them again")
-    console.print(f"rows, means and plots: {output_dir}")
+        means = mean_rows(rows, sets or {}, baseline, clock)
+        write_csv(runner.folder / "means.csv", means)
+        tell(means_table(means, baseline, machine_line()))
+        draw_plots(runner.folder, plots, rows, baseline, clock)
+        failed = sum(bool(row["error"]) for row in rows)
+        if failed:
+            tell(f"{failed} of {len(rows)} cases failed; bench.again=failed tries them again")
+        tell(f"rows, means and plots: {output_dir}")
     return rows
 
 
@@ -124,23 +124,20 @@ def _resolve_graphs(graphs: list, sets: dict[str, list], root: Path | None) -> l
     return list(specs.values())
 
 
-def _graph_rows(graph: GraphSpec, specs, parts, settings: Settings, file: RowFile, folder, server, console):
-    """Return the rows of one graph, measuring those that are missing."""
-    cases = [(spec, num_parts, _key(graph, spec, num_parts, settings)) for num_parts in parts for spec in specs]
-    missing = [case for case in cases if file.find(case[2]) is None]
-    if missing:
-        console.print(f"{graph.name}: {len(missing)} of {len(cases)} cases to measure")
-        with graph_file(graph, folder) as made:
-            expectation = GreedyExpectation(made, settings.seed)
-            for spec, num_parts, key in missing:
-                found = _measure(server, made, spec, num_parts, settings, expectation)
-                _tell(console, file.append({**_describe(spec, settings), **key, **found}))
-    return [file.find(key) for _, _, key in cases]
+def _cases(graph: GraphSpec, made, specs: list[MethodSpec], parts: list[int], settings: Settings, server):
+    """Yield the cases of one graph, whose file is made for the first of them that is measured."""
+    expectation = cache(lambda: GreedyExpectation(made(), settings.seed))
+    for num_parts in parts:
+        for spec in specs:
+            key = {"graph": graph.name, "method": spec.name, "parts": num_parts}
+            key["settings"] = settings.key(spec, graph.source)
+            yield Case(key, partial(_row, server, made, spec, num_parts, settings, expectation))
 
 
-def _key(graph: GraphSpec, spec: MethodSpec, num_parts: int, settings: Settings) -> dict:
-    digest = settings.key(spec, graph.source)
-    return {"graph": graph.name, "method": spec.name, "parts": num_parts, "settings": digest}
+def _row(server, made, spec: MethodSpec, num_parts: int, settings: Settings, expectation) -> dict:
+    row = _describe(spec, settings) | dict.fromkeys((*MEASURED, "broken", "phases", "notes", "error"))
+    found = _measure(server, made(), spec, num_parts, settings, expectation)
+    return row | {name: value for name, value in found.items() if name in row}
 
 
 def _describe(spec: MethodSpec, settings: Settings) -> dict:
@@ -159,25 +156,10 @@ def _measure(server, graph: GraphFile, spec: MethodSpec, num_parts: int, setting
     facts = {"num_nodes": graph.num_nodes, "num_edges": graph.num_edges}
     try:
         if spec.method == GREEDY_EXPECTATION:
-            return {**facts, "edge_cut_ratio": expectation.cut(num_parts, spec.options)}
-        found = server.measure(
-            graph.path,
-            graph.num_nodes,
-            spec.method,
-            num_parts,
-            limit_s=settings.limit_s,
-            limit_bytes=settings.limit_bytes,
-            chunk_edges=settings.chunk_edges,
-            layout=graph.layout,
-            reader=graph.reader,
-            repeats=settings.repeats,
-            seed=settings.seed,
-            options=settings.options_of(spec),
-            balance=spec.balance or settings.balance,
-            masks=None if graph.masks is None else str(graph.masks),
-            halo_hops=settings.halo_hops,
-            feature_bytes=settings.feature_bytes,
-        )
+            return {**facts, "edge_cut_ratio": expectation().cut(num_parts, spec.options)}
+        file = {"layout": graph.layout, "reader": graph.reader, "masks": graph.masks and str(graph.masks)}
+        measured = settings.measured(spec)
+        found = server.measure(graph.path, graph.num_nodes, spec.method, num_parts, **file, **measured)
     except (RuntimeError, GNNScaleError) as error:
         return {**facts, "error": str(error).strip().splitlines()[-1]}
     masks = {f"{name}_balance": value for name, value in found.pop("mask_balance").items()}
@@ -193,11 +175,11 @@ def _measure(server, graph: GraphFile, spec: MethodSpec, num_parts: int, setting
     }
 
 
-def _tell(console: Console, row: dict) -> None:
+def _tell(row: dict) -> None:
     what = f"  {row['graph']}, {row['parts']} parts, {row['method']}: "
     if row["error"]:
         what += row["error"]
     else:
         seconds = "" if row["seconds"] is None else f", {row['seconds']:.2f} s, {row['peak_bytes'] / 1e6:.0f} MB"
         what += f"cut {row['edge_cut_ratio']:.4f}{seconds}"
-    console.print(what, markup=False, highlight=False)
+    tell(what, markup=False, highlight=False)

@@ -2,14 +2,20 @@
 
 import itertools
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from ..edge_stream import open_edge_stream
+from ..partitioner import partition
+from ..partitioner.graph_access.simple_graph import SimpleGraph, open_simple_graph
+from ..partitioner.grem_expectation import expected_greedy_cut
 from ..partitioner.kaminpar import kaminpar_is_installed
 from ..partitioner.metis import metis_is_installed
 from ..partitioner.registry import complete_options
-from ..rng import fold
+from .graphs import GraphFile
 from .partition_process import core_count
+from .runner import digest_of_text
 
 GREEDY_EXPECTATION = "greedy_expectation"  # no partitioner: what GREM's paper expects of fixed greedy streaming
 PEERS = {"metis": metis_is_installed, "kaminpar": kaminpar_is_installed}
@@ -59,7 +65,13 @@ class Settings:
         """Return a digest of all that decides a row beside graph, method and parts."""
         kept = [self.cores, self.chunk_edges, self.seed, self.halo_hops, self.feature_bytes]
         facts = [spec.method, spec.options, spec.balance or self.balance, source, kept]
-        return f"{fold(*json.dumps(facts, sort_keys=True, default=str).encode()) >> 32:08x}"
+        return digest_of_text(json.dumps(facts, sort_keys=True, default=str))
+
+    def measured(self, spec: MethodSpec) -> dict:
+        """Return what `partition_process.measure` takes of these settings and a method."""
+        names = ("limit_s", "limit_bytes", "chunk_edges", "repeats", "seed", "halo_hops", "feature_bytes")
+        own = {"options": self.options_of(spec), "balance": spec.balance or self.balance}
+        return {name: getattr(self, name) for name in names} | own
 
     def options_of(self, spec: MethodSpec) -> dict:
         """Return a method's options, with `threads` set to the cores where it takes threads and none are given."""
@@ -110,3 +122,41 @@ def _resolve(given: str | Mapping) -> Iterator[MethodSpec]:
         chosen = dict(zip(spread, values, strict=True))
         suffix = "".join(f" {value}" if len(chosen) == 1 else f" {key}={value}" for key, value in chosen.items())
         yield MethodSpec(family + suffix, family, method, {**options, **chosen}, balance)
+
+
+class GreedyExpectation:
+    """Expected cuts on one graph. The reference is METIS' partition of the whole graph, made once per number of parts.
+
+    Args:
+        graph: The edge file.
+        seed: Seed of METIS and of the draws.
+    """
+
+    def __init__(self, graph: GraphFile, seed: int):
+        self.graph, self.seed = graph, seed
+        self._simple: SimpleGraph | None = None
+        self._references: dict = {}
+
+    def cut(self, num_parts: int, options: dict) -> float:
+        """Return the expected share of cut edges.
+
+        Args:
+            num_parts: number of parts.
+            options: chunk_edges_share and others of `expected_greedy_cut`.
+
+        Raises:
+            GNNScaleError: METIS is not installed.
+        """
+        stream = open_edge_stream(
+            self.graph.path, num_nodes=self.graph.num_nodes, layout=self.graph.layout, **self.graph.reader
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            if self._simple is None:
+                self._simple = open_simple_graph(stream)[0]
+            if num_parts not in self._references:
+                found = partition(stream, "metis", num_parts, seed=self.seed, evaluate=False)
+                self._references[num_parts] = found.part_id
+        return expected_greedy_cut(
+            stream, self._references[num_parts], num_parts, seed=self.seed, graph=self._simple, **options
+        )

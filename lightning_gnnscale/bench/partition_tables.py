@@ -1,12 +1,50 @@
-"""The partitioner benchmark on the terminal: one table a graph, and geometric means by set of graphs."""
+"""The partitioner benchmark from its rows: one table a graph, geometric means by set of graphs, and plots."""
 
+import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
-from rich.box import SIMPLE
+from rich.markup import escape
 from rich.table import Table
 
+from .partition_cases import GREEDY_EXPECTATION, PEERS
+from .present import LEFT, grouped, legend, lines, panels, plain_ticks, save, styles, table, ticks
+
 EVERYTHING = "all graphs"
+_QUALITY = ("edge_cut_ratio", "replication_factor", "node_balance", "edge_balance", "volume_balance", "train_balance")
+_MORE = ("val_balance", "test_balance", "components", "largest_part_bytes")
+_TIMES = ("seconds", "seconds_median", "cpu_seconds", "million_edges_per_s")
+MEASURED = ("num_nodes", "num_edges", *_QUALITY, *_MORE, *_TIMES, "peak_bytes", "bytes_a_node", "resident_bytes")
+_LABELS = {"seconds": "seconds", "cpu_seconds": "CPU seconds"}
+_COLUMNS = {
+    "parts": ("parts", ">"),
+    "method": ("method", LEFT),
+    "cut": ("cut", ">"),
+    "ratio": ("cut /\n{}", ".3f"),
+    "replication_factor": ("RF", ".2f"),
+    "node_balance": ("nodes", ".3f"),
+    "edge_balance": ("edges", ".3f"),
+    "volume_balance": ("volume", ".3f"),
+    "train_balance": ("train", ".3f"),
+    "seconds": ("s", ".2f"),
+    "cpu_seconds": ("CPU-s", ".2f"),
+    "million_edges_per_s": ("Me/s", ".2f"),
+    "peak_bytes": ("peak\nMB", lambda value: f"{value / 1e6:.1f}"),
+    "bytes_a_node": ("bytes\na node", ".0f"),
+}
+_MEANS = {
+    "set": ("set", LEFT),
+    "method": ("method", LEFT),
+    "cases": ("cases", ">"),
+    "failed": ("failed", ">"),
+    "broken": ("broken", ">"),
+    "cut": ("cut", ".3f"),
+    "replication": ("RF", ".3f"),
+    "seconds": ("seconds", ".3f"),
+    "peak": ("peak", ".3f"),
+    "worst_node_balance": ("worst node\nbalance", ".3f"),
+}
 
 
 def graph_table(graph: str, rows: list[dict], baseline: str) -> Table:
@@ -18,39 +56,21 @@ def graph_table(graph: str, rows: list[dict], baseline: str) -> Table:
         baseline: Method that cuts are compared with.
     """
     size = next((f": {row['num_nodes']:,} nodes, {row['num_edges']:,} edges" for row in rows), "")
-    table = Table(title=f"{graph}{size}", title_justify="left", box=SIMPLE)
-    table.add_column("parts", justify="right")
-    table.add_column("method")
-    for name in ("cut", f"cut /\n{baseline}", "RF", "nodes", "edges", "volume", "train"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("s", "CPU-s", "Me/s", "peak\nMB", "bytes\na node"):
-        table.add_column(name, justify="right", no_wrap=True)
-    compared = {row["parts"]: row for row in rows if row["method"] == baseline}
-    failed = []
+    compared = {row["parts"]: row for row in rows if row["method"] == baseline and not row["error"]}
+    shown, reasons = [], {}
     for row in rows:
         if row["error"]:
-            failed.append(row)
-            table.add_row(str(row["parts"]), row["method"], "[red]failed[/]")
+            reasons[f"{row['method']}: {row['error']}"] = None
+            shown.append({"parts": row["parts"], "method": row["method"], "cut": "failed"})
             continue
-        ratio = cut_of(row) / cut_of(compared[row["parts"]]) if _is_there(compared.get(row["parts"])) else None
-        table.add_row(
-            str(row["parts"]),
-            row["method"] + (" *" if row["broken"] else ""),
-            f"{row['edge_cut_ratio']:.4f}",
-            _number(ratio, 3),
-            _number(row["replication_factor"], 2),
-            *(_number(row[f"{name}_balance"], 3) for name in ("node", "edge", "volume", "train")),
-            _number(row["seconds"], 2),
-            _number(row["cpu_seconds"], 2),
-            _number(row["million_edges_per_s"], 2),
-            _number(row["peak_bytes"], 1, 1e-6),
-            _number(row["bytes_a_node"], 0),
-        )
-    reasons = dict.fromkeys(f"{row['method']}: {row['error']}" for row in failed)
+        other = compared.get(row["parts"])
+        ratio = None if other is None else cut_of(row) / cut_of(other)
+        method = row["method"] + (" *" if row["broken"] else "")
+        shown.append(row | {"method": method, "cut": f"{row['edge_cut_ratio']:.4f}", "ratio": ratio})
     if any(row["broken"] for row in rows):
         reasons["* breaks a balance constraint"] = None
-    table.caption, table.caption_justify = "\n".join(_escaped(reason) for reason in reasons) or None, "left"
-    return table
+    columns = _COLUMNS | {"ratio": (f"cut /\n{baseline}", ".3f")}
+    return table(shown, columns, f"{graph}{size}", "\n".join(map(escape, reasons)) or None)
 
 
 def mean_rows(rows: list[dict], sets: dict[str, list], baseline: str, clock: str = "seconds") -> list[dict]:
@@ -99,20 +119,7 @@ def mean_rows(rows: list[dict], sets: dict[str, list], baseline: str, clock: str
 def means_table(means: list[dict], baseline: str, caption: str) -> Table:
     """Return the means as a table; sets one below the other."""
     title = f"geometric means over {baseline} (cases in which both succeeded)"
-    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left", box=SIMPLE)
-    for name in ("set", "method"):
-        table.add_column(name, no_wrap=True)
-    for name in ("cases", "failed", "broken", "cut", "RF", "seconds", "peak", "worst node\nbalance"):
-        table.add_column(name, justify="right")
-    last = None
-    for row in means:
-        if last is not None and row["set"] != last:
-            table.add_section()
-        values = [_number(row[name], 3) for name in ("cut", "replication", "seconds", "peak", "worst_node_balance")]
-        counts = [str(row[name]) for name in ("cases", "failed", "broken")]
-        table.add_row(row["set"], row["method"], *counts, *values)
-        last = row["set"]
-    return table
+    return table(means, _MEANS, title, caption, section="set")
 
 
 def cut_of(row: dict) -> float:
@@ -133,9 +140,131 @@ def _mean(ratios: Iterable[float]) -> float | None:
     return math.exp(sum(logarithms) / len(logarithms)) if logarithms else None
 
 
-def _number(value: float | None, digits: int, factor: float = 1.0) -> str:
-    return "" if value is None else f"{value * factor:.{digits}f}"
+def draw_plots(output_dir: Path, names: list[str], rows: list[dict], baseline: str, clock: str) -> list[Path]:
+    """Draw each plot that has something to show, and return the files.
+
+    Args:
+        output_dir: Folder for `<name>.png`.
+        names: Names of the plots, keys of `PLOTS`.
+        rows: Rows of the benchmark; those that failed are left out.
+        baseline: Method that the others are compared with.
+        clock: Column that the time is taken from: "seconds" or "cpu_seconds".
+    """
+    check_plots(names)
+    good = [row for row in rows if not row["error"]]
+    figures = {name: PLOTS[name](good, baseline, clock) for name in names if good}
+    return [save(figure, output_dir / f"{name}.png") for name, figure in figures.items() if figure is not None]
 
 
-def _escaped(text: str) -> str:
-    return text.replace("[", "\\[")
+def check_plots(names: list[str]) -> None:
+    """Raise ValueError for a plot that does not exist."""
+    unknown = sorted(set(names) - set(PLOTS))
+    if unknown:
+        raise ValueError(f"bench.plots must be of {', '.join(PLOTS)}; got {', '.join(unknown)}")
+
+
+def _cut_seconds(rows: list[dict], baseline: str, clock: str):
+    return _cut_against(rows, clock, 1.0, _LABELS[clock])
+
+
+def _cut_memory(rows: list[dict], baseline: str, clock: str):
+    return _cut_against(rows, "peak_bytes", 1e-6, "peak memory, MB")
+
+
+def _cut_against(rows: list[dict], column: str, factor: float, label: str):
+    """Draw one panel a graph: cut against a cost; what METIS and KaMinPar cut is a line across for each part count."""
+    rows = [row | {"cost": row[column] * factor, "cut": cut_of(row)} for row in rows if row[column]]
+    if not rows:
+        return None
+    looks = styles(row["family"] for row in rows)
+    figure, found = panels(row["graph"] for row in rows)
+    for (graph, family), own in grouped(rows, "graph", "family").items():
+        axes = found[graph]
+        lines(axes, own, "cost", "cut", "", "parts", label=family, linestyle="", markersize=5, **looks[family])
+        for row in own:
+            if row["partitioner"] in PEERS:
+                axes.axhline(row["cut"], color=looks[family]["color"], linewidth=0.8, linestyle="--", alpha=0.7)
+        axes.set(xscale="log", yscale="log", xlabel=label, ylabel="cut edges over all")
+        plain_ticks(axes.xaxis, axes.yaxis)
+    legend(figure, found)
+    return figure
+
+
+def _scaling(rows: list[dict], baseline: str, clock: str):
+    """Draw seconds and peak memory against edges, log-log, one line a method and number of parts."""
+    rows = [row | {"peak_mb": (row["peak_bytes"] or 0) / 1e6} for row in rows if row[clock]]
+    if not rows:
+        return None
+    looks = styles(row["family"] for row in rows)
+    several = len({row["parts"] for row in rows}) > 1
+    figure, found = panels([_LABELS[clock], "peak memory, MB"])
+    for (title, axes), column in zip(found.items(), (clock, "peak_mb"), strict=True):
+        for (method, num_parts), own in grouped(rows, "method", "parts").items():
+            label = f"{method}, {num_parts} parts" if several else method
+            lines(axes, own, "num_edges", column, "-", label=label, **looks[own[0]["family"]])
+        axes.set(xscale="log", yscale="log", xlabel="edges", ylabel=title)
+        plain_ticks(axes.yaxis)
+        axes.grid(alpha=0.3)
+    legend(figure, found)
+    return figure
+
+
+def _speedup(rows: list[dict], baseline: str, clock: str):
+    """Draw how many times longer each method takes than the baseline, against the number of parts."""
+    compared = {(row["graph"], row["parts"]): row[clock] for row in rows if row["method"] == baseline}
+    others = [row for row in rows if row["method"] != baseline and compared.get((row["graph"], row["parts"]))]
+    others = [row | {"times": row[clock] / compared[row["graph"], row["parts"]]} for row in others]
+    if not others:
+        return None
+    looks = styles(row["family"] for row in others)
+    figure, found = panels(row["graph"] for row in others)
+    for (graph, method), own in grouped(others, "graph", "method").items():
+        lines(found[graph], own, "parts", "times", "-", label=method, **looks[own[0]["family"]])
+    for axes in found.values():
+        axes.axhline(1.0, color="gray", linewidth=0.8)
+        axes.set(xscale="log", xlabel="parts", ylabel=f"{_LABELS[clock]} over {baseline}'s")
+        ticks(axes, (row["parts"] for row in others))
+        axes.set_ylim(bottom=0)
+    legend(figure, found)
+    return figure
+
+
+def _grem_fig6(rows: list[dict], baseline: str, clock: str):
+    """Draw Armada's Figure 6: cut against chunk size as a share of the edges, one panel a number of parts."""
+    rows = [
+        row
+        | {
+            "panel": f"{row['graph']}, {row['parts']} parts",
+            "share": 100 * (json.loads(row["options"]).get("chunk_edges_share") or 0) or None,
+            "cut": 100 * row["edge_cut_ratio"],
+        }
+        for row in rows
+    ]
+    chunked = [row for row in rows if row["share"]]
+    if not chunked:
+        return None
+    looks = styles(row["family"] for row in chunked)
+    figure, found = panels(row["panel"] for row in chunked)
+    for (title, family), own in grouped(chunked, "panel", "family").items():
+        look = looks[family]
+        if own[0]["partitioner"] == GREEDY_EXPECTATION:
+            look = {"color": look["color"], "linestyle": "--"}
+        lines(found[title], own, "share", "cut", "", label=family, **{"linestyle": "-"} | look)
+    for title, axes in found.items():
+        for row in rows:
+            if (row["panel"], row["method"]) == (title, baseline):
+                axes.axhline(row["cut"], color="gray", linestyle=":", label=baseline)
+        axes.set(xscale="log", xlabel="edges a chunk, % of all", ylabel="cut edges, %")
+        plain_ticks(axes.xaxis)
+        axes.set_ylim(bottom=0)
+    legend(figure, found)
+    return figure
+
+
+PLOTS: dict[str, Callable] = {
+    "cut_seconds": _cut_seconds,
+    "cut_memory": _cut_memory,
+    "scaling": _scaling,
+    "speedup": _speedup,
+    "grem_fig6": _grem_fig6,
+}

@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, median, pstdev
 
-from rich.console import Console
-from rich.table import Table
-
 from ..events import read_log
 from .central import curve_text, seconds_to, train_central
 from .experiment import run_rows
+from .present import average, grouped, lines, mean_of, panels, plain_columns, save, table, tell
 from .reduced_graph import reduced_graph
-from .results import mean_of, write_csv
+from .runner import Runner, write_csv
 
 QUALITY = ("edge_cut_ratio", "replication_factor", "node_balance")
 CLOCK = "lightning_gnnscale.bench.epoch_clock.EpochClock"
@@ -36,6 +34,8 @@ def run(
     central: bool = False,
     feature_dim: int | None = None,
     overrides: list[str] | None = None,
+    minutes: float | None = None,
+    again: str = "none",
 ) -> list[dict]:
     """Train the same model on the parts of each partitioner, with each way of joining the weights.
 
@@ -52,6 +52,7 @@ def run(
         feature_dim: Number of columns that the features of graphs chosen by `dataset.name=` are reduced to, see
             `reduced_graph`; None: features are used as they are.
         overrides: Further overrides of `train`.
+        minutes, again: See `Runner`.
 
     Returns:
         One row per graph, partitioner and way of joining weights: cut, replication factor, node balance, test accuracy
@@ -78,7 +79,11 @@ def run(
         "evaluation.sample=1",
         *(overrides or []),
     ]
-    wholes = _train_wholes(output_dir, graphs, seeds, common) if central else []
+    wholes = [
+        ({"graph": graph, "partitioner": "", "weights": CENTRAL, "seed": seed}, [*choice, f"seed={seed}", *common])
+        for graph, choice in graphs.items()
+        for seed in seeds
+    ]
     cases = [
         (
             {"graph": graph, "partitioner": method, "weights": policy, "seed": seed},
@@ -89,29 +94,23 @@ def run(
         for policy, policy_choice in weights.items()
         for seed in seeds
     ]
-    rows = run_rows(output_dir, cases, measure=_measure)
-    table = []
-    for graph in graphs:
-        whole = [row for row in wholes if row["graph"] == graph]
-        table += [_mean(whole, whole, graph, "", CENTRAL)] if whole else []
-        table += [_mean(rows, whole, graph, method, policy) for method in partitioners for policy in weights]
-    write_csv(Path(output_dir) / "parts.csv", table)
-    for graph in graphs:
-        _print([row for row in table if row["graph"] == graph], num_parts, devices, len(seeds))
-    _plot(Path(output_dir) / "parts.png", [row for row in table if row["weights"] != CENTRAL])
-    return table
-
-
-def _train_wholes(output_dir, graphs: Mapping[str, list[str]], seeds: list[int], common: list[str]) -> list[dict]:
-    cases = [
-        (
-            {"graph": graph, "partitioner": "", "weights": CENTRAL, "seed": seed},
-            [*choice, f"seed={seed}", *common],
-        )
-        for graph, choice in graphs.items()
-        for seed in seeds
-    ]
-    return run_rows(output_dir, cases, log="central_rows.csv", run=train_central)
+    with Runner(output_dir, minutes, again) as runner:
+        rows = run_rows(runner, wholes, "central_rows.csv", train_case=train_central) if central else []
+        rows += run_rows(runner, cases, measure=_measure)
+        means = []
+        for (graph,), own in grouped(rows, "graph").items():
+            of_case = grouped(own, "partitioner", "weights")
+            whole = of_case.get(("", CENTRAL), [])
+            found = [
+                {"graph": graph, "partitioner": method, "weights": policy, **_means(runs, whole)}
+                for (method, policy), runs in of_case.items()
+            ]
+            title = f"{graph}, {num_parts} parts on {devices} processes, {mean_of(len(seeds))}"
+            tell(table(found, plain_columns(found, ("partitioner", "weights"), ("graph",)), title))
+            means += found
+        write_csv(Path(output_dir) / "parts.csv", means)
+        _plot(Path(output_dir) / "parts.png", [row for row in means if row["weights"] != CENTRAL])
+    return means
 
 
 def _reduced(choice: list[str], folder: Path, dim: int) -> list[str]:
@@ -148,73 +147,33 @@ def _measure(folder: Path) -> dict:
     }
 
 
-def _mean(rows: list[dict], wholes: list[dict], graph: str, method: str, policy: str) -> dict:
-    case = (graph, method, policy)
-    chosen = [row for row in rows if (row["graph"], row["partitioner"], row["weights"]) == case]
-
-    def average(name: str, digits: int) -> float | str:
-        values = [row.get(name, "") for row in chosen]
-        return "" if "" in values else round(mean(map(float, values)), digits)
-
-    compared = {}
-    if wholes:
-        targets = {str(row["seed"]): float(row["best_val_acc"]) - NEAR for row in wholes}
-        times = [seconds_to(row["curve"], targets[str(row["seed"])]) for row in chosen]
-        central = mean(100 * float(row["test_acc"]) for row in wholes)
-        compared = {
-            "difference": round(mean(100 * float(row["test_acc"]) for row in chosen) - central, 2),
-            "to_central_s": "" if None in times else round(mean(times), 2),
-        }
-
-    accuracies = [100 * float(row["test_acc"]) for row in chosen]
-    return {
-        "graph": graph,
-        "partitioner": method,
-        "weights": policy,
-        **{name: average(name, 4) for name in QUALITY},
-        "test_acc": round(mean(accuracies), 2),
-        "test_acc_std": round(pstdev(accuracies), 2),
-        "epoch_s": average("epoch_s", 3),
-        "epoch_cpu_s": average("epoch_cpu_s", 3),
-        **compared,
-    }
-
-
-def _print(rows: list[dict], num_parts: int, devices: int, num_seeds: int) -> None:
-    title = f"{rows[0]['graph']}, {num_parts} parts on {devices} processes, {mean_of(num_seeds)}"
-    table = Table(title=title, title_justify="left")
-    names = [name for name in rows[0] if name != "graph"]
-    for name in names:
-        is_name = name in ("partitioner", "weights")
-        table.add_column(name.replace("_", " "), justify="left" if is_name else "right", no_wrap=is_name)
-    for row in rows:
-        table.add_row(*(str(row[name]) for name in names))
-    Console(width=max(Console().width, 120)).print(table)
+def _means(runs: list[dict], wholes: list[dict]) -> dict:
+    """Return means over seeds, beside central training where there are runs of it."""
+    row = {name: average(runs, name, 4) for name in QUALITY}
+    row["test_acc"] = average(runs, "test_acc", 2, factor=100)
+    row["test_acc_std"] = round(pstdev(100 * run["test_acc"] for run in runs), 2)
+    row |= {name: average(runs, name, 3) for name in ("epoch_s", "epoch_cpu_s")}
+    if not wholes:
+        return row
+    targets = {whole["seed"]: whole["best_val_acc"] - NEAR for whole in wholes}
+    times = [seconds_to(run["curve"], targets[run["seed"]]) for run in runs if run["seed"] in targets]
+    row["difference"] = round(mean(100 * r["test_acc"] for r in runs) - mean(100 * w["test_acc"] for w in wholes), 2)
+    row["to_central_s"] = None if None in times or not times else round(mean(times), 2)
+    return row
 
 
 def _plot(path: Path, rows: list[dict]) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, found = panels(["", " "], size=(5, 4), beside=0)
     graphs, policies = (list(dict.fromkeys(row[name] for row in rows)) for name in ("graph", "weights"))
-    for graph, policy in itertools.product(graphs, policies):
-        own = [row for row in rows if (row["graph"], row["weights"]) == (graph, policy)]
-        own.sort(key=lambda row: row["edge_cut_ratio"])
-        cuts = [row["edge_cut_ratio"] for row in own]
-        color, style = f"C{graphs.index(graph)}", STYLES[policies.index(policy) % len(STYLES)]
-        left.plot(cuts, [row["test_acc"] for row in own], style, color=color, label=f"{graph}, {policy}")
-        right.plot(cuts, [row["epoch_s"] for row in own], style, color=color)
-        if policy == policies[0]:
-            for axes, name in ((left, "test_acc"), (right, "epoch_s")):
-                _name_points(axes, own, name)
-    left.set(xlabel="share of edges cut", ylabel="test accuracy, %")
-    right.set(xlabel="share of edges cut", ylabel="seconds an epoch", ylim=(0, None))
-    left.legend(fontsize="x-small")
-    figure.savefig(path, dpi=120)
-
-
-def _name_points(axes, rows: list[dict], name: str) -> None:
-    for row in rows:
-        where = (row["edge_cut_ratio"], row[name])
-        axes.annotate(row["partitioner"], where, xytext=(3, 4), textcoords="offset points", fontsize="x-small")
+    for axes, name in zip(found.values(), ("test_acc", "epoch_s"), strict=True):
+        for (graph, policy), own in grouped(rows, "graph", "weights").items():
+            style, color = STYLES[policies.index(policy) % len(STYLES)], f"C{graphs.index(graph)}"
+            note = "partitioner" if policy == policies[0] else None
+            lines(axes, own, "edge_cut_ratio", name, style, note, color=color, label=f"{graph}, {policy}")
+        axes.set_xlabel("share of edges cut")
+    left, right = found.values()
+    left.set_ylabel("test accuracy, %")
+    right.set(ylabel="seconds an epoch", ylim=(0, None))
+    if rows:
+        left.legend(fontsize="x-small")
+    save(figure, path)

@@ -5,10 +5,11 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
+from rich.table import Table
 
 from ..edge_stream import open_edge_stream
 from ..graph import CSC
@@ -17,14 +18,15 @@ from ..placement import Placement, access_probability, place
 from ..placement.access_probability import count_reads
 from ..placement.place import RULES, assign_training_nodes, most_read_rows
 from ..placement.placement import mean_shares, read_shares
-from ..triton_kernels.sample_neighbors import Workspace, check_fanouts
-from .partition_graphs import public_root
-from .placement_graphs import Workload, check_graphs, load_workload
-from .placement_reads import TIERS, Reads, count_epochs
-from .placement_tables import draw, print_tables
-from .results import machine, write_csv
+from ..rng import batch_key, fold, permutation
+from ..triton_kernels.sample_neighbors import Workspace, check_fanouts, sample_neighbors
+from .graphs import Workload, check_graphs, load_workload, public_root
+from .present import LEFT, grouped, legend, panels, save, table, tell
+from .runner import Case, Runner, digest, machine_line
 
 METHODS = ("rule", "rule_by_cost", "naive", "random", "degree", "metis", "metis_local", "pagraph", "pagraph_local")
+PEERS = ("naive", "random", "degree", "metis")  # read each other's buffers and the same batches, like "rule"
+TIERS = ("local", "peer", "host", "disk")
 LOCAL = "_local"  # each device shuffles its own training nodes only
 ARCS_OF_SEARCH = 2e9  # that PaGraph's searches may read before they look fewer hops; about 10 s
 _PROBES = 32
@@ -43,6 +45,28 @@ class Devices:
         return sum(len(group) for group in self.groups)
 
 
+@dataclass(frozen=True)
+class Reads:
+    """How often each device read each row.
+
+    Attributes:
+        counts: (num_devices, num_nodes) int64.
+    """
+
+    counts: np.ndarray
+
+    def shares(self, placement: Placement) -> dict[str, np.ndarray]:
+        """Return the share of each device's reads by tier: tier to (num_devices,)."""
+        shares = {tier: np.zeros(placement.num_devices) for tier in TIERS}
+        for device in range(placement.num_devices):
+            counts = self.counts[device]
+            total = max(1, int(counts.sum()))
+            dev_num, _ = placement.lookup(device)
+            for tier, chosen in _tiers(dev_num, device).items():
+                shares[tier][device] = counts[chosen].sum() / total
+        return shares
+
+
 def run(
     output_dir: str | os.PathLike,
     graphs: Sequence[str],
@@ -56,6 +80,8 @@ def run(
     batches_per_device: int = 16,
     probability: str = "vip_sampled",
     data_root: str | None = None,
+    minutes: float | None = None,
+    again: str = "none",
 ) -> list[dict]:
     """Place rows by each method, and count from where sampled epochs would read them.
 
@@ -74,6 +100,7 @@ def run(
         batches_per_device: Number of batches that each device must have had before sampling of epochs stops.
         probability: Method of `access_probability` by which rows are placed.
         data_root: Folder of public graphs; None: it is searched for.
+        minutes, again: See `Runner`; a graph and devices are one case, with all buffers and methods.
 
     Returns:
         One row per graph, devices, buffer and method (for the rules also per alpha).
@@ -88,39 +115,46 @@ def run(
             raise ValueError(f"bench.{name} must hold at least one value, got none")
     if not all(0 < share <= 1 for share in buffer_shares):
         raise ValueError(f"bench.buffer_shares must be in (0, 1], got {list(buffer_shares)}")
-    console = Console(width=max(Console().width, 150))
     root = public_root(data_root)
     check_graphs(list(graphs), root)
     fanouts = check_fanouts(fanouts)
     if any(method.startswith("metis") for method in methods) and importlib.util.find_spec("pymetis") is None:
-        console.print("METIS is left out: pymetis is not installed (extra \\[metis])")
+        tell("METIS is left out: pymetis is not installed (extra \\[metis])")
         methods = [method for method in methods if not method.startswith("metis")]
-    cases = [_devices(name, sizes) for name, sizes in devices.items()]
-    rows, facts = [], machine()
-    for name in graphs:
-        workload = load_workload(name, root)
-        console.print(
-            f"{name}: {workload.csc.num_rows:,} nodes, {workload.csc.num_arcs:,} arcs, "
-            f"{len(workload.train_nodes):,} training nodes"
-        )
-        graph_bench = _GraphBench(workload, fanouts, batch_size, list(seeds), batches_per_device, probability, console)
-        for case in cases:
-            rows += graph_bench.rows(case, buffer_shares, methods, alphas)
-            write_csv(Path(output_dir) / "placement.csv", rows, facts)
-    print_tables(console, rows, facts)
-    draw(Path(output_dir) / "placement.png", rows)
+    placed = [_devices(name, sizes) for name, sizes in devices.items()]
+    options = (fanouts, batch_size, list(seeds), batches_per_device, probability)
+    rows: list[dict] = []
+    with Runner(output_dir, minutes, again) as runner:
+        for name in graphs:
+            bench = cache(lambda name=name: _GraphBench(load_workload(name, root), *options))
+            cases = [
+                Case(
+                    {
+                        "graph": name,
+                        "devices": one.name,
+                        "settings": digest(*options, one.groups, *buffer_shares, *methods, *alphas),
+                    },
+                    lambda bench=bench, one=one: list(bench().rows(one, buffer_shares, methods, alphas)),
+                    contenders=None,
+                )
+                for one in placed
+            ]
+            rows += runner.rows(cases, "placement.csv")
+        if rows:
+            _print_tables(rows)
+            _draw(runner.folder / "placement.png", rows)
     return rows
 
 
 class _GraphBench:
     """One graph: its access probabilities and its counted reads, shared by all placements."""
 
-    def __init__(
-        self, workload: Workload, fanouts, batch_size, seeds, batches_per_device, probability: str, console: Console
-    ):
+    def __init__(self, workload: Workload, fanouts, batch_size, seeds, batches_per_device, probability: str):
         self.workload, self.fanouts, self.batch_size, self.seeds = workload, fanouts, batch_size, seeds
-        self.batches_per_device, self.console = batches_per_device, console
+        self.batches_per_device = batches_per_device
         csc, nodes = workload.csc, workload.train_nodes
+        size = f"{csc.num_rows:,} nodes, {csc.num_arcs:,} arcs, {len(nodes):,} training nodes"
+        tell(f"{workload.name}: {size}")
         self.workspace = Workspace(csc.num_rows, csc.indices.dtype)
         start = time.perf_counter()
         options = {"method": probability, "fanouts": fanouts, "batch_size": batch_size}
@@ -162,8 +196,6 @@ class _GraphBench:
                     seconds = time.perf_counter() - start
                     reads = apart[kind] if method.endswith(LOCAL) else together
                     yield {
-                        "graph": self.workload.name,
-                        "devices": devices.name,
                         "buffer_share": share,
                         "method": method,
                         "alpha": alpha if method in RULES else None,
@@ -214,7 +246,7 @@ class _GraphBench:
         if self._hops is None:
             self._hops = affordable_hops(self.workload.csc, self.workload.train_nodes, len(self.fanouts))
             if self._hops < len(self.fanouts):
-                self.console.print(f"PaGraph looks {self._hops} hops far: {len(self.fanouts)} would take too long here")
+                tell(f"PaGraph looks {self._hops} hops far: {len(self.fanouts)} would take too long here")
         return self._hops
 
 
@@ -249,3 +281,147 @@ def _devices(name: str, sizes: Sequence[int]) -> Devices:
         raise ValueError(f"bench.devices.{name} must list the sizes of groups, each at least 1, got {sizes}")
     starts = np.cumsum([0, *sizes])
     return Devices(name, tuple(tuple(range(starts[i], starts[i + 1])) for i in range(len(sizes))))
+
+
+def count_epochs(
+    csc: CSC,
+    train_nodes: list[np.ndarray],
+    fanouts: tuple[int, ...],
+    batch_size: int,
+    seed: int,
+    num_epochs: int,
+    workspace: Workspace,
+) -> Reads:
+    """Sample epochs and count the rows that each device reads.
+
+    Args:
+        csc: The graph.
+        train_nodes: One array per device: its own nodes, shuffled among themselves ("local shuffling"). If several
+            devices share one array (`is`), it is shuffled once, and they take its batches in turns ("global
+            shuffling").
+        fanouts, batch_size: Fan-outs and size of the batches.
+        seed: Seed of the order of seeds and of sampling.
+        num_epochs: Number of epochs, >= 1.
+        workspace: Workspace of `sample_neighbors`.
+    """
+    counts = np.zeros((len(train_nodes), csc.num_rows), np.int64)
+    orders: dict[int, list[int]] = {}
+    for device, nodes in enumerate(train_nodes):
+        orders.setdefault(id(nodes), []).append(device)
+    turn = 0
+    for epoch in range(num_epochs):
+        for devices in orders.values():
+            nodes = train_nodes[devices[0]]
+            order = nodes[permutation(len(nodes), fold(seed, epoch, devices[0]))]
+            for batch, start in enumerate(range(0, len(order), batch_size)):
+                key = batch_key(seed, epoch, devices[0], batch)
+                drawn = sample_neighbors(csc, order[start : start + batch_size], fanouts, key, workspace=workspace)
+                counts[devices[turn % len(devices)], drawn.n_id] += 1
+                turn += 1
+    return Reads(counts)
+
+
+def _tiers(dev_num: np.ndarray, device: int) -> dict[str, np.ndarray]:
+    local = dev_num == device
+    return {"local": local, "peer": (dev_num >= 0) & ~local, "host": dev_num == -1, "disk": dev_num == -2}
+
+
+def _print_tables(rows: list[dict]) -> None:
+    """Print one table for each alpha, and what rule wins or loses in the worst case."""
+    for alpha in sorted({row["alpha"] for row in rows if row["alpha"] is not None}):
+        tell(_table(rows, alpha))
+        for rule, points in _worst_losses(rows, alpha).items():
+            tell(f"alpha {alpha:g}: {rule} loses at most {100 * points:.2f} points against {', '.join(PEERS)}")
+    shared = [row for row in rows if not row["method"].endswith(LOCAL)]
+    gap = max(abs(row[tier] - row[f"predicted_{tier}"]) for row in shared for tier in ("local", "peer", "host"))
+    tell(f"predicted and counted shares differ by at most {100 * gap:.1f} points (batches of all devices alike)")
+
+
+def _costs(case: list[dict], alpha: float) -> dict[str, float]:
+    """Return what each method costs at an alpha."""
+    what = compared(case, alpha)
+    return {row["method"]: cost(row, alpha, what) for row in case if row["alpha"] in (None, alpha)}
+
+
+def _worst_losses(rows: list[dict], alpha: float) -> dict[str, float]:
+    worst: dict[str, float] = {}
+    for costs in (_costs(case, alpha) for case in cases_of(rows)):
+        for rule in (rule for rule in RULES if rule in costs):
+            behind = (costs[rule] - costs[peer] for peer in PEERS if peer in costs)
+            worst[rule] = max(worst.get(rule, 0.0), *behind, 0.0)
+    return worst
+
+
+def _table(rows: list[dict], alpha: float) -> Table:
+    """Return one line a case: the cost of each method in percent."""
+    methods = list(dict.fromkeys(row["method"] for row in rows if row["method"] != "rule"))
+    columns = {
+        "graph": ("graph", LEFT),
+        "devices": ("devices", LEFT),
+        "buffer_share": ("buffer", "g"),
+        "of": ("of", LEFT),
+        **{method: (method.replace("_", "\n"), ".1f") for method in ("rule", *methods)},
+        "saved": ("less than\nnaive", ".0%"),
+        "predicted": ("predicted", ".1f"),
+    }
+    shown = []
+    for case in cases_of(rows):
+        rule, what, costs = rule_of(case, alpha), compared(case, alpha), _costs(case, alpha)
+        naive = costs.get("naive")
+        shown.append(
+            {**rule, "of": what, **{method: 100 * value for method, value in costs.items()}}
+            | {"saved": round(1 - costs["rule"] / naive, 2) + 0.0 if naive else None}
+            | {"predicted": 100 * cost(rule, alpha, what, "predicted_")}
+        )
+    if alpha == 0:
+        title = "reads that miss, %, peers free: of the host's memory; of peers where all rows fit on the devices"
+    else:
+        title = f"cost of a read, % of a host read, a peer's read {alpha:g}"
+    return table(shown, columns, title, machine_line())
+
+
+def cases_of(rows: list[dict]) -> list[list[dict]]:
+    """Group rows by graph, devices and buffer."""
+    return list(grouped(rows, "graph", "devices", "buffer_share").values())
+
+
+def rule_of(case: list[dict], alpha: float, method: str = "rule") -> dict:
+    """Return the row of a rule for one alpha."""
+    return next(row for row in case if row["method"] == method and row["alpha"] == alpha)
+
+
+def compared(case: list[dict], alpha: float) -> str:
+    """Return what a case is judged by: host reads, peer reads where all rows are on the devices, or the cost."""
+    if alpha:
+        return "cost"
+    return "host" if rule_of(case, alpha)["host"] > 0 else "peer"
+
+
+def cost(row: Mapping, alpha: float, what: str, prefix: str = "") -> float:
+    """Return a share of reads, or the cost of a read in host reads; prefix "predicted_" for what was predicted.
+
+    Where peers are free (alpha 0) and all rows fit, a host read of a placement that leaves rows out counts as a peer's.
+    """
+    host, peer = row[f"{prefix}host"], row[f"{prefix}peer"]
+    return {"host": host, "peer": peer + host, "cost": host + alpha * peer}[what]
+
+
+def _draw(path: Path, rows: list[dict]) -> None:
+    """Draw one panel a graph: host reads of each method at the smallest alpha, bars grouped by devices and buffer."""
+    alpha = min(row["alpha"] for row in rows if row["alpha"] is not None)
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    figure, found = panels((row["graph"] for row in rows), across=1, size=(12, 2.6), beside=0)
+    for (graph,), own in grouped(rows, "graph").items():
+        axes, cases, width = found[graph], cases_of(own), 0.8 / len(methods)
+        for number, method in enumerate(methods):
+            chosen = [row for row in own if row["method"] == method and row["alpha"] in (None, alpha)]
+            places = [place + (number - len(methods) / 2) * width for place in range(len(cases))]
+            heights, errors = ([100 * row[name] for row in chosen] for name in ("host", "host_std"))
+            colour = "black" if method == "rule" else None
+            axes.bar(places, heights, width, yerr=errors, label=method, color=colour, error_kw={"linewidth": 0.6})
+        labels = [f"{case[0]['devices']}\n{case[0]['buffer_share']:g}" for case in cases]
+        axes.set_xticks(range(len(cases)), labels, fontsize=8)
+        axes.set_ylabel("host reads, %")
+    axes.set_xlabel("devices (groups), rows of a buffer over all rows")
+    legend(figure, found, "outside upper center", ncols=len(methods))
+    save(figure, path)

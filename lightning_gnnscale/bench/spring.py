@@ -5,18 +5,18 @@ import math
 import os
 import tempfile
 import warnings
+from collections.abc import Iterator
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
 
-from ..dataset.npz import data_root as find_data_root
 from ..edge_stream import SyntheticGraph, open_edge_stream, write_edges
 from ..partitioner import partition
+from .graphs import public_root
 from .partition_process import measure
-from .results import machine, machine_line, write_csv
+from .present import LEFT, grouped, panels, save, table, tell
+from .runner import Case, Runner, digest, machine_line
 
 # Cut ratios of the published code (github.com/xhuang2016/SDT-GNN) at 4, 8 and 16 parts, both directions listed and
 # sorted by source.
@@ -29,7 +29,28 @@ PUBLISHED_CUTS = {
     "uk2007_100k": (0.280, 0.443, 0.589),
     "cnr2000": (0.046, 0.080, 0.081),
 }
-PUBLISHED_MILLION_EDGES_PER_S, PUBLISHED_BYTES_A_NODE = 0.17, 580
+PUBLISHED_SPEED = {"method": "published code", "million_edges_per_s": 0.17, "bytes_a_node": 580}
+PUBLISHED_LOOK = {"color": "gray", "label": "published SPRING"}
+SPEED = {
+    "method": ("method", LEFT),
+    "num_parts": ("parts", ">"),
+    "seconds": ("s", ".3f"),
+    "million_edges_per_s": ("Me/s", ".4g"),
+    "million_edges_per_cpu_s": ("Me/CPU-s", ".1f"),
+    "peak_bytes": ("MB", lambda value: f"{value / 1e6:.0f}"),
+    "bytes_a_node": ("bytes\na node", ".0f"),
+    "bytes_a_node_beyond_two_chunks": ("beyond\ntwo chunks", ".1f"),
+    "edge_cut_ratio": ("cut", ".3f"),
+    "replication_factor": ("RF", ".2f"),
+    "node_balance": ("node\nbalance", ".3f"),
+    "volume_balance": ("volume\nbalance", ".3f"),
+}
+CUTS = {
+    "edge_cut_ratio": ("cut", ".4f"),
+    "replication_factor": ("RF", ".2f"),
+    "node_balance": ("nodes", ".2f"),
+    "volume_balance": ("volume", ".2f"),
+}
 
 
 def run(
@@ -44,6 +65,8 @@ def run(
     repeats: int = 3,
     seed: int = 0,
     scratch: str | os.PathLike | None = None,
+    minutes: float | None = None,
+    again: str = "none",
 ) -> dict[str, list[dict]]:
     """Measure speed and memory on a generated file, and cuts on real graphs; write tables, CSV and a plot.
 
@@ -60,27 +83,34 @@ def run(
         repeats: Number of runs after the first; the best counts.
         seed: Seed of the generated graph and of the methods.
         scratch: Folder for the generated file; None: the system's folder for temporary files.
+        minutes, again: See `Runner`.
 
     Returns:
         {"speed": rows, "cuts": rows}.
     """
-    console = Console(width=max(Console().width, 120))
     if "metis" in methods and importlib.util.find_spec("pymetis") is None:
-        console.print("METIS is left out: pymetis is not installed (extra \\[metis])")
+        tell("METIS is left out: pymetis is not installed (extra \\[metis])")
         methods = [method for method in methods if method != "metis"]
-    facts, output = machine(), Path(output_dir)
-    speed = _speed_rows(console, num_nodes, num_edges, num_parts, methods, chunk_edges, repeats, seed, scratch)
-    if speed:
-        write_csv(output / "speed.csv", speed, facts)
-        console.print(_speed_table(speed, machine_line(facts)))
-    cuts = _cut_rows(console, data_root, graphs, methods, seed)
-    if cuts:
-        write_csv(output / "cuts.csv", cuts, facts)
-        console.print(_cut_table(cuts, machine_line(facts)))
-        console.print(f"cut / published, geometric mean: {cut_ratio_mean(cuts):.3f}")
-    if speed or cuts:
-        output.mkdir(parents=True, exist_ok=True)
-        _draw(output / "spring.png", speed, cuts)
+    with Runner(output_dir, minutes, again) as runner, tempfile.TemporaryDirectory(dir=scratch) as folder:
+        edges = cache(lambda: _write_edges(Path(folder), num_nodes, num_edges, seed))
+        speed = [
+            Case(
+                {"method": method, "settings": digest(num_nodes, num_edges, num_parts, chunk_edges, repeats, seed)},
+                partial(_speed, edges, method, num_nodes, num_edges, num_parts, chunk_edges, repeats, seed),
+            )
+            for method in methods
+            if num_edges
+        ]
+        speed = runner.rows(speed, "speed.csv")
+        if speed:
+            title = "One core, warm, from open to part_id (RF: replication factor)"
+            tell(table([*speed, PUBLISHED_SPEED], SPEED, title, machine_line()))
+        cuts = runner.rows(_cut_cases(public_root(data_root), graphs, methods, seed), "cuts.csv")
+        if cuts:
+            tell(_cut_table(cuts, machine_line()))
+        if any(row["method"] == "spring" for row in cuts):
+            tell(f"cut / published, geometric mean: {cut_ratio_mean(cuts):.3f}")
+        _draw(runner.folder / "spring.png", speed, cuts)
     return {"speed": speed, "cuts": cuts}
 
 
@@ -106,154 +136,105 @@ def cut_ratio_mean(rows: list[dict]) -> float:
     return math.exp(sum(math.log(ratio) for ratio in ratios) / len(ratios))
 
 
-def _speed_rows(console, num_nodes, num_edges, num_parts, methods, chunk_edges, repeats, seed, scratch) -> list[dict]:
-    if not num_edges:
-        return []
-    rows = []
-    with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        console.print(f"generating {num_edges:,} edges of {num_nodes:,} nodes")
-        graph = SyntheticGraph(num_nodes, num_edges, seed=seed)
-        path = write_edges(graph.stream(), Path(folder) / "edges.bin", dtype="int32")
-        for method in methods:
-            console.print(f"partitioning by {method}")
-            found = measure(path, num_nodes, method, num_parts, chunk_edges=chunk_edges, repeats=repeats, seed=seed)
-            two_chunks = 2 * chunk_edges * 8
-            phases = {f"{name}_s": seconds for name, seconds in found.pop("phases").items() if name != "total"}
-            notes = found.pop("notes")
-            rows.append(
-                {
-                    "method": method,
-                    "num_nodes": num_nodes,
-                    "listed_edges": num_edges,
-                    "num_parts": num_parts,
-                    "chunk_edges": chunk_edges,
-                    "million_edges_per_s": num_edges / found["seconds"] / 1e6,
-                    "million_edges_per_cpu_s": num_edges / found["cpu_seconds"] / 1e6,
-                    "bytes_a_node": found["peak_bytes"] / num_nodes,
-                    "bytes_a_node_beyond_two_chunks": max(0.0, (found["peak_bytes"] - two_chunks) / num_nodes),
-                    "layout": notes.get("layout", ""),
-                    **found,
-                    **phases,
-                }
-            )
-    return rows
+def _write_edges(folder: Path, num_nodes: int, num_edges: int, seed: int) -> Path:
+    tell(f"generating {num_edges:,} edges of {num_nodes:,} nodes")
+    graph = SyntheticGraph(num_nodes, num_edges, seed=seed)
+    return write_edges(graph.stream(), folder / "edges.bin", dtype="int32")
 
 
-def _cut_rows(console, data_root, graphs, methods, seed) -> list[dict]:
-    root = find_data_root() if data_root is None else Path(data_root)
-    rows = []
+def _speed(
+    edges, method: str, num_nodes: int, num_edges: int, num_parts: int, chunk_edges: int, repeats: int, seed: int
+):
+    found = measure(edges(), num_nodes, method, num_parts, chunk_edges=chunk_edges, repeats=repeats, seed=seed)
+    two_chunks = 2 * chunk_edges * 8
+    phases = {f"{name}_s": seconds for name, seconds in found.pop("phases").items() if name != "total"}
+    notes = found.pop("notes")
+    return {
+        "num_nodes": num_nodes,
+        "listed_edges": num_edges,
+        "num_parts": num_parts,
+        "chunk_edges": chunk_edges,
+        "million_edges_per_s": num_edges / found["seconds"] / 1e6,
+        "million_edges_per_cpu_s": num_edges / found["cpu_seconds"] / 1e6,
+        "bytes_a_node": found["peak_bytes"] / num_nodes,
+        "bytes_a_node_beyond_two_chunks": max(0.0, (found["peak_bytes"] - two_chunks) / num_nodes),
+        "layout": notes.get("layout", ""),
+        **found,
+        **phases,
+    }
+
+
+def _cut_cases(root: Path | None, graphs: list[str], methods: list[str], seed: int) -> Iterator[Case]:
     for name in graphs:
         path = None if root is None else root / name / "graph.npz"
         if path is None or not path.exists():
-            console.print(f"{name} is left out: no {path or 'folder of public graphs (set GNNSCALE_DATA)'}")
+            tell(f"{name} is left out: no {path or 'folder of public graphs (set GNNSCALE_DATA)'}")
             continue
-        edges = symmetric_edges(np.load(path)["edge_index"])
+        edges = cache(lambda path=path: symmetric_edges(np.load(path)["edge_index"]))
         for num_parts, published in zip(PUBLISHED_PARTS, PUBLISHED_CUTS[name], strict=True):
             for method in methods:
-                stream = open_edge_stream(edges, num_nodes=int(edges.max()) + 1)
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", UserWarning)  # an oversized cluster has its own column
-                    p = partition(stream, method, num_parts, seed=seed)
-                rows.append(
-                    {
-                        "graph": name,
-                        "num_parts": num_parts,
-                        "method": method,
-                        "edge_cut_ratio": p.quality.edge_cut_ratio,
-                        "published_cut_ratio": published,
-                        "cut_over_published": p.quality.edge_cut_ratio / published,
-                        "replication_factor": p.quality.replication_factor,
-                        "node_balance": p.quality.node_balance,
-                        "volume_balance": p.quality.volume_balance,
-                        "oversized_clusters": p.notes.get("oversized_clusters", 0),
-                        "seconds": p.seconds["total"],
-                    }
-                )
-    return rows
+                key = {"graph": name, "num_parts": num_parts, "method": method, "settings": digest(seed)}
+                yield Case(key, partial(_cut, edges, method, num_parts, published, seed))
 
 
-def _speed_table(rows: list[dict], caption: str) -> Table:
-    table = Table(title="One core, warm, from open to part_id (RF: replication factor)", caption=caption, box=SIMPLE)
-    for name in ("method", "parts", "s", "Me/s", "Me/CPU-s", "MB", "bytes\na node", "beyond\ntwo chunks"):
-        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
-    for name in ("cut", "RF", "node\nbalance", "volume\nbalance"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(
-            row["method"],
-            str(row["num_parts"]),
-            f"{row['seconds']:.3f}",
-            f"{row['million_edges_per_s']:.1f}",
-            f"{row['million_edges_per_cpu_s']:.1f}",
-            f"{row['peak_bytes'] / 1e6:.0f}",
-            f"{row['bytes_a_node']:.0f}",
-            f"{row['bytes_a_node_beyond_two_chunks']:.1f}",
-            f"{row['edge_cut_ratio']:.3f}",
-            f"{row['replication_factor']:.2f}",
-            f"{row['node_balance']:.3f}",
-            f"{row['volume_balance']:.3f}",
-        )
-    table.add_row(
-        "published code", "", "", f"{PUBLISHED_MILLION_EDGES_PER_S}", "", "", f"{PUBLISHED_BYTES_A_NODE}", style="dim"
-    )
-    return table
+def _cut(edges, method: str, num_parts: int, published: float, seed: int) -> dict:
+    stream = open_edge_stream(edges(), num_nodes=int(edges().max()) + 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # an oversized cluster has its own column
+        p = partition(stream, method, num_parts, seed=seed)
+    return {
+        "edge_cut_ratio": p.quality.edge_cut_ratio,
+        "published_cut_ratio": published,
+        "cut_over_published": p.quality.edge_cut_ratio / published,
+        "replication_factor": p.quality.replication_factor,
+        "node_balance": p.quality.node_balance,
+        "volume_balance": p.quality.volume_balance,
+        "oversized_clusters": p.notes.get("oversized_clusters", 0),
+        "seconds": p.seconds["total"],
+    }
 
 
-def _cut_table(rows: list[dict], caption: str) -> Table:
+def _cut_table(rows: list[dict], caption: str):
+    """Return one line a graph and number of parts, the methods side by side."""
+    columns = {"graph": ("graph", LEFT), "num_parts": ("parts", ">"), "published_cut_ratio": ("published", ".3f")}
+    columns["ratio"] = ("ratio", ".2f")
+    for method in dict.fromkeys(row["method"] for row in rows):
+        columns |= {f"{method} {name}": (f"{method}\n{head}", form) for name, (head, form) in CUTS.items()}
+    shown = []
+    for own in grouped(rows, "graph", "num_parts").values():
+        line = dict(own[0])
+        for row in own:
+            line |= {f"{row['method']} {name}": row[name] for name in CUTS}
+            line |= {"ratio": row["cut_over_published"]} if row["method"] == "spring" else {}
+        shown.append(line)
     title = "Real graphs, both directions listed, sorted by source (RF: replication; nodes, volume: balances)"
-    table = Table(
-        title=title,
-        caption=caption,
-        box=SIMPLE,
-    )
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    table.add_column("graph", no_wrap=True)
-    for name in ("parts", "published", "ratio"):
-        table.add_column(name, justify="right")
-    for method in methods:
-        for name in ("cut", "RF", "nodes", "volume"):
-            table.add_column(f"{method}\n{name}", justify="right")
-    cells = {(row["graph"], row["num_parts"], row["method"]): row for row in rows}
-    for graph, num_parts in dict.fromkeys((row["graph"], row["num_parts"]) for row in rows):
-        found = [cells[graph, num_parts, method] for method in methods]
-        ratio = next((f"{row['cut_over_published']:.2f}" for row in found if row["method"] == "spring"), "")
-        own = []
-        for row in found:
-            own += [f"{row['edge_cut_ratio']:.4f}", f"{row['replication_factor']:.2f}"]
-            own += [f"{row['node_balance']:.2f}", f"{row['volume_balance']:.2f}"]
-        table.add_row(graph, str(num_parts), f"{found[0]['published_cut_ratio']:.3f}", ratio, *own)
-    return table
+    return table(shown, columns, title, caption)
 
 
 def _draw(path: Path, speed: list[dict], cuts: list[dict]) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    panels = [(draw, rows) for draw, rows in ((_draw_speed, speed), (_draw_cuts, cuts)) if rows]
-    if not panels:
+    parts = [(draw, rows) for draw, rows in ((_draw_speed, speed), (_draw_cuts, cuts)) if rows]
+    if not parts:
         return
-    figure = Figure(figsize=(5.5 * len(panels), 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    for axes, (draw, rows) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    figure, found = panels(["", " "][: len(parts)], size=(5.5, 4.5), beside=0)
+    for axes, (draw, rows) in zip(found.values(), parts, strict=True):
         draw(axes, rows)
-    figure.savefig(path, dpi=120)
+        axes.legend()
+    save(figure, path)
 
 
 def _draw_speed(axes, speed: list[dict]) -> None:
     for row in speed:
         axes.plot(row["million_edges_per_s"], row["bytes_a_node"], "o", label=row["method"])
-    axes.plot(PUBLISHED_MILLION_EDGES_PER_S, PUBLISHED_BYTES_A_NODE, "x", color="gray", label="published SPRING")
+    axes.plot(*(PUBLISHED_SPEED[name] for name in ("million_edges_per_s", "bytes_a_node")), "x", **PUBLISHED_LOOK)
     axes.set(xscale="log", yscale="log", xlabel="million edges a second", ylabel="bytes a node, chunks included")
-    axes.legend()
 
 
 def _draw_cuts(axes, cuts: list[dict]) -> None:
-    labels = list(dict.fromkeys(f"{row['graph']} {row['num_parts']}" for row in cuts))
-    for method in dict.fromkeys(row["method"] for row in cuts):
-        values = [row["edge_cut_ratio"] for row in cuts if row["method"] == method]
-        axes.plot(labels, values, "o", label=method)
-    published = [row["published_cut_ratio"] for row in cuts if row["method"] == cuts[0]["method"]]
-    axes.plot(labels, published, "x", color="gray", label="published SPRING")
+    for (method,), own in grouped(cuts, "method").items():
+        axes.plot(
+            [f"{r['graph']} {r['num_parts']}" for r in own], [r["edge_cut_ratio"] for r in own], "o", label=method
+        )
+    published = {f"{row['graph']} {row['num_parts']}": row["published_cut_ratio"] for row in cuts}
+    axes.plot(list(published), list(published.values()), "x", **PUBLISHED_LOOK)
     axes.set(yscale="log", ylabel="cut edges over all")
     axes.tick_params(axis="x", labelrotation=90)
-    axes.legend()

@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from rich.console import Console
-from rich.table import Table
-
 from ..dataset.npz import data_root
 from ..errors import GNNScaleError
 from ..events import read_log
 from ..partition_store.manifest import write_json
 from .epoch_clock import EpochClock
-from .results import machine, machine_line, write_csv
+from .present import LEFT, table, tell
+from .runner import Case, Runner, digest, machine, machine_line
 
 IMPORTS = {
     "lightning and torch_geometric": "import lightning, torch_geometric",
@@ -30,6 +28,18 @@ PEER = "lightning and torch_geometric"
 MOST_IMPORT_RATIO, MOST_FIRST_EPOCH_S = 1.5, 10.0
 CORA = ["recipe=cora"]
 GENERATED = ["dataset=synthetic", "dataset.num_nodes=2708", "dataset.num_edges=5429", "num_parts=4"]
+IMPORT_COLUMNS = {
+    "imported": ("imported", LEFT),
+    "seconds": ("s", ".2f"),
+    "cpu_s": ("CPU-s", ".2f"),
+    "ratio": ("ratio", ".2f"),
+    "cpu_ratio": ("ratio of CPU-s", ".2f"),
+}
+TRAINING_COLUMNS = {
+    "run": ("run", LEFT),
+    "to_first_epoch_s": ("to first epoch", ".2f"),
+    "to_its_end_s": ("to its end", ".2f"),
+}
 
 _TIMED = """
 import time
@@ -44,6 +54,8 @@ def run(
     train: Sequence[str] | None = None,
     import_repeats: int = 5,
     train_repeats: int = 3,
+    minutes: float | None = None,
+    again: str = "none",
 ) -> dict[str, list[dict]]:
     """Measure imports in turns and `gnnscale train` more than once, each in a fresh process.
 
@@ -53,6 +65,7 @@ def run(
             graphs are. They are followed for one epoch, without a test.
         import_repeats: turns that count, >= 1, after one that does not; 0 leaves the imports out.
         train_repeats: runs over the store that the first one made, with its compiled kernels; 0 leaves training out.
+        minutes, again: See `Runner`; the imports are one case, and the runs another.
 
     Returns:
         {"imports": one row a statement: seconds, CPU seconds and their ratios to the peer's, within a turn;
@@ -62,18 +75,31 @@ def run(
     Raises:
         GNNScaleError: a process failed, or a second run made a store again.
     """
-    output, console, facts = Path(output_dir), Console(width=max(Console().width, 100)), machine()
-    imports = measure_imports(import_repeats) if import_repeats else []
-    if imports:
-        write_csv(output / "imports.csv", imports, facts)
-        console.print(_import_table(imports, import_repeats, machine_line(facts)))
-    training = measure_training(output, _words(console, train), train_repeats) if train_repeats else []
-    if training:
-        write_csv(output / "training.csv", training, facts)
-        console.print(_training_table(training, machine_line(facts)))
-    limits = {"import_ratio": MOST_IMPORT_RATIO, "second_run_to_first_epoch_s": MOST_FIRST_EPOCH_S}
-    output.mkdir(parents=True, exist_ok=True)
-    write_json(output / "startup.json", {"limits": limits, "imports": imports, "training": training, "machine": facts})
+    output, caption = Path(output_dir), machine_line()
+    words = _words(train) if train_repeats else []
+    with Runner(output, minutes, again) as runner:
+        key = {"settings": digest(import_repeats)}
+        case = Case(key, lambda: measure_imports(import_repeats), None)
+        imports = runner.rows([case] if import_repeats else [], "imports.csv")
+        if imports:
+            title = f"Imports in fresh processes, medians of {import_repeats} turns"
+            title += f"; at most {MOST_IMPORT_RATIO} is promised"
+            tell(table(imports, IMPORT_COLUMNS, title, caption))
+        key = {"settings": digest(*words, train_repeats)}
+        case = Case(key, lambda: measure_training(output, words, train_repeats), None)
+        training = runner.rows([case] if train_repeats else [], "training.csv")
+        if training:
+            title = (
+                f"gnnscale train {' '.join(words)}: seconds from the command; at most {MOST_FIRST_EPOCH_S:.0f} to the "
+                "first epoch of a second run on Cora are promised"
+            )
+            seconds = [row for row in training if row["run"] == "second"]
+            middle = {name: median(row[name] for row in seconds) for name in TRAINING_COLUMNS if name != "run"}
+            tell(table([*training, {"run": "second, median", **middle}], TRAINING_COLUMNS, title, caption))
+        limits = {"import_ratio": MOST_IMPORT_RATIO, "second_run_to_first_epoch_s": MOST_FIRST_EPOCH_S}
+        facts = {"limits": limits, "imports": imports, "training": training, "machine": machine()}
+        output.mkdir(parents=True, exist_ok=True)
+        write_json(output / "startup.json", facts)
     return {"imports": imports, "training": training}
 
 
@@ -121,13 +147,13 @@ def measure_training(output: Path, words: Sequence[str], repeats: int) -> list[d
     return rows
 
 
-def _words(console: Console, train: Sequence[str] | None) -> list[str]:
+def _words(train: Sequence[str] | None) -> list[str]:
     if train is not None:
         return list(train)
     root = data_root()
     if root is not None and (root / "cora" / "graph.npz").is_file():
         return CORA
-    console.print("Cora is left out: no folder of public graphs (set GNNSCALE_DATA); a generated graph of its size")
+    tell("Cora is left out: no folder of public graphs (set GNNSCALE_DATA); a generated graph of its size")
     return GENERATED
 
 
@@ -169,37 +195,3 @@ def _run(command: list[str]) -> str:
         told = done.stderr.strip().splitlines() or [f"ended with {done.returncode}"]
         raise GNNScaleError(f"{' '.join(command[1:4])} ...: {told[-1]}")
     return done.stdout
-
-
-def _import_table(rows: list[dict], repeats: int, caption: str) -> Table:
-    title = f"Imports in fresh processes, medians of {repeats} turns; at most {MOST_IMPORT_RATIO} is promised"
-    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    table.add_column("imported")
-    for name in ("s", "CPU-s", "ratio", "ratio of CPU-s"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(
-            row["imported"],
-            f"{row['seconds']:.2f}",
-            f"{row['cpu_s']:.2f}",
-            f"{row['ratio']:.2f}",
-            f"{row['cpu_ratio']:.2f}",
-        )
-    return table
-
-
-def _training_table(rows: list[dict], caption: str) -> Table:
-    title = (
-        f"gnnscale train {' '.join(json.loads(rows[0]['train']))}: seconds from the command; at most "
-        f"{MOST_FIRST_EPOCH_S:.0f} to the first epoch of a second run on Cora are promised"
-    )
-    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    table.add_column("run")
-    for name in ("to first epoch", "to its end"):
-        table.add_column(name, justify="right")
-    names = ("to_first_epoch_s", "to_its_end_s")
-    for row in rows:
-        table.add_row(row["run"], *(f"{row[name]:.2f}" for name in names))
-    seconds = [[row[name] for row in rows if row["run"] == "second"] for name in names]
-    table.add_row("second, median", *(f"{median(several):.2f}" for several in seconds), style="bold")
-    return table

@@ -1,6 +1,6 @@
 """Which piece of preparation a free thread does next: decisions alone, without threads or a clock.
 
-The threads of `scheduler` and the simulated ones of `replay` are driven by the same objects.
+The threads of `task_source` and the simulated ones of `replay` are driven by the same objects.
 """
 
 import heapq

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lightning_gnnscale.bench import gather, locality
-from lightning_gnnscale.bench.placement_graphs import load_workload
+from lightning_gnnscale.bench.graphs import load_workload
 from lightning_gnnscale.sampler import LayerwiseSampler, NeighborSampler
 from lightning_gnnscale.sampler.protocol import Subgraph
 

@@ -7,7 +7,7 @@ import pytest
 
 from lightning_gnnscale.bench import halo
 from lightning_gnnscale.bench.page_cache import cached_bytes, evict
-from lightning_gnnscale.bench.results import read_rows
+from lightning_gnnscale.bench.runner import RowFile
 from lightning_gnnscale.errors import GNNScaleError
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -51,7 +51,7 @@ def test_a_visit_counts_what_it_read(cold):
     # How much more is read than needed is the system's choice: at this size that may be all there is.
     for row in rows:
         assert row["needed_bytes"] <= row["read_bytes"] <= row["stored_bytes"] + 2 * PAGE
-    assert [row["halo_rows"] for row in read_rows(cold / "halo.csv")] == list(halo.LAYOUTS.values())
+    assert [row["halo_rows"] for row in RowFile(cold / "halo.csv").rows] == list(halo.LAYOUTS.values())
 
 
 def test_a_visit_of_no_part_is_refused(tmp_path):

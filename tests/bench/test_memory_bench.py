@@ -42,3 +42,10 @@ def test_stages_run_uncapped_and_capped_and_rows_that_stand_are_taken(tmp_path):
     assert (tmp_path / "memory.csv").read_bytes() == before
     assert [float(row["seconds"]) for row in again] == [row["seconds"] for row in rows]
     assert Path(tmp_path / "store-none" / "manifest.json").is_file()
+
+
+def test_a_folder_is_of_one_graph(tmp_path):
+    memory._keep_to(tmp_path / "settings", "0a")
+    memory._keep_to(tmp_path / "settings", "0a")
+    with pytest.raises(GNNScaleError, match="holds a graph of other settings: give another hydra.run.dir="):
+        memory._keep_to(tmp_path / "settings", "0b")

@@ -10,9 +10,15 @@ import pytest
 from lightning_gnnscale.bench import partition as bench
 from lightning_gnnscale.bench import partition_cases, partition_process
 from lightning_gnnscale.bench.partition_cases import Settings, leave_out_missing_peers, resolve_methods
-from lightning_gnnscale.bench.partition_plots import PLOTS, draw_plots
-from lightning_gnnscale.bench.partition_rows import COLUMNS, RowFile
-from lightning_gnnscale.bench.partition_tables import EVERYTHING, graph_table, mean_rows
+from lightning_gnnscale.bench.partition_tables import (
+    EVERYTHING,
+    MEASURED,
+    PLOTS,
+    draw_plots,
+    graph_table,
+    mean_rows,
+)
+from lightning_gnnscale.bench.runner import RowFile
 from lightning_gnnscale.cli.main import main
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.partitioner.metis import metis_is_installed
@@ -171,7 +177,12 @@ def test_missing_peers_are_left_out_and_told(monkeypatch):
 def row_of(graph, method, parts, cut, seconds=1.0, peak=10, error="", **more):
     values = {"edge_cut_ratio": cut, "seconds": seconds, "peak_bytes": peak, "replication_factor": 2.0}
     values |= {"num_nodes": 10, "num_edges": 100, "node_balance": 1.0 + (cut or 0.0), "options": "{}"}
-    row = dict.fromkeys(COLUMNS) | {"graph": graph, "method": method, "family": method, "partitioner": method}
+    row = dict.fromkeys((*MEASURED, "broken", "phases", "notes")) | {
+        "graph": graph,
+        "method": method,
+        "family": method,
+        "partitioner": method,
+    }
     return row | {"parts": parts} | ({} if error else values) | {"error": error} | more
 
 
@@ -209,7 +220,7 @@ def test_a_table_without_the_baseline_has_no_ratio():
 def test_rows_of_another_version_are_not_mixed_in(tmp_path):
     (tmp_path / "rows.csv").write_text("graph,method\na,b\n")
     with pytest.raises(GNNScaleError, match=r"rows.csv has other columns .*move it"):
-        RowFile(tmp_path / "rows.csv")
+        RowFile(tmp_path / "rows.csv").find({"graph": "a", "method": "b", "settings": "01"})
     (tmp_path / "cut.csv").write_text("graph,met")
     assert RowFile(tmp_path / "cut.csv").rows == []
 
@@ -280,7 +291,7 @@ def test_the_command_and_a_recipe_of_ones_own(tmp_path, monkeypatch, fake, capsy
 
 def test_rows_survive_numbers_and_text(tmp_path):
     file = RowFile(tmp_path / "rows.csv")
-    file.append(row_of("a, b", "m", 2, 0.25, settings="0123", notes='{"x": "1"}', peak=np.int64(7)))
+    file.put({}, [row_of("a, b", "m", 2, 0.25, settings="0123", notes='{"x": "1"}', peak=np.int64(7))])
     (row,) = RowFile(tmp_path / "rows.csv").rows
     assert (row["graph"], row["settings"], row["notes"]) == ("a, b", "0123", '{"x": "1"}')
     assert (row["parts"], row["edge_cut_ratio"], row["peak_bytes"], row["components"]) == (2, 0.25, 7, None)

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
 
-from lightning_gnnscale.bench.placement import run
-from lightning_gnnscale.bench.placement_graphs import load_workload
-from lightning_gnnscale.bench.placement_reads import Reads, count_epochs
-from lightning_gnnscale.bench.placement_tables import cases_of, compared, cost, rule_of
+from lightning_gnnscale.bench.graphs import load_workload
+from lightning_gnnscale.bench.placement import Reads, cases_of, compared, cost, count_epochs, rule_of, run
 from lightning_gnnscale.graph import build_csc
 from lightning_gnnscale.placement import Placement
 

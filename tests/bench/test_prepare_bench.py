@@ -4,9 +4,9 @@ import csv
 
 import pytest
 
-from lightning_gnnscale.bench import prepare, prepare_replay
+from lightning_gnnscale.bench import prepare, replay
+from lightning_gnnscale.bench.prepare import capacities, medians, over_device, replay_error
 from lightning_gnnscale.bench.prepare_cases import grid, source_of
-from lightning_gnnscale.bench.prepare_tables import capacities, medians, over_device, replay_error
 from lightning_gnnscale.loader.task_trace import BatchTimes, TaskTime, TaskTrace
 
 SMALL = {
@@ -50,7 +50,7 @@ def test_every_source_is_measured_fed_and_replayed(tmp_path, monkeypatch, capsys
         raise AssertionError("a finished row was measured again")
 
     monkeypatch.setattr(prepare, "measure", again)
-    monkeypatch.setattr(prepare_replay, "make_data", again)
+    monkeypatch.setattr(replay, "make_data", again)
     assert prepare.run(tmp_path, **SMALL, workloads=["graphsage", "unsupervised"], train=["cpu", 0]) == found
 
 
@@ -62,9 +62,7 @@ def trace_of(tasks, num_batches=12) -> TaskTrace:
 def test_task_graphs_win_where_memory_is_for_fewer_batches_than_cores():
     """Eight pieces that depend on nothing: as many cores share a batch, where fixed prefetch has one for each."""
     traces = {cores: {1: trace_of([(0.01, ())] * 8)} for cores in (1, 8)}
-    rows = {
-        (r["replayed_cores"], r["queue_batches"]): r for r in prepare_replay.replay_rows(traces, [1, 8], [1, 16], [0])
-    }
+    rows = {(r["replayed_cores"], r["queue_batches"]): r for r in replay.replay_rows(traces, [1, 8], [1, 16], [0])}
     assert rows[1, 1]["fixed_prefetch_seeds_per_s"] == rows[1, 16]["task_graphs_seeds_per_s"] == pytest.approx(1250)
     assert rows[8, 1]["ratio"] == pytest.approx(8)
     assert rows[8, 16]["fixed_prefetch_seeds_per_s"] == pytest.approx(10000)
@@ -76,7 +74,7 @@ def test_pieces_are_chosen_by_what_they_cost():
     """Pieces of a long batch win where there is memory for one, and their scheduling loses where all cores are busy."""
     whole, split = trace_of([(0.04, ())]), trace_of([(0.01, ())] * 4)
     split.overhead_s = 0.002
-    rows = prepare_replay.replay_rows({4: {1: whole, 4: split}}, [4], [1, 16], [0])
+    rows = replay.replay_rows({4: {1: whole, 4: split}}, [4], [1, 16], [0])
     assert "pieces=4" in rows[0]["task_graphs_settings"] and rows[0]["ratio"] > 2
     assert "pieces=1" in rows[1]["task_graphs_settings"] and rows[1]["ratio"] == pytest.approx(1, abs=0.01)
 
@@ -84,7 +82,7 @@ def test_pieces_are_chosen_by_what_they_cost():
 def test_errors_of_a_replay_are_held_against_what_was_measured():
     traces = {cores: {1: trace_of([(0.01, ())])} for cores in (1, 2)}
     seen = {("fixed_prefetch", 1, 8): 8000.0, ("task_graphs", 1, 8): 10000.0}
-    rows = prepare_replay.replay_rows(traces, [1, 2], [8], [0], measured=lambda *case: seen.get(case))
+    rows = replay.replay_rows(traces, [1, 2], [8], [0], measured=lambda *case: seen.get(case))
     assert rows[0]["fixed_prefetch_error"] == pytest.approx(0.25)
     assert replay_error(rows) == pytest.approx(0.25)
     assert replay_error(rows[1:]) is None

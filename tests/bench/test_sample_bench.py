@@ -9,8 +9,7 @@ import textwrap
 import pytest
 
 from lightning_gnnscale.bench.peer import Peer, tree_cpu_s
-from lightning_gnnscale.bench.sample import Name, run
-from lightning_gnnscale.bench.sample_rows import rows_of
+from lightning_gnnscale.bench.sample import Name, rows_of, run
 from lightning_gnnscale.bench.turns import Taken
 
 SMALL = {"num_nodes": 2000, "num_edges": 20_000, "dim": 16, "fanouts": (4, 3), "batch_size": 64}

@@ -4,10 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from lightning_gnnscale.bench import startup
-from lightning_gnnscale.bench.results import read_rows
+from lightning_gnnscale.bench.runner import RowFile
 from lightning_gnnscale.cli.checks import check_settings
 from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.errors import GNNScaleError
@@ -38,13 +37,13 @@ def test_an_import_is_timed_in_a_fresh_process():
 
 def test_a_generated_graph_stands_in_for_cora(tmp_path, monkeypatch):
     monkeypatch.setattr(startup, "data_root", lambda: tmp_path)
-    words = startup._words(Console(), None)
+    words = startup._words(None)
     config = compose_config("train", words)
     check_settings(config)
     assert (config.dataset.num_nodes, config.num_parts) == (2708, 4)
     (tmp_path / "cora").mkdir()
     (tmp_path / "cora" / "graph.npz").touch()
-    assert startup._words(Console(), None) == ["recipe=cora"]
+    assert startup._words(None) == ["recipe=cora"]
 
 
 @pytest.mark.slow
@@ -69,7 +68,7 @@ def test_a_second_run_starts_over_the_standing_store(tmp_path, monkeypatch):
     assert (second["run"], second["made_store"]) == ("second", False)
     for row in (first, second):
         assert 0 < row["to_first_epoch_s"] < row["to_its_end_s"]
-    assert [row["run"] for row in read_rows(out / "training.csv")] == ["first", "second"]
+    assert [row["run"] for row in RowFile(out / "training.csv").rows] == ["first", "second"]
     saved = json.loads((out / "startup.json").read_text())
     assert saved["training"] == [first, second] and saved["limits"]["import_ratio"] == 1.5
 

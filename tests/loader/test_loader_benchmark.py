@@ -5,8 +5,8 @@ import csv
 import numpy as np
 import pytest
 
+from lightning_gnnscale.bench.graphs import power_law_graph
 from lightning_gnnscale.bench.loader import run, summarise
-from lightning_gnnscale.bench.power_law import power_law_graph
 from lightning_gnnscale.bench.turns import Taken
 
 

@@ -8,12 +8,12 @@ import pytest
 from oracles import task_schedule
 from oracles.parts import small_world
 
+from lightning_gnnscale.bench.replay import replay
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.loader import BatchKey, BufferPool
 from lightning_gnnscale.loader.batch_builder import BatchBuilder
 from lightning_gnnscale.loader.batch_graph import BatchGraph, Task
 from lightning_gnnscale.loader.operators import FanoutNeighborhood
-from lightning_gnnscale.loader.replay import replay
 from lightning_gnnscale.loader.staged_part import PartStager
 from lightning_gnnscale.loader.task_graph import Operators, Workflow
 from lightning_gnnscale.loader.task_source import FixedPrefetch, TwoLevelScheduler, machine_utilisation
