@@ -2,6 +2,10 @@
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from omegaconf import DictConfig, OmegaConf
 
 
 class Interrupted(KeyboardInterrupt):
@@ -34,7 +38,7 @@ def one_line(error: BaseException) -> str:
     kind = type(error).__name__
     if kind == "InstantiationException" and error.__cause__ is not None:
         key, cause = re.search(r"full_key: ([\w.]+)", str(error)), one_line(error.__cause__)
-        return cause if key is None or cause.startswith(key[1]) else f"{key[1]}: {cause}"
+        return cause if key is None else _at_key(key[1], cause)
     if kind == "MissingMandatoryValue":
         key = re.search(r"full_key: ([\w.]+)", str(error))
         return f"{key[1] if key else 'a key'} has no value; give {key[1] if key else 'key'}=..."
@@ -56,6 +60,32 @@ def one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     named = isinstance(error, (ValueError, OSError)) or type(error).__module__.startswith("lightning_gnnscale")
     return text if named and text else _of_lost_process(f"{kind}: {text}")
+
+
+@contextmanager
+def own_settings(key: str, node: DictConfig) -> Iterator[None]:
+    """Put the key of a node before errors that begin with one of its settings: "datamodule.batch_size must be ...".
+
+    Raises:
+        UsageError: a ValueError of the block, with the key.
+    """
+    try:
+        yield
+    except ValueError as error:
+        name = re.match(r"\w*", str(error))[0]
+        if name in node and not OmegaConf.is_interpolation(node, name):
+            raise UsageError(f"{key}.{error}") from None
+        raise
+
+
+def _at_key(key: str, message: str) -> str:
+    """Put the key of a node before what its class says: of "model.backbone", "model.dropout must be ..." too."""
+    said = re.match(r"(?:(\w+)\.)?\w+(?:\[\d+\])? must ", message)
+    if message.startswith(key):
+        return message
+    if said and (said[1] is None or said[1] in key.split(".")):
+        return f"{key}.{message.removeprefix(f'{said[1]}.')}"
+    return f"{key}: {message}"
 
 
 def _of_lost_process(text: str) -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
@@ -35,7 +34,7 @@ from .checks import (
     takes_sampler,
     trains_on_links,
 )
-from .errors import Interrupted, UsageError, one_line
+from .errors import Interrupted, UsageError, one_line, own_settings
 from .ranks import (
     SIGTERM_CODE,
     accelerator,
@@ -234,17 +233,19 @@ def make_datamodule(config: DictConfig, dataset, progress=None):
             "pack_halo": config.pack_halo,
             "evaluation": instantiate(config.evaluation),
         }
-    datamodule = instantiate(config.datamodule, _partial_=True)(
-        root=config.paths.stores,
-        dataset=dataset,
-        partitioner=instantiate(config.partitioner),
-        planner=instantiate(config.planner),
-        num_parts=config.num_parts,
-        overwrite=config.overwrite,
-        feature_storage=config.feature_storage,
-        progress=progress,
-        **options,
-    )
+    partitioner, planner = instantiate(config.partitioner), instantiate(config.planner)
+    with own_settings("datamodule", config.datamodule):
+        datamodule = instantiate(config.datamodule, _partial_=True)(
+            root=config.paths.stores,
+            dataset=dataset,
+            partitioner=partitioner,
+            planner=planner,
+            num_parts=config.num_parts,
+            overwrite=config.overwrite,
+            feature_storage=config.feature_storage,
+            progress=progress,
+            **options,
+        )
     datamodule.verify = config.get("verify", True)
     return datamodule
 
@@ -270,7 +271,7 @@ def check_model(config: DictConfig, dataset) -> None:
         dataset: a `GraphDataset`.
 
     Raises:
-        UsageError: settings that make no model; names the key.
+        ValueError, InstantiationException: settings that make no model; `one_line` names the key.
     """
     stored = dataset.feature_dim if config.datamodule.get("stored_features", True) else 0
     inputs = config.model.get("inputs")
@@ -293,20 +294,15 @@ def check_model(config: DictConfig, dataset) -> None:
 
 def _build(config: DictConfig, in_channels: int, outputs: dict, options: dict, inputs=None):
     """Return the module of the config; `outputs` are further arguments of its backbone, `options` its own."""
-    backbone = _made("model.backbone", config.model.backbone, in_channels=in_channels, **outputs)
+    backbone = instantiate(config.model.backbone, in_channels=in_channels, **outputs)
     check_hops(config, getattr(backbone, "num_layers", None))
     if inputs is not None:
         options = options | {"inputs": inputs}
-    own = {key: value for key, value in config.model.items() if key not in ("backbone", "inputs")}
-    return _made("model", OmegaConf.create(own), backbone=backbone, **options)
-
-
-def _made(key: str, node: DictConfig, **options):
-    try:
-        return instantiate(node, **options)
-    except InstantiationException as error:
-        line = one_line(error)
-        raise UsageError(line if line.startswith("model") else f"{key}: {line}") from None
+    own = config.copy().model
+    OmegaConf.set_struct(own, False)
+    for name in ("backbone", "inputs"):
+        own.pop(name, None)
+    return instantiate(own, backbone=backbone, **options)
 
 
 def _inputs(config: DictConfig, datamodule):
@@ -346,7 +342,8 @@ def plan(config: DictConfig) -> None:
             options["mixed_parts"] = datamodule.mixed_parts(instantiate(config.strategy.weights))
         made = datamodule.store_source.estimate(partial(datamodule.make_plan, num_devices, **options))
     else:
-        made = _plan_of_sizes(config)
+        with own_settings("planner", config.planner):
+            made = instantiate(config.planner)()
     table = Table(title="plan", title_justify="left", show_header=False)
     for term, value in made.terms():
         table.add_row(term, value)
@@ -357,11 +354,3 @@ def planned_accelerator(config: DictConfig) -> str:
     """Return what the planner asks of the Trainer's settings: "cpu", "gpu", or "auto"."""
     given = str(config.trainer.accelerator)
     return "gpu" if given == "cuda" else given if given in ("cpu", "gpu") else "auto"
-
-
-def _plan_of_sizes(config: DictConfig):
-    try:
-        return instantiate(config.planner)()
-    except ValueError as error:
-        is_key = str(error).split(maxsplit=1)[0] in config.planner
-        raise UsageError(f"planner.{error}" if is_key else str(error)) from None

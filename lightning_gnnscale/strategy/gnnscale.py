@@ -20,7 +20,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
-from ..errors import StrategyError
+from ..errors import StrategyError, check_seconds
 from ..model import checkpoint_file
 from . import averaging, launcher
 from .exchange import EXCHANGE_POLICIES, ExchangePolicy, NoExchange
@@ -114,7 +114,7 @@ class GNNScaleStrategy(DDPStrategy):
         parallel_devices, cluster_environment, precision_plugin: as for DDPStrategy.
 
     Raises:
-        ValueError: an unknown policy; the message lists those that exist.
+        ValueError: an unknown policy, the message lists those that exist; a timeout that is not above 0.
         StrategyError: an option of DDP's wrapper was given; weights and exchange do not go together.
     """
 
@@ -138,6 +138,9 @@ class GNNScaleStrategy(DDPStrategy):
             raise StrategyError(
                 f"GNNScaleStrategy takes no {', '.join(sorted(ddp_options))}: it has no DDP wrapper; leave it out"
             )
+        if isinstance(timeout, int | float):
+            check_seconds("strategy.timeout", timeout)
+            timeout = timedelta(seconds=timeout)
         super().__init__(
             accelerator=accelerator,
             parallel_devices=parallel_devices,
@@ -145,7 +148,7 @@ class GNNScaleStrategy(DDPStrategy):
             checkpoint_io=checkpoint_io,
             precision_plugin=precision_plugin,
             process_group_backend=process_group_backend,
-            timeout=timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout,
+            timeout=timeout,
             start_method=start_method,
         )
         weights = GradientAveraging() if weights is None else weights
