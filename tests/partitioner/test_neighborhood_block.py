@@ -7,7 +7,7 @@ from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
 from lightning_gnnscale.errors import EdgeStreamError
 from lightning_gnnscale.partitioner import block_quotient, evaluate_partitioning, partition
 from lightning_gnnscale.partitioner import neighborhood_block as module
-from lightning_gnnscale.partitioner.checkpoint import Checkpoint
+from lightning_gnnscale.partitioner.graph_input import Checkpoint
 from tests.oracles.neighborhood_block import block_parts
 from tests.oracles.spring import simple_edges
 from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of

@@ -7,10 +7,8 @@ import numpy as np
 from ...jit import kernel
 from ...rng import fold, mix64
 from ...triton_kernels.intrinsics import prefetch
-from ..row_threads import RowThreads
 from .cluster_choice import choose_clusters
-from .two_hops import join_two_hops
-from .weighted_graph import PART_DTYPE, BlockGraph, WeightedGraph, total_weight
+from .weighted_graph import PART_DTYPE, BlockGraph, RowThreads, WeightedGraph, add_weights, total_weight
 
 NODE_WORK = 8  # what a node costs beside its entries
 WINDOW = 1 << 14  # rows, a power of two
@@ -108,7 +106,7 @@ def cluster_nodes(
     later, batches = (SAMPLE, BATCHES) if in_memory else (STREAMED_SAMPLE, STREAMED_BATCHES)
     label = np.arange(num_nodes, dtype=ids) if fresh else label
     weight = np.zeros((num_nodes, graph.node_weight.shape[1]), np.int32)
-    weigh_clusters(label, graph.node_weight, weight)
+    add_weights(label, graph.node_weight, weight)
     group = np.zeros(1, PART_DTYPE) if group is None else group
     favourite = label.copy()
     limit = np.minimum(limit, np.iinfo(np.int32).max)
@@ -151,14 +149,6 @@ def _propagate(
         )
         moved += _join(batch, choice, node_weight, limit, label, weight, favourite, block.first_node)
     return moved
-
-
-@kernel
-def weigh_clusters(label, node_weight, weight):
-    every = np.int64(-1) if len(node_weight) == len(label) else np.int64(0)
-    for v in range(len(label)):
-        for d in range(node_weight.shape[1]):
-            weight[label[v], d] += node_weight[v & every, d]
 
 
 @kernel
@@ -230,3 +220,38 @@ def _join(batch, choice, node_weight, limit, label, weight, favourite, first_nod
             label[v] = target
             moved += 1
     return moved
+
+
+@kernel
+def join_two_hops(node_weight, limit, group, label, weight, favourite):
+    """Let nodes that stayed alone join one another where they like the same cluster; `favourite` is used up.
+
+    A node without neighbours likes itself; all of those count as liking one cluster.
+    """
+    num_nodes, num_dims = len(label), node_weight.shape[1]
+    every = np.int64(-1) if len(node_weight) == num_nodes else np.int64(0)
+    by_group = np.int64(-1) if len(group) == num_nodes else np.int64(0)
+    shared = np.zeros(num_nodes, np.bool_)
+    for v in range(num_nodes):
+        if label[v] != v:
+            shared[v] = shared[label[v]] = True
+    waiting = np.full(num_nodes, -1, label.dtype)
+    lonely = np.full(256, -1, label.dtype)
+    for v in range(num_nodes):
+        if shared[v]:
+            continue
+        g, liked = group[v & by_group], favourite[v]
+        other = lonely[g & 255] if liked == v else waiting[liked]
+        if other >= 0 and group[other & by_group] == g:
+            fits = True
+            for d in range(num_dims):
+                fits = fits and np.int64(weight[other, d]) + node_weight[v & every, d] <= limit[d]
+            if fits:
+                for d in range(num_dims):
+                    weight[other, d] += node_weight[v & every, d]
+                label[v] = other
+                continue
+        if liked == v:
+            lonely[g & 255] = v
+        else:
+            waiting[liked] = v
