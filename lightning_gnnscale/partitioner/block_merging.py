@@ -7,7 +7,6 @@ import numpy as np
 
 from ..graph import id_dtype
 from ..jit import kernel
-from .block_quotient import Quotient
 
 
 class BlockForest(NamedTuple):
@@ -43,13 +42,13 @@ class BlockEdges(NamedTuple):
     tail: np.ndarray
 
 
-def link_rows(quotient: Quotient) -> BlockEdges:
-    """Return the rows of a quotient graph as linked lists; its arrays are taken over."""
-    starts, stops = quotient.indptr[:-1], quotient.indptr[1:]
-    following = np.arange(1, len(quotient.other) + 1, dtype=id_dtype(len(quotient.other) + 1))
+def link_rows(indptr: np.ndarray, other: np.ndarray, weight: np.ndarray) -> BlockEdges:
+    """Return the rows of a quotient graph as linked lists; its neighbours and weights are taken over."""
+    starts, stops = indptr[:-1], indptr[1:]
+    following = np.arange(1, len(other) + 1, dtype=id_dtype(len(other) + 1))
     following[stops[stops > starts] - 1] = -1
     head, tail = np.where(stops > starts, starts, -1), np.where(stops > starts, stops - 1, -1)
-    return BlockEdges(quotient.other, quotient.weight, following, head, tail)
+    return BlockEdges(other, weight, following, head, tail)
 
 
 def merge_blocks(blocks: BlockForest, edges: BlockEdges, num_parts: int) -> None:

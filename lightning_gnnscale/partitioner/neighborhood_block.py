@@ -8,9 +8,10 @@ from ..graph import MASK_NAMES, id_dtype
 from ..jit import kernel
 from . import phases
 from .block_merging import BlockForest, assign_blocks, link_rows, merge_blocks
-from .block_quotient import QuotientTable, add_edges, quotient_rows
+from .graph_access.simple_graph import BLOCK_EDGES
 from .graph_input import GraphInput, graph_partitioner
 from .grem import part_cap
+from .multilevel.pair_table import PairTable, edge_pairs, rows_of_pairs
 from .registry import check_number
 
 MAX_ROUNDS = 32  # passes' worth of nodes that follow their neighbours, one hop a round
@@ -58,7 +59,7 @@ def neighborhood_block(
         EdgeStreamError: the edges changed between the passes.
 
     Cost: num_hops + 2 passes, and one for each hop that is left (at most 32); 12 bytes a node, at most 16 more while
-        leftovers are placed, and the quotient graph of the blocks, 32 to 64 bytes a pair of neighbouring blocks (noted
+        leftovers are placed, and the quotient graph of the blocks, 27 to 54 bytes a pair of neighbouring blocks (noted
         as `quotient_bytes`; with a label on every node it is the graph itself), twice that while it turns into rows.
     Source: Zheng et al., ByteGNN, VLDB 2022, graph partitioning. Differs: as printed every block holds one labelled
         node and scores divide by empty parts; merging, 1 / num_nodes and max(room, 0) are ours, ties go to the
@@ -99,6 +100,11 @@ def _label_masks(masks: Mapping | None, num_nodes: int) -> dict[str, np.ndarray]
     return labels
 
 
+def _any_label(labels: dict[str, np.ndarray]) -> np.ndarray:
+    """Return (num_nodes,) bool: the nodes with any label."""
+    return np.logical_or.reduce(list(labels.values()))
+
+
 def _mask_weights(labels: dict[str, np.ndarray], given: dict[str, float | None]) -> np.ndarray:
     for name, value in given.items():
         if value is not None:
@@ -112,7 +118,7 @@ def _grow_blocks(graph: GraphInput, labels: dict[str, np.ndarray], num_hops: int
     if left:
         block, arriving = left["block"], left["arriving"]
     else:
-        centres = np.flatnonzero(np.logical_or.reduce(list(labels.values())))
+        centres = np.flatnonzero(_any_label(labels))
         block, arriving = np.full(num_nodes, -1, id_dtype(num_nodes)), np.full(num_nodes, -1, id_dtype(num_nodes))
         block[centres] = np.arange(len(centres))
     with phases.phase(_BLOCKS):
@@ -133,20 +139,20 @@ def _part_blocks(graph: GraphInput, block, labels, num_parts: int, weights) -> t
     """Merge and assign the blocks; return the (num_nodes,) parts, -1 where no block reaches, and nodes by part."""
     left = graph.left_in(_QUOTIENT)
     block = left.get("block", block)
-    table = QuotientTable(*(left[name] for name in QuotientTable._fields)) if left else QuotientTable.empty()
+    num_blocks = int(np.count_nonzero(_any_label(labels)))
+    table, keys = PairTable(num_blocks.bit_length(), slots=left.get("pairs")), np.empty(BLOCK_EDGES, np.int64)
+    del left
 
-    def add_block(src: np.ndarray, dst: np.ndarray) -> None:
-        nonlocal table
-        table = add_edges(table, src, dst, block)
+    def add_pairs(src: np.ndarray, dst: np.ndarray) -> None:
+        table.add(keys, [(0, edge_pairs(src, dst, block, table.shift, keys))])
 
     with phases.phase(_QUOTIENT):
-        graph.run_pass(_QUOTIENT, add_block, lambda: {"block": block, **table._asdict()})
+        graph.run_pass(_QUOTIENT, add_pairs, lambda: {"block": block, "pairs": np.stack((table.keys, table.weights))})
     with phases.phase("assignment"):
         blocks = _single_blocks(block, labels)
-        num_blocks = len(blocks.parent)
-        phases.note(blocks=num_blocks, quotient_pairs=int(table.num_pairs[0]), quotient_bytes=table.slots.nbytes)
-        edges = link_rows(quotient_rows(table, num_blocks))
-        table = None
+        phases.note(blocks=num_blocks, quotient_pairs=table.size, quotient_bytes=2 * table.keys.nbytes)
+        tables, table = [table], None
+        edges = link_rows(*rows_of_pairs(tables, num_blocks, np.int64, ascending=False))
         merge_blocks(blocks, edges, num_parts)
         sizes = np.zeros(num_parts, np.int64)
         part_of_block = assign_blocks(blocks, edges, num_parts, len(block), weights, sizes)
@@ -155,7 +161,7 @@ def _part_blocks(graph: GraphInput, block, labels, num_parts: int, weights) -> t
 
 
 def _single_blocks(block: np.ndarray, labels: dict[str, np.ndarray]) -> BlockForest:
-    centres = np.flatnonzero(np.logical_or.reduce(list(labels.values())))
+    centres = np.flatnonzero(_any_label(labels))
     by_mask = np.stack([mask[centres] for mask in labels.values()], axis=1).astype(np.int64)
     nodes = np.bincount(block[block >= 0], minlength=len(centres))
     return BlockForest(np.arange(len(centres)), np.ones(len(centres), np.int64), by_mask, nodes)

@@ -9,6 +9,7 @@ from ..jit import kernel
 from ..triton_kernels.intrinsics import prefetch
 from . import phases
 from .graph_input import GraphInput, graph_partitioner
+from .packing import fill_least
 from .registry import check_number
 
 _CLUSTERING = "clustering"  # a phase, also of a checkpoint
@@ -315,33 +316,10 @@ def _assign_clusters(nodes, heap, place, length, filled, limit):
         size = np.int64(-nodes[cluster, _PARENT])
         largest = max(largest, size)
         oversized += size > limit
-        nodes[cluster, _BEST] = _fill_least(filled, parts, size)
+        nodes[cluster, _BEST] = fill_least(filled, parts, size)
     for v in range(len(nodes)):
         if nodes[v, _PARENT] < 0 and nodes[v, _BEST] < 0:
-            heap[v] = _fill_least(filled, parts, 1)
+            heap[v] = fill_least(filled, parts, 1)
         else:
             heap[v] = nodes[_find(nodes, v), _BEST]
     return largest, oversized
-
-
-@kernel
-def _fill_least(filled, parts, size):
-    """Add size to the least filled part, the lowest of several; `parts` is a heap by (filled, part)."""
-    chosen = parts[0]
-    filled[chosen] += size
-    slot = 0
-    while True:
-        child = 2 * slot + 1
-        if child >= len(parts):
-            break
-        left = parts[child]
-        if child + 1 < len(parts):
-            right = parts[child + 1]
-            if filled[right] < filled[left] or (filled[right] == filled[left] and right < left):
-                child, left = child + 1, right
-        if filled[left] > filled[chosen] or (filled[left] == filled[chosen] and left > chosen):
-            break
-        parts[slot] = left
-        slot = child
-    parts[slot] = chosen
-    return chosen

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lightning_gnnscale.partitioner.graph_input import Checkpoint
-from lightning_gnnscale.partitioner.multilevel import clustering, quotient, weighted_graph
+from lightning_gnnscale.partitioner.multilevel import clustering, pair_table, quotient, weighted_graph
 from lightning_gnnscale.partitioner.multilevel.weighted_graph import RowThreads
 
 
@@ -75,7 +75,7 @@ def use_threads_everywhere(monkeypatch):
 
 
 def grow_tables(monkeypatch):
-    monkeypatch.setattr(quotient, "FIRST_BITS", 2)
+    monkeypatch.setattr(pair_table, "FIRST_BITS", 2)
     monkeypatch.setattr(quotient, "STEP_ENTRIES", 64)
 
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from lightning_gnnscale.partitioner.graph_access.external_csc import open_external_csc
 from lightning_gnnscale.partitioner.graph_access.simple_graph import open_simple_graph
-from lightning_gnnscale.partitioner.multilevel import edge_form, quotient, refinement, weighted_graph
+from lightning_gnnscale.partitioner.multilevel import edge_form, pair_table, quotient, refinement, weighted_graph
 from lightning_gnnscale.partitioner.multilevel.edge_form import EdgeClusters, EdgeSteps
 from lightning_gnnscale.partitioner.multilevel.quotient import build_quotient, number_clusters
 from lightning_gnnscale.partitioner.multilevel.refinement import JetSpace, refine
@@ -178,7 +178,7 @@ def test_the_quotient_of_edges_is_that_of_rows(graph, data):
     threads = RowThreads(data.draw(st.integers(1, 2)))
     stream = stream_of(edges, num_nodes, layout="once")
     with pytest.MonkeyPatch.context() as patch, open_external_csc(stream) as csc:
-        patch.setattr(quotient, "FIRST_BITS", 2)
+        patch.setattr(pair_table, "FIRST_BITS", 2)
         patch.setattr(quotient, "STEP_ENTRIES", data.draw(st.sampled_from([1, 5, 1 << 10])))
         number, num_coarse = number_clusters(label.astype(np.int32))
         same, bound = number.copy(), (num_coarse, max_edges, None, 0, threads)
