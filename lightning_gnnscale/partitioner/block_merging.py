@@ -144,6 +144,7 @@ def _merge(parent, labelled, by_mask, nodes, other, weight, following, head, tai
             break  # the others are no smaller: nothing fits any more
         if parent[b] != b or labelled[b] != count:
             continue  # it has merged since
+        # The neighbour that shares most edges, of those with which the block stays small.
         _shorten_list(b, parent, other, weight, following, head, tail, entry_of)
         best, most = -1, np.int64(0)
         entry = head[b]
@@ -195,6 +196,7 @@ def _assign(
             if neighbor >= 0:
                 cross[neighbor] += weight[entry]
             entry = following[entry]
+        # The paper's score CE * BS: edges into the part over its size, times the room it has for labelled nodes.
         best, best_score = -1, 0.0
         for j in range(num_parts):
             room = 1.0

@@ -53,8 +53,6 @@ class GraphInput:
         facts: further arrays by name that every later save must hold.
     """
 
-    simple: SimpleGraph
-
     def __init__(
         self,
         method: str,
@@ -73,6 +71,7 @@ class GraphInput:
         check_number("partitioner.checkpoint_every", checkpoint_every, at_least=1)
         self.method, self.stream, self.seed, self.masks, self.balance = method, stream, seed, masks, balance
         self.progress, self.deduplicate, self.scratch = progress, deduplicate, scratch
+        self.simple: SimpleGraph | None = None
         self.phase, self.left, self.facts = "", {}, {}
         settings = {key: value for key, value in options.items() if key not in WITHOUT_EFFECT}
         settings |= {"method": method, "num_parts": num_parts, "seed": seed, "balance": balance}
@@ -109,8 +108,9 @@ class GraphInput:
                 self.simple = reopen_simple_graph(self.stream, self.left, self.scratch, self.progress)
                 self.left.pop("graph")
                 return None
-            given = (self.stream, self._scan, self.deduplicate, self.scratch, self.progress, self._save_scan)
-            self.simple, degree = open_simple_graph(*given)
+            scan, self._scan = self._scan, None  # its degrees are the method's from here on
+            given = (scan, self.deduplicate, self.scratch, self.progress, self._save_scan)
+            self.simple, degree = open_simple_graph(self.stream, *given)
         return degree
 
     def open_rows(self, block_edges: int) -> ExternalCSC:
@@ -120,8 +120,8 @@ class GraphInput:
             block_edges: see `open_external_csc`.
         """
         self._load()
-        after_chunk = None if self.phase else self._save_scan
-        given = (self.scratch, block_edges, self.deduplicate, self.progress, self._scan, after_chunk)
+        scan, self._scan, after_chunk = self._scan, None, None if self.phase else self._save_scan
+        given = (self.scratch, block_edges, self.deduplicate, self.progress, scan, after_chunk)
         return open_external_csc(self.stream, *given)
 
     def left_in(self, phase: str) -> dict[str, np.ndarray]:
@@ -165,7 +165,7 @@ class GraphInput:
     def save(self, phase: str, arrays: dict[str, np.ndarray]) -> None:
         """Save the state of a phase, where there is a checkpoint, with what opening the graph again needs."""
         if self._saved.path is not None:
-            opened = graph_facts(self.simple) if hasattr(self, "simple") else {}
+            opened = {} if self.simple is None else graph_facts(self.simple)
             self._saved.save(phase, {**arrays, **opened, **self.facts})
 
     def finish(self) -> None:
@@ -196,7 +196,6 @@ def graph_partitioner(
         A decorator for `fn(graph, num_parts, *, **options)`; what it returns is the registered function, which takes
         the stream in place of the graph, and the keyword arguments of `GraphInput` beside the options.
     """
-
     shared = inspect.signature(GraphInput).parameters
     keywords = [p.replace(kind=p.KEYWORD_ONLY) for p in shared.values() if p.default is not p.empty]
     keywords = [p for p in keywords if resumable or not p.name.startswith("checkpoint")]

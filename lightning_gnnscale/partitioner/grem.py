@@ -28,6 +28,9 @@ _TOLERANCE = 1e-12  # relative: keeps a whole number whole where its quotient wa
 MULTILEVEL = "multilevel"  # the seed method of its own
 _PLACING = "placing"
 _AHEAD = 32  # edges
+# On a chunk of 2 million entries full effort takes three times as long or more, and later chunks cut no fewer edges.
+_SMALL_ENTRIES = 1 << 18
+_LITTLE_EFFORT = Effort(tries=2, passes=2, patience=3, max_rounds=6)
 
 
 def _memory(num_nodes: int, num_edges: int, num_parts: int, options: Mapping) -> float:
@@ -252,11 +255,6 @@ def _split_pairs(pairs, rank, kept_0, kept_1):
             kept_1[count_1, 0], kept_1[count_1, 1] = -1 - u, -1 - v
             count_1 += 1
     return count_0, count_1
-
-
-# On a chunk of 2 million entries full effort takes three times as long or more, and later chunks cut no fewer edges.
-_SMALL_ENTRIES = 1 << 18
-_LITTLE_EFFORT = Effort(tries=2, passes=2, patience=3, max_rounds=6)
 
 
 def check_seed_method(name: str) -> None:

@@ -22,6 +22,10 @@ from .graph_input import GraphInput, graph_partitioner
 from .registry import check_number
 
 _SLACK = 1.03  # METIS' default
+_NUM_OPTIONS = 40  # METIS_NOPTIONS
+_OK, _MEANINGS = 1, {-2: "it refuses its input", -3: "it ran out of memory", -4: "it gives no reason"}
+_SEED, _SEED_SINCE_5_2 = 8, 9  # positions in the options
+_ONLY_SINCE_5_2 = "libmetis__graph_WriteToDisk"
 
 
 @graph_partitioner("metis", memory=lambda num_nodes, num_edges, *_: 240 * num_edges, resumable=False)
@@ -116,12 +120,6 @@ def _node_slack(balance) -> float:
         return _SLACK
     check_number("partitioner.balance.nodes", balance["nodes"], at_least=1)
     return float(balance["nodes"])
-
-
-_NUM_OPTIONS = 40  # METIS_NOPTIONS
-_OK, _MEANINGS = 1, {-2: "it refuses its input", -3: "it ran out of memory", -4: "it gives no reason"}
-_SEED, _SEED_SINCE_5_2 = 8, 9  # positions in the options
-_ONLY_SINCE_5_2 = "libmetis__graph_WriteToDisk"
 
 
 class MetisLibrary(NamedTuple):

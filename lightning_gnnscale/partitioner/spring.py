@@ -114,6 +114,7 @@ def _cluster_block(src, dst, nodes, volume, max_volume):
         u, v = src[i], dst[i]
         cluster_u, cluster_v = nodes[u, CLUSTER], nodes[v, CLUSTER]
         degree_u, degree_v = nodes[u, DEGREE], nodes[v, DEGREE]
+        # Algorithm 1, clustering: while neither cluster is full, the end in the one with less volume moves over.
         if cluster_u != cluster_v:
             volume_u, volume_v = volume[cluster_u], volume[cluster_v]
             if volume_u <= max_volume and volume_v <= max_volume:
@@ -123,6 +124,7 @@ def _cluster_block(src, dst, nodes, volume, max_volume):
                 else:
                     volume[cluster_u], volume[cluster_v] = volume_u + degree_v, volume_v - degree_v
                     nodes[v, CLUSTER] = cluster_u
+        # The richest neighbour of each end, by which clusters merge later; of several the first one seen stays.
         if degree_v > nodes[u, RICHEST_DEGREE]:
             nodes[u, RICHEST], nodes[u, RICHEST_DEGREE] = v, degree_v
         if degree_u > nodes[v, RICHEST_DEGREE]:
@@ -280,6 +282,8 @@ def _merge_clusters(nodes, heap, place, length, limit):
     while length > 0:
         cluster = _pop(nodes, heap, place, length, 1)
         length -= 1
+        # Algorithm 1, merging: the cluster's representative is the node whose richest neighbour has most edges; the
+        # cluster joins that neighbour's, where the two together stay within the bound.
         best = nodes[cluster, _BEST]
         target = _find(nodes, nodes[best, _RICHEST])
         if target == cluster or -nodes[target, _PARENT] - nodes[cluster, _PARENT] > limit:
@@ -309,6 +313,7 @@ def _assign_clusters(nodes, heap, place, length, filled, limit):
     """
     parts = np.arange(len(filled))
     largest, oversized = 0, 0
+    # Algorithm 1, assignment: clusters by descending size, each to the least filled part; then isolated nodes.
     _heapify(nodes, heap, place, length, -1)
     while length > 0:
         cluster = _pop(nodes, heap, place, length, -1)

@@ -13,6 +13,11 @@ from .graph_access.simple_graph import BLOCK_EDGES
 from .graph_input import FIRST_PASS, GraphInput
 from .packing import pack_in_order
 
+_SALT = 0x4D415354  # keeps this use of the seed apart from all others
+_ROWS_AHEAD, _COUNTS_AHEAD = 24, 12  # edges; a node's counts are asked for once its cursor has come
+_NODES_AT_ONCE = 1 << 16
+_FEW_PARTS = 16  # up to here every node has a digit for each part: half the time, and cursors are not needed
+
 
 class EdgePass(NamedTuple):
     """One pass over the edges.
@@ -94,12 +99,6 @@ def _save(value: NamedTuple, name: str) -> dict[str, np.ndarray]:
 
 def _load(kind: type, name: str, arrays: dict[str, np.ndarray]):
     return kind(*(arrays[f"{name}.{field}"] for field in kind._fields))
-
-
-_SALT = 0x4D415354  # keeps this use of the seed apart from all others
-_ROWS_AHEAD, _COUNTS_AHEAD = 24, 12  # edges; a node's counts are asked for once its cursor has come
-_NODES_AT_ONCE = 1 << 16
-_FEW_PARTS = 16  # up to here every node has a digit for each part: half the time, and cursors are not needed
 
 
 class MajorityMasters(NamedTuple):

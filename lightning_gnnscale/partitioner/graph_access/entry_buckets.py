@@ -25,6 +25,10 @@ READ_BYTES = 1 << 20
 PAGE_BYTES = 1 << 12
 MAX_ROUNDS = 3
 
+_SPARE_CHUNKS = 32
+_COARSE_CELLS = 1 << 13
+_FREE, _FULL = range(2)  # positions in OpenChunks.counts
+
 
 class EntryBuckets:
     """Take the entries of a symmetric adjacency in any order, and write its rows one after another into a file.
@@ -251,11 +255,6 @@ def _drop_repeats(neighbors, degree, table):
         read += degree[row]
         degree[row] = kept - first
     return kept
-
-
-_SPARE_CHUNKS = 32
-_COARSE_CELLS = 1 << 13
-_FREE, _FULL = range(2)  # positions in OpenChunks.counts
 
 
 class OpenChunks(NamedTuple):

@@ -16,8 +16,11 @@ from .layout import LayoutReport, ScanState, edge_hash, scan
 from .scratch import AUTO, nameless_file, nameless_map, read_at, reserve, scratch_folder, write_at
 
 BLOCK_EDGES = 1 << 16  # edges handed out at a time: their buffers stay in the processor's cache
+BUCKET_BYTES = 1 << 25  # records of one bucket of pairs: what is held in memory at a time while repeats are found
+MAX_BUCKETS = 256  # open files
 
 _KEEP_ALL, _KEEP_ASCENDING, _KEEP_FIRST = range(3)
+_HALF = np.uint64(32)
 
 
 @dataclass(frozen=True)
@@ -229,12 +232,6 @@ def _take_simple(src, dst, first_edge, rule, bits, out_src, out_dst, seen):
             out_src[kept], out_dst[kept] = src[i], dst[i]
             kept += src[i] != dst[i]
     return kept
-
-
-BUCKET_BYTES = 1 << 25  # records of one bucket: what is held in memory at a time
-MAX_BUCKETS = 256  # open files
-
-_HALF = np.uint64(32)
 
 
 def scratch_bytes_needed(num_listed: int, num_nodes: int) -> int:

@@ -12,6 +12,17 @@ from .weighted_graph import PART_DTYPE, BlockGraph, RowThreads, WeightedGraph, a
 
 NODE_WORK = 8  # what a node costs beside its entries
 WINDOW = 1 << 14  # rows, a power of two
+# Work of a batch, as `visiting_order` counts it: a fixed part of the method, whatever the threads.
+MAX_BATCH_WORK = 1 << 18
+MIN_BATCH_WORK = 1 << 8
+MIN_SHARED_WORK = 1 << 14  # a smaller batch is not shared out over threads
+# A pass over a small graph, or over a block on disk, is cut into so many.
+BATCHES, STREAMED_BATCHES = 128, 32
+# Neighbours that a node looks at in its first pass, on disk, in memory: powers of two from 8 on, as tables rely on.
+FIRST_SAMPLE, STREAMED_SAMPLE, SAMPLE = 32, 64, 256
+
+_SALT = 0x434C5553  # keeps this use of the seed apart from all others
+_MOVES_AHEAD = 16
 
 
 @kernel
@@ -50,19 +61,6 @@ def visiting_order(indptr, key, sample):
         total += NODE_WORK + min(sample, indptr[order[i] + 1] - indptr[order[i]])
         reach[i] = total
     return order, reach
-
-
-# Work of a batch, as `visiting_order` counts it: a fixed part of the method, whatever the threads.
-MAX_BATCH_WORK = 1 << 18
-MIN_BATCH_WORK = 1 << 8
-MIN_SHARED_WORK = 1 << 14  # a smaller batch is not shared out over threads
-# A pass over a small graph, or over a block on disk, is cut into so many.
-BATCHES, STREAMED_BATCHES = 128, 32
-# Neighbours that a node looks at in its first pass, on disk, in memory: powers of two from 8 on, as tables rely on.
-FIRST_SAMPLE, STREAMED_SAMPLE, SAMPLE = 32, 64, 256
-
-_SALT = 0x434C5553  # keeps this use of the seed apart from all others
-_MOVES_AHEAD = 16
 
 
 def cluster_nodes(
@@ -120,6 +118,7 @@ def cluster_nodes(
             after_pass(label, i + 1)
         if moved * 100 < num_nodes:
             break
+    # Two-hop clustering: without it hubs, whose clusters are full, would leave most of their leaves alone.
     join_two_hops(graph.node_weight, limit, group, label, weight, favourite)
     return label
 

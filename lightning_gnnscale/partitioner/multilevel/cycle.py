@@ -12,6 +12,7 @@ from .refinement import JetSpace, refine
 from .weighted_graph import PART_DTYPE, RowThreads, WeightedGraph, part_loads, total_weight
 
 MIN_SHRINKAGE = 0.95  # a level that keeps more of its nodes than this ends the descent
+_SALT = 0x47524F57  # keeps this use of the seed apart from all others
 
 
 class Effort(NamedTuple):
@@ -85,13 +86,16 @@ def run_cycle(graph, cap, seed: int, share, effort: Effort, threads: RowThreads,
     """
     num_parts = len(cap)
     limit = cluster_limit(graph, num_parts, effort.per_part)
+    # Down: clusters become nodes until the graph is small.
     levels, coarse, group = _descend(graph, limit, seed, effort.stop * num_parts, part, effort.passes, threads)
     at_level = level_cap(coarse, cap, share)
     if group is not None:
         part = group
     else:
+        # At the bottom: the best of several greedy partitions.
         tries = (_try(coarse, at_level, fold(seed, 1, i), share, effort, threads, space) for i in range(effort.tries))
         part = min(tries, key=lambda found: found[0])[1]
+    # Up: the parts are carried over to each finer graph and refined there.
     state = None
     for i, (finer, coarse_of) in enumerate([*reversed(levels)]):
         part = part[coarse_of]
@@ -225,9 +229,6 @@ def _sink(nodes, place, keys, size, i, v):
         i = child
     nodes[i] = v
     place[v] = i
-
-
-_SALT = 0x47524F57  # keeps this use of the seed apart from all others
 
 
 def grow_parts(graph: WeightedGraph, share: np.ndarray, seed: int) -> np.ndarray:

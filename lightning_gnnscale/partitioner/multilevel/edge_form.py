@@ -15,6 +15,10 @@ from .row_form import best_way_out, surcharge
 from .weighted_graph import PART_DTYPE, EdgeGraph, RowThreads, add_weights, share_of
 
 SLOTS = 8
+STEPS_A_ROUND = 2
+
+_SALT = 0x45434C55  # keeps this use of the seed apart from all others
+_AHEAD = 24  # edges
 
 
 @kernel(inline="always")
@@ -44,12 +48,6 @@ def count(values, counts, value):
         else:
             for k in range(1, SLOTS):
                 counts[k] -= 1
-
-
-STEPS_A_ROUND = 2
-
-_SALT = 0x45434C55  # keeps this use of the seed apart from all others
-_AHEAD = 24  # edges
 
 
 class EdgeClusters:

@@ -13,6 +13,13 @@ from .weighted_graph import PART_DTYPE, BlockGraph, EdgeGraph, RowThreads, Weigh
 
 WORTHWHILE = 1e-3  # a cut that falls by less than this share counts as standing still
 PRICE_STEP = 0.15  # of the mean edge weight a unit of weight, by which an overload of 1 raises a price
+LOOSE_ROUNDS = 20  # from then on a part is entered only where there is room, unless nothing moves
+STREAMED_LOOSE_ROUNDS = 1  # the same on disk, where a round costs a pass: more of them hardly lower the cut
+MAX_ROUNDS = 40
+STALLED = 0.9  # of the potential: a loose round in memory that leaves more has stalled
+INNER = 0.998
+
+_SALT = 0x52454241  # keeps this use of the seed apart from all others
 
 
 class JetSpace(NamedTuple):
@@ -129,13 +136,16 @@ def refine(
         search = Search(*saved["search"].tolist())
     price_step = PRICE_STEP * graph.total_edge_weight / np.maximum(1, total_weight(graph))
     while True:
+        # Jet's first filter: nodes that gain, or lose little, become candidates for their best part.
         cut = steps.select(part, price, loss, *space[:3])
         if search.judge(cut):
             space.best[:], best_load[:] = part, load
         if search.waited >= patience or search.round == max_rounds or cut == 0:
             break
+        # Jet's afterburner: a candidate moves only if it still pays once all better candidates have moved.
         steps.reconsider(part, price, *space[:3])
         _apply(graph.node_weight, part, load, space.target, space.moved)
+        # Ours: a part above its cap becomes dearer in that dimension, so that fewer nodes choose it next.
         price = np.maximum(0.0, price + price_step * (load / inner - 1.0))
         search.round += 1
         search.balanced = rebalance(graph, part, load, cap, inner, fold(seed, search.round), threads, *spare)
@@ -155,15 +165,6 @@ def _apply(node_weight, part, load, target, moved):
                 load[part[v], d] -= node_weight[v & every, d]
                 load[target[v], d] += node_weight[v & every, d]
             part[v] = target[v]
-
-
-LOOSE_ROUNDS = 20  # from then on a part is entered only where there is room, unless nothing moves
-STREAMED_LOOSE_ROUNDS = 1  # the same on disk, where a round costs a pass: more of them hardly lower the cut
-MAX_ROUNDS = 40
-STALLED = 0.9  # of the potential: a loose round in memory that leaves more has stalled
-INNER = 0.998
-
-_SALT = 0x52454241  # keeps this use of the seed apart from all others
 
 
 def rebalance(

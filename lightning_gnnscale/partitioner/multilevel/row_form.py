@@ -8,6 +8,9 @@ from ...triton_kernels.intrinsics import prefetch
 from .clustering import cluster_nodes
 from .weighted_graph import BlockGraph, RowThreads, WeightedGraph
 
+_CLUSTER_SALT = 0x464C4147  # keeps this use of the seed apart from all others
+_ENTRIES_AHEAD = 32
+
 
 def potential(load: np.ndarray, cap: np.ndarray) -> float:
     """Return the sum over parts and dimensions of max(0, load / cap - 1)^2."""
@@ -99,10 +102,6 @@ def best_way_out(v, row, own, conn, node_weight, load, cap, strict, key):
         if ratio > best_ratio or tie > best_tie:
             best, best_ratio, best_tie = b, ratio, tie
     return best, best_ratio
-
-
-_CLUSTER_SALT = 0x464C4147  # keeps this use of the seed apart from all others
-_ENTRIES_AHEAD = 32
 
 
 class RowClusters:

@@ -14,6 +14,10 @@ from ..graph_access.simple_graph import SimpleGraph, symmetric_adjacency
 PART_DTYPE = np.dtype(np.int16)  # of part ids while they are worked on: small arrays stay in the processor's cache
 MAX_PARTS = int(np.iinfo(PART_DTYPE).max)
 ONE = np.ones(1, np.int32)  # every edge weighs one
+MIN_ENTRIES = 1 << 15  # below this many entries a thread costs more than it saves
+
+_HASH = np.uint64(0x9E3779B97F4A7C15)
+_ROWS, _HALF = np.uint64(6), np.uint64(32)  # 64 nodes that stand together go to one share
 
 
 class WeightedRows(NamedTuple):
@@ -90,10 +94,6 @@ def total_weight(graph: WeightedGraph | BlockGraph) -> np.ndarray:
     return graph.node_weight.sum(axis=0, dtype=np.int64) * times
 
 
-_HASH = np.uint64(0x9E3779B97F4A7C15)
-_ROWS, _HALF = np.uint64(6), np.uint64(32)  # 64 nodes that stand together go to one share
-
-
 class EdgeGraph(NamedTuple):
     """A graph whose edges are read from its stream as often as asked; every edge weighs one.
 
@@ -151,9 +151,6 @@ def add_weights(label, node_weight, weight):
 def share_of(node, num_shares):
     """Return which of the shares a node belongs to that threads divide nodes into."""
     return np.int64((((np.uint64(node) >> _ROWS) * _HASH >> _HALF) * np.uint64(num_shares)) >> _HALF)
-
-
-MIN_ENTRIES = 1 << 15  # below this many entries a thread costs more than it saves
 
 
 def num_cores() -> int:
