@@ -1,6 +1,7 @@
 """Assign nodes to parts from a stream of edges."""
 
 from . import (  # noqa: F401 (imported to be registered)
+    baselines,
     dbh,
     fennel,
     grem,
@@ -11,14 +12,11 @@ from . import (  # noqa: F401 (imported to be registered)
     mixed,
     neighborhood_block,
     powergraph,
-    random,
-    range,
     spring,
     streaming_multilevel,
     two_phase,
 )
-from .partition import partition
-from .partitioning import Partitioning
+from .partition import Partitioning, partition
 from .quality import PartitionQuality, evaluate_partitioning
 from .registry import available_partitioners, register_partitioner
 

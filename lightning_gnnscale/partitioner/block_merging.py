@@ -7,7 +7,6 @@ import numpy as np
 
 from ..graph import id_dtype
 from ..jit import kernel
-from .block_quotient import Quotient
 
 
 class BlockForest(NamedTuple):
@@ -43,13 +42,13 @@ class BlockEdges(NamedTuple):
     tail: np.ndarray
 
 
-def link_rows(quotient: Quotient) -> BlockEdges:
-    """Return the rows of a quotient graph as linked lists; its arrays are taken over."""
-    starts, stops = quotient.indptr[:-1], quotient.indptr[1:]
-    following = np.arange(1, len(quotient.other) + 1, dtype=id_dtype(len(quotient.other) + 1))
+def link_rows(indptr: np.ndarray, other: np.ndarray, weight: np.ndarray) -> BlockEdges:
+    """Return the rows of a quotient graph as linked lists; its neighbours and weights are taken over."""
+    starts, stops = indptr[:-1], indptr[1:]
+    following = np.arange(1, len(other) + 1, dtype=id_dtype(len(other) + 1))
     following[stops[stops > starts] - 1] = -1
     head, tail = np.where(stops > starts, starts, -1), np.where(stops > starts, stops - 1, -1)
-    return BlockEdges(quotient.other, quotient.weight, following, head, tail)
+    return BlockEdges(other, weight, following, head, tail)
 
 
 def merge_blocks(blocks: BlockForest, edges: BlockEdges, num_parts: int) -> None:
@@ -145,6 +144,7 @@ def _merge(parent, labelled, by_mask, nodes, other, weight, following, head, tai
             break  # the others are no smaller: nothing fits any more
         if parent[b] != b or labelled[b] != count:
             continue  # it has merged since
+        # The neighbour that shares most edges, of those with which the block stays small.
         _shorten_list(b, parent, other, weight, following, head, tail, entry_of)
         best, most = -1, np.int64(0)
         entry = head[b]
@@ -196,6 +196,7 @@ def _assign(
             if neighbor >= 0:
                 cross[neighbor] += weight[entry]
             entry = following[entry]
+        # The paper's score CE * BS: edges into the part over its size, times the room it has for labelled nodes.
         best, best_score = -1, 0.0
         for j in range(num_parts):
             room = 1.0

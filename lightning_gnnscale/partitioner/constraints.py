@@ -87,6 +87,15 @@ def node_weight(constraints: Constraints, degree: np.ndarray, node: int) -> list
     return [int(weight_of(kind, degree[node], constraints.flags, d, node)) for d, kind in enumerate(constraints.kinds)]
 
 
+def node_weights(constraints: Constraints, degree: np.ndarray, dtype) -> np.ndarray:
+    """Return (num_nodes, D) weights of this dtype; or (1, 1) where nodes alone are balanced: each weighs one."""
+    if constraints.kinds.tolist() == [NODES]:
+        return np.ones((1, 1), dtype)
+    weight = np.empty((len(degree), len(constraints.kinds)), dtype)
+    _fill_weights(constraints.kinds, constraints.flags, degree, weight)
+    return weight
+
+
 def part_loads(constraints: Constraints, degree: np.ndarray, part_id: np.ndarray, num_parts: int) -> np.ndarray:
     """Return (num_parts, D) int64: the weight of every part in every dimension."""
     loads = np.zeros((num_parts, len(constraints.names)), np.int64)
@@ -148,6 +157,13 @@ def _weigh(degree, kinds, flags, total, heaviest):
             total[d] += weight
             if weight > most:
                 most, heaviest[d] = weight, v
+
+
+@kernel
+def _fill_weights(kinds, flags, degree, weight):
+    for v in range(len(degree)):
+        for d in range(len(kinds)):
+            weight[v, d] = weight_of(kinds[d], degree[v], flags, d, v)
 
 
 @kernel

@@ -1,47 +1,33 @@
 """Fennel: each node to the part with most of its neighbours, less a price that grows with the part."""
 
-import os
-
 import numpy as np
 
 from .graph_access.external_csc import BLOCK_EDGES, ExternalCSC
-from .graph_access.scratch import AUTO
-from .node_stream import POWER, NodeStreamOptions, SizeRule, stream_nodes
-from .registry import check_number, register_partitioner
-
-DEFAULT_SLACK = 1.1
+from .graph_input import GraphInput, graph_partitioner
+from .ldg import POWER, SizeRule, stream_nodes
+from .registry import check_number
 
 
-@register_partitioner("fennel", memory=lambda num_nodes, *_: 6 * num_nodes)
+@graph_partitioner("fennel", memory=lambda num_nodes, *_: 6 * num_nodes)
 def fennel(
-    stream,
+    graph: GraphInput,
     num_parts: int,
     *,
-    seed: int = 0,
-    masks=None,
-    balance=None,
-    progress=None,
     gamma: float = 1.5,
     alpha: float | None = None,
     passes: int = 1,
     order: str = "given",
     block_edges: int = BLOCK_EDGES,
-    deduplicate: bool | None = None,
-    scratch: str | os.PathLike | None = AUTO,
-    checkpoint: str | os.PathLike | None = None,
-    checkpoint_every: int = 8,
 ) -> np.ndarray:
     """Partition by Fennel's greedy rule over a stream of nodes with their neighbours.
 
     Args:
-        stream: an EdgeStream.
+        graph: see `ldg`.
+        graph.balance: see `ldg`. None: a slack of 1.1, the paper's nu.
         num_parts: in [1, num_nodes].
-        seed, masks, progress: see `ldg`.
-        balance: {"nodes": slack}: a part holds at most slack * num_nodes / num_parts nodes, >= 1. None: 1.1, the
-            paper's nu. No other constraint is taken.
         gamma: exponent of the cost alpha * size ** gamma of a part, >= 1.
         alpha: its factor, >= 0. None: num_edges * num_parts ** (gamma - 1) / num_nodes ** gamma, the paper's.
-        passes, order, block_edges, deduplicate, scratch, checkpoint, checkpoint_every: see `ldg`.
+        passes, order, block_edges: see `ldg`.
 
     Returns:
         (num_nodes,) int32 part ids.
@@ -64,9 +50,7 @@ def fennel(
         factor = default_alpha(csc.num_nodes, csc.num_edges, num_parts, gamma) if alpha is None else float(alpha)
         return SizeRule(POWER, cap, factor * gamma, float(gamma) - 1.0)
 
-    options = NodeStreamOptions(passes, order, block_edges, deduplicate, scratch, checkpoint, checkpoint_every)
-    settings = {"gamma": gamma, "alpha": alpha}
-    return stream_nodes("fennel", stream, num_parts, rule, settings, DEFAULT_SLACK, options, seed, balance, progress)
+    return stream_nodes(graph, num_parts, rule, 1.1, passes, order, block_edges)
 
 
 def default_alpha(num_nodes: int, num_edges: int, num_parts: int, gamma: float) -> float:

@@ -1,28 +1,36 @@
 """GREM: a partition of the first edges, carried over the rest in chunks while earlier placements are refined."""
 
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
+from ..edge_stream import open_edge_stream
 from ..graph import id_dtype
 from ..jit import kernel
 from ..triton_kernels.intrinsics import prefetch
 from . import phases
-from .checkpoint import Checkpoint
 from .graph_access.edge_shuffle import PIECE_EDGES, EdgeFile, copy_edges, shuffle_edges
-from .graph_access.resumed_graph import open_or_reopen
-from .graph_access.scratch import AUTO, reserve, scratch_folder
-from .graph_access.simple_graph import SimpleGraph, graph_facts
-from .grem_placement import PlacementState, place_edges
-from .grem_seed import MULTILEVEL, check_seed_method, seed_partitioner
-from .registry import check_number, refuse_balance, register_partitioner
+from .graph_access.scratch import reserve, scratch_folder
+from .graph_input import GraphInput, graph_partitioner
+from .grem_placement import ChunkRows, PlacementState, SeedParts, place_edges
+from .multilevel import Effort, partition_in_memory
+from .multilevel.weighted_graph import ONE, WeightedGraph
+from .registry import (
+    available_partitioners,
+    check_number,
+    complete_options,
+    get_partitioner,
+)
 
 _TOLERANCE = 1e-12  # relative: keeps a whole number whole where its quotient was rounded
+MULTILEVEL = "multilevel"  # the seed method of its own
 _PLACING = "placing"
 _AHEAD = 32  # edges
+# On a chunk of 2 million entries full effort takes three times as long or more, and later chunks cut no fewer edges.
+_SMALL_ENTRIES = 1 << 18
+_LITTLE_EFFORT = Effort(tries=2, passes=2, patience=3, max_rounds=6)
 
 
 def _memory(num_nodes: int, num_edges: int, num_parts: int, options: Mapping) -> float:
@@ -31,15 +39,11 @@ def _memory(num_nodes: int, num_edges: int, num_parts: int, options: Mapping) ->
     return (16 + placed_into) * num_nodes + 34 * chunk
 
 
-@register_partitioner("grem", memory=_memory)
+@graph_partitioner("grem", memory=_memory)
 def grem(
-    stream,
+    graph: GraphInput,
     num_parts: int,
     *,
-    seed: int = 0,
-    masks=None,
-    balance=None,
-    progress=None,
     mode: str = "recursive",
     refine: bool = True,
     chunk_edges_share: float = 0.1,
@@ -47,20 +51,13 @@ def grem(
     seed_method: str = MULTILEVEL,
     order: str = "shuffle",
     epsilon: float = 0.03,
-    deduplicate: bool | None = None,
-    scratch: str | os.PathLike | None = AUTO,
-    checkpoint: str | os.PathLike | None = None,
-    checkpoint_every: int = 8,
 ) -> np.ndarray:
     """Partition by greedy streaming with refinement, after an in-memory partition of the first chunk.
 
     Args:
-        stream: an EdgeStream.
+        graph: the graph, without `balance`: GREM's only bound is `epsilon`. Scratch disk is needed. Its seed decides
+            the order of the edges and is passed to the seed method.
         num_parts: in [1, num_nodes].
-        seed: decides the order of the edges and is passed to the seed method.
-        masks: not used.
-        balance: must be None: GREM's only bound is `epsilon`.
-        progress: called as progress(what, done, total) once a chunk.
         mode: "recursive" bisects, and bisects the parts with their inner edges again; "direct" places into all parts
             at once: faster, with a larger cut and 4 * num_parts bytes of counts a node.
         refine: place a node anew in every chunk that meets it; False fixes its first part (greedy streaming).
@@ -72,10 +69,6 @@ def grem(
         order: "shuffle" brings the edges into a random order on scratch disk; "given" takes them as they stream,
             which is right only where that order is random: edges sorted by id ruin the cut.
         epsilon: a part holds at most (1 + epsilon) * ceil(num_nodes / num_parts) nodes, >= 0.
-        deduplicate, scratch: see `open_simple_graph`; scratch disk is needed.
-        checkpoint: file to save the state to; when it stands there already, the work goes on from it. It is removed
-            at the end. None: nothing is saved.
-        checkpoint_every: chunks between two saves, >= 1.
 
     Returns:
         (num_nodes,) int32 part ids. Nodes that no edge has met go to the relatively lightest parts.
@@ -92,27 +85,19 @@ def grem(
         a node is taken out of its part before room is looked for (as printed the cut is random); any num_parts; ties
         stay, then go to the relatively lightest part, then to the lowest.
     """
-    refuse_balance("grem", balance)
-    _check_options(mode, refine, chunk_edges_share, chunk_edges, seed_method, order, epsilon, checkpoint_every)
-    folder = scratch_folder(scratch)
+    graph.refuse_balance()
+    _check_options(mode, refine, chunk_edges_share, chunk_edges, seed_method, order, epsilon)
+    folder = scratch_folder(graph.scratch)
     if folder is None:
         raise ValueError("partitioner 'grem' needs scratch disk: give scratch=<a folder> or scratch=auto")
-    decisive = {"mode": mode, "refine": refine, "share": chunk_edges_share, "chunk_edges": chunk_edges, "seed": seed}
-    decisive |= {"seed_method": seed_method, "order": order, "epsilon": epsilon, "num_parts": num_parts}
-    settings = {"method": "grem", **decisive, "deduplicate": deduplicate}
-    saved = Checkpoint(checkpoint, stream, settings, checkpoint_every)
-    graph, _, arrays = open_or_reopen(stream, saved, deduplicate, scratch, progress)
-    chunk_edges = chunk_edges or share_of_edges(chunk_edges_share, graph.num_edges)
+    graph.open_simple()
+    chunk_edges = chunk_edges or share_of_edges(chunk_edges_share, graph.simple.num_edges)
     phases.note(chunk_edges=chunk_edges)
-    run = _Run(graph, num_parts, epsilon, refine, chunk_edges, (seed_method, seed, scratch), saved, progress, arrays)
-    del arrays
-    edges = _ordered_edges(graph, folder, order, seed, num_parts > 2 and mode == "recursive", progress)
+    run = _Run(graph, num_parts, epsilon, refine, chunk_edges, seed_method)
+    edges = _ordered_edges(graph, folder, order, num_parts > 2 and mode == "recursive")
     if mode == "direct" or num_parts == 1:
-        part_id = run.place(edges, graph.num_nodes, (1,) * num_parts, [run.cap] * num_parts, 0, "placing")
-    else:
-        part_id = _bisect(edges, run)
-    saved.remove()
-    return part_id
+        return run.place(edges, graph.num_nodes, (1,) * num_parts, [run.cap] * num_parts, 0, _PLACING)
+    return _bisect(edges, run)
 
 
 def share_of_edges(share: float, num_edges: int) -> int:
@@ -145,36 +130,33 @@ def side_caps(num_nodes: int, share: tuple[int, int], cap: int) -> list[int]:
 class _Run:
     """What all passes of one run have in common, and the state in which an earlier process left them."""
 
-    def __init__(self, graph, num_parts, epsilon, refine, chunk_edges, seeding, saved, progress, arrays):
+    def __init__(self, graph: GraphInput, num_parts: int, epsilon, refine: bool, chunk_edges: int, seed_method: str):
+        left = graph.left_in(_PLACING)
         self.cap = part_cap(graph.num_nodes, num_parts, epsilon)
         self.num_parts = num_parts
-        self.part_id = arrays.get("part_id", np.zeros(graph.num_nodes, np.int32))
-        self.first_step = int(arrays.get("step", -1))
+        self.part_id = left.pop("part_id", np.zeros(graph.num_nodes, np.int32))
+        self.first_step = int(left.pop("step", -1))
         self._graph, self._refine, self._chunk_edges, self._epsilon = graph, refine, chunk_edges, epsilon
-        self._seed_method, self._seed, self._scratch = seeding
-        self._saved, self._progress = saved, progress
-        self._left_state = {name: arrays[name] for name in PlacementState._fields if name in arrays}
+        self._seed_method, self._left_state = seed_method, left
 
     def place(self, edges: EdgeFile, num_nodes: int, share, caps, step: int, what: str) -> np.ndarray:
         """Stream the edges once and return the (num_nodes,) parts; `step` numbers the passes of a run."""
-        state = PlacementState.empty(num_nodes, len(share), self._refine)
+        graph, state = self._graph, PlacementState.empty(num_nodes, len(share), self._refine)
         if step == self.first_step:
             state = PlacementState(**self._left_state)
         self._left_state = {}
-        facts = {"part_id": self.part_id, "step": np.int64(step), **graph_facts(self._graph), **state._asdict()}
 
         def after_chunk(done: int) -> None:
-            self._saved.after_chunk(_PLACING, facts)
-            if self._progress is not None:
-                self._progress(what, done, edges.num_edges)
+            graph.after_chunk(_PLACING, lambda: {"part_id": self.part_id, "step": np.int64(step), **state._asdict()})
+            graph.tell(what, done, edges.num_edges)
 
         caps = np.array(caps, np.int64)
-        seed_parts = seed_partitioner(self._seed_method, share, caps, self._epsilon, self._seed, self._scratch)
+        seed_parts = seed_partitioner(self._seed_method, share, caps, self._epsilon, graph.seed, graph.scratch)
         place_edges(edges, caps, self._chunk_edges, seed_parts, state, after_chunk)
         return state.part
 
 
-def _check_options(mode, refine, chunk_edges_share, chunk_edges, seed_method, order, epsilon, checkpoint_every) -> None:
+def _check_options(mode, refine, chunk_edges_share, chunk_edges, seed_method, order, epsilon) -> None:
     for name, value, allowed in (
         ("mode", mode, ("recursive", "direct")),
         ("refine", refine, (True, False)),
@@ -191,17 +173,16 @@ def _check_options(mode, refine, chunk_edges_share, chunk_edges, seed_method, or
             raise ValueError(f"partitioner.chunk_edges must be a whole number, got {chunk_edges!r}")
     check_seed_method(seed_method)
     check_number("partitioner.epsilon", epsilon, at_least=0)
-    check_number("partitioner.checkpoint_every", checkpoint_every, at_least=1)
 
 
-def _ordered_edges(graph: SimpleGraph, folder: Path, order: str, seed: int, rewritten: bool, progress) -> EdgeFile:
-    files = 2 if rewritten else 1
-    needed = files * graph.num_edges * 2 * id_dtype(graph.num_nodes).itemsize
-    reserve(folder, needed, f"{files} orders of {graph.num_edges} edges")
+def _ordered_edges(graph: GraphInput, folder: Path, order: str, rewritten: bool) -> EdgeFile:
+    simple, files = graph.simple, 2 if rewritten else 1
+    needed = files * simple.num_edges * 2 * id_dtype(graph.num_nodes).itemsize
+    reserve(folder, needed, f"{files} orders of {simple.num_edges} edges")
     with phases.phase("order"):
-        return (
-            shuffle_edges(graph, folder, seed, progress) if order == "shuffle" else copy_edges(graph, folder, progress)
-        )
+        if order == "shuffle":
+            return shuffle_edges(simple, folder, graph.seed, graph.progress)
+        return copy_edges(simple, folder, graph.progress)
 
 
 def _bisect(edges: EdgeFile, run: _Run) -> np.ndarray:
@@ -274,3 +255,98 @@ def _split_pairs(pairs, rank, kept_0, kept_1):
             kept_1[count_1, 0], kept_1[count_1, 1] = -1 - u, -1 - v
             count_1 += 1
     return count_0, count_1
+
+
+def check_seed_method(name: str) -> None:
+    """Raise ValueError unless the name is "multilevel" or a registered partitioner other than GREM."""
+    allowed = [MULTILEVEL, *(known for known in available_partitioners() if known not in ("grem", MULTILEVEL))]
+    if name not in allowed:
+        raise ValueError(f"partitioner.seed_method must be one of {', '.join(allowed)}, got {name!r}")
+
+
+def seed_partitioner(
+    method: str, share: tuple[int, ...], caps: np.ndarray, epsilon: float, seed: int, scratch
+) -> SeedParts:
+    """Return a function that partitions a first chunk.
+
+    Args:
+        method: "multilevel", or the name of a registered partitioner. The latter makes sum(share) parts of equal size,
+            which are then joined, unless all shares are equal.
+        share: (num_parts,) relative sizes of the parts, whole numbers >= 1.
+        caps: (num_parts,) int64 largest sizes of the parts over all nodes.
+        epsilon: Slack of the balance over the chunk's nodes, as far as the caps allow it. Used by "multilevel" only;
+            other methods have their own balance.
+        seed: Seed that is passed on to the method.
+        scratch: Scratch folder for registered partitioners that take one.
+
+    Returns:
+        A `SeedParts`. If a chunk has fewer nodes than there are parts, each node gets a part of its own.
+    """
+    even = len(set(share)) == 1
+    num_parts = len(share) if even or method == MULTILEVEL else sum(share)
+
+    def seed_parts(rows: ChunkRows, edges: EdgeFile, num_edges: int) -> np.ndarray:
+        rank = np.empty(len(rows.ends), rows.neighbors.dtype)
+        num_nodes = _rank_nodes(rows.ends, rank)
+        if num_nodes < num_parts:
+            found = np.arange(num_nodes)
+        elif method == MULTILEVEL:
+            return _multilevel(rows, rank, num_nodes, np.array(share), caps, epsilon, seed)
+        else:
+            found = _registered(method, rank, num_nodes, num_parts, edges, num_edges, seed, scratch)
+        if num_parts > len(share):
+            found = np.searchsorted(np.cumsum(share), found, side="right")
+        return found.astype(np.int32)
+
+    return seed_parts
+
+
+def _multilevel(rows, rank, num_nodes, share, caps, epsilon, seed) -> np.ndarray:
+    indptr, indices = np.zeros(num_nodes + 1, np.int64), np.empty(len(rows.neighbors), rank.dtype)
+    _compact_rows(rows.ends, rows.neighbors, rank, indptr, indices)
+    graph = WeightedGraph(indptr, indices, ONE, np.ones((1, 1), np.int32))
+    cap = np.minimum(caps, np.floor(-(-num_nodes * share // share.sum()) * (1 + epsilon)).astype(np.int64))
+    effort = Effort() if len(indices) <= _SMALL_ENTRIES else _LITTLE_EFFORT
+    return partition_in_memory(graph, cap[:, None], seed, share / share.sum(), effort)
+
+
+def _registered(method, rank, num_nodes, num_parts, edges, num_edges, seed, scratch) -> np.ndarray:
+    pairs = np.empty((num_edges, 2), edges.dtype)
+    edges.read(0, pairs)
+    _rename(pairs, rank)
+    stream = open_edge_stream((pairs[:, 0], pairs[:, 1]), num_nodes=num_nodes, layout="once")
+    options = {"scratch": scratch} if "scratch" in complete_options(method, {}) else {}
+    with phases.recording():  # its graph and its phases are not those of the whole
+        return np.asarray(get_partitioner(method)(stream, num_parts, seed=seed, **options))
+
+
+@kernel
+def _rank_nodes(ends, rank):
+    """Number the nodes that have an edge; return how many there are."""
+    num_nodes, start = 0, 0
+    for v in range(len(ends)):
+        if ends[v] > start:
+            rank[v] = num_nodes
+            num_nodes += 1
+        start = ends[v]
+    return num_nodes
+
+
+@kernel
+def _compact_rows(ends, neighbors, rank, indptr, indices):
+    row, start = 0, 0
+    for v in range(len(ends)):
+        if ends[v] > start:
+            row += 1
+            indptr[row] = ends[v]
+        start = ends[v]
+    for e in range(len(neighbors)):
+        indices[e] = rank[neighbors[e]]
+
+
+@kernel
+def _rename(pairs, rank):
+    """Put the ranks in, the smaller first: no edge then looks like the reverse of another."""
+    for i in range(len(pairs)):
+        u, v = rank[pairs[i, 0]], rank[pairs[i, 1]]
+        pairs[i, 0], pairs[i, 1] = min(u, v), max(u, v)

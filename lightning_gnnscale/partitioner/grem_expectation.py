@@ -27,6 +27,7 @@ from ..jit import kernel
 from ..rng import below, combine, fold, unit
 from .graph_access.scratch import AUTO
 from .graph_access.simple_graph import SimpleGraph, open_simple_graph
+from .quality import check_parts
 from .registry import check_number
 
 _SALT = 0x45585043
@@ -77,7 +78,7 @@ def expected_greedy_cut(
         raise ValueError(f"ends must be 1 or 2, got {ends!r}")
     if graph is None:
         graph, _ = open_simple_graph(stream, None, deduplicate, scratch, progress)
-    _check_reference(graph.num_nodes, part_id, num_parts)
+    check_parts(graph.num_nodes, part_id, num_parts)
     if not graph.num_edges:
         return 0.0
     tally = np.zeros((graph.num_nodes, num_parts), np.int32)
@@ -89,13 +90,6 @@ def expected_greedy_cut(
         return cut / (2 * graph.num_edges)
     together = sum(_expect_together(src, dst, chosen) for src, dst in graph.one_pass("both ends", progress))
     return 1 - together / graph.num_edges
-
-
-def _check_reference(num_nodes: int, part_id: np.ndarray, num_parts: int) -> None:
-    if part_id.shape != (num_nodes,) or part_id.dtype.kind not in "iu":
-        raise ValueError(f"part_id must be ({num_nodes},) integers, got {part_id.shape} {part_id.dtype}")
-    if num_nodes and not 0 <= int(part_id.min()) <= int(part_id.max()) < num_parts:
-        raise ValueError(f"part_id must lie in [0, {num_parts}), got {part_id.min()} to {part_id.max()}")
 
 
 @kernel

@@ -186,6 +186,7 @@ def _place_chunk(ends, neighbors, part, counts, sizes, caps, refine):
         if stop == start or (own >= 0 and not refine):
             continue
         _tally(neighbors, start, stop, part, tally)
+        # Algorithm 2: a node with a part leaves it first, and what this chunk tells is averaged with what it knew.
         if own >= 0:
             sizes[own] -= 1
             for b in range(len(sizes)):

@@ -1,7 +1,6 @@
 """KaMinPar, in memory: a peer for cut and speed. Needs the extra `[kaminpar]`."""
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
@@ -10,42 +9,26 @@ import numpy as np
 from ..errors import GNNScaleError
 from ..graph import CSC, id_dtype
 from . import phases
-from .graph_access.adjacency import symmetric_adjacency
-from .graph_access.scratch import AUTO, nameless_file, reserve, scratch_folder, write_at
-from .graph_access.simple_graph import open_simple_graph
-from .registry import check_number, register_partitioner
+from .graph_access.scratch import nameless_file, reserve, scratch_folder, write_at
+from .graph_access.simple_graph import symmetric_adjacency
+from .graph_input import GraphInput, graph_partitioner
+from .registry import check_number
 
 # The ParHIP format: three uint64 (version, nodes, arcs), a uint64 file position a row, then the neighbours. The
 # version's bits say what is left out or narrow: edge weights, node weights, 64-bit positions (4), 64-bit ids (8).
 _NO_WEIGHTS, _NARROW_IDS, _HEADER_BYTES = 3, 8, 24
 
 
-@register_partitioner("kaminpar", memory=lambda num_nodes, num_edges, *_: 58 * num_edges)
-def kaminpar(
-    stream,
-    num_parts: int,
-    *,
-    seed: int = 0,
-    masks=None,
-    balance=None,
-    progress=None,
-    threads: int = 1,
-    preset: str = "default",
-    deduplicate: bool | None = None,
-    scratch: str | os.PathLike | None = AUTO,
-) -> np.ndarray:
+@graph_partitioner("kaminpar", memory=lambda num_nodes, num_edges, *_: 58 * num_edges, resumable=False)
+def kaminpar(graph: GraphInput, num_parts: int, *, threads: int = 1, preset: str = "default") -> np.ndarray:
     """Partition with KaMinPar, the whole graph in memory; it is handed over in a file on scratch disk.
 
     Args:
-        stream: an EdgeStream.
+        graph: the graph; scratch disk is needed. Its seed is KaMinPar's own, in [0, 2**31).
+        graph.balance: None (KaMinPar's default, 1.03) or {"nodes": slack}: the largest part over the mean.
         num_parts: in [1, num_nodes].
-        seed: KaMinPar's own, in [0, 2**31).
-        masks: not used.
-        balance: None (KaMinPar's default, 1.03) or {"nodes": slack}: the largest part over the mean.
-        progress: called as progress(what, done, total) once a chunk.
         threads: >= 1; with several threads the result is another one each time.
         preset: a name of KaMinPar's own settings, for example "fast", "default", "eco", "strong" or "terapart".
-        deduplicate, scratch: see `open_simple_graph`; scratch disk is needed.
 
     Returns:
         (num_nodes,) int32 part ids.
@@ -59,21 +42,22 @@ def kaminpar(
     Source: Gottesbueren et al., Deep multilevel graph partitioning, ESA 2021, through kaminpar.
     """
     package = _import_kaminpar()
-    slack = _node_slack(balance)
-    _check_options(package, threads, preset, seed)
-    folder = scratch_folder(scratch)
+    slack = _node_slack(graph.balance)
+    _check_options(package, threads, preset, graph.seed)
+    folder = scratch_folder(graph.scratch)
     if folder is None:
         raise ValueError("partitioner 'kaminpar' reads its graph from a file: give scratch=<a folder> or scratch=auto")
-    with phases.phase("degrees"):
-        graph, degree = open_simple_graph(stream, None, deduplicate, scratch, progress)
-    if num_parts == 1 or not graph.num_edges:
+    degree = graph.open_simple()
+    if num_parts == 1 or not graph.simple.num_edges:
         return (np.arange(graph.num_nodes) % num_parts).astype(np.int32)
     with phases.phase("adjacency"):
-        file = _write_parhip(folder, symmetric_adjacency(graph, degree, id_dtype(graph.num_nodes), progress))
+        file = _write_parhip(
+            folder, symmetric_adjacency(graph.simple, degree, id_dtype(graph.num_nodes), graph.progress)
+        )
         with file:
             loaded = package.load_graph(f"/dev/fd/{file.fileno()}", package.GraphFileFormat.PARHIP)
     with phases.phase("kaminpar"):
-        package.reseed(int(seed))
+        package.reseed(int(graph.seed))
         solver = package.KaMinPar(int(threads), package.context_by_name(preset))
         found = solver.compute_partition(loaded, int(num_parts), slack - 1.0)
     return np.asarray(found, np.int32)

@@ -1,45 +1,42 @@
-"""METIS, in memory: the yardstick for cut and for memory. Needs the extra `[metis]`, or METIS' shared library."""
+"""METIS, in memory: the yardstick for cut and for memory. Needs the extra `[metis]`, or METIS' shared library.
 
-import os
+pymetis does not pass on several balance constraints at once; for those the library is called through ctypes. It is
+looked for in the system (Debian: libmetis5), then inside pymetis, whose extension module holds a whole METIS.
+"""
+
+import ctypes
+import ctypes.util
+import importlib.util
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import GNNScaleError
 from ..graph import CSC, id_dtype
 from . import phases
-from .constraints import MASK, VOLUME, Constraints, judge, part_loads, resolve_constraints
-from .graph_access.adjacency import symmetric_adjacency
-from .graph_access.scratch import AUTO
-from .graph_access.simple_graph import open_simple_graph
-from .metis_library import call_metis, find_metis_library
-from .registry import check_number, register_partitioner
+from .constraints import judge, node_weights, part_loads, resolve_constraints
+from .graph_access.simple_graph import symmetric_adjacency
+from .graph_input import GraphInput, graph_partitioner
+from .registry import check_number
 
 _SLACK = 1.03  # METIS' default
+_NUM_OPTIONS = 40  # METIS_NOPTIONS
+_OK, _MEANINGS = 1, {-2: "it refuses its input", -3: "it ran out of memory", -4: "it gives no reason"}
+_SEED, _SEED_SINCE_5_2 = 8, 9  # positions in the options
+_ONLY_SINCE_5_2 = "libmetis__graph_WriteToDisk"
 
 
-@register_partitioner("metis", memory=lambda num_nodes, num_edges, *_: 240 * num_edges)
-def metis(
-    stream,
-    num_parts: int,
-    *,
-    seed: int = 0,
-    masks=None,
-    balance=None,
-    progress=None,
-    deduplicate: bool | None = None,
-    scratch: str | os.PathLike | None = AUTO,
-) -> np.ndarray:
+@graph_partitioner("metis", memory=lambda num_nodes, num_edges, *_: 240 * num_edges, resumable=False)
+def metis(graph: GraphInput, num_parts: int) -> np.ndarray:
     """Partition with METIS' multilevel method, the whole graph in memory.
 
     Args:
-        stream: an EdgeStream.
+        graph: the graph. Its seed is METIS' own, in [0, 2**31); its masks are those that are balanced.
+        graph.balance: {"nodes": 1.05, "volume": 1.10, "train": 1.05}, any of them: the largest part over the mean;
+            None: nodes at METIS' default, 1.03. METIS may break a bound: a warning says by how much.
         num_parts: in [1, num_nodes].
-        seed: METIS' own seed, in [0, 2**31).
-        masks: {"train": (num_nodes,) bool, ...}, those that are balanced.
-        balance: {"nodes": 1.05, "volume": 1.10, "train": 1.05}, any of them: the largest part over the mean; None:
-            nodes at METIS' default, 1.03. METIS may break a bound: a warning says by how much.
-        progress: called as progress(what, done, total) once a chunk.
-        deduplicate, scratch: see `open_simple_graph`.
 
     Returns:
         (num_nodes,) int32 part ids.
@@ -53,25 +50,26 @@ def metis(
         k-way beyond; with other balances than that of nodes, or without pymetis, Karypis and Kumar, Multilevel
         algorithms for multi-constraint graph partitioning, SC 1998, k-way, through METIS' library.
     """
+    balance, seed = graph.balance, graph.seed
     _check_seed(seed)
     several = bool(balance) and set(balance) != {"nodes"}
     slack = _node_slack(balance)
     pymetis = None if several else _import_pymetis()
     library = _need_library(balance if several else None) if pymetis is None else None
-    with phases.phase("degrees"):
-        graph, degree = open_simple_graph(stream, None, deduplicate, scratch, progress)
-    constraints = resolve_constraints(balance, masks, degree, num_parts) if several else None
+    degree = graph.open_simple()
+    constraints = resolve_constraints(balance, graph.masks, degree, num_parts) if several else None
     part_id = (np.arange(graph.num_nodes) % num_parts).astype(np.int32)
-    if num_parts > 1 and graph.num_edges:
+    if num_parts > 1 and graph.simple.num_edges:
         wide = np.dtype(np.int64) if pymetis is not None else library.id_dtype
         with phases.phase("adjacency"):
-            adjacency = symmetric_adjacency(graph, degree, max(wide, id_dtype(graph.num_nodes)), progress)
+            adjacency = symmetric_adjacency(graph.simple, degree, max(wide, id_dtype(graph.num_nodes)), graph.progress)
         with phases.phase("metis"):
             if pymetis is not None:
                 found = _call_pymetis(pymetis, adjacency, slack, num_parts, seed)
             else:
-                weight, slacks = _node_weight(constraints, degree, wide), np.array([slack])
-                slacks = slacks if constraints is None else constraints.slack
+                weight, slacks = None, np.array([slack])
+                if constraints is not None:
+                    weight, slacks = node_weights(constraints, degree, wide), constraints.slack
                 found = call_metis(library, *adjacency, weight, slacks, num_parts, int(seed))
         part_id = np.asarray(found, np.int32)
     if constraints is not None:
@@ -91,19 +89,6 @@ def _call_pymetis(pymetis, adjacency: CSC, slack: float, num_parts: int, seed: i
         return pymetis.part_graph(num_parts, lists, options=options)[1]
     lists = {"xadj": adjacency.indptr, "adjncy": adjacency.indices}  # before 2025
     return pymetis.part_graph(num_parts, **lists, options=options)[1]
-
-
-def _node_weight(constraints: Constraints | None, degree: np.ndarray, dtype: np.dtype) -> np.ndarray | None:
-    """Return (num_nodes, D) weights; None without constraints."""
-    if constraints is None:
-        return None
-    weight = np.ones((len(degree), len(constraints.names)), dtype)
-    for d, kind in enumerate(constraints.kinds):
-        if kind == VOLUME:
-            weight[:, d] = degree
-        elif kind == MASK:
-            weight[:, d] = (constraints.flags >> np.uint8(d)) & 1
-    return weight
 
 
 def _import_pymetis():
@@ -135,3 +120,125 @@ def _node_slack(balance) -> float:
         return _SLACK
     check_number("partitioner.balance.nodes", balance["nodes"], at_least=1)
     return float(balance["nodes"])
+
+
+class MetisLibrary(NamedTuple):
+    """A METIS that can be called.
+
+    Attributes:
+        path: Path of the shared library.
+        functions: The loaded library.
+        id_dtype, real_dtype: Dtypes that it was compiled for: int32 or int64, float32 or float64.
+        seed_option: Index of the seed in its array of options.
+    """
+
+    path: str
+    functions: ctypes.CDLL
+    id_dtype: np.dtype
+    real_dtype: np.dtype
+    seed_option: int
+
+
+@cache
+def find_metis_library() -> MetisLibrary | None:
+    """Return the first METIS library that loads and answers, or None."""
+    for path in _candidates():
+        try:
+            functions = ctypes.CDLL(path)
+            functions.METIS_SetDefaultOptions, functions.METIS_PartGraphKway  # noqa: B018 (AttributeError if missing)
+        except (OSError, AttributeError):
+            continue
+        id_dtype = _id_dtype(functions)
+        seed_option = _SEED_SINCE_5_2 if hasattr(functions, _ONLY_SINCE_5_2) else _SEED
+        for real_dtype in (np.dtype(np.float32), np.dtype(np.float64)):
+            library = MetisLibrary(path, functions, id_dtype, real_dtype, seed_option)
+            if _reads_slack(library):
+                return library
+    return None
+
+
+def call_metis(
+    library: MetisLibrary,
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    node_weight: np.ndarray | None,
+    slack: np.ndarray,
+    num_parts: int,
+    seed: int,
+) -> np.ndarray:
+    """Partition by METIS_PartGraphKway, for the smallest cut.
+
+    Args:
+        library: what `find_metis_library` returned.
+        indptr, indices: symmetric adjacency without repeats and self-loops.
+        node_weight: (num_nodes, D) of the library's id dtype, each column with a sum above 0; None: 1 for each node.
+        slack: (D,) the largest part over the mean, per column, >= 1.
+        num_parts: >= 2.
+        seed: in [0, 2**31).
+
+    Returns:
+        (num_nodes,) of the library's id dtype.
+
+    Raises:
+        GNNScaleError: METIS fails, or the graph is too large for its ids.
+    """
+    if len(indices) > np.iinfo(library.id_dtype).max:
+        raise GNNScaleError(
+            f"{library.path} counts with {library.id_dtype.name}, too few bits for {len(indices)} neighbours: a METIS "
+            "with 64-bit ids is part of  pip install 'lightning-gnnscale[metis]'"
+        )
+    num_nodes = len(indptr) - 1
+    options = np.full(_NUM_OPTIONS, -1, library.id_dtype)
+    options[library.seed_option] = seed
+    part_id, cut = np.zeros(num_nodes, library.id_dtype), np.zeros(1, library.id_dtype)
+    count, width, parts = (np.array([value], library.id_dtype) for value in (num_nodes, len(slack), num_parts))
+    arrays = [
+        count,
+        width,
+        np.ascontiguousarray(indptr, library.id_dtype),
+        np.ascontiguousarray(indices, library.id_dtype),
+        None if node_weight is None else np.ascontiguousarray(node_weight, library.id_dtype),
+        None,
+        None,
+        parts,
+        None,
+        np.ascontiguousarray(slack, library.real_dtype),
+        options,
+        cut,
+        part_id,
+    ]
+    status = library.functions.METIS_PartGraphKway(*(_address(array) for array in arrays))
+    if status != _OK:
+        raise GNNScaleError(f"METIS ({library.path}) failed: {_MEANINGS.get(status, f'status {status}')}")
+    return part_id
+
+
+def _candidates() -> list[str]:
+    system = ctypes.util.find_library("metis")
+    found = [system] if system else []
+    spec = importlib.util.find_spec("pymetis")
+    if spec is not None and spec.origin:
+        found += [str(path) for path in sorted(Path(spec.origin).parent.glob("_internal*.so"))]
+    return found
+
+
+def _id_dtype(functions: ctypes.CDLL) -> np.dtype:
+    """Return the dtype whose 40 values METIS_SetDefaultOptions fills."""
+    room = np.zeros(2 * _NUM_OPTIONS, np.int32)
+    functions.METIS_SetDefaultOptions(_address(room))
+    return np.dtype(np.int64 if room[_NUM_OPTIONS:].any() else np.int32)
+
+
+def _reads_slack(library: MetisLibrary) -> bool:
+    """Whether the library takes slacks of this real dtype; one of doubles finds two floats to be a negative number."""
+    indptr, indices = np.array([0, 1, 3, 5, 6]), np.array([1, 0, 2, 1, 3, 2])
+    slack = np.array([1.1, -1.0], library.real_dtype)[:1]
+    try:
+        call_metis(library, indptr, indices, None, slack, 2, 0)
+    except GNNScaleError:
+        return False
+    return True
+
+
+def _address(array: np.ndarray | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(None if array is None else array.ctypes.data)

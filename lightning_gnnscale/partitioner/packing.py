@@ -26,21 +26,33 @@ def pack_in_order(sizes: np.ndarray, filled: np.ndarray) -> np.ndarray:
 @kernel
 def _pack(sizes, filled, heap, part):
     for item in range(len(sizes)):
-        chosen = heap[0]
-        part[item] = chosen
-        filled[chosen] += sizes[item]
-        slot = 0
-        while True:
-            child = 2 * slot + 1
-            if child >= len(heap):
-                break
-            if child + 1 < len(heap) and _before(filled, heap[child + 1], heap[child]):
-                child += 1
-            if not _before(filled, heap[child], chosen):
-                break
-            heap[slot] = heap[child]
-            slot = child
-        heap[slot] = chosen
+        part[item] = fill_least(filled, heap, sizes[item])
+
+
+@kernel
+def fill_least(filled, heap, size):
+    """Add a size to the least filled part, the lowest of several, and return it.
+
+    Args:
+        filled: (num_parts,) int64, what the parts hold.
+        heap: (num_parts,) the parts as a binary heap by (filled, part); kept as one.
+        size: to add, >= 0.
+    """
+    chosen = heap[0]
+    filled[chosen] += size
+    slot = 0
+    while True:
+        child = 2 * slot + 1
+        if child >= len(heap):
+            break
+        if child + 1 < len(heap) and _before(filled, heap[child + 1], heap[child]):
+            child += 1
+        if not _before(filled, heap[child], chosen):
+            break
+        heap[slot] = heap[child]
+        slot = child
+    heap[slot] = chosen
+    return chosen
 
 
 @kernel(inline="always")

@@ -123,7 +123,9 @@ def evaluate_partitioning(
     """
     if graph is None:
         graph = open_simple_graph(stream, None, deduplicate, scratch, progress)[0]
-    _check(graph.num_nodes, part_id, num_parts, halo_hops)
+    check_parts(graph.num_nodes, part_id, num_parts)
+    if halo_hops < 0:
+        raise ValueError(f"halo_hops must be >= 0, got {halo_hops}")
     check_number("feature_bytes", feature_bytes, at_least=0)
     masked = _count_masks(masks, part_id, num_parts)
     counts = _Counts.zeros(num_parts)
@@ -190,15 +192,14 @@ def balance(loads: np.ndarray) -> float:
     return int(loads.max()) * len(loads) / total if total else 1.0
 
 
-def _check(num_nodes: int, part_id: np.ndarray, num_parts: int, halo_hops: int) -> None:
+def check_parts(num_nodes: int, part_id: np.ndarray, num_parts: int) -> None:
+    """Raise ValueError unless every node has a part in [0, num_parts)."""
     if part_id.shape != (num_nodes,) or part_id.dtype.kind not in "iu":
         raise ValueError(f"part_id must be ({num_nodes},) integers, got {part_id.shape} {part_id.dtype}")
     if num_parts < 1:
         raise ValueError(f"num_parts must be >= 1, got {num_parts}")
     if num_nodes and not 0 <= int(part_id.min()) <= int(part_id.max()) < num_parts:
         raise ValueError(f"part_id must lie in [0, {num_parts}), got {part_id.min()} to {part_id.max()}")
-    if halo_hops < 0:
-        raise ValueError(f"halo_hops must be >= 0, got {halo_hops}")
 
 
 def _count_masks(masks: dict | None, part_id: np.ndarray, num_parts: int) -> dict[str, np.ndarray]:

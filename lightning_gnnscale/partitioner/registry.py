@@ -11,7 +11,7 @@ from .graph_access.scratch import AUTO
 _PARTITIONERS: dict[str, Callable] = {}
 _MEMORY: dict[str, Callable[..., float]] = {}
 _SHARED = ("seed", "masks", "balance", "progress")
-_WITHOUT_EFFECT = ("checkpoint", "checkpoint_every", "num_threads")
+WITHOUT_EFFECT = ("checkpoint", "checkpoint_every", "num_threads")
 _SCRATCH = "scratch"
 
 
@@ -113,7 +113,7 @@ def decisive_options(name: str, options: Mapping, defaults: bool = True) -> dict
     usual, kept = complete_options(name, {}), {}
     for key, value in options.items():
         has_folder = key == _SCRATCH and value is not None
-        if key not in _WITHOUT_EFFECT and not has_folder:
+        if key not in WITHOUT_EFFECT and not has_folder:
             kept[key] = value
         elif defaults and key in usual:
             kept[key] = AUTO if has_folder else usual[key]

@@ -1,6 +1,6 @@
 """SPRING: clusters grown from one pass over the edges, merged towards their richest neighbours, packed into parts."""
 
-import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -8,12 +8,11 @@ import numpy as np
 from ..jit import kernel
 from ..triton_kernels.intrinsics import prefetch
 from . import phases
-from .checkpoint import Checkpoint
-from .graph_access.layout import ScanState
-from .graph_access.scratch import AUTO
-from .graph_access.simple_graph import SimpleGraph, graph_facts, open_simple_graph, reopen_simple_graph
-from .registry import check_number, refuse_balance, register_partitioner
-from .spring_merging import merge_and_assign
+from .graph_input import GraphInput, graph_partitioner
+from .packing import fill_least
+from .registry import check_number
+
+_CLUSTERING = "clustering"  # a phase, also of a checkpoint
 
 # Columns of SpringState.nodes.
 CLUSTER, DEGREE, RICHEST, RICHEST_DEGREE = range(4)
@@ -28,14 +27,10 @@ class SpringState(NamedTuple):
         nodes: (num_nodes, 4) `id_dtype(num_nodes)`: the cluster of a node, named by the node that founded it; its
             degree; its richest neighbour so far (-1: none) and that one's degree. One row is one cache access.
         volume: (num_nodes,) int32 or int64, sum of degrees by cluster name.
-        seen: (2,) uint64, edges read and their checksum.
-        next_chunk: (1,) int64.
     """
 
     nodes: np.ndarray
     volume: np.ndarray
-    seen: np.ndarray
-    next_chunk: np.ndarray
 
     @classmethod
     def start(cls, degree: np.ndarray, max_volume: int) -> "SpringState":
@@ -45,42 +40,27 @@ class SpringState(NamedTuple):
         wide = 2 * max_volume > np.iinfo(degree.dtype).max
         volume = degree.astype(np.int64) if wide else degree
         _found_clusters(degree, nodes)
-        return cls(nodes, volume, np.zeros(2, np.uint64), np.zeros(1, np.int64))
+        return cls(nodes, volume)
 
 
-@register_partitioner("spring", memory=lambda num_nodes, *_: 24 * num_nodes)
+@graph_partitioner("spring", memory=lambda num_nodes, *_: 24 * num_nodes)
 def spring(
-    stream,
+    graph: GraphInput,
     num_parts: int,
     *,
-    seed: int = 0,
-    masks=None,
-    balance=None,
-    progress=None,
     tau_vol: float | None = None,
     tau_factor: float = 0.1,
     beta: float = 1.05,
-    deduplicate: bool | None = None,
-    scratch: str | os.PathLike | None = AUTO,
-    checkpoint: str | os.PathLike | None = None,
-    checkpoint_every: int = 8,
 ) -> np.ndarray:
-    """Partition by streaming clustering, merging and packing; deterministic, so `seed` has no effect.
+    """Partition by streaming clustering, merging and packing; deterministic, so the seed has no effect.
 
     Args:
-        stream: an EdgeStream.
+        graph: the graph, without `balance`: SPRING's only bound is `beta`.
         num_parts: in [1, num_nodes].
-        seed, masks: not used.
-        balance: must be None: SPRING's only bound is `beta`.
-        progress: called as progress(what, done, total) once a chunk.
         tau_vol: volume (sum of degrees) up to which a cluster takes part in moves, >= 0; tested before the move. None:
             tau_factor * 2 * num_edges / num_parts.
         tau_factor: dimensionless, >= 0.
         beta: a merged cluster has at most beta * num_nodes / num_parts nodes, >= 1.
-        deduplicate, scratch: see `open_simple_graph`.
-        checkpoint: file to save the state to; when it stands there already, the work goes on from it. It is removed
-            at the end. None: nothing is saved.
-        checkpoint_every: chunks between two saves, >= 1.
 
     Returns:
         (num_nodes,) int32 part ids. Nodes without an edge go to the least filled parts.
@@ -93,75 +73,25 @@ def spring(
     Source: Huang et al., SDT-GNN, Algorithm 1 (also CATGNN). Differs: ties are settled by the lowest id; a node that
         never meets an edge is placed as well.
     """
-    refuse_balance("spring", balance)
+    graph.refuse_balance()
     check_number("partitioner.tau_factor", tau_factor, at_least=0)
     check_number("partitioner.beta", beta, at_least=1)
-    check_number("partitioner.checkpoint_every", checkpoint_every, at_least=1)
     if tau_vol is not None:
         check_number("partitioner.tau_vol", tau_vol, at_least=0)
-    settings = {"tau_vol": tau_vol, "tau_factor": tau_factor, "num_parts": num_parts, "deduplicate": deduplicate}
-    settings["scratch"] = scratch is not None  # without it repeated edges may stay
-    saved = Checkpoint(checkpoint, stream, {"method": "spring", **settings}, checkpoint_every)
-    graph, state = _after_degrees(stream, num_parts, settings, scratch, saved, progress)
-    with phases.phase("clustering"):
-        cluster_edges(graph, state, _max_volume(graph.num_edges, settings), progress, saved)
-    nodes, volume = state.nodes, state.volume
-    del state
-    part_id = merge_and_assign(nodes, volume, num_parts, beta)
-    saved.remove()
-    return part_id
+    state = _clusters(graph, lambda edges: tau_factor * 2 * edges / num_parts if tau_vol is None else tau_vol)
+    return merge_and_assign(*state, num_parts, beta)
 
 
-def cluster_edges(graph: SimpleGraph, state: SpringState, max_volume: int, progress=None, saved=None) -> None:
-    """Run the clustering pass, from the state's chunk to the end; the state is changed in place.
-
-    Args:
-        graph: the undirected simple graph behind a stream.
-        state: where the pass stands.
-        max_volume: volume up to which a cluster takes part in moves.
-        progress: called as progress("clustering", edges done, edges in all) once a chunk.
-        saved: a Checkpoint that may save the state after a chunk; None saves nothing.
-
-    Raises:
-        EdgeStreamError: the edges are not those of the first pass.
-    """
-    for chunk in graph.stream.chunks(int(state.next_chunk[0])):
-        for src, dst in graph.blocks(chunk, state.seen):
-            _cluster_block(src, dst, state.nodes, state.volume, max_volume)
-        state.next_chunk[0] += 1
-        if saved is not None:
-            saved.after_chunk("clustering", {**state._asdict(), **graph_facts(graph)})
-        if progress is not None:
-            progress("clustering", int(state.seen[0]), graph.report.num_listed)
-    graph.check(state.seen)
-
-
-def _after_degrees(stream, num_parts, settings, scratch, saved, progress) -> tuple[SimpleGraph, SpringState]:
-    """Return the graph and the clustering state at its start, or where a checkpoint left it."""
-    phase, arrays = saved.load() or ("", {})
-    if phase == "clustering":
-        with phases.phase("degrees"):
-            graph = reopen_simple_graph(stream, arrays, scratch, progress)
-        return graph, SpringState(*(arrays[name] for name in SpringState._fields))
-    scan_state = ScanState(*(arrays[name] for name in ScanState._fields)) if phase == "degrees" else None
-    with phases.phase("degrees"):
-        graph, degree = open_simple_graph(
-            stream,
-            scan_state,
-            settings["deduplicate"],
-            scratch,
-            progress,
-            after_chunk=lambda state: saved.after_chunk("degrees", state._asdict()),
-        )
-        return graph, SpringState.start(degree, _max_volume(graph.num_edges, settings))
-
-
-def _max_volume(num_edges: int, settings: dict) -> int:
-    """Return tau_vol as a whole number: volumes are whole, and none passes the sum of all degrees."""
-    tau_vol = settings["tau_vol"]
-    if tau_vol is None:
-        tau_vol = settings["tau_factor"] * 2 * num_edges / settings["num_parts"]
-    return int(min(tau_vol, 2 * num_edges))
+def _clusters(graph: GraphInput, volume_bound: Callable[[int], float]) -> SpringState:
+    """Return the clusters after one pass over the edges; `volume_bound` is called with their number."""
+    degree, left = graph.open_simple(), graph.left_in(_CLUSTERING)
+    num_edges = graph.simple.num_edges
+    max_volume = int(min(volume_bound(num_edges), 2 * num_edges))  # volumes are whole; none passes the sum of degrees
+    state = SpringState(**left) if left else SpringState.start(degree, max_volume)
+    del degree, left
+    with phases.phase(_CLUSTERING):
+        graph.run_pass(_CLUSTERING, lambda src, dst: _cluster_block(src, dst, *state, max_volume), state._asdict)
+    return state
 
 
 @kernel
@@ -184,6 +114,7 @@ def _cluster_block(src, dst, nodes, volume, max_volume):
         u, v = src[i], dst[i]
         cluster_u, cluster_v = nodes[u, CLUSTER], nodes[v, CLUSTER]
         degree_u, degree_v = nodes[u, DEGREE], nodes[v, DEGREE]
+        # Algorithm 1, clustering: while neither cluster is full, the end in the one with less volume moves over.
         if cluster_u != cluster_v:
             volume_u, volume_v = volume[cluster_u], volume[cluster_v]
             if volume_u <= max_volume and volume_v <= max_volume:
@@ -193,7 +124,207 @@ def _cluster_block(src, dst, nodes, volume, max_volume):
                 else:
                     volume[cluster_u], volume[cluster_v] = volume_u + degree_v, volume_v - degree_v
                     nodes[v, CLUSTER] = cluster_u
+        # The richest neighbour of each end, by which clusters merge later; of several the first one seen stays.
         if degree_v > nodes[u, RICHEST_DEGREE]:
             nodes[u, RICHEST], nodes[u, RICHEST_DEGREE] = v, degree_v
         if degree_u > nodes[v, RICHEST_DEGREE]:
             nodes[v, RICHEST], nodes[v, RICHEST_DEGREE] = u, degree_u
+
+
+# Columns of the node rows from here on: of any node, its parent in the union-find forest, or minus the size of the
+# cluster for the root; of a root, the node whose richest neighbour has the largest degree (-1: no edge at all).
+_PARENT, _BEST, _RICHEST, _RICHEST_DEGREE = range(4)
+
+
+def merge_and_assign(nodes: np.ndarray, volume: np.ndarray, num_parts: int, beta: float) -> np.ndarray:
+    """Merge clusters, smallest first, and give them to parts, largest first.
+
+    Args:
+        nodes: (num_nodes, 4), rows of a finished clustering pass; destroyed.
+        volume: (num_nodes,), destroyed: its memory holds the heap.
+        num_parts: in [1, num_nodes].
+        beta: a merged cluster has at most beta * num_nodes / num_parts nodes.
+
+    Returns:
+        (num_nodes,) int32 part ids.
+
+    Cost: O(num_nodes log num_nodes) time; with the arguments 24 bytes a node (int32 ids).
+    Source: Huang et al., SDT-GNN, Algorithm 1, merging and assignment. A cluster that has grown is ranked anew.
+    """
+    num_nodes = len(nodes)
+    if volume.dtype == nodes.dtype:
+        heap, place = volume, np.empty(num_nodes, nodes.dtype)
+    else:
+        halves = volume.view(nodes.dtype)
+        heap, place = halves[:num_nodes], halves[num_nodes:]
+    limit = int(beta * num_nodes / num_parts)
+    with phases.phase("merging"):
+        _name_clusters(nodes, heap)
+        num_clusters = _list_roots(nodes, heap, place)
+        num_merges = _merge_clusters(nodes, heap, place, num_clusters, limit)
+    with phases.phase("assignment"):
+        num_roots = _list_roots(nodes, heap, place)
+        largest, oversized = _assign_clusters(nodes, heap, place, num_roots, np.zeros(num_parts, np.int64), limit)
+        part_id = heap.astype(np.int32, copy=volume.dtype != nodes.dtype)
+    phases.note(clusters=num_clusters, merges=num_merges, largest_cluster=largest, oversized_clusters=oversized)
+    if oversized:
+        phases.warn(
+            f"SPRING: {oversized} clusters have more nodes than a part should (the largest {largest}, the bound "
+            f"{limit}), so the parts are unbalanced; a smaller tau_vol or tau_factor makes smaller clusters"
+        )
+    return part_id
+
+
+@kernel
+def _name_clusters(nodes, lowest):
+    """Turn the clusters' founders into forests of depth one whose roots are the lowest nodes; find the best node."""
+    lowest[:] = -1
+    for v in range(len(nodes)):
+        founder, degree = nodes[v, 0], nodes[v, 1]
+        if degree == 0:
+            nodes[v, _PARENT], nodes[v, _BEST] = -1, -1
+            continue
+        if lowest[founder] < 0:
+            lowest[founder] = v
+            nodes[v, _PARENT], nodes[v, _BEST] = -1, v
+            continue
+        root = lowest[founder]
+        nodes[v, _PARENT] = root
+        nodes[root, _PARENT] -= 1
+        if nodes[v, _RICHEST_DEGREE] > nodes[nodes[root, _BEST], _RICHEST_DEGREE]:
+            nodes[root, _BEST] = v
+
+
+@kernel
+def _list_roots(nodes, heap, place):
+    """Write the roots that have edges to the front of the heap, ascending; return how many."""
+    count = 0
+    for v in range(len(nodes)):
+        if nodes[v, _PARENT] < 0 and nodes[v, _BEST] >= 0:
+            heap[count], place[v] = v, count
+            count += 1
+    return count
+
+
+@kernel
+def _find(nodes, v):
+    """Return the root of v's cluster, and hang the nodes on the way directly under it."""
+    root = v
+    while nodes[root, _PARENT] >= 0:
+        root = nodes[root, _PARENT]
+    while nodes[v, _PARENT] >= 0:
+        above = nodes[v, _PARENT]
+        nodes[v, _PARENT] = root
+        v = above
+        if v == root:
+            break
+    return root
+
+
+@kernel
+def _before(nodes, sign, a, b):
+    """Whether root a comes out of the heap before b: by size, ascending for sign 1, then by name."""
+    size_a, size_b = -sign * nodes[a, _PARENT], -sign * nodes[b, _PARENT]
+    return size_a < size_b or (size_a == size_b and a < b)
+
+
+@kernel
+def _sift_down(nodes, heap, place, length, sign, slot):
+    root = heap[slot]
+    while True:
+        child = 2 * slot + 1
+        if child >= length:
+            break
+        if child + 1 < length and _before(nodes, sign, heap[child + 1], heap[child]):
+            child += 1
+        if not _before(nodes, sign, heap[child], root):
+            break
+        heap[slot] = heap[child]
+        place[heap[slot]] = slot
+        slot = child
+    heap[slot] = root
+    place[root] = slot
+
+
+@kernel
+def _sift_up(nodes, heap, place, sign, slot):
+    root = heap[slot]
+    while slot > 0 and _before(nodes, sign, root, heap[(slot - 1) // 2]):
+        heap[slot] = heap[(slot - 1) // 2]
+        place[heap[slot]] = slot
+        slot = (slot - 1) // 2
+    heap[slot] = root
+    place[root] = slot
+
+
+@kernel
+def _heapify(nodes, heap, place, length, sign):
+    for slot in range(length // 2 - 1, -1, -1):
+        _sift_down(nodes, heap, place, length, sign, slot)
+
+
+@kernel
+def _pop(nodes, heap, place, length, sign):
+    top = heap[0]
+    place[top] = -1
+    if length > 1:
+        heap[0] = heap[length - 1]
+        place[heap[0]] = 0
+        _sift_down(nodes, heap, place, length - 1, sign, 0)
+    return top
+
+
+@kernel
+def _merge_clusters(nodes, heap, place, length, limit):
+    """Let each cluster, smallest first, join the cluster of its best node's richest neighbour where it fits."""
+    _heapify(nodes, heap, place, length, 1)
+    merges = 0
+    while length > 0:
+        cluster = _pop(nodes, heap, place, length, 1)
+        length -= 1
+        # Algorithm 1, merging: the cluster's representative is the node whose richest neighbour has most edges; the
+        # cluster joins that neighbour's, where the two together stay within the bound.
+        best = nodes[cluster, _BEST]
+        target = _find(nodes, nodes[best, _RICHEST])
+        if target == cluster or -nodes[target, _PARENT] - nodes[cluster, _PARENT] > limit:
+            continue
+        nodes[target, _PARENT] += nodes[cluster, _PARENT]
+        nodes[cluster, _PARENT] = target
+        rival = nodes[target, _BEST]
+        degree, rival_degree = nodes[best, _RICHEST_DEGREE], nodes[rival, _RICHEST_DEGREE]
+        if degree > rival_degree or (degree == rival_degree and best < rival):
+            nodes[target, _BEST] = best
+        merges += 1
+        if place[target] < 0:  # it had its turn; larger now, it has another one
+            heap[length] = target
+            length += 1
+            _sift_up(nodes, heap, place, 1, length - 1)
+        else:
+            _sift_down(nodes, heap, place, length, 1, place[target])
+    return merges
+
+
+@kernel
+def _assign_clusters(nodes, heap, place, length, filled, limit):
+    """Fill the parts: clusters by descending size, then nodes without edges; write part ids over the heap.
+
+    Returns:
+        The size of the largest cluster, and the number of clusters above the limit.
+    """
+    parts = np.arange(len(filled))
+    largest, oversized = 0, 0
+    # Algorithm 1, assignment: clusters by descending size, each to the least filled part; then isolated nodes.
+    _heapify(nodes, heap, place, length, -1)
+    while length > 0:
+        cluster = _pop(nodes, heap, place, length, -1)
+        length -= 1
+        size = np.int64(-nodes[cluster, _PARENT])
+        largest = max(largest, size)
+        oversized += size > limit
+        nodes[cluster, _BEST] = fill_least(filled, parts, size)
+    for v in range(len(nodes)):
+        if nodes[v, _PARENT] < 0 and nodes[v, _BEST] < 0:
+            heap[v] = fill_least(filled, parts, 1)
+        else:
+            heap[v] = nodes[_find(nodes, v), _BEST]
+    return largest, oversized

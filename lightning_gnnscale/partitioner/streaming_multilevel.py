@@ -1,33 +1,42 @@
 """The flagship: multilevel partitioning of an edge file of any order, in memory that grows with the nodes alone."""
 
-import os
-import zlib
 from collections.abc import Mapping
 
 import numpy as np
 
-from ..jit import kernel
+from ..graph import id_dtype
 from ..rng import fold
 from . import phases
-from .checkpoint import Checkpoint
-from .coarse_parts import coarse_parts
-from .constraints import NODES, VOLUME, Constraints, judge, resolve_constraints, weight_of
-from .graph_access.scratch import AUTO
-from .graph_access.streamed_graph import StreamedEdges, StreamedRows
+from .constraints import VOLUME, Constraints, judge, node_weights, resolve_constraints
+from .graph_input import GraphInput, graph_partitioner
 from .multilevel import Effort, partition_in_memory
-from .multilevel.cycle import part_loads
-from .multilevel.jet import JetSpace, refine
-from .multilevel.quotient import quotient_bytes
-from .multilevel.weighted_graph import MAX_PARTS, PART_DTYPE
-from .registry import check_number, register_partitioner
-from .row_threads import RowThreads
+from .multilevel.clustering import cluster_limit
+from .multilevel.cycle import level_cap
+from .multilevel.edge_form import EdgeClusters
+from .multilevel.quotient import build_quotient, number_clusters, quotient_bytes
+from .multilevel.refinement import JetSpace, refine
+from .multilevel.row_form import RowClusters
+from .multilevel.weighted_graph import (
+    MAX_PARTS,
+    ONE,
+    PART_DTYPE,
+    BlockGraph,
+    EdgeGraph,
+    RowThreads,
+    WeightedGraph,
+    part_loads,
+    rows_of,
+)
+from .registry import check_number
 
 BLOCK_EDGES = 1 << 23
 MIN_QUOTIENT_EDGES = 1 << 20  # a quotient graph of so many edges is never too large
-REFINEMENT = "refinement"  # a phase, also of a checkpoint
+CLUSTERING, PARTS, REFINEMENT = "clustering", "parts", "refinement"  # phases, also of a checkpoint
 
 _SALT = 0x464C4147  # keeps this use of the seed apart from all others
 _IN_MEMORY = 60  # bytes an edge of a graph that is partitioned in memory
+_CLUSTERS_A_PART = 100.0  # full clusters that a part is made of at least; fewer where their graph is too large
+_SHRINKAGE = 0.8  # a round that leaves more of the clusters is the last
 _LOSS = 0.25  # of the connection to its own part that a node may lose for a start, on the streamed graph
 
 
@@ -44,15 +53,11 @@ def _memory(num_nodes: int, num_edges: int, num_parts: int, options: Mapping) ->
     return max(45 * num_nodes, clusters) + 2 * 4 * options["block_edges"]
 
 
-@register_partitioner("streaming_multilevel", memory=_memory)
+@graph_partitioner("streaming_multilevel", memory=_memory)
 def streaming_multilevel(
-    stream,
+    graph: GraphInput,
     num_parts: int,
     *,
-    seed: int = 0,
-    masks=None,
-    balance=None,
-    progress=None,
     passes: int = 3,
     refinement_rounds: int = 2,
     quotient_edges_per_node: float = 2.0,
@@ -60,10 +65,6 @@ def streaming_multilevel(
     cycles: int | None = None,
     block_edges: int = BLOCK_EDGES,
     num_threads: int | None = None,
-    deduplicate: bool | None = None,
-    scratch: str | os.PathLike | None = AUTO,
-    checkpoint: str | os.PathLike | None = None,
-    checkpoint_every: int = 8,
 ) -> np.ndarray:
     """Partition by clustering the streamed graph, partitioning the graph of clusters in memory, and refining.
 
@@ -71,16 +72,16 @@ def streaming_multilevel(
     clusters are added up to a quotient graph, which a multilevel method partitions in memory; its parts are carried
     over to the nodes and refined on the streamed blocks. A graph that fits one block is partitioned in memory at once.
     Without scratch disk the edges are read from the stream instead, pass after pass, in the order in which they are
-    listed, and counters for every node take the place of its row (see `multilevel.edge_clustering`, `edge_steps`).
+    listed, and counters for every node take the place of its row (see `multilevel.edge_form`). A repeated edge then
+    cannot be told from another, except for the two directions of layout "both_ways". It stays, and adds to the weight
+    of its pair and to the volume of its nodes; a warning says how many there are.
 
     Args:
-        stream: An EdgeStream.
-        num_parts: In [1, num_nodes].
-        seed: Decides every random choice.
-        masks: {"train": (num_nodes,) bool, ...}, those that are balanced.
-        balance: {"nodes": 1.05, "volume": 1.10, "train": 1.05}, any of them: the largest part over the mean. None:
-            nodes at 1.03. What cannot be kept is told with its size.
-        progress: Called as progress(what, done, total).
+        graph: the graph. Its seed decides every random choice; its masks are those that are balanced. Where there is a
+            checkpoint, every pass for clusters and every round of refinement is saved.
+        graph.balance: {"nodes": 1.05, "volume": 1.10, "train": 1.05}, any of them: the largest part over the mean.
+            None: nodes at 1.03. What cannot be kept is told with its size.
+        num_parts: in [1, num_nodes].
         passes: Passes of label propagation over the streamed graph, >= 1; without scratch disk each reads the stream
             twice.
         refinement_rounds: Rounds of Jet refinement over the streamed graph, >= 0.
@@ -93,13 +94,6 @@ def streaming_multilevel(
             whole graph, 0 for the quotient graph.
         block_edges: Entries (two per edge) in a block, >= 1; they change the result.
         num_threads: Number of threads, >= 1; None: all cores. The result does not depend on it.
-        deduplicate, scratch: See `open_simple_graph`. Without scratch disk (scratch=None) a repeated edge cannot be
-            told from another, except for the two directions of layout "both_ways". It stays, and adds to the weight of
-            its pair and to the volume of its nodes; a warning says how many there are.
-        checkpoint: File to save the state to. If it exists already, the work resumes from it. It is removed at the end.
-            None: nothing is saved.
-        checkpoint_every: Chunks of the first pass between two saves, >= 1. Later, every pass for clusters and every
-            round of refinement is saved.
 
     Returns:
         (num_nodes,) int32 part ids.
@@ -129,58 +123,31 @@ def streaming_multilevel(
     if cycles is not None:
         check_number("partitioner.cycles", cycles, at_least=0)
     check_number("partitioner.quotient_edges_per_node", quotient_edges_per_node, at_least=0)
-    check_number("partitioner.checkpoint_every", checkpoint_every, at_least=1)
     if num_threads is not None:
         check_number("partitioner.num_threads", num_threads, at_least=1)
-    settings = {
-        "num_parts": num_parts,
-        "seed": seed,
-        "balance": balance,
-        "masks": {name: zlib.crc32(np.asarray(masks[name])) for name in balance or {} if name in (masks or {})},
-        "passes": int(passes),
-        "runs": runs,
-        "cycles": cycles,
-        "block_edges": block_edges,
-        "deduplicate": deduplicate,
-        "scratch": scratch is not None,
-        "quotient_edges_per_node": quotient_edges_per_node,
-        "refinement_rounds": int(refinement_rounds),
-    }
-    saved = Checkpoint(checkpoint, stream, {"method": "streaming_multilevel", **settings}, checkpoint_every)
-    phase, arrays = saved.load() or ("", {})
-    given = (block_edges, deduplicate, progress, saved, phase, arrays)
-    source = StreamedEdges(stream, *given) if scratch is None else StreamedRows(stream, scratch, *given)
-    threads = RowThreads(None if num_threads is None else int(num_threads))
+    form = StreamedEdges if graph.scratch is None else StreamedRows
+    source, threads = form(graph, block_edges), RowThreads(None if num_threads is None else int(num_threads))
     try:
-        constraints = resolve_constraints(balance, masks, source.degree, num_parts)
-        node_weight = node_weights(constraints, source.degree)
+        constraints = resolve_constraints(graph.balance, graph.masks, source.degree, num_parts)
+        node_weight = node_weights(constraints, source.degree, np.int32)
         cap = np.repeat(constraints.cap[None], num_parts, axis=0)
         whole = source.one_block
-        effort = Effort(
-            runs=1 + whole if runs is None else int(runs), cycles=int(whole) if cycles is None else int(cycles)
-        )
+        runs, cycles = 1 + whole if runs is None else int(runs), int(whole) if cycles is None else int(cycles)
+        effort = Effort(runs=runs, cycles=cycles)
         if whole:
             with phases.phase("multilevel"):
-                part = partition_in_memory(source.in_memory(node_weight), cap, seed, effort=effort, threads=threads)
+                in_memory = source.in_memory(node_weight)
+                part = partition_in_memory(in_memory, cap, graph.seed, effort=effort, threads=threads)
         else:
             source.keep_degree(_volume(constraints, node_weight))
-            graph, facts = source.streamed(node_weight), source.facts
-            part = _streamed_parts(graph, cap, settings, effort, threads, saved, phase, arrays, facts)
+            max_edges = max(MIN_QUOTIENT_EDGES, int(quotient_edges_per_node * graph.num_nodes))
+            work = _StreamedWork(graph, source.streamed(node_weight), cap, effort, threads)
+            part = work.refined_parts(int(passes), max_edges, int(refinement_rounds))
         judge(constraints, part_loads(node_weight, part, num_parts))
     finally:
         threads.close()
         source.close()
-    saved.remove()
     return part.astype(np.int32)
-
-
-def node_weights(constraints: Constraints, degree: np.ndarray) -> np.ndarray:
-    """Return (num_nodes, D) int32 weights; or (1, 1) where only nodes are balanced."""
-    if constraints.kinds.tolist() == [NODES]:
-        return np.ones((1, 1), np.int32)
-    weight = np.empty((len(degree), len(constraints.kinds)), np.int32)
-    _fill_weights(constraints.kinds, constraints.flags, degree, weight)
-    return weight
 
 
 def _volume(constraints: Constraints, node_weight: np.ndarray) -> np.ndarray | None:
@@ -189,29 +156,140 @@ def _volume(constraints: Constraints, node_weight: np.ndarray) -> np.ndarray | N
     return node_weight[:, dimensions[0]] if len(dimensions) else None
 
 
-def _streamed_parts(graph, cap, settings: dict, effort, threads, saved: Checkpoint, phase: str, arrays: dict, facts):
-    """Return (num_nodes,) int16: the parts of the clusters, carried over to the nodes and refined on the stream."""
-    seed, rounds = settings["seed"], settings["refinement_rounds"]
-    if phase == REFINEMENT:
-        part = np.empty(graph.num_nodes, PART_DTYPE)
-    else:
-        max_edges = max(MIN_QUOTIENT_EDGES, int(settings["quotient_edges_per_node"] * graph.num_nodes))
-        coarse = (seed, settings["passes"], max_edges, effort, threads, saved, phase, arrays, facts)
-        part = coarse_parts(graph, cap, *coarse)
+class _StreamedWork:
+    """The parts of a graph that is streamed, by way of its clusters.
 
-    def save(state: dict[str, np.ndarray]) -> None:
-        if saved.path is not None:
-            saved.save(REFINEMENT, {**state, **facts})
+    Args:
+        given: what the method was given, for its seed and its checkpoint.
+        graph: the graph as it is streamed.
+        cap: (num_parts, D) int64, what each part may weigh.
+        effort: how hard to try in memory.
+        threads: their number does not change the result.
+    """
 
-    with phases.phase(REFINEMENT):
-        load, space = part_loads(graph.node_weight, part, len(cap)), JetSpace.empty(graph.num_nodes)
-        refined = (fold(seed, _SALT, 2), threads, space, _LOSS, rounds + 1, rounds, save)
-        refine(graph, part, load, cap, *refined, arrays if phase == REFINEMENT else None)
-    return part
+    def __init__(self, given: GraphInput, graph: BlockGraph | EdgeGraph, cap: np.ndarray, effort: Effort, threads):
+        self.given, self.graph, self.cap, self.effort, self.threads = given, graph, cap, effort, threads
+
+    def refined_parts(self, passes: int, max_edges: int, rounds: int) -> np.ndarray:
+        """Return (num_nodes,) int16: the parts of the clusters, carried over to the nodes and refined on the stream.
+
+        Args:
+            passes: rounds of label propagation, >= 1.
+            max_edges: edges of the graph of clusters above which clusters grow coarser or are joined, up to one a part.
+            rounds: rounds of refinement, >= 0.
+        """
+        given, graph, cap = self.given, self.graph, self.cap
+        left = given.left_in(REFINEMENT)
+        part = np.empty(graph.num_nodes, PART_DTYPE) if left else self._coarse_parts(passes, max_edges)
+        with phases.phase(REFINEMENT):
+            load, space = part_loads(graph.node_weight, part, len(cap)), JetSpace.empty(graph.num_nodes)
+            refined = (fold(given.seed, _SALT, 2), self.threads, space, _LOSS, rounds + 1, rounds)
+            refine(graph, part, load, cap, *refined, lambda state: given.save(REFINEMENT, state), left or None)
+        return part
+
+    def _coarse_parts(self, passes: int, max_edges: int) -> np.ndarray:
+        """Cluster the graph, partition the graph of clusters, and carry its parts over to the nodes."""
+        given, cap = self.given, self.cap
+        left = given.left_in(PARTS)
+        if left:
+            return left["part"]
+        quotient, coarse_of = self._quotient(passes, max_edges)
+        phases.note(quotient_nodes=quotient.num_nodes, quotient_edges=len(quotient.indices) // 2)
+        with phases.phase("multilevel"):
+            coarse_cap = level_cap(quotient, cap, np.full(len(cap), 1 / len(cap)))
+            coarse_part = partition_in_memory(
+                quotient, coarse_cap, given.seed, effort=self.effort, threads=self.threads
+            )
+        del quotient
+        part = coarse_part[coarse_of]
+        given.save(PARTS, {"part": part})
+        return part
+
+    def _quotient(self, passes: int, max_edges: int) -> tuple[WeightedGraph, np.ndarray]:
+        """Return the graph of clusters, and (num_nodes,) int32, the cluster of every node."""
+        given, graph, threads, num_parts = self.given, self.graph, self.threads, len(self.cap)
+        left = given.left_in(CLUSTERING)
+        clusters = (EdgeClusters if isinstance(graph, EdgeGraph) else RowClusters)(graph, given.seed, threads, left)
+        per_part, done, until = _CLUSTERS_A_PART, 0, clusters.steps_of(passes)
+        before = 2 * graph.num_nodes  # clusters of the round before: the first one is not the last for lack of growth
+        if left:
+            per_part, done, until, before = (left[name].item() for name in ("per_part", "done", "until", "before"))
+        del left
+        round_steps = clusters.steps_of(1) - clusters.steps_of(0)
+        while True:
+            limit = cluster_limit(graph, num_parts, per_part)
+            with phases.phase(CLUSTERING):
+                for i in range(done, until):
+                    clusters.step(i, limit)
+                    so_far = {"done": i + 1, "until": until, "per_part": per_part, "before": before}
+                    given.save(CLUSTERING, {**clusters.arrays(), **so_far})
+            with phases.phase("quotient"):
+                coarse_of, num_coarse = number_clusters(clusters.label)
+                # Clusters that no longer grow by moving nodes are joined as they are.
+                last = per_part <= 1 or num_coarse > _SHRINKAGE * before
+                largest = cluster_limit(graph, num_parts, 1.0) if last else None
+                key = fold(given.seed, _SALT)
+                quotient = build_quotient(graph, coarse_of, num_coarse, max_edges, largest, key, threads)
+            if quotient is not None:
+                return quotient, coarse_of
+            # Too many edges between clusters: they may grow to twice the weight in another round.
+            per_part, done, until, before = max(1.0, per_part / 2), until, until + round_steps, num_coarse
 
 
-@kernel
-def _fill_weights(kinds, flags, degree, weight):
-    for v in range(len(degree)):
-        for d in range(len(kinds)):
-            weight[v, d] = weight_of(kinds[d], degree[v], flags, d, v)
+class StreamedRows:
+    """The graph in rows, on scratch disk.
+
+    Args:
+        given: what the method was given.
+        block_edges: see `open_external_csc`.
+
+    Attributes:
+        degree: (num_nodes,) entries a row.
+        one_block: whether the whole graph fits a block.
+    """
+
+    def __init__(self, given: GraphInput, block_edges: int):
+        self._csc = given.open_rows(block_edges)
+        self.degree = self._csc.degree
+        self.one_block = self._csc.num_blocks <= 1
+
+    def in_memory(self, node_weight: np.ndarray) -> WeightedGraph:
+        """Return the whole graph; its arrays are valid until the next read."""
+        for block in self._csc.blocks():
+            return WeightedGraph(block.indptr, block.indices, ONE, node_weight)
+        return WeightedGraph(np.zeros(len(self.degree) + 1, np.int64), np.empty(0, np.int32), ONE, node_weight)
+
+    def streamed(self, node_weight: np.ndarray) -> BlockGraph:
+        return BlockGraph(self._csc, node_weight)
+
+    def keep_degree(self, degree: np.ndarray | None) -> None:
+        """The degrees are a part of the rows: nothing changes."""
+
+    def close(self) -> None:
+        self._csc.close()
+
+
+class StreamedEdges:
+    """The graph in edges, read from the stream again and again; arguments and attributes are those of `StreamedRows`.
+
+    Cost: one pass, and an id a node for the degrees.
+    """
+
+    def __init__(self, given: GraphInput, block_edges: int):
+        self._given, self.degree = given, given.open_simple()
+        if self.degree is None:  # a resumed run has them where they are balanced
+            self.degree = given.left.get("degree", np.zeros(given.num_nodes, id_dtype(given.num_nodes)))
+        self.one_block = max(len(self.degree), 2 * given.simple.num_edges) <= block_edges
+
+    def in_memory(self, node_weight: np.ndarray) -> WeightedGraph:
+        return rows_of(self.streamed(node_weight), self.degree)
+
+    def streamed(self, node_weight: np.ndarray) -> EdgeGraph:
+        return EdgeGraph(self._given.simple, node_weight, self._given.progress)
+
+    def keep_degree(self, degree: np.ndarray | None) -> None:
+        """Free the degrees, and put what a resumed run will need of them in their place."""
+        self.degree, self._given.facts = degree, {} if degree is None else {"degree": degree}
+
+    def close(self) -> None:
+        """Nothing is open between two passes."""

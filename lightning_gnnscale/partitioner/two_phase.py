@@ -1,6 +1,5 @@
 """2PS-L: nodes are clustered from one pass, and every edge goes to the part of one of its two clusters."""
 
-import os
 from typing import NamedTuple
 
 import numpy as np
@@ -9,10 +8,10 @@ from ..jit import kernel
 from ..rng import below, combine, fold
 from ..triton_kernels.intrinsics import prefetch
 from . import phases
-from .graph_access.scratch import AUTO
+from .graph_input import GraphInput, graph_partitioner
 from .packing import pack_in_order
-from .registry import check_number, refuse_balance, register_partitioner
-from .vertex_cut import EdgePass, VertexCut, place_edges
+from .registry import check_number
+from .vertex_cut import EdgePass, place_edges
 
 _SALT = 0x3250534C  # keeps this use of the seed apart from all others
 _ROWS_AHEAD, _VOLUMES_AHEAD = 24, 12  # edges; a cluster's volume is asked for once its node's row has come
@@ -52,22 +51,14 @@ class TwoPhaseState(NamedTuple):
         return cls(nodes, volume, np.zeros(num_parts, np.int64), np.array([max_volume, capacity], np.int64))
 
 
-@register_partitioner("two_phase")
+@graph_partitioner("two_phase")
 def two_phase(
-    stream,
+    graph: GraphInput,
     num_parts: int,
     *,
-    seed: int = 0,
-    masks=None,
-    balance=None,
-    progress=None,
     max_volume: float | None = None,
     alpha: float = 1.05,
     masters: str = "majority",
-    deduplicate: bool | None = None,
-    scratch: str | os.PathLike | None = AUTO,
-    checkpoint: str | os.PathLike | None = None,
-    checkpoint_every: int = 8,
 ) -> np.ndarray:
     """Place each edge in the part of one of its two clusters, and give each node a master among its parts.
 
@@ -84,19 +75,14 @@ def two_phase(
     goes to the part that its end with the higher degree hashes to, and if that is full to the least loaded one.
 
     Args:
-        stream: An EdgeStream.
-        num_parts: In [1, num_nodes].
-        seed: Seed of the hash, and of masters="random".
-        masks: Not used.
-        balance: Must be None: this method balances edges, see `alpha`.
-        progress: Called as progress(what, done, total) once a chunk.
+        graph: the graph, without `balance`: this method balances edges, see `alpha`. Its seed is that of the hash, and
+            of masters="random".
+        num_parts: in [1, num_nodes].
         max_volume: Largest sum of degrees that a cluster may reach by a move, >= 0. None: 2 * num_edges / num_parts.
         alpha: Largest allowed load over the mean, >= 1; at least the mean rounded up is allowed.
         masters: "majority": the part with most of a node's edges, the lowest one on a tie; "last": the part of the edge
             that was placed last, edges inside a part coming before all others; "random": one of its parts, by a hash of
             (seed, node).
-        deduplicate, scratch: See `open_simple_graph`.
-        checkpoint, checkpoint_every: See `spring`.
 
     Returns:
         (num_nodes,) int32 part ids. Nodes without an edge go to the parts with the fewest nodes.
@@ -112,17 +98,17 @@ def two_phase(
         clustering pass. Settled: where both ends' clusters have as much volume beside them u moves; ties of volume go
         to the lowest founder, of scores and loads to the lowest part, of degrees to the lowest id.
     """
-    refuse_balance("two_phase", balance)
     check_number("partitioner.alpha", alpha, at_least=1)
     if max_volume is not None:
         check_number("partitioner.max_volume", max_volume, at_least=0)
-    key = np.uint64(fold(seed, _SALT))
+    key = np.uint64(fold(graph.seed, _SALT))
 
-    def start(graph, degree) -> TwoPhaseState:
-        volume = 2 * graph.num_edges / num_parts if max_volume is None else max_volume
-        capacity = max(int(alpha * graph.num_edges / num_parts), -(-graph.num_edges // num_parts))
+    def start(degree) -> TwoPhaseState:
+        num_edges = graph.simple.num_edges
+        volume = 2 * num_edges / num_parts if max_volume is None else max_volume
+        capacity = max(int(alpha * num_edges / num_parts), -(-num_edges // num_parts))
         # Volumes are whole, and none passes the sum of all degrees.
-        return TwoPhaseState.start(degree, num_parts, int(min(volume, 2 * graph.num_edges)), capacity)
+        return TwoPhaseState.start(degree, num_parts, int(min(volume, 2 * num_edges)), capacity)
 
     def cluster(src, dst, state: TwoPhaseState, part) -> int:
         _cluster(src, dst, state.nodes, state.volume, state.bounds[0])
@@ -139,10 +125,7 @@ def two_phase(
         EdgePass("prepartitioning", place_inside, begin=_pack_clusters),
         EdgePass("placing", place_between),
     )
-    cut = VertexCut("two_phase", {"max_volume": max_volume, "alpha": alpha}, TwoPhaseState, start, passes)
-    return place_edges(
-        cut, stream, num_parts, seed, masters, deduplicate, scratch, checkpoint, checkpoint_every, progress
-    )
+    return place_edges(graph, num_parts, masters, TwoPhaseState, start, passes)
 
 
 def _pack_clusters(state: TwoPhaseState) -> TwoPhaseState:

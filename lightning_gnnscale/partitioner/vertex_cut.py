@@ -1,18 +1,22 @@
-"""What methods that place edges (vertex-cut) share: a degree pass, placing passes, masters; all go on after a kill."""
+"""What methods that place edges (vertex-cut) share: degrees, passes that place edges, and the owner of each node."""
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from ..jit import kernel
+from ..rng import combine, fold
+from ..triton_kernels.intrinsics import prefetch
 from . import phases
-from .checkpoint import Checkpoint
-from .graph_access.layout import ScanState
-from .graph_access.scratch import AUTO
-from .graph_access.simple_graph import BLOCK_EDGES, SimpleGraph, graph_facts, open_simple_graph, reopen_simple_graph
-from .masters import MASTERS, assign_masters, check_masters
-from .registry import check_number
+from .graph_access.simple_graph import BLOCK_EDGES
+from .graph_input import FIRST_PASS, GraphInput
+from .packing import pack_in_order
+
+_SALT = 0x4D415354  # keeps this use of the seed apart from all others
+_ROWS_AHEAD, _COUNTS_AHEAD = 24, 12  # edges; a node's counts are asked for once its cursor has come
+_NODES_AT_ONCE = 1 << 16
+_FEW_PARTS = 16  # up to here every node has a digit for each part: half the time, and cursors are not needed
 
 
 class EdgePass(NamedTuple):
@@ -31,70 +35,19 @@ class EdgePass(NamedTuple):
     begin: Callable[[NamedTuple], NamedTuple] | None = None
 
 
-class VertexCut(NamedTuple):
-    """A method that places edges.
-
-    Attributes:
-        method: its registered name.
-        settings: its own options, plain values, for the checkpoint.
-        state_type: a NamedTuple of arrays.
-        start: called as start(graph, degree) after the degree pass; returns the state. It may keep `degree`.
-        passes: in their order.
-    """
-
-    method: str
-    settings: dict
-    state_type: type
-    start: Callable[[SimpleGraph, np.ndarray], NamedTuple]
-    passes: tuple[EdgePass, ...]
-
-
-class _Position(NamedTuple):
-    """Where a pass stands: (2,) uint64 edges read and their checksum; (1,) next chunk; (num_parts,) edges placed."""
-
-    seen: np.ndarray
-    next_chunk: np.ndarray
-    placed: np.ndarray
-
-    @classmethod
-    def start(cls, placed: np.ndarray) -> "_Position":
-        """Return the position before the first chunk of a pass, `placed` edges being placed by earlier passes."""
-        return cls(np.zeros(2, np.uint64), np.zeros(1, np.int64), placed)
-
-
-class _Run(NamedTuple):
-    """All that a placing pass changes, and the name of the pass that it stands in: "" before the first one."""
-
-    phase: str
-    graph: SimpleGraph
-    state: NamedTuple
-    owners: NamedTuple
-    position: _Position
-
-
 def place_edges(
-    cut: VertexCut,
-    stream,
-    num_parts: int,
-    seed: int = 0,
-    masters: str = "majority",
-    deduplicate: bool | None = None,
-    scratch: str | os.PathLike | None = AUTO,
-    checkpoint: str | os.PathLike | None = None,
-    checkpoint_every: int = 8,
-    progress=None,
+    graph: GraphInput, num_parts: int, masters: str, state_type: type, start: Callable, passes: Sequence[EdgePass]
 ) -> np.ndarray:
     """Place every edge in a part, and give every node a master among the parts that hold its edges.
 
     Args:
-        cut: The method.
-        stream: An EdgeStream.
-        num_parts: In [1, num_nodes].
-        seed: Seed of the masters, used where the rule is "random".
-        masters: "majority", "last" or "random": see `masters.MASTERS`.
-        deduplicate, scratch: See `open_simple_graph`.
-        checkpoint, checkpoint_every: See `spring`.
-        progress: Called as progress(what, done, total) once a chunk.
+        graph: the graph, not opened yet; without `balance`, as it is edges that are balanced.
+        num_parts: in [1, num_nodes].
+        masters: "majority", "last" or "random": see `MASTERS`.
+        state_type: a NamedTuple of arrays.
+        start: called as start(degree) after the first pass, when `graph.simple` is open; returns the state. It may keep
+            `degree`.
+        passes: the passes, in their order.
 
     Returns:
         (num_nodes,) int32 part ids. Nodes without an edge go to the parts with the fewest nodes.
@@ -103,70 +56,303 @@ def place_edges(
         ValueError: an option outside its range, or a layout that the edges contradict.
         EdgeStreamError: the edges changed between the passes.
     """
+    graph.refuse_balance()
     check_masters(masters)
-    check_number("partitioner.checkpoint_every", checkpoint_every, at_least=1)
-    settings = {"num_parts": num_parts, "seed": seed, "masters": masters, "deduplicate": deduplicate, **cut.settings}
-    settings["scratch"] = scratch is not None  # without it repeated edges may stay
-    saved = Checkpoint(checkpoint, stream, {"method": cut.method, **settings}, checkpoint_every)
-    phase, graph, state, owners, position = _open(cut, stream, settings, scratch, saved, progress)
-    names = [edge_pass.name for edge_pass in cut.passes]
-    for edge_pass in cut.passes[names.index(phase) if phase else 0 :]:
+    degree, names = graph.open_simple(), [edge_pass.name for edge_pass in passes]
+    left = graph.left_in(graph.phase)
+    if left:
+        state, owners = _load(state_type, "state", left), _load(MASTERS[masters], "owners", left)
+        placed = left["placed"]
+    else:
+        with phases.phase(FIRST_PASS):
+            owners = MASTERS[masters].start(degree, num_parts, graph.seed)
+            state, placed = start(degree), np.zeros(num_parts, np.int64)
+    del degree, left
+    for edge_pass in passes[names.index(graph.phase) if graph.phase else 0 :]:
         with phases.phase(edge_pass.name):
-            if edge_pass.name != phase:
-                position = _Position.start(position.placed)
-                state = state if edge_pass.begin is None else edge_pass.begin(state)
-            _run_pass(edge_pass, graph, state, owners, position, saved, progress)
-    phases.note(edges_per_part=position.placed.tolist())
+            if edge_pass.begin is not None and edge_pass.name != graph.phase:
+                state = edge_pass.begin(state)
+            _run_pass(graph, edge_pass, state, owners, placed)
+    phases.note(edges_per_part=placed.tolist())
     del state
     with phases.phase("masters"):
-        part_id = assign_masters(owners, num_parts)
-    saved.remove()
+        return assign_masters(owners, num_parts)
+
+
+def _run_pass(graph: GraphInput, edge_pass: EdgePass, state, owners, placed: np.ndarray) -> None:
+    """Read the edges once; state, owners and the (num_parts,) numbers of placed edges are changed in place."""
+    num_parts, part = len(placed), np.empty(BLOCK_EDGES, np.int32)
+
+    def place(src, dst) -> None:
+        count = edge_pass.place(src, dst, state, part)
+        owners.watch(src[:count], dst[:count], part[:count], num_parts)
+        placed[:] += np.bincount(part[:count], minlength=num_parts)
+
+    graph.run_pass(
+        edge_pass.name, place, lambda: {**_save(state, "state"), **_save(owners, "owners"), "placed": placed}
+    )
+
+
+def _save(value: NamedTuple, name: str) -> dict[str, np.ndarray]:
+    return {f"{name}.{field}": array for field, array in value._asdict().items()}
+
+
+def _load(kind: type, name: str, arrays: dict[str, np.ndarray]):
+    return kind(*(arrays[f"{name}.{field}"] for field in kind._fields))
+
+
+class MajorityMasters(NamedTuple):
+    """The part with most of a node's edges, the lowest of several; counted exactly.
+
+    With up to 16 parts a node has one digit a part. With more, a node that has fewer edges than there are parts keeps
+    the list of its edges' parts instead. A digit that comes round to 0 is carried to a wider one.
+
+    Attributes:
+        cursor: (num_nodes,) uint32, or uint64 where that is too small: twice a position in `counts`, plus 1 for a
+            list; that of a list moves on as it fills. (0,) with up to 16 parts: node v has the position v * num_parts.
+        counts: (size,) uint8, or uint16 or uint32 with more than 256 or 65,536 parts: digits and lists.
+        hubs: (num_hubs,) ids of the nodes whose degree needs more than one digit, ascending.
+        carries: (num_hubs, num_parts) uint8, uint16 or uint32, as the largest degree asks for.
+
+    Cost: num_parts bytes a node with up to 16 parts. With more, 4 bytes (8 where `counts` has 2**31 entries or more)
+        and min(degree, num_parts) entries. A hub takes 1 to 4 bytes a part besides.
+    """
+
+    cursor: np.ndarray
+    counts: np.ndarray
+    hubs: np.ndarray
+    carries: np.ndarray
+
+    @classmethod
+    def start(cls, degree: np.ndarray, num_parts: int, seed: int) -> "MajorityMasters":
+        digit = np.min_scalar_type(num_parts - 1)
+        base = 1 << 8 * digit.itemsize
+        hubs = np.flatnonzero(degree >= base)
+        carries = np.zeros((len(hubs), num_parts), np.min_scalar_type(int(degree.max(initial=0)) // base))
+        if num_parts <= _FEW_PARTS:
+            return cls(np.zeros(0, np.uint32), np.zeros(len(degree) * num_parts, digit), hubs, carries)
+        size = int(_lay_out(degree, num_parts, np.zeros(0, np.uint64)))
+        cursor = np.empty(len(degree), np.uint32 if size < 1 << 31 else np.uint64)
+        _lay_out(degree, num_parts, cursor)
+        # One entry more: where stray writes go if the stream changes.
+        return cls(cursor, np.zeros(size + 1, digit), hubs, carries)
+
+    def watch(self, src: np.ndarray, dst: np.ndarray, part: np.ndarray, num_parts: int) -> None:
+        """Count a block of placed edges."""
+        if len(self.cursor):
+            _count(src, dst, part, num_parts, *self)
+        else:
+            _count_digits(src, dst, part, num_parts, *self[1:])
+
+    def choose(self, num_parts: int) -> np.ndarray:
+        """Return (num_nodes,) int32 parts, -1 for nodes without an edge; the cursors' memory is used for them."""
+        if self.cursor.dtype == np.uint32 and len(self.cursor):
+            part_id = self.cursor.view(np.int32)
+        else:
+            part_id = np.empty(len(self.cursor) or len(self.counts) // num_parts, np.int32)
+        _most(*self, np.zeros(num_parts, np.uint64), part_id)
+        return part_id
+
+
+class LastMasters(NamedTuple):
+    """The part of the edge that was placed last, as the published code of SDT-GNN does; 4 bytes a node.
+
+    Attributes:
+        part_id: (num_nodes,) int32, -1 for nodes that have met no edge.
+    """
+
+    part_id: np.ndarray
+
+    @classmethod
+    def start(cls, degree: np.ndarray, num_parts: int, seed: int) -> "LastMasters":
+        return cls(np.full(len(degree), -1, np.int32))
+
+    def watch(self, src: np.ndarray, dst: np.ndarray, part: np.ndarray, num_parts: int) -> None:
+        """Remember the parts of a block of placed edges."""
+        _remember_last(src, dst, part, self.part_id)
+
+    def choose(self, num_parts: int) -> np.ndarray:
+        """Return (num_nodes,) int32 parts, -1 for nodes without an edge."""
+        return self.part_id
+
+
+class RandomMasters(NamedTuple):
+    """One of the parts that hold the node, each with the same chance, as SDT-GNN's paper says; 4 bytes a node.
+
+    It is the part with the smallest hash of (seed, node, part), so no set of parts need be kept.
+
+    Attributes:
+        part_id: (num_nodes,) int32, -1 for nodes that have met no edge.
+        key: (1,) uint64, of the seed.
+    """
+
+    part_id: np.ndarray
+    key: np.ndarray
+
+    @classmethod
+    def start(cls, degree: np.ndarray, num_parts: int, seed: int) -> "RandomMasters":
+        return cls(np.full(len(degree), -1, np.int32), np.array([fold(seed, _SALT)], np.uint64))
+
+    def watch(self, src: np.ndarray, dst: np.ndarray, part: np.ndarray, num_parts: int) -> None:
+        """Let the parts of a block of placed edges compete."""
+        _keep_smallest_hash(src, dst, part, self.key, self.part_id)
+
+    def choose(self, num_parts: int) -> np.ndarray:
+        """Return (num_nodes,) int32 parts, -1 for nodes without an edge."""
+        return self.part_id
+
+
+MASTERS = {"majority": MajorityMasters, "last": LastMasters, "random": RandomMasters}
+
+
+def check_masters(masters: str) -> None:
+    """Raise ValueError unless there is such a rule."""
+    if not isinstance(masters, str) or masters not in MASTERS:
+        raise ValueError(f"partitioner.masters must be one of {', '.join(MASTERS)}, got {masters!r}")
+
+
+def assign_masters(masters: MajorityMasters | LastMasters | RandomMasters, num_parts: int) -> np.ndarray:
+    """Return the part of every node, once all edges have been watched.
+
+    Args:
+        masters: a value of one of the rules; not to be used again.
+        num_parts: number of parts.
+
+    Returns:
+        (num_nodes,) int32. Nodes without an edge go, in their order, to the part with the fewest nodes.
+
+    Cost: O(num_nodes log num_parts) time.
+    """
+    part_id = masters.choose(num_parts)
+    filled = np.zeros(num_parts, np.int64)
+    _fill(part_id, filled)
+    for first in range(0, len(part_id), _NODES_AT_ONCE):
+        some = part_id[first : first + _NODES_AT_ONCE]
+        alone = np.flatnonzero(some < 0)
+        if len(alone):
+            some[alone] = pack_in_order(np.ones(len(alone), np.int64), filled)
     return part_id
 
 
-def _open(cut: VertexCut, stream, settings: dict, scratch, saved: Checkpoint, progress) -> _Run:
-    """Return the run after the degree pass, or where a checkpoint left it."""
-    phase, arrays = saved.load() or ("", {})
-    rule = MASTERS[settings["masters"]]
-    if phase not in ("", "degrees"):
-        with phases.phase("degrees"):
-            graph = reopen_simple_graph(stream, arrays, scratch, progress)
-        return _Run(phase, graph, *(_load(kind, arrays) for kind in (cut.state_type, rule, _Position)))
-    state = ScanState(*(arrays[name] for name in ScanState._fields)) if phase else None
-    with phases.phase("degrees"):
-        graph, degree = open_simple_graph(
-            stream,
-            state,
-            settings["deduplicate"],
-            scratch,
-            progress,
-            after_chunk=lambda state: saved.after_chunk("degrees", state._asdict()),
-        )
-        owners = rule.start(degree, settings["num_parts"], settings["seed"])
-        position = _Position.start(np.zeros(settings["num_parts"], np.int64))
-        return _Run("", graph, cut.start(graph, degree), owners, position)
+@kernel
+def _lay_out(degree, num_parts, cursor):
+    """Write the cursors, unless there are none; return how many entries lists and digits take together."""
+    position = np.int64(0)
+    for v in range(len(degree)):
+        is_list = degree[v] < num_parts
+        if len(cursor):
+            cursor[v] = 2 * position + is_list
+        position += degree[v] if is_list else num_parts
+    return position
 
 
-def _run_pass(edge_pass: EdgePass, graph: SimpleGraph, state, owners, position: _Position, saved, progress) -> None:
-    """Read the edges from the position's chunk to the end; state, owners and position are changed in place."""
-    num_parts = len(position.placed)
-    part = np.empty(BLOCK_EDGES, np.int32)
-    for chunk in graph.stream.chunks(int(position.next_chunk[0])):
-        for src, dst in graph.blocks(chunk, position.seen):
-            count = edge_pass.place(src, dst, state, part)
-            owners.watch(src[:count], dst[:count], part[:count], num_parts)
-            position.placed[:] += np.bincount(part[:count], minlength=num_parts)
-        position.next_chunk[0] += 1
-        values = (state, owners, position)
-        saved.after_chunk(edge_pass.name, {**_save(*values), **graph_facts(graph)})
-        if progress is not None:
-            progress(edge_pass.name, int(position.seen[0]), graph.report.num_listed)
-    graph.check(position.seen)
+@kernel
+def _count_digits(src, dst, part, num_parts, counts, hubs, carries):
+    length = len(src)
+    for i in range(length):
+        if i + _ROWS_AHEAD < length:
+            prefetch(counts, num_parts * np.int64(src[i + _ROWS_AHEAD]))
+            prefetch(counts, num_parts * np.int64(dst[i + _ROWS_AHEAD]))
+        for v in (src[i], dst[i]):
+            position = num_parts * np.int64(v) + part[i]
+            counts[position] += 1
+            if counts[position] == 0:
+                _carry(v, part[i], hubs, carries)
 
 
-def _save(*values) -> dict[str, np.ndarray]:
-    return {f"{type(value).__name__}.{name}": array for value in values for name, array in value._asdict().items()}
+@kernel
+def _count(src, dst, part, num_parts, cursor, counts, hubs, carries):
+    length, stray = len(src), len(counts) - 1
+    for i in range(length):
+        if i + _ROWS_AHEAD < length:
+            prefetch(cursor, np.int64(src[i + _ROWS_AHEAD]))
+            prefetch(cursor, np.int64(dst[i + _ROWS_AHEAD]))
+            prefetch(counts, np.int64(cursor[src[i + _COUNTS_AHEAD]] >> 1))
+            prefetch(counts, np.int64(cursor[dst[i + _COUNTS_AHEAD]] >> 1))
+        for v in (src[i], dst[i]):
+            state = np.int64(cursor[v])
+            is_list, is_digit = state & 1, 1 - (state & 1)
+            # Without a branch on the kind, which would be guessed wrongly every other time. Only a stream that has
+            # changed since the first pass leads beyond the entries: that is told at the end of the pass.
+            position = min((state >> 1) + is_digit * part[i], stray)
+            counts[position] = is_list * part[i] + is_digit * (counts[position] + 1)
+            cursor[v] = state + 2 * is_list
+            if is_digit and counts[position] == 0:
+                _carry(v, part[i], hubs, carries)
 
 
-def _load(kind: type, arrays: dict[str, np.ndarray]):
-    return kind(*(arrays[f"{kind.__name__}.{name}"] for name in kind._fields))
+@kernel
+def _carry(v, part, hubs, carries):
+    hub = np.searchsorted(hubs, v)
+    if hub < len(hubs):  # beyond only where the stream has changed
+        carries[hub, part] += 1
+
+
+@kernel
+def _most(cursor, counts, hubs, carries, totals, part_id):
+    """Write each node's part with most edges; part_id may share the cursors' memory, as each is read before."""
+    num_parts, base = len(totals), np.uint64(1) << np.uint64(8 * counts.itemsize)
+    position, hub = np.int64(0), 0
+    for v in range(len(part_id)):
+        best, most = -1, np.uint64(0)
+        if len(cursor) and cursor[v] & 1:
+            stop = np.int64(cursor[v] >> 1)
+            for k in range(position, stop):
+                totals[counts[k]] += np.uint64(1)
+            for k in range(position, stop):
+                part = np.int64(counts[k])
+                if totals[part] > most or (totals[part] == most and part < best):
+                    best, most = part, totals[part]
+            for k in range(position, stop):
+                totals[counts[k]] = 0
+            position = stop
+        else:
+            is_hub = hub < len(hubs) and hubs[hub] == v
+            for part in range(num_parts):
+                total = np.uint64(counts[position + part])
+                if is_hub:
+                    total += base * np.uint64(carries[hub, part])
+                if total > most:
+                    best, most = part, total
+            position += num_parts
+            hub += is_hub
+        part_id[v] = best
+
+
+@kernel
+def _remember_last(src, dst, part, part_id):
+    length = len(src)
+    for i in range(length):
+        if i + _ROWS_AHEAD < length:
+            prefetch(part_id, np.int64(src[i + _ROWS_AHEAD]))
+            prefetch(part_id, np.int64(dst[i + _ROWS_AHEAD]))
+        part_id[src[i]] = part[i]
+        part_id[dst[i]] = part[i]
+
+
+@kernel
+def _keep_smallest_hash(src, dst, part, key, part_id):
+    length = len(src)
+    for i in range(length):
+        if i + _ROWS_AHEAD < length:
+            prefetch(part_id, np.int64(src[i + _ROWS_AHEAD]))
+            prefetch(part_id, np.int64(dst[i + _ROWS_AHEAD]))
+        _compete(src[i], part[i], key[0], part_id)
+        _compete(dst[i], part[i], key[0], part_id)
+
+
+@kernel(inline="always")
+def _compete(v, part, key, part_id):
+    holder = part_id[v]
+    if holder == part:
+        return
+    node_key = combine(key, v)
+    if holder < 0 or combine(node_key, part) < combine(node_key, holder):
+        part_id[v] = part
+
+
+@kernel
+def _fill(part_id, filled):
+    for v in range(len(part_id)):
+        if part_id[v] >= 0:
+            filled[part_id[v]] += 1

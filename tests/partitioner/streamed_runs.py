@@ -5,10 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from lightning_gnnscale.partitioner import row_threads
-from lightning_gnnscale.partitioner.checkpoint import Checkpoint
-from lightning_gnnscale.partitioner.multilevel import clustering, quotient
-from lightning_gnnscale.partitioner.row_threads import RowThreads
+from lightning_gnnscale.partitioner.graph_input import Checkpoint
+from lightning_gnnscale.partitioner.multilevel import clustering, pair_table, quotient, weighted_graph
+from lightning_gnnscale.partitioner.multilevel.weighted_graph import RowThreads
 
 
 def planted(num_groups=4, size=150, inside=14, outside=3, seed=0):
@@ -62,7 +61,7 @@ def check_balance(p, num_nodes, edges, balance, masks=None):
 
 def use_threads_everywhere(monkeypatch):
     """Rows are shared out although the graph is small; the list returned gets the ranges that ran side by side."""
-    monkeypatch.setattr(row_threads, "MIN_ENTRIES", 16)
+    monkeypatch.setattr(weighted_graph, "MIN_ENTRIES", 16)
     monkeypatch.setattr(clustering, "MIN_SHARED_WORK", 1)
     original, shared = RowThreads.map, []
 
@@ -76,7 +75,7 @@ def use_threads_everywhere(monkeypatch):
 
 
 def grow_tables(monkeypatch):
-    monkeypatch.setattr(quotient, "FIRST_BITS", 2)
+    monkeypatch.setattr(pair_table, "FIRST_BITS", 2)
     monkeypatch.setattr(quotient, "STEP_ENTRIES", 64)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.partitioner.checkpoint import Checkpoint
+from lightning_gnnscale.partitioner.graph_input import Checkpoint
 
 
 def test_no_damaged_checkpoint_is_trusted(tmp_path):

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
 from lightning_gnnscale.errors import EdgeStreamError, GNNScaleError
 from lightning_gnnscale.partitioner import partition, registry
-from lightning_gnnscale.partitioner.checkpoint import Checkpoint
 from lightning_gnnscale.partitioner.graph_access import edge_shuffle, scratch
 from lightning_gnnscale.partitioner.graph_access.simple_graph import open_simple_graph
+from lightning_gnnscale.partitioner.graph_input import Checkpoint
 from lightning_gnnscale.partitioner.grem import part_cap, share_of_edges, side_caps
 from tests.oracles.grem import grem_parts, shuffled
 from tests.oracles.spring import simple_edges

@@ -7,7 +7,7 @@ from lightning_gnnscale.bench.partition_process import measure
 from lightning_gnnscale.edge_stream import SyntheticGraph, write_edges
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.partitioner import partition
-from lightning_gnnscale.partitioner.replica_placing import ReplicaState
+from lightning_gnnscale.partitioner.hdrf import ReplicaState
 from tests.oracles.hdrf import place_hdrf
 from tests.oracles.masters import master_parts
 from tests.oracles.spring import simple_edges

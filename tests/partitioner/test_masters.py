@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_gnnscale.partitioner import partition
-from lightning_gnnscale.partitioner.masters import MASTERS, assign_masters
+from lightning_gnnscale.partitioner.vertex_cut import MASTERS, assign_masters
 from tests.oracles.masters import master_parts
 from tests.partitioner.graphs import simple_graphs, stream_of
 

@@ -8,8 +8,8 @@ import pytest
 from lightning_gnnscale.edge_stream import SyntheticGraph
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.partitioner import metis as metis_module
-from lightning_gnnscale.partitioner import metis_library, partition
-from lightning_gnnscale.partitioner.metis_library import call_metis, find_metis_library
+from lightning_gnnscale.partitioner import partition
+from lightning_gnnscale.partitioner.metis import call_metis, find_metis_library
 from tests.partitioner.graphs import ODD, stream_of
 
 pytestmark = [
@@ -46,7 +46,7 @@ def without_pymetis(monkeypatch):
 @pytest.fixture
 def without_library(monkeypatch):
     find_metis_library.cache_clear()
-    monkeypatch.setattr(metis_library, "_candidates", lambda: ["libnothing_of_this_name.so"])
+    monkeypatch.setattr(metis_module, "_candidates", lambda: ["libnothing_of_this_name.so"])
     yield
     find_metis_library.cache_clear()
 
@@ -106,11 +106,11 @@ def test_a_bound_that_metis_breaks_is_told(monkeypatch):
 
 @pytest.mark.parametrize("route_around_system", [False, True])
 def test_every_library_at_hand_answers(monkeypatch, route_around_system):
-    candidates = metis_library._candidates()
+    candidates = metis_module._candidates()
     if route_around_system and len(candidates) < 2:
         pytest.skip("one METIS library is at hand, not two")
     find_metis_library.cache_clear()
-    monkeypatch.setattr(metis_library, "_candidates", lambda: candidates[1:] if route_around_system else candidates)
+    monkeypatch.setattr(metis_module, "_candidates", lambda: candidates[1:] if route_around_system else candidates)
     library = find_metis_library()
     assert library.id_dtype in (np.int32, np.int64)
     p = partition(COMMUNITIES.stream(), "metis", 2, balance={"nodes": 1.05, "volume": 1.05})

@@ -5,9 +5,11 @@ from hypothesis import strategies as st
 
 from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
 from lightning_gnnscale.errors import EdgeStreamError
-from lightning_gnnscale.partitioner import block_quotient, evaluate_partitioning, partition
+from lightning_gnnscale.partitioner import evaluate_partitioning, partition
 from lightning_gnnscale.partitioner import neighborhood_block as module
-from lightning_gnnscale.partitioner.checkpoint import Checkpoint
+from lightning_gnnscale.partitioner.graph_input import Checkpoint
+from lightning_gnnscale.partitioner.multilevel import pair_table
+from lightning_gnnscale.partitioner.multilevel.pair_table import PairTable, edge_pairs, rows_of_pairs
 from tests.oracles.neighborhood_block import block_parts
 from tests.oracles.spring import simple_edges
 from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
@@ -83,10 +85,10 @@ def test_file_format_and_chunk_size_change_nothing(tmp_path, suffix, monkeypatch
     edges, num_nodes, masks = labelled_graph()
     expected = expected_parts([tuple(e) for e in edges.tolist()], num_nodes, 3, masks)
     path = write_edges(stream_of(edges, num_nodes, layout="once"), tmp_path / f"edges{suffix}")
-    for chunk_edges, counters, slots in ((70, 40, 2), (512, 60, 64), (1 << 20, 1 << 20, 1 << 12)):
+    for chunk_edges, counters, bits in ((70, 40, 1), (512, 60, 6), (1 << 20, 1 << 20, 12)):
         monkeypatch.setattr(module, "MIN_COUNTERS", counters)
         monkeypatch.setattr(module, "COUNTERS_A_NODE", 0)
-        monkeypatch.setattr(block_quotient, "START_SLOTS", slots)
+        monkeypatch.setattr(pair_table, "FIRST_BITS", bits)
         stream = open_edge_stream(path, num_nodes=num_nodes, layout="once", chunk_edges=chunk_edges)
         p = blocks(stream, 3, masks)
         assert p.part_id.tolist() == expected
@@ -136,7 +138,7 @@ def test_resuming_after_a_kill_in_any_pass_is_bit_identical(tmp_path, monkeypatc
     stream = stream_of(arcs, num_nodes, chunk_edges=len(arcs) // 2 + 1, layout=layout)
     monkeypatch.setattr(module, "MIN_COUNTERS", 280)
     monkeypatch.setattr(module, "COUNTERS_A_NODE", 0)
-    monkeypatch.setattr(block_quotient, "START_SLOTS", 2)
+    monkeypatch.setattr(pair_table, "FIRST_BITS", 1)
     options = {"checkpoint": tmp_path / "state.npz", "checkpoint_every": 1}
 
     def run(**options):
@@ -201,14 +203,16 @@ def test_training_nodes_are_balanced_and_neighborhoods_stay_together():
     assert q.edge_cut_ratio < 0.6  # 0.75 at random
 
 
-def test_the_quotient_is_summed_exactly_while_its_table_grows():
+def test_the_quotient_is_summed_exactly_while_its_table_grows(monkeypatch):
     rng = np.random.default_rng(1)
     block = rng.integers(-1, 30, 200).astype(np.int32)
     src, dst = rng.integers(0, 200, (2, 5000)).astype(np.int32)
-    table = block_quotient.QuotientTable.empty(2)
+    monkeypatch.setattr(pair_table, "FIRST_BITS", 1)
+    table, keys = PairTable(5), np.empty(700, np.int64)
     for start in range(0, 5000, 700):
-        table = block_quotient.add_edges(table, src[start : start + 700], dst[start : start + 700], block)
-    rows = block_quotient.quotient_rows(table, 30)
+        table.add(keys, [(0, edge_pairs(src[start : start + 700], dst[start : start + 700], block, 5, keys))])
+    num_pairs = table.size
+    indptr, other, weight = rows_of_pairs([table], 30, np.int64)
     expected = np.zeros((30, 30), int)
     for a, b in zip(block[src], block[dst], strict=True):
         if a >= 0 and b >= 0 and a != b:
@@ -216,11 +220,11 @@ def test_the_quotient_is_summed_exactly_while_its_table_grows():
             expected[b, a] += 1
     found = np.zeros((30, 30), int)
     for a in range(30):
-        row = slice(rows.indptr[a], rows.indptr[a + 1])
-        assert len(set(rows.other[row].tolist())) == row.stop - row.start
-        found[a, rows.other[row]] = rows.weight[row]
+        row = slice(indptr[a], indptr[a + 1])
+        assert len(set(other[row].tolist())) == row.stop - row.start
+        found[a, other[row]] = weight[row]
     assert np.array_equal(found, expected)
-    assert int(table.num_pairs[0]) == np.count_nonzero(np.triu(expected))
+    assert num_pairs == np.count_nonzero(np.triu(expected))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import json
+import os
 
 import numpy as np
 import pytest
@@ -114,17 +115,15 @@ def test_saved_and_loaded(tmp_path):
 
 @pytest.mark.parametrize("moment", ["part_id.npy", "partitioning.json"])
 def test_a_save_that_is_cut_short_leaves_nothing_that_loads(tmp_path, monkeypatch, moment):
-    from lightning_gnnscale.partitioner import partitioning
-
     partition(stream_of(GRID, 100), num_parts=4).save(tmp_path)
-    original = partitioning.os.replace
+    original = os.replace
 
     def killed(source, target):
         if str(target).endswith(moment):
             raise KeyboardInterrupt
         original(source, target)
 
-    monkeypatch.setattr(partitioning.os, "replace", killed)
+    monkeypatch.setattr(os, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         partition(stream_of(GRID, 100), num_parts=3).save(tmp_path)
     with pytest.raises(GNNScaleError, match="no partitioning can be read there"):

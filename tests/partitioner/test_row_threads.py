@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_gnnscale.partitioner import row_threads
-from lightning_gnnscale.partitioner.multilevel.edge_graph import share_of
-from lightning_gnnscale.partitioner.row_threads import RowThreads, num_cores
+from lightning_gnnscale.partitioner.multilevel import weighted_graph
+from lightning_gnnscale.partitioner.multilevel.weighted_graph import RowThreads, num_cores, share_of
 
 
 @settings(max_examples=200)
@@ -21,7 +20,7 @@ from lightning_gnnscale.partitioner.row_threads import RowThreads, num_cores
 def test_every_row_is_covered_once_in_order(degrees, first, num_threads, min_entries):
     indptr = first + np.cumsum([0, *degrees])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_threads, "MIN_ENTRIES", min_entries)
+        patch.setattr(weighted_graph, "MIN_ENTRIES", min_entries)
         threads = RowThreads(num_threads)
         ranges = threads.run(lambda start, stop, extra: (int(start), int(stop), extra), indptr, "more")
         threads.close()
@@ -31,7 +30,7 @@ def test_every_row_is_covered_once_in_order(degrees, first, num_threads, min_ent
 
 
 def test_ranges_have_about_equal_entries(monkeypatch):
-    monkeypatch.setattr(row_threads, "MIN_ENTRIES", 1)
+    monkeypatch.setattr(weighted_graph, "MIN_ENTRIES", 1)
     degrees = np.random.default_rng(0).integers(0, 20, 1_000)
     threads = RowThreads(4)
     sums = threads.run(lambda start, stop: int(degrees[start:stop].sum()), np.append(0, np.cumsum(degrees)))
@@ -42,7 +41,7 @@ def test_ranges_have_about_equal_entries(monkeypatch):
 
 @pytest.mark.parametrize(("num_entries", "num_shares"), [(0, 1), (19, 1), (20, 2), (1_000, 3)])
 def test_every_share_is_called_once_and_every_node_has_one(monkeypatch, num_entries, num_shares):
-    monkeypatch.setattr(row_threads, "MIN_ENTRIES", 10)
+    monkeypatch.setattr(weighted_graph, "MIN_ENTRIES", 10)
     threads = RowThreads(3)
     shares = threads.share(lambda share, among, extra: (share, among, extra), num_entries, "more")
     threads.close()
@@ -89,9 +88,9 @@ def test_an_error_ends_what_runs_and_begins_no_more():
 
 
 def test_as_many_threads_as_cores_at_most(monkeypatch):
-    monkeypatch.setattr(row_threads.os, "sched_getaffinity", lambda pid: {0, 1, 5}, raising=False)
-    monkeypatch.setattr(row_threads.numba.config, "NUMBA_NUM_THREADS", 8)
+    monkeypatch.setattr(weighted_graph.os, "sched_getaffinity", lambda pid: {0, 1, 5}, raising=False)
+    monkeypatch.setattr(weighted_graph.numba.config, "NUMBA_NUM_THREADS", 8)
     assert num_cores() == RowThreads().num_threads == 3
-    monkeypatch.setattr(row_threads.numba.config, "NUMBA_NUM_THREADS", 2)
+    monkeypatch.setattr(weighted_graph.numba.config, "NUMBA_NUM_THREADS", 2)
     assert num_cores() == RowThreads().num_threads == 2
     assert RowThreads(7).num_threads == 7

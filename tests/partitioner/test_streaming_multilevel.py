@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
 from lightning_gnnscale.errors import EdgeStreamError
-from lightning_gnnscale.partitioner import coarse_parts, partition, streaming_multilevel
-from lightning_gnnscale.partitioner.checkpoint import Checkpoint
+from lightning_gnnscale.partitioner import partition, streaming_multilevel
+from lightning_gnnscale.partitioner.graph_input import Checkpoint
 from tests.oracles.spring import simple_edges
 from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
 from tests.partitioner.streamed_runs import (
@@ -263,7 +263,7 @@ def test_nothing_is_left_behind_after_an_error_while_blocks_are_read(tmp_path, m
     def fail(*_):
         raise Killed
 
-    monkeypatch.setattr(coarse_parts, "build_quotient", fail)
+    monkeypatch.setattr(streaming_multilevel, "build_quotient", fail)
     threads = threading.active_count()
     with pytest.raises(Killed):
         multilevel(stream_of(hubs_and_leaves(0), 500), 4, 2, block_edges=SOME_BLOCKS, scratch=tmp_path)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
 from lightning_gnnscale.errors import EdgeStreamError
 from lightning_gnnscale.partitioner import partition, streaming_multilevel
-from lightning_gnnscale.partitioner.checkpoint import Checkpoint
+from lightning_gnnscale.partitioner.graph_input import Checkpoint
 from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
 from tests.partitioner.streamed_runs import (
     Killed,

@@ -6,7 +6,7 @@ import pytest
 from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
 from lightning_gnnscale.errors import EdgeStreamError
 from lightning_gnnscale.partitioner import partition
-from lightning_gnnscale.partitioner.checkpoint import Checkpoint
+from lightning_gnnscale.partitioner.graph_input import Checkpoint
 from tests.oracles.dbh import place_dbh
 from tests.oracles.hdrf import place_hdrf
 from tests.oracles.masters import master_parts

@@ -12,7 +12,7 @@ from ...edge_stream.read_ahead import read_ahead
 from ...jit import kernel
 from .. import phases
 from ..registry import check_number
-from .entry_buckets import MAX_ROUNDS, EntryBuckets, cut_ranges
+from .entry_buckets import MAX_ROUNDS, EntryBuckets, cut_ranges, sum_ranges
 from .layout import LayoutReport, ScanState, scan
 from .scratch import AUTO, nameless_file, read_at, reserve, scratch_folder
 from .simple_graph import SimpleGraph, tell_graph
@@ -54,7 +54,8 @@ class ExternalCSC:
         self.num_edges = int(degree.sum(dtype=np.int64)) // 2
         self.block_start = cut_ranges(degree, block_edges, block_edges)
         self._first_entry = np.zeros(self.num_blocks + 1, np.int64)
-        _sum_before(degree, self.block_start, self._first_entry)
+        sum_ranges(degree, self.block_start, self._first_entry[1:])
+        np.cumsum(self._first_entry, out=self._first_entry)
         self._file = file
         self._spare: list[tuple[np.ndarray, np.ndarray]] = []
 
@@ -158,7 +159,7 @@ def open_external_csc(
         if report.layout == "both_ways":
             np.floor_divide(degree, 2, out=degree)
         if deduplicate is None:
-            deduplicate = report.layout == "directed" or (report.detected and report.has_repeats)
+            deduplicate = report.asks_for_deduplication
         buckets = _fitting_buckets(degree, stream.name, folder)
         graph = SimpleGraph(stream, report, int(degree.sum(dtype=np.int64)) // 2)
         reserve(folder, buckets.file_bytes, f"sorting the neighbours of {graph.num_edges} edges")
@@ -190,13 +191,3 @@ def _row_offsets(degree, indptr):
     indptr[0] = 0
     for row in range(len(degree)):
         indptr[row + 1] = indptr[row] + degree[row]
-
-
-@kernel
-def _sum_before(degree, starts, out):
-    """Put the sum of the degrees before every start into `out`."""
-    for b in range(len(starts) - 1):
-        entries = np.int64(0)
-        for v in range(starts[b], starts[b + 1]):
-            entries += degree[v]
-        out[b + 1] = out[b] + entries

@@ -69,6 +69,11 @@ class LayoutReport(NamedTuple):
     def has_repeats(self) -> bool:
         return self.repeated_share >= MIN_REPEATED_SHARE
 
+    @property
+    def asks_for_deduplication(self) -> bool:
+        """Whether repeated edges are dropped where the user does not say."""
+        return self.layout == "directed" or (self.detected and self.has_repeats)
+
 
 def scan(stream, state: ScanState | None = None, progress=None, after_chunk=None) -> tuple[LayoutReport, np.ndarray]:
     """Read the stream once: degrees, layout, counts and checksum.
@@ -142,7 +147,8 @@ def _sampled_shares(state: ScanState, copies: int) -> tuple[float, float]:
 
 
 @kernel
-def _edge_hash(u, v):
+def edge_hash(u, v):
+    """Return a hash of an edge in this direction."""
     return mix64(np.uint64(u) * _SRC_FACTOR + np.uint64(v) * _DST_FACTOR)
 
 
@@ -151,8 +157,8 @@ def _add_hashes(src, dst, sums):
     """Add a chunk's hashes, (u, v) and (v, u), to sums (2,), and return its self-loops."""
     forward, backward, self_loops = sums[0], sums[1], 0
     for i in range(len(src)):
-        forward += _edge_hash(src[i], dst[i])
-        backward += _edge_hash(dst[i], src[i])
+        forward += edge_hash(src[i], dst[i])
+        backward += edge_hash(dst[i], src[i])
         self_loops += src[i] == dst[i]
     sums[0], sums[1] = forward, backward
     return self_loops
@@ -168,7 +174,7 @@ def _scan_edges(src, dst, degree, counts, sample):
         threshold = counts[_THRESHOLD]
         sampled = 0
         for i in range(len(block_src)):
-            there, back = _edge_hash(block_src[i], block_dst[i]), _edge_hash(block_dst[i], block_src[i])
+            there, back = edge_hash(block_src[i], block_dst[i]), edge_hash(block_dst[i], block_src[i])
             forward += there
             backward += back
             sampled += (there ^ back) <= threshold
@@ -194,7 +200,7 @@ def _sample_pairs(src, dst, counts, sample):
         if u == v:
             continue
         # The lowest bit gives way to the direction: two pairs become one only if 63 bits agree.
-        pair = (_edge_hash(u, v) ^ _edge_hash(v, u)) & ~_ONE
+        pair = (edge_hash(u, v) ^ edge_hash(v, u)) & ~_ONE
         if pair < counts[_THRESHOLD]:
             if counts[_SAMPLED] == np.uint64(len(sample)):
                 _shrink_sample(counts, sample)

@@ -7,13 +7,22 @@ import numpy as np
 from ...jit import kernel
 from ...rng import fold, mix64
 from ...triton_kernels.intrinsics import prefetch
-from ..row_threads import RowThreads
 from .cluster_choice import choose_clusters
-from .two_hops import join_two_hops
-from .weighted_graph import PART_DTYPE, BlockGraph, WeightedGraph, total_weight
+from .weighted_graph import PART_DTYPE, BlockGraph, RowThreads, WeightedGraph, add_weights, total_weight
 
 NODE_WORK = 8  # what a node costs beside its entries
 WINDOW = 1 << 14  # rows, a power of two
+# Work of a batch, as `visiting_order` counts it: a fixed part of the method, whatever the threads.
+MAX_BATCH_WORK = 1 << 18
+MIN_BATCH_WORK = 1 << 8
+MIN_SHARED_WORK = 1 << 14  # a smaller batch is not shared out over threads
+# A pass over a small graph, or over a block on disk, is cut into so many.
+BATCHES, STREAMED_BATCHES = 128, 32
+# Neighbours that a node looks at in its first pass, on disk, in memory: powers of two from 8 on, as tables rely on.
+FIRST_SAMPLE, STREAMED_SAMPLE, SAMPLE = 32, 64, 256
+
+_SALT = 0x434C5553  # keeps this use of the seed apart from all others
+_MOVES_AHEAD = 16
 
 
 @kernel
@@ -52,19 +61,6 @@ def visiting_order(indptr, key, sample):
         total += NODE_WORK + min(sample, indptr[order[i] + 1] - indptr[order[i]])
         reach[i] = total
     return order, reach
-
-
-# Work of a batch, as `visiting_order` counts it: a fixed part of the method, whatever the threads.
-MAX_BATCH_WORK = 1 << 18
-MIN_BATCH_WORK = 1 << 8
-MIN_SHARED_WORK = 1 << 14  # a smaller batch is not shared out over threads
-# A pass over a small graph, or over a block on disk, is cut into so many.
-BATCHES, STREAMED_BATCHES = 128, 32
-# Neighbours that a node looks at in its first pass, on disk, in memory: powers of two from 8 on, as tables rely on.
-FIRST_SAMPLE, STREAMED_SAMPLE, SAMPLE = 32, 64, 256
-
-_SALT = 0x434C5553  # keeps this use of the seed apart from all others
-_MOVES_AHEAD = 16
 
 
 def cluster_nodes(
@@ -108,7 +104,7 @@ def cluster_nodes(
     later, batches = (SAMPLE, BATCHES) if in_memory else (STREAMED_SAMPLE, STREAMED_BATCHES)
     label = np.arange(num_nodes, dtype=ids) if fresh else label
     weight = np.zeros((num_nodes, graph.node_weight.shape[1]), np.int32)
-    weigh_clusters(label, graph.node_weight, weight)
+    add_weights(label, graph.node_weight, weight)
     group = np.zeros(1, PART_DTYPE) if group is None else group
     favourite = label.copy()
     limit = np.minimum(limit, np.iinfo(np.int32).max)
@@ -122,6 +118,7 @@ def cluster_nodes(
             after_pass(label, i + 1)
         if moved * 100 < num_nodes:
             break
+    # Two-hop clustering: without it hubs, whose clusters are full, would leave most of their leaves alone.
     join_two_hops(graph.node_weight, limit, group, label, weight, favourite)
     return label
 
@@ -151,14 +148,6 @@ def _propagate(
         )
         moved += _join(batch, choice, node_weight, limit, label, weight, favourite, block.first_node)
     return moved
-
-
-@kernel
-def weigh_clusters(label, node_weight, weight):
-    every = np.int64(-1) if len(node_weight) == len(label) else np.int64(0)
-    for v in range(len(label)):
-        for d in range(node_weight.shape[1]):
-            weight[label[v], d] += node_weight[v & every, d]
 
 
 @kernel
@@ -230,3 +219,38 @@ def _join(batch, choice, node_weight, limit, label, weight, favourite, first_nod
             label[v] = target
             moved += 1
     return moved
+
+
+@kernel
+def join_two_hops(node_weight, limit, group, label, weight, favourite):
+    """Let nodes that stayed alone join one another where they like the same cluster; `favourite` is used up.
+
+    A node without neighbours likes itself; all of those count as liking one cluster.
+    """
+    num_nodes, num_dims = len(label), node_weight.shape[1]
+    every = np.int64(-1) if len(node_weight) == num_nodes else np.int64(0)
+    by_group = np.int64(-1) if len(group) == num_nodes else np.int64(0)
+    shared = np.zeros(num_nodes, np.bool_)
+    for v in range(num_nodes):
+        if label[v] != v:
+            shared[v] = shared[label[v]] = True
+    waiting = np.full(num_nodes, -1, label.dtype)
+    lonely = np.full(256, -1, label.dtype)
+    for v in range(num_nodes):
+        if shared[v]:
+            continue
+        g, liked = group[v & by_group], favourite[v]
+        other = lonely[g & 255] if liked == v else waiting[liked]
+        if other >= 0 and group[other & by_group] == g:
+            fits = True
+            for d in range(num_dims):
+                fits = fits and np.int64(weight[other, d]) + node_weight[v & every, d] <= limit[d]
+            if fits:
+                for d in range(num_dims):
+                    weight[other, d] += node_weight[v & every, d]
+                label[v] = other
+                continue
+        if liked == v:
+            lonely[g & 255] = v
+        else:
+            waiting[liked] = v

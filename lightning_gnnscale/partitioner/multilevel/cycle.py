@@ -1,19 +1,18 @@
-"""The multilevel cycle in memory: contract, partition the smallest graph, refine on the way back."""
+"""The multilevel cycle in memory: contract, grow parts of the smallest graph, refine on the way back."""
 
 from typing import NamedTuple
 
 import numpy as np
 
 from ...jit import kernel
-from ...rng import fold
-from ..row_threads import RowThreads
+from ...rng import below, combine, fold
 from .clustering import cluster_limit, cluster_nodes
-from .contraction import contract
-from .growing import grow_parts
-from .jet import JetSpace, refine
-from .weighted_graph import PART_DTYPE, WeightedGraph, total_weight
+from .quotient import contract
+from .refinement import JetSpace, refine
+from .weighted_graph import PART_DTYPE, RowThreads, WeightedGraph, part_loads, total_weight
 
 MIN_SHRINKAGE = 0.95  # a level that keeps more of its nodes than this ends the descent
+_SALT = 0x47524F57  # keeps this use of the seed apart from all others
 
 
 class Effort(NamedTuple):
@@ -87,13 +86,16 @@ def run_cycle(graph, cap, seed: int, share, effort: Effort, threads: RowThreads,
     """
     num_parts = len(cap)
     limit = cluster_limit(graph, num_parts, effort.per_part)
+    # Down: clusters become nodes until the graph is small.
     levels, coarse, group = _descend(graph, limit, seed, effort.stop * num_parts, part, effort.passes, threads)
     at_level = level_cap(coarse, cap, share)
     if group is not None:
         part = group
     else:
+        # At the bottom: the best of several greedy partitions.
         tries = (_try(coarse, at_level, fold(seed, 1, i), share, effort, threads, space) for i in range(effort.tries))
         part = min(tries, key=lambda found: found[0])[1]
+    # Up: the parts are carried over to each finer graph and refined there.
     state = None
     for i, (finer, coarse_of) in enumerate([*reversed(levels)]):
         part = part[coarse_of]
@@ -108,13 +110,6 @@ def level_cap(graph: WeightedGraph, cap: np.ndarray, share: np.ndarray) -> np.nd
     """Return (num_parts, D) int64 caps for a coarse graph: half of its heaviest node above the mean is let pass."""
     mean = np.ceil(total_weight(graph) * share[:, None]).astype(np.int64)
     return np.maximum(cap, mean + graph.node_weight.max(axis=0) // 2)
-
-
-def part_loads(node_weight: np.ndarray, part: np.ndarray, num_parts: int) -> np.ndarray:
-    """Return (num_parts, D) int64: what each part weighs."""
-    load = np.zeros((num_parts, node_weight.shape[1]), np.int64)
-    _add_loads(node_weight, part, load)
-    return load
 
 
 def _descend(graph, limit, seed: int, stop: int, group, passes: int, threads: RowThreads):
@@ -158,9 +153,147 @@ def _improve(graph, part, cap, seed: int, effort: Effort, threads: RowThreads, s
     return (not balanced, cut), load
 
 
+def empty_heap(num_nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the four arrays of a heap that any of num_nodes nodes may enter."""
+    return (
+        np.empty(num_nodes, np.int32),
+        np.full(num_nodes, -1, np.int32),
+        np.empty(num_nodes, np.float64),
+        np.zeros(1, np.int64),
+    )
+
+
 @kernel
-def _add_loads(node_weight, part, load):
+def heap_put(nodes, place, keys, size, v, key):
+    """Add a node, or change its key."""
+    i = np.int64(place[v])
+    if i < 0:
+        i = size[0]
+        size[0] += 1
+        keys[v] = key
+        _rise(nodes, place, keys, i, v)
+    elif key > keys[v]:
+        keys[v] = key
+        _rise(nodes, place, keys, i, v)
+    elif key < keys[v]:
+        keys[v] = key
+        _sink(nodes, place, keys, size, i, v)
+
+
+@kernel
+def heap_take(nodes, place, keys, size):
+    """Remove the node with the largest key and return it; the heap must not be empty."""
+    top = nodes[0]
+    place[top] = -1
+    size[0] -= 1
+    if size[0] > 0:
+        _sink(nodes, place, keys, size, np.int64(0), nodes[size[0]])
+    return top
+
+
+@kernel
+def heap_clear(nodes, place, size):
+    """Remove all nodes."""
+    for i in range(size[0]):
+        place[nodes[i]] = -1
+    size[0] = 0
+
+
+@kernel
+def _rise(nodes, place, keys, i, v):
+    key = keys[v]
+    while i > 0:
+        parent = (i - 1) >> 1
+        if keys[nodes[parent]] >= key:
+            break
+        nodes[i] = nodes[parent]
+        place[nodes[i]] = i
+        i = parent
+    nodes[i] = v
+    place[v] = i
+
+
+@kernel
+def _sink(nodes, place, keys, size, i, v):
+    key = keys[v]
+    while True:
+        child = 2 * i + 1
+        if child >= size[0]:
+            break
+        if child + 1 < size[0] and keys[nodes[child + 1]] > keys[nodes[child]]:
+            child += 1
+        if keys[nodes[child]] <= key:
+            break
+        nodes[i] = nodes[child]
+        place[nodes[i]] = i
+        i = child
+    nodes[i] = v
+    place[v] = i
+
+
+def grow_parts(graph: WeightedGraph, share: np.ndarray, seed: int) -> np.ndarray:
+    """Grow one part after the other from a random node, always taking the node that raises the cut least.
+
+    A part is full when the mean over dimensions of load / (share * total) reaches 1; the last part takes the rest.
+
+    Args:
+        graph: the graph.
+        share: (num_parts,) float64, what each part should hold of all weight; sums to 1.
+        seed: decides the starting nodes.
+
+    Returns:
+        (num_nodes,) int16 part ids.
+
+    Source: greedy graph growing, Karypis and Kumar, SIAM J. Sci. Comput. 20(1), 1998; vectors of weights are ours.
+    """
+    part = np.full(graph.num_nodes, len(share) - 1, PART_DTYPE)
+    total = np.maximum(total_weight(graph), 1).astype(np.float64)
+    _grow(*graph, total, share, np.uint64(fold(seed, _SALT)), part, *empty_heap(graph.num_nodes))
+    return part
+
+
+@kernel
+def _grow(indptr, indices, edge_weight, node_weight, total, share, key, part, heap, place, keys, size):
+    each = np.int64(-1) if len(edge_weight) == len(indices) else np.int64(0)
     every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
-    for v in range(len(part)):
-        for d in range(node_weight.shape[1]):
-            load[part[v], d] += node_weight[v & every, d]
+    num_nodes, num_dims = len(part), node_weight.shape[1]
+    last = len(share) - 1
+    order = np.empty(num_nodes, np.int32)  # a random order to start from
+    for v in range(num_nodes):
+        order[v] = v
+    for v in range(num_nodes - 1, 0, -1):
+        other = below(combine(key, v), v + 1)
+        order[v], order[other] = order[other], order[v]
+    next_start = 0
+    for p in range(last):
+        heap_clear(heap, place, size)
+        filled = 0.0
+        while filled < 1.0:
+            if size[0] == 0:
+                while next_start < num_nodes and part[order[next_start]] != last:
+                    next_start += 1
+                if next_start == num_nodes:
+                    return
+                v = order[next_start]
+            else:
+                v = heap_take(heap, place, keys, size)
+            weight = 0.0
+            for d in range(num_dims):
+                weight += node_weight[v & every, d] / (total[d] * share[p])
+            weight /= num_dims
+            if filled > 0.0 and filled + weight > 1.0 + weight / 2:
+                break
+            filled += weight
+            part[v] = p
+            for e in range(indptr[v], indptr[v + 1]):
+                u = indices[e]
+                if part[u] != last:
+                    continue
+                w = np.float64(edge_weight[e & each])
+                if place[u] >= 0:
+                    heap_put(heap, place, keys, size, u, keys[u] + 2.0 * w)
+                else:
+                    degree = 0.0
+                    for f in range(indptr[u], indptr[u + 1]):
+                        degree += edge_weight[f & each]
+                    heap_put(heap, place, keys, size, u, 2.0 * w - degree)

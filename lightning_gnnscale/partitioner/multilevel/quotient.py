@@ -1,4 +1,4 @@
-"""The graph of clusters, added up in a hash table while a graph streams by."""
+"""The graph of clusters: contracted in memory, or added up in a hash table while a graph streams by."""
 
 from itertools import pairwise
 
@@ -7,14 +7,95 @@ import numpy as np
 from ...jit import kernel
 from ...rng import fold
 from ...triton_kernels.intrinsics import prefetch
-from ..row_threads import RowThreads
 from .clustering import cluster_nodes
-from .contraction import contract
-from .edge_graph import EdgeGraph
-from .weighted_graph import BlockGraph, WeightedGraph, total_weight
+from .pair_table import PairTable, edge_pairs, rows_of_pairs, table_bytes
+from .weighted_graph import BlockGraph, EdgeGraph, RowThreads, WeightedGraph, add_weights, total_weight
+
+SHARDS = 2  # hash tables, one for a thread at a time; a fixed part of the method
+STEP_ENTRIES = 1 << 19  # entries looked at between two calls of the tables
 
 _SALT = 0x53485249  # keeps this use of the seed apart from all others
+_ENTRIES_AHEAD = 32
 _GROWTH = 2  # of what a cluster may weigh, from one contraction to the next
+
+
+def contract(graph: WeightedGraph, label: np.ndarray) -> tuple[WeightedGraph, np.ndarray]:
+    """Return the graph of clusters.
+
+    Args:
+        graph: the graph.
+        label: (num_nodes,) int32, equal for nodes of a cluster, in [0, num_nodes).
+
+    Returns:
+        The coarse graph, its nodes in the order of their clusters' lowest node; and (num_nodes,) int32, the coarse node
+        of every node.
+
+    Cost: O(num_nodes + num_entries) time; a row's neighbours come in the order in which members list them.
+    """
+    coarse_of, num_coarse = number_clusters(label)
+    members, starts = _sort_by_cluster(coarse_of, num_coarse)
+    node_weight = np.zeros((num_coarse, graph.node_weight.shape[1]), np.int32)
+    add_weights(coarse_of, graph.node_weight, node_weight)
+    indptr = np.zeros(num_coarse + 1, np.int64)
+    indices = np.empty(len(graph.indices), np.int32)
+    edge_weight = np.empty(len(graph.indices), graph.edge_weight.dtype)
+    total = _add_edges(
+        graph.indptr, graph.indices, graph.edge_weight, coarse_of, members, starts, indptr, indices, edge_weight
+    )
+    return WeightedGraph(indptr, indices[:total].copy(), edge_weight[:total].copy(), node_weight), coarse_of
+
+
+@kernel
+def number_clusters(label):
+    number = np.full(len(label), -1, np.int32)
+    coarse_of = np.empty(len(label), np.int32)
+    num_coarse = 0
+    for v in range(len(label)):
+        c = label[v]
+        if number[c] < 0:
+            number[c] = num_coarse
+            num_coarse += 1
+        coarse_of[v] = number[c]
+    return coarse_of, num_coarse
+
+
+@kernel
+def _sort_by_cluster(coarse_of, num_coarse):
+    starts = np.zeros(num_coarse + 1, np.int64)
+    for v in range(len(coarse_of)):
+        starts[coarse_of[v] + 1] += 1
+    for c in range(num_coarse):
+        starts[c + 1] += starts[c]
+    cursor = starts[:-1].copy()
+    members = np.empty(len(coarse_of), np.int32)
+    for v in range(len(coarse_of)):
+        members[cursor[coarse_of[v]]] = v
+        cursor[coarse_of[v]] += 1
+    return members, starts
+
+
+@kernel
+def _add_edges(indptr, indices, edge_weight, coarse_of, members, starts, out_indptr, out_indices, out_weight):
+    """Fill the coarse rows one after the other; `place` says where a neighbour stands in the row that is filled."""
+    each = np.int64(-1) if len(edge_weight) == len(indices) else np.int64(0)
+    num_coarse = len(starts) - 1
+    place = np.full(num_coarse, -1, np.int64)
+    total = np.int64(0)
+    for c in range(num_coarse):
+        row_start = total
+        for m in range(starts[c], starts[c + 1]):
+            v = members[m]
+            for e in range(indptr[v], indptr[v + 1]):
+                other = coarse_of[indices[e]]
+                if other == c:
+                    continue
+                if place[other] < row_start:
+                    place[other] = total
+                    out_indices[total], out_weight[total] = other, 0
+                    total += 1
+                out_weight[place[other]] += edge_weight[e & each]
+        out_indptr[c + 1] = total
+    return total
 
 
 def shrink(
@@ -46,16 +127,6 @@ def shrink(
     return graph, coarse_of
 
 
-SHARDS = 2  # hash tables, one for a thread at a time; a fixed part of the method
-STEP_ENTRIES = 1 << 19  # entries looked at between two calls of the tables
-FIRST_BITS = 16  # slots of a new table, as a power of two
-MAX_LOAD = 0.6  # of a table's slots
-
-_EMPTY = np.int64(-1)
-_ENTRIES_AHEAD, _KEYS_AHEAD = 32, 12
-_HASH = np.uint64(0x9E3779B97F4A7C15)
-
-
 def build_quotient(
     graph: BlockGraph | EdgeGraph,
     coarse_of: np.ndarray,
@@ -82,36 +153,33 @@ def build_quotient(
     Returns:
         The quotient graph, or None where it has too many edges.
 
-    Cost: one pass, O(num_nodes + num_entries) time; about 27 bytes an edge of the quotient graph while it fills, 40
+    Cost: one pass, O(num_nodes + num_entries) time; about 27 bytes an edge of the quotient graph while it fills, 43
         while its rows are made, 16 afterwards.
     """
-    base = num_coarse  # of keys; clusters that are joined later leave numbers out
-    tables = [_Table() for _ in range(SHARDS)]
+    shift = num_coarse.bit_length()  # clusters that are joined later leave numbers out
+    tables = [PairTable(shift, shard) for shard in range(SHARDS)]
     pairs = _pairs_of_edges if isinstance(graph, EdgeGraph) else _pairs_of_rows
-    for keys, written in pairs(graph, coarse_of, base, threads):
-        threads.map(lambda shard: tables[shard].add(keys, written, shard), range(SHARDS))  # noqa: B023
+    for keys, written in pairs(graph, coarse_of, shift, threads):
+        threads.map(lambda shard: tables[shard].add(keys, written), range(SHARDS))  # noqa: B023
         if sum(table.size for table in tables) > max_edges:
             if largest is None:
                 return None
-            partial = _assemble(graph, tables, coarse_of, num_coarse, base)
+            partial = _assemble(graph, tables, coarse_of, num_coarse)
             partial, joined = shrink(partial, max_edges // 2, largest, fold(seed, num_coarse), threads)
             coarse_of[:] = joined[coarse_of]
             num_coarse = partial.num_nodes
-            tables = [_Table.of(partial, base, shard) for shard in range(SHARDS)]
+            tables = [PairTable.of(partial, shift, shard) for shard in range(SHARDS)]
             max_edges = max(max_edges, len(partial.indices))  # where clusters can grow no further
             del partial
-    return _assemble(graph, tables, coarse_of, num_coarse, base)
+    return _assemble(graph, tables, coarse_of, num_coarse)
 
 
 def quotient_bytes(num_edges: float) -> int:
     """Return what `build_quotient` holds at its peak for a graph of so many edges: tables that grow, or its rows."""
-    bits = FIRST_BITS
-    while MAX_LOAD * (1 << bits) * SHARDS < num_edges:
-        bits += 1
-    return int(max(1.5 * SHARDS * 16 * (1 << bits), 40 * num_edges))
+    return int(max(1.5 * SHARDS * table_bytes(num_edges / SHARDS), 43 * num_edges))
 
 
-def _pairs_of_rows(graph: BlockGraph, coarse_of, num_coarse: int, threads: RowThreads):
+def _pairs_of_rows(graph: BlockGraph, coarse_of, shift: int, threads: RowThreads):
     """Yield keys of pairs of clusters, and the ranges in which they stand, every edge once."""
     keys = np.empty(STEP_ENTRIES, np.int64)
     for block in graph.blocks():
@@ -122,17 +190,17 @@ def _pairs_of_rows(graph: BlockGraph, coarse_of, num_coarse: int, threads: RowTh
             if entries > len(keys):
                 keys = np.empty(entries, np.int64)
             rows = block.indptr[start : stop + 1]
-            yield keys, threads.run(_cluster_pairs, rows, start, *block[:3], coarse_of, num_coarse, keys)
+            yield keys, threads.run(_cluster_pairs, rows, start, *block[:3], coarse_of, shift, keys)
 
 
-def _pairs_of_edges(graph: EdgeGraph, coarse_of, num_coarse: int, threads: RowThreads):
+def _pairs_of_edges(graph: EdgeGraph, coarse_of, shift: int, threads: RowThreads):
     """Yield what `_pairs_of_rows` does, every STEP_ENTRIES edges: however they come in chunks."""
     keys, filled, seen = np.empty(STEP_ENTRIES, np.int64), 0, 0
     for src, dst in graph.edges("quotient"):
         start = 0
         while start < len(src):
             stop = min(len(src), start + STEP_ENTRIES - seen)
-            filled += _edge_pairs(src[start:stop], dst[start:stop], coarse_of, num_coarse, keys[filled:])
+            filled += edge_pairs(src[start:stop], dst[start:stop], coarse_of, shift, keys[filled:])
             seen += stop - start
             start = stop
             if seen == STEP_ENTRIES:
@@ -141,64 +209,19 @@ def _pairs_of_edges(graph: EdgeGraph, coarse_of, num_coarse: int, threads: RowTh
     yield keys, [(0, filled)]
 
 
-class _Table:
-    """Weights by key, with open addressing; it grows as it fills."""
-
-    def __init__(self, bits: int | None = None):
-        self.keys, self.weights = _new_slots(FIRST_BITS if bits is None else bits)
-        self.size = 0
-
-    @classmethod
-    def of(cls, graph: WeightedGraph, base: int, shard: int) -> "_Table":
-        """Return the edges of a graph whose keys belong to the shard."""
-        size, bits = _count_edges(graph.indptr, graph.indices, base, shard), FIRST_BITS
-        while int(MAX_LOAD * (1 << bits)) <= size:
-            bits += 1
-        table = cls(bits)
-        _fill_slots(graph.indptr, graph.indices, graph.edge_weight, base, shard, table.keys, table.weights)
-        table.size = size
-        return table
-
-    def add(self, keys: np.ndarray, ranges: list[tuple[int, int]], shard: int) -> None:
-        """Add one to the weight of each key in ranges of `keys` that belongs to the shard."""
-        for position, stop in ranges:
-            while position < stop:
-                room = int(MAX_LOAD * len(self.keys)) - self.size
-                position, added = _add_keys(keys, position, stop, shard, room, self.keys, self.weights)
-                self.size += added
-                if position < stop:
-                    self._grow()
-
-    def _grow(self) -> None:
-        keys, weights = self.keys, self.weights
-        self.keys, self.weights = _new_slots(len(keys).bit_length())
-        _rehash(keys, weights, self.keys, self.weights)
-
-
-def _new_slots(bits: int) -> tuple[np.ndarray, np.ndarray]:
-    return np.full(1 << bits, _EMPTY, np.int64), np.zeros(1 << bits, np.int64)
-
-
 def _assemble(
-    graph: BlockGraph | EdgeGraph, tables: list[_Table], coarse_of: np.ndarray, num_coarse: int, base: int
+    graph: BlockGraph | EdgeGraph, tables: list[PairTable], coarse_of: np.ndarray, num_coarse: int
 ) -> WeightedGraph:
     """Make rows, their neighbours ascending, and add up the nodes' weights; the tables are used up."""
-    num_edges = sum(table.size for table in tables)
     weight_dtype = np.int32 if graph.total_edge_weight // 2 <= np.iinfo(np.int32).max else np.int64
-    low, high = np.empty(num_edges, np.int32), np.empty(num_edges, np.int32)
-    weight = np.empty(num_edges, weight_dtype)
-    done = 0
-    while tables:
-        table = tables.pop()
-        done = _list_edges(table.keys, table.weights, base, low, high, weight, done)
-    indptr, indices, edge_weight = _sort_rows(low, high, weight, num_coarse)
+    rows = rows_of_pairs(tables, num_coarse, weight_dtype)
     node_weight = np.zeros((num_coarse, graph.node_weight.shape[1]), np.int32)
-    _add_weights(coarse_of, graph.node_weight, node_weight)
-    return WeightedGraph(indptr, indices, edge_weight, node_weight)
+    add_weights(coarse_of, graph.node_weight, node_weight)
+    return WeightedGraph(*rows, node_weight)
 
 
 @kernel
-def _cluster_pairs(start, stop, offset, first_node, indptr, indices, coarse_of, num_coarse, keys):
+def _cluster_pairs(start, stop, offset, first_node, indptr, indices, coarse_of, shift, keys):
     """Write the pairs of clusters of the entries of rows [offset + start, offset + stop), each edge once.
 
     Returns:
@@ -215,134 +238,6 @@ def _cluster_pairs(start, stop, offset, first_node, indptr, indices, coarse_of, 
                 prefetch(coarse_of, np.int64(indices[e + _ENTRIES_AHEAD]))
             if u > v:
                 other = np.int64(coarse_of[u])
-                keys[place] = min(mine, other) * num_coarse + max(mine, other)
+                keys[place] = (min(mine, other) << shift) + max(mine, other)
                 place += other != mine
     return first, place
-
-
-@kernel
-def _edge_pairs(src, dst, coarse_of, num_coarse, keys):
-    """Write the pairs of clusters of edges that lead out of their cluster; return how many."""
-    place = 0
-    for i in range(len(src)):
-        if i + _ENTRIES_AHEAD < len(src):
-            prefetch(coarse_of, np.int64(src[i + _ENTRIES_AHEAD]))
-            prefetch(coarse_of, np.int64(dst[i + _ENTRIES_AHEAD]))
-        mine, other = np.int64(coarse_of[src[i]]), np.int64(coarse_of[dst[i]])
-        keys[place] = min(mine, other) * num_coarse + max(mine, other)
-        place += other != mine
-    return place
-
-
-@kernel
-def _add_keys(keys, position, stop, shard, room, table_keys, table_weights):
-    """Add keys[position:stop]; stop before a new key when there is no room. Return where it stopped, new keys."""
-    slots = np.int64(len(table_keys) - 1)
-    added = 0
-    while position < stop:
-        key = keys[position]
-        mixed = np.uint64(key) * _HASH
-        if position + _KEYS_AHEAD < stop:
-            early = np.int64((np.uint64(keys[position + _KEYS_AHEAD]) * _HASH) >> np.uint64(20)) & slots
-            prefetch(table_keys, early)
-            prefetch(table_weights, early)
-        if np.int64(mixed >> np.uint64(63)) == shard:
-            slot = np.int64(mixed >> np.uint64(20)) & slots
-            while table_keys[slot] != key:
-                if table_keys[slot] == _EMPTY:
-                    if added >= room:
-                        return position, added
-                    table_keys[slot] = key
-                    added += 1
-                    break
-                slot = (slot + 1) & slots
-            table_weights[slot] += 1
-        position += 1
-    return position, added
-
-
-@kernel
-def _rehash(old_keys, old_weights, table_keys, table_weights):
-    slots = np.int64(len(table_keys) - 1)
-    for i in range(len(old_keys)):
-        if old_keys[i] != _EMPTY:
-            slot = np.int64((np.uint64(old_keys[i]) * _HASH) >> np.uint64(20)) & slots
-            while table_keys[slot] != _EMPTY:
-                slot = (slot + 1) & slots
-            table_keys[slot], table_weights[slot] = old_keys[i], old_weights[i]
-
-
-@kernel
-def _count_edges(indptr, indices, base, shard):
-    """Return how many edges of a graph belong to a shard by their keys."""
-    count = 0
-    for a in range(len(indptr) - 1):
-        for e in range(indptr[a], indptr[a + 1]):
-            key = np.int64(a) * base + indices[e]
-            count += a < indices[e] and np.int64((np.uint64(key) * _HASH) >> np.uint64(63)) == shard
-    return count
-
-
-@kernel
-def _fill_slots(indptr, indices, edge_weight, base, shard, table_keys, table_weights):
-    """Put the edges of a graph that belong to a shard into an empty table."""
-    slots = np.int64(len(table_keys) - 1)
-    for a in range(len(indptr) - 1):
-        for e in range(indptr[a], indptr[a + 1]):
-            key = np.int64(a) * base + indices[e]
-            mixed = np.uint64(key) * _HASH
-            if a < indices[e] and np.int64(mixed >> np.uint64(63)) == shard:
-                slot = np.int64(mixed >> np.uint64(20)) & slots
-                while table_keys[slot] != _EMPTY:
-                    slot = (slot + 1) & slots
-                table_keys[slot], table_weights[slot] = key, edge_weight[e]
-
-
-@kernel
-def _list_edges(table_keys, table_weights, base, low, high, weight, done):
-    for i in range(len(table_keys)):
-        if table_keys[i] != _EMPTY:
-            low[done], high[done] = table_keys[i] // base, table_keys[i] % base
-            weight[done] = table_weights[i]
-            done += 1
-    return done
-
-
-@kernel
-def _sort_rows(low, high, weight, num_nodes):
-    """Return both directions of every edge as rows with ascending neighbours: two stable counting sorts."""
-    num_edges = len(low)
-    starts = np.zeros(num_nodes + 1, np.int64)
-    for i in range(num_edges):
-        starts[low[i] + 1] += 1
-        starts[high[i] + 1] += 1
-    for c in range(num_nodes):
-        starts[c + 1] += starts[c]
-    by_column = np.empty(2 * num_edges, np.int64)  # edge number, its sign the direction, sorted by neighbour
-    cursor = starts[:-1].copy()
-    for i in range(num_edges):
-        by_column[cursor[high[i]]] = i
-        cursor[high[i]] += 1
-        by_column[cursor[low[i]]] = ~i
-        cursor[low[i]] += 1
-    indices = np.empty(2 * num_edges, np.int32)
-    edge_weight = np.empty(2 * num_edges, weight.dtype)
-    cursor = starts[:-1].copy()
-    for k in range(2 * num_edges):
-        i = by_column[k]
-        if i >= 0:
-            row, column = low[i], high[i]
-        else:
-            i = ~i
-            row, column = high[i], low[i]
-        indices[cursor[row]], edge_weight[cursor[row]] = column, weight[i]
-        cursor[row] += 1
-    return starts, indices, edge_weight
-
-
-@kernel
-def _add_weights(coarse_of, node_weight, coarse_weight):
-    every = np.int64(-1) if len(node_weight) == len(coarse_of) else np.int64(0)
-    for v in range(len(coarse_of)):
-        for d in range(node_weight.shape[1]):
-            coarse_weight[coarse_of[v], d] += node_weight[v & every, d]

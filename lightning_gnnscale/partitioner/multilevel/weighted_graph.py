@@ -1,13 +1,23 @@
-"""Graphs as the multilevel method reads them: blocks of rows, weights on edges, vectors of weights on nodes."""
+"""Graphs as the multilevel method reads them: weighted rows, or edges pass after pass; and threads that share them."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import NamedTuple
 
+import numba
 import numpy as np
+
+from ...jit import kernel
+from ..graph_access.simple_graph import SimpleGraph, symmetric_adjacency
 
 PART_DTYPE = np.dtype(np.int16)  # of part ids while they are worked on: small arrays stay in the processor's cache
 MAX_PARTS = int(np.iinfo(PART_DTYPE).max)
 ONE = np.ones(1, np.int32)  # every edge weighs one
+MIN_ENTRIES = 1 << 15  # below this many entries a thread costs more than it saves
+
+_HASH = np.uint64(0x9E3779B97F4A7C15)
+_ROWS, _HALF = np.uint64(6), np.uint64(32)  # 64 nodes that stand together go to one share
 
 
 class WeightedRows(NamedTuple):
@@ -82,3 +92,132 @@ def total_weight(graph: WeightedGraph | BlockGraph) -> np.ndarray:
     """Return (D,) int64: the weight of all nodes."""
     times = graph.num_nodes if len(graph.node_weight) == 1 else 1
     return graph.node_weight.sum(axis=0, dtype=np.int64) * times
+
+
+class EdgeGraph(NamedTuple):
+    """A graph whose edges are read from its stream as often as asked; every edge weighs one.
+
+    Attributes:
+        simple: the undirected simple graph behind the stream.
+        node_weight: (num_nodes, D) int32; or (1, D): every node weighs that.
+        progress: called as progress(what, edges done, edges in all) once a chunk; or None.
+    """
+
+    simple: SimpleGraph
+    node_weight: np.ndarray
+    progress: Callable | None = None
+
+    @property
+    def num_nodes(self) -> int:
+        return self.simple.num_nodes
+
+    @property
+    def num_edges(self) -> int:
+        return self.simple.num_edges
+
+    @property
+    def total_edge_weight(self) -> int:
+        """The weight of all edges, each counted at both ends."""
+        return 2 * self.simple.num_edges
+
+    def edges(self, what: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield all edges once, in blocks of (src, dst) that the next step overwrites."""
+        return self.simple.one_pass(what, self.progress)
+
+
+def rows_of(graph: EdgeGraph, degree: np.ndarray) -> WeightedGraph:
+    """Return the whole graph in memory, its rows in the order of the stream; see `symmetric_adjacency`."""
+    adjacency = symmetric_adjacency(graph.simple, degree, degree.dtype, graph.progress, "rows")
+    return WeightedGraph(*adjacency, ONE, graph.node_weight)
+
+
+def part_loads(node_weight: np.ndarray, part: np.ndarray, num_parts: int) -> np.ndarray:
+    """Return (num_parts, D) int64: what each part weighs."""
+    load = np.zeros((num_parts, node_weight.shape[1]), np.int64)
+    add_weights(part, node_weight, load)
+    return load
+
+
+@kernel
+def add_weights(label, node_weight, weight):
+    """Add the weight of every node to that of what it belongs to: a cluster, a coarse node, a part."""
+    every = np.int64(-1) if len(node_weight) == len(label) else np.int64(0)
+    for v in range(len(label)):
+        for d in range(node_weight.shape[1]):
+            weight[label[v], d] += node_weight[v & every, d]
+
+
+@kernel(inline="always")
+def share_of(node, num_shares):
+    """Return which of the shares a node belongs to that threads divide nodes into."""
+    return np.int64((((np.uint64(node) >> _ROWS) * _HASH >> _HALF) * np.uint64(num_shares)) >> _HALF)
+
+
+def num_cores() -> int:
+    """Return how many threads the partitioners use: the cores of this process, at most NUMBA_NUM_THREADS."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, numba.config.NUMBA_NUM_THREADS))
+
+
+class RowThreads:
+    """Runs kernels over ranges of rows; a kernel must give every row the same result whatever range it stands in.
+
+    Args:
+        num_threads: >= 1; None: `num_cores()`.
+    """
+
+    def __init__(self, num_threads: int | None = None):
+        self.num_threads = num_cores() if num_threads is None else num_threads
+        self._pool: ThreadPoolExecutor | None = None
+
+    def run(self, kernel, indptr: np.ndarray, *args) -> list:
+        """Call kernel(start_row, stop_row, *args) so that all rows are covered; return the results in row order.
+
+        Args:
+            kernel: a compiled function.
+            indptr: (num_rows + 1,), by which the ranges get about equal numbers of entries.
+        """
+        num_rows = len(indptr) - 1
+        num_entries = int(indptr[-1] - indptr[0])
+        ranges = min(self.num_threads, num_entries // MIN_ENTRIES)
+        if ranges <= 1:
+            return [kernel(0, num_rows, *args)]
+        targets = indptr[0] + num_entries * np.arange(1, ranges) // ranges
+        bounds = [0, *np.searchsorted(indptr, targets).tolist(), num_rows]
+        return self.map(lambda i: kernel(bounds[i], bounds[i + 1], *args), range(ranges))
+
+    def share(self, kernel, num_entries: int, *args) -> list:
+        """Call kernel(share, num_shares, *args) for all shares of the nodes; return the results in order.
+
+        Args:
+            kernel: a compiled function that reads all entries and writes to nodes of its own share alone.
+            num_entries: what it reads; few of them make one share.
+        """
+        num_shares = min(self.num_threads, max(1, num_entries // MIN_ENTRIES))
+        if num_shares == 1:
+            return [kernel(0, 1, *args)]
+        return self.map(lambda share: kernel(share, num_shares, *args), range(num_shares))
+
+    def map(self, function, items) -> list:
+        """Call function(item) for each item, several at a time, this thread too; return the results in order."""
+        items = list(items)
+        if self.num_threads == 1 or len(items) <= 1:
+            return [function(item) for item in items]
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.num_threads - 1, thread_name_prefix="gnnscale-rows")
+        futures = [self._pool.submit(function, item) for item in items[1:]]
+        try:
+            results = [function(items[0])]
+            for item, future in zip(items[1:], futures, strict=True):  # what no thread has begun is done here
+                results.append(function(item) if future.cancel() else future.result())
+            return results
+        finally:
+            for future in futures:
+                future.cancel()
+            wait(futures)
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lightning_gnnscale.errors import EdgeStreamError, GNNScaleError
 from lightning_gnnscale.partitioner import phases
-from lightning_gnnscale.partitioner.graph_access import first_copies, scratch
+from lightning_gnnscale.partitioner.graph_access import scratch, simple_graph
 from lightning_gnnscale.partitioner.graph_access.layout import SAMPLE_COPIES, ScanState, scan
 from lightning_gnnscale.partitioner.graph_access.simple_graph import open_simple_graph
 from tests.oracles.spring import simple_edges
@@ -124,7 +124,7 @@ def test_the_scan_goes_on_from_a_saved_state():
 
 def test_first_copies_through_many_buckets(monkeypatch, tmp_path):
     arcs, num_pairs = large_arcs(0.3)
-    monkeypatch.setattr(first_copies, "BUCKET_BYTES", 1 << 14)
+    monkeypatch.setattr(simple_graph, "BUCKET_BYTES", 1 << 14)
     graph, degree = open_simple_graph(stream_of(arcs, 5_000, chunk_edges=9_999), deduplicate=True, scratch=tmp_path)
     expected = simple_edges([tuple(arc) for arc in arcs.tolist()], "directed")
     assert len(expected) == graph.num_edges == num_pairs

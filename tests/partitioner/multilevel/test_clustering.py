@@ -3,11 +3,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_gnnscale.partitioner import row_threads
 from lightning_gnnscale.partitioner.multilevel import clustering
+from lightning_gnnscale.partitioner.multilevel import weighted_graph as threads_module
 from lightning_gnnscale.partitioner.multilevel.clustering import cluster_limit, cluster_nodes
 from lightning_gnnscale.partitioner.multilevel.clustering import visiting_order as compiled_order
-from lightning_gnnscale.partitioner.row_threads import RowThreads
+from lightning_gnnscale.partitioner.multilevel.weighted_graph import RowThreads
 from tests.oracles.label_propagation import label_propagation, visiting_order
 from tests.partitioner.multilevel.graphs import cut_graphs, dense, node_weights, weighted_graph, weighted_graphs
 
@@ -39,7 +39,7 @@ def test_equals_the_oracle(graph, data):
         patch.setattr(clustering, "FIRST_SAMPLE", FIRST_SAMPLE)
         patch.setattr(clustering, "SAMPLE", SAMPLE)
         patch.setattr(clustering, "MIN_SHARED_WORK", 1)
-        patch.setattr(row_threads, "MIN_ENTRIES", 2)
+        patch.setattr(threads_module, "MIN_ENTRIES", 2)
         threads = RowThreads(data.draw(st.integers(1, 2)))
         found = cluster_nodes(
             graph,

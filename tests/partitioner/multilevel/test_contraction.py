@@ -3,13 +3,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_gnnscale.partitioner import row_threads
 from lightning_gnnscale.partitioner.graph_access.external_csc import open_external_csc
-from lightning_gnnscale.partitioner.multilevel import quotient
-from lightning_gnnscale.partitioner.multilevel.contraction import contract, number_clusters
-from lightning_gnnscale.partitioner.multilevel.quotient import build_quotient
-from lightning_gnnscale.partitioner.multilevel.weighted_graph import BlockGraph, total_weight
-from lightning_gnnscale.partitioner.row_threads import RowThreads
+from lightning_gnnscale.partitioner.multilevel import pair_table, quotient, weighted_graph
+from lightning_gnnscale.partitioner.multilevel.quotient import build_quotient, contract, number_clusters
+from lightning_gnnscale.partitioner.multilevel.weighted_graph import BlockGraph, RowThreads, total_weight
 from tests.partitioner.graphs import simple_graphs, stream_of
 from tests.partitioner.multilevel.graphs import dense, node_weights, weighted_graphs
 
@@ -60,9 +57,9 @@ def test_the_quotient_of_blocks_equals_dense_matrices(graph, data):
     weight = data.draw(st.none() | st.lists(vector, min_size=num_nodes, max_size=num_nodes))
     weight = np.ones((1, 1), np.int32) if weight is None else np.array(weight, np.int32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quotient, "FIRST_BITS", data.draw(st.integers(1, 3)))
+        patch.setattr(pair_table, "FIRST_BITS", data.draw(st.integers(1, 3)))
         patch.setattr(quotient, "STEP_ENTRIES", data.draw(st.sampled_from([1, 7, 1 << 10])))
-        patch.setattr(row_threads, "MIN_ENTRIES", 2)
+        patch.setattr(weighted_graph, "MIN_ENTRIES", 2)
         threads = RowThreads(data.draw(st.integers(1, 2)))
         stream = stream_of(edges, num_nodes, layout="once")
         with open_external_csc(stream, block_edges=data.draw(st.sampled_from([1, 9, 1 << 20]))) as csc:
@@ -91,7 +88,7 @@ def test_the_quotient_of_blocks_equals_dense_matrices(graph, data):
 
 
 def test_weights_of_many_equal_pairs_are_added_up(monkeypatch):
-    monkeypatch.setattr(quotient, "FIRST_BITS", 1)
+    monkeypatch.setattr(pair_table, "FIRST_BITS", 1)
     monkeypatch.setattr(quotient, "STEP_ENTRIES", 100)
     rng = np.random.default_rng(2)
     pairs = np.unique(np.sort(rng.integers(0, 300, (4_000, 2)), axis=1), axis=0)

@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_gnnscale.partitioner import row_threads
 from lightning_gnnscale.partitioner.multilevel import Effort, partition_in_memory
-from lightning_gnnscale.partitioner.multilevel.cycle import level_cap, part_loads
-from lightning_gnnscale.partitioner.row_threads import RowThreads
+from lightning_gnnscale.partitioner.multilevel import weighted_graph as threads_module
+from lightning_gnnscale.partitioner.multilevel.cycle import level_cap
+from lightning_gnnscale.partitioner.multilevel.weighted_graph import RowThreads, part_loads
 from tests.partitioner.multilevel.graphs import cut_of, loads_of, weighted_graph, weighted_graphs
 
 QUICK = Effort(stop=4, tries=2, max_rounds=10)
@@ -24,7 +24,7 @@ def test_every_node_gets_a_part_whatever_the_threads(graph, num_parts, seed):
     if graph.node_weight.shape[1] == 1 and (graph.node_weight == 1).all():
         assert (loads_of(graph, part, num_parts) <= cap).all()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_threads, "MIN_ENTRIES", 2)
+        patch.setattr(threads_module, "MIN_ENTRIES", 2)
         threads = RowThreads(2)
         assert np.array_equal(partition_in_memory(graph, cap, seed, effort=QUICK, threads=threads), part)
         threads.close()

@@ -3,18 +3,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_gnnscale.partitioner import row_threads
 from lightning_gnnscale.partitioner.graph_access.external_csc import open_external_csc
 from lightning_gnnscale.partitioner.graph_access.simple_graph import open_simple_graph
-from lightning_gnnscale.partitioner.multilevel import edge_clustering, quotient, rebalancing
-from lightning_gnnscale.partitioner.multilevel.contraction import number_clusters
-from lightning_gnnscale.partitioner.multilevel.edge_clustering import EdgeClusters
-from lightning_gnnscale.partitioner.multilevel.edge_graph import EdgeGraph, rows_of
-from lightning_gnnscale.partitioner.multilevel.edge_steps import EdgeSteps
-from lightning_gnnscale.partitioner.multilevel.jet import JetSpace, refine
-from lightning_gnnscale.partitioner.multilevel.quotient import build_quotient
-from lightning_gnnscale.partitioner.multilevel.weighted_graph import BlockGraph
-from lightning_gnnscale.partitioner.row_threads import RowThreads
+from lightning_gnnscale.partitioner.multilevel import edge_form, pair_table, quotient, refinement, weighted_graph
+from lightning_gnnscale.partitioner.multilevel.edge_form import EdgeClusters, EdgeSteps
+from lightning_gnnscale.partitioner.multilevel.quotient import build_quotient, number_clusters
+from lightning_gnnscale.partitioner.multilevel.refinement import JetSpace, refine
+from lightning_gnnscale.partitioner.multilevel.weighted_graph import BlockGraph, EdgeGraph, RowThreads, rows_of
 from tests.oracles import edge_counters
 from tests.oracles.jet import afterburner
 from tests.partitioner.graphs import simple_graphs, stream_of
@@ -52,7 +47,7 @@ def parts(draw, num_nodes, num_parts):
 
 @pytest.fixture(autouse=True)
 def small_shares(monkeypatch):
-    monkeypatch.setattr(row_threads, "MIN_ENTRIES", 1)
+    monkeypatch.setattr(weighted_graph, "MIN_ENTRIES", 1)
 
 
 def hub_and_crowd(seed, num_nodes=150):
@@ -76,9 +71,9 @@ def test_up_to_8_parts_refinement_over_edges_is_that_over_rows(graph, data):
     seed, loss = data.draw(st.integers(0, 5)), data.draw(st.sampled_from([0.0, 0.25, 0.75]))
     results = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rebalancing, "STREAMED_LOOSE_ROUNDS", rebalancing.LOOSE_ROUNDS)
-        patch.setattr(rebalancing, "STALLED", np.inf)
-        patch.setattr(rebalancing, "INNER", 1.0)
+        patch.setattr(refinement, "STREAMED_LOOSE_ROUNDS", refinement.LOOSE_ROUNDS)
+        patch.setattr(refinement, "STALLED", np.inf)
+        patch.setattr(refinement, "INNER", 1.0)
         for read, num_threads in ((rows, 1), (stream, 1), (stream, 3)):
             threads = RowThreads(num_threads)
             part, kept = start.copy(), load.copy()
@@ -159,7 +154,7 @@ def check_clusters(num_nodes, edges, node_weight, limit, seed, num_threads):
     expected.propagate(edges, edge_counters.cluster_key(seed, 1), 0)
     assert clusters.label.tolist() == expected.label
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(edge_clustering, "join_two_hops", lambda *_: None)
+        patch.setattr(edge_form, "join_two_hops", lambda *_: None)
         clusters.step(2, limit)
     expected.propagate(edges, edge_counters.cluster_key(seed, 2), 1)
     assert clusters.label.tolist() == expected.label
@@ -183,7 +178,7 @@ def test_the_quotient_of_edges_is_that_of_rows(graph, data):
     threads = RowThreads(data.draw(st.integers(1, 2)))
     stream = stream_of(edges, num_nodes, layout="once")
     with pytest.MonkeyPatch.context() as patch, open_external_csc(stream) as csc:
-        patch.setattr(quotient, "FIRST_BITS", 2)
+        patch.setattr(pair_table, "FIRST_BITS", 2)
         patch.setattr(quotient, "STEP_ENTRIES", data.draw(st.sampled_from([1, 5, 1 << 10])))
         number, num_coarse = number_clusters(label.astype(np.int32))
         same, bound = number.copy(), (num_coarse, max_edges, None, 0, threads)

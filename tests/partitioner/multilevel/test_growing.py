@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_gnnscale.partitioner.multilevel.growing import grow_parts
+from lightning_gnnscale.partitioner.multilevel.cycle import grow_parts
 from tests.partitioner.multilevel.graphs import cut_of, loads_of, weighted_graph, weighted_graphs
 
 

@@ -1,7 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_gnnscale.partitioner.multilevel.growing import empty_heap, heap_clear, heap_put, heap_take
+from lightning_gnnscale.partitioner.multilevel.cycle import empty_heap, heap_clear, heap_put, heap_take
 
 NODES = 12
 ACTIONS = st.one_of(

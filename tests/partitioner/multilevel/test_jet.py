@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_gnnscale.partitioner import row_threads
-from lightning_gnnscale.partitioner.multilevel import rebalancing
-from lightning_gnnscale.partitioner.multilevel.jet import JetSpace, refine
-from lightning_gnnscale.partitioner.row_threads import RowThreads
+from lightning_gnnscale.partitioner.multilevel import refinement
+from lightning_gnnscale.partitioner.multilevel import weighted_graph as threads_module
+from lightning_gnnscale.partitioner.multilevel.refinement import JetSpace, refine
+from lightning_gnnscale.partitioner.multilevel.weighted_graph import RowThreads
 from tests.oracles.jet import jet
 from tests.partitioner.multilevel.graphs import cut_graphs, cut_of, loads_of, weighted_graph, weighted_graphs
 
@@ -58,12 +58,12 @@ def test_a_balanced_start_never_gets_worse_and_figures_are_those_counted(graph, 
     assert np.array_equal(kept_load, loads_of(graph, part, num_parts))
     assert (kept_load <= cap).all()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_threads, "MIN_ENTRIES", 2)
+        patch.setattr(threads_module, "MIN_ENTRIES", 2)
         assert np.array_equal(run(graph, start, cap, seed, 2)[0], part)  # nor do threads matter
         # nor blocks, where graphs on disk are rebalanced as those in memory
-        patch.setattr(rebalancing, "STREAMED_LOOSE_ROUNDS", rebalancing.LOOSE_ROUNDS)
-        patch.setattr(rebalancing, "INNER", 1.0)
-        patch.setattr(rebalancing, "STALLED", np.inf)
+        patch.setattr(refinement, "STREAMED_LOOSE_ROUNDS", refinement.LOOSE_ROUNDS)
+        patch.setattr(refinement, "INNER", 1.0)
+        patch.setattr(refinement, "STALLED", np.inf)
         assert np.array_equal(run(graph.whole, start, cap, seed)[0], run(graph, start, cap, seed)[0])
 
 

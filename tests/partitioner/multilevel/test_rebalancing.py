@@ -3,11 +3,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_gnnscale.partitioner import row_threads
-from lightning_gnnscale.partitioner.multilevel import rebalancing
-from lightning_gnnscale.partitioner.multilevel.rebalancing import inner_cap, rebalance
-from lightning_gnnscale.partitioner.multilevel.row_steps import RowSteps
-from lightning_gnnscale.partitioner.row_threads import RowThreads
+from lightning_gnnscale.partitioner.multilevel import refinement
+from lightning_gnnscale.partitioner.multilevel import weighted_graph as threads_module
+from lightning_gnnscale.partitioner.multilevel.refinement import inner_cap, rebalance
+from lightning_gnnscale.partitioner.multilevel.row_form import RowSteps
+from lightning_gnnscale.partitioner.multilevel.weighted_graph import RowThreads
 from tests.partitioner.multilevel.graphs import cut_graphs, cut_of, loads_of, weighted_graph
 
 
@@ -33,17 +33,17 @@ def test_the_potential_never_rises_and_true_means_within_the_caps(graph, num_par
     vector = st.lists(st.integers(1, 40), min_size=before.size, max_size=before.size)
     cap = np.array(data.draw(vector)).reshape(before.shape)
     seed, rounds = data.draw(st.integers(0, 5)), data.draw(st.sampled_from([1, 2, 3, 5, 40]))
-    inner_share = data.draw(st.sampled_from([rebalancing.INNER, 1.0]))
+    inner_share = data.draw(st.sampled_from([refinement.INNER, 1.0]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rebalancing, "MAX_ROUNDS", rounds)
-        patch.setattr(rebalancing, "INNER", inner_share)
-        patch.setattr(row_threads, "MIN_ENTRIES", 2)
+        patch.setattr(refinement, "MAX_ROUNDS", rounds)
+        patch.setattr(refinement, "INNER", inner_share)
+        patch.setattr(threads_module, "MIN_ENTRIES", 2)
         part, load, balanced = run(graph, start, cap, seed)
         assert np.array_equal(run(graph, start, cap, seed, 2)[0], part)
         inner = inner_cap(cap)
         if inner_share == 1:  # a graph on disk stops at the caps, one in memory at the inner ones
-            patch.setattr(rebalancing, "LOOSE_ROUNDS", rebalancing.STREAMED_LOOSE_ROUNDS)
-            patch.setattr(rebalancing, "STALLED", np.inf)  # nor does the first end where rounds help little
+            patch.setattr(refinement, "LOOSE_ROUNDS", refinement.STREAMED_LOOSE_ROUNDS)
+            patch.setattr(refinement, "STALLED", np.inf)  # nor does the first end where rounds help little
             assert np.array_equal(run(graph.whole, start, cap, seed, 2)[0], part)  # blocks do not matter
     assert np.array_equal(load, loads_of(graph, part, num_parts))
     assert balanced == (load <= cap).all()
@@ -64,10 +64,10 @@ def test_nodes_that_weigh_one_always_come_within_caps_that_hold_them(num_nodes, 
     assert (load <= cap).all()
 
 
-@pytest.mark.parametrize("loose_rounds", [0, rebalancing.LOOSE_ROUNDS])
+@pytest.mark.parametrize("loose_rounds", [0, refinement.LOOSE_ROUNDS])
 def test_a_heavy_node_enters_a_full_part_which_then_sheds_light_ones(monkeypatch, loose_rounds):
     """Parts of 4 x 4 and 10 x 1 under caps of 13: no node of the first fits the second, and yet 3 can be met."""
-    monkeypatch.setattr(rebalancing, "LOOSE_ROUNDS", loose_rounds)  # a move that must fit does not help here
+    monkeypatch.setattr(refinement, "LOOSE_ROUNDS", loose_rounds)  # a move that must fit does not help here
     weight = np.array([[4]] * 4 + [[1]] * 10)
     graph = weighted_graph(14, [(0, 1), (4, 5)], weight)
     part, load, balanced = run(graph, [0] * 4 + [1] * 10, np.array([[13], [13]]))
@@ -76,9 +76,9 @@ def test_a_heavy_node_enters_a_full_part_which_then_sheds_light_ones(monkeypatch
     assert (part[:4] == 1).sum() == 1
 
 
-@pytest.mark.parametrize(("stalled", "most"), [(np.inf, rebalancing.MAX_ROUNDS), (0.0, 6)])
+@pytest.mark.parametrize(("stalled", "most"), [(np.inf, refinement.MAX_ROUNDS), (0.0, 6)])
 def test_rounds_in_memory_end_where_they_no_longer_help(monkeypatch, stalled, most):
-    monkeypatch.setattr(rebalancing, "STALLED", stalled)
+    monkeypatch.setattr(refinement, "STALLED", stalled)
     rounds = []
     find = RowSteps.find_ways_out
     monkeypatch.setattr(RowSteps, "find_ways_out", lambda *args: (rounds.append(1), find(*args)))
@@ -112,7 +112,7 @@ def test_what_cannot_be_met_is_told():
 
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_a_move_that_only_shifts_the_overload_is_not_made(monkeypatch, rounds):
-    monkeypatch.setattr(rebalancing, "MAX_ROUNDS", rounds)
+    monkeypatch.setattr(refinement, "MAX_ROUNDS", rounds)
     graph = weighted_graph(3, [(0, 2)], np.array([[2], [9], [10]]))
     part, _, balanced = run(graph, [0, 0, 1], np.array([[10], [10]]))
     assert part.tolist() == [0, 0, 1]

@@ -1,0 +1,79 @@
+"""Parts that no edge decides: random ones, the floor that every method is measured against, and ranges of ids."""
+
+import numpy as np
+
+from ..jit import kernel
+from ..rng import fold, permutation
+from . import phases
+from .constraints import judge, part_loads, resolve_constraints
+from .graph_input import GraphInput, graph_partitioner
+from .registry import refuse_balance, register_partitioner
+
+_SALT = 0x52414E44  # keeps this use of the seed apart from all others
+
+
+@register_partitioner("random", memory=lambda num_nodes, *_: 5 * num_nodes)
+def random(stream, num_parts: int, *, seed: int = 0, masks=None, balance=None, progress=None) -> np.ndarray:
+    """Deal the nodes out in an order that is a hash of (seed, node id); part sizes differ by at most one.
+
+    Args:
+        stream: an EdgeStream; only its number of nodes is used.
+        num_parts: in [1, num_nodes].
+        seed: decides the order.
+        masks, progress: not used.
+        balance: must be None.
+
+    Returns:
+        (num_nodes,) int32 part ids.
+
+    Cost: O(num_nodes log num_nodes) time; about 32 bytes a node.
+    """
+    refuse_balance("random", balance)
+    if stream.num_nodes is None:
+        stream.count()
+    with phases.phase("assignment"):
+        part_id = np.empty(stream.num_nodes, np.int32)
+        part_id[permutation(stream.num_nodes, fold(seed, _SALT))] = np.arange(stream.num_nodes) % num_parts
+    return part_id
+
+
+@graph_partitioner("range", memory=lambda num_nodes, *_: 8 * num_nodes, resumable=False)
+def range_parts(graph: GraphInput, num_parts: int) -> np.ndarray:
+    """Cut the nodes, in ascending order of their ids, into ranges of equal node count or of equal volume.
+
+    Args:
+        graph: the graph; its edges are read only for ranges of equal volume, its seed is not used.
+        graph.balance: None or {"nodes": slack}: sizes differ by at most one node. {"volume": slack}: a node goes to the
+            part in whose share of the volume (sum of degrees) its middle lies, so that no part is more than one node's
+            degree above the mean; where that is above the slack, a warning tells. No other constraint is taken.
+        num_parts: in [1, num_nodes].
+
+    Returns:
+        (num_nodes,) int32 part ids, ascending. Ranges of equal volume may leave a part without nodes.
+
+    Raises:
+        ValueError: other constraints, a slack below 1, or a layout that the edges contradict.
+
+    Cost: O(num_nodes) time and 5 bytes a node; for the volume one pass over the stream and 8 bytes a node.
+    """
+    balance = graph.balance or {}
+    if len(balance) > 1 or set(balance) - {"nodes", "volume"}:
+        raise ValueError(f"partitioner 'range' balances either nodes or volume, got balance={dict(balance)}")
+    degree = graph.open_simple() if "volume" in balance else np.ones(graph.num_nodes, np.int8)
+    with phases.phase("assignment"):
+        constraints = resolve_constraints(balance, None, degree, num_parts, 1.0)
+        total = int(degree.sum(dtype=np.int64))
+        part_id = np.empty(len(degree), np.int32)
+        _cut_evenly(degree if total else np.ones(len(degree), np.int8), total or len(degree), num_parts, part_id)
+        if total:
+            judge(constraints, part_loads(constraints, degree, part_id, num_parts))
+    return part_id
+
+
+@kernel
+def _cut_evenly(weight, total, num_parts, part_id):
+    """Give each node to the part in whose share of the total weight the middle of its own weight lies."""
+    before = np.int64(0)
+    for v in range(len(weight)):
+        part_id[v] = min(num_parts - 1, (2 * before + weight[v]) * num_parts // (2 * total))
+        before += weight[v]
