@@ -1,13 +1,92 @@
-"""Memory: what a process tree holds, what it may hold, and what is free, read from the kernel's own counters."""
+"""Memory: what processes hold and may hold, what is free, which pages of a file are cached, and sizes as text."""
 
 import ctypes
+import mmap
 import os
+import re
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import psutil
+
+from .errors import GNNScaleError
+
+_SUFFIXES = ("B", "KiB", "MiB", "GiB", "TiB")
+_FACTORS = {"": 1, "b": 1} | {
+    prefix + unit: base**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for unit, base in (("", 1024), ("ib", 1024), ("b", 1000))
+}
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Return a size with three significant digits, for example '1.53 GiB'."""
+    size, suffix = float(num_bytes), _SUFFIXES[0]
+    for candidate in _SUFFIXES:
+        suffix = candidate
+        if abs(size) < 1024 or candidate == _SUFFIXES[-1]:
+            break
+        size /= 1024
+    digits = 0 if suffix == "B" or size >= 100 else 1 if size >= 10 else 2
+    return f"{size:.{digits}f} {suffix}"
+
+
+def parse_bytes(size: int | float | str | None, name: str = "size") -> int | None:
+    """Read a size: a number of bytes, or text like '24GiB', '500 MB', '8g' (a bare letter is binary).
+
+    Raises:
+        ValueError: not a size, or negative; the message names `name`.
+    """
+    if size is None:
+        return None
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?\d+)?)\s*([a-z]*)\s*", str(size).lower())
+    if not match or match[2] not in _FACTORS:
+        raise ValueError(f"{name} must be bytes or a size like 24GiB, 500MB, 8g; got {size!r}")
+    return int(float(match[1]) * _FACTORS[match[2]])
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration as '0.42 s', '12.3 s' or '4 min 05 s'."""
+    if seconds < 100:
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s"
+
+
+def evict(path: str | os.PathLike) -> None:
+    """Drop a file's pages, which nobody may have mapped and read.
+
+    Raises:
+        GNNScaleError: pages stay, as on a file system in memory.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+    if cached_bytes(path):
+        raise GNNScaleError(f"{path} stays in memory: give a folder on a disk, hydra.run.dir=FOLDER")
+
+
+def cached_bytes(path: str | os.PathLike) -> int:
+    """Return how many bytes of a file are in the page cache, in whole pages."""
+    size = Path(path).stat().st_size
+    if not size:
+        return 0
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as mapped:
+        there = np.empty(-(-size // mmap.PAGESIZE), np.uint8)
+        view = np.frombuffer(mapped, np.uint8)
+        begin, length = ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(size)
+        failed = ctypes.CDLL(None, use_errno=True).mincore(begin, length, there.ctypes.data_as(ctypes.c_void_p))
+        del view  # or the map could not be closed
+    if failed:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+    return int((there & 1).sum()) * mmap.PAGESIZE
+
 
 # Linux lists each thread's children, where it was built to; psutil reads every process of the machine to find them.
 LISTS_CHILDREN = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists()

@@ -8,7 +8,7 @@ from statistics import mean
 
 import numpy as np
 
-from ..units import format_bytes
+from ..memory import format_bytes
 from .experiment import run_rows
 from .present import LEFT, average, grouped, legend, panels, save, styles, table, tell
 from .reduced_graph import reduced_graph

@@ -12,10 +12,10 @@ from ..datamodule import PartitionDataModule
 from ..datamodule.train_loader import part_targets
 from ..dataset import generate
 from ..loader import LoaderOptions, PartData, PartLoader
+from ..memory import cached_bytes, evict
 from ..partition_store import PartitionStore
-from ..report.progress import ProgressBars
+from ..report.terminal import ProgressBars
 from ..sampler import NeighborSampler
-from .page_cache import cached_bytes, evict
 from .present import LEFT, table, tell
 from .runner import Case, Runner, digest, machine_line
 

@@ -17,12 +17,11 @@ import numpy as np
 from ..edge_stream import open_edge_stream, write_edges
 from ..edge_stream.synthetic import lfr_graph
 from ..errors import GNNScaleError
+from ..memory import evict, format_bytes, parse_bytes
 from ..partitioner import Partitioning
-from ..units import format_bytes, parse_bytes
-from .page_cache import evict
-from .peer import Peer
 from .present import LEFT, panels, save, table, tell
 from .runner import Case, Runner, digest, machine_line
+from .turns import Peer
 
 PYG = "pyg"  # what a user would do without this package
 STAGES = ("partition", "store", "batches", "train", "evaluate", "predict")

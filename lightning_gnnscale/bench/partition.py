@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from ..errors import GNNScaleError
-from ..units import parse_bytes
+from ..memory import parse_bytes
 from .graphs import GraphFile, GraphSpec, graph_file, public_root, resolve_graph
 from .partition_cases import (
     GREEDY_EXPECTATION,

@@ -13,7 +13,7 @@ from typing import Any
 from rich.table import Table
 
 from ..loader import TaskGraphs
-from ..loader.task_trace import TaskTrace
+from ..loader.batch_graph import TaskTrace
 from ..partition_store import PartitionStore
 from .graphs import STORES, check_graphs, open_graph, public_root
 from .prepare_cases import CPU, WORKLOADS, Shape, grid, make_data, make_trainer, measure, source_of

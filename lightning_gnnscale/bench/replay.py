@@ -12,9 +12,8 @@ from pathlib import Path
 from time import process_time, thread_time
 
 from ..loader import RankPlace, TaskGraphs
-from ..loader.batch_graph import BatchGraph, Task
+from ..loader.batch_graph import BatchGraph, BatchTimes, Task, TaskTrace
 from ..loader.scheduling_policy import FixedPrefetchPolicy, Policy, Run, TwoLevelPolicy, Wait
-from ..loader.task_trace import BatchTimes, TaskTrace
 from ..partition_store import PartitionStore
 from .prepare_cases import Shape, epochs, make_data
 

@@ -19,10 +19,9 @@ from ..rng import batch_key
 from ..sampler import LocalityBias, NeighborSampler
 from ..triton_kernels.sample_neighbors import Workspace
 from .graphs import power_law_graph
-from .peer import Peer, write_graph
 from .present import LEFT, draw_bars, table, tell
 from .runner import Case, Runner, digest, machine_line
-from .turns import Contender, Taken, in_this_process, measure, ratio, row_copies, speeds
+from .turns import Contender, Peer, Taken, in_this_process, measure, ratio, row_copies, speeds, write_graph
 
 LOADER, SAMPLING, COPIES = "NeighborLoader", "sampling alone", "row copy alone (bound)"
 PEERS = {"pyg": "PyG NeighborLoader", "graphbolt": "GraphBolt"}

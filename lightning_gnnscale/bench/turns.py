@@ -1,9 +1,17 @@
 """Speed measured in turns: what else runs on the machine hits every contender, so ratios within a turn hold."""
 
+import json
+import os
+import signal
 import statistics
+import subprocess
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -82,3 +90,105 @@ def row_copies(
         return round(num_batches * num / rows_a_seed)
 
     return copies
+
+
+class Peer:
+    """A peer's process, which waits for its turns.
+
+    Args:
+        kind: "pyg" or "graphbolt".
+        python: the interpreter of an environment that has it.
+        folder: with the graph, see `peer_worker.py`.
+        options: fanouts and batch_size; `map`: features stay in their file, memory-mapped.
+        procs: file of a memory group's processes, which it joins; None: it stays in this one's.
+        limit_s: seconds after which the process is ended, done or not; None: it may take as long as it does.
+
+    Raises:
+        ValueError: the interpreter is not there, or cannot run the peer.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        python: str,
+        folder: str | os.PathLike,
+        options: Mapping,
+        procs: Path | None = None,
+        limit_s: float | None = None,
+    ):
+        self.kind, self.rows_a_seed = kind, 0.0
+        script = Path(__file__).with_name("peer_worker.py")
+        command = [python, str(script), kind, str(folder), json.dumps(dict(options))]
+        if os.path.dirname(python) == "" or not os.access(python, os.X_OK):
+            raise ValueError(f"bench.{kind}_python must be an interpreter like /path/to/venv/bin/python, got {python}")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
+            preexec_fn=None if procs is None else lambda: procs.write_text(str(os.getpid())),
+        )  # fmt: skip
+        self._late = threading.Timer(limit_s or 0, self._process.terminate)  # who waits for its answer gets an error
+        self._late.daemon = True
+        if limit_s is not None:
+            self._late.start()
+        self.versions: dict[str, str] = self._answer()["versions"]
+
+    def contender(self, workers: int) -> Contender:
+        """Return one epoch with this many worker processes, timed over the peer's whole tree of processes."""
+
+        def run() -> Taken:
+            start, start_cpu = time.perf_counter(), tree_cpu_s(self._process.pid)
+            with suppress(BrokenPipeError):  # it ended since its last turn: its answer says why
+                print(workers, file=self._process.stdin, flush=True)
+            answer = self._answer()
+            self.rows_a_seed = answer["rows"] / answer["seeds"]
+            return Taken(answer["seeds"], tree_cpu_s(self._process.pid) - start_cpu, time.perf_counter() - start)
+
+        return run
+
+    def close(self) -> None:
+        """End the process."""
+        self._late.cancel()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._errors.close()
+
+    def _answer(self) -> dict:
+        line = self._process.stdout.readline()
+        if line:
+            return json.loads(line)
+        self._process.wait()
+        self._errors.seek(0)
+        lines = self._errors.read().strip().splitlines() or ["it ended without a word"]
+        last = {-signal.SIGKILL: "killed for memory", -signal.SIGTERM: "ended for time"}.get(
+            self._process.returncode, lines[-1]
+        )
+        self.close()
+        raise ValueError(f"bench.{self.kind}_python: {last}")
+
+
+def tree_cpu_s(pid: int) -> float:
+    """Return the CPU seconds, user and system, of a process and all its descendants, the ended ones included."""
+    import psutil
+
+    root = psutil.Process(pid)
+    total = 0.0
+    for process in (root, *root.children(recursive=True)):
+        try:
+            total += sum(process.cpu_times()[:4])  # user, system, and both of ended children
+        except psutil.NoSuchProcess:  # it ended meanwhile: its parent's times hold it
+            continue
+    return total
+
+
+def write_graph(folder: Path, csc, features: np.ndarray, seeds: np.ndarray) -> None:
+    """Write what `peer_worker.py` reads."""
+    for name, array in zip(("indptr", "indices"), csc, strict=True):
+        np.save(folder / f"{name}.npy", array)
+    np.save(folder / "features.npy", features)
+    np.save(folder / "seeds.npy", seeds)

@@ -44,7 +44,7 @@ _PLAIN = {int: "an integer", float: "a number", bool: "true or false", str: "tex
 
 
 def register_choices() -> None:
-    """Make a choice of every partitioner, placement method, bound and backbone that the code knows by name.
+    """Make a choice of every partitioner, placement method, scheduling, bound and backbone that the code knows by name.
 
     Each is a YAML file of its group, which documents the settings, with the one thing changed that its name says:
     `placement=pagraph` is `placement/rule.yaml` with `method: pagraph`. A partitioner of the user's own is a choice as
@@ -58,6 +58,7 @@ def register_choices() -> None:
         _add_choice("partitioner", name, "streaming_multilevel", method=name)
     for name in METHODS:
         _add_choice("placement", name, "rule", method=name)
+    _add_choice("source", "fixed_prefetch", "task_graphs", scheduling="fixed_prefetch")
     for name, bound in BOUNDS.items():
         defaults = {key: argument.default for key, argument in inspect.signature(bound).parameters.items()}
         given = {key: value for key, value in defaults.items() if value is not None}

@@ -17,11 +17,11 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from .. import events
 from ..datamodule.scratch import Scratch
 from ..errors import CheckpointError
+from ..memory import format_bytes
 from ..model.checkpoint_file import check_is_lightnings, read_checkpoint
 from ..placement.feature_buffer import TIERS
 from ..remote.cluster import SYSTEM_TEMPORARY
-from ..report.summary import stage_rows
-from ..units import format_bytes
+from ..report.terminal import stage_rows
 from .errors import UsageError
 
 REPLACED = ("summary.json", "metrics/metrics.csv", "metrics/hparams.yaml")

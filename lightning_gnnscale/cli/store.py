@@ -21,8 +21,7 @@ from ..memory import process_bytes
 from ..partition_store import PartitionStore
 from ..planner import Plan
 from ..planner.search import PartRows
-from ..report.progress import ProgressBars
-from ..report.summary import print_summary, stage_rows
+from ..report.terminal import ProgressBars, print_summary, stage_rows
 from ..store_source import StoreSource
 from ..store_source.partitioner_identity import method_name
 from ..store_source.source import refusal

@@ -21,8 +21,7 @@ from ..datamodule import PeakRecorder, PredictionWriter
 from ..datamodule.stored_graph import accelerator_of, check_edge_weights
 from ..memory import process_bytes
 from ..partition_store.value_checks import least_value
-from ..report.progress import ProgressBars
-from ..report.summary import print_summary, write_summary
+from ..report.terminal import ProgressBars, print_summary, write_summary
 from ..strategy import GNNScaleStrategy
 from .checks import (
     check_dataset,

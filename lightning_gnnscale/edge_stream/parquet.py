@@ -10,9 +10,8 @@ import pyarrow.parquet as pq
 
 from ..errors import EdgeStreamError
 from .array import native_ids
-from .columns import pick_columns
 from .id_tables import Strings
-from .options import StreamOptions
+from .options import StreamOptions, pick_columns
 from .stream import EdgeStream, file_identity
 
 _BATCH_ROWS = 1 << 17

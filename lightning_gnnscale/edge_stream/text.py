@@ -17,9 +17,8 @@ from pyarrow import csv
 
 from ..errors import EdgeStreamError
 from .array import native_ids
-from .columns import known_pair, pick_columns
 from .id_tables import Strings
-from .options import StreamOptions
+from .options import StreamOptions, known_pair, pick_columns
 from .stream import EdgeStream, file_identity
 from .text_lines import BLANKS, BLOCK_BYTES, PlainText, delimiter, edge_lines, split_fields
 

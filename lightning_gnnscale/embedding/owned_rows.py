@@ -9,7 +9,7 @@ from torch import Tensor
 from ..errors import PlacementError, wait_for_others
 from ..events import record
 from ..loader import BufferPool
-from ..placement.joining import gather_objects
+from ..placement.shared_rows import gather_objects
 from ..triton_kernels.gather_rows import gather_rows
 from .row_exchange import Hosts, Ownership, Requests, checked_nodes, checked_offsets, pull_rows
 from .shared_table import Column, SharedTable, table_bytes

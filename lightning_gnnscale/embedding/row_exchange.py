@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import clear_error
-from ..placement.joining import gather_objects
-from ..placement.shared_rows import machine_id
+from ..placement.shared_rows import gather_objects, machine_id
 
 
 class Ownership:

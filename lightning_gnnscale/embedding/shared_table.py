@@ -8,9 +8,9 @@ import psutil
 
 from ..errors import PlacementError
 from ..jit import kernel
+from ..memory import format_bytes
 from ..placement.shared_rows import RowTicket, SharedRows
 from ..rng import GOLDEN, combine, mix64
-from ..units import format_bytes
 
 HALF, LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 STEP = 2.0**-31  # of 32 random bits to [0, 2)

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..memory import format_bytes
 from ..partition_store.features import LoadedRows
 from ..partition_store.packed_features import PackedFeatures, features_of_part
 from ..partition_store.planned_reads import RankedNodes
 from ..sampler.minibatch import MiniBatch
-from ..units import format_bytes
 from .batch_builder import BatchBuilder
 from .local_source import THREAD_NAME, stop
 

@@ -15,13 +15,12 @@ from ..errors import GNNScaleError
 from ..rng import batch_key
 from ..sampler.minibatch import MiniBatch
 from .batch_builder import BatchMaker, batch_error
-from .batch_graph import BatchGraph
+from .batch_graph import BatchGraph, BatchTimes, TaskTime, TaskTrace
 from .batch_source import BatchKey
 from .local_source import THREAD_NAME, stop
 from .scheduling_policy import FixedPrefetchPolicy, Launch, Policy, Run, TwoLevelPolicy, Wait
 from .staged_part import PartShelf, StagedPart
 from .task_graph import Operators, Workflow, operators_of
-from .task_trace import BatchTimes, TaskTime, TaskTrace
 
 MakeGraph = Callable[[int, Any], BatchGraph]
 

@@ -10,8 +10,7 @@ from .link_predictor import DotDecoder, HitsAt, LinkPredictor, MeanReciprocalRan
 from .ngnn import NGNN
 from .node_classifier import NodeClassifier
 from .node_inputs import NodeInputs, TakesInputs
-from .row_arcs import RowArcs, prepared_rows
-from .row_layers import RowLayer
+from .row_layers import RowArcs, RowLayer, prepared_rows
 from .sgc import SGC
 
 __all__ = [

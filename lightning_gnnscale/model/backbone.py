@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from .block import Block, make_block, target_counts
 from .dropout import dropout
-from .row_arcs import RowArcs, arcs_from
 from .row_dropout import RowDropout
+from .row_layers import RowArcs, arcs_from
 from .sparse_linear import SparseInput, as_input, drop, is_sparse, num_rows
 
 ACTIVATIONS = {"relu": F.relu, "elu": F.elu}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..errors import StrategyError
 from .inference import LayerwiseOutput, layerwise_inference
 from .node_inputs import NodeInputs, TakesInputs
-from .row_arcs import prepared_rows
+from .row_layers import prepared_rows
 
 BATCH_ARGUMENTS = ("edge_weight", "degree", "indptr", "num_sampled_nodes")
 MAKE_OPTIMIZER = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]

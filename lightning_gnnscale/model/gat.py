@@ -9,10 +9,9 @@ from ..triton_kernels.aggregate import aggregate, edge_add, edge_softmax
 from .backbone import Backbone
 from .block import Block, with_self_loops
 from .dropout import dropout
-from .row_arcs import RowArcs
 from .row_dropout import RowDropout
 from .row_exchange import SentRows
-from .row_layers import RowLayer
+from .row_layers import RowArcs, RowLayer
 from .sparse_linear import SparseInput, linear
 
 

@@ -6,9 +6,8 @@ from torch_geometric.nn import SGConv
 from ..triton_kernels.aggregate import aggregate
 from .backbone import Backbone
 from .block import Block, normalized
-from .row_arcs import RowArcs
 from .row_dropout import RowDropout
-from .row_layers import Propagation, sum_rows
+from .row_layers import Propagation, RowArcs, sum_rows
 from .sparse_linear import SparseInput, as_input, dense_rows, is_sparse, linear
 
 

@@ -18,10 +18,20 @@ from .disk import WriteBudget, check_disk
 from .features import CSRFeatures, DenseFeatures, stored_form, to_stored
 from .halo import pack_halo_features, write_halo
 from .inputs import SparseSource, StoreIds, StoreInputs, changed_inputs, check_inputs, input_files, relabel
-from .journal import Journal, clear_folder, delete_files, partial_folder, writer_lock
+from .journal import (
+    Journal,
+    check_partial,
+    clear_folder,
+    delete_files,
+    finish_publishing,
+    partial_folder,
+    publish,
+    stands,
+    store_folder,
+    writer_lock,
+)
 from .manifest import FORMAT_VERSION, describe_files, write_manifest
 from .node_tables import Progress, write_sparse_table, write_table
-from .publish import check_partial, finish_publishing, publish, stands, store_folder
 from .reader import PartitionStore
 from .value_checks import check_values, least_value
 

@@ -8,8 +8,8 @@ import numpy as np
 from ..jit import kernel
 from ..triton_kernels.intrinsics import prefetch
 from . import phases
+from .constraints import fill_least
 from .graph_input import GraphInput, graph_partitioner
-from .packing import fill_least
 from .registry import check_number
 
 _CLUSTERING = "clustering"  # a phase, also of a checkpoint

@@ -8,8 +8,8 @@ from ..jit import kernel
 from ..rng import below, combine, fold
 from ..triton_kernels.intrinsics import prefetch
 from . import phases
+from .constraints import pack_in_order
 from .graph_input import GraphInput, graph_partitioner
-from .packing import pack_in_order
 from .registry import check_number
 from .vertex_cut import EdgePass, place_edges
 

@@ -9,9 +9,9 @@ from ..jit import kernel
 from ..rng import combine, fold
 from ..triton_kernels.intrinsics import prefetch
 from . import phases
+from .constraints import pack_in_order
 from .graph_access.simple_graph import BLOCK_EDGES
 from .graph_input import FIRST_PASS, GraphInput
-from .packing import pack_in_order
 
 _SALT = 0x4D415354  # keeps this use of the seed apart from all others
 _ROWS_AHEAD, _COUNTS_AHEAD = 24, 12  # edges; a node's counts are asked for once its cursor has come

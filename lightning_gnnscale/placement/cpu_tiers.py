@@ -10,9 +10,8 @@ from ..triton_kernels.gather_rows import RowCode, RowTables, gather_rows, gather
 from ..triton_kernels.gather_rows.cpu import first_outside
 from .cache_policies import write_rows
 from .feature_cache import FeatureCache
-from .joining import make_on_all
 from .row_layout import OUTSIDE, LaidRows, RowLayout, first_place, group_of
-from .shared_rows import SharedRows, own_rows
+from .shared_rows import SharedRows, make_on_all, own_rows
 
 
 def lay_here(layout: RowLayout, devices: list[int]) -> LaidRows:

@@ -21,9 +21,8 @@ from ..triton_kernels.gather_rows import RowCode, RowTables
 from ..triton_kernels.gather_rows.op import gather_tiers_with_triton
 from .cpu_tiers import as_ids, checked_nodes, private_copy, shared_copy
 from .feature_cache import FeatureCache
-from .joining import make_on_all
 from .row_layout import HOST_TABLE, OUTSIDE, LaidRows, RowLayout, first_place, group_of
-from .shared_rows import SharedRows
+from .shared_rows import SharedRows, make_on_all
 
 _BLOCK_BYTES = 64 << 20
 _PORTABLE_AND_MAPPED = 3  # flags of cudaHostRegister

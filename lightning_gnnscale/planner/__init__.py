@@ -5,8 +5,7 @@ import math
 from collections.abc import Callable
 
 from ..graph import id_dtype
-from ..memory import gpu_memory_bytes, memory_limit_bytes
-from ..units import format_bytes, parse_bytes
+from ..memory import format_bytes, gpu_memory_bytes, memory_limit_bytes, parse_bytes
 from .host_memory import (
     GPU_CONTEXT_BYTES,
     INTERPRETER_BYTES,

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field, replace
 
-from ..units import format_bytes
+from ..memory import format_bytes
 
 DEFAULT_COMPUTE_SHARE = 2.0 / 3.0
 _STAGES = {"partition": "partitioning", "partition_store": "storing", "train": "training", "evaluate": "evaluation"}

@@ -8,14 +8,12 @@ from uuid import uuid4
 import numpy as np
 import torch.distributed as dist
 
-from ..embedding.distributed_embedding import DistributedEmbedding
+from ..embedding.distributed_embedding import CHUNK_ROWS, DistributedEmbedding
 from ..embedding.optimizers import SparseAdam, SparseSGD
 from ..embedding.row_exchange import Hosts
-from ..embedding.shards import CHUNK_ROWS
 from ..errors import GNNScaleError, check_count
 from ..events import record
-from ..placement.joining import gather_objects
-from ..placement.shared_rows import machine_id
+from ..placement.shared_rows import gather_objects, machine_id
 from ..rng import fold
 from .shard_keeper import Initial, ShardSpec
 from .shard_table import ShardTable

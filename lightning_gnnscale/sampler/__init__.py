@@ -1,7 +1,6 @@
 """What to draw: samplers as plain values, and the batch they fill."""
 
-from .cluster import ClusterSampler
-from .full_batch import FullBatchSampler
+from .cluster import ClusterSampler, FullBatchSampler
 from .layerwise import LayerwiseSampler
 from .link_sampler import LinkSampler
 from .links import AliasTable, draw_negatives, draw_positives

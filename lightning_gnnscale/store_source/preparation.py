@@ -13,9 +13,8 @@ from ..errors import GNNScaleError, PartitionStoreError
 from ..events import held_lock, stage
 from ..partition_store import PartitionStore, input_fingerprint, write_partition_store
 from ..partition_store.inputs import changed_inputs, input_files, load_arrays
-from ..partition_store.journal import journal_head, partial_folder
+from ..partition_store.journal import check_is_store, journal_head, partial_folder, store_folder
 from ..partition_store.manifest import MANIFEST, REMEDY, is_whole, read_manifest, read_source, write_json
-from ..partition_store.publish import check_is_store, store_folder
 from ..partition_store.value_checks import check_values
 from ..partitioner import Partitioning
 from ..partitioner import partition as partition_by_name

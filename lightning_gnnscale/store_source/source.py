@@ -17,16 +17,15 @@ from ..dataset import GraphDataset
 from ..edge_stream import EdgeStream
 from ..errors import PlanError, check_count
 from ..events import record, stage
-from ..memory import free_memory_bytes
+from ..memory import format_bytes, free_memory_bytes
 from ..partition_store import PartitionStore
+from ..partition_store.journal import store_folder
 from ..partition_store.manifest import read_source, write_json
-from ..partition_store.publish import store_folder
 from ..partitioner import Partitioning, partition
 from ..partitioner.graph_access.layout import lists_both_ways
 from ..partitioner.registry import partition_bytes
 from ..planner import Plan, plan
 from ..planner.search import MOST_PARTS, SAMPLE_EDGES, PartRows, SampledHalos, grow, rows_curve, search_parts
-from ..units import format_bytes
 from .partitioner_identity import describe_partitioner, method_name, registered_method
 from .preparation import (
     expected_store_fingerprint,

@@ -7,7 +7,7 @@ import pytest
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.bench import accuracy, averaging, exchange, experiment, parts
-from lightning_gnnscale.bench.central import arcs_of, curve_text, seconds_to
+from lightning_gnnscale.bench.parts import arcs_of, curve_text, seconds_to
 from lightning_gnnscale.bench.reduced_graph import reduced_graph
 from lightning_gnnscale.edge_stream import SyntheticGraph
 

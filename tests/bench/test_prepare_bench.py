@@ -7,7 +7,7 @@ import pytest
 from lightning_gnnscale.bench import prepare, replay
 from lightning_gnnscale.bench.prepare import capacities, medians, over_device, replay_error
 from lightning_gnnscale.bench.prepare_cases import grid, source_of
-from lightning_gnnscale.loader.task_trace import BatchTimes, TaskTime, TaskTrace
+from lightning_gnnscale.loader.batch_graph import BatchTimes, TaskTime, TaskTrace
 
 SMALL = {
     "graphs": ["power_law:600:6000:8"], "sources": ["threads", "fixed_prefetch", "task_graphs"],

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from oracles import task_schedule
 
 from lightning_gnnscale.bench.replay import replay
+from lightning_gnnscale.loader.batch_graph import BatchTimes, TaskTime, TaskTrace
 from lightning_gnnscale.loader.scheduling_policy import FixedPrefetchPolicy, TwoLevelPolicy, launch_score
-from lightning_gnnscale.loader.task_trace import BatchTimes, TaskTime, TaskTrace
 
 TICK = 1 / 1024  # seconds: sums of ticks are exact
 CHAIN = [(4, (), 1), (6, (0,), 5), (3, (1,), 9)]

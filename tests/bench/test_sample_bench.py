@@ -8,9 +8,8 @@ import textwrap
 
 import pytest
 
-from lightning_gnnscale.bench.peer import Peer, tree_cpu_s
 from lightning_gnnscale.bench.sample import Name, rows_of, run
-from lightning_gnnscale.bench.turns import Taken
+from lightning_gnnscale.bench.turns import Peer, Taken, tree_cpu_s
 
 SMALL = {"num_nodes": 2000, "num_edges": 20_000, "dim": 16, "fanouts": (4, 3), "batch_size": 64}
 SMALL |= {"num_batches": 3, "peer_batches": 2, "repeats": 1}

@@ -12,12 +12,11 @@ from lightning_gnnscale.bench.replay import replay
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.loader import BatchKey, BufferPool
 from lightning_gnnscale.loader.batch_builder import BatchBuilder
-from lightning_gnnscale.loader.batch_graph import BatchGraph, Task
+from lightning_gnnscale.loader.batch_graph import BatchGraph, Task, TaskTrace
 from lightning_gnnscale.loader.operators import FanoutNeighborhood
 from lightning_gnnscale.loader.staged_part import PartStager
 from lightning_gnnscale.loader.task_graph import Operators, Workflow
 from lightning_gnnscale.loader.task_source import FixedPrefetch, TwoLevelScheduler, machine_utilisation
-from lightning_gnnscale.loader.task_trace import TaskTrace
 from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.sampler import NeighborSampler
 

@@ -7,7 +7,7 @@ from model.row_blocks import NUM_NODES, make_rows
 
 from lightning_gnnscale.model import GAT, GCN, NGNN, SGC, GraphSAGE
 from lightning_gnnscale.model.block import Block
-from lightning_gnnscale.model.row_arcs import ArcSums, arcs_from, prepared_rows
+from lightning_gnnscale.model.row_layers import ArcSums, arcs_from, prepared_rows
 from lightning_gnnscale.model.sparse_linear import SparseInput
 
 WEIGHED = [GCN, GraphSAGE, SGC, NGNN]

@@ -2,8 +2,8 @@
 
 import pytest
 
+from lightning_gnnscale.memory import format_bytes, format_seconds, parse_bytes
 from lightning_gnnscale.planner import csc_bytes, plan
-from lightning_gnnscale.units import format_bytes, format_seconds, parse_bytes
 
 GIB = 1 << 30
 

@@ -5,8 +5,7 @@ import json
 
 from rich.console import Console
 
-from lightning_gnnscale.report.progress import ProgressBars
-from lightning_gnnscale.report.summary import print_summary, stage_rows, write_summary
+from lightning_gnnscale.report.terminal import ProgressBars, print_summary, stage_rows, write_summary
 
 EVENTS = [
     {"event": "stage", "stage": "store", "seconds": 1.0, "peak_bytes": 10},

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.strategy.exchange.message import CodedRows, RawRows
-from lightning_gnnscale.strategy.exchange.transfers import ReceivedRows
+from lightning_gnnscale.strategy.exchange.transport import ReceivedRows
 
 LIKE = torch.zeros((), dtype=torch.float64)
 

@@ -1,7 +1,7 @@
 """Fan-out neighbour sampling over a CSC, uniform or with a preference for a set of nodes."""
 
+from .hops import SplitRows, split_range, split_rows
 from .op import HopSampling, SampledNeighbors, Workspace, check_fanouts, sample_neighbors
-from .split_rows import SplitRows, split_range, split_rows
 
 __all__ = [
     "HopSampling",

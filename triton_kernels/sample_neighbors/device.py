@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ...graph import CSC
 from .cpu import Workspace
-from .hops import SampledNeighbors, check_fanouts, checked_split, fold_hop, sample_hops
-from .split_rows import SplitRows
+from .hops import SampledNeighbors, SplitRows, check_fanouts, checked_split, fold_hop, sample_hops
 
 _UNSEEN = torch.iinfo(torch.int64).max
 

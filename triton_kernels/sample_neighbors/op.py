@@ -8,8 +8,7 @@ from torch import Tensor
 from ...graph import CSC
 from .cpu import Workspace
 from .device import sample_tensors
-from .hops import HopSampling, SampledNeighbors, check_fanouts, checked_split, fold_hop, sample_hops
-from .split_rows import SplitRows
+from .hops import HopSampling, SampledNeighbors, SplitRows, check_fanouts, checked_split, fold_hop, sample_hops
 
 __all__ = [
     "HopSampling",

@@ -9,8 +9,7 @@ from torch import Tensor
 from ...rng import combine_array, fold
 from . import transport
 from .message import RAW, Packed, RowCodec, pack_all, pack_chosen, pack_nothing
-from .transfers import Layout, NoGradients, PulledGradients, ReceivedRows, RowTransfer
-from .transport import Message
+from .transport import Layout, Message, NoGradients, PulledGradients, ReceivedRows, RowTransfer
 
 if TYPE_CHECKING:
     from .run import ExchangeRun
