@@ -4,7 +4,6 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
 import psutil
@@ -12,7 +11,9 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from ..cli.compose import compose_config
 from ..datamodule import PartitionDataModule
+from ..datamodule.train_loader import SOURCES
 from ..loader import PartLoader, SourceSettings
 from ..model import GCN, GraphSAGE, LinkPredictor, NodeClassifier
 from ..partition_store import PartitionStore
@@ -47,16 +48,14 @@ class Shape:
 
 
 def source_of(name: str, options: Mapping[str, Any]) -> SourceSettings:
-    """Return the settings of a source of conf/source.
+    """Return the settings of a source, which `gnnscale train source=NAME` starts from.
 
     Raises:
         ValueError: there is no such source.
     """
-    folder = files("lightning_gnnscale.conf") / "source"
-    there = sorted(path.name.removesuffix(".yaml") for path in folder.iterdir() if path.name.endswith(".yaml"))
-    if name not in there:
-        raise ValueError(f"bench.sources: no source {name!r}; there are {', '.join(there)}")
-    return instantiate(OmegaConf.merge(OmegaConf.create((folder / f"{name}.yaml").read_text()), dict(options)))
+    if name not in SOURCES:
+        raise ValueError(f"bench.sources: no source {name!r}; there are {', '.join(sorted(SOURCES))}")
+    return instantiate(OmegaConf.merge(compose_config("train", [f"source={name}"]).source, dict(options)))
 
 
 def grid(options: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -71,7 +70,7 @@ def make_data(store: PartitionStore, workload: str, shape: Shape, source: Source
         sampler = LinkSampler(sampler, "walk", walk_length=2, num_negatives=shape.num_negatives)
     links = shape.batch_size // (2 + shape.num_negatives) if workload == "unsupervised" else shape.batch_size
     options = {"batch_size": max(links, 1), "scope": shape.scope, "seed": shape.seed}
-    data = PartitionDataModule(store=store, sampler=sampler, source=source, links={}, **options)
+    data = PartitionDataModule(store=store, sampler=sampler, source=source, **options)
     data.setup("fit")
     return data
 
