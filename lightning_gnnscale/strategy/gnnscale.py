@@ -74,7 +74,7 @@ class RoundCallback(Callback):
         self._weights.publish()
         exchange = trainer.strategy.exchange_run
         if exchange is not None:
-            _share(exchange.end_training(), trainer, exchange.epoch)
+            _share(exchange.end_training(), trainer, exchange.clock.epoch)
 
 
 def _share(metrics: dict[str, float], trainer: pl.Trainer, epoch: int) -> None:

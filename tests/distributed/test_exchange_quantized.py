@@ -156,7 +156,7 @@ def average_gradients(folder, root):
             given = gradients(blocks.num_local, rank), gradients(blocks.num_halo, 10 + rank)
             drawn = []
             for seed in range(NUM_SEEDS):
-                run.plan = replace(run.plan, seed=seed)
+                run.clock.plan = replace(run.clock.plan, seed=seed)
                 drawn.append(read(exchange, *given))
             exact = read(exchange_of(root, HaloExchange(backward), backward == "pull")[1], *given)
             results[name, backward] = torch.stack(drawn), exact

@@ -1,6 +1,8 @@
 """The exchange of one layer: what it sends, what it holds, what comes back."""
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -8,14 +10,9 @@ from torch import Tensor
 
 from ...rng import combine_array, fold
 from . import transport
-from .message import RAW, Packed, RowCodec, pack_all, pack_chosen, pack_nothing
-from .transport import Layout, Message, NoGradients, PulledGradients, ReceivedRows, RowTransfer
-
-if TYPE_CHECKING:
-    from .run import ExchangeRun
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Protocol
+from .message import RAW, CodedRows, Packed, RowCodec, pack_all, pack_chosen, pack_nothing
+from .policies import ExchangePlan
+from .transport import Layout, Message, NoGradients, PulledGradients, ReceivedRows, RowTransfer, Transport
 
 
 class Blocks(Protocol):
@@ -168,24 +165,86 @@ def uniform(key: int, ids: Tensor) -> Tensor:
     return torch.from_numpy(bits.astype(np.float64) * 2.0**-53).to(ids.device)
 
 
+class ExchangeClock:
+    """The step under way: its epoch, and how its rows and gradients are written.
+
+    Args:
+        plan: How rows travel.
+
+    Attributes:
+        epoch: Epoch of the step.
+        exact: Whether rows and gradients are exchanged exactly in this step.
+    """
+
+    def __init__(self, plan: ExchangePlan):
+        self.plan, self.epoch, self.exact, self._first_epoch = plan, 0, True, None
+        self._codec = RAW if plan.coding.bits is None else CodedRows(plan.coding.bits, plan.coding.delta)
+        self._gradient_codec = RAW if plan.backward_bits is None else CodedRows(plan.backward_bits)
+
+    def begin_step(self, epoch: int) -> None:
+        """Begin the training step of an epoch.
+
+        Rows and gradients are exchanged exactly in the epochs of the warm-up, in the first one under a bound that is
+        not given its versions, and in the first one after a resume: what was held is not in the checkpoint. A policy
+        that holds nothing goes on as if it had never stopped.
+        """
+        if self._first_epoch is None:
+            self._first_epoch = epoch
+        fresh, plan = epoch == self._first_epoch, self.plan
+        resumed = fresh and epoch > 0 and plan.keeps_rows
+        first_of_bound = fresh and plan.bound is not None and plan.given_versions is None
+        self.epoch, self.exact = epoch, resumed or first_of_bound or epoch < plan.warmup_epochs
+
+    @property
+    def codec(self) -> RowCodec:
+        """How rows are written in this step."""
+        return RAW if self.exact else self._codec
+
+    @property
+    def gradient_codec(self) -> RowCodec:
+        """How gradient rows are written in this step."""
+        return RAW if self.exact else self._gradient_codec
+
+    @property
+    def gradient_threshold(self) -> float:
+        """Mean norms below which gradient rows are drawn in this step; 0: all are sent."""
+        return 0.0 if self.exact else self.plan.backward_threshold
+
+    @property
+    def codes_gradients(self) -> bool:
+        """Whether gradients that are pushed leave rows out, or write them in few bits."""
+        return self.gradient_codec is not RAW or self.gradient_threshold > 0
+
+
 class LayerExchange:
     """The exchange of one layer of this process: the `RowExchange` that the model asks.
 
     Args:
-        run: what all layers share.
-        layer: number of the layer, from 0; the input of layer 0 is never exchanged.
-        pulls: gradients are pulled.
+        route: Rows that leave and arrive.
+        transport: Carries them; all layers share it.
+        clock: Tells the epoch, and how rows are written in its step; all layers share it.
+        layer: Number of the layer, from 0; the input of layer 0 is never exchanged.
+        pulls: Whether gradients are pulled.
     """
 
     local_only = False
 
-    def __init__(self, run: "ExchangeRun", layer: int, pulls: bool):
-        self.run, self.layer, self.pulls = run, layer, pulls
-        self.versions = run.start_versions()
+    def __init__(self, route: Route, transport: Transport, clock: ExchangeClock, layer: int, pulls: bool):
+        self.route, self.transport, self.ledger = route, transport, transport.ledger
+        self.clock, self.layer, self.pulls = clock, layer, pulls
+        # Bounds of a block look at ranks, bounds of rows at nodes.
+        self.sources = route.boundary_ids.cpu().numpy() if self.plan.by_row else np.arange(len(route.leaving))
+        given = self.plan.given_versions
+        self.versions = np.full(len(self.sources), -1) if given is None else np.asarray(given, np.int64)
         self.sent: ReceivedRows | None = None
         self.received: ReceivedRows | None = None
         self._due_at: int | None = None
         self._due_now: np.ndarray | None = None
+
+    @property
+    def plan(self) -> ExchangePlan:
+        """How rows travel."""
+        return self.clock.plan
 
     @property
     def cache_bytes(self) -> int:
@@ -194,35 +253,35 @@ class LayerExchange:
 
     def send(self, rows: Tensor, training: bool) -> RowTransfer:
         """Start to send the rows that others read."""
-        run, ledger = self.run, self.run.ledger
+        ledger = self.ledger
         with ledger.timed():
-            boundary = rows.index_select(0, run.route.boundary)
+            boundary = rows.index_select(0, self.route.boundary)
         if not training:
             # Validation runs without gradients; what is exchanged once is asked for by a training step.
             direction = transport.STATIC if torch.is_grad_enabled() else transport.EVALUATION
             return self._send_exactly(rows, boundary, direction)
         ledger.sent_rows[self.layer] += len(boundary)
         ledger.broadcasts[self.layer] += 1
-        if not run.keeps_rows:
-            if run.codec is RAW:
+        if not self.plan.keeps_rows:
+            if self.clock.codec is RAW:
                 return self._send_exactly(rows, boundary, transport.FORWARD)
             with ledger.timed():
-                codes = run.codec.encode(boundary, self._key("forward"), run.route.boundary_ids)
-                packed = pack_all(codes, run.route.leaving)
-            return self._start(rows, packed, run.codec, False)
+                codes = self.clock.codec.encode(boundary, self._key("forward"), self.route.boundary_ids)
+                packed = pack_all(codes, self.route.leaving)
+            return self._start(rows, packed, self.clock.codec, False)
         return self._send_changes(rows, boundary)
 
     def _send_exactly(self, rows: Tensor, boundary: Tensor, direction: str) -> RowTransfer:
-        with self.run.ledger.timed():
-            packed = pack_all(RAW.encode(boundary, 0, self.run.route.boundary_ids), self.run.route.leaving)
+        with self.ledger.timed():
+            packed = pack_all(RAW.encode(boundary, 0, self.route.boundary_ids), self.route.leaving)
         return self._start(rows, packed, RAW, False, direction)
 
     def _send_changes(self, rows: Tensor, boundary: Tensor) -> RowTransfer:
         """Send the rows that are due, and note on this side what the receivers hold then."""
-        run, route = self.run, self.run.route
+        route = self.route
         self._make_caches(rows)
-        codec = run.codec
-        with run.ledger.timed():
+        codec = self.clock.codec
+        with self.ledger.timed():
             chosen, active = self._due(boundary)
             ids = route.boundary_ids
             if chosen is None:
@@ -234,24 +293,23 @@ class LayerExchange:
             else:
                 packed = pack_nothing(boundary, len(route.leaving))
         self._count_skipped(chosen, len(boundary))
-        return self._start(rows, packed, codec, run.plan.by_row and not run.exact_step, active=active)
+        return self._start(rows, packed, codec, self.plan.by_row and not self.clock.exact, active=active)
 
     def _encode(self, codec: RowCodec, rows: Tensor, ids: Tensor, places: Tensor | None) -> Tensor:
         if self.sent is None:
             return codec.encode(rows, self._key("forward"), ids)
-        held = self.sent.at(self.run.epoch, places).clone()
+        held = self.sent.at(self.clock.epoch, places).clone()
         codes = codec.encode(rows, self._key("forward"), ids, held=held)
-        self.sent.store(held, self.run.epoch, places)
+        self.sent.store(held, self.clock.epoch, places)
         return codes
 
     def _make_caches(self, rows: Tensor) -> None:
-        run = self.run
         if self.received is not None:
             return
-        width, extrapolate = rows.shape[1], run.plan.extrapolate
-        self.received = ReceivedRows(run.route.num_arriving, width, rows, extrapolate)
-        if run.keeps_sent_rows:
-            self.sent = ReceivedRows(len(run.route.boundary), width, rows, extrapolate)
+        width, extrapolate = rows.shape[1], self.plan.extrapolate
+        self.received = ReceivedRows(self.route.num_arriving, width, rows, extrapolate)
+        if self.plan.keeps_sent_rows:
+            self.sent = ReceivedRows(len(self.route.boundary), width, rows, extrapolate)
 
     def _due(self, boundary: Tensor) -> tuple[Tensor | None, list[bool] | None]:
         """Return which rows of the boundary are due, and which ranks send where every rank can tell.
@@ -259,31 +317,31 @@ class LayerExchange:
         Returns:
             (num_boundary,) bool, or None: all; and one bool a rank, or None: only each itself knows.
         """
-        run, bound, epoch = self.run, self.run.plan.bound, self.run.epoch
-        if bound is None or run.exact_step:
-            self.versions = np.full_like(self.versions, epoch) if bound is None else bound.restart(epoch, run.sources)
-            return None, [True] * len(run.route.leaving)
+        bound, epoch, exact = self.plan.bound, self.clock.epoch, self.clock.exact
+        if bound is None or exact:
+            self.versions = np.full_like(self.versions, epoch) if bound is None else bound.restart(epoch, self.sources)
+            return None, [True] * len(self.route.leaving)
         nothing = torch.zeros(len(boundary), dtype=torch.bool, device=boundary.device)
         if bound.needs_change:
-            due = bound.exceeded(boundary, self.sent.at(epoch), run.plan.by_row)
-            if run.plan.by_row:
+            due = bound.exceeded(boundary, self.sent.at(epoch), self.plan.by_row)
+            if self.plan.by_row:
                 self.versions[due.cpu().numpy()] = epoch
                 return due, None
             if bool(due):
-                self.versions[run.route.rank] = epoch
+                self.versions[self.route.rank] = epoch
             return (None if bool(due) else nothing), None
         # An optimizer may run the step of an epoch more than once (LBFGS): what is due is due each time.
         if self._due_at != epoch:
             self._due_at, self._due_now = epoch, bound.due(epoch, self.versions)
             self.versions = np.where(self._due_now, epoch, self.versions)
         due = self._due_now
-        if run.plan.by_row:
+        if self.plan.by_row:
             return torch.from_numpy(due).to(boundary.device), None
-        return (None if due[run.route.rank] else nothing), due.tolist()
+        return (None if due[self.route.rank] else nothing), due.tolist()
 
     def _count_skipped(self, chosen: Tensor | None, num_rows: int) -> None:
         if chosen is not None:
-            ledger, skipped = self.run.ledger, num_rows - int(chosen.sum())
+            ledger, skipped = self.ledger, num_rows - int(chosen.sum())
             ledger.sent_rows[self.layer] -= skipped
             ledger.skipped_rows[self.layer] += skipped
             if skipped == num_rows:
@@ -293,41 +351,40 @@ class LayerExchange:
     def _start(
         self, rows: Tensor, packed: Packed, codec: RowCodec, partial: bool, direction=transport.FORWARD, active=None
     ) -> RowTransfer:
-        run, layout = self.run, Layout(codec, rows.shape[1], rows.dtype, partial)
-        counts = run.route.arriving
-        if direction == transport.FORWARD and active is None and run.keeps_rows:
+        layout = Layout(codec, rows.shape[1], rows.dtype, partial)
+        counts = self.route.arriving
+        if direction == transport.FORWARD and active is None and self.plan.keeps_rows:
             sizes = None
         else:
             row_bytes = codec.row_bytes(layout.width, layout.dtype)
             sizes = [count * row_bytes if active is None or active[rank] else 0 for rank, count in enumerate(counts)]
-        message = run.transport.start(packed.payload, packed.sizes, sizes, self.layer, direction)
+        message = self.transport.start(packed.payload, packed.sizes, sizes, self.layer, direction)
         held = self.received if direction == transport.FORWARD else None
         return RowTransfer(self, message, layout, rows.shape, held, packed.payload)
 
     def pull(self, grad: Tensor) -> PulledGradients | NoGradients:
         """Start to send gradients of this layer's output to the owners of the rows that they were made from."""
-        run = self.run
-        if not run.plan.remote_gradient:
+        if not self.plan.remote_gradient:
             return NoGradients()
-        with run.ledger.timed():
-            boundary = grad.index_select(0, run.route.boundary)
-            packed = self.pack_gradients(boundary, run.route.boundary_ids, run.route.leaving)
-        message = self.start_gradients(packed, run.route.arriving, partial=True)
-        layout = Layout(run.gradient_codec, grad.shape[1], grad.dtype, True)
+        with self.ledger.timed():
+            boundary = grad.index_select(0, self.route.boundary)
+            packed = self.pack_gradients(boundary, self.route.boundary_ids, self.route.leaving)
+        message = self.start_gradients(packed, self.route.arriving, partial=True)
+        layout = Layout(self.clock.gradient_codec, grad.shape[1], grad.dtype, True)
         return PulledGradients(self, message, layout, packed.payload)
 
     def pack_gradients(self, rows: Tensor, ids: Tensor, leaving: tuple[Tensor, ...]) -> Packed:
         """Pack the gradient rows that are drawn, behind bitmaps."""
-        run, key = self.run, self._key("backward")
-        chosen, drawn = draw_rows(rows, run.gradient_threshold, fold(key, 1), ids)
-        codes = run.gradient_codec.encode(drawn, key, ids[chosen])
+        clock, key = self.clock, self._key("backward")
+        chosen, drawn = draw_rows(rows, clock.gradient_threshold, fold(key, 1), ids)
+        codes = clock.gradient_codec.encode(drawn, key, ids[chosen])
         return pack_chosen(codes, chosen, leaving)
 
     def start_gradients(self, packed: Packed, counts: tuple[int, ...], partial: bool, row_bytes: int = 0) -> Message:
         """Start to send packed gradients; `counts` rows may come from each rank."""
         sizes = None if partial else [count * row_bytes for count in counts]
-        return self.run.transport.start(packed.payload, packed.sizes, sizes, self.layer, transport.BACKWARD)
+        return self.transport.start(packed.payload, packed.sizes, sizes, self.layer, transport.BACKWARD)
 
     def _key(self, direction: str) -> int:
         kind = {"forward": 0, "backward": 1}[direction]
-        return fold(self.run.plan.seed, self.run.epoch, self.layer, kind, self.run.route.rank)
+        return fold(self.plan.seed, self.clock.epoch, self.layer, kind, self.route.rank)

@@ -58,6 +58,21 @@ class ExchangePlan:
     remote_gradient: bool = True
     seed: int = 0
 
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether receivers hold rows from step to step."""
+        return self.bound is not None or self.coding.delta
+
+    @property
+    def keeps_sent_rows(self) -> bool:
+        """Whether senders hold what the receivers have."""
+        return self.coding.delta or getattr(self.bound, "needs_change", False)
+
+    @property
+    def given_versions(self):
+        """The versions before the first epoch that a bound is given, one for each process; None: none."""
+        return getattr(self.bound, "initial_versions", None)
+
 
 def exchange_layers(model: nn.Module) -> list[Any]:
     """Return the modules that read rows through an `exchange` (`RowLayer`s), in the order in which they stand."""

@@ -3,7 +3,6 @@
 import time
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
@@ -12,8 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...errors import StrategyError
 from ...events import record
 from .. import averaging
-from .layer_exchange import Blocks, LayerExchange, RowTransfer, block_route, halo_route
-from .message import RAW, CodedRows, RowCodec
+from .layer_exchange import Blocks, ExchangeClock, LayerExchange, RowTransfer, block_route, halo_route
 from .policies import ExchangePlan, ExchangePolicy, exchange_layers
 from .transport import BACKWARD, EVALUATION, FORWARD, STATIC, Ledger, Transport
 
@@ -30,63 +28,20 @@ class ExchangeRun:
     """
 
     def __init__(self, plan: ExchangePlan, blocks: Blocks, layers: list, pulls: list[bool], device: torch.device):
-        self.plan = plan
         self.route = (block_route if plan.whole_blocks else halo_route)(blocks, device)
-        self.ledger = Ledger()
+        self.ledger, self.clock = Ledger(), ExchangeClock(plan)
         self.transport = Transport(self.ledger, device)
-        self._codec = RAW if plan.coding.bits is None else CodedRows(plan.coding.bits, plan.coding.delta)
-        self._gradient_codec = RAW if plan.backward_bits is None else CodedRows(plan.backward_bits)
-        self.keeps_rows = plan.bound is not None or plan.coding.delta
-        self.keeps_sent_rows = plan.coding.delta or getattr(plan.bound, "needs_change", False)
-        # Bounds of a block look at ranks, bounds of rows at nodes.
-        self.sources = self.route.boundary_ids.cpu().numpy() if plan.by_row else np.arange(blocks.world_size)
-        self.epoch, self.exact_step, self._first_epoch = 0, True, None
-        self.layers = [LayerExchange(self, index, pull) for index, pull in enumerate(pulls)]
+        shared = (self.route, self.transport, self.clock)
+        self.layers = [LayerExchange(*shared, index, pull) for index, pull in enumerate(pulls)]
         self._modules = layers
         for module, exchange in zip(layers, self.layers, strict=True):
             module.exchange = exchange
 
-    @property
-    def codec(self) -> RowCodec:
-        """How rows are written in this step."""
-        return RAW if self.exact_step else self._codec
-
-    @property
-    def gradient_codec(self) -> RowCodec:
-        """How gradient rows are written in this step."""
-        return RAW if self.exact_step else self._gradient_codec
-
-    @property
-    def gradient_threshold(self) -> float:
-        """Mean norms below which gradient rows are drawn in this step; 0: all are sent."""
-        return 0.0 if self.exact_step else self.plan.backward_threshold
-
-    @property
-    def codes_gradients(self) -> bool:
-        """Whether gradients that are pushed leave rows out, or write them in few bits."""
-        return self.gradient_codec is not RAW or self.gradient_threshold > 0
-
-    def start_versions(self) -> np.ndarray:
-        """Return the versions before the first epoch: those that a bound is given, or none."""
-        given = getattr(self.plan.bound, "initial_versions", None)
-        return np.full(len(self.sources), -1) if given is None else np.asarray(given, np.int64)
-
     def begin_step(self, epoch: int) -> None:
-        """Begin the training step of an epoch.
-
-        Rows and gradients are exchanged exactly in the epochs of the warm-up, in the first one under a bound that is
-        not given its versions, and in the first one after a resume: what was held is not in the checkpoint. A policy
-        that holds nothing goes on as if it had never stopped.
-        """
-        if self._first_epoch is None:
-            self._first_epoch = epoch
+        """Begin the training step of an epoch; see `ExchangeClock.begin_step`."""
         self._step_start = time.perf_counter()
         self.ledger.begin_step()
-        fresh = epoch == self._first_epoch
-        given = getattr(self.plan.bound, "initial_versions", None) is not None
-        resumed = fresh and epoch > 0 and self.keeps_rows
-        first_of_bound = fresh and self.plan.bound is not None and not given
-        self.epoch, self.exact_step = epoch, resumed or first_of_bound or epoch < self.plan.warmup_epochs
+        self.clock.begin_step(epoch)
 
     def end_epoch(self, averaging_seconds: float = 0.0) -> dict[str, float]:
         """Record the epoch's exchange, and return its metrics, summed over all ranks.
@@ -101,7 +56,7 @@ class ExchangeRun:
         compute_seconds = time.perf_counter() - self._step_start - ledger.seconds - averaging_seconds
         record(
             "exchange",
-            epoch=self.epoch,
+            epoch=self.clock.epoch,
             rank=rank,
             world_size=averaging.world_size(),
             bytes=[
@@ -138,8 +93,8 @@ class ExchangeRun:
         One a source of the bound; this rank's alone where a block's change decides, which no other rank sees. Under a
         policy that holds nothing they stay -1.
         """
-        bound, rank = self.plan.bound, self.route.rank
-        own = bound is not None and bound.needs_change and not self.plan.by_row
+        bound, rank = self.clock.plan.bound, self.route.rank
+        own = bound is not None and bound.needs_change and not self.clock.plan.by_row
         known = slice(rank, rank + 1) if own else slice(None)
         return {layer.layer: torch.from_numpy(layer.versions[known].copy()) for layer in self.layers[1:]}
 
@@ -151,7 +106,7 @@ class ExchangeRun:
             del module.exchange
 
     def _counts(self, cache_bytes: int) -> dict[str, int]:
-        ledger, bound = self.ledger, self.plan.bound
+        ledger, bound = self.ledger, self.clock.plan.bound
         counts = {f"exchange_{direction}_bytes": 0 for direction in DIRECTIONS}
         for (_, direction), num_bytes in ledger.bytes.items():
             counts[f"exchange_{direction}_bytes"] += num_bytes
@@ -178,7 +133,7 @@ class ExchangeRun:
         if num_bytes:
             record(
                 "exchange_evaluation",
-                epoch=self.epoch,
+                epoch=self.clock.epoch,
                 rank=averaging.rank(),
                 bytes=num_bytes,
                 seconds=self.ledger.evaluation_seconds,
@@ -240,7 +195,7 @@ def start_run(policy: ExchangePolicy, trainer: pl.Trainer) -> ExchangeRun | Loca
     plan = policy.plan()
     if plan is None:
         return LocalRows(blocks, layers, device)
-    given = getattr(plan.bound, "initial_versions", None)
+    given = plan.given_versions
     if given is not None and len(given) != blocks.world_size:
         raise StrategyError(
             f"bound.initial_versions must be one for each of the {blocks.world_size} processes, got {len(given)}"

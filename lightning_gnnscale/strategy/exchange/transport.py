@@ -257,19 +257,19 @@ class RowTransfer:
         self._returned: Message | None = None
 
     def wait(self) -> Tensor:
-        run, layout = self._exchange.run, self._layout
-        arrived = layout.read(self._message, run.route.arriving)
+        exchange, layout = self._exchange, self._layout
+        arrived = layout.read(self._message, exchange.route.arriving)
         self._payload = None
-        with run.ledger.timed():
+        with exchange.ledger.timed():
             rows = self._decode(arrived)
-            return rows if run.route.pick is None else rows.index_select(0, run.route.pick)
+            return rows if exchange.route.pick is None else rows.index_select(0, exchange.route.pick)
 
     def _decode(self, arrived: Arrived) -> Tensor:
-        layout, held, epoch = self._layout, self._held, self._exchange.run.epoch
+        layout, held, epoch = self._layout, self._held, self._exchange.clock.epoch
         if held is None:
             rows = layout.codec.decode(arrived.rows, layout.width, layout.dtype)
             # Whoever reads may keep them for its backward, and the buffer serves the next message.
-            return rows.clone() if layout.codec is RAW and self._exchange.run.route.pick is None else rows
+            return rows.clone() if layout.codec is RAW and self._exchange.route.pick is None else rows
         if arrived.places is None or len(arrived.places):
             base = held.at(epoch, arrived.places).clone()
             held.store(layout.codec.decode(arrived.rows, layout.width, layout.dtype, held=base), epoch, arrived.places)
@@ -277,31 +277,31 @@ class RowTransfer:
         return held.at(epoch).clone()
 
     def send_back(self, grad: Tensor) -> None:
-        exchange, run = self._exchange, self._exchange.run
-        if not run.plan.remote_gradient:
+        exchange, clock = self._exchange, self._exchange.clock
+        if not exchange.plan.remote_gradient:
             return
-        with run.ledger.timed():
-            if run.route.pick is not None:
-                full = grad.new_zeros((run.route.num_arriving, grad.shape[1]))
-                grad = full.index_copy_(0, run.route.pick, grad)
-            partial = run.codes_gradients
+        with exchange.ledger.timed():
+            if exchange.route.pick is not None:
+                full = grad.new_zeros((exchange.route.num_arriving, grad.shape[1]))
+                grad = full.index_copy_(0, exchange.route.pick, grad)
+            partial = clock.codes_gradients
             if partial:
-                packed = exchange.pack_gradients(grad, run.route.arriving_ids, run.route.returning)
+                packed = exchange.pack_gradients(grad, exchange.route.arriving_ids, exchange.route.returning)
             else:
-                packed = pack_all(RAW.encode(grad, 0, run.route.arriving_ids), run.route.returning)
-        self._layout = Layout(run.gradient_codec, grad.shape[1], grad.dtype, partial)
+                packed = pack_all(RAW.encode(grad, 0, exchange.route.arriving_ids), exchange.route.returning)
+        self._layout = Layout(clock.gradient_codec, grad.shape[1], grad.dtype, partial)
         self._payload = packed.payload
-        row_bytes = run.gradient_codec.row_bytes(grad.shape[1], grad.dtype)
-        self._returned = exchange.start_gradients(packed, run.route.returned, partial, row_bytes)
+        row_bytes = clock.gradient_codec.row_bytes(grad.shape[1], grad.dtype)
+        self._returned = exchange.start_gradients(packed, exchange.route.returned, partial, row_bytes)
 
     def wait_back(self) -> Tensor | None:
         if self._returned is None:
             return None
-        run, layout = self._exchange.run, self._layout
-        arrived = layout.read(self._returned, run.route.returned)
-        with run.ledger.timed():
+        exchange, layout = self._exchange, self._layout
+        arrived = layout.read(self._returned, exchange.route.returned)
+        with exchange.ledger.timed():
             rows = layout.codec.decode(arrived.rows, layout.width, layout.dtype)
-            targets = run.route.returned_rows
+            targets = exchange.route.returned_rows
             targets = targets if arrived.places is None else targets[arrived.places]
             self._payload = None
             return rows.new_zeros(self._shape).index_add_(0, targets, rows)
@@ -314,14 +314,14 @@ class PulledGradients:
         self._exchange, self._message, self._layout, self._payload = exchange, message, layout, payload
 
     def wait(self) -> Tensor:
-        run, layout = self._exchange.run, self._layout
-        arrived = layout.read(self._message, run.route.arriving)
+        exchange, layout = self._exchange, self._layout
+        arrived = layout.read(self._message, exchange.route.arriving)
         self._payload = None
-        with run.ledger.timed():
+        with exchange.ledger.timed():
             rows = layout.codec.decode(arrived.rows, layout.width, layout.dtype)
-            out = rows.new_zeros((run.route.num_arriving, layout.width))
+            out = rows.new_zeros((exchange.route.num_arriving, layout.width))
             out.index_copy_(0, arrived.places, rows)
-            return out if run.route.pick is None else out.index_select(0, run.route.pick)
+            return out if exchange.route.pick is None else out.index_select(0, exchange.route.pick)
 
 
 class NoGradients:
