@@ -205,7 +205,7 @@ def _check_node(node: DictConfig, base, path: str) -> None:
         here = f"{path}.{key}" if path else str(key)
         if target and not str(key).startswith("_"):
             if key not in parameters and not takes_more:
-                raise UsageError(f"{here} is not a setting; {path} takes {', '.join(parameters)}")
+                raise UsageError(f"{here} is not a setting; {path} takes {', '.join(parameters) or 'none'}")
             if key in parameters and not _is_open(node, key) and not _brings_null(base, node, key):
                 _check_type(node[key], parameters[key], here)
         elif not path and key in TOP_LEVEL and not OmegaConf.is_interpolation(node, key):

@@ -1,4 +1,4 @@
-"""Balance constraints: what a part may hold of nodes, of volume and of masked nodes, and whether that can be met."""
+"""Balance: what a part may hold of nodes, volume and masked nodes, whether that can be met, and packing in order."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

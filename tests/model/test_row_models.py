@@ -129,12 +129,12 @@ def test_sums_of_features_are_kept(kind, monkeypatch):
     widths = count_calls(monkeypatch, row_layers)
     arcs = model.row_arcs(rows.block, rows.node_ids, kept)
     outputs = [model.forward_rows(x, arcs) for _ in range(3)]
-    assert widths == [7] and list(kept) == ["summed"]
+    assert widths.count(7) == 1 and list(kept) == ["summed"]
     assert all(torch.equal(out, outputs[0]) for out in outputs)
     assert not kept["summed"].requires_grad
     model.eval()
     model.forward_rows(x, arcs)
-    assert widths == [7]
+    assert widths.count(7) == 1
 
 
 @pytest.mark.parametrize("kind", [GCN, GraphSAGE, NGNN, SGC])

@@ -1,4 +1,4 @@
-"""Exchange policies: how layers read rows of other processes. One policy a file."""
+"""Exchange policies: how layers read rows of other processes. The policies are in `policies.py`."""
 
 from .bounds import BOUNDS, Bound, EpochAdaptive, EpochFixed, VariationGap
 from .policies import BroadcastExchange, ExchangePolicy, HaloExchange, NoExchange, Quantized, SkipBroadcast
