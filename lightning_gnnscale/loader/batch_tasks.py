@@ -1,27 +1,24 @@
 """What the tasks of one batch do."""
 
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from ..jit import kernel
+from ..partition_store.features import stack_rows
 from ..partition_store.packed_features import features_of_part
 from ..rng import combine_array
-from ..sampler.minibatch import MiniBatch
+from ..sampler.minibatch import MiniBatch, sparse_rows_to_torch
 from ..sampler.protocol import Allocate, Subgraph
+from .buffer_pool import BufferPool
+from .operators import FetchOperator
 from .staged_part import StagedPart
 
 if TYPE_CHECKING:
     from .task_graph import LogicalTask, Workflow
-import threading
-
-import torch
-
-from ..partition_store.features import stack_rows
-from ..sampler.minibatch import sparse_rows_to_torch
-from .buffer_pool import BufferPool
-from .operators import FetchOperator
 
 
 class RowSize:

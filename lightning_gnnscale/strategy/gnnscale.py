@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
@@ -29,7 +30,6 @@ from .weights import WEIGHT_POLICIES, GradientAveraging, WeightPolicy
 
 if TYPE_CHECKING:
     from .exchange.run import ExchangeRun
-from lightning.pytorch.callbacks import Callback
 
 
 class RoundCallback(Callback):

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 if TYPE_CHECKING:
     from ..exchange import ExchangePolicy
-import torch
-from torch import Tensor
 
 
 def saved_gradients(optimizer: Optimizer) -> list[Tensor | None]:
