@@ -11,7 +11,8 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 def passes_on(*takers: Callable, **defaults: Any) -> Callable[[Callable], Callable]:
     """Return a decorator for a function whose `**` goes to `takers`.
 
-    The signature that `help` and the command line see has the takers' named parameters in place of the `**`.
+    The signature that `help` and the command line see has the takers' named parameters in place of the `**`. Parameters
+    without a default are left out: the function gives those itself.
 
     Args:
         takers: Functions and classes that take the keywords.
@@ -26,8 +27,8 @@ def passes_on(*takers: Callable, **defaults: Any) -> Callable[[Callable], Callab
         found = {each.name: each for each in own}
         for taker in takers:
             for each in inspect.signature(taker).parameters.values():
-                if each.kind in _NAMED and each.name != "self":
-                    default = defaults.get(each.name, None if each.default is each.empty else each.default)
+                if each.kind in _NAMED and each.default is not each.empty:
+                    default = defaults.get(each.name, each.default)
                     found.setdefault(each.name, each.replace(kind=each.KEYWORD_ONLY, default=default))
         signature = inspect.Signature(list(found.values()))
 

@@ -8,8 +8,8 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.keywords import passes_on
 
 
-def store(root, *, pack=True, seed=0):
-    return root, pack, seed
+def store(edges, root=None, *, pack=True, seed=0):
+    return edges, root, pack, seed
 
 
 @passes_on(store, pack=False)

@@ -180,7 +180,7 @@ class PlacedTraining:
         """
         ahead = self.settings.lookahead_batches if self.buffer.foretold else 0
         reads = RowReads(lookahead_batches=ahead, fill_here=not in_process)
-        return replace(options, reads=reads)
+        return replace(options, reads=reads, **({} if in_process else {"num_threads": self.settings.gather_threads}))
 
     def gather(self, batch: Any) -> None:
         """Give a batch its features out of all tiers, where it trains."""

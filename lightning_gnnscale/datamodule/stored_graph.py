@@ -4,7 +4,6 @@ import inspect
 import logging
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +111,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
     def __init__(self, store: str | os.PathLike | PartitionStore | StoreSource | None, seed: int, **making):
         super().__init__()
         if store is not None:
-            _check_making(making, inspect.signature(type(self)).parameters)
+            _check_making(making)
             self.store_source = store if isinstance(store, StoreSource) else None
         else:
             self.store_source = StoreSource.of(seed=seed, **making)
@@ -266,14 +265,16 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
 
 
-def _check_making(making: dict[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
+def _check_making(making: dict[str, Any]) -> None:
     """Refuse keywords that say how a store is made, where one is given; their defaults say nothing."""
+    parameters = {**inspect.signature(StoreSource).parameters, **inspect.signature(StoreSource.of).parameters}
     for name, value in making.items():
-        if value is parameters[name].default or name in ("planner", "progress"):
+        default = parameters[name].default if name in parameters else None
+        if name in ("planner", "progress") or value is None or value is False or value is default:
             continue
         if name in ("dataset", "stream"):
             raise ValueError("give either store, or dataset (or stream) together with root")
-        if isinstance(value, bool | str | int | None) and value in (None, False, parameters[name].default):
+        if isinstance(value, str) and value == default:
             continue
         said = f"{name}={value}" if isinstance(value, str) else name
         raise ValueError(f"{said} says how a store is written, and store= stands: leave it out")

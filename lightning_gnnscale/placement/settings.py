@@ -33,6 +33,7 @@ class PlacementSettings:
         locality_scale: Factor s >= 1 by which the sampler prefers rows that are near; 1 if `LocalityController` is to
             raise it. None: no preference. Needs a sampler that takes `locality`.
         neighbor_set_size: See `LocalityBias`.
+        gather_threads: Number of threads that gather placed rows for batches that other processes drew, >= 1.
 
     Raises:
         ValueError: an argument outside its range.
@@ -50,6 +51,7 @@ class PlacementSettings:
     lookahead_batches: int = 16
     locality_scale: float | None = None
     neighbor_set_size: int = 8192
+    gather_threads: int = 1
 
     def __post_init__(self):
         if not isinstance(self.method, Placement):
@@ -68,6 +70,8 @@ class PlacementSettings:
             raise ValueError(f"placement.cache_rows must be at least 0, got {self.cache_rows}")
         if self.locality_scale is not None and not self.locality_scale >= 1:
             raise ValueError(f"placement.locality_scale must be at least 1 or null, got {self.locality_scale}")
+        if self.gather_threads < 1:
+            raise ValueError(f"placement.gather_threads must be at least 1, got {self.gather_threads}")
         if self.lookahead_batches < 1:
             raise ValueError(f"placement.lookahead_batches must be at least 1, got {self.lookahead_batches}")
 
