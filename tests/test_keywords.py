@@ -38,3 +38,20 @@ def test_a_keyword_of_nobody_is_refused_by_the_fronts_name():
 def test_a_datamodule_shows_what_a_store_is_made_from():
     shown = inspect.signature(gs.PartitionDataModule).parameters
     assert {"store", "sampler", "stream", "features", "partitioner", "num_parts", "pack_halo"} <= set(shown)
+
+
+def test_what_a_front_gives_itself_is_no_keyword_of_it():
+    assert "source" not in inspect.signature(gs.dataset.load_files).parameters
+    with pytest.raises(TypeError, match="^generate: got an unexpected keyword argument 'source'$"):
+        gs.dataset.generate(10, 20, "folder", source="x")
+
+
+class Mine(gs.PartitionDataModule):
+    def __init__(self, **options):
+        super().__init__(**options)
+
+
+def test_a_subclass_may_pass_keywords_beside_a_store(tmp_path):
+    assert Mine(store=tmp_path, pack_halo=False, num_parts="auto").store_source is None
+    with pytest.raises(ValueError, match="num_parts says how a store is written, and store= stands: leave it out"):
+        Mine(store=tmp_path, num_parts=4)
