@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import StrategyError, check_count
 from ..events import record
 from ..keywords import passes_on
-from ..loader import HOWS, LoaderOptions, PartLoader, RankPlace, SourceSettings, parts_of_rank
+from ..loader import HOWS, LoaderOptions, PartLoader, RankPlace, SourceSettings, parts_of_rank, rank_of_parts
 from ..memory import trim_heap
 from ..model.layer_source import NodeSet
 from ..partition_store import PartitionStore
@@ -195,6 +195,17 @@ class PartitionDataModule(StoredGraphDataModule):
     def parts_of_rank(self, rank: int, world_size: int) -> list[int]:
         """Return the parts of a rank, in the order of their visits: rank, rank + world_size, ..."""
         return parts_of_rank(self.store.num_parts, rank, world_size)
+
+    @property
+    def rank_of_part(self) -> np.ndarray:
+        """(num_parts,) int64: the rank that trains most targets of each part, known once the store is open."""
+        store, place = self.store, self._place()
+        weights = getattr(getattr(self.trainer, "strategy", None), "weights", None)
+        trainable = trains_on_links(self.sampler) or "train" in store.masks
+        if self._scope_under(weights) == "part" or not trainable:
+            return np.arange(store.num_parts) % place.world_size
+        counts = [len(nodes) for nodes in part_targets(store, self.sampler).values()]
+        return rank_of_parts(counts, np.diff(store.part_offsets), place.world_size)
 
     def train_dataloader(self):
         """Return this rank's batches: a plain iterable that shards itself."""

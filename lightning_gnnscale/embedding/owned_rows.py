@@ -51,7 +51,7 @@ class OwnedRows:
         if part_offsets is not None and self.part_offsets[-1] != num_nodes:
             raise ValueError(f"part_offsets must end at num_nodes {num_nodes}, got {self.part_offsets[-1]}")
         self.hosts_given = None if hosts is None else list(hosts)
-        self._hosts = Hosts.alone()
+        self._hosts, self._rank_of_part = Hosts.alone(), None
         self._ownership = self._owners(self._hosts)
         self._table: SharedTable | None = None
         self._pool = BufferPool(1 << 30)
@@ -79,13 +79,20 @@ class OwnedRows:
             self._fill(self._share())
         return self
 
-    def join(self) -> "OwnedRows":
+    def join(self, rank_of_part: Sequence[int] | None = None) -> "OwnedRows":
         """Share the rows with the other ranks of the run; every rank must call it. Rows that stand are kept.
+
+        Args:
+            rank_of_part: (num_parts,) rank that trains each part, the same on every rank. None: as before, at first
+                cyclically. Rows that hosts have shared already stay where they are.
 
         Raises:
             PlacementError: too little memory.
         """
         hosts, owned_before = Hosts.join(self.hosts_given, self._hosts), self._ownership
+        settled = self._table is not None and not self.is_local
+        if rank_of_part is not None and self.part_offsets is not None and not settled:
+            self._rank_of_part = tuple(rank_of_part)
         if len(hosts.host_of_rank) == 1:
             return self.open()
         if self._table is not None and not self.is_local and hosts.host_of_rank != self._hosts.host_of_rank:
@@ -174,7 +181,9 @@ class OwnedRows:
 
     def _owners(self, hosts: Hosts) -> Ownership:
         if self.part_offsets is not None:
-            return Ownership.by_rank(self.part_offsets, hosts.host_of_rank)
+            given = self._rank_of_part
+            known = given is not None and len(hosts.host_of_rank) > max(given)
+            return Ownership.by_rank(self.part_offsets, hosts.host_of_rank, given if known else None)
         number = hosts.num_hosts
         offsets = [self.num_nodes * host // number for host in range(number + 1)]
         return Ownership(np.array(offsets), range(number), number)

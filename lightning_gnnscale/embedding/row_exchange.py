@@ -36,12 +36,13 @@ class Ownership:
             self._rows[host] += sizes[part]
 
     @classmethod
-    def by_rank(cls, part_offsets: np.ndarray, host_of_rank: Sequence[int]) -> "Ownership":
-        """Give each part to the host of the rank that trains it: part p to rank p mod the number of ranks."""
-        parts = len(part_offsets) - 1
-        return cls(
-            part_offsets, [host_of_rank[part % len(host_of_rank)] for part in range(parts)], max(host_of_rank) + 1
-        )
+    def by_rank(
+        cls, part_offsets: np.ndarray, host_of_rank: Sequence[int], rank_of_part: Sequence[int] | None = None
+    ) -> "Ownership":
+        """Give each part to the host of the rank that trains it; without `rank_of_part`, ranks take parts in turn."""
+        if rank_of_part is None:
+            rank_of_part = [part % len(host_of_rank) for part in range(len(part_offsets) - 1)]
+        return cls(part_offsets, [host_of_rank[rank] for rank in rank_of_part], max(host_of_rank) + 1)
 
     @property
     def num_parts(self) -> int:

@@ -5,7 +5,16 @@ from .buffer_pool import BufferPool
 from .local_source import LocalSource
 from .neighbor_loader import NeighborLoader
 from .part_loader import LoaderOptions, PartData, PartLoader
-from .part_walk import Interleave, InterleavedWalk, PartWalk, core_targets, longest_rank, parts_of_rank, split_targets
+from .part_walk import (
+    Interleave,
+    InterleavedWalk,
+    PartWalk,
+    core_targets,
+    longest_rank,
+    parts_of_rank,
+    rank_of_parts,
+    split_targets,
+)
 from .process_source import ProcessSource
 from .row_reads import HOWS, RowReads, choose_row_reads, fits_in_memory
 from .source_settings import Processes, RankPlace, SourceFactory, SourceSettings, TaskGraphs, Threads
@@ -40,5 +49,6 @@ __all__ = [
     "fits_in_memory",
     "longest_rank",
     "parts_of_rank",
+    "rank_of_parts",
     "split_targets",
 ]

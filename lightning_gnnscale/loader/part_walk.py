@@ -48,6 +48,31 @@ def split_targets(targets: np.ndarray, world_size: int) -> list[np.ndarray]:
     return [targets[start : start + share] for start in starts]
 
 
+def rank_of_parts(num_targets: Sequence[int], num_nodes: Sequence[int], world_size: int) -> np.ndarray:
+    """Return the rank that trains most targets of each part, where `split_targets` deals all targets out.
+
+    Args:
+        num_targets, num_nodes: Counts of each part, in the order of the parts.
+        world_size: Number of ranks, >= 1.
+
+    Returns:
+        (num_parts,) int64. A part without targets goes to the rank whose parts have the fewest nodes so far; the
+        largest of these parts goes first.
+    """
+    ends = np.cumsum(num_targets, dtype=np.int64)
+    starts, total = ends - np.asarray(num_targets), int(ends[-1])
+    cuts = [rank * total // world_size for rank in range(world_size + 1)]
+    shared = [np.minimum(ends, high) - np.maximum(starts, low) for low, high in pairwise(cuts)]
+    owner, sizes = np.argmax(shared, axis=0), np.asarray(num_nodes, np.int64)
+    idle = np.flatnonzero(ends == starts)
+    busy = np.setdiff1d(np.arange(len(ends)), idle)
+    load = np.bincount(owner[busy], sizes[busy], world_size)
+    for part in idle[np.argsort(-sizes[idle], kind="stable")]:
+        owner[part] = np.argmin(load)
+        load[owner[part]] += sizes[part]
+    return owner
+
+
 def order_key(seed: int, epoch: int, part: int) -> int:
     """Return the key of the order in which a pass visits the targets of a part."""
     return fold(seed, epoch, part)

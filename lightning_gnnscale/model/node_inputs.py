@@ -27,8 +27,12 @@ class NodeInputs(Protocol):
     num_nodes: int
     is_local: bool
 
-    def join(self) -> Any:
-        """Share the rows with the other ranks; all call it before anything else."""
+    def join(self, rank_of_part: np.ndarray | None = None) -> Any:
+        """Share the rows with the other ranks; all call it before anything else.
+
+        Args:
+            rank_of_part: (num_parts,) rank that trains most targets of each part; None: not known.
+        """
 
     def __call__(self, nodes: Tensor) -> Tensor:
         """Return the (num, dim) rows of a batch on the device of its (num,) nodes, to be trained by `step`."""
@@ -74,7 +78,7 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
                 f"{type(self.inputs).__name__} has rows for {self.inputs.num_nodes} nodes, the store has "
                 f"{store.num_nodes}: make it with num_nodes={store.num_nodes}"
             )
-        self.inputs.join()
+        self.inputs.join(getattr(trainer.datamodule, "rank_of_part", None))
 
     def features_of(self, batch: Any) -> Any:
         """Return a batch's features with its rows behind them, or the rows alone where it has no features.

@@ -1,6 +1,6 @@
 """`WorkerEmbedding`: learnable rows by node in the memory of Ray's workers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -80,8 +80,11 @@ class WorkerEmbedding(DistributedEmbedding):
         self.pushes_under_way = pushes_under_way
         self._table: ShardTable | None = None
 
-    def join(self) -> "WorkerEmbedding":
+    def join(self, rank_of_part: Sequence[int] | None = None) -> "WorkerEmbedding":
         """Share the rows with the other ranks of the run; every rank must call it. Rows of rank 0 are kept.
+
+        Args:
+            rank_of_part: Not used: workers own the rows.
 
         Raises:
             GNNScaleError: Ray is not installed, does not answer, or the workers do not start.

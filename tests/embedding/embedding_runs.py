@@ -20,10 +20,10 @@ def write_store(root, features=False, num_parts=3, **options):
 
 def fit(
     folder, root, inputs, weights=None, epochs=6, width=None, devices=1, resume=None, dtype="float32",
-    stored_features=True, **options,
+    stored_features=True, scope="auto", **options,
 ):  # fmt: skip
     dm = gs.PartitionDataModule(
-        store=root, sampler=gs.NeighborSampler([5, 5]), batch_size=32, stored_features=stored_features
+        store=root, sampler=gs.NeighborSampler([5, 5]), batch_size=32, stored_features=stored_features, scope=scope
     )
     torch.manual_seed(0)
     width = width or dm.num_features + inputs.dim

@@ -68,3 +68,21 @@ def test_training_on_features_of_other_hosts_changes_no_bit(tmp_path, policy, st
         assert all(torch.equal(stored[key], remote[key]) for key in stored)
         assert metrics == of_remote
         assert received > 0
+
+
+def train_owners(folder, root):
+    """Four parts on two hosts, batches that cross parts: the targets of each rank, and who owns them."""
+    store = gs.PartitionStore.open(root)
+    inputs = embedding(store, hosts=[0, 1])
+    weights = gs.GradientAveraging()
+    trainer, _, dm = fit(folder, root, inputs, weights, epochs=1, devices=2, scope="graph")
+    seeds = torch.cat([batch.n_id[: batch.batch_size] for batch in dm.train_dataloader()])
+    owner = inputs._ownership.locate(seeds.numpy())[0]
+    return trainer.global_rank, owner, dm.rank_of_part.tolist()
+
+
+def test_a_host_owns_the_targets_that_its_ranks_train_on(tmp_path):
+    store = write_store(tmp_path / "store", num_parts=4)
+    for rank, owner, rank_of_part in launch(2, train_owners, tmp_path / "run", store.root, limit_s=120):
+        assert rank_of_part == [0, 0, 1, 1]
+        assert np.mean(owner == rank) > 0.9  # the part in the middle may have targets of both

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gnnscale.loader import PartWalk, core_targets, longest_rank, parts_of_rank, split_targets
+from lightning_gnnscale.loader import (
+    PartWalk,
+    core_targets,
+    longest_rank,
+    parts_of_rank,
+    rank_of_parts,
+    split_targets,
+)
 from lightning_gnnscale.loader.part_walk import order_key
 from lightning_gnnscale.partition_store import WholeGraph
 
@@ -24,6 +31,25 @@ def test_every_rank_gets_the_same_number_of_targets(num_targets, world_size):
     for share, coming in pairwise(shares):
         assert (np.diff(share) == 3).all()
         assert len(np.intersect1d(share, coming)) <= 1
+
+
+@given(counts=st.lists(st.integers(0, 30), min_size=1, max_size=12), world_size=st.integers(1, 5))
+def test_a_part_belongs_to_the_rank_that_trains_most_of_it(counts, world_size):
+    sizes = np.array(counts) + 7
+    owner = rank_of_parts(counts, sizes, world_size)
+    assert owner.shape == (len(counts),) and 0 <= owner.min() <= owner.max() < world_size
+    ends = np.cumsum(counts)
+    if ends[-1] < world_size:
+        return
+    shares = split_targets(np.arange(ends[-1]), world_size)
+    for part, (count, end) in enumerate(zip(counts, ends, strict=True)):
+        trained = [np.isin(np.arange(end - count, end), share).sum() for share in shares]
+        assert trained[owner[part]] >= max(trained) - 1  # one target may be trained by two ranks
+
+
+def test_parts_without_targets_balance_the_nodes():
+    assert rank_of_parts([4, 0, 0, 4, 0], [10, 3, 5, 20, 8], 2).tolist() == [0, 1, 0, 1, 0]
+    assert rank_of_parts([0, 0], [1, 1], 2).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("world_size", [0, 4])
