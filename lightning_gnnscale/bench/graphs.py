@@ -6,7 +6,7 @@ of batches a partition store (`open_graph`).
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +16,14 @@ import numpy as np
 from ..dataset import load_npz
 from ..dataset.npz import data_root as find_data_root
 from ..dataset.split import random_split
-from ..edge_stream import SyntheticGraph, lfr_graph, open_edge_stream, write_edges
+from ..edge_stream import EdgeStream, SyntheticGraph, lfr_graph, open_edge_stream, write_edges
 from ..edge_stream.stream import file_identity
 from ..graph import CSC, build_csc
 from ..partition_store import PartitionStore, write_partition_store
 from ..partitioner import partition
+from ..partitioner.metis import metis_is_installed
 from ..rng import fold, permutation
+from .present import tell
 
 NODES_A_COMMUNITY = 1000  # of generated planted graphs
 NUM_CLASSES = 47  # of power-law graphs
@@ -30,7 +32,6 @@ WORKLOADS = re.compile(r"power_law:([\d_]+)(?::([\d_]+))?")  # names of what `lo
 STORES = re.compile(r"power_law:([\d_]+):([\d_]+):([\d_]+)")  # and `open_graph`
 _EDGE_FILES = re.compile(r"(planted|lfr):([\d_]+)(?::([\d_]+))?")  # and `graph_file`
 _ARCS_A_NODE = 20  # of power-law graphs, unless said otherwise
-_CHUNK_ROWS = 1 << 16
 _SEED, _NODE_SALT, _EDGE_SALT, _ID_SALT, _TRAIN_SALT = 0, 1, 2, 11, 12
 _PATH_KEYS = ("path", "name", "num_nodes", "layout", "masks", "reader")
 
@@ -38,6 +39,14 @@ _PATH_KEYS = ("path", "name", "num_nodes", "layout", "masks", "reader")
 def public_root(data_root: str | None) -> Path | None:
     """Return the folder of public graphs: as given, or where it is found."""
     return find_data_root() if data_root is None else Path(data_root).expanduser()
+
+
+def without_metis(methods: Sequence[str]) -> list[str]:
+    """Return the methods without those of METIS where it is not installed, and say so."""
+    kept = [method for method in methods if metis_is_installed() or not method.startswith("metis")]
+    if len(kept) < len(methods):
+        tell("METIS is left out: it is not installed (extra \\[metis])")
+    return kept
 
 
 def check_graphs(
@@ -71,6 +80,23 @@ def power_law_graph(num_nodes: int, num_edges: int, seed: int) -> CSC:
     upper /= upper[-1]
     src, dst = (np.searchsorted(upper, rng.random(num_edges)).astype(np.int32) for _ in range(2))
     return build_csc(src, dst, num_nodes)
+
+
+def stream_of(csc: CSC) -> EdgeStream:
+    """Return the arcs of a graph as a stream."""
+    target = np.repeat(np.arange(csc.num_rows, dtype=csc.indices.dtype), csc.in_degree)
+    return open_edge_stream(np.stack([np.asarray(csc.indices), target]), num_nodes=csc.num_rows)
+
+
+def power_law_input(num_nodes: int, num_edges: int, dim: int, seed: int) -> tuple[CSC, np.ndarray]:
+    """Generate a `power_law_graph`, and (num_nodes, dim) random float32 features."""
+    tell(f"generating {num_edges:,} edges of {num_nodes:,} nodes with {dim} features")
+    return power_law_graph(num_nodes, num_edges, seed), np.random.default_rng(seed).random((num_nodes, dim), np.float32)
+
+
+def some_seeds(num_nodes: int, num: int, seed: int) -> np.ndarray:
+    """Return so many random nodes, ascending."""
+    return np.sort(np.random.default_rng(seed + 1).permutation(num_nodes)[:num])
 
 
 @dataclass(frozen=True)
@@ -149,27 +175,14 @@ def open_graph(name: str, folder: Path, num_parts: int, data_root: Path | None) 
         arrays = {"features": data.features, "labels": data.labels, "masks": data.masks}
         return write_partition_store(root, data.stream, parts, **arrays)
     num_nodes, num_edges, dim = (int(number) for number in generated.groups())
-    csc = power_law_graph(num_nodes, num_edges, _SEED)
-    dst = np.repeat(np.arange(num_nodes, dtype=csc.indices.dtype), np.diff(csc.indptr))
-    stream = open_edge_stream(np.stack([np.asarray(csc.indices), dst]), num_nodes=num_nodes)
-    features = _write_features(folder / f"{root.name}.npy", num_nodes, dim)
+    csc, features = power_law_input(num_nodes, num_edges, dim, _SEED)
+    stream = stream_of(csc)
     labels = np.random.default_rng(_SEED).integers(0, NUM_CLASSES, num_nodes)
     train = np.zeros(num_nodes, np.bool_)
     train[_some_nodes(num_nodes)] = True
-    parts = partition(stream, "range", num_parts=num_parts)
     arrays = {"features": features, "labels": labels, "masks": {"train": train}}
-    store = write_partition_store(root, stream, parts, check_finite=False, **arrays)
-    features.unlink()
-    return store
-
-
-def _write_features(path: Path, num_nodes: int, dim: int) -> Path:
-    rng = np.random.default_rng(_SEED)
-    rows = np.lib.format.open_memmap(path, "w+", np.float32, (num_nodes, dim))
-    for begin in range(0, num_nodes, _CHUNK_ROWS):
-        rows[begin : begin + _CHUNK_ROWS] = rng.random((min(_CHUNK_ROWS, num_nodes - begin), dim), np.float32)
-    rows.flush()
-    return path
+    parts = partition(stream, "range", num_parts=num_parts)
+    return write_partition_store(root, stream, parts, check_finite=False, **arrays)
 
 
 @dataclass(frozen=True)
@@ -229,6 +242,17 @@ def resolve_graph(given: str | Mapping, data_root: Path | None) -> GraphSpec:
         return _resolve_path({"path": given})
     path = _public_file(given, data_root, "planted:EDGES, lfr:EDGES, and paths")
     return GraphSpec(given, "public", file_identity(path), {"npz": path})
+
+
+def resolve_graphs(given: list, sets: Mapping[str, list], data_root: Path | None) -> list[GraphSpec]:
+    """Return what graphs and sets of graphs are, each graph once; see `resolve_graph`."""
+    specs: dict[str, GraphSpec] = {}
+    for name in given:
+        for graph in sets[name] if isinstance(name, str) and name in sets else [name]:
+            spec = resolve_graph(graph, data_root)
+            if specs.setdefault(spec.name, spec) != spec:
+                raise ValueError(f"bench.graphs has two graphs named {spec.name!r}: give one another name")
+    return list(specs.values())
 
 
 @contextmanager

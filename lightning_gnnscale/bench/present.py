@@ -49,6 +49,12 @@ def table(
     return out
 
 
+def show(rows: Sequence[Mapping], columns: Mapping[str, tuple], title: str, caption: str | None = None, **more) -> None:
+    """Print a table as `table` makes it, if there are rows."""
+    if rows:
+        tell(table(rows, columns, title, caption, **more))
+
+
 def shown(value: Any, form: str | Callable[[Any], str]) -> str:
     """Return a value in a form, as `table` takes it."""
     if value is None or value == "":

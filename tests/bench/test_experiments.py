@@ -33,7 +33,7 @@ def rows_of(path):
 def test_averaging_draws_intervals_and_halo_hops(graph, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = {"graph": graph, "num_parts": 3, "intervals": [1, 2], "halo_hops": [0, 1], "seeds": [0], "max_epochs": 2}
-    options["overrides"] = ["strategy/weights=model_averaging", *SMALL]
+    options["devices"], options["overrides"] = 1, ["strategy/weights=model_averaging", *SMALL]
     result = averaging.run(tmp_path / "out", **options)
     assert [row["interval"] for row in result["interval"]] == [1, 2]
     assert [row["halo_hops"] for row in result["halo_hops"]] == [0, 1]
@@ -51,7 +51,7 @@ def test_averaging_draws_intervals_and_halo_hops(graph, tmp_path, monkeypatch):
 
 def test_accuracy_puts_parts_beside_central_training(graph, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    rows = accuracy.run(tmp_path / "out", [graph], ["graphsage"], [2], [0, 1], max_epochs=2, overrides=SMALL)
+    rows = accuracy.run(tmp_path / "out", [graph], ["graphsage"], [2], [0, 1], devices=1, max_epochs=2, overrides=SMALL)
     assert len(rows) == 1
     assert rows[0]["difference"] == pytest.approx(rows[0]["parted"] - rows[0]["central"], abs=0.011)
     runs = rows_of(tmp_path / "out" / "rows.csv")
@@ -63,7 +63,7 @@ def test_accuracy_puts_parts_beside_central_training(graph, tmp_path, monkeypatc
 def test_parts_trains_the_same_model_on_parts_of_each_partitioner(graph, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     graphs = {"tiny": ["dataset=npz", f"dataset.name={graph}"]}
-    options = {"num_parts": 3, "seeds": [0, 1], "max_epochs": 3, "overrides": SMALL}
+    options = {"num_parts": 3, "devices": 1, "seeds": [0, 1], "max_epochs": 3, "overrides": SMALL}
     models = "strategy/weights=model_averaging"
     weights = {"averaging": [models], "controlled": [models, "strategy.weights.control_variates=true"]}
     table = parts.run(tmp_path / "out", graphs, ["random", "streaming_multilevel"], weights, **options)
@@ -87,7 +87,7 @@ def test_parts_trains_the_same_model_on_parts_of_each_partitioner(graph, tmp_pat
 def test_parts_stand_beside_central_training_with_the_seconds_to_its_accuracy(graph, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     graphs = {"tiny": ["dataset=npz", f"dataset.name={graph}"], "left out": None}
-    options = {"num_parts": 3, "seeds": [0], "max_epochs": 8, "devices": 1, "overrides": SMALL, "feature_dim": 4}
+    options = {"num_parts": 3, "seeds": [0], "max_epochs": 8, "devices": 2, "overrides": SMALL, "feature_dim": 4}
     table = parts.run(tmp_path / "out", graphs, ["random"], {"default": []}, central=True, **options)
     assert [(row["partitioner"], row["weights"]) for row in table] == [("", parts.CENTRAL), ("random", "default")]
     assert table[0]["difference"] == 0
