@@ -88,8 +88,8 @@ class GatherBench:
         rows = runner.rows(ways, "gather.csv")
         shown = [row | {"million": row["rows_per_s"] / 1e6} for row in rows]
         show(shown, WAYS, "Gathering the rows of batches: medians of runs in turns", machine_line())
-        labels, speed = [f"{row['device']}: {row['way']}" for row in rows], [row["gb_per_s"] for row in rows]
-        draw_bars(runner.folder / "gather.png", labels, speed, "GB of feature rows a second", form="{:.1f}")
+        xlabel = "GB of feature rows a second"
+        draw_bars(runner.folder / "gather.png", rows, "{device}: {way}", "gb_per_s", xlabel, form="{:.1f}")
         settings = {"settings": digest(*facts)}
         caches = [
             Case({"policy": policy, "cache_share": share, **settings}, partial(_hits, made, share, policy))

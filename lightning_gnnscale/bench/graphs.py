@@ -52,11 +52,9 @@ def without_metis(methods: Sequence[str]) -> list[str]:
 def check_graphs(
     graphs: list[str], data_root: Path | None, generated: re.Pattern = WORKLOADS, form: str = "power_law:NODES"
 ) -> None:
-    """Raise ValueError, which names what is available, unless each graph can be had.
+    """Raise ValueError, which names what is available, unless each graph is public, or of a name that can be generated.
 
     Args:
-        graphs: Names of public graphs, or names that `generated` matches.
-        data_root: Folder of public graphs, or None.
         generated: Pattern of the names of graphs that can be generated; `form` describes them in messages.
     """
     for name in graphs:
@@ -104,7 +102,6 @@ class Workload:
     """A graph and the training nodes whose batches read it.
 
     Attributes:
-        name: in rows and tables.
         csc: in-neighbours; public graphs hold both directions of each edge once, without self-loops.
         train_nodes: (num_train,) int64, ascending.
     """
@@ -120,9 +117,7 @@ def load_workload(name: str, data_root: Path | None) -> Workload:
     Public graphs are made undirected, and their ids are permuted. Ids that follow the crawl would give ranges of ids,
     the naive placement, a locality that most data sets do not have.
 
-    Args:
-        name: Name of a public graph, or "power_law:NODES" or "power_law:NODES:ARCS"; the default is 20 arcs per node.
-        data_root: Folder of public graphs.
+    Generated ones are named "power_law:NODES" or "power_law:NODES:ARCS"; the default is 20 arcs per node.
     """
     generated = WORKLOADS.fullmatch(name)
     if generated:
@@ -156,14 +151,7 @@ def _some_nodes(num_nodes: int) -> np.ndarray:
 
 
 def open_graph(name: str, folder: Path, num_parts: int, data_root: Path | None) -> PartitionStore:
-    """Open the store of a graph that `check_graphs` has accepted; if it is missing, it is made.
-
-    Args:
-        name: Name of a public graph, or "power_law:NODES:EDGES:FEATURES".
-        folder: Folder of the stores.
-        num_parts: Number of parts, which are ranges of ids.
-        data_root: Folder of public graphs.
-    """
+    """Open the store of a graph that `check_graphs` has accepted; it is made where it is missing, of ranges of ids."""
     root = folder / f"{name.replace(':', '-')}-p{num_parts}"
     if root.is_dir():
         return PartitionStore.open(root)
@@ -190,7 +178,6 @@ class GraphSpec:
     """One graph to be compared on, before it is made.
 
     Attributes:
-        name: in rows and tables.
         kind: "public", "planted", "lfr" or "path".
         source: plain values that tell two sources of one name apart.
         details: what making it takes.
@@ -226,7 +213,6 @@ def resolve_graph(given: str | Mapping, data_root: Path | None) -> GraphSpec:
     Args:
         given: a public graph's name; "planted:EDGES" or "lfr:EDGES", with ":NODES" behind it where a tenth of the
             edges is not meant; a path; or {path, name, num_nodes, layout, masks, reader}.
-        data_root: folder of public graphs; None: there is none.
 
     Raises:
         ValueError: nothing of this kind, with what there is.
@@ -275,11 +261,6 @@ def graph_file(spec: GraphSpec, scratch: Path) -> Iterator[GraphFile]:
 
 def write_shuffled(edge_index: np.ndarray, num_nodes: int, path: Path) -> tuple[np.ndarray, int]:
     """Write the undirected simple graph of some arcs as raw int32 pairs, each edge once, ids and edges in random order.
-
-    Args:
-        edge_index: (2, num_arcs) integers.
-        num_nodes: ids are below it.
-        path: a .bin file.
 
     Returns:
         (num_nodes,) int64, the new id of each node; and the number of edges.

@@ -4,7 +4,7 @@ Batches are drawn as training draws them, and packed, asked for and answered as 
 Only the rows themselves are left out: their bytes are counted by their ids.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -31,6 +31,7 @@ from .runner import Case, Runner, benchmark, machine_line, write_csv
 NO_CACHE = "none"
 LABELS, LABEL_SALT, TARGET_SALT = 40, 21, 22  # of generated graphs
 CASE, VARIANT = ("graph", "fanouts", "batch_size"), ("group", "cache_share", "policy")
+BYTES = ("row_bytes", "beside_bytes", "cache_bytes")
 COLUMNS = {
     "graph": ("graph", LEFT),
     "fanouts": ("fan-outs", LEFT),
@@ -195,7 +196,7 @@ class _Wire:
             self._cache = TrainerCache(num_nodes, total - spare, 0, np.uint8, policy, spare)
             self._view = WorkerView(num_nodes)
             self._requests.extend(self._cache.begin(0) for _ in range(ahead))
-        self._batches = self._asked = self._sent = self._sent_bytes = self._beside = self._told = 0
+        self._counts = Counter()
 
     def send(self, packed) -> None:
         """Count a group on its way."""
@@ -207,25 +208,18 @@ class _Wire:
             version, missing = self._view.missing(update, union)
             rows = np.empty((int(missing.sum()), 0), np.uint8)
             self._cache.complete(update.request, version, union, missing, rows, weight=packed.weight)
-            self._told += len(np.packbits(missing)) + update.num_bytes
-        self._batches += len(packed.batches)
-        self._asked += len(union)
-        self._sent += int(missing.sum())
-        self._sent_bytes += int(self._row_bytes[union[missing]].sum())
-        self._beside += packed.num_bytes
+            self._counts["cache_bytes"] += len(np.packbits(missing)) + update.num_bytes
+        counted = {"batches": len(packed.batches), "union_rows": len(union), "sent_rows": int(missing.sum())}
+        self._counts.update(counted, row_bytes=int(self._row_bytes[union[missing]].sum()))
+        self._counts.update(beside_bytes=packed.num_bytes)
 
     def row(self) -> dict:
         """Return what was counted, a batch."""
-        num = self._batches
-        counts = {"row_bytes": self._sent_bytes, "beside_bytes": self._beside, "cache_bytes": self._told}
-        return {
-            **dict(zip(VARIANT, (self.group, self.share, self.policy), strict=True)),
-            "batches": num,
-            "union_rows": round(self._asked / num, 1),
-            "sent_rows": round(self._sent / num, 1),
-            **{name: round(count / num) for name, count in counts.items()},
-            "bytes": round(sum(counts.values()) / num),
-        }
+        row, num = dict(zip(VARIANT, (self.group, self.share, self.policy), strict=True)), self._counts["batches"]
+        row["batches"] = num
+        row |= {name: round(self._counts[name] / num, 1) for name in ("union_rows", "sent_rows")}
+        row |= {name: round(self._counts[name] / num) for name in BYTES}
+        return row | {"bytes": round(sum(self._counts[name] for name in BYTES) / num)}
 
 
 def _add_cuts(rows: list[dict]) -> None:

@@ -54,9 +54,8 @@ class LoaderBench:
         facts += (self.num_batches, self.repeats, self.seed)
         rows = runner.rows([Case({"settings": digest(*facts)}, self._turns, None)], "loader.csv")
         show(rows, COLUMNS, batches_title(self.batch_size, self.fanouts), machine_line())
-        labels = [f"{row['what']}, {row['threads']} thr." for row in rows]
-        shown = [row["seeds_per_cpu_s"] for row in rows]
-        draw_bars(runner.folder / "loader.png", labels, shown, "seeds per CPU-second of all threads")
+        xlabel = "seeds per CPU-second of all threads"
+        draw_bars(runner.folder / "loader.png", rows, "{what}, {threads} thr.", "seeds_per_cpu_s", xlabel)
         return {"loader": rows}
 
     def _turns(self) -> list[dict]:

@@ -179,15 +179,9 @@ def _space(csc: CSC) -> Workspace:
 
 
 def mean_variance(workload: Workload, sampler, num_targets: int, num_keys: int) -> float:
-    """Return the variance over keys of the neighbourhood means that one hop of a sampler estimates.
+    """Return the variance over num_keys >= 2 keys of the neighbourhood means that one hop of a sampler estimates.
 
-    It is averaged over targets that have a neighbour, and over random values of each node.
-
-    Args:
-        workload: Graph and training nodes; the targets are taken from the latter.
-        sampler: Sampler of one hop.
-        num_targets: Number of seeds in a batch.
-        num_keys: Number of batches drawn, >= 2.
+    It is averaged over num_targets training nodes that have a neighbour, and over random values of each node.
     """
     csc = workload.csc
     degree = csc.in_degree[workload.train_nodes]

@@ -214,9 +214,7 @@ class Request:
 def measure_here(request: Request, tell: Callable[..., None]) -> dict:
     """Partition an edge file in this process, after a small graph has warmed up the interpreter.
 
-    Args:
-        request: What to measure.
-        tell: Called as tell(warm=True) before the first run and tell(first=True) after it.
+    `tell` is called as tell(warm=True) before the first run and tell(first=True) after it.
 
     Returns:
         seconds (of the best run), seconds_median, cpu_seconds (all threads, of the best run), resident_bytes (of the

@@ -48,13 +48,7 @@ _MEANS = {
 
 
 def graph_table(graph: str, rows: list[dict], baseline: str) -> Table:
-    """Return one line per case, with its balances (nodes, edges, volume, train); a case that failed says why.
-
-    Args:
-        graph: Name of the graph.
-        rows: Rows of this graph.
-        baseline: Method that cuts are compared with.
-    """
+    """Return one line per case, with its balances (nodes, edges, volume, train); a case that failed says why."""
     size = next((f": {row['num_nodes']:,} nodes, {row['num_edges']:,} edges" for row in rows), "")
     compared = {row["parts"]: row for row in rows if row["method"] == baseline and not row["error"]}
     shown, reasons = [], {}
@@ -76,13 +70,8 @@ def graph_table(graph: str, rows: list[dict], baseline: str) -> Table:
 def mean_rows(rows: list[dict], sets: dict[str, list], baseline: str, clock: str = "seconds") -> list[dict]:
     """Return geometric means of each method over the baseline, by set of graphs and over all.
 
-    Args:
-        rows: Rows of the benchmark.
-        sets: Maps a name to a list of graphs.
-        baseline: Method that the others are divided by.
-        clock: Column that the time is taken from: "seconds" or "cpu_seconds".
-
-    Only cases in which both methods succeeded count; a cut below one edge counts as one edge.
+    Only cases in which both methods succeeded count; a cut below one edge counts as one edge. The time is taken from
+    the column `clock`.
 
     Returns:
         One dict per set and method: set, method, cases, failed, broken (cases that broke a balance constraint), cut,
@@ -141,15 +130,7 @@ def _mean(ratios: Iterable[float]) -> float | None:
 
 
 def draw_plots(output_dir: Path, names: list[str], rows: list[dict], baseline: str, clock: str) -> list[Path]:
-    """Draw each plot that has something to show, and return the files.
-
-    Args:
-        output_dir: Folder for `<name>.png`.
-        names: Names of the plots, keys of `PLOTS`.
-        rows: Rows of the benchmark; those that failed are left out.
-        baseline: Method that the others are compared with.
-        clock: Column that the time is taken from: "seconds" or "cpu_seconds".
-    """
+    """Draw each plot of `PLOTS` that has something to show, and return the files; rows that failed are left out."""
     good = [row for row in rows if not row["error"]]
     figures = {name: PLOTS[name](good, baseline, clock) for name in names if good}
     return [save(figure, output_dir / f"{name}.png") for name, figure in figures.items() if figure is not None]

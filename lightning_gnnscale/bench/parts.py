@@ -189,9 +189,7 @@ def _plot(path: Path, rows: list[dict]) -> None:
 def train_central(folder: Path, overrides: list[str]) -> dict:
     """Train one case in a process of its own with all cores, and return the columns of its row; see `run_rows`.
 
-    Args:
-        folder: Not used, nothing is written.
-        overrides: Words of `train`; those of dataset, model, sampler, batch size, seed and epochs count.
+    The words of dataset, model, sampler, batch size, seed and epochs count; nothing is written to the folder.
 
     Returns:
         `test_acc` of the epoch of the best validation, `best_val_acc`, `epochs`, `train_s` without evaluation,

@@ -241,14 +241,10 @@ def count_epochs(
     """Sample epochs and count the rows that each device reads.
 
     Args:
-        csc: The graph.
+        csc, fanouts, batch_size, seed, num_epochs, workspace: What is sampled; see `sample_neighbors`.
         train_nodes: One array per device: its own nodes, shuffled among themselves ("local shuffling"). If several
             devices share one array (`is`), it is shuffled once, and they take its batches in turns ("global
             shuffling").
-        fanouts, batch_size: Fan-outs and size of the batches.
-        seed: Seed of the order of seeds and of sampling.
-        num_epochs: Number of epochs, >= 1.
-        workspace: Workspace of `sample_neighbors`.
     """
     counts = np.zeros((len(train_nodes), csc.num_rows), np.int64)
     orders: dict[int, list[int]] = {}

@@ -80,7 +80,6 @@ def make_trainer(store: PartitionStore, workload: str, shape: Shape, train: str 
     """Return a function that trains on a batch, or that only takes as long.
 
     Args:
-        store, workload, shape: Store, workload and shape that the batches come from.
         train: "cpu": forward, backward and step of the workload's model on these cores. A number: sleep for this many
             milliseconds, just as a device that takes so long would leave the cores free.
     """
@@ -109,14 +108,8 @@ def measure(loader: PartLoader, train: Callable[[MiniBatch], None], num_batches:
 
     Each epoch is as long as the loader's, or begins late enough to end at the last batch, so that nothing is prepared
     that is not trained on. The wait for an epoch's first batch counts; the order of the first epoch's seeds is made
-    before.
-
-    Args:
-        loader: Loader of the batches.
-        train: Called with each batch.
-        num_batches: Number of batches, in as many epochs as it takes.
-        warm_up: Number of the epoch's last batches that are prepared once before and do not count. They compile kernels
-            and start workers; as all of them are held at once, they also take the buffers. Two of them are trained on.
+    before. The epoch's last `warm_up` batches are prepared once before and do not count: they compile kernels and start
+    workers; as all of them are held at once, they also take the buffers. Two of them are trained on.
 
     Returns:
         `batches`, `seeds`, `seconds`, `seeds_per_s`; `wait_share`: share of the seconds in which the trainer waited, in

@@ -198,7 +198,7 @@ class _Machine:
 
     def _advance(self) -> bool:
         """Go to the next instant at which something ends, and end it; return whether the trainer's step did."""
-        # The interpreter is whose who came first; the others wait for it and need no core.
+        # Whoever asked first gets the interpreter; the others wait for it and need no core.
         locked = [thread for thread, work in self.working.items() if work.locked_s > _ENDED_S]
         waiting = set(locked[1:])
         demand = len(self.working) - len(waiting) + (self.train_cores if self.training else 0)
@@ -326,16 +326,15 @@ def replay_rows(
 
     Args:
         traces: Traces of a workload, by number of cores and by pieces per hop; 1, whole hops, must be among the pieces.
-        cores: Numbers of cores of the machines.
+        cores, sigmas: Numbers of cores of the machines; values over which two-level scheduling is tuned.
         queue_batches: Sizes of memory: upper bounds on the batches that are ready or under way in either scheduling.
-        sigmas: Values of sigma over which two-level scheduling is tuned.
         train_s: Time of a training step, seconds; it runs on a device of its own.
         measured: Maps (source, cores, batches of memory) to the seeds per second that were measured without training,
             or None.
 
     Returns:
         Rows with `replayed_cores`, `queue_batches`, the seeds per second, settings and peak MiB of each scheduling, and
-        `ratio`. If it was measured, also the `measured` seeds per second and the `error` of the prediction.
+        `ratio`; "" for the `measured` seeds per second and the `error` of the prediction where nothing was measured.
     """
     rows = []
     for number in cores:

@@ -95,7 +95,7 @@ def benchmark(settings: type[Benchmark]) -> Callable[..., Any]:
         with Runner(**{name: value for name, value in given.items() if name in of_runner}) as runner:
             return chosen.measure(runner)
 
-    run.__signature__, run.__doc__ = signature, settings.__doc__
+    run.__signature__, run.__doc__, run.__module__ = signature, settings.__doc__, settings.__module__
     return run
 
 

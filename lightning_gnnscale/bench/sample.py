@@ -122,8 +122,8 @@ class SampleBench:
         versions = {f"{PEERS[kind]}: {row[name]}" for kind, name in names.items() for row in rows if row.get(name)}
         caption = "; ".join([machine_line(), *sorted(versions)])
         show(shown, columns, batches_title(self.batch_size, self.fanouts), caption)
-        labels, speed = [row["label"] for row in shown], [row["seeds_per_cpu_s"] for row in shown]
-        draw_bars(runner.folder / "sample.png", labels, speed, "seeds per CPU-second of all processes")
+        xlabel = "seeds per CPU-second of all processes"
+        draw_bars(runner.folder / "sample.png", shown, "{label}", "seeds_per_cpu_s", xlabel)
         return {"sample": rows}
 
     def _turns(self, pythons: Mapping[str, str | None]) -> list[dict]:

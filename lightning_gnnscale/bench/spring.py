@@ -201,29 +201,25 @@ def _show_cuts(rows: list[dict]) -> None:
 
 
 def _draw(path: Path, speed: list[dict], cuts: list[dict]) -> None:
-    parts = [(draw, rows) for draw, rows in ((_draw_speed, speed), (_draw_cuts, cuts)) if rows]
-    if not parts:
+    sides = [rows for rows in (speed, cuts) if rows]
+    if not sides:
         return
-    figure, found = panels(["", " "][: len(parts)], size=(5.5, 4.5), beside=0)
-    for axes, (draw, rows) in zip(found.values(), parts, strict=True):
-        draw(axes, rows)
-        axes.legend()
+    figure, found = panels(["", " "][: len(sides)], size=(5.5, 4.5), beside=0)
+    axes = iter(found.values())
+    if speed:
+        left, published = next(axes), (PUBLISHED_SPEED[name] for name in ("million_edges_per_s", "bytes_a_node"))
+        for row in speed:
+            left.plot(row["million_edges_per_s"], row["bytes_a_node"], "o", label=row["method"])
+        left.plot(*published, "x", **PUBLISHED_LOOK)
+        left.set(xscale="log", yscale="log", xlabel="million edges a second", ylabel="bytes a node, chunks included")
+        left.legend()
+    if cuts:
+        right, cases = next(axes), {f"{row['graph']} {row['num_parts']}": row["published_cut_ratio"] for row in cuts}
+        for (method,), own in grouped(cuts, "method").items():
+            names = [f"{row['graph']} {row['num_parts']}" for row in own]
+            right.plot(names, [row["edge_cut_ratio"] for row in own], "o", label=method)
+        right.plot(list(cases), list(cases.values()), "x", **PUBLISHED_LOOK)
+        right.set(yscale="log", ylabel="cut edges over all")
+        right.tick_params(axis="x", labelrotation=90)
+        right.legend()
     save(figure, path)
-
-
-def _draw_speed(axes, speed: list[dict]) -> None:
-    for row in speed:
-        axes.plot(row["million_edges_per_s"], row["bytes_a_node"], "o", label=row["method"])
-    axes.plot(*(PUBLISHED_SPEED[name] for name in ("million_edges_per_s", "bytes_a_node")), "x", **PUBLISHED_LOOK)
-    axes.set(xscale="log", yscale="log", xlabel="million edges a second", ylabel="bytes a node, chunks included")
-
-
-def _draw_cuts(axes, cuts: list[dict]) -> None:
-    for (method,), own in grouped(cuts, "method").items():
-        axes.plot(
-            [f"{r['graph']} {r['num_parts']}" for r in own], [r["edge_cut_ratio"] for r in own], "o", label=method
-        )
-    published = {f"{row['graph']} {row['num_parts']}": row["published_cut_ratio"] for row in cuts}
-    axes.plot(list(published), list(published.values()), "x", **PUBLISHED_LOOK)
-    axes.set(yscale="log", ylabel="cut edges over all")
-    axes.tick_params(axis="x", labelrotation=90)

@@ -19,6 +19,7 @@ from ..partition_store.manifest import write_json
 from .epoch_clock import EpochClock
 from .present import LEFT, grouped, show, tell
 from .runner import Case, Runner, benchmark, digest, machine, machine_line
+from .turns import measure
 
 IMPORTS = {
     "lightning and torch_geometric": "import lightning, torch_geometric",
@@ -112,13 +113,8 @@ run = benchmark(StartupBench)
 
 def measure_imports(repeats: int) -> list[dict]:
     """Return one row a statement: medians over the turns, and of the ratios within each."""
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in IMPORTS}
-    for repeat in range(repeats + 1):
-        for name, statement in IMPORTS.items():
-            seconds = _import_seconds(statement)
-            if repeat:  # the first turn fills the page cache
-                taken[name].append(seconds)
-    return summarise_imports(taken)
+    ways = {name: lambda statement=statement: _import_seconds(statement) for name, statement in IMPORTS.items()}
+    return summarise_imports(measure(ways, repeats))  # the first turn, which does not count, fills the page cache
 
 
 def summarise_imports(taken: dict[str, list[tuple[float, float]]]) -> list[dict]:

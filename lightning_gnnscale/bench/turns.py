@@ -19,7 +19,7 @@ import numpy as np
 from ..loader import BufferPool
 from ..triton_kernels.gather_rows import gather_rows
 
-Name = TypeVar("Name", bound=Hashable)
+Name, Result = TypeVar("Name", bound=Hashable), TypeVar("Result")
 
 
 class Taken(NamedTuple):
@@ -44,9 +44,9 @@ def in_this_process(prepare: Callable[[], int]) -> Contender:
     return contender
 
 
-def measure(contenders: Mapping[Name, Contender], repeats: int) -> dict[Name, list[Taken]]:
+def measure(contenders: Mapping[Name, Callable[[], Result]], repeats: int) -> dict[Name, list[Result]]:
     """Run each contender `repeats` times, in turns, after one run that does not count."""
-    found: dict[Name, list[Taken]] = {name: [] for name in contenders}
+    found: dict[Name, list[Result]] = {name: [] for name in contenders}
     for repeat in range(repeats + 1):
         for name, contender in contenders.items():
             taken = contender()
