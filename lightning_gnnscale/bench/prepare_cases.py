@@ -5,12 +5,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import psutil
 import torch
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from ..cli.compose import compose_config
 from ..datamodule import PartitionDataModule
@@ -56,7 +57,12 @@ def source_of(name: str, options: Mapping[str, Any]) -> SourceSettings:
     """
     if name not in SOURCES:
         raise ValueError(f"bench.sources: no source {name!r}; there are {', '.join(sorted(SOURCES))}")
-    return instantiate(OmegaConf.merge(compose_config("train", [f"source={name}"]).source, dict(options)))
+    return instantiate(OmegaConf.merge(_config_of(name), dict(options)))
+
+
+@cache
+def _config_of(source: str) -> DictConfig:
+    return compose_config("train", [f"source={source}"]).source
 
 
 def grid(options: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
