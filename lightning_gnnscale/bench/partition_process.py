@@ -55,6 +55,8 @@ def core_count(cores: int | str) -> int:
 class MeasuringServer:
     """A process that forks once for each case; it starts with the first one, and `close` or a with-block ends it.
 
+    It is spawned: a script of one's own that measures needs a `__main__` guard.
+
     Args:
         cores: how many a case may use, or "all".
 
