@@ -9,7 +9,7 @@ from .batch_builder import BatchMaker
 from .batch_graph import batch_bytes
 from .batch_source import BatchKey
 from .staged_part import PartShelf, StagedPart
-from .work_queue import Job, Line, WorkQueue
+from .work_queue import Line, WorkQueue
 
 THREAD_NAME = "gnnscale-batch"
 
@@ -92,17 +92,16 @@ class LocalSource:
             if not self._queue.pending:  # it was forgotten meanwhile
                 return
             attempt = self._queue.start(self._queue.pending[:1])
-        result = self._made(attempt.jobs[0])
+        job = attempt.jobs[0]
+        try:
+            staged = job.context or self._shelf.request(job.key.part, None)
+            result = self.maker.make(job.key, staged.result)
+        except Exception as error:
+            result = error
         with self._changed:
             self._queue.finish(attempt, result)
             self._changed.notify_all()
-
-    def _made(self, job: Job) -> MiniBatch | Exception:
-        staged = job.context or self._shelf.request(job.key.part, None)
-        try:
-            return self.maker.make(job.key, staged.result)
-        except Exception as error:
-            return error
+        del result  # an error holds this frame, and would hold itself
 
 
 def stop(*executors: ThreadPoolExecutor) -> None:

@@ -59,7 +59,6 @@ class WorkerCrew:
         self._threads: list[threading.Thread] = []
         self._broken: str | None = None  # why no batch will ever be prepared
         self._closing = False  # no job is given out any more
-        self._starting = 0  # workers that start now
         self._silent_s = 0.0
         self._begin()
 
@@ -131,13 +130,13 @@ class WorkerCrew:
     def _wait_for_answer(self) -> None:
         """Wait for a change; GNNScaleError: no worker has answered for too long.
 
-        A part that is loaded here keeps the workers waiting, not the other way round; starts have a limit of their own.
-        A look counts for what it should take: a process that was stopped together with its workers, and goes on with
-        them, has not waited for them.
+        A part that is loaded here keeps the workers waiting, not the other way round; starts have a limit of their own:
+        while a worker has yet to turn to its job, nobody is late. A look counts for what it should take: a process that
+        was stopped together with its workers, and goes on with them, has not waited for them.
         """
         begun = time.monotonic()
         self.changed.wait(_LOOK_S)
-        if self._starting or not self.queue.line.head.context.done():
+        if any(attempt.begun_s is None for attempt in self.queue.under_way()):
             self._silent_s = 0.0
             return
         self._silent_s += min(time.monotonic() - begun, _LOOK_S)
@@ -249,16 +248,6 @@ class WorkerCrew:
 
     def _hire(self) -> WorkerProcess | None:
         """Return a worker that has started, None where there is none to be had."""
-        with self.changed:
-            self._starting += 1
-        try:
-            return self._start()
-        finally:
-            with self.changed:
-                self._starting -= 1
-                self._silent_s = 0.0
-
-    def _start(self) -> WorkerProcess | None:
         for _ in range(START_ATTEMPTS):
             worker = None
             try:
