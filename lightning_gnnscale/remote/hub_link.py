@@ -18,6 +18,7 @@ from ..loader.batch_builder import BatchMaker
 from ..loader.shared_value import pack
 from ..loader.source_settings import RankPlace
 from ..loader.staged_part import StagedPart
+from ..loader.work_queue import START_LIMIT_S
 from .cluster import (
     LocalMeeting,
     Meeting,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 _turns = itertools.count()
 _CALL_LIMIT_S = 10.0
 _PROBE_S = 2.0
-_START_LIMIT_S = 60.0  # at least: an import of torch takes its time
 
 
 class HubThread:
@@ -75,7 +75,7 @@ class HubActor:
 
     def __init__(self, name: str, worker_names: list[str], settings: HubSettings):
         self._actor, self._timeout_s = start_hub(name, worker_names, settings), settings.timeout_s
-        self._limit_s = max(_START_LIMIT_S, self._timeout_s)  # until it has answered
+        self._limit_s = max(START_LIMIT_S, self._timeout_s)  # until it has answered
 
     def call(self, method: str, *arguments) -> Any:
         return getattr(self._actor, method).remote(*arguments)

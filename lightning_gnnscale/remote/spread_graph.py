@@ -12,8 +12,8 @@ from ..loader.batch_builder import BatchMaker
 from ..loader.staged_part import PartStager
 from ..sampler import NeighborSampler
 from .cluster import WORKER_GROUP, import_ray, one_line, worker_handle
+from .dealing import assign_parts
 from .held_rows import DistributedFeatures, HeldFeatures, HeldRows, HopRequest, PartOwners, most_linked
-from .job_board import assign_parts
 from .messages import Spread
 from .sampling_owners import DistributedNeighborSampler
 
