@@ -124,13 +124,17 @@ def test_parts_are_chosen_by_the_plan_and_the_store_is_found_again(first_run):
     assert len(list((folder / "stores").glob("synthetic-streaming_multilevel-p2-*.source.json"))) == 1
 
 
-def test_a_sweep_trains_on_one_process_and_then_on_two(first_run):
+@pytest.mark.parametrize("evaluate", ["false", pytest.param("true", marks=pytest.mark.slow)])
+def test_a_sweep_trains_on_one_process_and_then_on_two(first_run, evaluate):
+    """The second run's processes are spawned: each imports everything, for evaluation once more (`slow`)."""
     folder, _ = first_run
-    words = ["trainer.max_epochs=1", "trainer.devices=1,2", "hydra.sweep.dir=sweep", "--multirun"]
-    result = gnnscale(folder, "train", *SMALL, *words)
+    sweep = f"sweep-{evaluate}"
+    words = ["trainer.max_epochs=1", "trainer.devices=1,2", f"test={evaluate}", f"hydra.sweep.dir={sweep}"]
+    result = gnnscale(folder, "train", *SMALL, *words, "--multirun")
     assert result.returncode == 0, result.stderr
-    summaries = [json.loads((folder / "sweep" / job / "summary.json").read_text()) for job in ("0", "1")]
-    assert all({row["stage"] for row in summary["stages"]} >= {"train"} for summary in summaries)
+    summaries = [json.loads((folder / sweep / job / "summary.json").read_text()) for job in ("0", "1")]
+    stages = {"train", "evaluate"} if evaluate == "true" else {"train"}
+    assert all({row["stage"] for row in summary["stages"]} >= stages for summary in summaries)
 
 
 def test_two_ranks_of_torchrun_share_a_run_folder(first_run):
