@@ -41,13 +41,17 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 # Tests whose processes are forked from a server; its threads are OMP_NUM_THREADS, as above.
-FORKED = ("bench/test_experiments", "distributed", "faults", "datamodule/test_process", "loader/test_process_source")
+FORKED = (
+    "bench/test_experiments", "cli/test_train", "datamodule/test_process", "datamodule/test_scratch", "distributed",
+    "embedding/test_inputs_in", "faults", "loader/test_process_source",
+)  # fmt: skip
 
 
 def pytest_collection_finish(session):
     """Start the one server that forks processes: who starts it decides what its children find imported."""
     if any(item.nodeid.removeprefix("tests/").startswith(FORKED) for item in session.items):
-        set_forkserver_preload([f"lightning_gnnscale.{name}" for name in ("strategy", "model", "datamodule")])
+        rooms = "strategy", "model", "datamodule", "cli.train"
+        set_forkserver_preload([f"lightning_gnnscale.{room}" for room in rooms])
         forkserver.ensure_running()
 
 

@@ -5,12 +5,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from cli.refusals import refused
+from own_process import gnnscale
 
 from lightning_gnnscale.cli.main import main
 
@@ -26,17 +26,17 @@ SMALL = [
 ]
 
 
-def gnnscale(folder: Path, *words: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "lightning_gnnscale.cli", "train", *words]
-    # A terminal of its own width, so that tables are not cut.
-    environment = os.environ | {"COLUMNS": "160"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
-
-
 @pytest.fixture(scope="module")
 def first_run(tmp_path_factory):
+    """The folder and the output of a run that Python itself started."""
     folder = tmp_path_factory.mktemp("work")
-    result = gnnscale(folder, *SMALL, "trainer.max_epochs=3", "predict=true", "hydra.run.dir=run")
+    words = ["train", *SMALL, "trainer.max_epochs=3", "predict=true", "hydra.run.dir=run"]
+    # A terminal of its own width, so that tables are not cut.
+    environment = os.environ | {"COLUMNS": "160"}
+    result = subprocess.run(
+        [sys.executable, "-m", "lightning_gnnscale.cli", *words], cwd=folder, env=environment, capture_output=True,
+        text=True, timeout=240,
+    )  # fmt: skip
     assert result.returncode == 0, result.stderr
     return folder, result
 
@@ -79,7 +79,7 @@ def test_it_leaves_a_whole_run_folder(first_run):
 def test_the_next_run_finds_the_store_and_goes_on_from_a_checkpoint(first_run):
     folder, _ = first_run
     words = ["trainer.max_epochs=4", "resume=run/checkpoints/last.ckpt", "test=false", "hydra.run.dir=again"]
-    result = gnnscale(folder, *SMALL, *words)
+    result = gnnscale(folder, "train", *SMALL, *words)
     assert result.returncode == 0, result.stderr
     summary = json.loads((folder / "again" / "summary.json").read_text())
     assert {row["stage"] for row in summary["stages"]} == {"load", "train"}
@@ -116,7 +116,7 @@ def test_parts_are_chosen_by_the_plan_and_the_store_is_found_again(first_run):
     folder, _ = first_run
     words = [word for word in SMALL if not word.startswith(("num_parts", "recipe"))]
     for _ in range(2):
-        result = gnnscale(folder, *words, "trainer.max_epochs=1", "test=false", "hydra.run.dir=auto")
+        result = gnnscale(folder, "train", *words, "trainer.max_epochs=1", "test=false", "hydra.run.dir=auto")
         assert result.returncode == 0, result.stderr
     summary = json.loads((folder / "auto" / "summary.json").read_text())
     assert summary["facts"]["parts"] == "2 (streaming_multilevel)"
@@ -124,13 +124,17 @@ def test_parts_are_chosen_by_the_plan_and_the_store_is_found_again(first_run):
     assert len(list((folder / "stores").glob("synthetic-streaming_multilevel-p2-*.source.json"))) == 1
 
 
-def test_a_sweep_trains_on_one_process_and_then_on_two(first_run):
+@pytest.mark.parametrize("evaluate", ["false", pytest.param("true", marks=pytest.mark.slow)])
+def test_a_sweep_trains_on_one_process_and_then_on_two(first_run, evaluate):
+    """The second run's processes are spawned: each imports everything, for evaluation once more (`slow`)."""
     folder, _ = first_run
-    words = ["trainer.max_epochs=1", "trainer.devices=1,2", "hydra.sweep.dir=sweep", "--multirun"]
-    result = gnnscale(folder, *SMALL, *words)
+    sweep = f"sweep-{evaluate}"
+    words = ["trainer.max_epochs=1", "trainer.devices=1,2", f"test={evaluate}", f"hydra.sweep.dir={sweep}"]
+    result = gnnscale(folder, "train", *SMALL, *words, "--multirun")
     assert result.returncode == 0, result.stderr
-    summaries = [json.loads((folder / "sweep" / job / "summary.json").read_text()) for job in ("0", "1")]
-    assert all({row["stage"] for row in summary["stages"]} >= {"train"} for summary in summaries)
+    summaries = [json.loads((folder / sweep / job / "summary.json").read_text()) for job in ("0", "1")]
+    stages = {"train", "evaluate"} if evaluate == "true" else {"train"}
+    assert all({row["stage"] for row in summary["stages"]} >= stages for summary in summaries)
 
 
 def test_two_ranks_of_torchrun_share_a_run_folder(first_run):

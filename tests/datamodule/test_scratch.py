@@ -1,9 +1,8 @@
 """Where evaluation's tables lie: room is set aside, what killed runs left goes, a finished store is only read."""
 
 import errno
+import multiprocessing
 import os
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -14,19 +13,21 @@ from lightning_gnnscale.datamodule import scratch
 from lightning_gnnscale.datamodule.scratch import Scratch, open_scratch
 from lightning_gnnscale.errors import GNNScaleError
 
-HOLDS = """
-import sys, time
-from lightning_gnnscale.datamodule.scratch import Scratch
-own = Scratch(sys.argv[1], sys.argv[2])
-own.make_table("layer", 100, 4)
-print("made", flush=True)
-time.sleep(600)
-"""
+CONTEXT = multiprocessing.get_context("forkserver")
+
+
+def make_and_wait(parent, name, made):
+    own = Scratch(parent, name)
+    own.make_table("layer", 100, 4)
+    made.set()
+    time.sleep(600)
 
 
 def hold(parent, name):
-    process = subprocess.Popen([sys.executable, "-c", HOLDS, parent, name], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "made\n"
+    made = CONTEXT.Event()
+    process = CONTEXT.Process(target=make_and_wait, args=(parent, name, made), daemon=True)
+    process.start()
+    assert made.wait(60)
     return process
 
 
@@ -34,7 +35,7 @@ def test_what_a_killed_run_left_is_removed_and_a_living_run_is_not(tmp_path):
     killed, living = hold(tmp_path, "run-killed"), hold(tmp_path, "run-living")
     try:
         killed.kill()
-        killed.wait()
+        killed.join()
         assert (tmp_path / "run-killed" / "layer.npy").is_file()
         own = Scratch(tmp_path, "run-own")
         own.make_table("layer", 10, 2)
@@ -43,7 +44,7 @@ def test_what_a_killed_run_left_is_removed_and_a_living_run_is_not(tmp_path):
         assert sorted(path.name for path in tmp_path.iterdir()) == ["run-living", "run-living.lock"]
     finally:
         living.kill()
-        living.wait()
+        living.join()
 
 
 def test_a_table_takes_its_bytes_before_it_is_written(tmp_path):

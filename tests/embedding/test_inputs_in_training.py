@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from embedding_runs import NUM, embedding, fit, write_store
+from own_process import OwnProcess
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import PartitionStoreError, StrategyError
@@ -61,11 +60,7 @@ def run_until(folder, root, epochs, kill_after):
 
 def test_a_killed_run_that_is_resumed_equals_one_that_was_not(tmp_path):
     store = write_store(tmp_path / "store")
-    script = (
-        f"import sys; sys.path[:0] = {[str(Path(__file__).parent)]!r}; from pathlib import Path; "
-        f"from test_inputs_in_training import run_until; run_until(Path({str(tmp_path)!r}), {str(store.root)!r}, 4, 2)"
-    )
-    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    killed = OwnProcess(tmp_path, run_until, tmp_path, store.root, 4, 2).wait(120)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     inputs = embedding(store, seed=77)  # other rows, until they are read
     _, resumed, _ = fit(tmp_path / "b", store.root, inputs, epochs=4, resume=tmp_path / "checkpoints" / "epoch=1.ckpt")

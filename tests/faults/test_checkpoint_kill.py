@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cli.tiny_graph import TINY, write_tiny_graph
 
+import lightning_gnnscale.cli.train  # noqa: F401 (a forked process finds it imported)
 from lightning_gnnscale.cli.main import main
 from lightning_gnnscale.model.checkpoint_file import read_checkpoint
 

@@ -14,11 +14,11 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.edge_stream import SyntheticGraph, write_edges
 from lightning_gnnscale.errors import GNNScaleError
 
-NUM_NODES, NUM_EDGES = 60_000, 1_000_000
+NUM_NODES, NUM_EDGES = 40_000, 600_000
 METHODS = {
     "spring": {},
-    "streaming_multilevel": {"block_edges": 300_000, "passes": 2},
-    "grem": {"chunk_edges": 20_000},
+    "streaming_multilevel": {"block_edges": 180_000, "passes": 2},
+    "grem": {"chunk_edges": 12_000},
     "hdrf": {},
     "two_phase": {},
 }
@@ -29,7 +29,7 @@ CONTEXT.set_forkserver_preload(["lightning_gnnscale.partitioner", "lightning_gnn
 
 def assign(edges: Path, method: str, folder: Path) -> None:
     """Partition with a checkpoint and scratch disk in a folder; leave `part_id.npy`, or `told.txt` with an error."""
-    stream = gs.open_edge_stream(edges, num_nodes=NUM_NODES, dtype="int32", chunk_edges=20_000)
+    stream = gs.open_edge_stream(edges, num_nodes=NUM_NODES, dtype="int32", chunk_edges=12_000)
     options = {"checkpoint": folder / "state.npz", "checkpoint_every": 3, "scratch": folder / "scratch"}
     try:
         made = gs.partition(stream, method, 8, deduplicate=True, evaluate=False, **options, **METHODS[method])

@@ -3,12 +3,11 @@
 import getpass
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import psutil
 import pytest
+from own_process import OwnProcess, gnnscale, typed
 
 COMPILED = {f"torchinductor_{getpass.getuser()}"}  # torch's cache stays
 TRAIN = [
@@ -26,11 +25,7 @@ def trainer(tmp_path):
     def start(handler):
         run = tmp_path / "run"
         words = [*TRAIN, f"hydra.run.dir={run}", f"paths.stores={tmp_path}/stores"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "lightning_gnnscale.cli", *words],
-            preexec_fn=lambda: signal.signal(signal.SIGINT, handler), stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        process = OwnProcess(tmp_path, typed, *words, interrupt=handler)
         started.append(psutil.Process(process.pid))
         _wait(lambda: any((run / "checkpoints").glob("last.ckpt")), "a checkpoint")
         others = started[0].children(recursive=True)
@@ -65,10 +60,7 @@ def test_no_other_machine_is_listened_to_and_what_a_kill_leaves_goes_with_the_ne
     _wait(lambda: not any(_runs(other) for other in others), "their end")
     assert list(runs.rglob("*.py")), "PyG's modules, which nobody could remove"
     plan = ["plan", "planner.num_nodes=10", "planner.num_edges=10", "planner.feature_bytes=10"]
-    subprocess.run(
-        [sys.executable, "-m", "lightning_gnnscale.cli", *plan, f"hydra.run.dir={tmp_path}/plan"], check=True,
-        stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+    assert gnnscale(tmp_path, *plan, f"hydra.run.dir={tmp_path}/plan").returncode == 0
     assert list(runs.iterdir()) == []
     assert {path.name for path in temporary.iterdir()} <= {runs.name, *COMPILED}
 
@@ -76,8 +68,9 @@ def test_no_other_machine_is_listened_to_and_what_a_kill_leaves_goes_with_the_ne
 def test_sigterm_of_the_first_process_ends_them_all_in_one_line(trainer):
     process, others = trainer(signal.SIG_DFL)
     os.kill(process.pid, signal.SIGTERM)
-    message = process.communicate(timeout=60)[1]
-    assert process.returncode == 143
+    ended = process.wait(60)
+    assert ended.returncode == 143
+    message = ended.stderr
     assert message.startswith("gnnscale: ended by SIGTERM; go on with resume=") and message.count("\n") == 1
     assert not any(_runs(other) for other in others)
 
@@ -93,9 +86,9 @@ def test_no_process_outlives_the_first_one(trainer):
 def test_an_interrupt_of_the_first_process_alone_ends_them_all(trainer):
     process, others = trainer(signal.SIG_DFL)
     os.kill(process.pid, signal.SIGINT)
-    message = process.communicate(timeout=60)[1]
-    assert process.returncode == 130
-    assert "interrupted; go on with resume=" in message
+    ended = process.wait(60)
+    assert ended.returncode == 130
+    assert "interrupted; go on with resume=" in ended.stderr
     assert not any(_runs(other) for other in others)
 
 

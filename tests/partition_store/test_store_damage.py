@@ -22,7 +22,7 @@ from lightning_gnnscale.partition_store.block_rows import load_block_rows
 from lightning_gnnscale.partition_store.verify import compare_once
 from tests.partition_store.small_graphs import Given, all_bytes, reseal
 
-NUM_STORES = int(os.environ.get("GNNSCALE_FUZZ", 60))
+NUM_STORES = int(os.environ.get("GNNSCALE_FUZZ", 30))
 NUM_KILLS = int(os.environ.get("GNNSCALE_FUZZ_KILLS", 6))
 NUM_NODES, NUM_EDGES, NUM_PARTS = 90, 500, 3
 KINDS = ("dense", "sparse")
