@@ -28,6 +28,7 @@ _REQUESTS_UNDER_WAY = 4
 _MOST_PARTS = 9000  # of an upload; S3 takes 10,000
 _LEAST_PART_BYTES = 16 << 20
 _LONGEST_PAUSE_S = 5.0
+_MOST_UPLOADS = 3  # of a file whose parts could not all be sent
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _SECRET_NAME = re.compile(
     r"(?i)(^|[_-])(key|sas)$|secret|token|passw|credential|access_?key|account_?key|connection_?string|sas_"
@@ -204,7 +205,7 @@ class ObjectStore:
         return f"{path}/{name}" if name else path
 
     def _tried(self, doing: str, name: str, call: Callable[[], _T], bounded: bool = True) -> _T:
-        """Call until it succeeds, with growing pauses, for at most `timeout_s` since it last began well."""
+        """Call until it succeeds, with growing pauses, for at most `timeout_s`; not bounded: for a few times."""
         began, pause, tries = time.monotonic(), 0.1, 0
         where = f"{self.url}/{name}" if name else self.url
         while True:
@@ -219,7 +220,7 @@ class ObjectStore:
                 if _is_final(error):
                     raise ObjectStoreError(f"{where}: cannot be {doing}: {told}; {_remedy(error)}") from None
                 elapsed = time.monotonic() - began
-                if elapsed + pause >= self.timeout_s or (not bounded and tries > 3):
+                if elapsed + pause >= self.timeout_s if bounded else tries >= _MOST_UPLOADS:
                     raise ObjectStoreError(
                         f"{where}: could not be {doing} within {elapsed:.0f} s, {tries} tries ({told}): see whether the"
                         f" store is reachable, or give it longer than storage_timeout_s={self.timeout_s:g}"
@@ -277,7 +278,7 @@ def _open_system(url: str, options: dict) -> Any:
     if scheme in ("file", "local"):
         given["auto_mkdir"] = True
     try:
-        system = fsspec.filesystem(scheme, **given)
+        return fsspec.filesystem(scheme, **given)
     except ImportError as error:
         raise ObjectStoreError(
             f"{scheme}:// needs a package that is not installed ({one_line_of(error)}): "
@@ -285,9 +286,6 @@ def _open_system(url: str, options: dict) -> Any:
         ) from None
     except ValueError as error:
         raise ObjectStoreError(f"{_plain_url(url)}: cannot be opened: {one_line_of(error)}") from None
-    if hasattr(system, "retries") and not options.get("retries"):
-        system.retries = 1
-    return system
 
 
 def _is_final(error: BaseException) -> bool:
@@ -359,6 +357,8 @@ def _state(store: ObjectStore, name: str, facts: dict) -> str:
 
 
 def _copy(store: ObjectStore, name: str, facts: dict, folder: Path) -> Path:
+    if facts.get("size") is None:
+        raise ObjectStoreError(f"{store.url}/{name}: the server does not tell its size; copy it to this machine")
     path, size = folder / name, int(facts["size"])
     part, remedy = path.with_name(path.name + ".part"), "make room, or set GNNSCALE_FETCHED to a larger disk"
     with disk_errors(path, "written", remedy, ObjectStoreError):

@@ -189,8 +189,12 @@ class FetchedFiles:
     """
 
     def __init__(self, root: Path):
-        self.root, self.manifest = Path(root), read_manifest(root)
-        self.settings = json.loads((self.root / FETCHED).read_text())
+        self.root = Path(root)
+        try:
+            self.manifest, self.settings = read_manifest(root), json.loads((self.root / FETCHED).read_text())
+        except (PartitionStoreError, ValueError) as error:
+            told = f"{error}".partition(";")[0]
+            raise PartitionStoreError(f"{told}; remove the folder {root}: it is fetched again") from None
         self.cap_bytes, self._size = self.settings["cap_bytes"], self.settings["block_bytes"]
         self._objects = ObjectStore(*(self.settings[name] for name in ("url", "storage_options", "timeout_s")))
         self._first: dict[str, int] = {}
