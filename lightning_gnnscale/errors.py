@@ -29,6 +29,10 @@ class PartitionStoreError(GNNScaleError):
     """A partition store is missing, incomplete, damaged or in use; the message says how to go on."""
 
 
+class ObjectStoreError(GNNScaleError):
+    """An object store is not reachable, refuses, is full, or does not have what is asked of it."""
+
+
 class PlacementError(GNNScaleError):
     """A feature placement does not fit the store or the devices."""
 

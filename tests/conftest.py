@@ -66,6 +66,42 @@ def public_graphs() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def _s3_server():
+    pytest.importorskip("s3fs", reason="s3fs is of the extra dev: pip install -e .[dev]")
+    pytest.importorskip("moto", reason="moto is of the extra dev: pip install -e .[dev]")
+    from tests.s3_server import s3_server
+
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def s3(_s3_server, tmp_path, monkeypatch):
+    """A real S3 server with an empty bucket `graphs`, reached by the environment; this machine has fetched nothing."""
+    import fsspec
+
+    from tests.s3_server import SECRET
+
+    for name, value in {
+        "AWS_ENDPOINT_URL": _s3_server.host,
+        "AWS_ACCESS_KEY_ID": "AKIAEXAMPLEONLY",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "GNNSCALE_FETCHED": str(tmp_path / "fetched"),
+    }.items():
+        monkeypatch.setenv(name, value)
+    _s3_server.reset()
+    bucket = fsspec.filesystem("s3", use_listings_cache=False, skip_instance_cache=True)
+    if bucket.exists("graphs"):
+        bucket.rm("graphs", recursive=True)
+    bucket.mkdir("graphs")
+    _s3_server.reset()
+    _s3_server.files = bucket
+    yield _s3_server
+    _s3_server.reset()
+
+
 @pytest.fixture(autouse=True)
 def _nothing_left_behind():
     """What a run leaves in its process (a process group, variables of the environment) stays out of the next test."""

@@ -12,9 +12,11 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ..errors import check_integer
+from ..object_store import is_url
 from .errors import UsageError
 
 LARGEST_SEED = 2**32 - 1  # of numpy's generator
+_OF_MAKING = ("dataset", "partitioner", "num_parts", "output", "overwrite", "feature_storage", "pack_halo")
 _BATCH_GROUPS = ("sampler", "source", "placement", "pack_halo", "evaluation")
 # Keys that a run fills in itself, so that a value given there would be lost, and what to say in their place.
 _FILLED_IN = {
@@ -22,7 +24,7 @@ _FILLED_IN = {
     "trainer.callbacks": "callbacks=, for example callbacks=early_stopping",
     "trainer.default_root_dir": "hydra.run.dir=",
     "datamodule.root": "output=, or paths.stores=",
-    "datamodule.store": "output=, where the same store is opened again",
+    "datamodule.store": "store=",
     "datamodule.stream": "dataset=",
     "datamodule.masks": "dataset=files and dataset.train_mask=, val_mask=, test_mask=",
     "partitioner.num_parts": "num_parts=",
@@ -148,6 +150,13 @@ def check_unused(config: DictConfig) -> None:
     elif config.datamodule.get("mode") == "full_batch":
         groups, reason = ("sampler",), "with datamodule.mode=full_batch each part is one batch"
     words = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    if config.store is not None:
+        groups, reason = (*groups, *_OF_MAKING), reason or f"store={config.store} stands"
+    elif is_url(config.output):
+        raise UsageError(
+            f"output={config.output}: a run trains on a store that is published already: gnnscale partition"
+            f" output={config.output}, and then gnnscale train store={config.output}"
+        )
     for word in words:
         group = re.match(r"[+~]*(\w*)", word)[1]
         if group in groups:

@@ -16,6 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
+from ..object_store import FROM_ENVIRONMENT, carries_secret, check_storage_options
 from .errors import UsageError
 
 _PACKAGE = "lightning_gnnscale"
@@ -28,18 +29,20 @@ _NOW = {  # recipes of earlier releases, and what is said in their place
 }
 
 _SWITCHES = ("test", "predict", "overwrite", "verify")
-_TEXTS = ("resume", "output", "feature_storage")
+_TEXTS = ("resume", "output", "feature_storage", "store")
 _NONE = type(None)
 TOP_LEVEL = {
     "name": (str, int),
     "seed": (int,),
     "num_parts": (int, str),
     "pack_halo": (bool, str),
-    "store": (str,),
+    "store_cache_bytes": (int, str, _NONE),
+    "storage_timeout_s": (int, float),
     **dict.fromkeys(_SWITCHES, (bool,)),
     **dict.fromkeys(_TEXTS, (str, _NONE)),
 }
 OPEN_GROUPS = ("callbacks",)  # whose entries may have any names
+OPTIONS = "storage_options"  # whose entries another package reads
 _PLAIN = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -168,6 +171,26 @@ def _check_command(name: str, path: Path, config_name: str) -> None:
         raise UsageError(f"recipe={name} is one of another command: gnnscale {command} recipe={name}")
 
 
+def check_no_credentials(config_name: str, config_dir: str | None, words: list[str]) -> None:
+    """Refuse credentials among the words of a command or in its recipe, before Hydra writes them into a run folder.
+
+    Raises:
+        ValueError: one line that names the key, and not its value.
+    """
+    for word in words:
+        for url in re.findall(r"[A-Za-z][A-Za-z0-9+.-]+://[^\s,'\"\]}]*", word):
+            if carries_secret(url):
+                raise ValueError(f"{word.partition('=')[0]}: a URL holds a query or a password: {FROM_ENVIRONMENT}")
+        if OPTIONS in word:
+            for name in re.findall(r"([\w.-]+)\s*[:=]", word):
+                check_storage_options({name.rpartition(".")[2]: None})
+    if config_dir is not None:
+        recipe = OmegaConf.load(Path(config_dir) / f"{config_name}.yaml")
+        for key in (OPTIONS, f"dataset.{OPTIONS}"):
+            options = OmegaConf.select(recipe, key)
+            check_storage_options(None if options is None else OmegaConf.to_container(options), key)
+
+
 def check_config(config: DictConfig, config_name: str, config_dir: str | None) -> None:
     """Refuse unknown keys and values of the wrong type.
 
@@ -203,6 +226,8 @@ def _check_node(node: DictConfig, base, path: str) -> None:
     parameters, takes_more = _parameters(target, path) if target else ({}, False)
     for key in node:
         here = f"{path}.{key}" if path else str(key)
+        if path.split(".")[0] == OPTIONS:
+            continue
         if target and not str(key).startswith("_"):
             if key not in parameters and not takes_more:
                 raise UsageError(f"{here} is not a setting; {path} takes {', '.join(parameters) or 'none'}")

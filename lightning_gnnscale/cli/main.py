@@ -3,6 +3,7 @@
 import atexit
 import gc
 import importlib
+import logging
 import os
 import re
 import sys
@@ -203,12 +204,15 @@ def _run(command: str, config_name: str, words: list[str]) -> None:
     import hydra
     from hydra.errors import ConfigCompositionException
 
-    from .compose import GROUPS, allowed_at_top, check_config, register_choices, take_recipe
+    from .compose import GROUPS, allowed_at_top, check_config, check_no_credentials, register_choices, take_recipe
     from .run_folder import temporary_folder
 
     config_dir, config_name, words = take_recipe(config_name, words)
+    check_no_credentials(config_name, config_dir, words)
     words = [*shared_run_folder(words), *words]
     register_choices()
+    for name in ("botocore", "aiobotocore"):  # which say where they have found credentials
+        logging.getLogger(name).setLevel(logging.WARNING)
     # Hydra prints its own report of an error and exits; asked for the full error, it hands it on to `one_line`.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     failures: list[Exception] = []

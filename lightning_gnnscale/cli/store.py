@@ -9,16 +9,19 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
 from .. import events
 from ..errors import PartitionStoreError
 from ..memory import process_bytes
-from ..partition_store import PartitionStore
+from ..object_store import ObjectStore, check_storage_options, is_url
+from ..partition_store import PartitionStore, publish
+from ..partition_store.manifest import MANIFEST
 from ..planner import Plan
 from ..planner.search import PartRows
 from ..report.terminal import ProgressBars, print_summary, stage_rows
@@ -26,6 +29,7 @@ from ..store_source import StoreSource
 from ..store_source.partitioner_identity import method_name
 from ..store_source.source import refusal
 from .checks import check_settings, planned_devices
+from .errors import UsageError
 from .ranks import own_start_method
 
 # What will train on the store is not known yet: the plan is of `PartitionDataModule`'s batches, as they are by default.
@@ -39,6 +43,9 @@ def partition(config: DictConfig) -> dict:
     folder = Path(HydraConfig.get().runtime.output_dir)
     events.open_log(folder / "events.jsonl")
     events.begin_run(command="partition")
+    to_url = is_url(config.output)
+    if to_url:  # what cannot be reached is told before the work
+        ObjectStore(config.output, *storage(config)).facts(MANIFEST)
     with ProgressBars() as progress:
         with events.stage("load"):
             dataset = instantiate(config.dataset)
@@ -57,6 +64,8 @@ def partition(config: DictConfig) -> dict:
         held = {"interpreter_bytes": process_bytes(), "start_method": own_start_method(num_devices)}
         make_plan = partial(source.make_plan, num_devices, **held, **DEFAULT_BATCHES)
         plan = make_store(config, source, make_plan)
+        if to_url:
+            publish(source.root, config.output, config.overwrite, *storage(config), progress=progress)
     facts, store = source.partitioning_facts, PartitionStore.open(source.root)
     quality = facts.get("quality") or {}
     log = events.last_run(events.read_log(folder / "events.jsonl"))
@@ -68,6 +77,7 @@ def partition(config: DictConfig) -> dict:
             "nodes": f"{store.num_nodes:,}",
             "arcs stored": f"{store.num_arcs:,}",
             "store": str(store.root),
+            **({"published": config.output} if to_url else {}),
         },
     }
     print_summary(summary)
@@ -90,14 +100,63 @@ def verify(config: DictConfig) -> None:
     """Print what was checked; exit with 1, and one line on stderr, where the store is not as it was written."""
     began = time.perf_counter()
     try:
-        store = PartitionStore.open(config.store)
+        store = open_store(config)
         store.verify()
     except PartitionStoreError as error:
         print(f"gnnscale: {error}", file=sys.stderr)
         sys.exit(1)
     files = store.manifest["files"].values()
     num_bytes, seconds = sum(entry["bytes"] for entry in files), time.perf_counter() - began
-    print(f"{store.root}: {len(files)} files, {num_bytes:,} bytes, all as written ({seconds:.1f} s)")
+    where = config.store if is_url(config.store) else store.root
+    print(f"{where}: {len(files)} files, {num_bytes:,} bytes, all as written ({seconds:.1f} s)")
+
+
+def storage(config: DictConfig) -> tuple[dict, float]:
+    """Return storage_options and timeout_s of a config, see `ObjectStore`."""
+    return check_storage_options(OmegaConf.to_container(config.storage_options)), config.storage_timeout_s
+
+
+def open_store(config: DictConfig) -> PartitionStore:
+    """Open the store that `store` names: a folder, or a URL, of which this machine fetches what it reads."""
+    if config.store is None:
+        raise UsageError("store must be text, got null")
+    if not is_url(config.store):
+        if config.get("store_cache_bytes") is not None:
+            raise UsageError(f"store_cache_bytes goes with a store at a URL, got store={config.store}: leave it out")
+        return PartitionStore.open(config.store)
+    options, timeout_s = storage(config)
+    return PartitionStore.open(
+        config.store, cache_bytes=config.get("store_cache_bytes"), storage_options=options, timeout_s=timeout_s
+    )
+
+
+class StoredData:
+    """A store in the place of the `GraphDataset` that it was made from, for the checks before training."""
+
+    def __init__(self, name: str, store: PartitionStore):
+        self.name, self.features, self.labels, self.masks = name, store.features, store.labels, store.masks
+        self.links: dict = {}  # a store holds none out
+        self.feature_dim = 0 if store.features is None else store.features.dim
+        self.multilabel = store.labels is not None and store.labels.ndim == 2
+        self.num_classes = None
+        if store.labels is not None:
+            self.num_classes = store.labels.shape[1] if self.multilabel else int(store.labels.max(initial=0)) + 1
+        self.edge_weight = None if store.least_edge_weight is None else np.array([store.least_edge_weight])
+
+
+def plan_standing(store: PartitionStore, make_plan: Callable[..., Plan]) -> Plan:
+    """Return the plan of training on a store as it is.
+
+    Raises:
+        PlanError: its parts do not fit.
+    """
+    rows = store.part_rows
+    made = make_plan(part_rows=int(rows.max()))
+    peaks = {stage: peak for stage, peak in made.host_peak_bytes.items() if not stage.startswith("partition")}
+    plan = dataclasses.replace(made, host_peak_bytes=peaks).with_halo(int((rows - np.diff(store.part_offsets)).max()))
+    if not plan.fits:
+        raise refusal(plan, make_plan, "with the parts of the store that stands")
+    return plan
 
 
 def make_store(config: DictConfig, source: StoreSource, make_plan: Callable[..., Plan]) -> Plan:
@@ -145,7 +204,8 @@ def _standing_root(config: DictConfig, source: StoreSource) -> Path:
 def _root(config: DictConfig, source: StoreSource, num_parts: int) -> Path:
     digest = source.fingerprint(num_parts)[:8]
     name = f"{_name(config, source)}-p{num_parts}-{digest}"
-    return Path(config.output or Path(config.paths.stores) / name)
+    given = None if is_url(config.output) else config.output
+    return Path(given or Path(config.paths.stores) / name)
 
 
 def _name(config: DictConfig, source: StoreSource) -> str:

@@ -53,7 +53,7 @@ from .run_folder import (
     run_summary,
     sampled_validation,
 )
-from .store import make_store
+from .store import StoredData, make_store, open_store, plan_standing
 
 
 def run(config: DictConfig) -> dict:
@@ -91,12 +91,17 @@ def train(config: DictConfig, folder: Path) -> dict:
         trainer.callbacks.append(earlier)
     if isinstance(trainer.strategy, GNNScaleStrategy):
         trainer.strategy.check_trainer(trainer)
+    store = None
     with ProgressBars() as progress, events.stage("load"):
-        dataset = instantiate(config.dataset, **_progress_argument(config.dataset, progress))
+        if config.store is None:
+            dataset = instantiate(config.dataset, **_progress_argument(config.dataset, progress))
+        else:
+            store = open_store(config)
+            dataset = StoredData(config.store, store)
     check_dataset(config, dataset)
     check_model(config, dataset)
     with ProgressBars() as progress:
-        datamodule = make_datamodule(config, dataset, progress)
+        datamodule = make_datamodule(config, dataset, progress, store)
         datamodule.check_trainer(trainer)
         if config.num_parts != "auto" and not _crosses_parts(trainer, datamodule):
             check_num_parts(config.num_parts, trainer.world_size)
@@ -104,10 +109,14 @@ def train(config: DictConfig, folder: Path) -> dict:
         held["start_method"] = getattr(trainer.strategy, "_start_method", "popen")
         held["mixed_parts"] = datamodule.mixed_parts(getattr(trainer.strategy, "weights", None))
         make_plan = partial(datamodule.make_plan, trainer.world_size, **held, **model_widths(config))
-        plan = make_store(config, datamodule.store_source, make_plan)
+        if store is None:
+            plan = make_store(config, datamodule.store_source, make_plan)
+        else:
+            plan = plan_standing(store, make_plan)
     if is_first_rank():
         datamodule.compare_checksums()
-    datamodule.store_source.progress = None
+    if store is None:
+        datamodule.store_source.progress = None
     model = make_model(config, datamodule)
     if is_first_rank():
         keep_earlier_run(folder)
@@ -220,8 +229,15 @@ def make_trainer(config: DictConfig, folder: Path):
     return instantiate(trainer_config, **objects)
 
 
-def make_datamodule(config: DictConfig, dataset, progress=None):
-    """Return the DataModule with its sampler and partitioner; `make_store` settles its parts and its folder."""
+def make_datamodule(config: DictConfig, dataset, progress=None, store=None):
+    """Return the DataModule with its sampler and partitioner; `make_store` settles its parts and its folder.
+
+    Args:
+        config: Config composed from `train.yaml`.
+        dataset: What a store is made from.
+        progress: Called while it is made.
+        store: An open store to train on in its place, or None.
+    """
     # Hydra would read a data set or a sampler, which are dataclasses, as configs: they are passed by hand.
     options = {}
     if takes_sampler(config):
@@ -232,12 +248,13 @@ def make_datamodule(config: DictConfig, dataset, progress=None):
             "pack_halo": config.pack_halo,
             "evaluation": instantiate(config.evaluation),
         }
-    partitioner, planner = instantiate(config.partitioner), instantiate(config.planner)
+    planner = instantiate(config.planner)
+    if store is None:
+        options |= {"root": config.paths.stores, "dataset": dataset, "partitioner": instantiate(config.partitioner)}
+    else:
+        options["store"] = store
     with own_settings("datamodule", config.datamodule):
         datamodule = instantiate(config.datamodule, _partial_=True)(
-            root=config.paths.stores,
-            dataset=dataset,
-            partitioner=partitioner,
             planner=planner,
             num_parts=config.num_parts,
             overwrite=config.overwrite,
@@ -333,13 +350,15 @@ def plan(config: DictConfig) -> None:
     if "dataset" in config:
         check_settings(config)
         num_devices = planned_devices(config)
-        datamodule = make_datamodule(config, instantiate(config.dataset))
+        store = None if config.store is None else open_store(config)
+        datamodule = make_datamodule(config, instantiate(config.dataset) if store is None else None, store=store)
         accelerator = planned_accelerator(config)
         options = {"accelerator": accelerator, "start_method": own_start_method(num_devices, accelerator)}
         options |= model_widths(config)
         if config.strategy.get("weights"):
             options["mixed_parts"] = datamodule.mixed_parts(instantiate(config.strategy.weights))
-        made = datamodule.store_source.estimate(partial(datamodule.make_plan, num_devices, **options))
+        make_plan = partial(datamodule.make_plan, num_devices, **options)
+        made = datamodule.store_source.estimate(make_plan) if store is None else plan_standing(store, make_plan)
     else:
         with own_settings("planner", config.planner):
             made = instantiate(config.planner)()

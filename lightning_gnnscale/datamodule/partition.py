@@ -62,7 +62,7 @@ class PartitionDataModule(StoredGraphDataModule):
     package do not read them; layer-wise inference does not have them, batches of evaluation="sampled" do.
 
     Args:
-        store: Folder of a partition store, an open store, or a `StoreSource`; None: one is made as `making` says.
+        store: Folder or URL of a partition store, an open store, or a `StoreSource`; None: one is made, see `making`.
         mode: "mini_batch", or "full_batch": each part is one batch.
         sampler: Draws a mini-batch: one of this package's samplers or any `BatchSampler`; None:
             `NeighborSampler([25, 10])`. A `ClusterSampler` without clusters of its own gets SPRING's. Evaluation
@@ -162,6 +162,12 @@ class PartitionDataModule(StoredGraphDataModule):
             raise StrategyError(
                 f"{type(trainer.strategy).__name__} waits for a gradient of each of the {trainer.world_size} processes "
                 'in every batch, and parts have different numbers of batches: use Trainer(strategy="gnnscale")'
+            )
+        apart = trainer.num_nodes > 1 and self.store_source is None and self.store.fetched is not None
+        if apart and self.evaluation.mode == "layerwise" and self.evaluation.scratch is None:
+            raise StrategyError(
+                'exact evaluation keeps its tables where all ranks reach them: say evaluation="sampled", or '
+                "EvaluationOptions(scratch=<a folder that the machines share>) (evaluation.scratch=)"
             )
         weights = getattr(trainer.strategy, "weights", None)
         check_scope(self._scope_under(weights), weights, self.sampler)

@@ -15,6 +15,7 @@ from ..dataset import GraphDataset
 from ..errors import PartitionStoreError, StrategyError
 from ..events import record
 from ..model.checkpoint_file import LoadsWeightsOnly
+from ..object_store import is_url
 from ..partition_store import PartitionStore
 from ..partition_store.verify import compare_once
 from ..planner import Plan, plan
@@ -92,7 +93,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
     `labels`, `masks`, and `root`, where the store is to be written.
 
     Args:
-        store: Folder of a partition store, an open store, or a `StoreSource`; None: one is made from `making`.
+        store: Folder or URL of a partition store, an open store, or a `StoreSource`; None: one is made from `making`.
         seed: Seed of the partitioning's random choices.
         making: Keywords of `StoreSource.of` and `StoreSource`.
 
@@ -194,12 +195,14 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
 
         Raises:
             PartitionStoreError: it has no features, and the model brings none.
-            StrategyError: the Trainer does not go with this DataModule.
+            StrategyError: the Trainer does not go with this DataModule; or another rank has opened another store.
         """
         if self.store_source is not None and self._store is not None and self._store.is_replaced():
             self._store = None  # opened before `prepare_data` wrote another, here or on another rank
         if stage == "fit" and self.trainer is not None:
             self.check_trainer(self.trainer)
+        if self.store.fetched is not None and self.trainer is not None:
+            self._check_same_store()
         inputs = getattr(getattr(self.trainer, "lightning_module", None), "inputs", None)
         if not self.stored_features and inputs is None:
             raise StrategyError("stored_features=False leaves batches without features, and the model has no inputs=")
@@ -207,6 +210,16 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
             remedy = ", or train embeddings: inputs=DistributedEmbedding(...) of the model" if self.takes_inputs else ""
             raise PartitionStoreError(
                 f"{self.root}: the store has no features; write it with features= to train on it{remedy}"
+            )
+
+    def _check_same_store(self) -> None:
+        """Refuse a store that is not the first rank's: machines that share no folder may find different ones."""
+        mine = f"{self.store.fingerprint}-{self.store.manifest_digest}"
+        first = self.trainer.strategy.broadcast(mine)
+        if mine != first:
+            raise StrategyError(
+                f"{self.store.fetched.url}: this machine has opened a store with the fingerprint {mine}, the trainer's"
+                f" first process one with {first}: start all machines anew on one store"
             )
 
     @property
@@ -300,4 +313,6 @@ def _sizes(store: PartitionStore) -> dict[str, Any]:
 
 
 def _folder(store: str | os.PathLike | PartitionStore) -> Path:
+    if is_url(store):
+        store = PartitionStore.open(store)
     return store.root if isinstance(store, PartitionStore) else Path(store)

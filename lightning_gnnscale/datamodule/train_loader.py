@@ -174,11 +174,14 @@ def settle_row_reads(
     local = source.in_process or isinstance(source, Processes)
     free = free_memory_bytes() // place.num_local
     packed = store.features if halo_hops is None else store.part_features
+    # Of a store that is fetched, packed rows come with their part, others from all over the graph.
+    mapped = store.features if store.fetched is None else packed
+    capped = store.fetched is not None and store.fetched.cap_bytes is not None
     if not local or how == "mapped":
         return
-    if how == "auto" and fits_in_memory(store.features, free):
-        if packed is not store.features:
-            loader.set_reads(loader.reads, store.features)
+    if how == "auto" and not capped and fits_in_memory(store.features, free):
+        if packed is not mapped:
+            loader.set_reads(loader.reads, mapped)
         return
     first = loader.first_footprint()
     if first is None:
@@ -203,11 +206,13 @@ def settle_row_reads(
     if how not in ("auto", reads.how):
         # What stays was chosen for the other way; parts of other processes would each carry it.
         reads = replace(reads, how=how, kept_halos=0, why=f"row_reads={how}")
+    elif capped and reads.how == "mapped":
+        reads = replace(reads, how="resident", why="store_cache_bytes may let go of a part that was read")
     if reads.how != "mapped":
         return_freed_memory()
     record("row_reads", rank=place.rank, how=reads.how, why=reads.why)
     # Packed rows are copies: they pay where memory does not hold all rows.
-    loader.set_reads(reads, store.features if reads.how == "mapped" else packed)
+    loader.set_reads(reads, mapped if reads.how == "mapped" else packed)
 
 
 def make_part_loader(
@@ -234,7 +239,7 @@ def make_part_loader(
     counts = [options.passes * sampler.num_batches(len(nodes), options.batch_size, False) for nodes in targets.values()]
     return PartLoader(
         parts_of_rank(store.num_parts, place.rank, place.world_size),
-        _data(store, partial(_load_part, store, halo_hops), features),
+        _data(store, partial(_load_part, store, halo_hops, rows=features is not None), features),
         targets,
         sampler,
         options,
@@ -261,7 +266,7 @@ def make_interleaved_loader(
     """
     return PartLoader(
         range(store.num_parts),
-        _data(store, partial(_load_part, store, halo_hops), features),
+        _data(store, partial(_load_part, store, halo_hops, rows=features is not None), features),
         part_targets(store, sampler),
         sampler,
         options,
@@ -351,7 +356,9 @@ def epoch_work(store: PartitionStore, sampler, halo_hops: int, scope: str, optio
     return int(options.passes * work / max(1, seeds) * sum(len(nodes) for nodes in targets.values()))
 
 
-def _load_part(store: PartitionStore, halo_hops: int, part: int):
+def _load_part(store: PartitionStore, halo_hops: int, part: int, rows: bool = False):
+    """Return a part's graph; of a store behind a URL the part is fetched first, with `rows` its features as well."""
+    store.fetch_part(part, rows)
     return _weighted(store, store.load_part(part, halo_hops))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from ..edge_stream import NodeIds, open_edge_stream
 from ..errors import UNREADABLE, EdgeStreamError, one_line_of
 from ..keywords import passes_on
+from ..object_store import is_url, local_copy
 from .graph_dataset import GraphDataset
 from .split import held_out, random_split
 
@@ -55,6 +56,8 @@ def load_files(
 ) -> GraphDataset:
     """Open a graph from files; features, labels and masks stay in them, and are mapped.
 
+    Any of them may be a URL, for example s3://bucket/x.npy: it is fetched to this machine once, see `local_copy`.
+
     Args:
         edges: .npy, .bin, .csv, .tsv, .txt (also .gz), .parquet, a folder of parquet, or a glob.
         features: .npy of (num_nodes, dim), memory-mapped.
@@ -77,6 +80,10 @@ def load_files(
     """
     if reader is not None and not isinstance(reader, Mapping):
         raise ValueError(f"dataset.reader must be options by name like {{dtype: int32}}, got {reader!r}")
+    features, labels, train_mask, val_mask, test_mask, edge_weight, edge_features, nodes = (
+        str(local_copy(path, stream_options.get("storage_options"))) if is_url(path) else path
+        for path in (features, labels, train_mask, val_mask, test_mask, edge_weight, edge_features, nodes)
+    )
     arrays = {
         key: _load(key, path)
         for key, path in {

@@ -4,10 +4,11 @@ import dataclasses
 import difflib
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from ..errors import EdgeStreamError
+from ..object_store import is_url, local_copy
 from .array import ArrayStream, open_array, open_bin, open_npy
 from .options import CHUNK_EDGES, StreamOptions
 from .stream import EdgeStream
@@ -59,14 +60,16 @@ def open_edge_stream(
     to_undirected: bool = False,
     remove_self_loops: bool = False,
     relabel: bool = False,
+    storage_options: Mapping | None = None,
     **reader_options,
 ) -> EdgeStream:
     """Open a source of edges as a stream.
 
     Args:
         source: A path (.npy of shape (2, num_edges) or (num_edges, 2); raw .bin; .csv, .tsv, .txt, also with .gz;
-            .parquet, a folder or a glob of them); a PyG `Data`; a (2, num_edges) or (num_edges, 2) array or tensor,
-            or a pair of (num_edges,) ones; a `SyntheticGraph`.
+            .parquet, a folder or a glob of them); a URL of one of these, such as s3://bucket/edges.csv, which is
+            fetched to this machine once, see `local_copy`; a PyG `Data`; a (2, num_edges) or (num_edges, 2) array or
+            tensor, or a pair of (num_edges,) ones; a `SyntheticGraph`.
         num_nodes: Upper bound of the ids, exclusive; None: counted by the first whole pass (`stream.count()`).
         chunk_edges: Edges per chunk, >= 1.
         layout: "once", "both_ways", "directed", or "auto" (consumers find out).
@@ -75,6 +78,7 @@ def open_edge_stream(
         relabel: Whether ids are arbitrary 64-bit integers or strings. They are then numbered by first appearance.
             `stream.node_ids` keeps them and is complete once the stream was read (`stream.count()`). Rows of features
             and labels are in that order: `stream.node_ids.index_of(ids)` gives the row of each id.
+        storage_options: Options of the file system of a URL, see `ObjectStore`.
         reader_options: Options for one kind of source. .bin: dtype="int32", bin_layout="pairs" | "columns". Text:
             separator, comment, header, src, dst, id_type. Parquet: src, dst.
 
@@ -83,9 +87,12 @@ def open_edge_stream(
 
     Raises:
         EdgeStreamError: the source is missing, empty or damaged, or holds no edges.
+        ObjectStoreError: a URL is not reachable, or nothing is there.
         ValueError: an option or the kind of source is not supported.
     """
     options = StreamOptions(num_nodes, chunk_edges, layout, to_undirected, remove_self_loops, relabel)
+    if is_url(source):
+        source = local_copy(source, storage_options)
     kind, reader, opened = _reader_of(source)
     _check_reader_options(kind, reader, reader_options)
     try:

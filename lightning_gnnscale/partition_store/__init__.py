@@ -6,6 +6,7 @@ from .inputs import input_fingerprint
 from .packed_features import PackedFeatures, features_of_part
 from .part_graph import PartGraph, WholeGraph
 from .planned_reads import RankedNodes
+from .published import publish
 from .reader import PartitionStore
 from .writer import write_partition_store
 
@@ -23,5 +24,6 @@ __all__ = [
     "WriteBudget",
     "features_of_part",
     "input_fingerprint",
+    "publish",
     "write_partition_store",
 ]

@@ -2,7 +2,7 @@
 
 import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -167,6 +167,12 @@ def join_crc(first: int, second: int, num_bytes: int) -> int:
 
     Args:
         num_bytes: length of the second piece.
+    """
+    return crc_joiner(num_bytes)(first, second)
+
+
+def crc_joiner(num_bytes: int) -> Callable[[int, int], int]:
+    """Return `join_crc` for second pieces of one length.
 
     Source: zlib's crc32_combine: the first checksum is multiplied by x^(8 num_bytes) modulo the polynomial.
     """
@@ -176,7 +182,7 @@ def join_crc(first: int, second: int, num_bytes: int) -> int:
             power = _crc_product(power, base)
         base = _crc_product(base, base)
         num_bytes >>= 1
-    return _crc_product(power, first) ^ second
+    return lambda first, second: _crc_product(power, first) ^ second
 
 
 def _crc_product(a: int, b: int) -> int:

@@ -1,6 +1,7 @@
 """Feature tables: dense rows, also as codes of 8 or 4 bits, or sparse rows (CSR), gathered by node id."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -80,6 +81,10 @@ class DenseFeatures:
     def batch_row_bytes(self) -> float:
         """Bytes of one row in a batch, see `dense_batch_row_bytes`."""
         return dense_batch_row_bytes(self.dim, self.dtype)
+
+    def reading(self, rows: Callable[[], np.ndarray]) -> AbstractContextManager[np.ndarray]:
+        """Return what gives `array` while some rows of it are read; rows: gives their (num,) ids, asked if need be."""
+        return nullcontext(self.array)
 
     def gather(self, nodes: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Copy rows.

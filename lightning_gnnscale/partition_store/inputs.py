@@ -15,6 +15,7 @@ from ..edge_stream.stream import backing_file, backing_memmap, file_state, file_
 from ..errors import UNREADABLE, one_line_of
 from ..graph import id_dtype
 from ..jit import kernel
+from ..object_store import is_url, local_copy
 from .array_file import little_endian
 from .features import FEATURE_STORAGE, RowCode, row_code, stored_form
 
@@ -372,15 +373,16 @@ def identity(array) -> Any:
 
 
 def opened(array):
-    """Return an array as it is, or the .npy file at a path memory-mapped.
+    """Return an array as it is, or the .npy file at a path memory-mapped; one at a URL is fetched first.
 
     Raises:
         ValueError: the file holds no array that can be mapped.
     """
     if not isinstance(array, str | os.PathLike):
         return array
+    path = local_copy(array) if is_url(array) else array
     try:
-        return np.load(array, mmap_mode="r")
+        return np.load(path, mmap_mode="r")
     except UNREADABLE as error:
         raise ValueError(f"{array}: not a .npy file that numpy can map ({one_line_of(error)})") from None
 

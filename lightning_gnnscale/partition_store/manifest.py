@@ -98,6 +98,14 @@ def read_manifest(root: Path) -> dict:
     Raises:
         PartitionStoreError: nothing is there, the store is unfinished, of another version, or a file does not fit.
     """
+    manifest = read_sealed_manifest(root)
+    for name, entry in manifest["files"].items():
+        check_size(Path(root) / f"{name}.npy", entry["bytes"])
+    return manifest
+
+
+def read_sealed_manifest(root: Path) -> dict:
+    """Return the manifest in a folder, whose files are not looked at; raises as `read_manifest` does."""
     root = Path(root)
     path = root / MANIFEST
     if not path.is_file():
@@ -110,8 +118,6 @@ def read_manifest(root: Path) -> dict:
         raise PartitionStoreError(f"{root / SOURCE}: is missing; {REMEDY}")
     if _read_sealed(root / SOURCE).get("manifest") != digest(manifest):
         raise PartitionStoreError(f"{root / SOURCE}: belongs to another store; {REMEDY}")
-    for name, entry in manifest["files"].items():
-        check_size(root / f"{name}.npy", entry["bytes"])
     return manifest
 
 

@@ -100,7 +100,11 @@ class PackedFeatures:
         if self.is_sparse:
             return self._gather_sparse(places)
         out = np.empty((len(places), self.dim), self.dtype) if out is None else out
-        return gather_tiers(places, None, RowTables([self.owned.array, self.packed.array]), out, code=self.storage)
+        with (
+            self.owned.reading(lambda: places[places < _PACKED]) as owned,
+            self.packed.reading(lambda: places[places >= _PACKED] - _PACKED) as packed,
+        ):
+            return gather_tiers(places, None, RowTables([owned, packed]), out, code=self.storage)
 
     def load(self, nodes: np.ndarray) -> tuple[DenseFeatures | CSRFeatures, np.ndarray | None]:
         """Read the rows of (num,) ascending ids into a table in memory, each run of the disk in order.
@@ -120,10 +124,10 @@ class PackedFeatures:
             pair = [self.owned.load(read[:num_owned])[0], self.packed.load(read[num_owned:])[0]]
             rows = stack_rows([SparseRows(one.indptr, one.indices, one.data, one.dim) for one in pair])
             return replace(self.owned, indptr=rows.indptr, indices=rows.indices, data=rows.data), order
-        array = np.empty((len(nodes), *self.owned.array.shape[1:]), self.owned.array.dtype)
+        array = np.empty((len(nodes), self.owned.raw.dim), self.owned.raw.dtype)
         self.owned.load(read[:num_owned], array[:num_owned])
         self.packed.load(read[num_owned:], array[num_owned:])
-        return replace(self.owned, array=array), order
+        return DenseFeatures(array, self.storage), order
 
     def of_part(self, part: int) -> "PackedFeatures":
         """Return the table as a part reads it."""

@@ -1,5 +1,6 @@
 """The finished store: memory-mapped arrays, and parts with their halos as training processes load them."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 
 from ..errors import PartitionStoreError
 from ..graph import CSC
+from ..object_store import is_url
 from .array_file import map_rows
 from .csc_writer import MOST_DEGREE
 from .features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows, row_code
@@ -18,6 +20,7 @@ from .manifest import MANIFEST, REMEDY, digest, read_manifest, read_source
 from .packed_features import PackedFeatures, features_of_part
 from .part_graph import PartGraph
 from .planned_reads import RankedNodes, read_ranges, read_slice
+from .published import FETCHED, FetchedFiles, FetchedRows, fetch_store, fetched_again
 from .verify import broken, compare_once, rises, verify_store
 
 
@@ -28,7 +31,8 @@ class PartitionStore:
     All ids are store ids unless said otherwise.
 
     Attributes:
-        root: the folder.
+        root: the folder; of a store behind a URL, what this machine has fetched of it.
+        fetched: the files behind a URL, which are fetched as they are read; None of a local store.
         manifest: what the store says of itself.
         manifest_digest: tells this store from another of the same folder.
         compared: files whose checksums this process has compared.
@@ -41,8 +45,8 @@ class PartitionStore:
         symmetric: whether every arc stands in both directions, as often in one as in the other.
     """
 
-    def __init__(self, root: Path, manifest: dict):
-        self.root, self.manifest = Path(root), manifest
+    def __init__(self, root: Path, manifest: dict, fetched: FetchedFiles | None = None):
+        self.root, self.manifest, self.fetched = Path(root), manifest, fetched
         self.part_offsets = np.array(self._map("part_offsets"))
         self.manifest_digest = digest(manifest)
         self.compared: set[str] = set()
@@ -66,25 +70,41 @@ class PartitionStore:
                 raise broken(self, name, f"does not rise from 0 to {last}")
 
     @classmethod
-    def open(cls, root) -> "PartitionStore":
+    def open(cls, root, **fetching) -> "PartitionStore":
         """Open a finished store.
 
         Args:
-            root: its folder.
+            root: its folder; or the URL that it was published to, for example s3://bucket/store: a part is then
+                fetched when it is first read, in sequence, once for all processes of this machine. Sparse features,
+                values of edges, and what is looked up all over the graph (`csc`, `features.array`) are fetched whole.
+            fetching: of a URL: cache, cache_bytes, storage_options, timeout_s, see `fetch_store`.
 
         Raises:
             PartitionStoreError: it is missing, unfinished, of another version, its manifest is damaged, or a file has
                 another size than the manifest says. Contents are compared by `verify`, and on first use where
                 damage would lead astray whoever follows it: `csc`, sparse features, the user's ids.
         """
+        if is_url(root):
+            return cls._of(fetch_store(root, **fetching))
+        if fetching:
+            raise ValueError(f"{', '.join(fetching)} goes with a store at a URL such as s3://bucket/store, got {root}")
         root = Path(root).absolute()
-        manifest = read_manifest(root)
+        if (root / FETCHED).is_file():  # holes of it must not be read
+            return cls._of(FetchedFiles(root))
+        return cls._of(None, root, read_manifest(root))
+
+    @classmethod
+    def _of(cls, fetched: FetchedFiles | None, root: Path | None = None, manifest: dict | None = None):
+        if fetched is not None:
+            root, manifest = fetched.root, fetched.manifest
         try:
-            return cls(root, manifest)
+            return cls(root, manifest, fetched)
         except (KeyError, TypeError, AttributeError, ValueError):
             raise PartitionStoreError(f"{root / MANIFEST}: damaged; {REMEDY}") from None
 
     def __reduce__(self):
+        if self.fetched is not None:
+            return _open_again, (str(self.root), self.fetched.settings)
         return PartitionStore.open, (str(self.root),)
 
     def __repr__(self) -> str:
@@ -214,7 +234,9 @@ class PartitionStore:
         Cost: one read of the rows; memory of two bits a node of the whole graph.
         """
         self._check_rises("csc_indptr", self._csc.indptr[begin : end + 1], self.num_arcs)
-        return self._listed(begin, end, halo_of_rows(self._csc, begin, end))
+        first, last = self._csc.indptr[[begin, end]].tolist()
+        with self._held("csc_indices", first, last):
+            return self._listed(begin, end, halo_of_rows(self._csc, begin, end))
 
     def load_part(self, part: int, hops: int = 1) -> PartGraph:
         """Load a part's graph into memory.
@@ -240,6 +262,12 @@ class PartitionStore:
         near = self._load_near(part, begin, end)
         return near if hops == 1 else self._without_halo(near)
 
+    def fetch_part(self, part: int, rows: bool = True) -> None:
+        """Fetch a part ahead of its use, in sequence, rows of features too where they are dense; nothing if local."""
+        if self.fetched is not None:
+            with self.fetched.held(*self.fetched.of_part(part, rows)):
+                pass
+
     def load_features(self, graph: PartGraph) -> np.ndarray | SparseRows | None:
         """Return the feature rows of a loaded part in local order, codes decoded; packed halo rows are used."""
         return None if self.features is None else features_of_part(self.part_features, graph.part).gather(graph.nodes)
@@ -252,13 +280,16 @@ class PartitionStore:
 
         Cost: two reads of the store.
         """
+        if self.fetched is not None:
+            self.fetched.whole(*self.manifest["files"])
         verify_store(self)
 
     def _load_near(self, part: int, begin: int, end: int) -> PartGraph:
         rows = read_slice(self._csc.indptr[begin : end + 1])
         self._check_rises("csc_indptr", rows, self.num_arcs)
         first, last = int(rows[0]), int(rows[-1])
-        sources = read_slice(self._csc.indices[first:last])
+        with self._held("csc_indices", first, last):
+            sources = read_slice(self._csc.indices[first:last])
         held = RankedNodes.empty(self.num_nodes)
         crossing = add_sources(sources, begin, end, self.num_nodes, held)
         halo_nodes = self._checked_halo(part, self._listed(begin, end, None if crossing < 0 else held.count()))
@@ -310,7 +341,8 @@ class PartitionStore:
         if self._halo_code is None:
             return np.empty(0, np.uint8)
         begin, end = self._halo_code_offsets[part : part + 2].tolist()
-        return read_slice(self._halo_code[begin:end])
+        with self._held("halo_code", begin, end):
+            return read_slice(self._halo_code[begin:end])
 
     def _degree_of(self, nodes: np.ndarray) -> np.ndarray:
         """Return the (num,) in-degrees of ascending ids: from a byte each, and of the few that exceed it."""
@@ -350,6 +382,10 @@ class PartitionStore:
             hops=0,
         )
 
+    def _held(self, name: str, first: int, last: int) -> AbstractContextManager[None]:
+        """Return what keeps rows [first, last) of a file here while they are read."""
+        return nullcontext() if self.fetched is None else self.fetched.held(self.fetched.slice_of(name, first, last))
+
     def _core(self, part: int) -> tuple[int, int]:
         if not 0 <= part < self.num_parts:
             raise ValueError(f"part must be in [0, {self.num_parts}), got {part}")
@@ -375,7 +411,8 @@ class PartitionStore:
     def _features(self, name: str) -> DenseFeatures | CSRFeatures | None:
         if name in self.manifest["files"]:
             code = row_code(self.feature_storage, self.manifest["feature_dim"])
-            return DenseFeatures(self._map(name), code)
+            rows = self._map(name)
+            return DenseFeatures(rows, code) if self.fetched is None else FetchedRows(self.fetched, name, rows, code)
         indptr = self._map(f"{name}_indptr")
         if indptr is None:
             return None
@@ -383,6 +420,10 @@ class PartitionStore:
         columns, values = self._map(f"{name}_indices"), self._map(f"{name}_data")
         self._check_rises(f"{name}_indptr", indptr, len(columns))
         return CSRFeatures(indptr, columns, values, self.manifest["feature_dim"])
+
+
+def _open_again(root: str, settings: dict) -> PartitionStore:
+    return PartitionStore._of(fetched_again(root, settings))
 
 
 def _checked_hops(hops: int) -> int:

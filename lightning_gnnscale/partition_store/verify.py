@@ -62,6 +62,9 @@ def compare_once(store, names=None) -> int:
     Cost: one read of what is compared, about 1 GB/s; after that a look at each file.
     """
     files = store.manifest["files"]
+    if store.fetched is not None:  # which compares each block as it comes
+        store.fetched.whole(*(names or ()))
+        return 0
     names = [name for name in (files if names is None else names) if name in files]
     known, new = _remembered(store), {}
     for name in names:
