@@ -287,6 +287,7 @@ class TestOnS3:
 
     def test_a_block_that_was_settled_is_not_fetched_again(self, tmp_path, s3, monkeypatch):
         monkeypatch.setattr(published, "_RUN_BLOCKS", 1)
+        monkeypatch.setattr(object_store, "_REQUESTS_UNDER_WAY", 1)  # requests succeed in order
         store = store_of(tmp_path / "store")
         publish(store.root, "s3://graphs/store")
         fetched = PartitionStore.open("s3://graphs/store", timeout_s=1)
@@ -501,6 +502,7 @@ class TestLocalCopy:
 
     def test_a_cut_copy_goes_on(self, s3, monkeypatch):
         monkeypatch.setattr(object_store, "REQUEST_BYTES", 1000)
+        monkeypatch.setattr(object_store, "_REQUESTS_UNDER_WAY", 1)  # requests succeed in order
         data = np.random.default_rng(0).bytes(4321)
         s3.files.pipe_file("graphs/x.bin", data)
         s3.fault = lambda method, key: 500 if s3.bytes_given("x.bin") >= 2000 and method == "GET" else None
