@@ -85,7 +85,7 @@ class PartitionStore:
             raise PartitionStoreError(f"{root / MANIFEST}: damaged; {REMEDY}") from None
 
     def __reduce__(self):
-        return PartitionStore.open, (str(self.root),)
+        return _open_same, (str(self.root), self.layout_fingerprint)
 
     def __repr__(self) -> str:
         return (
@@ -383,6 +383,17 @@ class PartitionStore:
         columns, values = self._map(f"{name}_indices"), self._map(f"{name}_data")
         self._check_rises(f"{name}_indptr", indptr, len(columns))
         return CSRFeatures(indptr, columns, values, self.manifest["feature_dim"])
+
+
+def _open_same(root: str, fingerprint: str) -> PartitionStore:
+    """Open what another process has open; PartitionStoreError: another store lies there."""
+    store = PartitionStore.open(root)
+    if store.layout_fingerprint != fingerprint:
+        raise PartitionStoreError(
+            f"{root}: holds store {store.layout_fingerprint[:12]} here, and {fingerprint[:12]} where it was sent from: "
+            "copy that store here, or wait until it is written"
+        )
+    return store
 
 
 def _checked_hops(hops: int) -> int:

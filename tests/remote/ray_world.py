@@ -9,7 +9,7 @@ import torch
 from oracles.parts import SmallWorld, part_loader, small_world
 
 from lightning_gnnscale.loader import PartLoader, RankPlace
-from lightning_gnnscale.remote import RayWorkers
+from lightning_gnnscale.remote import RayWorkers, cluster
 from lightning_gnnscale.sampler import NeighborSampler
 
 WORLD = small_world(num_parts=5)
@@ -49,6 +49,17 @@ def contents(batch) -> dict:
 
 def all_contents(batches) -> list[dict]:
     return [contents(batch) for batch in batches]
+
+
+def start_cluster():
+    """Return a cluster of one node on this machine, to which more can be added, and the options of a node."""
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if cluster._has_token():  # who joins will ask for it, so must the cluster
+        cluster.ask_for_token()
+    options = {"num_cpus": 2, "object_store_memory": 100 << 20, "include_dashboard": False}
+    return Cluster(initialize_head=True, head_node_args=options), options
 
 
 def wait_until(holds, limit_s: float = 30.0) -> bool:
