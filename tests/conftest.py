@@ -41,7 +41,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 # Tests whose processes are forked from a server; its threads are OMP_NUM_THREADS, as above.
-FORKED = ("distributed", "faults", "datamodule/test_process", "loader/test_process_source")
+FORKED = ("bench/test_experiments", "distributed", "faults", "datamodule/test_process", "loader/test_process_source")
 
 
 def pytest_collection_finish(session):

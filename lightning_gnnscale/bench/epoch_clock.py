@@ -16,11 +16,11 @@ class EpochClock(Callback):
     """
 
     def __init__(self) -> None:
-        self._seconds, self._since, self._cpu, self._cpu_since = 0.0, 0.0, 0.0, 0.0
+        self._spent, self._since = (0.0, 0.0), (0.0, 0.0)  # seconds, CPU seconds
 
     def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         record("epoch_start", epoch=trainer.current_epoch, rank=trainer.global_rank)
-        self._seconds = self._cpu = 0.0
+        self._spent = (0.0, 0.0)
         self._resume()
 
     def on_validation_start(self, *_: Any) -> None:
@@ -33,12 +33,12 @@ class EpochClock(Callback):
         self._pause()
         accuracy = trainer.callback_metrics.get("val_acc")
         reached = {} if accuracy is None else {"val_acc": float(accuracy)}
-        ran = {"seconds": self._seconds, "cpu_s": self._cpu}
+        ran = dict(zip(("seconds", "cpu_s"), self._spent, strict=True))
         record("epoch", epoch=trainer.current_epoch, rank=trainer.global_rank, **ran, **reached)
 
     def _pause(self) -> None:
-        self._seconds += time.perf_counter() - self._since
-        self._cpu += time.process_time() - self._cpu_since
+        seconds, cpu_s = time.perf_counter() - self._since[0], time.process_time() - self._since[1]
+        self._spent = (self._spent[0] + seconds, self._spent[1] + cpu_s)
 
     def _resume(self) -> None:
-        self._since, self._cpu_since = time.perf_counter(), time.process_time()
+        self._since = (time.perf_counter(), time.process_time())

@@ -1,8 +1,10 @@
 """Exchange policies side by side: what each sends, and what accuracy is left."""
 
 import csv
-import os
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import mean
 
@@ -10,9 +12,9 @@ import numpy as np
 
 from ..memory import format_bytes
 from .experiment import run_rows
-from .present import LEFT, average, grouped, legend, panels, save, styles, table, tell
+from .present import LEFT, average, grouped, legend, panels, save, show, styles, tell
 from .reduced_graph import reduced_graph
-from .runner import Runner, write_csv
+from .runner import Runner, benchmark, write_csv
 
 CASE = ("graph", "partitioner", "world_size")
 EXACT = "halo"  # the policy that losses and shares are counted against
@@ -31,118 +33,105 @@ COLUMNS = {
 }
 
 
-def run(
-    output_dir: str | os.PathLike,
-    graphs: list[str],
-    policies: Mapping[str, list[str]],
-    partitioners: list[str],
-    world_sizes: list[int],
-    seeds: list[int],
-    hidden_channels: int = 128,
-    num_layers: int = 3,
-    max_epochs: int = 200,
-    evaluate_every: int = 5,
-    late_evaluations: int = 10,
-    feature_dim: int = 128,
-    fractions: list[float] = (0.6, 0.2, 0.2),
-    overrides: list[str] | None = None,
-    minutes: float | None = None,
-    again: str = "none",
-) -> list[dict]:
+@dataclass(frozen=True)
+class ExchangeBench:
     """Train a full-graph GCN under every policy, on real processes.
 
-    Args:
-        output_dir: Folder for `rows.csv` (one row per run), `exchange.csv` (means over seeds), the plot and the runs.
+    Writes `rows.csv` (one row per run), `exchange.csv` (means over seeds), `exchange.png` and the runs.
+
+    Attributes:
         graphs: Names that `load_npz` knows, or "planted:EDGES:NODES" for a generated graph. Graphs are symmetrised, and
             their features are reduced to feature_dim; the split is the public one, or made by fractions.
         policies: Maps a name to overrides of `train`, or to None, which leaves the policy out. The others are compared
             with "halo".
         partitioners: Methods that make the parts, one part per process.
         world_sizes: Numbers of processes.
-        seeds: Seeds of the training runs.
         hidden_channels, num_layers: Width and number of layers of the GCN.
         max_epochs, evaluate_every: Number of epochs, and of epochs between two evaluations.
         late_evaluations: Number of last evaluations; late accuracy is the mean of (validation + test) / 2 over them.
         feature_dim, fractions: See `reduced_graph`.
-        overrides: Further overrides of `train`, for all sides.
-        minutes, again: See `Runner`.
-
-    Returns:
-        One row per graph, partitioner, number of processes and policy: accuracies in percent, bytes sent in training,
-        and the ratios of these bytes to CAGNET's (num_nodes x (world_size - 1) x width x 4 bytes per layer but the
-        first, and per direction) and to the exact halo's.
     """
-    output_dir = Path(output_dir)
-    policies = {name: changes for name, changes in policies.items() if changes is not None}
-    files = {graph: reduced_graph(graph, output_dir / "graphs", feature_dim, list(fractions)) for graph in graphs}
-    common = [
-        f"model.backbone.hidden_channels={hidden_channels}",
-        f"model.backbone.num_layers={num_layers}",
-        f"trainer.max_epochs={max_epochs}",
-        f"trainer.check_val_every_n_epoch={evaluate_every}",
-        *(overrides or []),
-    ]
-    cases = [
-        (
-            {"graph": graph, "partitioner": method, "world_size": size, "policy": policy, "seed": seed},
-            [*_overrides(files[graph], graph, method, size, seed), *policies[policy], *common],
-        )
-        for seed in seeds
-        for graph in graphs
-        for method in partitioners
-        for size in world_sizes
-        for policy in policies
-    ]
-    # forward and backward, each layer but the first, float32
-    bytes_per_row = 2 * (num_layers - 1) * hidden_channels * 4 * max_epochs
-    cagnet_bytes = {
-        (graph, size): len(np.load(file)["y"]) * (size - 1) * bytes_per_row
-        for graph, file in files.items()
-        for size in world_sizes
-    }
-    with Runner(output_dir, minutes, again) as runner:
-        rows = run_rows(runner, cases, measure=lambda folder: _measure(folder, late_evaluations))
-        means = _compare(rows, cagnet_bytes)
-        write_csv(output_dir / "exchange.csv", means)
-        for (graph, method, size), own in grouped(means, *CASE).items():
-            title = f"{graph}, {method} parts, {size} processes, seeds: {len(seeds)}"
-            tell(table(own, COLUMNS, title, CAPTION))
-        if not _plot(output_dir / "exchange.png", means):
+
+    graphs: list[str]
+    policies: Mapping[str, list[str]]
+    partitioners: list[str]
+    world_sizes: list[int]
+    seeds: list[int]
+    hidden_channels: int = 128
+    num_layers: int = 3
+    max_epochs: int = 200
+    evaluate_every: int = 5
+    late_evaluations: int = 10
+    feature_dim: int = 128
+    fractions: list[float] = (0.6, 0.2, 0.2)
+    overrides: list[str] | None = None
+
+    def measure(self, runner: Runner) -> list[dict]:
+        """Return one row per graph, partitioner, number of processes and policy.
+
+        It has accuracies in percent, bytes sent in training, and the ratios of these bytes to CAGNET's (num_nodes x
+        (world_size - 1) x width x 4 bytes per layer but the first, and per direction) and to the exact halo's.
+        """
+        size = (self.feature_dim, list(self.fractions))
+        files = {graph: reduced_graph(graph, runner.folder / "graphs", *size) for graph in self.graphs}
+        policies = {name: words for name, words in self.policies.items() if words is not None}
+        cases = []
+        axes = (self.seeds, self.graphs, self.partitioners, self.world_sizes, policies)
+        for seed, graph, method, world_size, policy in product(*axes):
+            key = {"graph": graph, "partitioner": method, "world_size": world_size, "policy": policy, "seed": seed}
+            cases.append((key, self._words(files[graph], key, policies[policy])))
+        rows = run_rows(runner, cases, measure=partial(_measure, late_evaluations=self.late_evaluations))
+        # forward and backward, each layer but the first, float32
+        bytes_per_row = 2 * (self.num_layers - 1) * self.hidden_channels * 4 * self.max_epochs
+        node_bytes = {graph: len(np.load(file)["y"]) * bytes_per_row for graph, file in files.items()}
+        means = _compare(rows, node_bytes)
+        write_csv(runner.folder / "exchange.csv", means)
+        for (graph, method, world_size), own in grouped(means, *CASE).items():
+            title = f"{graph}, {method} parts, {world_size} processes, seeds: {len(self.seeds)}"
+            show(own, COLUMNS, title, CAPTION)
+        if not _plot(runner.folder / "exchange.png", means):
             tell(f"exchange.png is left out: it shows what is lost against the policy {EXACT!r}, which did not run")
-    return means
+        return means
+
+    def _words(self, file: Path, key: Mapping, policy: list[str]) -> list[str]:
+        return [
+            "dataset=npz",
+            f"dataset.name={file}",
+            "datamodule=full_graph",
+            "model=gcn",
+            "model.weight_decay=5.0e-4",
+            "strategy/weights=gradient_averaging",
+            f"partitioner={key['partitioner']}",
+            f"num_parts={key['world_size']}",
+            f"trainer.devices={key['world_size']}",
+            f"seed={key['seed']}",
+            f"name=exchange-{key['graph'].replace(':', '-')}",
+            f"+callbacks.score_test_nodes._target_={CALLBACK}",
+            "test=false",
+            *policy,
+            f"model.backbone.hidden_channels={self.hidden_channels}",
+            f"model.backbone.num_layers={self.num_layers}",
+            f"trainer.max_epochs={self.max_epochs}",
+            f"trainer.check_val_every_n_epoch={self.evaluate_every}",
+            *(self.overrides or []),
+        ]
 
 
-def _overrides(file: Path, graph: str, method: str, world_size: int, seed: int) -> list[str]:
-    return [
-        "dataset=npz",
-        f"dataset.name={file}",
-        "datamodule=full_graph",
-        "model=gcn",
-        "model.weight_decay=5.0e-4",
-        "strategy/weights=gradient_averaging",
-        f"partitioner={method}",
-        f"num_parts={world_size}",
-        f"trainer.devices={world_size}",
-        f"seed={seed}",
-        f"name=exchange-{graph.replace(':', '-')}",
-        f"+callbacks.score_test_nodes._target_={CALLBACK}",
-        "test=false",
-    ]
+run = benchmark(ExchangeBench)
 
 
 def _measure(folder: Path, late_evaluations: int) -> dict:
     """Return what a run's metrics say: accuracies in percent, bytes of all ranks over all epochs, seconds."""
     with open(folder / "metrics" / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    evaluations = [(float(r["val_acc"]), float(r["test_beside_acc"])) for r in rows if r.get("val_acc")]
-    best = max(evaluations, key=lambda pair: pair[0])[1]
+    evaluations = [(float(row["val_acc"]), float(row["test_beside_acc"])) for row in rows if row.get("val_acc")]
     late = [(val + test) / 2 for val, test in evaluations[-late_evaluations:]]
 
     def total(name: str) -> float:
         return sum(float(row[name]) for row in rows if row.get(name))
 
     return {
-        "best_test_acc": round(100 * best, 3),
+        "best_test_acc": round(100 * max(evaluations, key=lambda pair: pair[0])[1], 3),
         "late_acc": round(100 * mean(late), 3),
         "forward_bytes": int(total("exchange_forward_bytes")),
         "backward_bytes": int(total("exchange_backward_bytes")),
@@ -154,16 +143,16 @@ def _measure(folder: Path, late_evaluations: int) -> dict:
     }
 
 
-def _compare(rows: list[dict], cagnet_bytes: Mapping[tuple, int]) -> list[dict]:
+def _compare(rows: list[dict], node_bytes: Mapping[str, int]) -> list[dict]:
     """Return means over seeds, with what is lost against the exact halo and what share of bytes is sent."""
     for row in rows:
         row["bytes"] = row["forward_bytes"] + row["backward_bytes"]
     means = []
-    for case, own in grouped(rows, *CASE).items():
+    for (graph, method, world_size), own in grouped(rows, *CASE).items():
         policies = {policy: runs for (policy,), runs in grouped(own, "policy").items()}
         for policy, runs in policies.items():
-            row = dict(zip(CASE, case, strict=True)) | {"policy": policy}
-            means.append(row | _means(runs, policies.get(EXACT), cagnet_bytes[case[0], case[2]]))
+            row = {"graph": graph, "partitioner": method, "world_size": world_size, "policy": policy}
+            means.append(row | _means(runs, policies.get(EXACT), node_bytes[graph] * (world_size - 1)))
     return means
 
 

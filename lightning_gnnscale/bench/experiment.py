@@ -19,18 +19,14 @@ def run_rows(
     measure: Callable[[Path], dict] | None = None,
     train_case: Callable[[Path, list[str]], dict] | None = None,
 ) -> list[dict]:
-    """Train each case once and return its row; see `Runner.rows`.
+    """Train each case once and return its row: its key, `test_acc`, `best_val_acc`, `epochs`, `train_s`, ...
 
     Args:
-        runner: Runner of the benchmark.
+        runner, log: See `Runner.rows`.
         cases: What the row says of the case, and its overrides of `train`. A row stands for all its settings: other
             epochs or another patience are another row; another folder is not.
-        log: Name of the CSV.
         measure: Maps a run's folder to further columns of its row.
         train_case: Maps a run's folder and its overrides to the columns of its row; None: a run of `train`.
-
-    Returns:
-        One dict per case that was trained: its own columns, `test_acc`, `best_val_acc`, `epochs`, `train_s`, ...
     """
 
     def made() -> Iterator[Case]:

@@ -6,7 +6,7 @@ of batches a partition store (`open_graph`).
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +16,14 @@ import numpy as np
 from ..dataset import load_npz
 from ..dataset.npz import data_root as find_data_root
 from ..dataset.split import random_split
-from ..edge_stream import SyntheticGraph, lfr_graph, open_edge_stream, write_edges
+from ..edge_stream import EdgeStream, SyntheticGraph, lfr_graph, open_edge_stream, write_edges
 from ..edge_stream.stream import file_identity
 from ..graph import CSC, build_csc
 from ..partition_store import PartitionStore, write_partition_store
 from ..partitioner import partition
+from ..partitioner.metis import metis_is_installed
 from ..rng import fold, permutation
+from .present import tell
 
 NODES_A_COMMUNITY = 1000  # of generated planted graphs
 NUM_CLASSES = 47  # of power-law graphs
@@ -30,7 +32,6 @@ WORKLOADS = re.compile(r"power_law:([\d_]+)(?::([\d_]+))?")  # names of what `lo
 STORES = re.compile(r"power_law:([\d_]+):([\d_]+):([\d_]+)")  # and `open_graph`
 _EDGE_FILES = re.compile(r"(planted|lfr):([\d_]+)(?::([\d_]+))?")  # and `graph_file`
 _ARCS_A_NODE = 20  # of power-law graphs, unless said otherwise
-_CHUNK_ROWS = 1 << 16
 _SEED, _NODE_SALT, _EDGE_SALT, _ID_SALT, _TRAIN_SALT = 0, 1, 2, 11, 12
 _PATH_KEYS = ("path", "name", "num_nodes", "layout", "masks", "reader")
 
@@ -40,14 +41,20 @@ def public_root(data_root: str | None) -> Path | None:
     return find_data_root() if data_root is None else Path(data_root).expanduser()
 
 
+def without_metis(methods: Sequence[str]) -> list[str]:
+    """Return the methods without those of METIS where it is not installed, and say so."""
+    kept = [method for method in methods if metis_is_installed() or not method.startswith("metis")]
+    if len(kept) < len(methods):
+        tell("METIS is left out: it is not installed (extra \\[metis])")
+    return kept
+
+
 def check_graphs(
     graphs: list[str], data_root: Path | None, generated: re.Pattern = WORKLOADS, form: str = "power_law:NODES"
 ) -> None:
-    """Raise ValueError, which names what is available, unless each graph can be had.
+    """Raise ValueError, which names what is available, unless each graph is public, or of a name that can be generated.
 
     Args:
-        graphs: Names of public graphs, or names that `generated` matches.
-        data_root: Folder of public graphs, or None.
         generated: Pattern of the names of graphs that can be generated; `form` describes them in messages.
     """
     for name in graphs:
@@ -73,12 +80,28 @@ def power_law_graph(num_nodes: int, num_edges: int, seed: int) -> CSC:
     return build_csc(src, dst, num_nodes)
 
 
+def stream_of(csc: CSC) -> EdgeStream:
+    """Return the arcs of a graph as a stream."""
+    target = np.repeat(np.arange(csc.num_rows, dtype=csc.indices.dtype), csc.in_degree)
+    return open_edge_stream(np.stack([np.asarray(csc.indices), target]), num_nodes=csc.num_rows)
+
+
+def power_law_input(num_nodes: int, num_edges: int, dim: int, seed: int) -> tuple[CSC, np.ndarray]:
+    """Generate a `power_law_graph`, and (num_nodes, dim) random float32 features."""
+    tell(f"generating {num_edges:,} edges of {num_nodes:,} nodes with {dim} features")
+    return power_law_graph(num_nodes, num_edges, seed), np.random.default_rng(seed).random((num_nodes, dim), np.float32)
+
+
+def some_seeds(num_nodes: int, num: int, seed: int) -> np.ndarray:
+    """Return so many random nodes, ascending."""
+    return np.sort(np.random.default_rng(seed + 1).permutation(num_nodes)[:num])
+
+
 @dataclass(frozen=True)
 class Workload:
     """A graph and the training nodes whose batches read it.
 
     Attributes:
-        name: in rows and tables.
         csc: in-neighbours; public graphs hold both directions of each edge once, without self-loops.
         train_nodes: (num_train,) int64, ascending.
     """
@@ -94,9 +117,7 @@ def load_workload(name: str, data_root: Path | None) -> Workload:
     Public graphs are made undirected, and their ids are permuted. Ids that follow the crawl would give ranges of ids,
     the naive placement, a locality that most data sets do not have.
 
-    Args:
-        name: Name of a public graph, or "power_law:NODES" or "power_law:NODES:ARCS"; the default is 20 arcs per node.
-        data_root: Folder of public graphs.
+    Generated ones are named "power_law:NODES" or "power_law:NODES:ARCS"; the default is 20 arcs per node.
     """
     generated = WORKLOADS.fullmatch(name)
     if generated:
@@ -130,14 +151,7 @@ def _some_nodes(num_nodes: int) -> np.ndarray:
 
 
 def open_graph(name: str, folder: Path, num_parts: int, data_root: Path | None) -> PartitionStore:
-    """Open the store of a graph that `check_graphs` has accepted; if it is missing, it is made.
-
-    Args:
-        name: Name of a public graph, or "power_law:NODES:EDGES:FEATURES".
-        folder: Folder of the stores.
-        num_parts: Number of parts, which are ranges of ids.
-        data_root: Folder of public graphs.
-    """
+    """Open the store of a graph that `check_graphs` has accepted; it is made where it is missing, of ranges of ids."""
     root = folder / f"{name.replace(':', '-')}-p{num_parts}"
     if root.is_dir():
         return PartitionStore.open(root)
@@ -149,27 +163,14 @@ def open_graph(name: str, folder: Path, num_parts: int, data_root: Path | None) 
         arrays = {"features": data.features, "labels": data.labels, "masks": data.masks}
         return write_partition_store(root, data.stream, parts, **arrays)
     num_nodes, num_edges, dim = (int(number) for number in generated.groups())
-    csc = power_law_graph(num_nodes, num_edges, _SEED)
-    dst = np.repeat(np.arange(num_nodes, dtype=csc.indices.dtype), np.diff(csc.indptr))
-    stream = open_edge_stream(np.stack([np.asarray(csc.indices), dst]), num_nodes=num_nodes)
-    features = _write_features(folder / f"{root.name}.npy", num_nodes, dim)
+    csc, features = power_law_input(num_nodes, num_edges, dim, _SEED)
+    stream = stream_of(csc)
     labels = np.random.default_rng(_SEED).integers(0, NUM_CLASSES, num_nodes)
     train = np.zeros(num_nodes, np.bool_)
     train[_some_nodes(num_nodes)] = True
-    parts = partition(stream, "range", num_parts=num_parts)
     arrays = {"features": features, "labels": labels, "masks": {"train": train}}
-    store = write_partition_store(root, stream, parts, check_finite=False, **arrays)
-    features.unlink()
-    return store
-
-
-def _write_features(path: Path, num_nodes: int, dim: int) -> Path:
-    rng = np.random.default_rng(_SEED)
-    rows = np.lib.format.open_memmap(path, "w+", np.float32, (num_nodes, dim))
-    for begin in range(0, num_nodes, _CHUNK_ROWS):
-        rows[begin : begin + _CHUNK_ROWS] = rng.random((min(_CHUNK_ROWS, num_nodes - begin), dim), np.float32)
-    rows.flush()
-    return path
+    parts = partition(stream, "range", num_parts=num_parts)
+    return write_partition_store(root, stream, parts, check_finite=False, **arrays)
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,6 @@ class GraphSpec:
     """One graph to be compared on, before it is made.
 
     Attributes:
-        name: in rows and tables.
         kind: "public", "planted", "lfr" or "path".
         source: plain values that tell two sources of one name apart.
         details: what making it takes.
@@ -213,7 +213,6 @@ def resolve_graph(given: str | Mapping, data_root: Path | None) -> GraphSpec:
     Args:
         given: a public graph's name; "planted:EDGES" or "lfr:EDGES", with ":NODES" behind it where a tenth of the
             edges is not meant; a path; or {path, name, num_nodes, layout, masks, reader}.
-        data_root: folder of public graphs; None: there is none.
 
     Raises:
         ValueError: nothing of this kind, with what there is.
@@ -229,6 +228,17 @@ def resolve_graph(given: str | Mapping, data_root: Path | None) -> GraphSpec:
         return _resolve_path({"path": given})
     path = _public_file(given, data_root, "planted:EDGES, lfr:EDGES, and paths")
     return GraphSpec(given, "public", file_identity(path), {"npz": path})
+
+
+def resolve_graphs(given: list, sets: Mapping[str, list], data_root: Path | None) -> list[GraphSpec]:
+    """Return what graphs and sets of graphs are, each graph once; see `resolve_graph`."""
+    specs: dict[str, GraphSpec] = {}
+    for name in given:
+        for graph in sets[name] if isinstance(name, str) and name in sets else [name]:
+            spec = resolve_graph(graph, data_root)
+            if specs.setdefault(spec.name, spec) != spec:
+                raise ValueError(f"bench.graphs has two graphs named {spec.name!r}: give one another name")
+    return list(specs.values())
 
 
 @contextmanager
@@ -251,11 +261,6 @@ def graph_file(spec: GraphSpec, scratch: Path) -> Iterator[GraphFile]:
 
 def write_shuffled(edge_index: np.ndarray, num_nodes: int, path: Path) -> tuple[np.ndarray, int]:
     """Write the undirected simple graph of some arcs as raw int32 pairs, each edge once, ids and edges in random order.
-
-    Args:
-        edge_index: (2, num_arcs) integers.
-        num_nodes: ids are below it.
-        path: a .bin file.
 
     Returns:
         (num_nodes,) int64, the new id of each node; and the number of edges.

@@ -4,9 +4,8 @@ Batches are drawn as training draws them, and packed, asked for and answered as 
 Only the rows themselves are left out: their bytes are counted by their ids.
 """
 
-import os
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
@@ -26,12 +25,19 @@ from ..rng import batch_key, fold, permutation
 from ..sampler import NeighborSampler
 from ..triton_kernels.sample_neighbors import check_fanouts
 from .graphs import check_graphs, power_law_graph, public_root
-from .present import LEFT, grouped, lines, panels, save, table, tell, ticks
-from .runner import Case, Runner, machine_line, write_csv
+from .present import LEFT, grouped, lines, panels, save, show, ticks
+from .runner import Case, Runner, benchmark, machine_line, write_csv
 
 NO_CACHE = "none"
 LABELS, LABEL_SALT, TARGET_SALT = 40, 21, 22  # of generated graphs
-CASE = ("graph", "fanouts", "batch_size")
+CASE, VARIANT = ("graph", "fanouts", "batch_size"), ("group", "cache_share", "policy")
+BYTES = ("row_bytes", "beside_bytes", "cache_bytes")
+COLUMNS = {
+    "graph": ("graph", LEFT),
+    "fanouts": ("fan-outs", LEFT),
+    "batch_size": ("batch", ">"),
+    "cache": ("cache", ">"),
+}
 STYLES = ("o-", "s--", "^-.", "v:", "d--", "x-.", "+:")
 
 
@@ -55,29 +61,14 @@ class Traffic:
     row_bytes: np.ndarray
 
 
-def run(
-    output_dir: str | os.PathLike,
-    graphs: Sequence[str],
-    fanouts: Sequence[Sequence[int]] = ((15, 10, 5), (25, 10)),
-    batch_sizes: Sequence[int] = (64, 256, 1024),
-    groups: Sequence[int] = (1, 2, 4, 8),
-    cache_shares: Sequence[float] = (0.0, 0.01, 0.05, 0.1),
-    policies: Sequence[str] = ("lru",),
-    target_share: float = 0.1,
-    dim: int = 128,
-    requests_ahead: int = 1,
-    epochs: int = 1,
-    seed: int = 0,
-    data_root: str | None = None,
-    minutes: float | None = None,
-    again: str = "none",
-) -> list[dict]:
+@dataclass(frozen=True)
+class GroupingBench:
     """Count the bytes that the batches of whole epochs take, in groups of consecutive batches, with a cache.
 
-    Seeds are in random order over the whole graph, without help from parts.
+    Seeds are in random order over the whole graph, without help from parts. Writes `rows.csv`, `grouping.csv` and
+    `grouping.png`; a graph, fan-outs and batch size are one case, with all groups and caches.
 
-    Args:
-        output_dir: Folder for `rows.csv`, `grouping.csv` and `grouping.png`.
+    Attributes:
         graphs: Public graphs with their own features and training nodes, or "power_law:NODES:ARCS".
         fanouts: Fan-outs of each sampler.
         batch_sizes, groups: Seeds per batch, and batches per group. `groups` must hold 1, which the others are compared
@@ -90,38 +81,69 @@ def run(
         requests_ahead: Number of requests under way when an answer comes; their knowledge of the cache is older than
             the answer.
         epochs: Number of epochs in a row, for which the cache is kept.
-        seed: Seed of the order, of the draws, and of the targets of generated graphs.
-        data_root: Folder of public graphs; None: it is searched for.
-        minutes, again: See `Runner`; a graph, fan-outs and batch size are one case, with all groups and caches.
-
-    Returns:
-        One row per graph, fan-outs, batch size, group, cache share and policy.
     """
-    if 1 not in groups or 0 not in cache_shares:
-        raise ValueError(
-            f"bench.groups must hold 1 and bench.cache_shares 0, which the others are compared with; got "
-            f"{list(groups)} and {list(cache_shares)}"
-        )
-    root = public_root(data_root)
-    check_graphs(list(graphs), root)
-    variants = [(group, 0.0, NO_CACHE) for group in groups]
-    variants += [(group, share, policy) for group in groups for share in cache_shares if share for policy in policies]
-    contenders = [dict(zip(("group", "cache_share", "policy"), variant, strict=True)) for variant in variants]
-    settings = {"settings": f"{fold(target_share * 1e9, dim, requests_ahead, epochs, seed) >> 32:08x}"}
-    rows: list[dict] = []
-    with Runner(output_dir, minutes, again) as runner:
-        for name in graphs:
-            traffic = cache(partial(load_traffic, name, root, target_share, dim, seed))
+
+    graphs: Sequence[str]
+    fanouts: Sequence[Sequence[int]] = ((15, 10, 5), (25, 10))
+    batch_sizes: Sequence[int] = (64, 256, 1024)
+    groups: Sequence[int] = (1, 2, 4, 8)
+    cache_shares: Sequence[float] = (0.0, 0.01, 0.05, 0.1)
+    policies: Sequence[str] = ("lru",)
+    target_share: float = 0.1
+    dim: int = 128
+    requests_ahead: int = 1
+    epochs: int = 1
+    seed: int = 0
+    data_root: str | None = None
+
+    def __post_init__(self):
+        if 1 not in self.groups or 0 not in self.cache_shares:
+            raise ValueError(
+                f"bench.groups must hold 1 and bench.cache_shares 0, which the others are compared with; got "
+                f"{list(self.groups)} and {list(self.cache_shares)}"
+            )
+        check_graphs(list(self.graphs), public_root(self.data_root))
+
+    def measure(self, runner: Runner) -> list[dict]:
+        """Return one row per graph, fan-outs, batch size, group, cache share and policy."""
+        cached = product(self.groups, filter(None, self.cache_shares), self.policies)
+        variants = [*((group, 0.0, NO_CACHE) for group in self.groups), *cached]
+        contenders = [dict(zip(VARIANT, variant, strict=True)) for variant in variants]
+        facts = (self.target_share * 1e9, self.dim, self.requests_ahead, self.epochs, self.seed)
+        settings = f"{fold(*facts) >> 32:08x}"
+        rows: list[dict] = []
+        for name in self.graphs:
+            root = public_root(self.data_root)
+            traffic = cache(partial(load_traffic, name, root, self.target_share, self.dim, self.seed))
             cases = []
-            for hops, batch_size in product(fanouts, batch_sizes):
-                case = (name, ",".join(map(str, check_fanouts(hops))), batch_size)
-                count = partial(_counted, traffic, hops, batch_size, variants, requests_ahead, epochs, seed)
-                cases.append(Case(dict(zip(CASE, case, strict=True)) | settings, count, contenders))
+            for hops, batch_size in product(self.fanouts, self.batch_sizes):
+                key = {"graph": name, "fanouts": ",".join(map(str, check_fanouts(hops))), "batch_size": batch_size}
+                count = partial(self._count, traffic, hops, batch_size, variants)
+                cases.append(Case({**key, "settings": settings}, count, contenders))
             rows += runner.rows(cases)
         _add_cuts(rows)
         write_csv(runner.folder / "grouping.csv", rows)
         _present(rows, runner.folder / "grouping.png")
-    return rows
+        return rows
+
+    def _count(self, traffic: Callable[[], Traffic], fanouts, batch_size: int, variants) -> list[dict]:
+        wires = [_Wire(traffic(), *variant, self.requests_ahead) for variant in variants]
+        sizes, waiting = sorted({wire.group for wire in wires}), []
+        for batch, last in _batches(traffic(), fanouts, batch_size, self.epochs, self.seed):
+            waiting.append(batch)
+            if len(waiting) < sizes[-1] and not last:
+                continue
+            for group in sizes:
+                for start in range(0, len(waiting), group):
+                    packed = pack_group(waiting[start : start + group])
+                    for wire in wires:
+                        if wire.group == group:
+                            wire.send(packed)
+            waiting = []
+        return [wire.row() for wire in wires]
+
+
+run = benchmark(GroupingBench)
 
 
 def load_traffic(name: str, root: Path | None, target_share: float, dim: int, seed: int) -> Traffic:
@@ -149,28 +171,6 @@ def load_traffic(name: str, root: Path | None, target_share: float, dim: int, se
     return Traffic(name, build_csc(src, dst, num_nodes), targets, labels, dict(dataset.masks), row_bytes)
 
 
-def _counted(traffic, *case) -> list[dict]:
-    return _count(traffic(), *case)
-
-
-def _count(traffic: Traffic, fanouts, batch_size: int, variants, ahead: int, epochs: int, seed: int) -> list[dict]:
-    wires = [_Wire(traffic, *variant, ahead) for variant in variants]
-    most = max(wire.group for wire in wires)
-    waiting = []
-    for batch, last in _batches(traffic, fanouts, batch_size, epochs, seed):
-        waiting.append(batch)
-        if len(waiting) < most and not last:
-            continue
-        for group in sorted({wire.group for wire in wires}):
-            for start in range(0, len(waiting), group):
-                packed = pack_group(waiting[start : start + group])
-                for wire in wires:
-                    if wire.group == group:
-                        wire.send(packed)
-        waiting = []
-    return [wire.row() for wire in wires]
-
-
 def _batches(traffic: Traffic, fanouts, batch_size: int, epochs: int, seed: int) -> Iterator[tuple]:
     """Yield (batch, whether its epoch ends with it); batches come without features."""
     graph, sampler = WholeGraph.of(traffic.csc, 0), NeighborSampler(fanouts)
@@ -196,7 +196,7 @@ class _Wire:
             self._cache = TrainerCache(num_nodes, total - spare, 0, np.uint8, policy, spare)
             self._view = WorkerView(num_nodes)
             self._requests.extend(self._cache.begin(0) for _ in range(ahead))
-        self._batches = self._asked = self._sent = self._sent_bytes = self._beside = self._told = 0
+        self._counts = Counter()
 
     def send(self, packed) -> None:
         """Count a group on its way."""
@@ -208,28 +208,18 @@ class _Wire:
             version, missing = self._view.missing(update, union)
             rows = np.empty((int(missing.sum()), 0), np.uint8)
             self._cache.complete(update.request, version, union, missing, rows, weight=packed.weight)
-            self._told += len(np.packbits(missing)) + update.num_bytes
-        self._batches += len(packed.batches)
-        self._asked += len(union)
-        self._sent += int(missing.sum())
-        self._sent_bytes += int(self._row_bytes[union[missing]].sum())
-        self._beside += packed.num_bytes
+            self._counts["cache_bytes"] += len(np.packbits(missing)) + update.num_bytes
+        counted = {"batches": len(packed.batches), "union_rows": len(union), "sent_rows": int(missing.sum())}
+        self._counts.update(counted, row_bytes=int(self._row_bytes[union[missing]].sum()))
+        self._counts.update(beside_bytes=packed.num_bytes)
 
     def row(self) -> dict:
         """Return what was counted, a batch."""
-        num = self._batches
-        return {
-            "group": self.group,
-            "cache_share": self.share,
-            "policy": self.policy,
-            "batches": num,
-            "union_rows": round(self._asked / num, 1),
-            "sent_rows": round(self._sent / num, 1),
-            "row_bytes": round(self._sent_bytes / num),
-            "beside_bytes": round(self._beside / num),
-            "cache_bytes": round(self._told / num),
-            "bytes": round((self._sent_bytes + self._beside + self._told) / num),
-        }
+        row, num = dict(zip(VARIANT, (self.group, self.share, self.policy), strict=True)), self._counts["batches"]
+        row["batches"] = num
+        row |= {name: round(self._counts[name] / num, 1) for name in ("union_rows", "sent_rows")}
+        row |= {name: round(self._counts[name] / num) for name in BYTES}
+        return row | {"bytes": round(sum(self._counts[name] for name in BYTES) / num)}
 
 
 def _add_cuts(rows: list[dict]) -> None:
@@ -243,23 +233,13 @@ def _add_cuts(rows: list[dict]) -> None:
 
 def _present(rows: list[dict], plot: Path) -> None:
     """Print one line a case and cache, with groups side by side; draw the cut against batches a group."""
-    columns = {
-        "graph": ("graph", LEFT),
-        "fanouts": ("fan-outs", LEFT),
-        "batch_size": ("batch", ">"),
-        "cache": ("cache", ">"),
-    }
-    columns |= {group: (f"{group} a group", ">") for group in sorted({row["group"] for row in rows})}
+    columns = COLUMNS | {group: (f"{group} a group", ">") for group in sorted({row["group"] for row in rows})}
     shown = []
-    for own in grouped(rows, *CASE, "cache_share", "policy").values():
-        share, policy = own[0]["cache_share"], own[0]["policy"]
+    for (*_, share, policy), own in grouped(rows, *CASE, *VARIANT[1:]).items():
         cells = {row["group"]: f"{_bytes(row['bytes'])} {row['cut']:.2f}x" for row in own}
         shown.append(own[0] | {"cache": f"{share:.0%} {policy}" if share else "none"} | cells)
-    tell(
-        table(
-            shown, columns, "Bytes that travel for a batch, and times fewer than alone without a cache", machine_line()
-        )
-    )
+    title = "Bytes that travel for a batch, and times fewer than alone without a cache"
+    show(shown, columns, title, machine_line())
     if not rows:
         return
     titles = {(row["graph"], row["fanouts"]): f"{row['graph']}, {row['fanouts']}" for row in rows}

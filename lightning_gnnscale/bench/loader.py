@@ -1,7 +1,7 @@
 """How fast batches are prepared: seeds per CPU-second, beside the rate at which rows can be copied at all."""
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -9,10 +9,10 @@ from ..loader import LoaderOptions, PartData, PartLoader
 from ..partition_store import WholeGraph
 from ..partition_store.features import DenseFeatures
 from ..sampler import NeighborSampler
-from .graphs import power_law_graph
-from .present import LEFT, draw_bars, table, tell
-from .runner import Case, Runner, digest, machine_line
-from .turns import Contender, Taken, in_this_process, measure, ratio, row_copies, speeds
+from .graphs import NUM_CLASSES, power_law_input, some_seeds
+from .present import LEFT, draw_bars, show
+from .runner import Case, Runner, benchmark, digest, machine_line
+from .turns import Taken, batches_title, in_this_process, measure, ratio, row_copies, speeds
 
 BOUND = "row copy alone (bound)"
 COLUMNS = {
@@ -25,104 +25,82 @@ COLUMNS = {
 }
 
 
-def run(
-    output_dir: str | os.PathLike,
-    num_nodes: int = 1_000_000,
-    num_edges: int = 20_000_000,
-    dim: int = 128,
-    fanouts: Sequence[int] = (15, 10, 5),
-    batch_size: int = 1024,
-    threads: Sequence[int] = (1, 2),
-    num_batches: int = 40,
-    repeats: int = 5,
-    seed: int = 0,
-    minutes: float | None = None,
-    again: str = "none",
-) -> dict[str, list[dict]]:
+@dataclass(frozen=True)
+class LoaderBench:
     """Measure sampling alone, sampling with features and the copy bound, in turns (`gnnscale bench sample` has peers).
 
-    The ends of the graph's arcs are drawn independently, in proportion to Pareto(1.8) + 1 weights. The copy bound is
-    the time in which the rows of a batch alone are copied from random places into a reused buffer, by as many threads.
+    The copy bound is the time in which the rows of a batch alone are copied from random places into a reused buffer, by
+    as many threads. Writes `loader.csv` and `loader.png`; all is one case, as it is measured in turns.
 
-    Args:
-        output_dir: Folder for `loader.csv` and `loader.png`.
-        num_nodes, num_edges: Number of nodes and edges in the generated graph.
-        dim: Number of float32 features per node.
+    Attributes:
         fanouts, batch_size: Fan-outs of the sampler, and seeds per batch.
         threads: Numbers of threads to measure, each >= 1.
         num_batches: Number of batches in a measurement.
-        repeats: Number of measurements of each kind, in turns; the median counts.
-        seed: Seed of the graph and of the batches.
-        minutes, again: See `Runner`; all is one case, as it is measured in turns.
-
-    Returns:
-        {"loader": rows}.
     """
 
-    def measured() -> list[dict]:
-        tell(f"generating {num_edges:,} edges of {num_nodes:,} nodes with {dim} features")
-        csc = power_law_graph(num_nodes, num_edges, seed)
-        features = np.random.default_rng(seed).random((num_nodes, dim), np.float32)
-        seeds = np.sort(np.random.default_rng(seed + 1).permutation(num_nodes)[: num_batches * batch_size])
-        contenders: dict[tuple[str, int], Contender] = {}
-        rows_a_seed = _rows_a_seed(_loader(csc, None, seeds, fanouts, batch_size, 1, seed), len(seeds))
-        for count in threads:
-            sampling = _loader(csc, None, seeds, fanouts, batch_size, count, seed)
-            loading = _loader(csc, features, seeds, fanouts, batch_size, count, seed)
-            copies = row_copies(features, rows_a_seed, batch_size, num_batches, count)
-            contenders["sampling", count] = in_this_process(_epochs(sampling))
-            contenders["sampling and features", count] = in_this_process(_epochs(loading))
-            contenders[BOUND, count] = in_this_process(copies)
-        return summarise(measure(contenders, repeats), rows_a_seed)
+    num_nodes: int = 1_000_000
+    num_edges: int = 20_000_000
+    dim: int = 128
+    fanouts: Sequence[int] = (15, 10, 5)
+    batch_size: int = 1024
+    threads: Sequence[int] = (1, 2)
+    num_batches: int = 40
+    repeats: int = 5
+    seed: int = 0
 
-    facts = (num_nodes, num_edges, dim, *fanouts, batch_size, *threads, num_batches, repeats, seed)
-    with Runner(output_dir, minutes, again) as runner:
-        rows = runner.rows([Case({"settings": digest(*facts)}, measured, None)], "loader.csv")
-        title = f"Batches of {batch_size} seeds, fan-outs {', '.join(map(str, fanouts))}: medians of runs in turns"
-        tell(table(rows, COLUMNS, title, machine_line()))
-        labels = [f"{row['what']}, {row['threads']} thr." for row in rows]
-        speeds_shown = [row["seeds_per_cpu_s"] for row in rows]
-        draw_bars(runner.folder / "loader.png", labels, speeds_shown, "seeds per CPU-second of all threads")
-    return {"loader": rows}
+    def measure(self, runner: Runner) -> dict[str, list[dict]]:
+        """Return {"loader": rows}."""
+        facts = (self.num_nodes, self.num_edges, self.dim, *self.fanouts, self.batch_size, *self.threads)
+        facts += (self.num_batches, self.repeats, self.seed)
+        rows = runner.rows([Case({"settings": digest(*facts)}, self._turns, None)], "loader.csv")
+        show(rows, COLUMNS, batches_title(self.batch_size, self.fanouts), machine_line())
+        xlabel = "seeds per CPU-second of all threads"
+        draw_bars(runner.folder / "loader.png", rows, "{what}, {threads} thr.", "seeds_per_cpu_s", xlabel)
+        return {"loader": rows}
+
+    def _turns(self) -> list[dict]:
+        csc, features = power_law_input(self.num_nodes, self.num_edges, self.dim, self.seed)
+        seeds = some_seeds(self.num_nodes, self.num_batches * self.batch_size, self.seed)
+        counted = sum(batch.num_nodes for batch in self._loader(csc, None, seeds, 1))
+        rows_a_seed, contenders = counted / len(seeds), {}
+        for count in self.threads:
+            copies = row_copies(features, rows_a_seed, self.batch_size, self.num_batches, count)
+            ways = {
+                "sampling": _epochs(self._loader(csc, None, seeds, count)),
+                "sampling and features": _epochs(self._loader(csc, features, seeds, count)),
+                BOUND: copies,
+            }
+            contenders |= {(what, count): in_this_process(way) for what, way in ways.items()}
+        return summarise(measure(contenders, self.repeats), rows_a_seed)
+
+    def _loader(self, csc, features, seeds, threads: int) -> PartLoader:
+        """The loader as it trains; without features it carries ids and edges alone."""
+        whole, table, more = WholeGraph.of(csc, 0), None, {}
+        if features is not None:
+            train = np.zeros(csc.num_rows, np.bool_)
+            train[seeds] = True
+            table = DenseFeatures(features)
+            more = {"labels": np.arange(csc.num_rows) % NUM_CLASSES, "masks": {"train": train}}
+        options = LoaderOptions(self.batch_size, self.seed, num_threads=threads)
+        data = PartData(lambda part: whole, table, **more)
+        return PartLoader([0], data, {0: seeds}, NeighborSampler(self.fanouts), options)
+
+
+run = benchmark(LoaderBench)
 
 
 def summarise(found: dict[tuple[str, int], list[Taken]], rows_a_seed: float) -> list[dict]:
     """Return a row for each contender: medians, and ratios within each turn, so that a busy machine hits both sides."""
-    rows = []
-    for (what, threads), runs in found.items():
-        share = ratio(runs, found.get((BOUND, threads)))
-        rows.append(
-            {
-                "what": what,
-                "threads": threads,
-                **speeds(runs),
-                "rows_a_seed": rows_a_seed,
-                "share_of_copy_bound": share,
-            }
-        )
-    return rows
+    return [
+        {"what": what, "threads": threads, **speeds(runs), "rows_a_seed": rows_a_seed}
+        | {"share_of_copy_bound": ratio(runs, found.get((BOUND, threads)))}
+        for (what, threads), runs in found.items()
+    ]
 
 
-def _loader(csc, features, seeds, fanouts, batch_size, threads, seed) -> PartLoader:
-    """The loader as it trains; without features it carries ids and edges alone."""
-    whole = WholeGraph.of(csc, 0)
-    extra = {}
-    if features is not None:
-        train = np.zeros(csc.num_rows, np.bool_)
-        train[seeds] = True
-        extra = {"labels": np.arange(csc.num_rows) % 47, "masks": {"train": train}}
-    table = None if features is None else DenseFeatures(features)
-    data, options = PartData(lambda part: whole, table, **extra), LoaderOptions(batch_size, seed, num_threads=threads)
-    return PartLoader([0], data, {0: seeds}, NeighborSampler(fanouts), options)
-
-
-def _epochs(loader: PartLoader) -> Callable[[], int]:
+def _epochs(loader: PartLoader):
     def prepare() -> int:
         loader.set_epoch(loader.epoch + 1)
         return sum(batch.batch_size for batch in loader)
 
     return prepare
-
-
-def _rows_a_seed(loader: PartLoader, num_seeds: int) -> float:
-    return sum(batch.num_nodes for batch in loader) / num_seeds

@@ -1,21 +1,20 @@
-"""Which partitioner runs with which settings on which graph, and the row that each of these cases leaves."""
+"""The methods that the benchmark of partitioners compares, and an expectation that is drawn beside them."""
 
 import itertools
-import json
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ..edge_stream import open_edge_stream
 from ..partitioner import partition
-from ..partitioner.graph_access.simple_graph import SimpleGraph, open_simple_graph
+from ..partitioner.graph_access.simple_graph import open_simple_graph
 from ..partitioner.grem_expectation import expected_greedy_cut
 from ..partitioner.kaminpar import kaminpar_is_installed
 from ..partitioner.metis import metis_is_installed
 from ..partitioner.registry import complete_options
 from .graphs import GraphFile
 from .partition_process import core_count
-from .runner import digest_of_text
 
 GREEDY_EXPECTATION = "greedy_expectation"  # no partitioner: what GREM's paper expects of fixed greedy streaming
 PEERS = {"metis": metis_is_installed, "kaminpar": kaminpar_is_installed}
@@ -40,43 +39,10 @@ class MethodSpec:
     balance: dict | None = None
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What all cases of one benchmark share.
-
-    Attributes:
-        balance: constraints of every method that has none of its own; None: the methods' defaults.
-        cores: 1, another number, or "all".
-        repeats, chunk_edges, seed, halo_hops, feature_bytes: see `partition_process.measure`.
-        limit_s, limit_bytes: a case is stopped there.
-    """
-
-    balance: dict | None = None
-    cores: int | str = 1
-    repeats: int = 1
-    chunk_edges: int = 1 << 18
-    seed: int = 0
-    halo_hops: int = 1
-    feature_bytes: int = 512
-    limit_s: float | None = None
-    limit_bytes: int | None = None
-
-    def key(self, spec: MethodSpec, source: dict) -> str:
-        """Return a digest of all that decides a row beside graph, method and parts."""
-        kept = [self.cores, self.chunk_edges, self.seed, self.halo_hops, self.feature_bytes]
-        facts = [spec.method, spec.options, spec.balance or self.balance, source, kept]
-        return digest_of_text(json.dumps(facts, sort_keys=True, default=str))
-
-    def measured(self, spec: MethodSpec) -> dict:
-        """Return what `partition_process.measure` takes of these settings and a method."""
-        names = ("limit_s", "limit_bytes", "chunk_edges", "repeats", "seed", "halo_hops", "feature_bytes")
-        own = {"options": self.options_of(spec), "balance": spec.balance or self.balance}
-        return {name: getattr(self, name) for name in names} | own
-
-    def options_of(self, spec: MethodSpec) -> dict:
-        """Return a method's options, with `threads` set to the cores where it takes threads and none are given."""
-        takes_threads = "threads" in complete_options(spec.method, {})
-        return {"threads": core_count(self.cores), **spec.options} if takes_threads else spec.options
+def options_of(spec: MethodSpec, cores: int | str) -> dict:
+    """Return a method's options, with `threads` set to the cores where it takes threads and none are given."""
+    takes_threads = "threads" in complete_options(spec.method, {})
+    return {"threads": core_count(cores), **spec.options} if takes_threads else spec.options
 
 
 def resolve_methods(given: list[str | Mapping]) -> list[MethodSpec]:
@@ -133,30 +99,27 @@ class GreedyExpectation:
     """
 
     def __init__(self, graph: GraphFile, seed: int):
-        self.graph, self.seed = graph, seed
-        self._simple: SimpleGraph | None = None
-        self._references: dict = {}
+        self._seed, self._references = seed, {}
+        self._stream = open_edge_stream(graph.path, num_nodes=graph.num_nodes, layout=graph.layout, **graph.reader)
+        with _quiet():
+            self._simple = open_simple_graph(self._stream)[0]
 
     def cut(self, num_parts: int, options: dict) -> float:
-        """Return the expected share of cut edges.
-
-        Args:
-            num_parts: number of parts.
-            options: chunk_edges_share and others of `expected_greedy_cut`.
+        """Return the expected share of cut edges; options are chunk_edges_share and others of `expected_greedy_cut`.
 
         Raises:
             GNNScaleError: METIS is not installed.
         """
-        stream = open_edge_stream(
-            self.graph.path, num_nodes=self.graph.num_nodes, layout=self.graph.layout, **self.graph.reader
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            if self._simple is None:
-                self._simple = open_simple_graph(stream)[0]
+        with _quiet():
             if num_parts not in self._references:
-                found = partition(stream, "metis", num_parts, seed=self.seed, evaluate=False)
+                found = partition(self._stream, "metis", num_parts, seed=self._seed, evaluate=False)
                 self._references[num_parts] = found.part_id
-        return expected_greedy_cut(
-            stream, self._references[num_parts], num_parts, seed=self.seed, graph=self._simple, **options
-        )
+            given = {"seed": self._seed, "graph": self._simple, **options}
+            return expected_greedy_cut(self._stream, self._references[num_parts], num_parts, **given)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield

@@ -1,9 +1,9 @@
 """The partitioner benchmark from its rows: one table a graph, geometric means by set of graphs, and plots."""
 
 import json
-import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from statistics import geometric_mean
 
 from rich.markup import escape
 from rich.table import Table
@@ -16,7 +16,7 @@ _QUALITY = ("edge_cut_ratio", "replication_factor", "node_balance", "edge_balanc
 _MORE = ("val_balance", "test_balance", "components", "largest_part_bytes")
 _TIMES = ("seconds", "seconds_median", "cpu_seconds", "million_edges_per_s")
 MEASURED = ("num_nodes", "num_edges", *_QUALITY, *_MORE, *_TIMES, "peak_bytes", "bytes_a_node", "resident_bytes")
-_LABELS = {"seconds": "seconds", "cpu_seconds": "CPU seconds"}
+CLOCKS = {"seconds": "seconds", "cpu_seconds": "CPU seconds"}
 _COLUMNS = {
     "parts": ("parts", ">"),
     "method": ("method", LEFT),
@@ -48,13 +48,7 @@ _MEANS = {
 
 
 def graph_table(graph: str, rows: list[dict], baseline: str) -> Table:
-    """Return one line per case, with its balances (nodes, edges, volume, train); a case that failed says why.
-
-    Args:
-        graph: Name of the graph.
-        rows: Rows of this graph.
-        baseline: Method that cuts are compared with.
-    """
+    """Return one line per case, with its balances (nodes, edges, volume, train); a case that failed says why."""
     size = next((f": {row['num_nodes']:,} nodes, {row['num_edges']:,} edges" for row in rows), "")
     compared = {row["parts"]: row for row in rows if row["method"] == baseline and not row["error"]}
     shown, reasons = [], {}
@@ -76,13 +70,8 @@ def graph_table(graph: str, rows: list[dict], baseline: str) -> Table:
 def mean_rows(rows: list[dict], sets: dict[str, list], baseline: str, clock: str = "seconds") -> list[dict]:
     """Return geometric means of each method over the baseline, by set of graphs and over all.
 
-    Args:
-        rows: Rows of the benchmark.
-        sets: Maps a name to a list of graphs.
-        baseline: Method that the others are divided by.
-        clock: Column that the time is taken from: "seconds" or "cpu_seconds".
-
-    Only cases in which both methods succeeded count; a cut below one edge counts as one edge.
+    Only cases in which both methods succeeded count; a cut below one edge counts as one edge. The time is taken from
+    the column `clock`.
 
     Returns:
         One dict per set and method: set, method, cases, failed, broken (cases that broke a balance constraint), cut,
@@ -136,35 +125,19 @@ def _ratio_mean(pairs: list[tuple[dict, dict]], name: str) -> float | None:
 
 
 def _mean(ratios: Iterable[float]) -> float | None:
-    logarithms = [math.log(ratio) for ratio in ratios]
-    return math.exp(sum(logarithms) / len(logarithms)) if logarithms else None
+    ratios = list(ratios)
+    return geometric_mean(ratios) if ratios else None
 
 
 def draw_plots(output_dir: Path, names: list[str], rows: list[dict], baseline: str, clock: str) -> list[Path]:
-    """Draw each plot that has something to show, and return the files.
-
-    Args:
-        output_dir: Folder for `<name>.png`.
-        names: Names of the plots, keys of `PLOTS`.
-        rows: Rows of the benchmark; those that failed are left out.
-        baseline: Method that the others are compared with.
-        clock: Column that the time is taken from: "seconds" or "cpu_seconds".
-    """
-    check_plots(names)
+    """Draw each plot of `PLOTS` that has something to show, and return the files; rows that failed are left out."""
     good = [row for row in rows if not row["error"]]
     figures = {name: PLOTS[name](good, baseline, clock) for name in names if good}
     return [save(figure, output_dir / f"{name}.png") for name, figure in figures.items() if figure is not None]
 
 
-def check_plots(names: list[str]) -> None:
-    """Raise ValueError for a plot that does not exist."""
-    unknown = sorted(set(names) - set(PLOTS))
-    if unknown:
-        raise ValueError(f"bench.plots must be of {', '.join(PLOTS)}; got {', '.join(unknown)}")
-
-
 def _cut_seconds(rows: list[dict], baseline: str, clock: str):
-    return _cut_against(rows, clock, 1.0, _LABELS[clock])
+    return _cut_against(rows, clock, 1.0, CLOCKS[clock])
 
 
 def _cut_memory(rows: list[dict], baseline: str, clock: str):
@@ -197,7 +170,7 @@ def _scaling(rows: list[dict], baseline: str, clock: str):
         return None
     looks = styles(row["family"] for row in rows)
     several = len({row["parts"] for row in rows}) > 1
-    figure, found = panels([_LABELS[clock], "peak memory, MB"])
+    figure, found = panels([CLOCKS[clock], "peak memory, MB"])
     for (title, axes), column in zip(found.items(), (clock, "peak_mb"), strict=True):
         for (method, num_parts), own in grouped(rows, "method", "parts").items():
             label = f"{method}, {num_parts} parts" if several else method
@@ -212,7 +185,8 @@ def _scaling(rows: list[dict], baseline: str, clock: str):
 def _speedup(rows: list[dict], baseline: str, clock: str):
     """Draw how many times longer each method takes than the baseline, against the number of parts."""
     compared = {(row["graph"], row["parts"]): row[clock] for row in rows if row["method"] == baseline}
-    others = [row for row in rows if row["method"] != baseline and compared.get((row["graph"], row["parts"]))]
+    others = [row for row in rows if row["method"] != baseline and row[clock]]
+    others = [row for row in others if compared.get((row["graph"], row["parts"]))]
     others = [row | {"times": row[clock] / compared[row["graph"], row["parts"]]} for row in others]
     if not others:
         return None
@@ -222,7 +196,7 @@ def _speedup(rows: list[dict], baseline: str, clock: str):
         lines(found[graph], own, "parts", "times", "-", label=method, **looks[own[0]["family"]])
     for axes in found.values():
         axes.axhline(1.0, color="gray", linewidth=0.8)
-        axes.set(xscale="log", xlabel="parts", ylabel=f"{_LABELS[clock]} over {baseline}'s")
+        axes.set(xscale="log", xlabel="parts", ylabel=f"{CLOCKS[clock]} over {baseline}'s")
         ticks(axes, (row["parts"] for row in others))
         axes.set_ylim(bottom=0)
     legend(figure, found)

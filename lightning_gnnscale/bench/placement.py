@@ -1,17 +1,14 @@
 """Placements side by side: the share of reads that each tier serves, predicted and counted."""
 
-import importlib.util
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property, partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
-from rich.table import Table
 
-from ..edge_stream import open_edge_stream
 from ..graph import CSC
 from ..partitioner import partition
 from ..placement import Placement, access_probability, place
@@ -20,9 +17,9 @@ from ..placement.place import RULES, assign_training_nodes, most_read_rows
 from ..placement.placement import mean_shares, read_shares
 from ..rng import batch_key, fold, permutation
 from ..triton_kernels.sample_neighbors import Workspace, check_fanouts, sample_neighbors
-from .graphs import Workload, check_graphs, load_workload, public_root
-from .present import LEFT, grouped, legend, panels, save, table, tell
-from .runner import Case, Runner, digest, machine_line
+from .graphs import check_graphs, load_workload, public_root, stream_of, without_metis
+from .present import LEFT, grouped, legend, panels, save, show, tell
+from .runner import Case, Runner, benchmark, check_names, digest, machine_line
 
 METHODS = ("rule", "rule_by_cost", "naive", "random", "degree", "metis", "metis_local", "pagraph", "pagraph_local")
 PEERS = ("naive", "random", "degree", "metis")  # read each other's buffers and the same batches, like "rule"
@@ -31,18 +28,6 @@ LOCAL = "_local"  # each device shuffles its own training nodes only
 ARCS_OF_SEARCH = 2e9  # that PaGraph's searches may read before they look fewer hops; about 10 s
 _PROBES = 32
 _PROBABILITY_SEED = 1 << 20  # none of the counted epochs' seeds
-
-
-@dataclass(frozen=True)
-class Devices:
-    """A number of devices and which of them read each other's buffers."""
-
-    name: str
-    groups: tuple[tuple[int, ...], ...]
-
-    @property
-    def number(self) -> int:
-        return sum(len(group) for group in self.groups)
 
 
 @dataclass(frozen=True)
@@ -67,29 +52,15 @@ class Reads:
         return shares
 
 
-def run(
-    output_dir: str | os.PathLike,
-    graphs: Sequence[str],
-    devices: Mapping[str, Sequence[int]],
-    buffer_shares: Sequence[float] = (0.1, 0.125, 0.2),
-    methods: Sequence[str] = METHODS,
-    alphas: Sequence[float] = (0.0, 0.2),
-    fanouts: Sequence[int] = (15, 10, 5),
-    batch_size: int = 512,
-    seeds: Sequence[int] = (0, 1, 2, 3, 4),
-    batches_per_device: int = 16,
-    probability: str = "vip_sampled",
-    data_root: str | None = None,
-    minutes: float | None = None,
-    again: str = "none",
-) -> list[dict]:
+@dataclass(frozen=True)
+class PlacementBench:
     """Place rows by each method, and count from where sampled epochs would read them.
 
     The batches of one seed are the same for all methods. Only those named `_local` draw each device's batches from the
-    training nodes of its own part.
+    training nodes of its own part. Writes `placement.csv` and `placement.png`; a graph and devices are one case, with
+    all buffers and methods.
 
-    Args:
-        output_dir: Folder for `placement.csv` and `placement.png`.
+    Attributes:
         graphs: Public graphs, "power_law:NODES", or "power_law:NODES:ARCS".
         devices: Maps a name to the sizes of the groups of devices that read each other's buffers.
         buffer_shares: Sizes of one device's buffer, as shares of all rows, each in (0, 1].
@@ -99,155 +70,137 @@ def run(
         seeds: Seeds of the order of seeds and of sampling; means and deviations are taken over them.
         batches_per_device: Number of batches that each device must have had before sampling of epochs stops.
         probability: Method of `access_probability` by which rows are placed.
-        data_root: Folder of public graphs; None: it is searched for.
-        minutes, again: See `Runner`; a graph and devices are one case, with all buffers and methods.
-
-    Returns:
-        One row per graph, devices, buffer and method (for the rules also per alpha).
     """
-    unknown = sorted(set(methods) - set(METHODS))
-    if unknown:
-        raise ValueError(f"bench.methods must be of {', '.join(METHODS)}; got {', '.join(unknown)}")
-    if "rule" not in methods:
-        raise ValueError(f"bench.methods must hold rule, which the others are compared with, got {list(methods)}")
-    for name, values in {"alphas": alphas, "buffer_shares": buffer_shares, "seeds": seeds}.items():
-        if len(values) == 0:
-            raise ValueError(f"bench.{name} must hold at least one value, got none")
-    if not all(0 < share <= 1 for share in buffer_shares):
-        raise ValueError(f"bench.buffer_shares must be in (0, 1], got {list(buffer_shares)}")
-    root = public_root(data_root)
-    check_graphs(list(graphs), root)
-    fanouts = check_fanouts(fanouts)
-    if any(method.startswith("metis") for method in methods) and importlib.util.find_spec("pymetis") is None:
-        tell("METIS is left out: pymetis is not installed (extra \\[metis])")
-        methods = [method for method in methods if not method.startswith("metis")]
-    placed = [_devices(name, sizes) for name, sizes in devices.items()]
-    options = (fanouts, batch_size, list(seeds), batches_per_device, probability)
-    rows: list[dict] = []
-    with Runner(output_dir, minutes, again) as runner:
-        for name in graphs:
-            bench = cache(lambda name=name: _GraphBench(load_workload(name, root), *options))
-            cases = [
-                Case(
-                    {
-                        "graph": name,
-                        "devices": one.name,
-                        "settings": digest(*options, one.groups, *buffer_shares, *methods, *alphas),
-                    },
-                    lambda bench=bench, one=one: list(bench().rows(one, buffer_shares, methods, alphas)),
-                    contenders=None,
-                )
-                for one in placed
-            ]
+
+    graphs: Sequence[str]
+    devices: Mapping[str, Sequence[int]]
+    buffer_shares: Sequence[float] = (0.1, 0.125, 0.2)
+    methods: Sequence[str] = METHODS
+    alphas: Sequence[float] = (0.0, 0.2)
+    fanouts: Sequence[int] = (15, 10, 5)
+    batch_size: int = 512
+    seeds: Sequence[int] = (0, 1, 2, 3, 4)
+    batches_per_device: int = 16
+    probability: str = "vip_sampled"
+    data_root: str | None = None
+
+    def __post_init__(self):
+        check_names("methods", self.methods, METHODS)
+        if "rule" not in self.methods:
+            had = list(self.methods)
+            raise ValueError(f"bench.methods must hold rule, which the others are compared with, got {had}")
+        for name in ("alphas", "buffer_shares", "seeds"):
+            if len(getattr(self, name)) == 0:
+                raise ValueError(f"bench.{name} must hold at least one value, got none")
+        if not all(0 < share <= 1 for share in self.buffer_shares):
+            raise ValueError(f"bench.buffer_shares must be in (0, 1], got {list(self.buffer_shares)}")
+        check_graphs(list(self.graphs), public_root(self.data_root))
+        check_fanouts(self.fanouts)
+        for name, sizes in self.devices.items():
+            if isinstance(sizes, int) or not sizes or any(int(size) != size or size < 1 for size in sizes):
+                raise ValueError(f"bench.devices.{name} must list the sizes of groups, each at least 1, got {sizes}")
+
+    def measure(self, runner: Runner) -> list[dict]:
+        """Return one row per graph, devices, buffer and method (for the rules also per alpha)."""
+        methods = without_metis(self.methods)
+        facts = (check_fanouts(self.fanouts), self.batch_size, list(self.seeds), self.batches_per_device)
+        rows: list[dict] = []
+        for name in self.graphs:
+            graph = cache(partial(_Graph, self, name, methods))
+            cases = []
+            for devices, sizes in self.devices.items():
+                ends = np.cumsum([0, *sizes])
+                groups = tuple(tuple(range(ends[i], ends[i + 1])) for i in range(len(sizes)))
+                settings = digest(*facts, self.probability, groups, *self.buffer_shares, *methods, *self.alphas)
+                key = {"graph": name, "devices": devices, "settings": settings}
+                cases.append(Case(key, lambda graph=graph, groups=groups: list(graph().rows(groups)), None))
             rows += runner.rows(cases, "placement.csv")
         if rows:
             _print_tables(rows)
             _draw(runner.folder / "placement.png", rows)
-    return rows
+        return rows
 
 
-class _GraphBench:
+run = benchmark(PlacementBench)
+
+
+class _Graph:
     """One graph: its access probabilities and its counted reads, shared by all placements."""
 
-    def __init__(self, workload: Workload, fanouts, batch_size, seeds, batches_per_device, probability: str):
-        self.workload, self.fanouts, self.batch_size, self.seeds = workload, fanouts, batch_size, seeds
-        self.batches_per_device = batches_per_device
-        csc, nodes = workload.csc, workload.train_nodes
-        size = f"{csc.num_rows:,} nodes, {csc.num_arcs:,} arcs, {len(nodes):,} training nodes"
-        tell(f"{workload.name}: {size}")
-        self.workspace = Workspace(csc.num_rows, csc.indices.dtype)
+    def __init__(self, bench: PlacementBench, name: str, methods: Sequence[str]):
+        self.bench, self.methods, self.fanouts = bench, methods, check_fanouts(bench.fanouts)
+        self.workload = load_workload(name, public_root(bench.data_root))
+        self.csc, self.nodes = self.workload.csc, self.workload.train_nodes
+        tell(f"{name}: {self.csc.num_rows:,} nodes, {self.csc.num_arcs:,} arcs, {len(self.nodes):,} training nodes")
+        self.workspace = Workspace(self.csc.num_rows, self.csc.indices.dtype)
+        options = {"method": bench.probability, "fanouts": self.fanouts, "batch_size": bench.batch_size}
         start = time.perf_counter()
-        options = {"method": probability, "fanouts": fanouts, "batch_size": batch_size}
-        self.prob = access_probability(workload, nodes, seed=_PROBABILITY_SEED, **options)
+        self.prob = access_probability(self.workload, self.nodes, seed=_PROBABILITY_SEED, **options)
         self.prob_s = time.perf_counter() - start
-        self._hops: int | None = None
 
-    def rows(self, devices: Devices, buffer_shares, methods, alphas) -> Iterator[dict]:
+    def rows(self, groups: tuple[tuple[int, ...], ...]) -> Iterator[dict]:
         """Yield the rows of one set of devices."""
-        nodes = self.workload.train_nodes
-        part_id = own_rows = owner = None
-        searched = {}  # seconds of what a method does once for all buffers
+        nodes, num = self.nodes, sum(map(len, groups))
+        made, apart, searched = {"groups": groups}, {}, {}  # searched: seconds of what is done once for all buffers
         start = time.perf_counter()
-        if any(m.startswith("metis") for m in methods):
-            part_id = self._metis(devices.number)
+        if any(method.startswith("metis") for method in self.methods):
+            made["part_id"] = apart["metis"] = partition(stream_of(self.csc), "metis", num).part_id
             searched["metis"] = time.perf_counter() - start
         start = time.perf_counter()
-        if any(m.startswith("pagraph") for m in methods):
-            csc, hops, most = self.workload.csc, self._pagraph_hops(), self._buffer_rows(max(buffer_shares))
-            owner = assign_training_nodes(csc, nodes, devices.number, hops)
-            own_rows = most_read_rows(csc, nodes, owner, devices.number, hops, most)
+        if any(method.startswith("pagraph") for method in self.methods):
+            hops, most = self.pagraph_hops, self._buffer_rows(max(self.bench.buffer_shares))
+            owner = apart["pagraph"] = assign_training_nodes(self.csc, nodes, num, hops)
+            made["own_rows"] = most_read_rows(self.csc, nodes, owner, num, hops, most)
             searched["pagraph"] = time.perf_counter() - start
-        together = self._count([nodes] * devices.number)
-        apart = {}
-        if "metis_local" in methods:
-            apart["metis"] = self._count([nodes[part_id[nodes] == device] for device in range(devices.number)])
-        if "pagraph_local" in methods:
-            apart["pagraph"] = self._count([nodes[owner == device] for device in range(devices.number)])
-        for share in buffer_shares:
-            buffer_rows = self._buffer_rows(share)
-            for method in methods:
-                kind = method.removesuffix(LOCAL)
-                for alpha in alphas if method in RULES else alphas[:1]:
-                    start = time.perf_counter()
-                    if kind == "pagraph":
-                        placement = self._pagraph([rows[:buffer_rows] for rows in own_rows])
-                    else:
-                        placement = self._place(kind, devices, buffer_rows, alpha, part_id)
-                    seconds = time.perf_counter() - start
-                    reads = apart[kind] if method.endswith(LOCAL) else together
-                    yield {
-                        "buffer_share": share,
-                        "method": method,
-                        "alpha": alpha if method in RULES else None,
-                        **_measured(placement, reads),
-                        "place_s": round(seconds + searched.get(kind, 0.0), 3),
-                        "probability_s": round(self.prob_s, 3),
-                    }
+        reads = {"": self._count([nodes] * num)}  # by the parts whose devices shuffle their own nodes only
+        if "metis_local" in self.methods:
+            reads["metis"] = self._count([nodes[apart["metis"][nodes] == device] for device in range(num)])
+        if "pagraph_local" in self.methods:
+            reads["pagraph"] = self._count([nodes[apart["pagraph"] == device] for device in range(num)])
+        for share, method in product(self.bench.buffer_shares, self.methods):
+            kind = method.removesuffix(LOCAL)
+            for alpha in self.bench.alphas if method in RULES else self.bench.alphas[:1]:
+                start = time.perf_counter()
+                placement = self._place(kind, num, self._buffer_rows(share), alpha, **made)
+                seconds = time.perf_counter() - start
+                yield {
+                    "buffer_share": share,
+                    "method": method,
+                    "alpha": alpha if method in RULES else None,
+                    **_measured(placement, reads[kind if method.endswith(LOCAL) else ""]),
+                    "place_s": round(seconds + searched.get(kind, 0.0), 3),
+                    "probability_s": round(self.prob_s, 3),
+                }
 
-    def _place(self, method: str, devices: Devices, buffer_rows: int, alpha: float, part_id) -> Placement:
-        return place(
-            self.prob,
-            devices.number,
-            buffer_rows,
-            alpha=alpha,
-            groups=devices.groups,
-            method=method,
-            store=self.workload,
-            part_id=part_id,
-        )
-
-    def _pagraph(self, rows: list[np.ndarray]) -> Placement:
-        """Return what `place` makes of PaGraph's rows; its searches are done once for all buffers."""
-        groups = tuple((device,) for device in range(len(rows)))
-        shares = read_shares(tuple(rows), groups, None, self.prob)
-        return Placement(tuple(rows), groups, len(self.prob), None, mean_shares(shares), shares, "pagraph")
+    def _place(self, kind: str, num: int, buffer_rows: int, alpha: float, *, groups, part_id=None, own_rows=None):
+        """Return a placement; PaGraph's is what `place` makes of its rows, which are searched once for all buffers."""
+        if kind != "pagraph":
+            options = {"groups": groups, "method": kind, "store": self.workload, "part_id": part_id}
+            return place(self.prob, num, buffer_rows, alpha=alpha, **options)
+        rows, alone = tuple(own[:buffer_rows] for own in own_rows), tuple((device,) for device in range(num))
+        shares = read_shares(rows, alone, None, self.prob)
+        return Placement(rows, alone, len(self.prob), None, mean_shares(shares), shares, "pagraph")
 
     def _buffer_rows(self, share: float) -> int:
-        return max(1, round(share * self.workload.csc.num_rows))
+        return max(1, round(share * self.csc.num_rows))
 
     def _count(self, train_nodes: list[np.ndarray]) -> list[Reads]:
         """Return the reads of each seed; epochs until each device has had its batches."""
-        csc, batch_size = self.workload.csc, self.batch_size
-        batches = sum(-(-len(nodes) // batch_size) for nodes in {id(nodes): nodes for nodes in train_nodes}.values())
-        num_epochs = max(1, -(-self.batches_per_device * len(train_nodes) // max(1, batches)))
+        size = self.bench.batch_size
+        batches = sum(-(-len(nodes) // size) for nodes in {id(nodes): nodes for nodes in train_nodes}.values())
+        num_epochs = max(1, -(-self.bench.batches_per_device * len(train_nodes) // max(1, batches)))
         return [
-            count_epochs(csc, train_nodes, self.fanouts, batch_size, seed, num_epochs, self.workspace)
-            for seed in self.seeds
+            count_epochs(self.csc, train_nodes, self.fanouts, size, seed, num_epochs, self.workspace)
+            for seed in self.bench.seeds
         ]
 
-    def _metis(self, num_parts: int) -> np.ndarray:
-        csc = self.workload.csc
-        target = np.repeat(np.arange(csc.num_rows, dtype=csc.indices.dtype), csc.in_degree)
-        stream = open_edge_stream(np.stack([csc.indices, target]), num_nodes=csc.num_rows)
-        return partition(stream, "metis", num_parts).part_id
-
-    def _pagraph_hops(self) -> int:
-        """Return as many hops as the sampler has, or fewer where the searches would take too long."""
-        if self._hops is None:
-            self._hops = affordable_hops(self.workload.csc, self.workload.train_nodes, len(self.fanouts))
-            if self._hops < len(self.fanouts):
-                tell(f"PaGraph looks {self._hops} hops far: {len(self.fanouts)} would take too long here")
-        return self._hops
+    @cached_property
+    def pagraph_hops(self) -> int:
+        """As many hops as the sampler has, or fewer where the searches would take too long."""
+        hops = affordable_hops(self.csc, self.nodes, len(self.fanouts))
+        if hops < len(self.fanouts):
+            tell(f"PaGraph looks {hops} hops far: {len(self.fanouts)} would take too long here")
+        return hops
 
 
 def affordable_hops(csc: CSC, train_nodes: np.ndarray, num_layers: int) -> int:
@@ -276,13 +229,6 @@ def _measured(placement: Placement, seeds: list[Reads]) -> dict:
     return row
 
 
-def _devices(name: str, sizes: Sequence[int]) -> Devices:
-    if isinstance(sizes, int) or not sizes or any(int(size) != size or size < 1 for size in sizes):
-        raise ValueError(f"bench.devices.{name} must list the sizes of groups, each at least 1, got {sizes}")
-    starts = np.cumsum([0, *sizes])
-    return Devices(name, tuple(tuple(range(starts[i], starts[i + 1])) for i in range(len(sizes))))
-
-
 def count_epochs(
     csc: CSC,
     train_nodes: list[np.ndarray],
@@ -295,14 +241,10 @@ def count_epochs(
     """Sample epochs and count the rows that each device reads.
 
     Args:
-        csc: The graph.
+        csc, fanouts, batch_size, seed, num_epochs, workspace: What is sampled; see `sample_neighbors`.
         train_nodes: One array per device: its own nodes, shuffled among themselves ("local shuffling"). If several
             devices share one array (`is`), it is shuffled once, and they take its batches in turns ("global
             shuffling").
-        fanouts, batch_size: Fan-outs and size of the batches.
-        seed: Seed of the order of seeds and of sampling.
-        num_epochs: Number of epochs, >= 1.
-        workspace: Workspace of `sample_neighbors`.
     """
     counts = np.zeros((len(train_nodes), csc.num_rows), np.int64)
     orders: dict[int, list[int]] = {}
@@ -329,7 +271,7 @@ def _tiers(dev_num: np.ndarray, device: int) -> dict[str, np.ndarray]:
 def _print_tables(rows: list[dict]) -> None:
     """Print one table for each alpha, and what rule wins or loses in the worst case."""
     for alpha in sorted({row["alpha"] for row in rows if row["alpha"] is not None}):
-        tell(_table(rows, alpha))
+        _show(rows, alpha)
         for rule, points in _worst_losses(rows, alpha).items():
             tell(f"alpha {alpha:g}: {rule} loses at most {100 * points:.2f} points against {', '.join(PEERS)}")
     shared = [row for row in rows if not row["method"].endswith(LOCAL)]
@@ -352,8 +294,8 @@ def _worst_losses(rows: list[dict], alpha: float) -> dict[str, float]:
     return worst
 
 
-def _table(rows: list[dict], alpha: float) -> Table:
-    """Return one line a case: the cost of each method in percent."""
+def _show(rows: list[dict], alpha: float) -> None:
+    """Print one line a case: the cost of each method in percent."""
     methods = list(dict.fromkeys(row["method"] for row in rows if row["method"] != "rule"))
     columns = {
         "graph": ("graph", LEFT),
@@ -377,7 +319,7 @@ def _table(rows: list[dict], alpha: float) -> Table:
         title = "reads that miss, %, peers free: of the host's memory; of peers where all rows fit on the devices"
     else:
         title = f"cost of a read, % of a host read, a peer's read {alpha:g}"
-    return table(shown, columns, title, machine_line())
+    show(shown, columns, title, machine_line())
 
 
 def cases_of(rows: list[dict]) -> list[list[dict]]:

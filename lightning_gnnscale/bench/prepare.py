@@ -3,23 +3,20 @@
 import os
 import statistics
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from ..loader import TaskGraphs
 from ..loader.batch_graph import TaskTrace
-from ..partition_store import PartitionStore
 from .graphs import STORES, check_graphs, open_graph, public_root
 from .prepare_cases import CPU, WORKLOADS, Shape, grid, make_data, make_trainer, measure, source_of
-from .present import LEFT, bars, grouped, lines, panels, save, table, tell
+from .present import LEFT, bars, grouped, lines, panels, save, show, tell
 from .replay import record, replay_rows
-from .runner import Case, Runner, machine_line, write_csv
+from .runner import Case, Runner, benchmark, check_names, machine_line, write_csv
 
 WORKERS = ("num_threads", "num_workers")
 QUEUE_BATCHES = "queue_batches"  # memory of task graphs, in the largest batches of the workload
@@ -31,38 +28,14 @@ TAKES = 3  # of the traces; the middle one is replayed
 _SCHEDULINGS = ("fixed_prefetch", "task_graphs")
 
 
-def run(
-    output_dir: str | os.PathLike,
-    graphs: Sequence[str],
-    sources: Sequence[str],
-    settings: Mapping[str, Mapping[str, Sequence[Any]]],
-    workloads: Sequence[str] = tuple(WORKLOADS),
-    train: Sequence[str | float] = (CPU, 0),
-    fanouts: Sequence[int] = (15, 10),
-    batch_size: int = 1024,
-    hidden_channels: int = 16,
-    num_negatives: int = 5,
-    num_batches: int = 24,
-    repeats: int = 3,
-    num_parts: int = 4,
-    scope: str = "graph",
-    device_share: float = 0.7,
-    device_batches: int = 96,
-    replay_cores: Sequence[int] = (1, 2, 8, 16, 64),
-    replay_queue_batches: Sequence[int] = (1, 2, 4, 16, 64),
-    replay_sigmas: Sequence[float] = (10,),
-    trace_threads: int = 2,
-    seed: int = 0,
-    data_root: str | None = None,
-    minutes: float | None = None,
-    again: str = "none",
-) -> dict[str, list[dict]]:
+@dataclass(frozen=True)
+class PrepareBench:
     """Measure every source in turns, while a trainer takes what it prepares; then replay the measured task times.
 
-    At the end each source's best settings feed a device that one worker cannot feed.
+    At the end each source's best settings feed a device that one worker cannot feed. Writes `rows.csv`, `prepare.csv`
+    (medians), `replay.csv`, `prepare.png`, the graphs and the traces. Nothing is replayed where cases are left.
 
-    Args:
-        output_dir: Folder for `prepare.csv`, `replay.csv`, `prepare.png`, the graphs and the traces.
+    Attributes:
         graphs: Public graphs, and "power_law:NODES:EDGES:FEATURES".
         sources: Names in conf/source.
         settings: Maps a source to its settings, every combination of which is measured; a source without any is
@@ -75,7 +48,6 @@ def run(
             there.
         hidden_channels: Width of the model on the CPU.
         num_batches: Number of batches in one measurement.
-        repeats: Number of measurements of each case, in turns; the median counts.
         num_parts, scope: Number of parts in the stores, and the scope of batches; see `PartitionDataModule`.
         device_share: Time that the device to be fed takes per batch, divided by the time in which one thread prepares a
             batch.
@@ -86,70 +58,94 @@ def run(
         trace_threads: Largest number of concurrent threads for which task times are recorded. A machine with fewer
             cores is replayed with the times of as many threads, so that these include what threads cost each other in
             shared memory.
-        seed: Seed of the order and of the draws.
-        data_root: Folder of public graphs; None: it is searched for.
-        minutes, again: See `Runner`. Nothing is replayed where cases are left.
-
-    Returns:
-        {"rows": medians of the measurements, "replay": rows}.
-
-    Raises:
-        ValueError: an unknown graph, workload or source, or settings that a source does not take.
     """
-    unknown = sorted(set(workloads) - set(WORKLOADS))
-    if unknown:
-        raise ValueError(f"bench.workloads must be of {', '.join(WORKLOADS)}; got {', '.join(unknown)}")
-    for trainer in train:
-        if trainer != CPU and not (isinstance(trainer, int | float) and trainer >= 0):
-            raise ValueError(f"bench.train must hold cpu, or milliseconds >= 0, got {trainer!r}")
-    root, output = public_root(data_root), Path(output_dir)
-    check_graphs(graphs, root, STORES, "power_law:NODES:EDGES:FEATURES")
-    cases = [(name, options) for name in sources for options in grid(settings.get(name, {}))]
-    for name, options in cases:
-        source_of(name, _plain(options, 1))
-    shape = Shape(tuple(fanouts), batch_size, hidden_channels, num_negatives, num_batches, scope, seed)
-    rows, replays = [], []
-    with Runner(output, minutes, again) as runner:
-        for graph, workload in product(graphs, workloads):
-            store = cache(partial(open_graph, graph, output / "graphs", num_parts, root))
-            bench = _Bench(runner, graph, workload, store, shape, replay_cores, trace_threads)
-            found = bench.rows(cases, train, repeats)
-            fed = bench.feed(found, cases, device_share, device_batches, repeats)
+
+    graphs: Sequence[str]
+    sources: Sequence[str]
+    settings: Mapping[str, Mapping[str, Sequence[Any]]]
+    workloads: Sequence[str] = tuple(WORKLOADS)
+    train: Sequence[str | float] = (CPU, 0)
+    fanouts: Sequence[int] = (15, 10)
+    batch_size: int = 1024
+    hidden_channels: int = 16
+    num_negatives: int = 5
+    num_batches: int = 24
+    repeats: int = 3
+    num_parts: int = 4
+    scope: str = "graph"
+    device_share: float = 0.7
+    device_batches: int = 96
+    replay_cores: Sequence[int] = (1, 2, 8, 16, 64)
+    replay_queue_batches: Sequence[int] = (1, 2, 4, 16, 64)
+    replay_sigmas: Sequence[float] = (10,)
+    trace_threads: int = 2
+    seed: int = 0
+    data_root: str | None = None
+
+    def __post_init__(self):
+        check_names("workloads", self.workloads, WORKLOADS)
+        for trainer in self.train:
+            if trainer != CPU and not (isinstance(trainer, int | float) and trainer >= 0):
+                raise ValueError(f"bench.train must hold cpu, or milliseconds >= 0, got {trainer!r}")
+        check_graphs(self.graphs, public_root(self.data_root), STORES, "power_law:NODES:EDGES:FEATURES")
+        for name, options in self.cases:
+            source_of(name, _plain(options, 1))
+
+    @property
+    def cases(self) -> list[tuple[str, dict]]:
+        """(source, settings) of all contenders."""
+        return [(name, options) for name in self.sources for options in grid(self.settings.get(name, {}))]
+
+    @property
+    def shape(self) -> Shape:
+        model = (self.hidden_channels, self.num_negatives, self.num_batches, self.scope, self.seed)
+        return Shape(tuple(self.fanouts), self.batch_size, *model)
+
+    def measure(self, runner: Runner) -> dict[str, list[dict]]:
+        """Return {"rows": medians of the measurements, "replay": rows}."""
+        rows, replays = [], []
+        machines = (self.replay_cores, self.replay_queue_batches, self.replay_sigmas)
+        for graph, workload in product(self.graphs, self.workloads):
+            work = _Work(self, runner, graph, workload)
+            found = work.rows()
+            fed = work.feed(found)
             rows += found + fed
             if not runner.left:
-                takes = [bench.traces(take) for take in range(TAKES)]
-                machines = (replay_cores, replay_queue_batches, replay_sigmas)
-                replayed = replay_rows(_middle(takes), *machines, measured=partial(capacity, found + fed))
+                traces = _middle([work.traces(take) for take in range(TAKES)])
+                replayed = replay_rows(traces, *machines, measured=partial(capacity, found + fed))
                 replays += [{"graph": graph, "workload": workload} | row for row in replayed]
-            write_csv(output / "prepare.csv", rows)
-            write_csv(output / "replay.csv", replays)
+            write_csv(runner.folder / "prepare.csv", rows)
+            write_csv(runner.folder / "replay.csv", replays)
         _print_tables(rows, replays, machine_line())
-        _draw(output / "prepare.png", rows, replays)
-    return {"rows": rows, "replay": replays}
+        _draw(runner.folder / "prepare.png", rows, replays)
+        return {"rows": rows, "replay": replays}
 
 
-class _Bench:
+run = benchmark(PrepareBench)
+
+
+class _Work:
     """One workload on one graph: its rows, and the traces of its tasks before, between and after them."""
 
-    def __init__(self, runner: Runner, graph: str, workload: str, store, shape: Shape, cores, most_threads: int):
-        self.runner, self.graph, self.workload, self.store, self.shape = runner, graph, workload, store, shape
-        folder = runner.folder / "traces" / f"{graph.replace(':', '-')}-{workload}"
-        self.traces = cache(lambda take: _record(folder, store(), workload, shape, cores, most_threads, take))
+    def __init__(self, bench: PrepareBench, runner: Runner, graph: str, workload: str):
+        self.bench, self.runner, self.graph, self.workload = bench, runner, graph, workload
+        root = public_root(bench.data_root)
+        self.store = cache(lambda: open_graph(graph, runner.folder / "graphs", bench.num_parts, root))
+        self.traces = cache(self._record)
 
-    def rows(self, cases: Sequence[tuple[str, dict]], train: Sequence[str | float], repeats: int) -> list[dict]:
+    def rows(self) -> list[dict]:
         """Return the medians of each case under each trainer."""
-        made = [
-            self._case(name, options, _name(trainer), trainer, repeat)
-            for trainer, repeat, (name, options) in product(train, range(repeats), cases)
-        ]
-        return medians(self.runner.rows(made, say=_say))
+        return self._medians(
+            self._case(name, options, _name(trainer), trainer, repeat, self.bench.shape)
+            for trainer, repeat, (name, options) in product(
+                self.bench.train, range(self.bench.repeats), self.bench.cases
+            )
+        )
 
-    def feed(
-        self, found: list[dict], cases: Sequence[tuple[str, dict]], share: float, num_batches: int, repeats: int
-    ) -> list[dict]:
+    def feed(self, found: list[dict]) -> list[dict]:
         """Return medians of each source, at its best for each number of workers, that feeds a device.
 
-        The device takes `share` of the time in which one thread prepares a batch: one worker is too few.
+        The device takes `device_share` of the time in which one thread prepares a batch: one worker is too few.
         """
         bound = [row for row in found if row["train"] == BOUND]
         alone = [row for row in bound if row["workers"] == 1]
@@ -157,20 +153,20 @@ class _Bench:
             return []
         batch_ms = 1000 * min(row["seconds"] / row["batches"] for row in alone if row["source"] == alone[0]["source"])
         fastest = {(row["source"], row["settings"]) for row in map(best, grouped(bound, "source", "workers").values())}
-        device_ms = round(share * batch_ms, 2)
-        made = [
-            self._case(name, options, FED, device_ms, repeat, num_batches)
-            for repeat, (name, options) in product(range(repeats), cases)
-            if (name, _text(options)) in fastest
-        ]
+        device_ms = round(self.bench.device_share * batch_ms, 2)
+        shape = replace(self.bench.shape, num_batches=self.bench.device_batches)
         if not self.runner.is_over:
             self.traces(1)
-        return medians(self.runner.rows(made, say=_say))
+        return self._medians(
+            self._case(name, options, FED, device_ms, repeat, shape)
+            for repeat, (name, options) in product(range(self.bench.repeats), self.bench.cases)
+            if (name, _text(options)) in fastest
+        )
 
-    def _case(
-        self, name: str, options: dict, train: str, trainer: str | float, repeat: int, num_batches: int | None = None
-    ) -> Case:
-        shape = self.shape if num_batches is None else replace(self.shape, num_batches=num_batches)
+    def _medians(self, cases: Iterable[Case]) -> list[dict]:
+        return medians(self.runner.rows(cases, say=_say))
+
+    def _case(self, name: str, options: dict, train: str, trainer: str | float, repeat: int, shape: Shape) -> Case:
         key = {
             "graph": self.graph,
             "workload": self.workload,
@@ -185,18 +181,32 @@ class _Bench:
         return Case(key, partial(self._measure, name, options, trainer, shape))
 
     def _measure(self, name: str, options: dict, trainer: str | float, shape: Shape) -> dict:
-        known = (
-            batch for of_cores in self.traces(0).values() for trace in of_cores.values() for batch in trace.batches
-        )
-        source = source_of(name, _plain(options, max(batch.num_bytes for batch in known)))
+        traces = (trace for of_cores in self.traces(0).values() for trace in of_cores.values())
+        largest = max(batch.num_bytes for trace in traces for batch in trace.batches)
+        source = source_of(name, _plain(options, largest))
         data = make_data(self.store(), self.workload, shape, source)
         step = make_trainer(self.store(), self.workload, shape, trainer)
         warm_up = source.batches_ahead + 2  # each buffer of the pool is fresh once
-        row = {"train_ms": None if trainer == CPU else trainer}
         try:
-            return row | measure(data.train_dataloader(), step, shape.num_batches, warm_up)
+            measured = measure(data.train_dataloader(), step, shape.num_batches, warm_up)
         finally:
             data.teardown("fit")
+        return {"train_ms": None if trainer == CPU else trainer} | measured
+
+    def _record(self, take: int) -> dict[int, dict[int, TaskTrace]]:
+        """Return the traces by cores and pieces of a hop, each recorded once by `trace_threads` or fewer."""
+        folder = self.runner.folder / "traces" / f"{self.graph.replace(':', '-')}-{self.workload}"
+        traces: dict[tuple[int, int], TaskTrace] = {}
+        by_cores: dict[int, dict[int, TaskTrace]] = {}
+        for number in sorted({*self.bench.replay_cores, 1}):
+            threads = min(number, self.bench.trace_threads)
+            for pieces in sorted({1, TaskGraphs(number).num_pieces}):
+                case = (threads, pieces)
+                if case not in traces:
+                    path = folder / f"{_tag(self.bench.shape, *case)}-{take}.json"
+                    traces[case] = record(self.store(), self.workload, self.bench.shape, *case, path)
+                by_cores.setdefault(number, {})[pieces] = traces[case]
+        return by_cores
 
 
 def _say(row: dict) -> None:
@@ -204,34 +214,14 @@ def _say(row: dict) -> None:
     tell("  ".join(f"{name}={row[name]}" for name in names), markup=False, highlight=False)
 
 
-def _record(
-    folder: Path, store: PartitionStore, workload: str, shape: Shape, cores: Sequence[int], most: int, take: int
-) -> dict[int, dict[int, TaskTrace]]:
-    """Return the traces of a workload, by cores and pieces of a hop, each recorded once by `most` threads or fewer."""
-    traces: dict[tuple[int, int], TaskTrace] = {}
-    by_cores: dict[int, dict[int, TaskTrace]] = {}
-    for number in sorted({*cores, 1}):
-        threads = min(number, most)
-        for pieces in sorted({1, TaskGraphs(number).num_pieces}):
-            if (threads, pieces) not in traces:
-                path = folder / f"{_tag(shape, threads, pieces)}-{take}.json"
-                traces[threads, pieces] = record(store, workload, shape, threads, pieces, path)
-            by_cores.setdefault(number, {})[pieces] = traces[threads, pieces]
-    return by_cores
-
-
 def _middle(takes: Sequence[dict[int, dict[int, TaskTrace]]]) -> dict[int, dict[int, TaskTrace]]:
     """Return of each trace the take whose tasks took the median of the time: a machine is not always as fast."""
-    return {
-        cores: {
-            pieces: sorted((take[cores][pieces] for take in takes), key=_task_s)[len(takes) // 2] for pieces in found
-        }
-        for cores, found in takes[0].items()
-    }
 
+    def middle(cores: int, pieces: int) -> TaskTrace:
+        own = [take[cores][pieces] for take in takes]
+        return sorted(own, key=lambda trace: sum(t.seconds for b in trace.batches for t in b.tasks))[len(own) // 2]
 
-def _task_s(trace: TaskTrace) -> float:
-    return sum(task.seconds for batch in trace.batches for task in batch.tasks)
+    return {cores: {pieces: middle(cores, pieces) for pieces in found} for cores, found in takes[0].items()}
 
 
 def capacity(rows: list[dict], source: str, cores: int, memory_batches: int) -> float | None:
@@ -254,8 +244,7 @@ def _plain(options: Mapping[str, Any], largest_bytes: int) -> dict[str, Any]:
     """Return options as the source takes them: memory in bytes."""
     plain = dict(options)
     if QUEUE_BATCHES in plain:
-        batches = plain.pop(QUEUE_BATCHES)
-        plain["queue_bytes"] = batches * largest_bytes
+        plain["queue_bytes"] = plain.pop(QUEUE_BATCHES) * largest_bytes
     return plain
 
 
@@ -344,29 +333,26 @@ def _print_tables(rows: list[dict], replays: list[dict], caption: str) -> None:
         by_trainer = grouped(own, "train")
         titles = {train: f"{graph}, {workload}; trainer: {trainer_name(same)}." for train, same in by_trainer.items()}
         for train, same in by_trainer.items():
-            tell(_sources(same, capacities(own), f"{titles[train]} Medians; of several settings the best", caption))
+            title = f"{titles[train]} Medians; of several settings the best"
+            show(_sources(same, capacities(own)), _SOURCES, title, caption)
         for train, same in by_trainer.items():
             pairs = _same_memory(same)
             if pairs and train != (FED,):
                 title = f"{titles[train]} Both schedulings in as much memory, each tuned"
-                tell(table(pairs, _MEMORY, title, caption))
+                show(pairs, _MEMORY, title, caption)
     for (graph, workload), same in grouped(replays, "graph", "workload").items():
-        tell(table(same, _REPLAY, _replay_title(graph, workload, same), caption))
+        show(same, _REPLAY, _replay_title(graph, workload, same), caption)
 
 
-def _sources(rows: list[dict], capacity: Mapping, title: str, caption: str) -> Table:
-    """The best settings of each source and number of workers."""
-    shown = [best(same) for same in grouped(rows, "source", "workers").values()]
-    alone = {row["source"]: row["seeds_per_s"] for row in shown if row["workers"] == 1}
-    shown = [
-        row
-        | {
-            "over_one": row["seeds_per_s"] / alone[row["source"]] if row["source"] in alone else None,
-            "over_device": over_device(row, capacity),
-        }
-        for row in shown
+def _sources(rows: list[dict], capacity: Mapping) -> list[dict]:
+    """Return the best settings of each source and number of workers, beside its one worker and the device."""
+    found = [best(same) for same in grouped(rows, "source", "workers").values()]
+    alone = {row["source"]: row["seeds_per_s"] for row in found if row["workers"] == 1}
+    over_one = [row["seeds_per_s"] / alone[row["source"]] if row["source"] in alone else None for row in found]
+    return [
+        row | {"over_one": over, "over_device": over_device(row, capacity)}
+        for row, over in zip(found, over_one, strict=True)
     ]
-    return table(shown, _SOURCES, title, caption)
 
 
 def _same_memory(rows: list[dict]) -> list[dict]:

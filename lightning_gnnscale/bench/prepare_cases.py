@@ -1,15 +1,17 @@
 """What is prepared and trained in the benchmark of preparation, workloads, sources, trainers; and one measurement."""
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import psutil
 import torch
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from ..cli.compose import compose_config
 from ..datamodule import PartitionDataModule
@@ -19,6 +21,7 @@ from ..model import GCN, GraphSAGE, LinkPredictor, NodeClassifier
 from ..partition_store import PartitionStore
 from ..sampler import LinkSampler, MiniBatch, NeighborSampler
 from .graphs import NUM_CLASSES
+from .turns import tree_cpu_s
 
 WORKLOADS = {"gcn": GCN, "graphsage": GraphSAGE, "unsupervised": GraphSAGE}
 CPU = "cpu"  # the trainer that is a model on these cores; another one is a number of milliseconds
@@ -34,8 +37,7 @@ class Shape:
         hidden_channels: Width of the model that trains on the CPU.
         num_negatives: Negatives per link in the unsupervised workload.
         num_batches: Number of batches in one measurement.
-        scope: See `PartitionDataModule`.
-        seed: Seed of the order and of the draws.
+        scope, seed: See `PartitionDataModule`.
     """
 
     fanouts: tuple[int, ...]
@@ -55,7 +57,12 @@ def source_of(name: str, options: Mapping[str, Any]) -> SourceSettings:
     """
     if name not in SOURCES:
         raise ValueError(f"bench.sources: no source {name!r}; there are {', '.join(sorted(SOURCES))}")
-    return instantiate(OmegaConf.merge(compose_config("train", [f"source={name}"]).source, dict(options)))
+    return instantiate(OmegaConf.merge(_config_of(name), dict(options)))
+
+
+@cache
+def _config_of(source: str) -> DictConfig:
+    return compose_config("train", [f"source={source}"]).source
 
 
 def grid(options: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -65,10 +72,10 @@ def grid(options: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 def make_data(store: PartitionStore, workload: str, shape: Shape, source: SourceSettings) -> PartitionDataModule:
     """Return the data module of a workload, as a Trainer would be given it; ready for `train_dataloader`."""
-    sampler: Any = NeighborSampler(shape.fanouts)
+    sampler, links = NeighborSampler(shape.fanouts), shape.batch_size
     if workload == "unsupervised":
         sampler = LinkSampler(sampler, "walk", walk_length=2, num_negatives=shape.num_negatives)
-    links = shape.batch_size // (2 + shape.num_negatives) if workload == "unsupervised" else shape.batch_size
+        links //= 2 + shape.num_negatives
     options = {"batch_size": max(links, 1), "scope": shape.scope, "seed": shape.seed}
     data = PartitionDataModule(store=store, sampler=sampler, source=source, **options)
     data.setup("fit")
@@ -79,7 +86,6 @@ def make_trainer(store: PartitionStore, workload: str, shape: Shape, train: str 
     """Return a function that trains on a batch, or that only takes as long.
 
     Args:
-        store, workload, shape: Store, workload and shape that the batches come from.
         train: "cpu": forward, backward and step of the workload's model on these cores. A number: sleep for this many
             milliseconds, just as a device that takes so long would leave the cores free.
     """
@@ -88,7 +94,8 @@ def make_trainer(store: PartitionStore, workload: str, shape: Shape, train: str 
         return lambda batch: time.sleep(seconds) if seconds else None
     torch.manual_seed(0)
     links = workload == "unsupervised"
-    channels = (store.features.dim, shape.hidden_channels, shape.hidden_channels if links else _num_classes(store))
+    num_classes = NUM_CLASSES if store.labels is None else int(store.labels.max()) + 1
+    channels = (store.features.dim, shape.hidden_channels, shape.hidden_channels if links else num_classes)
     backbone = WORKLOADS[workload](*channels, num_layers=len(shape.fanouts))
     model = LinkPredictor(backbone) if links else NodeClassifier(backbone)
     model.log = lambda *_, **__: None  # there is no Trainer to log to
@@ -102,28 +109,13 @@ def make_trainer(store: PartitionStore, workload: str, shape: Shape, train: str 
     return step
 
 
-def num_seeds(batch: MiniBatch) -> int:
-    """Return the seeds of a batch: of links their first ends."""
-    return batch.batch_size if batch.pairs is None else batch.pairs.shape[1]
-
-
-def _num_classes(store: PartitionStore) -> int:
-    return NUM_CLASSES if store.labels is None else int(store.labels.max()) + 1
-
-
 def measure(loader: PartLoader, train: Callable[[MiniBatch], None], num_batches: int, warm_up: int = 2) -> dict:
     """Train on batches and return the measurements.
 
     Each epoch is as long as the loader's, or begins late enough to end at the last batch, so that nothing is prepared
     that is not trained on. The wait for an epoch's first batch counts; the order of the first epoch's seeds is made
-    before.
-
-    Args:
-        loader: Loader of the batches.
-        train: Called with each batch.
-        num_batches: Number of batches, in as many epochs as it takes.
-        warm_up: Number of the epoch's last batches that are prepared once before and do not count. They compile kernels
-            and start workers; as all of them are held at once, they also take the buffers. Two of them are trained on.
+    before. The epoch's last `warm_up` batches are prepared once before and do not count: they compile kernels and start
+    workers; as all of them are held at once, they also take the buffers. Two of them are trained on.
 
     Returns:
         `batches`, `seeds`, `seconds`, `seeds_per_s`; `wait_share`: share of the seconds in which the trainer waited, in
@@ -138,7 +130,7 @@ def measure(loader: PartLoader, train: Callable[[MiniBatch], None], num_batches:
     held.clear()
     seeds = batches = 0
     waited, peak, batch = 0.0, None, None
-    cpu, begun = _cpu_s(), time.perf_counter()
+    cpu, begun = tree_cpu_s(os.getpid()), time.perf_counter()
     coming = epochs(loader, num_batches)
     while True:
         ready = getattr(loader._source, "queue_bytes", None)
@@ -148,7 +140,8 @@ def measure(loader: PartLoader, train: Callable[[MiniBatch], None], num_batches:
         waited += time.perf_counter() - asked
         if batch is None:
             break
-        seeds, batches = seeds + num_seeds(batch), batches + 1
+        seeds += batch.batch_size if batch.pairs is None else batch.pairs.shape[1]  # of links their first ends
+        batches += 1
         train(batch)
         del batch
     seconds = time.perf_counter() - begun
@@ -158,7 +151,7 @@ def measure(loader: PartLoader, train: Callable[[MiniBatch], None], num_batches:
         "seconds": round(seconds, 4),
         "seeds_per_s": round(seeds / seconds, 1),
         "wait_share": round(waited / seconds, 4),
-        "cpu_share": round((_cpu_s() - cpu) / seconds / psutil.cpu_count(), 4),
+        "cpu_share": round((tree_cpu_s(os.getpid()) - cpu) / seconds / psutil.cpu_count(), 4),
         "peak_queue_mib": None if peak is None else round(peak / 2**20, 2),
     }
 
@@ -175,16 +168,3 @@ def epochs(loader: PartLoader, num_batches: int) -> Iterator[MiniBatch]:
         loader.load_state_dict(loader.state_dict() | {"delivered": (len(loader) - size) % len(loader)})
         yield from loader
         num_batches -= size
-
-
-def _cpu_s() -> float:
-    """CPU seconds of this process and of all below it that run."""
-    total = 0.0
-    process = psutil.Process()
-    for one in (process, *process.children(recursive=True)):
-        try:
-            times = one.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system
-    return total

@@ -49,6 +49,12 @@ def table(
     return out
 
 
+def show(rows: Sequence[Mapping], columns: Mapping[str, tuple], title: str, caption: str | None = None, **more) -> None:
+    """Print a table as `table` makes it, if there are rows."""
+    if rows:
+        tell(table(rows, columns, title, caption, **more))
+
+
 def shown(value: Any, form: str | Callable[[Any], str]) -> str:
     """Return a value in a form, as `table` takes it."""
     if value is None or value == "":
@@ -125,13 +131,12 @@ def bars(axes, labels: Sequence[str], values: Sequence[float], xlabel: str, form
     axes.set_xlabel(xlabel)
 
 
-def draw_bars(path: str | os.PathLike, labels: Sequence[str], values: Sequence[float], xlabel: str, **more) -> None:
-    """Draw one panel of `bars`, if there are any."""
-    if not labels:
-        return
-    figure, found = panels([""], size=(9, 0.5 * len(labels) + 1.5), beside=0)
-    bars(found[""], labels, values, xlabel, **more)
-    save(figure, path)
+def draw_bars(path: str | os.PathLike, rows: Sequence[Mapping], label: str, column: str, xlabel: str, **more) -> None:
+    """Draw one panel of `bars`, one a row, if there are any; `label` is a format of the row's columns."""
+    if rows:
+        figure, found = panels([""], size=(9, 0.5 * len(rows) + 1.5), beside=0)
+        bars(found[""], [label.format(**row) for row in rows], [row[column] for row in rows], xlabel, **more)
+        save(figure, path)
 
 
 def lines(

@@ -20,7 +20,7 @@ HOMOPHILY, LABEL_NOISE = 0.6, 0.1
 
 
 def reduced_graph(name: str, folder: str | os.PathLike, dim: int, fractions: list[float], seed: int = 0) -> Path:
-    """Write a graph with reduced features once, and return its file.
+    """Write a graph with reduced features once, and return its file, which `load_npz` reads.
 
     Args:
         name: Name that `load_npz` knows, or "planted:EDGES:NODES": a generated graph of 16 communities, which are its
@@ -29,9 +29,6 @@ def reduced_graph(name: str, folder: str | os.PathLike, dim: int, fractions: lis
         dim: Number of feature columns. Narrower features are only scaled to rows of length 1.
         fractions: Shares of train, validation and test nodes if the graph has no public split.
         seed: Seed of the split and of the SVD's first guess.
-
-    Returns:
-        Path of the file, which `load_npz` reads.
 
     Cost: a randomised SVD of the features, `SVD_ROUNDS` rounds.
     """

@@ -198,7 +198,7 @@ class _Machine:
 
     def _advance(self) -> bool:
         """Go to the next instant at which something ends, and end it; return whether the trainer's step did."""
-        # The interpreter is whose who came first; the others wait for it and need no core.
+        # Whoever asked first gets the interpreter; the others wait for it and need no core.
         locked = [thread for thread, work in self.working.items() if work.locked_s > _ENDED_S]
         waiting = set(locked[1:])
         demand = len(self.working) - len(waiting) + (self.train_cores if self.training else 0)
@@ -251,8 +251,7 @@ class _Traced:
         return self.settings.batches_ahead
 
     def connect(self, place: RankPlace):
-        return partial(self.settings.connect(place).func, **self.settings.connect(place).keywords, trace=self.trace,
-                       task_clock=thread_time)  # fmt: skip
+        return partial(self.settings.connect(place), trace=self.trace, task_clock=thread_time)
 
 
 def record(store: PartitionStore, workload: str, shape: Shape, num_threads: int, pieces: int, path: Path) -> TaskTrace:
@@ -284,7 +283,7 @@ def record(store: PartitionStore, workload: str, shape: Shape, num_threads: int,
     return trace
 
 
-def joined(trace: TaskTrace) -> TaskTrace:
+def _joined(trace: TaskTrace) -> TaskTrace:
     """Return the trace with each batch as one task, which costs the scheduling of all: what one thread does with it."""
     batches = []
     for batch in trace.batches:
@@ -293,13 +292,9 @@ def joined(trace: TaskTrace) -> TaskTrace:
     return TaskTrace(batches, trace.train_s, len(trace.batches[0].tasks) * trace.overhead_s)
 
 
-def best_fixed(trace: TaskTrace, cores: int, most: int, train_s: float, num_batches: int) -> tuple[Replayed, dict]:
-    """Return the fastest fixed prefetch over all depths up to `most` and all sensible numbers of threads.
-
-    Args:
-        trace: Trace returned by `joined`.
-    """
-    found, options = [], {"train_s": train_s, "num_batches": num_batches, "overhead_s": trace.overhead_s}
+def _best_fixed(trace: TaskTrace, cores: int, most: int, **options) -> tuple[Replayed, dict]:
+    """Return the fastest fixed prefetch over all depths up to `most` and all sensible numbers of threads."""
+    found, options = [], {"overhead_s": trace.overhead_s, **options}
     for depth in range(1, min(most, MAX_DEPTH) + 1):
         for threads in {min(2**power, depth, cores) for power in range(8)}:
             replayed = replay(trace, FixedPrefetchPolicy(threads, depth), cores, requests_ahead=depth, **options)
@@ -307,27 +302,14 @@ def best_fixed(trace: TaskTrace, cores: int, most: int, train_s: float, num_batc
     return max(found, key=lambda pair: pair[0].seeds_per_s)
 
 
-def two_level(
-    traces: Mapping[int, TaskTrace],
-    cores: int,
-    queue_batches: int,
-    sigmas: Sequence[float],
-    train_s: float,
-    num_batches: int,
-) -> tuple[Replayed, dict]:
-    """Return the fastest two-level scheduling of several sigmas and pieces of a hop.
-
-    Args:
-        traces: by pieces.
-        queue_batches: memory, in the largest batches.
-    """
+def _best_two_level(traces, cores: int, queue_batches: int, sigmas, **options) -> tuple[Replayed, dict]:
+    """Return the fastest two-level scheduling of several sigmas and pieces of a hop, in memory for so many batches."""
     largest, found = max(batch.num_bytes for batch in traces[1].batches), []
+    ahead = TaskGraphs(cores).batches_ahead - 1  # one is the trainer's
     for (pieces, trace), sigma in product(traces.items(), sigmas):
-        options = {"train_s": train_s, "num_batches": num_batches, "overhead_s": trace.overhead_s}
         policy = TwoLevelPolicy(cores, sigma, queue_batches * largest)
         policy.largest_bytes = largest
-        ahead = TaskGraphs(cores).batches_ahead - 1  # one is the trainer's
-        replayed = replay(trace, policy, cores, requests_ahead=ahead, **options)
+        replayed = replay(trace, policy, cores, requests_ahead=ahead, overhead_s=trace.overhead_s, **options)
         found.append((replayed, {"num_threads": cores, "pieces": pieces, "sigma": sigma}))
     return max(found, key=lambda pair: pair[0].seeds_per_s)
 
@@ -344,33 +326,33 @@ def replay_rows(
 
     Args:
         traces: Traces of a workload, by number of cores and by pieces per hop; 1, whole hops, must be among the pieces.
-        cores: Numbers of cores of the machines.
+        cores, sigmas: Numbers of cores of the machines; values over which two-level scheduling is tuned.
         queue_batches: Sizes of memory: upper bounds on the batches that are ready or under way in either scheduling.
-        sigmas: Values of sigma over which two-level scheduling is tuned.
         train_s: Time of a training step, seconds; it runs on a device of its own.
         measured: Maps (source, cores, batches of memory) to the seeds per second that were measured without training,
             or None.
 
     Returns:
         Rows with `replayed_cores`, `queue_batches`, the seeds per second, settings and peak MiB of each scheduling, and
-        `ratio`. If it was measured, also the `measured` seeds per second and the `error` of the prediction.
+        `ratio`; "" for the `measured` seeds per second and the `error` of the prediction where nothing was measured.
     """
     rows = []
     for number in cores:
-        whole = joined(traces[number][1])
-        num_batches = max(len(whole.batches), 4 * number)
+        whole = _joined(traces[number][1])
+        options = {"train_s": train_s, "num_batches": max(len(whole.batches), 4 * number)}
         for batches in queue_batches:
-            plain, plain_settings = best_fixed(whole, number, batches, train_s, num_batches)
-            task, task_settings = two_level(traces[number], number, batches, sigmas, train_s, num_batches)
+            found = {
+                "fixed_prefetch": _best_fixed(whole, number, batches, **options),
+                "task_graphs": _best_two_level(traces[number], number, batches, sigmas, **options),
+            }
             row = {"replayed_cores": number, "queue_batches": batches}
-            found = {"fixed_prefetch": (plain, plain_settings), "task_graphs": (task, task_settings)}
             for name, (replayed, settings) in found.items():
+                seen = measured(name, number, batches)
                 row[f"{name}_seeds_per_s"] = round(replayed.seeds_per_s, 1)
                 row[f"{name}_settings"] = " ".join(f"{key}={value}" for key, value in settings.items())
                 row[f"{name}_peak_mib"] = round(replayed.peak_bytes / 2**20, 1)
-                seen = measured(name, number, batches)
                 row[f"{name}_measured"] = "" if seen is None else seen
                 row[f"{name}_error"] = "" if seen is None else round(replayed.seeds_per_s / seen - 1, 4)
-            row["ratio"] = round(task.seeds_per_s / plain.seeds_per_s, 3)
-            rows.append(row)
+            plain, task = (replayed.seeds_per_s for replayed, _ in found.values())
+            rows.append(row | {"ratio": round(task / plain, 3)})
     return rows

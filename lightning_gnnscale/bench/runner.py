@@ -2,20 +2,28 @@
 
 A case whose rows are in the CSV is not measured again, so the same command, typed again with the same `hydra.run.dir=`,
 goes on at the first case that is missing.
+
+A benchmark is a frozen dataclass, whose fields are its keys on the command line, and `run = benchmark(ThatClass)`.
 """
 
 import csv
 import importlib.metadata
+import inspect
 import io
+import multiprocessing
 import os
 import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import psutil
 
 from ..errors import GNNScaleError
 from ..rng import fold
@@ -24,19 +32,8 @@ from .present import tell
 PACKAGES = ("lightning-gnnscale", "numpy", "numba", "torch", "lightning", "torch-geometric", "pymetis", "kaminpar")
 AGAIN = ("none", "failed", "all")
 # Columns that are text whatever stands in them; elsewhere numbers are read as numbers, and nothing as None.
-_TEXT = (
-    "settings",
-    "shape",
-    "family",
-    "partitioner",
-    "options",
-    "balance",
-    "phases",
-    "notes",
-    "note",
-    "broken",
-    "error",
-)
+_TEXT = ("settings", "shape", "family", "partitioner", "options", "balance", "phases", "notes", "note", "broken")
+_TEXT += ("error",)
 
 
 @dataclass(frozen=True)
@@ -66,11 +63,54 @@ def digest_of_text(text: str) -> str:
     return f"{fold(*text.encode()) >> 32:08x}"
 
 
+class Benchmark(Protocol):
+    """A frozen dataclass of settings; `__post_init__` refuses values that are out of range."""
+
+    def measure(self, runner: "Runner") -> Any:
+        """Measure the cases, print tables, write CSV files and plots to `runner.folder`, and return the rows."""
+
+
+def benchmark(settings: type[Benchmark]) -> Callable[..., Any]:
+    """Return the `run` of a benchmark: run(output_dir, *, the fields of the settings, minutes=None, again="none").
+
+    The settings are checked before anything is written. Those that mean the same in all benchmarks are documented here:
+
+    - num_nodes, num_edges, dim: the generated graph, and the number of its float32 features per node;
+    - seed: of the generated graph, of the methods, and of the order and the draws of batches;
+    - seeds, overrides: of training runs, over which means are taken, and further overrides of `train` for all of them;
+    - repeats: number of measurements of each contender, in turns; the median counts;
+    - data_root: folder of public graphs; None: it is searched for.
+
+    Args:
+        settings: Class of the settings: the one place of their names, types, defaults, docs and checks. Further
+            arguments of `run` are those of `Runner`.
+    """
+    of_runner = inspect.signature(Runner).parameters
+    first, *last = of_runner.values()
+    signature = inspect.Signature([first, *inspect.signature(settings).parameters.values(), *last])
+
+    def run(*values: Any, **keys: Any) -> Any:
+        given = signature.bind(*values, **keys).arguments
+        chosen = settings(**{name: value for name, value in given.items() if name not in of_runner})
+        with Runner(**{name: value for name, value in given.items() if name in of_runner}) as runner:
+            return chosen.measure(runner)
+
+    run.__signature__, run.__doc__, run.__module__ = signature, settings.__doc__, settings.__module__
+    return run
+
+
+def check_names(key: str, given: Iterable[str], allowed: Iterable[str]) -> None:
+    """Raise ValueError unless all that a setting names is among what is allowed."""
+    unknown = sorted(set(given) - set(allowed))
+    if unknown:
+        raise ValueError(f"bench.{key} must be of {', '.join(allowed)}; got {', '.join(unknown)}")
+
+
 class Runner:
     """Measures the cases of a benchmark, within a budget of time; a with-block that says at its end what is left.
 
     Args:
-        output_dir: Folder for the CSV files.
+        output_dir: Folder for all that the benchmark writes.
         minutes: Budget; no case is begun after it. None: no budget.
         again: Which cases are measured again although they have rows: "none", "failed" or "all".
 
@@ -139,9 +179,15 @@ class Runner:
                     measured = [measured] if isinstance(measured, dict) else measured
                     found = file.put(case.key, measured, case.contenders)
                     for row in found if say or len(found) == 1 else [case.key]:
-                        (say or file.say)(row)
+                        (say or _say)(row)
             rows += found
         return rows
+
+
+def in_fresh_process(function: Callable, *arguments: Any) -> Any:
+    """Return what a function of a module returns in a process of its own, which is spawned: it shares no thread."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
+        return fresh.submit(function, *arguments).result()
 
 
 class RowFile:
@@ -153,12 +199,18 @@ class RowFile:
 
     def __init__(self, path: str | os.PathLike):
         self.path, self._machine = Path(path), machine()
-        self._read()
+        self._columns, self._rows, self._is_cut = [], [], False
+        if self.path.is_file():
+            whole = self.path.read_bytes()
+            kept = whole[: whole.rfind(b"\n") + 1]
+            self._is_cut = len(kept) < len(whole)
+            reader = csv.DictReader(io.StringIO(kept.decode(), newline=""))
+            self._columns, self._rows = list(reader.fieldnames or ()), list(reader)
 
     @property
     def rows(self) -> list[dict]:
         """All rows without the machine's columns: numbers as numbers, None where nothing stands."""
-        return [self._parsed(row) for row in self._rows]
+        return list(map(self._parsed, self._rows))
 
     def find(self, key: Mapping[str, Any], contenders: Sequence[Mapping[str, Any]] | None = ({},)) -> list[dict]:
         """Return the rows of a case, the latest one of each contender; none if some are missing.
@@ -189,36 +241,19 @@ class RowFile:
         columns = [*dict.fromkeys([*self._columns, *(name for row in written for name in row)])]
         columns.sort(key=lambda name: name in self._machine)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if len(kept) == len(self._rows) and columns == self._columns and not self._is_cut:
-            text = io.StringIO(newline="")
-            csv.DictWriter(text, columns).writerows(written)
-            with open(self.path, "a", newline="") as file:
-                file.write(text.getvalue())
-                file.flush()
-                os.fsync(file.fileno())
-        else:
-            write_whole(self.path, columns, kept + written)
+        write_whole(self.path, columns, kept + written)
         self._columns, self._rows, self._is_cut = columns, kept + written, False
         return self.find(key, contenders)
-
-    def say(self, row: dict) -> None:
-        """Print a row."""
-        own = {name: value for name, value in row.items() if name != "settings" and value not in (None, "")}
-        told = (f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}" for name, value in own.items())
-        tell("  ".join(told), markup=False, highlight=False, soft_wrap=True)
 
     def _parsed(self, row: Mapping[str, str]) -> dict:
         own = {name: value for name, value in row.items() if name not in self._machine}
         return {name: value or "" if name in _TEXT else _value(value) for name, value in own.items()}
 
-    def _read(self) -> None:
-        self._columns, self._rows, self._is_cut = [], [], False
-        if self.path.is_file():
-            whole = self.path.read_bytes()
-            kept = whole[: whole.rfind(b"\n") + 1]
-            self._is_cut = len(kept) < len(whole)
-            reader = csv.DictReader(io.StringIO(kept.decode(), newline=""))
-            self._columns, self._rows = list(reader.fieldnames or ()), list(reader)
+
+def _say(row: Mapping) -> None:
+    own = {name: value for name, value in row.items() if name != "settings" and value not in (None, "")}
+    told = (f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}" for name, value in own.items())
+    tell("  ".join(told), markup=False, highlight=False, soft_wrap=True)
 
 
 def _has(row: Mapping[str, str], key: Mapping[str, Any]) -> bool:
@@ -245,20 +280,21 @@ def _value(text: str | None) -> Any:
 @cache
 def machine() -> dict[str, str | int]:
     """Return CPU model, cores, memory, GPU and the versions of what the figures depend on, as plain values."""
-    facts: dict[str, str | int] = {
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = ""
+    return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        "memory_gib": _memory_gib(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "gpu": _gpu(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
+        **versions,
     }
-    for package in PACKAGES:
-        try:
-            facts[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            facts[package] = ""
-    return facts
 
 
 def machine_line() -> str:
@@ -290,18 +326,11 @@ def write_whole(path: Path, columns: list[str], rows: Iterable[Mapping]) -> None
 
 
 def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
-def _memory_gib() -> int:
-    import psutil
-
-    return round(psutil.virtual_memory().total / 2**30)
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def _gpu() -> str:

@@ -1,22 +1,23 @@
 """SPRING beside METIS: speed and memory on a generated graph, cuts on real graphs beside the published code's."""
 
-import importlib.util
-import math
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
+from statistics import geometric_mean
 
 import numpy as np
 
 from ..edge_stream import SyntheticGraph, open_edge_stream, write_edges
 from ..partitioner import partition
-from .graphs import public_root
+from .graphs import public_root, without_metis
 from .partition_process import measure
-from .present import LEFT, grouped, panels, save, table, tell
-from .runner import Case, Runner, digest, machine_line
+from .present import LEFT, grouped, panels, save, show, tell
+from .runner import Case, Runner, benchmark, digest, machine_line
 
 # Cut ratios of the published code (github.com/xhuang2016/SDT-GNN) at 4, 8 and 16 parts, both directions listed and
 # sorted by source.
@@ -53,65 +54,96 @@ CUTS = {
 }
 
 
-def run(
-    output_dir: str | os.PathLike,
-    num_nodes: int = 1_000_000,
-    num_edges: int = 10_000_000,
-    num_parts: int = 8,
-    data_root: str | os.PathLike | None = None,
-    graphs: list[str] = tuple(PUBLISHED_CUTS),
-    methods: list[str] = ("spring", "metis"),
-    chunk_edges: int = 1 << 22,
-    repeats: int = 3,
-    seed: int = 0,
-    scratch: str | os.PathLike | None = None,
-    minutes: float | None = None,
-    again: str = "none",
-) -> dict[str, list[dict]]:
-    """Measure speed and memory on a generated file, and cuts on real graphs; write tables, CSV and a plot.
+@dataclass(frozen=True)
+class SpringBench:
+    """Measure speed and memory on a generated file, and cuts on real graphs.
 
-    Args:
-        output_dir: Folder for `speed.csv`, `cuts.csv` and `spring.png`.
+    Writes `speed.csv`, `cuts.csv` and `spring.png`.
+
+    Attributes:
         num_nodes, num_edges: Number of nodes and edges in the generated graph, written as raw int32 pairs; num_edges =
             0 leaves it out.
         num_parts: Number of parts of the generated graph.
-        data_root: Folder of public graphs; None: it is searched for. If there is none, the table of cuts is left out,
-            with a message.
+        data_root: Folder of public graphs; None: it is searched for. Graphs that are not there are left out, with a
+            message.
         graphs: Graphs out of `PUBLISHED_CUTS`; an empty list leaves the table of cuts out.
-        methods: Partitioners to compare; "metis" is left out if pymetis is not installed.
+        methods: Partitioners to compare; "metis" is left out if it is not installed.
         chunk_edges: Edges per chunk.
         repeats: Number of runs after the first; the best counts.
         seed: Seed of the generated graph and of the methods.
         scratch: Folder for the generated file; None: the system's folder for temporary files.
-        minutes, again: See `Runner`.
-
-    Returns:
-        {"speed": rows, "cuts": rows}.
     """
-    if "metis" in methods and importlib.util.find_spec("pymetis") is None:
-        tell("METIS is left out: pymetis is not installed (extra \\[metis])")
-        methods = [method for method in methods if method != "metis"]
-    with Runner(output_dir, minutes, again) as runner, tempfile.TemporaryDirectory(dir=scratch) as folder:
-        edges = cache(lambda: _write_edges(Path(folder), num_nodes, num_edges, seed))
-        speed = [
-            Case(
-                {"method": method, "settings": digest(num_nodes, num_edges, num_parts, chunk_edges, repeats, seed)},
-                partial(_speed, edges, method, num_nodes, num_edges, num_parts, chunk_edges, repeats, seed),
-            )
-            for method in methods
-            if num_edges
-        ]
-        speed = runner.rows(speed, "speed.csv")
-        if speed:
-            title = "One core, warm, from open to part_id (RF: replication factor)"
-            tell(table([*speed, PUBLISHED_SPEED], SPEED, title, machine_line()))
-        cuts = runner.rows(_cut_cases(public_root(data_root), graphs, methods, seed), "cuts.csv")
-        if cuts:
-            tell(_cut_table(cuts, machine_line()))
+
+    num_nodes: int = 1_000_000
+    num_edges: int = 10_000_000
+    num_parts: int = 8
+    data_root: str | os.PathLike | None = None
+    graphs: list[str] = tuple(PUBLISHED_CUTS)
+    methods: list[str] = ("spring", "metis")
+    chunk_edges: int = 1 << 22
+    repeats: int = 3
+    seed: int = 0
+    scratch: str | os.PathLike | None = None
+
+    def measure(self, runner: Runner) -> dict[str, list[dict]]:
+        """Return {"speed": rows, "cuts": rows}."""
+        methods = without_metis(self.methods)
+        facts = (self.num_nodes, self.num_edges, self.num_parts, self.chunk_edges, self.repeats, self.seed)
+        with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
+            edges = cache(partial(self._write, Path(folder) / "edges.bin"))
+            cases = [
+                Case({"method": method, "settings": digest(*facts)}, partial(self._speed, edges, method))
+                for method in (methods if self.num_edges else ())
+            ]
+            speed = runner.rows(cases, "speed.csv")
+        title = "One core, warm, from open to part_id (RF: replication factor)"
+        show(speed and [*speed, PUBLISHED_SPEED], SPEED, title, machine_line())
+        cuts = runner.rows(self._cut_cases(methods), "cuts.csv")
+        _show_cuts(cuts)
         if any(row["method"] == "spring" for row in cuts):
             tell(f"cut / published, geometric mean: {cut_ratio_mean(cuts):.3f}")
         _draw(runner.folder / "spring.png", speed, cuts)
-    return {"speed": speed, "cuts": cuts}
+        return {"speed": speed, "cuts": cuts}
+
+    def _write(self, path: Path) -> Path:
+        tell(f"generating {self.num_edges:,} edges of {self.num_nodes:,} nodes")
+        graph = SyntheticGraph(self.num_nodes, self.num_edges, seed=self.seed)
+        return write_edges(graph.stream(), path, dtype="int32")
+
+    def _speed(self, edges: Callable[[], Path], method: str) -> dict:
+        options = {"chunk_edges": self.chunk_edges, "repeats": self.repeats, "seed": self.seed}
+        found = measure(edges(), self.num_nodes, method, self.num_parts, **options)
+        beyond = found["peak_bytes"] - 2 * self.chunk_edges * 8
+        phases = {f"{name}_s": seconds for name, seconds in found.pop("phases").items() if name != "total"}
+        return {
+            "num_nodes": self.num_nodes,
+            "listed_edges": self.num_edges,
+            "num_parts": self.num_parts,
+            "chunk_edges": self.chunk_edges,
+            "million_edges_per_s": self.num_edges / found["seconds"] / 1e6,
+            "million_edges_per_cpu_s": self.num_edges / found["cpu_seconds"] / 1e6,
+            "bytes_a_node": found["peak_bytes"] / self.num_nodes,
+            "bytes_a_node_beyond_two_chunks": max(0.0, beyond / self.num_nodes),
+            "layout": found.pop("notes").get("layout", ""),
+            **found,
+            **phases,
+        }
+
+    def _cut_cases(self, methods: list[str]) -> Iterator[Case]:
+        root = public_root(self.data_root)
+        for name in self.graphs:
+            path = None if root is None else root / name / "graph.npz"
+            if path is None or not path.exists():
+                tell(f"{name} is left out: no {path or 'folder of public graphs (set GNNSCALE_DATA)'}")
+                continue
+            edges = cache(lambda path=path: symmetric_edges(np.load(path)["edge_index"]))
+            published = zip(PUBLISHED_PARTS, PUBLISHED_CUTS[name], strict=True)
+            for (num_parts, cut), method in product(published, methods):
+                key = {"graph": name, "num_parts": num_parts, "method": method, "settings": digest(self.seed)}
+                yield Case(key, partial(_cut, edges, method, num_parts, cut, self.seed))
+
+
+run = benchmark(SpringBench)
 
 
 def symmetric_edges(edge_index: np.ndarray) -> np.ndarray:
@@ -123,58 +155,15 @@ def symmetric_edges(edge_index: np.ndarray) -> np.ndarray:
     Returns:
         (2, 2 * num_edges) int32.
     """
-    src, dst = edge_index.astype(np.int64)
+    both = np.concatenate([edge_index, edge_index[::-1]], axis=1).astype(np.int64)
+    src, dst = both[:, both[0] != both[1]]
     num_nodes = int(edge_index.max()) + 1
-    keys = np.sort(np.concatenate([src * num_nodes + dst, dst * num_nodes + src])[np.tile(src != dst, 2)])
-    keys = keys[np.append(True, keys[1:] != keys[:-1])] if len(keys) else keys
-    return np.stack(np.divmod(keys, num_nodes)).astype(np.int32)
+    return np.stack(np.divmod(np.unique(src * num_nodes + dst), num_nodes)).astype(np.int32)
 
 
 def cut_ratio_mean(rows: list[dict]) -> float:
     """Return the geometric mean of SPRING's cut over the published code's."""
-    ratios = [row["cut_over_published"] for row in rows if row["method"] == "spring"]
-    return math.exp(sum(math.log(ratio) for ratio in ratios) / len(ratios))
-
-
-def _write_edges(folder: Path, num_nodes: int, num_edges: int, seed: int) -> Path:
-    tell(f"generating {num_edges:,} edges of {num_nodes:,} nodes")
-    graph = SyntheticGraph(num_nodes, num_edges, seed=seed)
-    return write_edges(graph.stream(), folder / "edges.bin", dtype="int32")
-
-
-def _speed(
-    edges, method: str, num_nodes: int, num_edges: int, num_parts: int, chunk_edges: int, repeats: int, seed: int
-):
-    found = measure(edges(), num_nodes, method, num_parts, chunk_edges=chunk_edges, repeats=repeats, seed=seed)
-    two_chunks = 2 * chunk_edges * 8
-    phases = {f"{name}_s": seconds for name, seconds in found.pop("phases").items() if name != "total"}
-    notes = found.pop("notes")
-    return {
-        "num_nodes": num_nodes,
-        "listed_edges": num_edges,
-        "num_parts": num_parts,
-        "chunk_edges": chunk_edges,
-        "million_edges_per_s": num_edges / found["seconds"] / 1e6,
-        "million_edges_per_cpu_s": num_edges / found["cpu_seconds"] / 1e6,
-        "bytes_a_node": found["peak_bytes"] / num_nodes,
-        "bytes_a_node_beyond_two_chunks": max(0.0, (found["peak_bytes"] - two_chunks) / num_nodes),
-        "layout": notes.get("layout", ""),
-        **found,
-        **phases,
-    }
-
-
-def _cut_cases(root: Path | None, graphs: list[str], methods: list[str], seed: int) -> Iterator[Case]:
-    for name in graphs:
-        path = None if root is None else root / name / "graph.npz"
-        if path is None or not path.exists():
-            tell(f"{name} is left out: no {path or 'folder of public graphs (set GNNSCALE_DATA)'}")
-            continue
-        edges = cache(lambda path=path: symmetric_edges(np.load(path)["edge_index"]))
-        for num_parts, published in zip(PUBLISHED_PARTS, PUBLISHED_CUTS[name], strict=True):
-            for method in methods:
-                key = {"graph": name, "num_parts": num_parts, "method": method, "settings": digest(seed)}
-                yield Case(key, partial(_cut, edges, method, num_parts, published, seed))
+    return geometric_mean(row["cut_over_published"] for row in rows if row["method"] == "spring")
 
 
 def _cut(edges, method: str, num_parts: int, published: float, seed: int) -> dict:
@@ -194,8 +183,8 @@ def _cut(edges, method: str, num_parts: int, published: float, seed: int) -> dic
     }
 
 
-def _cut_table(rows: list[dict], caption: str):
-    """Return one line a graph and number of parts, the methods side by side."""
+def _show_cuts(rows: list[dict]) -> None:
+    """Print one line a graph and number of parts, the methods side by side."""
     columns = {"graph": ("graph", LEFT), "num_parts": ("parts", ">"), "published_cut_ratio": ("published", ".3f")}
     columns["ratio"] = ("ratio", ".2f")
     for method in dict.fromkeys(row["method"] for row in rows):
@@ -208,33 +197,29 @@ def _cut_table(rows: list[dict], caption: str):
             line |= {"ratio": row["cut_over_published"]} if row["method"] == "spring" else {}
         shown.append(line)
     title = "Real graphs, both directions listed, sorted by source (RF: replication; nodes, volume: balances)"
-    return table(shown, columns, title, caption)
+    show(shown, columns, title, machine_line())
 
 
 def _draw(path: Path, speed: list[dict], cuts: list[dict]) -> None:
-    parts = [(draw, rows) for draw, rows in ((_draw_speed, speed), (_draw_cuts, cuts)) if rows]
-    if not parts:
+    sides = [rows for rows in (speed, cuts) if rows]
+    if not sides:
         return
-    figure, found = panels(["", " "][: len(parts)], size=(5.5, 4.5), beside=0)
-    for axes, (draw, rows) in zip(found.values(), parts, strict=True):
-        draw(axes, rows)
-        axes.legend()
+    figure, found = panels(["", " "][: len(sides)], size=(5.5, 4.5), beside=0)
+    axes = iter(found.values())
+    if speed:
+        left, published = next(axes), (PUBLISHED_SPEED[name] for name in ("million_edges_per_s", "bytes_a_node"))
+        for row in speed:
+            left.plot(row["million_edges_per_s"], row["bytes_a_node"], "o", label=row["method"])
+        left.plot(*published, "x", **PUBLISHED_LOOK)
+        left.set(xscale="log", yscale="log", xlabel="million edges a second", ylabel="bytes a node, chunks included")
+        left.legend()
+    if cuts:
+        right, cases = next(axes), {f"{row['graph']} {row['num_parts']}": row["published_cut_ratio"] for row in cuts}
+        for (method,), own in grouped(cuts, "method").items():
+            names = [f"{row['graph']} {row['num_parts']}" for row in own]
+            right.plot(names, [row["edge_cut_ratio"] for row in own], "o", label=method)
+        right.plot(list(cases), list(cases.values()), "x", **PUBLISHED_LOOK)
+        right.set(yscale="log", ylabel="cut edges over all")
+        right.tick_params(axis="x", labelrotation=90)
+        right.legend()
     save(figure, path)
-
-
-def _draw_speed(axes, speed: list[dict]) -> None:
-    for row in speed:
-        axes.plot(row["million_edges_per_s"], row["bytes_a_node"], "o", label=row["method"])
-    axes.plot(*(PUBLISHED_SPEED[name] for name in ("million_edges_per_s", "bytes_a_node")), "x", **PUBLISHED_LOOK)
-    axes.set(xscale="log", yscale="log", xlabel="million edges a second", ylabel="bytes a node, chunks included")
-
-
-def _draw_cuts(axes, cuts: list[dict]) -> None:
-    for (method,), own in grouped(cuts, "method").items():
-        axes.plot(
-            [f"{r['graph']} {r['num_parts']}" for r in own], [r["edge_cut_ratio"] for r in own], "o", label=method
-        )
-    published = {f"{row['graph']} {row['num_parts']}": row["published_cut_ratio"] for row in cuts}
-    axes.plot(list(published), list(published.values()), "x", **PUBLISHED_LOOK)
-    axes.set(yscale="log", ylabel="cut edges over all")
-    axes.tick_params(axis="x", labelrotation=90)

@@ -1,22 +1,25 @@
 """How long a user waits: for the package's import beside that of what it stands on, and for the first epoch."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+
+import numpy as np
 
 from ..dataset.npz import data_root
 from ..errors import GNNScaleError
 from ..events import read_log
 from ..partition_store.manifest import write_json
 from .epoch_clock import EpochClock
-from .present import LEFT, table, tell
-from .runner import Case, Runner, digest, machine, machine_line
+from .present import LEFT, grouped, show, tell
+from .runner import Case, Runner, benchmark, digest, machine, machine_line
+from .turns import measure
 
 IMPORTS = {
     "lightning and torch_geometric": "import lightning, torch_geometric",
@@ -49,69 +52,69 @@ print(time.perf_counter() - start, time.process_time() - cpu)
 """
 
 
-def run(
-    output_dir: str | os.PathLike,
-    train: Sequence[str] | None = None,
-    import_repeats: int = 5,
-    train_repeats: int = 3,
-    minutes: float | None = None,
-    again: str = "none",
-) -> dict[str, list[dict]]:
+@dataclass(frozen=True)
+class StartupBench:
     """Measure imports in turns and `gnnscale train` more than once, each in a fresh process.
 
-    Args:
-        output_dir: folder for `imports.csv`, `training.csv`, `startup.json`, the store and the runs.
+    Writes `imports.csv`, `training.csv`, `startup.json`, the store and the runs; the imports are one case, and the runs
+    another.
+
+    Attributes:
         train: words after `gnnscale train`; None: Cora's recipe, or a generated graph of its size where no public
             graphs are. They are followed for one epoch, without a test.
         import_repeats: turns that count, >= 1, after one that does not; 0 leaves the imports out.
         train_repeats: runs over the store that the first one made, with its compiled kernels; 0 leaves training out.
-        minutes, again: See `Runner`; the imports are one case, and the runs another.
-
-    Returns:
-        {"imports": one row a statement: seconds, CPU seconds and their ratios to the peer's, within a turn;
-        "training": one row a run: whether it made the store, seconds from the command to the start of the first epoch
-        on the last process, and to its end}.
-
-    Raises:
-        GNNScaleError: a process failed, or a second run made a store again.
     """
-    output, caption = Path(output_dir), machine_line()
-    words = _words(train) if train_repeats else []
-    with Runner(output, minutes, again) as runner:
-        key = {"settings": digest(import_repeats)}
-        case = Case(key, lambda: measure_imports(import_repeats), None)
-        imports = runner.rows([case] if import_repeats else [], "imports.csv")
-        if imports:
-            title = f"Imports in fresh processes, medians of {import_repeats} turns"
-            title += f"; at most {MOST_IMPORT_RATIO} is promised"
-            tell(table(imports, IMPORT_COLUMNS, title, caption))
-        key = {"settings": digest(*words, train_repeats)}
-        case = Case(key, lambda: measure_training(output, words, train_repeats), None)
-        training = runner.rows([case] if train_repeats else [], "training.csv")
-        if training:
+
+    train: Sequence[str] | None = None
+    import_repeats: int = 5
+    train_repeats: int = 3
+
+    def measure(self, runner: Runner) -> dict[str, list[dict]]:
+        """Return rows by kind.
+
+        Returns:
+            {"imports": one row a statement: seconds, CPU seconds and their ratios to the peer's, within a turn;
+            "training": one row a run: whether it made the store, seconds from the command to the start of the first
+            epoch on the last process, and to its end}.
+
+        Raises:
+            GNNScaleError: a process failed, or a second run made a store again.
+        """
+        found: dict[str, list[dict]] = {"imports": [], "training": []}
+        if self.import_repeats:
+            case = Case({"settings": digest(self.import_repeats)}, lambda: measure_imports(self.import_repeats), None)
+            found["imports"] = runner.rows([case], "imports.csv")
+            title = (
+                f"Imports in fresh processes, medians of {self.import_repeats} turns; at most {MOST_IMPORT_RATIO} is"
+            )
+            show(found["imports"], IMPORT_COLUMNS, f"{title} promised", machine_line())
+        if self.train_repeats:
+            words, repeats = _words(self.train), self.train_repeats
+            key = {"settings": digest(*words, repeats)}
+            case = Case(key, lambda: measure_training(runner.folder, words, repeats), None)
+            found["training"] = rows = runner.rows([case], "training.csv")
             title = (
                 f"gnnscale train {' '.join(words)}: seconds from the command; at most {MOST_FIRST_EPOCH_S:.0f} to the "
                 "first epoch of a second run on Cora are promised"
             )
-            seconds = [row for row in training if row["run"] == "second"]
-            middle = {name: median(row[name] for row in seconds) for name in TRAINING_COLUMNS if name != "run"}
-            tell(table([*training, {"run": "second, median", **middle}], TRAINING_COLUMNS, title, caption))
+            seconds = grouped(rows, "run").get(("second",), [])
+            middle = {name: median(row[name] for row in seconds) for name in TRAINING_COLUMNS if name != "run" and rows}
+            shown = [*rows, {"run": "second, median", **middle}] if rows else []
+            show(shown, TRAINING_COLUMNS, title, machine_line())
         limits = {"import_ratio": MOST_IMPORT_RATIO, "second_run_to_first_epoch_s": MOST_FIRST_EPOCH_S}
-        facts = {"limits": limits, "imports": imports, "training": training, "machine": machine()}
-        output.mkdir(parents=True, exist_ok=True)
-        write_json(output / "startup.json", facts)
-    return {"imports": imports, "training": training}
+        runner.folder.mkdir(parents=True, exist_ok=True)
+        write_json(runner.folder / "startup.json", {"limits": limits, **found, "machine": machine()})
+        return found
+
+
+run = benchmark(StartupBench)
 
 
 def measure_imports(repeats: int) -> list[dict]:
     """Return one row a statement: medians over the turns, and of the ratios within each."""
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in IMPORTS}
-    for repeat in range(repeats + 1):
-        for name, statement in IMPORTS.items():
-            seconds = _import_seconds(statement)
-            if repeat:  # the first turn fills the page cache
-                taken[name].append(seconds)
-    return summarise_imports(taken)
+    ways = {name: lambda statement=statement: _import_seconds(statement) for name, statement in IMPORTS.items()}
+    return summarise_imports(measure(ways, repeats))  # the first turn, which does not count, fills the page cache
 
 
 def summarise_imports(taken: dict[str, list[tuple[float, float]]]) -> list[dict]:
@@ -120,19 +123,12 @@ def summarise_imports(taken: dict[str, list[tuple[float, float]]]) -> list[dict]
     Args:
         taken: statement to (seconds, CPU seconds) of each turn; with the peer's.
     """
+    names = ("seconds", "cpu_s", "ratio", "cpu_ratio")
     rows = []
     for name, turns in taken.items():
-        seconds, cpu_seconds = zip(*turns, strict=True)
-        ratios = [(own[0] / peer[0], own[1] / peer[1]) for own, peer in zip(turns, taken[PEER], strict=True)]
-        rows.append(
-            {
-                "imported": name,
-                "seconds": round(median(seconds), 3),
-                "cpu_s": round(median(cpu_seconds), 3),
-                "ratio": round(median(ratio for ratio, _ in ratios), 3),
-                "cpu_ratio": round(median(ratio for _, ratio in ratios), 3),
-            }
-        )
+        figures = np.hstack([turns, np.array(turns) / taken[PEER]])
+        medians = np.median(figures, axis=0).round(3).tolist()
+        rows.append({"imported": name} | dict(zip(names, medians, strict=True)))
     return rows
 
 
@@ -158,8 +154,8 @@ def _words(train: Sequence[str] | None) -> list[str]:
 
 
 def _import_seconds(statement: str) -> tuple[float, float]:
-    words = _run([sys.executable, "-c", _TIMED.format(statement=statement)]).splitlines()[-1].split()
-    return float(words[0]), float(words[1])
+    seconds, cpu_s = _run([sys.executable, "-c", _TIMED.format(statement=statement)]).splitlines()[-1].split()
+    return float(seconds), float(cpu_s)
 
 
 def _train(output: Path, folder: Path, words: Sequence[str]) -> dict:
@@ -177,14 +173,15 @@ def _train(output: Path, folder: Path, words: Sequence[str]) -> dict:
     start = time.time()
     _run([sys.executable, "-m", "lightning_gnnscale.cli", "train", *own, *words])
     events = read_log(folder / "events.jsonl")
-    first = {
-        name: max(event["time"] for event in events if event["event"] == name and event["epoch"] == 0)
-        for name in ("epoch_start", "epoch")
-    }
+
+    def came(name: str) -> float:
+        times = [event["time"] for event in events if event["event"] == name and event["epoch"] == 0]
+        return round(max(times) - start, 3)
+
     return {
         "made_store": any(event.get("stage") == "partition_store" for event in events),
-        "to_first_epoch_s": round(first["epoch_start"] - start, 3),
-        "to_its_end_s": round(first["epoch"] - start, 3),
+        "to_first_epoch_s": came("epoch_start"),
+        "to_its_end_s": came("epoch"),
         "train": json.dumps(list(words)),
     }
 

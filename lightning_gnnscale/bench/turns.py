@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 from ..loader import BufferPool
 from ..triton_kernels.gather_rows import gather_rows
 
-Name = TypeVar("Name", bound=Hashable)
+Name, Result = TypeVar("Name", bound=Hashable), TypeVar("Result")
 
 
 class Taken(NamedTuple):
@@ -44,9 +44,9 @@ def in_this_process(prepare: Callable[[], int]) -> Contender:
     return contender
 
 
-def measure(contenders: Mapping[Name, Contender], repeats: int) -> dict[Name, list[Taken]]:
+def measure(contenders: Mapping[Name, Callable[[], Result]], repeats: int) -> dict[Name, list[Result]]:
     """Run each contender `repeats` times, in turns, after one run that does not count."""
-    found: dict[Name, list[Taken]] = {name: [] for name in contenders}
+    found: dict[Name, list[Result]] = {name: [] for name in contenders}
     for repeat in range(repeats + 1):
         for name, contender in contenders.items():
             taken = contender()
@@ -62,6 +62,11 @@ def speeds(runs: list[Taken]) -> dict[str, float]:
         "seeds_per_cpu_s_best": max(run.seeds / run.cpu_s for run in runs),
         "seeds_per_s": statistics.median(run.seeds / run.wall_s for run in runs),
     }
+
+
+def batches_title(batch_size: int, fanouts: Sequence[int]) -> str:
+    """Return the title of a table of runs in turns."""
+    return f"Batches of {batch_size} seeds, fan-outs {', '.join(map(str, fanouts))}: medians of runs in turns"
 
 
 def ratio(runs: list[Taken], others: list[Taken] | None, clock: str = "cpu_s") -> float | None:
@@ -144,6 +149,12 @@ class Peer:
             return Taken(answer["seeds"], tree_cpu_s(self._process.pid) - start_cpu, time.perf_counter() - start)
 
         return run
+
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
 
     def close(self) -> None:
         """End the process."""

@@ -1,6 +1,7 @@
 """Benchmarks that train: their tables and plots, and going on after a kill at the first row that is missing."""
 
 import csv
+import json
 
 import numpy as np
 import pytest
@@ -30,10 +31,34 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
+def test_exchange_puts_policies_beside_the_exact_halo(graph, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"halo": "halo", "cagnet": "broadcast", "none": "none", "coded": "quantized"}
+    policies = {name: [f"strategy/exchange={choice}"] for name, choice in names.items()} | {"left out": None}
+    sizes = {"hidden_channels": 8, "num_layers": 2, "feature_dim": 4, "max_epochs": 4, "evaluate_every": 2}
+    sizes |= {"late_evaluations": 2, "overrides": ["strategy.start_method=forkserver"]}
+    table = exchange.run(tmp_path / "out", [graph], policies, ["random"], [2], [0], **sizes)
+    rows = {row["policy"]: row for row in table}
+    assert list(rows) == ["halo", "cagnet", "none", "coded"]
+    assert rows["cagnet"]["share_of_cagnet"] == 100  # 300 nodes x 1 other process x 8 columns x 4 bytes x 2 x 4 epochs
+    assert rows["cagnet"]["bytes"] == 300 * 8 * 4 * 2 * 4
+    assert rows["none"]["bytes"] == 0 < rows["coded"]["bytes"] < rows["halo"]["bytes"] < rows["cagnet"]["bytes"]
+    assert rows["cagnet"]["late_acc_lost"] == rows["halo"]["late_acc_lost"] == 0
+    assert (tmp_path / "out" / "exchange.png").stat().st_size > 10_000
+    reduced = np.load(next((tmp_path / "out" / "graphs").glob("tiny-svd4-*/graph.npz")))
+    assert reduced["x"].shape == (300, 4)
+    # An SVD keeps the inner products of rows as well as four columns can.
+    x = np.load(f"{graph}/graph.npz")["x"].astype(np.float64)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    left, values, right = np.linalg.svd(x, full_matrices=False)
+    best = (left[:, :4] * values[:4]) @ right[:4]
+    assert np.allclose(reduced["x"] @ reduced["x"].T, best @ best.T, atol=1e-3)
+
+
 def test_averaging_draws_intervals_and_halo_hops(graph, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = {"graph": graph, "num_parts": 3, "intervals": [1, 2], "halo_hops": [0, 1], "seeds": [0], "max_epochs": 2}
-    options["overrides"] = ["strategy/weights=model_averaging", *SMALL]
+    options["devices"], options["overrides"] = 1, ["strategy/weights=model_averaging", *SMALL]
     result = averaging.run(tmp_path / "out", **options)
     assert [row["interval"] for row in result["interval"]] == [1, 2]
     assert [row["halo_hops"] for row in result["halo_hops"]] == [0, 1]
@@ -51,7 +76,7 @@ def test_averaging_draws_intervals_and_halo_hops(graph, tmp_path, monkeypatch):
 
 def test_accuracy_puts_parts_beside_central_training(graph, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    rows = accuracy.run(tmp_path / "out", [graph], ["graphsage"], [2], [0, 1], max_epochs=2, overrides=SMALL)
+    rows = accuracy.run(tmp_path / "out", [graph], ["graphsage"], [2], [0, 1], devices=1, max_epochs=2, overrides=SMALL)
     assert len(rows) == 1
     assert rows[0]["difference"] == pytest.approx(rows[0]["parted"] - rows[0]["central"], abs=0.011)
     runs = rows_of(tmp_path / "out" / "rows.csv")
@@ -63,7 +88,7 @@ def test_accuracy_puts_parts_beside_central_training(graph, tmp_path, monkeypatc
 def test_parts_trains_the_same_model_on_parts_of_each_partitioner(graph, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     graphs = {"tiny": ["dataset=npz", f"dataset.name={graph}"]}
-    options = {"num_parts": 3, "seeds": [0, 1], "max_epochs": 3, "overrides": SMALL}
+    options = {"num_parts": 3, "devices": 1, "seeds": [0, 1], "max_epochs": 3, "overrides": SMALL}
     models = "strategy/weights=model_averaging"
     weights = {"averaging": [models], "controlled": [models, "strategy.weights.control_variates=true"]}
     table = parts.run(tmp_path / "out", graphs, ["random", "streaming_multilevel"], weights, **options)
@@ -82,6 +107,23 @@ def test_parts_trains_the_same_model_on_parts_of_each_partitioner(graph, tmp_pat
         parts.run(tmp_path / "out", ["cora"], ["random"], weights)
     with pytest.raises(ValueError, match="bench.weights must name overrides of train for each of its weights"):
         parts.run(tmp_path / "out", graphs, ["random"], ["averaging"])
+
+
+def test_an_epoch_takes_as_long_as_its_slowest_process(tmp_path):
+    quality = {"edge_cut_ratio": 0.25, "replication_factor": 1.5, "node_balance": 1.0}
+    (tmp_path / "summary.json").write_text(json.dumps({"quality": quality | {"more": 1}}))
+    seconds = {0: (1.0, 3.0), 1: (2.0, 1.5), 2: (4.0, 5.0)}
+    events = [
+        {"event": "epoch", "epoch": epoch, "rank": rank, "seconds": own, "cpu_s": 10 * own, "val_acc": epoch / 4}
+        for epoch, of_ranks in seconds.items()
+        for rank, own in enumerate(of_ranks)
+    ]
+    lines = [json.dumps(event) for event in [{"event": "epoch_start", "epoch": 0, "rank": 0}, *events]]
+    (tmp_path / "events.jsonl").write_text("\n".join(lines) + "\n")
+    found = parts._measure(tmp_path)
+    assert found == quality | {
+        "epoch_s": 3.0, "epoch_cpu_s": 40.0, "curve": curve_text([(3.0, 0.0), (5.0, 0.25), (10.0, 0.5)]),
+    }  # fmt: skip
 
 
 def test_parts_stand_beside_central_training_with_the_seconds_to_its_accuracy(graph, tmp_path, monkeypatch):
@@ -114,29 +156,6 @@ def test_seconds_to_an_accuracy():
     assert seconds_to(curve, 0.5) == 1.0
     assert seconds_to(curve, 0.72) == 2.5
     assert seconds_to(curve, 0.8) is None
-
-
-def test_exchange_puts_policies_beside_the_exact_halo(graph, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    names = {"halo": "halo", "cagnet": "broadcast", "none": "none", "coded": "quantized"}
-    policies = {name: [f"strategy/exchange={choice}"] for name, choice in names.items()} | {"left out": None}
-    sizes = {"hidden_channels": 8, "num_layers": 2, "feature_dim": 4, "max_epochs": 4, "evaluate_every": 2}
-    table = exchange.run(tmp_path / "out", [graph], policies, ["random"], [2], [0], late_evaluations=2, **sizes)
-    rows = {row["policy"]: row for row in table}
-    assert list(rows) == ["halo", "cagnet", "none", "coded"]
-    assert rows["cagnet"]["share_of_cagnet"] == 100  # 300 nodes x 1 other process x 8 columns x 4 bytes x 2 x 4 epochs
-    assert rows["cagnet"]["bytes"] == 300 * 8 * 4 * 2 * 4
-    assert rows["none"]["bytes"] == 0 < rows["coded"]["bytes"] < rows["halo"]["bytes"] < rows["cagnet"]["bytes"]
-    assert rows["cagnet"]["late_acc_lost"] == rows["halo"]["late_acc_lost"] == 0
-    assert (tmp_path / "out" / "exchange.png").stat().st_size > 10_000
-    reduced = np.load(next((tmp_path / "out" / "graphs").glob("tiny-svd4-*/graph.npz")))
-    assert reduced["x"].shape == (300, 4)
-    # An SVD keeps the inner products of rows as well as four columns can.
-    x = np.load(f"{graph}/graph.npz")["x"].astype(np.float64)
-    x /= np.linalg.norm(x, axis=1, keepdims=True)
-    left, values, right = np.linalg.svd(x, full_matrices=False)
-    best = (left[:, :4] * values[:4]) @ right[:4]
-    assert np.allclose(reduced["x"] @ reduced["x"].T, best @ best.T, atol=1e-3)
 
 
 def test_a_generated_graph_is_written_like_a_public_one(tmp_path):

@@ -35,8 +35,8 @@ def test_a_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
     with open(tmp_path / "grouping.csv") as file:
         assert len(list(csv.DictReader(file))) == len(rows) == 4
     assert (tmp_path / "grouping.png").stat().st_size > 5_000
-    counted, count = [], grouping._count
-    monkeypatch.setattr(grouping, "_count", lambda *given: counted.append(given[2]) or count(*given))
+    counted, count = [], grouping.GroupingBench._count
+    monkeypatch.setattr(grouping.GroupingBench, "_count", lambda *given: counted.append(given[3]) or count(*given))
     more = grouping.run(tmp_path, [GRAPH], **SETTINGS | {"batch_sizes": [32, 64]})
     assert counted == [64]
     assert more[:4] == rows and len(more) == 8

@@ -42,11 +42,11 @@ def test_pages_are_counted_as_they_are_read(cold):
 
 
 def test_a_visit_counts_what_it_read(cold):
-    size = {"num_nodes": 40_000, "num_edges": 80_000, "feature_dim": 64}
-    rows = halo.run(cold, **size, partitioner="range", num_parts=16, visits=[3], fanouts=[3, 2], batch_size=500)
+    size = {"num_nodes": 10_000, "num_edges": 20_000, "feature_dim": 64}
+    rows = halo.run(cold, **size, partitioner="range", num_parts=8, visits=[3], fanouts=[3, 2], batch_size=500)
     plain, packed = rows
     assert plain["num_batches"] == packed["num_batches"] > 1
-    assert plain["needed_bytes"] == packed["needed_bytes"] < plain["table_bytes"] == 40_000 * 64 * 4
+    assert plain["needed_bytes"] == packed["needed_bytes"] < plain["table_bytes"] == 10_000 * 64 * 4
     assert packed["stored_bytes"] > plain["stored_bytes"]
     # How much more is read than needed is the system's choice: at this size that may be all there is.
     for row in rows:

@@ -9,7 +9,7 @@ import pytest
 
 from lightning_gnnscale.bench import partition as bench
 from lightning_gnnscale.bench import partition_cases, partition_process
-from lightning_gnnscale.bench.partition_cases import Settings, leave_out_missing_peers, resolve_methods
+from lightning_gnnscale.bench.partition_cases import leave_out_missing_peers, options_of, resolve_methods
 from lightning_gnnscale.bench.partition_tables import (
     EVERYTHING,
     MEASURED,
@@ -125,12 +125,10 @@ def test_a_case_that_fails_is_a_row_and_can_be_tried_again(tmp_path, fake, capsy
 def test_threads_follow_the_cores(tmp_path, fake):
     if not partition_cases.kaminpar_is_installed():
         pytest.skip("needs the extra [kaminpar]")
-    assert Settings(cores="all").options_of(resolve_methods(["kaminpar"])[0]) == {
-        "threads": partition_process.core_count("all")
-    }
+    assert options_of(resolve_methods(["kaminpar"])[0], "all") == {"threads": partition_process.core_count("all")}
     own = resolve_methods([{"method": "kaminpar", "threads": 1}])[0]
-    assert Settings(cores="all").options_of(own) == {"threads": 1}
-    assert Settings(cores="all").options_of(resolve_methods(["random"])[0]) == {}
+    assert options_of(own, "all") == {"threads": 1}
+    assert options_of(resolve_methods(["random"])[0], "all") == {}
 
 
 @pytest.mark.skipif(not metis_is_installed(), reason="needs METIS: the extra [metis], or libmetis")

@@ -1,6 +1,8 @@
 """The runner of benchmarks: how it goes on, what it measures again, its budget; and the tables of the presenter."""
 
 import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from hydra.utils import get_object
 
 from lightning_gnnscale.bench import runner as bench
 from lightning_gnnscale.bench.present import LEFT, average, grouped, table
-from lightning_gnnscale.bench.runner import Case, RowFile, Runner
+from lightning_gnnscale.bench.runner import Case, RowFile, Runner, benchmark
 
 
 def read_rows(path):
@@ -145,6 +147,36 @@ def test_every_benchmark_takes_the_runners_settings():
         config = yaml.safe_load(path.read_text())
         assert {"/bench_run": None} in config["defaults"] or "/bench_run" in config["defaults"], path
         assert {"minutes", "again"} <= signature(get_object(config["bench"]["_target_"])).parameters.keys()
+
+
+@dataclass(frozen=True)
+class SizesBench:
+    """Measure sizes."""
+
+    sizes: Sequence[int]
+    repeats: int = 3
+
+    def __post_init__(self):
+        if self.repeats < 1:
+            raise ValueError(f"bench.repeats must be at least 1, got {self.repeats}")
+
+    def measure(self, runner):
+        return runner.rows(Case({"size": size}, lambda: {"repeats": self.repeats}) for size in self.sizes)
+
+
+def test_run_takes_the_fields_of_its_settings(tmp_path):
+    run = benchmark(SizesBench)
+    assert list(signature(run).parameters) == ["output_dir", "sizes", "repeats", "minutes", "again"]
+    assert signature(run).parameters["repeats"].default == 3 and run.__doc__ == "Measure sizes."
+    with pytest.raises(TypeError, match="unexpected keyword argument 'size'"):
+        run(tmp_path / "out", [1], size=2)
+    with pytest.raises(ValueError, match="bench.repeats must be at least 1, got 0"):
+        run(tmp_path / "out", [1], repeats=0)
+    assert not (tmp_path / "out").exists()
+    assert run(tmp_path / "out", [1, 2], minutes=0) == []
+    rows = run(tmp_path / "out", sizes=[1, 2])
+    assert rows == [{"size": 1, "repeats": 3}, {"size": 2, "repeats": 3}]
+    assert run(tmp_path / "out", [1], 4, again="all") == [{"size": 1, "repeats": 4}]
 
 
 def test_tables_show_what_is_there():
