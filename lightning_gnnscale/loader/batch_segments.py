@@ -4,12 +4,15 @@ import mmap
 import os
 import weakref
 from collections import deque
+from contextlib import suppress
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from .buffer_pool import rounded_capacity
 from .shared_value import room
+from .work_queue import Attempt, Job, Line, WorkQueue
 
 MAPS_KEPT = 4  # of a worker
 _SHARED = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)  # the pages are there: all at once, not fault by fault
@@ -134,3 +137,66 @@ class SegmentPool:
             if self.held_bytes + segment.capacity <= self.max_bytes:
                 self.held_bytes += segment.capacity
                 self._waiting.append(segment)
+
+
+class SegmentQueue(WorkQueue):
+    """A `WorkQueue` of one line. An attempt's room is the segment that its batch is to be written to, or lies in.
+
+    Until the size of a batch is known, attempts start without a segment: they are lent one when the batch is made. The
+    batch that is wanted next always finds room: the last finished ones make it, and are made again later.
+
+    Args:
+        max_bytes: Upper bound on the bytes of segments that belong to batches which are not taken.
+        most_slow_s: See `WorkQueue`.
+
+    Attributes:
+        line: The line.
+        largest: Bytes of the largest batch so far.
+        short: Attempts whose batches are made, and wait for a segment.
+    """
+
+    def __init__(self, max_bytes: int, most_slow_s: float):
+        pool = self.pool = SegmentPool(max_bytes)
+        super().__init__(most_slow_s=most_slow_s, give_back=lambda attempt: pool.give_back(attempt.room))
+        self.line, self.largest, self.short = Line(), 0, set()
+
+    def start_next(self) -> Attempt | None:
+        """Start the first pending job, with a segment that fits it by all that is known; None: none, or no room."""
+        if not self.pending or any(attempt in self.short for attempt in self.line.head.attempts):
+            return None
+        job, segment = self.pending[0], None
+        if self.largest:
+            with suppress(OSError):
+                segment = self.pool.lend(self.largest)
+            if segment is None and not job.is_wanted_next:
+                return None
+        attempt = self.start([job])
+        attempt.room = segment
+        return attempt
+
+    def lend(self, attempt: Attempt, num_bytes: int) -> bool:
+        """Lend an attempt at one job a segment in place of what it has; whether there was room.
+
+        Raises:
+            OSError: the system has no room.
+        """
+        self.pool.give_back(attempt.room)
+        attempt.room = self.pool.lend(num_bytes)
+        while attempt.room is None and attempt.jobs[0].is_wanted_next and self._make_room():
+            attempt.room = self.pool.lend(num_bytes)
+        return attempt.room is not None
+
+    def take_batch(self) -> tuple[Job, memoryview | None]:
+        """Take the head of the line, which is done; return it, and the memory of its batch."""
+        job, memory = self.line.head, None
+        if not isinstance(job.result, Exception):
+            (attempt,) = job.attempts
+            memory, attempt.room = self.pool.hand_out(attempt.room), None
+        return self.take(self.line), memory
+
+    def _make_room(self) -> bool:
+        for job in reversed(list(islice(self.line.order, 1, None))):
+            if job.is_done and not isinstance(job.result, Exception):
+                self.redo(job)
+                return True
+        return False

@@ -73,6 +73,10 @@ class WorkerProcess:
         maker: ticket of a `BatchMaker`.
         start_method: "forkserver" (a start takes tens of milliseconds after the first) or "spawn".
 
+    Attributes:
+        pid: its process id.
+        is_fresh: it has not answered a request yet.
+
     Raises:
         OSError, AssertionError, RuntimeError: it cannot be started.
     """
@@ -90,7 +94,7 @@ class WorkerProcess:
             raise
         finally:
             theirs.close()
-        self.pid = self._process.pid
+        self.pid, self.is_fresh = self._process.pid, True
 
     def wait_started(self, limit_s: float) -> None:
         """Wait until it has opened its maker.
@@ -112,11 +116,9 @@ class WorkerProcess:
             OSError, EOFError: the process ended.
         """
         self._connection.send(message)
-        return self._connection.recv()
-
-    def tell(self, message: Any) -> None:
-        """Send what has no answer."""
-        self._connection.send(message)
+        answer = self._connection.recv()
+        self.is_fresh = False
+        return answer
 
     @property
     def is_alive(self) -> bool:

@@ -1,15 +1,15 @@
 """Batches prepared by threads of this process."""
 
 import threading
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 from ..sampler.minibatch import MiniBatch
 from .batch_builder import BatchMaker
 from .batch_graph import batch_bytes
 from .batch_source import BatchKey
 from .staged_part import PartShelf, StagedPart
+from .work_queue import Job, Line, WorkQueue
 
 THREAD_NAME = "gnnscale-batch"
 
@@ -29,7 +29,7 @@ class LocalSource:
     def __init__(self, stage: Callable[[int], StagedPart], maker: BatchMaker, num_threads: int = 1):
         self.maker, self.num_threads = maker, num_threads
         self._shelf = PartShelf(stage, maker.parts_open)
-        self._pending: deque[tuple[BatchKey, Future | None]] = deque()
+        self._queue, self._line, self._changed = WorkQueue(), Line(), threading.Condition()
         self._workers = self._stager = None
 
     def begin(self) -> None:
@@ -37,21 +37,24 @@ class LocalSource:
 
     def request(self, key: BatchKey) -> None:
         """Let the next free thread prepare a batch."""
-        future = None
+        staged = None
         if self.num_threads:
             self._start()
             staged = self._shelf.request(key.part, self._stager)
-            future = self._workers.submit(self.maker.make, key, staged.result)
-        self._pending.append((key, future))
+        with self._changed:
+            self._queue.add(self._line, key, staged)
+        if self.num_threads:
+            self._workers.submit(self._prepare)
 
     def ready(self) -> tuple[BatchKey, MiniBatch]:
         """Return the next batch; see `BatchSource`."""
-        if not self._pending:
-            raise ValueError("no batch is requested: call request(key) before ready()")
-        key, future = self._pending.popleft()
-        if future is None:
-            return key, self.maker.make(key, self._shelf.request(key.part, None).result)
-        return key, future.result()
+        job = self._line.head
+        if not self.num_threads:
+            self._prepare()
+        with self._changed:
+            self._changed.wait_for(lambda: job.is_done)
+            self._queue.take(self._line)
+        return job.key, job.outcome()
 
     def expect_part(self, part: int) -> None:
         """Load a part in the thread that does so, unless it is there."""
@@ -61,12 +64,14 @@ class LocalSource:
     @property
     def queue_bytes(self) -> int:
         """Bytes of batches that are ready now."""
-        made = [future for _, future in self._pending if future is not None and future.done()]
-        return sum(batch_bytes(future.result()) for future in made if future.exception() is None)
+        with self._changed:
+            made = [job.result for job in self._line.order if job.is_done]
+        return sum(batch_bytes(batch) for batch in made if not isinstance(batch, Exception))
 
     def forget(self) -> None:
         """End the threads; parts stay."""
-        self._pending.clear()
+        with self._changed:
+            self._queue.forget(self._line)
         workers, stager, self._workers, self._stager = self._workers, self._stager, None, None
         if workers is not None:
             stop(workers, stager)
@@ -80,6 +85,24 @@ class LocalSource:
         if self._workers is None:
             self._workers = ThreadPoolExecutor(self.num_threads, thread_name_prefix=THREAD_NAME)
             self._stager = ThreadPoolExecutor(1, thread_name_prefix=f"{THREAD_NAME}-part")
+
+    def _prepare(self) -> None:
+        """Make the pending batch that is wanted first."""
+        with self._changed:
+            if not self._queue.pending:  # it was forgotten meanwhile
+                return
+            attempt = self._queue.start(self._queue.pending[:1])
+        result = self._made(attempt.jobs[0])
+        with self._changed:
+            self._queue.finish(attempt, result)
+            self._changed.notify_all()
+
+    def _made(self, job: Job) -> MiniBatch | Exception:
+        staged = job.context or self._shelf.request(job.key.part, None)
+        try:
+            return self.maker.make(job.key, staged.result)
+        except Exception as error:
+            return error
 
 
 def stop(*executors: ThreadPoolExecutor) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,15 +12,16 @@ from ..errors import GNNScaleError, check_seconds
 from ..events import record
 from ..sampler.minibatch import MiniBatch
 from .batch_builder import BatchMaker, batch_error
-from .batch_queue import START_LIMIT_S, BatchQueue, QueuedBatch
+from .batch_segments import SegmentQueue
 from .batch_source import BatchKey
-from .batch_worker import START_METHODS, Failed, NeedsRoom, WorkerProcess
+from .batch_worker import START_METHODS, Failed, Made, NeedsRoom, WorkerProcess
 from .local_source import THREAD_NAME
 from .shared_value import SharedValue
 from .staged_part import PartShelf, StagedPart
+from .work_queue import START_LIMIT_S, Attempt, Job
 
 START_ATTEMPTS = 3
-MOST_ENDS = 5  # workers that may end over one batch
+_LOOK_S = 0.5  # between looks at the clock
 
 
 class WorkerCrew:
@@ -34,7 +36,8 @@ class WorkerCrew:
         num_workers, queue_bytes, start_method, timeout_s: see `ProcessSource`.
 
     Attributes:
-        queue: what is requested.
+        queue: what is requested, and prepared and not taken.
+        changed: guards the queue, and tells of each change.
     """
 
     def __init__(
@@ -47,45 +50,67 @@ class WorkerCrew:
         start_method: str,
         timeout_s: float,
     ):
-        self.queue, self._timeout_s = BatchQueue(queue_bytes, timeout_s), timeout_s
-        self._maker, self._start_method, self._owner = maker, start_method, os.getpid()
+        self.queue, self.changed = SegmentQueue(queue_bytes, timeout_s / 2), threading.Condition()
+        self._timeout_s, self._maker, self._start_method, self._owner = timeout_s, maker, start_method, os.getpid()
         self._shelf = PartShelf(lambda part: SharedValue(stage(part), f"part {part}"), parts_open)
         self._stager = ThreadPoolExecutor(1, thread_name_prefix=f"{THREAD_NAME}-part")
         self._workers: set[WorkerProcess] = set()
         self._num_workers = self._able = num_workers
         self._threads: list[threading.Thread] = []
+        self._broken: str | None = None  # why no batch will ever be prepared
+        self._closing = False  # no job is given out any more
+        self._starting = 0  # workers that start now
+        self._silent_s = 0.0
         self._begin()
 
     def request(self, key: BatchKey) -> None:
         """See `BatchSource`, as for `expect_part`."""
-        if self.queue.broken is not None:
-            self.queue.broken, self._able = None, self._num_workers
+        if self._broken is not None:
+            self._broken, self._able = None, self._num_workers
             self._begin()
-        self.queue.add(key, self._shelf.request(key.part, self._stager))
+        staged = self._shelf.request(key.part, self._stager)
+        with self.changed:
+            self.queue.add(self.queue.line, key, staged)
+            self.changed.notify_all()
 
     def expect_part(self, part: int) -> None:
         self._shelf.request(part, self._stager)
 
     def take(self) -> tuple[BatchKey, MiniBatch]:
         """Return the next batch; `BatchSource.ready`."""
-        job, memory = self.queue.take(helpers=self._able > 1)
-        return job.key, job.made.open(memory)
+        with self.changed:
+            self._silent_s = 0.0
+            while not self.queue.line.head.is_done:  # no variable holds it: an error's frames would keep the part
+                if self._broken is not None:
+                    raise GNNScaleError(self._broken)
+                if self._able > 1:
+                    self._second_try()
+                self._wait_for_answer()
+            job, memory = self.queue.take_batch()
+            self.changed.notify_all()
+        return job.key, job.outcome().open(memory)
+
+    def forget(self) -> None:
+        """Drop all jobs; those that run are done for nothing."""
+        with self.changed:
+            self.queue.forget(self.queue.line)
+            self.changed.notify_all()
 
     def pids(self) -> list[int]:
         """Return the process ids of the workers that run."""
-        with self.queue.changed:
+        with self.changed:
             return [worker.pid for worker in self._workers]
 
     def stop(self) -> None:
         """End workers and threads, and wait for them; a thread of theirs that runs this does not wait."""
         if os.getpid() != self._owner:
             return
-        self.queue.forget()
-        with self.queue.changed:
-            self.queue.closing = True
+        self.forget()
+        with self.changed:
+            self._closing = True
             for worker in self._workers:
                 worker.kill()
-            self.queue.changed.notify_all()
+            self.changed.notify_all()
         inside = threading.current_thread().name.startswith(THREAD_NAME)
         self._stager.shutdown(wait=not inside, cancel_futures=True)
         for thread in self._threads:
@@ -103,81 +128,144 @@ class WorkerCrew:
         for thread in self._threads:
             thread.start()
 
+    def _wait_for_answer(self) -> None:
+        """Wait for a change; GNNScaleError: no worker has answered for too long.
+
+        A part that is loaded here keeps the workers waiting, not the other way round; starts have a limit of their own.
+        A look counts for what it should take: a process that was stopped together with its workers, and goes on with
+        them, has not waited for them.
+        """
+        begun = time.monotonic()
+        self.changed.wait(_LOOK_S)
+        if self._starting or not self.queue.line.head.context.done():
+            self._silent_s = 0.0
+            return
+        self._silent_s += min(time.monotonic() - begun, _LOOK_S)
+        fresh = any(worker.is_fresh for worker in self._workers)  # they load kernels first
+        limit_s = max(START_LIMIT_S, self._timeout_s) if fresh else self._timeout_s
+        if self._silent_s >= limit_s:
+            raise GNNScaleError(
+                f"none of the worker processes has answered for timeout_s={limit_s:g} s: were they stopped "
+                "(`kill -CONT` lets them go on), or does their disk not answer? Raise source.timeout_s where a batch "
+                "takes longer, or resume from the last checkpoint with source=threads"
+            )
+
+    def _second_try(self) -> None:
+        """Have the job that is waited for prepared by a second worker too if it takes long."""
+        for attempt in set(self.queue.line.head.attempts) & set(self.queue.late()) - self.queue.short:
+            if self.queue.double(attempt):
+                self.changed.notify_all()
+
     def _lead(self) -> None:
         """Have one worker after the other prepare batches, until the crew is stopped."""
-        worker, fresh = None, False
-        while (coming := self.queue.next()) is not None:
-            job, staged = coming
+        worker = None
+        while (attempt := self._next()) is not None:
+            job = attempt.jobs[0]
             try:
-                part = staged.result()
+                part = job.context.result()
             except Exception as error:
-                self.queue.finish(job, error=batch_error(job.key, f"{type(error).__name__}: {error}"))
+                self._finish(attempt, batch_error(job.key, f"{type(error).__name__}: {error}"))
                 continue
             if worker is not None and not worker.is_alive:
                 self._dismiss(worker)
                 worker = None
             if worker is None:
                 worker = self._hire()
-                fresh = worker is not None and self._count_fresh(True)
             if worker is None:
-                self.queue.put_back(job)
+                with self.changed:
+                    self.queue.put_back(attempt)
+                    self.changed.notify_all()
                 break
-            self.queue.begin(job)
+            with self.changed:
+                self.queue.begin(attempt)
             try:
-                self._prepare(worker, job, part)
+                self._finish(attempt, self._answer(worker, attempt, part))
             except (EOFError, OSError):
-                self._bereave(job, worker)
+                self._bereave(attempt, worker)
                 worker = None
-            if fresh:
-                fresh = self._count_fresh(False)
-            del coming, job, staged, part  # a part goes when its last batch is made
+            del attempt, job, part  # a part goes when its last batch is made
         if worker is not None:
             worker.kill()
             self._dismiss(worker)
 
-    def _count_fresh(self, fresh: bool) -> bool:
-        with self.queue.changed:
-            self.queue.fresh += 1 if fresh else -1
-        return fresh
+    def _next(self) -> Attempt | None:
+        """Start a job, once there is one; None where the crew is stopped."""
+        with self.changed:
+            while not self._closing:
+                attempt = self.queue.start_next()
+                if attempt is not None:
+                    return attempt
+                self.changed.wait()
+            return None
 
-    def _prepare(self, worker: WorkerProcess, job: QueuedBatch, part: SharedValue) -> None:
-        """Have a worker prepare a job; EOFError and OSError: it ended."""
-        answer = worker.ask((job.key, part.ticket, job.segment and job.segment.ticket))
-        self.queue.heard()
+    def _finish(self, attempt: Attempt, result: Made | GNNScaleError) -> None:
+        with self.changed:
+            self._silent_s = 0.0
+            self.queue.finish(attempt, result)
+            self.changed.notify_all()
+
+    def _answer(self, worker: WorkerProcess, attempt: Attempt, part: SharedValue) -> Made | GNNScaleError:
+        """Return what a worker makes of an attempt; EOFError and OSError: it ended."""
+        answer = worker.ask((attempt.jobs[0].key, part.ticket, attempt.room and attempt.room.ticket))
+        self._silent_s = 0.0
         if isinstance(answer, NeedsRoom):
-            error = segment = None
             try:
-                segment = self.queue.find_room(job, answer.num_bytes)
+                self._find_room(attempt, answer.num_bytes)
             except GNNScaleError as found:
-                error = GNNScaleError(str(found))  # without the frames of this thread
-            answer = worker.ask(segment and segment.ticket)
-            if segment is None:
-                self.queue.finish(job, error=error)
-                return
-        if isinstance(answer, Failed):
-            self.queue.finish(job, error=GNNScaleError(answer.message))
-        else:
-            self.queue.finish(job, made=answer)
+                worker.ask(None)
+                return GNNScaleError(str(found))  # that one's traceback would keep frames, and the part with them
+            answer = worker.ask(attempt.room and attempt.room.ticket)
+        return GNNScaleError(answer.message) if isinstance(answer, Failed) else answer
+
+    def _find_room(self, attempt: Attempt, num_bytes: int) -> None:
+        """Lend an attempt a segment, once there is room or nobody needs it any more.
+
+        Raises:
+            GNNScaleError: there will be none.
+        """
+        key, cap = attempt.jobs[0].key, self.queue.pool.max_bytes
+        if num_bytes > cap:
+            raise batch_error(
+                key,
+                f"the batch needs {num_bytes} bytes of shared memory, queue_bytes caps it at {cap}: "
+                f"set queue_bytes={num_bytes} or more, or a smaller batch_size",
+            )
+        with self.changed:
+            self.queue.short.add(attempt)
+            self.queue.largest, asked_s = max(self.queue.largest, num_bytes), time.monotonic()
+            try:
+                while attempt.needed and not (self._closing or self.queue.lend(attempt, num_bytes)):
+                    self.changed.wait()
+            except OSError as error:
+                raise batch_error(
+                    key,
+                    f"no room for {num_bytes} bytes in shared memory ({error}): lower queue_bytes={cap}, "
+                    "num_workers or batch_size",
+                ) from None
+            finally:
+                self.queue.short.discard(attempt)
+                attempt.begun_s += time.monotonic() - asked_s
+                self.changed.notify_all()
 
     def _hire(self) -> WorkerProcess | None:
         """Return a worker that has started, None where there is none to be had."""
-        with self.queue.changed:
-            self.queue.starting += 1
+        with self.changed:
+            self._starting += 1
         try:
             return self._start()
         finally:
-            with self.queue.changed:
-                self.queue.starting -= 1
-                self.queue.heard()
+            with self.changed:
+                self._starting -= 1
+                self._silent_s = 0.0
 
     def _start(self) -> WorkerProcess | None:
         for _ in range(START_ATTEMPTS):
             worker = None
             try:
                 worker = WorkerProcess(self._maker.ticket, self._start_method)
-                with self.queue.changed:
+                with self.changed:
                     self._workers.add(worker)
-                    if self.queue.closing:
+                    if self._closing:
                         worker.kill()
                 worker.wait_started(max(START_LIMIT_S, self._timeout_s))
                 return worker
@@ -188,41 +276,42 @@ class WorkerCrew:
             if worker is not None:
                 ended = self._dismiss(worker)
                 reason = reason if final else f"it ended with {ended} while it started"
-            if final or self.queue.closing:
+            if final or self._closing:
                 break
         self._give_up(reason)
         return None
 
     def _give_up(self, reason: str) -> None:
         """Go on with one worker less; with none left, say so to whoever waits."""
-        with self.queue.changed:
-            if self.queue.closing:
+        with self.changed:
+            if self._closing:
                 return
             self._able -= 1
             if self._able == 0:
-                self.queue.broken = (
+                self._broken = (
                     f"none of {self._num_workers} worker processes could be started ({shorten(reason, 200)}): prepare "
                     "batches by threads, or guard the script by if __name__ == '__main__'"
                 )
-            self.queue.changed.notify_all()
+            self.changed.notify_all()
         record("worker_missing", reason=reason, left=self._able)
 
-    def _bereave(self, job: QueuedBatch, worker: WorkerProcess) -> None:
+    def _bereave(self, attempt: Attempt, worker: WorkerProcess) -> None:
         """Put back the job of a worker that ended."""
-        pid, ended = worker.pid, self._dismiss(worker)
-        job.ends += 1
-        if not self.queue.closing:
-            record("worker_ended", worker=pid, how=ended, part=job.key.part, batch=job.key.batch)
-        if job.ends < MOST_ENDS or self.queue.closing:
-            self.queue.put_back(job)
-            return
-        what = f"{job.ends} worker processes ended while they prepared it, the last with {ended}"
-        message = f"{what}: memory may be short, lower num_workers or batch_size"
-        self.queue.finish(job, error=batch_error(job.key, message))
+        key, pid, ended = attempt.jobs[0].key, worker.pid, self._dismiss(worker)
+
+        def hopeless(job: Job) -> GNNScaleError:
+            what = f"{job.ends} worker processes ended while they prepared it, the last with {ended}"
+            return batch_error(job.key, f"{what}: memory may be short, lower num_workers or batch_size")
+
+        if not self._closing:
+            record("worker_ended", worker=pid, how=ended, part=key.part, batch=key.batch)
+        with self.changed:
+            self.queue.lose(attempt, hopeless)
+            self.changed.notify_all()
 
     def _dismiss(self, worker: WorkerProcess) -> str:
         """Let go of a worker that ends, and return how it ended."""
-        with self.queue.changed:
+        with self.changed:
             self._workers.discard(worker)
         return worker.join()
 
@@ -312,7 +401,7 @@ class ProcessSource:
     def forget(self) -> None:
         """Drop what was requested and not taken; the workers stay."""
         if self._crew is not None:
-            self._crew.queue.forget()
+            self._crew.forget()
 
     def close(self) -> None:
         """End the workers; batches that were taken stay as they are. A request starts anew."""

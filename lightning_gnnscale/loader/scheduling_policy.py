@@ -5,12 +5,13 @@ The threads of `task_source` and the simulated ones of `replay` are driven by th
 
 import heapq
 import math
-from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 from .batch_graph import BatchGraph, Task
+from .work_queue import Attempt, Job, Line, WorkQueue
 
 _NEWEST = 1 / 16  # least weight of the newest value in a running mean
 
@@ -82,24 +83,26 @@ class Wait(NamedTuple):
 
 @dataclass
 class _UnderWay:
-    """A batch between its launch and its last task."""
+    """A batch between its launch and its last task; without a graph until that is made."""
 
-    graph: BatchGraph
+    attempt: Attempt
     launched_s: float
-    missing: list[int]  # unfinished dependencies of each task
-    dependents: list[list[int]]
-    left: int
+    graph: BatchGraph | None = None
+    missing: list[int] = field(default_factory=list)  # unfinished dependencies of each task
+    dependents: list[list[int]] = field(default_factory=list)
+    left: int = 0
 
 
 class Policy:
-    """State that both policies keep: requests, batches under way, finished batches, bytes and average times.
+    """State that both policies keep: a queue of batches, tasks of those under way, bytes and average times.
 
-    Batches are launched in the order of their requests; a request's number is its batch's `dag_id`.
+    Batches are launched in the order of their requests; the place of a request is its batch's `dag_id`. An attempt's
+    room are the bytes of its finished batch.
 
     Attributes:
         num_threads: Number of threads that ask for work.
+        queue, line: Requests, and finished batches that wait for the trainer.
         sample_s, train_s: Running means, in seconds, of a batch's time from launch to end and of a training step.
-        queue_size: Number of finished batches that the trainer can take: those before the first unfinished one.
         held_bytes: Bytes of all finished batches that wait for the trainer.
         peak_bytes: Largest `held_bytes` since the policy was made.
         launchable: Whether a key's task graph can be made now; None: always.
@@ -118,11 +121,8 @@ class Policy:
 
     def clear(self) -> None:
         """Forget requests and batches; averages stay."""
-        self._requested: deque[Launch] = deque()
-        self._next_id = self._next_taken = self._first_missing = 0
-        self._launching: dict[int, float] = {}  # dag_id and time of the launch
+        self.queue, self.line = WorkQueue(give_back=self._give_back), Line()
         self._under_way: dict[int, _UnderWay] = {}
-        self._finished: dict[int, int] = {}
         self._working: set[int] = set()
         self._last_launch_s = -math.inf
         self._step_begun_s: float | None = None  # or of the trainer's delay before its first step
@@ -130,14 +130,13 @@ class Policy:
 
     @property
     def queue_size(self) -> int:
-        while self._first_missing in self._finished:
-            self._first_missing += 1
-        return self._first_missing - self._next_taken
+        """Number of finished batches that the trainer can take: those before the first unfinished one."""
+        return sum(1 for _ in takewhile(lambda job: job.is_done, self.line.order))
 
     @property
     def num_under_way(self) -> int:
         """Batches that are launched and not finished."""
-        return len(self._under_way) + len(self._launching)
+        return len(self._under_way)
 
     @property
     def busy_percent(self) -> float:
@@ -146,9 +145,7 @@ class Policy:
 
     def request(self, key: Hashable) -> int:
         """Take note of a wanted batch and return its dag_id."""
-        self._requested.append(Launch(self._next_id, key))
-        self._next_id += 1
-        return self._next_id - 1
+        return self.queue.add(self.line, key).place
 
     def step(self, thread: int, now: float) -> Run | Launch | Wait:
         """Return what a thread does next, which has finished what it did before.
@@ -165,14 +162,13 @@ class Policy:
 
     def launched(self, thread: int, dag_id: int, graph: BatchGraph) -> None:
         """Take the graph of a `Launch`."""
-        launched_s = self._launching.pop(dag_id)
-        dependents: list[list[int]] = [[] for _ in graph.tasks]
+        batch = self._under_way[dag_id]
+        batch.graph, batch.left, batch.dependents = graph, len(graph.tasks), [[] for _ in graph.tasks]
         for number, task in enumerate(graph.tasks):
             for other in task.dependencies:
-                dependents[other].append(number)
-        missing = [len(task.dependencies) for task in graph.tasks]
-        self._under_way[dag_id] = _UnderWay(graph, launched_s, missing, dependents, len(graph.tasks))
-        for number, count in enumerate(missing):
+                batch.dependents[other].append(number)
+        batch.missing = [len(task.dependencies) for task in graph.tasks]
+        for number, count in enumerate(batch.missing):
             if count == 0:
                 self._ready(thread, dag_id, number)
 
@@ -183,11 +179,10 @@ class Policy:
             return 0
         batch.left -= 1
         if batch.left == 0:
-            num_bytes = batch.graph.num_bytes()
-            del self._under_way[dag_id]
+            result, num_bytes = batch.graph.result(), batch.graph.num_bytes()
             self.sample_s.add(now - batch.launched_s)
             self._step_begun_s = now if self._step_begun_s is None else self._step_begun_s
-            self._finish(dag_id, num_bytes)
+            self._finish(dag_id, num_bytes, result)
             return None
         count = 0
         for number in batch.dependents[task.number]:
@@ -197,38 +192,45 @@ class Policy:
                 count += 1
         return count
 
-    def failed(self, dag_id: int) -> None:
-        """Drop a batch whose launch or task raised; it stands in the queue, without bytes, until it is taken."""
-        if dag_id in self._launching or dag_id in self._under_way:
-            self._launching.pop(dag_id, None)
-            self._under_way.pop(dag_id, None)
-            self._finish(dag_id, 0)
+    def failed(self, dag_id: int, error: Exception | None = None) -> bool:
+        """Drop a batch whose launch or task raised; it stands in the queue, without bytes, until it is taken.
 
-    def taken(self, dag_id: int, now: float) -> None:
-        """Take note that the trainer has a batch, and begins a step."""
-        self.held_bytes -= self._finished.pop(dag_id)
-        self._next_taken = dag_id + 1
-        self._first_missing = max(self._first_missing, self._next_taken)
+        Return whether it was under way: another of its tasks may have failed before.
+        """
+        if dag_id not in self._under_way:
+            return False
+        self._finish(dag_id, 0, error)
+        return True
+
+    def taken(self, dag_id: int, now: float) -> Job:
+        """Take note that the trainer has a batch, and begins a step; return its job."""
         self._step_begun_s = now
+        return self.queue.take(self.line)
 
     def trained(self, seconds: float) -> None:
         """Take note of how long a training step took."""
         self.train_s.add(seconds)
 
-    def _finish(self, dag_id: int, num_bytes: int) -> None:
-        self._finished[dag_id] = num_bytes
+    def _finish(self, dag_id: int, num_bytes: int, result: Any) -> None:
+        attempt = self._under_way.pop(dag_id).attempt
+        attempt.room = num_bytes
+        self.queue.finish(attempt, result)
         self.held_bytes += num_bytes
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
     def _wanted(self) -> bool:
         """Return whether a batch is requested whose task graph can be made."""
-        return bool(self._requested) and (self.launchable is None or self.launchable(self._requested[0].key))
+        pending = self.queue.pending
+        return bool(pending) and (self.launchable is None or self.launchable(pending[0].key))
+
+    def _give_back(self, attempt: Attempt) -> None:
+        self.held_bytes -= attempt.room
 
     def _launch(self, now: float) -> Launch:
         self._last_launch_s = now
-        launch = self._requested.popleft()
-        self._launching[launch.dag_id] = now
-        return launch
+        job = self.queue.pending[0]
+        self._under_way[job.place] = _UnderWay(self.queue.start([job]), now)
+        return Launch(job.place, job.key)
 
     def _choose(self, thread: int, now: float) -> Run | Launch | Wait:
         raise NotImplementedError
@@ -293,14 +295,14 @@ class TwoLevelPolicy(Policy):
         return self._launch(now) if score >= self.sigma else Wait(POLL_S)
 
     def _fits(self) -> bool:
-        if self.num_under_way + len(self._finished) == 0 or self.queue_bytes is None:
+        if not self.queue.attempts or self.queue_bytes is None:
             return True
         if self.largest_bytes == 0:  # the first batch tells the size of the others
             return False
         return self.held_bytes + (self.num_under_way + 1) * self.largest_bytes <= self.queue_bytes
 
-    def _finish(self, dag_id: int, num_bytes: int) -> None:
-        super()._finish(dag_id, num_bytes)
+    def _finish(self, dag_id: int, num_bytes: int, result: Any) -> None:
+        super()._finish(dag_id, num_bytes, result)
         self.largest_bytes = max(self.largest_bytes, num_bytes)
 
     def _ready(self, thread: int, dag_id: int, number: int) -> None:
@@ -334,7 +336,7 @@ class FixedPrefetchPolicy(Policy):
         dag_id, ready = self._own.get(thread, (-1, []))
         if ready and dag_id in self._under_way:
             return Run(dag_id, self._under_way[dag_id].graph.tasks[heapq.heappop(ready)])
-        if self.num_under_way + len(self._finished) < self.depth and self._wanted():
+        if len(self.queue.attempts) < self.depth and self._wanted():
             return self._launch(now)
         return Wait(None)
 

@@ -2,10 +2,8 @@
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,7 +16,7 @@ from .batch_builder import BatchMaker, batch_error
 from .batch_graph import BatchGraph, BatchTimes, TaskTime, TaskTrace
 from .batch_source import BatchKey
 from .local_source import THREAD_NAME, stop
-from .scheduling_policy import FixedPrefetchPolicy, Launch, Policy, Run, TwoLevelPolicy, Wait
+from .scheduling_policy import Launch, Policy, Run, Wait
 from .staged_part import PartShelf, StagedPart
 from .task_graph import Operators, Workflow, operators_of
 
@@ -62,7 +60,7 @@ class Scheduler:
     def request(self, key: Hashable) -> None:
         """Ask for a batch, in the order in which batches are wanted; never blocks."""
         with self._lock:
-            self._requested.append((self.policy.request(key), key))
+            self.policy.request(key)
             self._work.notify()
             if not self._threads:
                 self._stop = threading.Event()
@@ -75,26 +73,23 @@ class Scheduler:
             GNNScaleError: what preparing it raised, with its key.
             ValueError: nothing is requested.
         """
-        if not self._requested:
-            raise ValueError("no batch is requested: call request(key) before ready()")
+        job = self.policy.line.head
         with self._lock:
             asked = self._clock()
             if self._given_s is not None:
                 self.policy.trained(asked - self._given_s)
                 if self.trace is not None:
                     self.trace.train_s.append(asked - self._given_s)
-            dag_id, key = self._requested[0]
-            while dag_id not in self._results:
+            while not job.is_done:
                 self._batch.wait()
-            self._requested.popleft()
-            result = self._results.pop(dag_id)
             self._given_s = self._clock()
-            self.policy.taken(dag_id, self._given_s)
+            self.policy.taken(job.place, self._given_s)
             self._work.notify_all()
             self.waited_s += self._given_s - asked
-        if isinstance(result, Exception):
-            raise _error(key, result) from result
-        return key, result
+        try:
+            return job.key, job.outcome()
+        except Exception as error:
+            raise _error(job.key, error) from error
 
     def wake(self) -> None:
         """Let free threads look again: what `policy.launchable` says has changed."""
@@ -118,9 +113,7 @@ class Scheduler:
     close = forget
 
     def _clear(self) -> None:
-        self._requested: deque[tuple[int, Hashable]] = deque()
-        self._results: dict[int, Any] = {}
-        self._under_way: dict[int, _Batch] = {}
+        self._times: dict[int, BatchTimes] = {}  # of batches under way, for the trace
         self._given_s: float | None = None
 
     def _start(self) -> None:
@@ -154,9 +147,8 @@ class Scheduler:
             graph = self._make(launch.dag_id, launch.key)
             with self._lock:
                 if not stop.is_set():
-                    self._under_way[launch.dag_id] = _Batch(
-                        graph, self._task_clock() - started, [None] * len(graph.tasks)
-                    )
+                    times = BatchTimes(self._task_clock() - started, [None] * len(graph.tasks), 0, 0)
+                    self._times[launch.dag_id] = times
                     self.policy.launched(number, launch.dag_id, graph)
                     self._work.notify_all()
         except Exception as error:
@@ -188,80 +180,31 @@ class Scheduler:
 
     def _ran(self, number: int, run: Run, took: TaskTime, stop: threading.Event, one_is_mine: bool = True) -> None:
         with self._lock:
-            if stop.is_set() or run.dag_id not in self._under_way:  # another of its tasks failed
+            if stop.is_set():
                 return
-            self._under_way[run.dag_id].times[run.task.number] = took
             count = self.policy.done(number, run.dag_id, run.task, self._clock())
+            if run.dag_id in self._times:  # else another of its tasks failed
+                self._times[run.dag_id].tasks[run.task.number] = took
             if count is None:
-                self._finish(run.dag_id)
+                self._trace(run.dag_id)
+                self._batch.notify()
+                self._work.notify()
             elif count > one_is_mine:  # this thread takes one of the tasks that became ready
                 self._work.notify(count - one_is_mine)
 
-    def _finish(self, dag_id: int) -> None:
-        batch = self._under_way.pop(dag_id)
-        self._results[dag_id] = result = batch.graph.result()
+    def _trace(self, dag_id: int) -> None:
+        times = self._times.pop(dag_id)
         if self.trace is not None:
-            num_bytes = batch.graph.num_bytes()
-            self.trace.batches.append(BatchTimes(batch.launch_s, batch.times, _num_seeds(result), num_bytes))
-        self._batch.notify()
-        self._work.notify()
+            job = self.policy.line.find(dag_id)
+            times.num_seeds, times.num_bytes = _num_seeds(job.result), job.attempts[0].room
+            self.trace.batches.append(times)
 
     def _fail(self, dag_id: int, error: Exception, stop: threading.Event) -> None:
         with self._lock:
-            taken = not self._requested or dag_id < self._requested[0][0]
-            if stop.is_set() or taken or dag_id in self._results:  # another of its tasks failed before
-                return
-            self._under_way.pop(dag_id, None)
-            self._results[dag_id] = error
-            self.policy.failed(dag_id)
-            self._batch.notify()
-            self._work.notify_all()
-
-
-class TwoLevelScheduler(Scheduler):
-    """ByteGNN's scheduling of preparation; see `TwoLevelPolicy` for sigma, queue_bytes and utilisation.
-
-    Args:
-        make: Maps (dag_id, key) to the batch's task graph.
-        num_threads: Threads that run tasks, >= 1.
-        options: Options of `TwoLevelPolicy`.
-        clock, trace, task_clock: As for `Scheduler`.
-
-    Raises:
-        ValueError: an argument is out of range.
-    """
-
-    def __init__(
-        self, make: MakeGraph, num_threads: int, *, clock=time.perf_counter, trace=None, task_clock=None, **options
-    ):
-        super().__init__(make, TwoLevelPolicy(num_threads, **options), clock, trace, task_clock)
-
-
-class FixedPrefetch(Scheduler):
-    """The baseline: each thread prepares whole batches, `depth` of them under way or ready; see `FixedPrefetchPolicy`.
-
-    Args:
-        make: (dag_id, key) to the batch's task graph.
-        num_threads: threads, >= 1.
-        depth: batches, >= 1.
-
-    Raises:
-        ValueError: an argument is out of range.
-    """
-
-    def __init__(
-        self, make: MakeGraph, num_threads: int, depth: int, *, clock=time.perf_counter, trace=None, task_clock=None
-    ):
-        super().__init__(make, FixedPrefetchPolicy(num_threads, depth), clock, trace, task_clock)
-
-
-@dataclass
-class _Batch:
-    """A batch whose tasks run."""
-
-    graph: BatchGraph
-    launch_s: float
-    times: list[TaskTime | None]
+            if not stop.is_set() and self.policy.failed(dag_id, error):
+                self._times.pop(dag_id, None)
+                self._batch.notify()
+                self._work.notify_all()
 
 
 def machine_utilisation() -> Callable[[], float]:

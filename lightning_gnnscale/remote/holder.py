@@ -25,6 +25,7 @@ from ..partition_store.features import FeatureTable, SparseRows, as_stored
 from ..placement.shared_rows import RowTicket, SharedRows
 from ..sampler import NeighborSampler
 from .cluster import NAMESPACE, import_ray, one_line
+from .dealing import assign_parts
 from .held_rows import (
     DistributedFeatures,
     HeldFeatures,
@@ -34,7 +35,6 @@ from .held_rows import (
     PartOwners,
     most_linked,
 )
-from .job_board import assign_parts
 from .messages import Shares
 from .sampling_owners import DistributedNeighborSampler
 

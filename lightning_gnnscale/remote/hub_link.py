@@ -18,6 +18,7 @@ from ..loader.batch_builder import BatchMaker
 from ..loader.shared_value import pack
 from ..loader.source_settings import RankPlace
 from ..loader.staged_part import StagedPart
+from ..loader.work_queue import START_LIMIT_S
 from .cluster import (
     LocalMeeting,
     Meeting,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 _turns = itertools.count()
 _CALL_LIMIT_S = 10.0
 _PROBE_S = 2.0
-_START_LIMIT_S = 60.0  # at least: an import of torch takes its time
 
 
 class HubThread:
@@ -75,7 +75,7 @@ class HubActor:
 
     def __init__(self, name: str, worker_names: list[str], settings: HubSettings):
         self._actor, self._timeout_s = start_hub(name, worker_names, settings), settings.timeout_s
-        self._limit_s = max(_START_LIMIT_S, self._timeout_s)  # until it has answered
+        self._limit_s = max(START_LIMIT_S, self._timeout_s)  # until it has answered
 
     def call(self, method: str, *arguments) -> Any:
         return getattr(self._actor, method).remote(*arguments)
@@ -219,7 +219,7 @@ def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker, settings: "R
         store, shares = store_of(stage), None
         if settings.construction == "distributed" and store is not None:
             check_asks_owners(stage.sampler, crosses_parts=len(stage.targets) == 1)
-            places = worker_places(names, max(_START_LIMIT_S, settings.timeout_s))
+            places = worker_places(names, max(START_LIMIT_S, settings.timeout_s))
             shares = deal_shares(store, places, settings.replicate_bytes, maker.gathers, stage.seed)
         contents = import_ray().put((packed.meta, [np.frombuffer(view, np.uint8) for view in packed.views]))
         passes = maker.passes

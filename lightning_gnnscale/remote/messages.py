@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..loader.batch_source import BatchKey
+from ..loader.work_queue import SLOW_S
 from .batch_group import BatchGroup
-
-SLOW_S = 10.0  # a group of batches is slow after so long at least
 
 
 class HubSettings(NamedTuple):

@@ -4,9 +4,11 @@ import asyncio
 import time
 from typing import Any
 
+from ..loader.batch_builder import batch_error
+from ..loader.work_queue import Attempt, Job, WorkQueue
 from .cluster import NAMESPACE, import_ray, one_line
+from .dealing import Dealing, Rank
 from .hub_workers import HubWorkers
-from .job_board import Group, Job, JobBoard, Rank, Stage
 from .messages import Answer, GroupHeader, GroupPayload, GroupRequest, HubSettings, Setup, Table
 from .versioned_cache import CacheUpdate, TrainerCache
 
@@ -60,9 +62,6 @@ class HubCaches:
 
 
 GROUPS_AT_WORKER = 2  # one that is made, one that waits for it
-MOST_ENDS = 5  # workers that may end over one batch
-FIRST_TIMES = 6.0  # the first groups load kernels and parts
-SLOW_TIMES = 4.0  # a group is slow after so many times the longest so far
 _WATCH_S = 0.25
 _PROBE_S = 5.0  # a worker that makes one group for longer is asked whether it is there
 
@@ -70,8 +69,9 @@ _PROBE_S = 5.0  # a worker that makes one group for longer is asked whether it i
 class Hub:
     """Collect the requests of a node's ranks, have workers make the batches, and tell the ranks where they lie.
 
-    Ray restarts a worker that ended; meanwhile its jobs go to the others. A group that takes several times as long as
-    any before is given to a second worker as well, and the slow worker gets no further group until it answers.
+    A `WorkQueue` says what is wanted, an attempt being a group of batches; a `Dealing` says which worker makes it. Ray
+    restarts a worker that ended; meanwhile its jobs go to the others. So do those of a worker whose group is late, and
+    it gets no further group until it answers.
 
     Args:
         name: Name of this hub.
@@ -84,13 +84,12 @@ class Hub:
         self._workers = HubWorkers(
             worker_names, settings.timeout_s, self._came, self._left, lambda event: self._notices.append(event)
         )
-        self._board = JobBoard(len(worker_names), settings.batches_per_group, settings.credits, self._new_answer)
-        self._under_way: list[list[Group]] = [[] for _ in worker_names]
+        self._queue, self._ranks = WorkQueue(settings.slow_s), dict[str, Rank]()
+        self._deal = Dealing(self._queue, len(worker_names), settings.batches_per_group, settings.credits)
         self._slow: set[int] = set()
         self._lost: dict[int, asyncio.Future] = {}  # of workers with groups under way, done when they are silent
         self._heard_s = [0.0] * len(worker_names)
         self._probed: set[int] = set()
-        self._longest_s = 0.0
         self._notices: list[dict] = []
         self._tasks: set[asyncio.Task] = set()
         self._totals: dict[str, float] = {}
@@ -105,7 +104,7 @@ class Hub:
             for worker in range(len(self._workers)):
                 self._spawn(self._workers.revive(worker))
             self._spawn(self._watch())
-        self._board.ranks[rank] = Rank(setup)
+        self._ranks[rank] = Rank(setup)
         return len(self._workers)
 
     async def take(self, rank: str, iteration: int, place: int, first: int, keys: list, taken: int) -> Answer | None:
@@ -118,58 +117,63 @@ class Hub:
             first, keys: Index and keys of further batches that are wanted, from this index on.
             taken: Number of batches that the rank has taken in this iteration.
         """
-        state = self._board.ranks.get(rank)
+        state = self._ranks.get(rank)
         if state is None or state.iteration != iteration:
             return None
         if self._workers.broken is not None:
             return Answer(self._workers.broken)
-        self._board.take(state, taken)
-        self._board.add(state, first, keys)
-        job = self._board.find(state, place)
+        self._take(state, taken)
+        if first not in state.told:
+            state.told.add(first)
+            for number, key in enumerate(keys, first):
+                self._queue.add(state, key, _new_answer(), number)
+        job = state.find(place)
         self._hand_out()
-        return None if job is None else await job.answer
+        return None if job is None else await job.context
 
     async def took(self, rank: str, iteration: int, taken: int) -> None:
         """Note how many batches a rank has taken, where it wants no more and waits."""
-        state = self._board.ranks.get(rank)
+        state = self._ranks.get(rank)
         if state is not None and state.iteration == iteration:
-            self._board.take(state, taken)
+            self._take(state, taken)
             self._hand_out()
 
     async def again(self, rank: str, iteration: int, place: int) -> Answer | None:
         """Return a batch that was lost on its way to the rank, made once more."""
-        state = self._board.ranks.get(rank)
-        job = None if state is None or state.iteration != iteration else self._board.find(state, place)
+        state = self._ranks.get(rank)
+        job = None if state is None or state.iteration != iteration else state.find(place)
         if job is None:
             return None
-        if job.stage is Stage.DONE:
-            self._board.again(job)
+        if job.is_done:
+            self._queue.redo(job)
+            job.context = _new_answer()
             self._hand_out()
-        return await job.answer
+        return await job.context
 
     async def expect(self, rank: str, part: int, key) -> None:
         """Have a part read ahead by the worker that it is dealt to."""
-        board, setup = self._board, self._board.ranks[rank].setup
-        if len(setup.parts) > 1 and board.able:
-            worker = board.owner(setup, part, key)
-            self._workers.tell(worker, "expect", setup.name, part, board.owned(setup, key, worker))
+        setup = self._ranks[rank].setup
+        worker = self._deal.owner(setup, key, part)
+        if worker is not None and self._deal.able:
+            self._workers.tell(worker, "expect", setup.name, part, self._deal.owned(setup, key, worker))
 
     async def forget(self, rank: str) -> None:
         """Drop what a rank wants, and wait for its next iteration."""
-        if rank in self._board.ranks:
-            for job in self._board.forget(self._board.ranks[rank]):
+        if rank in self._ranks:
+            self._ranks[rank].iteration += 1
+            for job in self._drop(self._ranks[rank]):
                 _answer(job, None)
         self._hand_out()
 
     async def leave(self, rank: str) -> int:
         """Let a rank go; return how many are left. Workers that stay forget what the last one had."""
         await self.forget(rank)
-        left = self._board.ranks.pop(rank, None)
-        still = {state.setup.name for state in self._board.ranks.values()}
+        left = self._ranks.pop(rank, None)
+        still = {state.setup.name for state in self._ranks.values()}
         if left is not None and left.setup.name not in still:
-            for worker in self._board.able:
+            for worker in self._deal.able:
                 self._workers.tell(worker, "leave", self.name, [left.setup.name])
-        return len(self._board.ranks)
+        return len(self._ranks)
 
     async def report(self) -> dict:
         """Return counts, process ids of the workers that answer, and their reads of parts."""
@@ -182,7 +186,7 @@ class Hub:
             self._totals
             | counts
             | self._caches.counts()
-            | {"pids": pids, "reads": reads, "credits_held": self._board.held}
+            | {"pids": pids, "reads": reads, "credits_held": self._queue.num_needed}
         )
 
     async def stop(self) -> None:
@@ -191,58 +195,63 @@ class Hub:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _new_answer(self) -> asyncio.Future:
-        return asyncio.get_running_loop().create_future()
-
     def _spawn(self, coroutine) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)  # the loop holds it weakly
         task.add_done_callback(self._tasks.discard)
 
+    def _take(self, rank: Rank, num_taken: int) -> None:
+        while rank.order and rank.head.place < num_taken:
+            self._queue.take(rank)
+
+    def _drop(self, rank: Rank) -> list[Job]:
+        rank.told.clear()
+        return self._queue.forget(rank)
+
     def _hand_out(self) -> None:
-        """Ask workers for what they can be asked for now."""
+        """Ask workers for what they can be asked for now: a group of each, then one more of each."""
         if self._workers.broken is not None:
             self._fail_all()
             return
-        for worker in sorted(self._board.able):
-            while len(self._under_way[worker]) < GROUPS_AT_WORKER:
-                group = self._board.next_group(worker)
-                if group is None:
-                    break
-                self._spawn(self._make(group))
+        for most in range(1, GROUPS_AT_WORKER + 1):
+            for worker in sorted(self._deal.able):
+                while len(self._queue.under_way(worker)) < most:
+                    group = self._deal.next_group(worker)
+                    if group is None:
+                        break
+                    self._turn(worker)
+                    self._spawn(self._make(group))
 
-    async def _make(self, group: Group) -> None:
+    def _turn(self, worker: int) -> None:
+        """Note which group a worker is at: the first of those that it was asked for."""
+        groups = self._queue.under_way(worker)
+        if groups and groups[0].begun_s is None:
+            self._queue.begin(groups[0])
+
+    async def _make(self, group: Attempt) -> None:
         """Have a worker make a group, and answer those who wait for it."""
         worker, first = group.worker, group.jobs[0]
-        queue = self._under_way[worker]
-        queue.append(group)
-        group.begun_s = time.monotonic()
-        owned = self._board.owned(group.setup, first.key, worker)
-        table = group.setup.table
+        setup = first.line.setup
+        table = setup.table
         update = self._caches.begin(table, worker)
         try:
-            request = GroupRequest(self.name, group.setup, [job.key for job in group.jobs], owned, update)
+            owned = self._deal.owned(setup, first.key, worker)
+            request = GroupRequest(self.name, setup, [job.key for job in group.jobs], owned, update)
             header, payload = await self._unless_lost(worker, self._answered(worker, request))
             self._heard_s[worker] = time.monotonic()
         except (self._ray.exceptions.RayActorError, self._ray.exceptions.ObjectLostError) as error:
-            self._bereave(group, worker, error)
+            self._bereave(group, error)
             return
         except Exception as error:  # a fault of the worker's own
             header, payload = GroupHeader([-1] * len(group.jobs), [one_line(error)] * len(group.jobs)), None
         finally:
             if update is not None:
                 self._caches.cancel(table, update)  # unless it was completed
-            queue.remove(group)
-            if group.slow is not None:
-                group.slow.doubled = False
-            if queue:
-                queue[0].begun_s = time.monotonic()
-        if worker not in self._slow:  # what was judged slow is no measure of what is
-            self._longest_s = max(self._longest_s, time.monotonic() - group.begun_s)
         self._slow.discard(worker)
         if worker not in self._workers.gone:
-            self._board.set_able(worker, True)
+            self._deal.able.add(worker)
         self._deliver(group, header, payload)
+        self._turn(worker)
         self._hand_out()
 
     async def _unless_lost(self, worker: int, answer) -> Any:
@@ -268,91 +277,74 @@ class Hub:
             raise self._ray.exceptions.ActorUnavailableError("the worker ended meanwhile", None)
         return header, self._ray.put(whole) if self._settings.shared else whole
 
-    def _deliver(self, group: Group, header: GroupHeader, payload) -> None:
+    def _deliver(self, group: Attempt, header: GroupHeader, payload) -> None:
         for name in ("num_union", "rows_sent", "row_bytes", "group_bytes", "busy_s"):
             self._totals[name] = self._totals.get(name, 0) + getattr(header, name)
         told = header
-        for job, number, error in zip(group.jobs, header.numbers, header.errors, strict=True):
-            if not self._board.finish(job):
-                continue
+        for job in self._queue.finish(group, *zip(header.numbers, header.errors, strict=True)):
+            number, error = job.result
             if error is not None:
                 _answer(job, Answer(error, notices=self._taken_notices()))
                 continue
             _answer(job, Answer(None, (payload,), number, told, self._taken_notices()))
             told = None
 
-    def _bereave(self, group: Group, worker: int, error: Exception) -> None:
+    def _bereave(self, group: Attempt, error: Exception) -> None:
         """Give the jobs of a worker that ended to the others."""
-        lost = self._board.put_back(group)
+        worker, lost = group.worker, self._queue.lose(group, _hopeless)
         self._caches.forget(worker)
-        self._board.set_able(worker, False)
+        self._deal.able.discard(worker)
         self._slow.discard(worker)
         if worker in self._workers.started:
             self._workers.started.discard(worker)
             self._notices.append({"name": "worker_ended", "worker": worker, "how": one_line(error), "lost": len(lost)})
             self._spawn(self._workers.revive(worker))
         for job in lost:
-            if job.ends >= MOST_ENDS:
-                self._drop_hopeless(job)
+            if job.is_done:
+                _answer(job, Answer(job.result))
+        self._turn(worker)
         self._hand_out()
-
-    def _drop_hopeless(self, job: Job) -> None:
-        key = job.key
-        self._board.give_up(job)
-        what = f"{job.ends} workers ended while they prepared it"
-        remedy = "memory may be short, lower worker_memory_bytes or batch_size"
-        _answer(job, Answer(f"part {key.part}, batch {key.batch} of epoch {key.epoch}: {what}: {remedy}"))
 
     def _came(self, worker: int) -> None:
         """Give jobs to a worker that answers."""
-        self._board.set_able(worker, True)
+        self._deal.able.add(worker)
         self._hand_out()
 
     def _left(self, worker: int) -> None:
         """Give no more jobs to a worker that does not answer, and those that it has to others."""
-        self._board.set_able(worker, False)
+        self._deal.able.discard(worker)
         lost = self._lost.pop(worker, None)
         if lost is not None and not lost.done():
             lost.set_result("it does not answer")
         self._hand_out()
 
     def _fail_all(self) -> None:
-        for rank in self._board.ranks.values():
-            iteration = rank.iteration
-            lost = self._board.forget(rank)
-            rank.iteration = iteration  # the rank begins the next one, once it has read of this one's end
-            for job in lost:
+        for rank in self._ranks.values():  # each begins its next iteration once it has read of this one's end
+            for job in self._drop(rank):
                 _answer(job, Answer(self._workers.broken, notices=self._taken_notices()))
 
     async def _watch(self) -> None:
-        """Have the group of a slow worker made by a second one too; find out about those that are silent."""
+        """Have the groups of a slow worker made by others too; find out about those that are silent."""
         while True:
             await asyncio.sleep(_WATCH_S)
             self._probe()
-            known = SLOW_TIMES * self._longest_s or FIRST_TIMES * self._settings.slow_s
-            limit = max(self._settings.slow_s, known)
-            for worker, queue in enumerate(self._under_way):
-                late = queue and time.monotonic() - queue[0].begun_s > limit and worker in self._workers.started
-                others = self._board.able - {worker} - self._slow
-                if not late or not others:
+            for worker in [group.worker for group in self._queue.late()]:
+                if worker not in self._workers.started or not self._deal.able - {worker} - self._slow:
                     continue
                 if worker not in self._slow:
                     self._slow.add(worker)
-                    self._board.set_able(worker, False)
-                    self._notices.append({"name": "worker_slow", "worker": worker, "seconds": limit})
-                for group in [group for group in queue if not group.doubled]:
-                    helper = min(others, key=lambda number: len(self._under_way[number]))
-                    twin = self._board.twin(group, helper)
-                    if twin.jobs:
-                        self._spawn(self._make(twin))
+                    self._deal.able.discard(worker)
+                    self._notices.append({"name": "worker_slow", "worker": worker, "seconds": self._queue.patience_s})
+                for group in self._queue.under_way(worker):
+                    self._queue.double(group)
                 self._hand_out()
 
     def _probe(self) -> None:
         patience_s = min(_PROBE_S, self._settings.timeout_s / 4)
-        for worker, queue in enumerate(self._under_way):
-            heard_s = max(self._heard_s[worker], queue[0].begun_s) if queue else time.monotonic()
-            there = worker in self._workers.started and worker not in self._probed
-            if there and time.monotonic() - heard_s > patience_s:
+        for worker in self._workers.started - self._probed:
+            groups = self._queue.under_way(worker)
+            heard_s = max(self._heard_s[worker], groups[0].begun_s) if groups else time.monotonic()
+            if time.monotonic() - heard_s > patience_s:
                 self._probed.add(worker)
                 self._spawn(self._ask_whether_there(worker, heard_s + self._settings.timeout_s - time.monotonic()))
 
@@ -368,9 +360,19 @@ class Hub:
         return notices
 
 
+def _new_answer() -> asyncio.Future:
+    """Return what a rank waits on: the context of a job."""
+    return asyncio.get_running_loop().create_future()
+
+
 def _answer(job: Job, value: Answer | None) -> None:
-    if not job.answer.done():
-        job.answer.set_result(value)
+    if not job.context.done():
+        job.context.set_result(value)
+
+
+def _hopeless(job: Job) -> str:
+    what = f"{job.ends} workers ended while they prepared it"
+    return str(batch_error(job.key, f"{what}: memory may be short, lower worker_memory_bytes or batch_size"))
 
 
 def start_hub(name: str, *arguments) -> Any:

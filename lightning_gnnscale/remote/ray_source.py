@@ -20,12 +20,13 @@ from ..loader.batch_source import BatchKey
 from ..loader.local_source import THREAD_NAME, stop
 from ..loader.source_settings import RankPlace
 from ..loader.staged_part import StagedPart
+from ..loader.work_queue import SLOW_S
 from ..partition_store.features import as_stored
 from ..sampler.minibatch import MiniBatch
 from .batch_group import unpack_one
 from .cluster import Meeting, ask_for_token, import_ray, join_ray, leave_ray, one_line
 from .hub_link import Link, setup_of
-from .messages import SLOW_S, Answer, GroupPayload, HubSettings
+from .messages import Answer, GroupPayload, HubSettings
 
 if TYPE_CHECKING:
     pass

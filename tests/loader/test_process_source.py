@@ -118,8 +118,8 @@ def test_kills_after_every_other_batch_change_nothing(processes):
 
 @pytest.mark.parametrize("wakes", [False, True])
 def test_the_batch_of_a_stopped_worker_is_prepared_by_another(processes, monkeypatch, wakes):
-    monkeypatch.setattr("lightning_gnnscale.loader.batch_queue.SLOW_S", 0.5)
-    monkeypatch.setattr("lightning_gnnscale.loader.batch_queue.SLOW_TIMES", 0)
+    monkeypatch.setattr("lightning_gnnscale.loader.work_queue.SLOW_S", 0.5)
+    monkeypatch.setattr("lightning_gnnscale.loader.work_queue.SLOW_TIMES", 0)
     expected = all_contents(make_loader(num_threads=0))
     loader = processes(2, prefetch_batches=3)
     found = []
@@ -259,17 +259,17 @@ def test_preparation_stops_at_the_cap_when_nobody_takes(processes):
     loader = processes(2, prefetch_batches=len(local), queue_bytes=cap, parts=[3])
     iterator = iter(loader)
     first = contents(next(iterator))
-    queue = loader._source._crew.queue
+    crew = loader._source._crew
 
     def finished() -> list:
-        return [job for job in queue.order if job.segment is not None and job.made is not None]
+        return [attempt for attempt in crew.queue.attempts if attempt.is_over]
 
     def full() -> bool:
-        return sum(job.segment.capacity for job in finished()) + queue.largest > cap
+        return sum(attempt.room.capacity for attempt in finished()) + crew.queue.largest > cap
 
-    with queue.changed:
-        assert queue.changed.wait_for(full, timeout=30)
-        assert queue.pool.held_bytes <= cap and len(finished()) < len(queue.order)
+    with crew.changed:
+        assert crew.changed.wait_for(full, timeout=30)
+        assert crew.queue.pool.held_bytes <= cap and len(finished()) < len(crew.queue.line.order)
     assert [first, *all_contents(iterator)] == all_contents(make_loader(num_threads=0, parts=[3]))
 
 

@@ -14,9 +14,10 @@ from lightning_gnnscale.loader import BatchKey, BufferPool
 from lightning_gnnscale.loader.batch_builder import BatchBuilder
 from lightning_gnnscale.loader.batch_graph import BatchGraph, Task, TaskTrace
 from lightning_gnnscale.loader.operators import FanoutNeighborhood
+from lightning_gnnscale.loader.scheduling_policy import FixedPrefetchPolicy, TwoLevelPolicy
 from lightning_gnnscale.loader.staged_part import PartStager
 from lightning_gnnscale.loader.task_graph import Operators, Workflow
-from lightning_gnnscale.loader.task_source import FixedPrefetch, TwoLevelScheduler, machine_utilisation
+from lightning_gnnscale.loader.task_source import Scheduler, machine_utilisation
 from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.sampler import NeighborSampler
 
@@ -24,10 +25,17 @@ WORLD = small_world(num_parts=3)
 SAMPLER = NeighborSampler([4, 3])
 CHAIN = [(4, (), 1), (6, (0,), 5), (3, (1,), 9)]
 FORK = [(2, (), 1), (7, (0,), 9), (3, (0,), 2), (5, (0,), 9), (1, (1, 2, 3), 0)]
-KINDS = {
-    "two levels": lambda make, threads, **options: TwoLevelScheduler(make, threads, **options),
-    "fixed": lambda make, threads, **options: FixedPrefetch(make, threads, depth=3, **options),
-}
+
+
+def two_level(make, threads, sigma=10.0, queue_bytes=None, **options) -> Scheduler:
+    return Scheduler(make, TwoLevelPolicy(threads, sigma, queue_bytes), **options)
+
+
+def fixed_prefetch(make, threads, depth=3, **options) -> Scheduler:
+    return Scheduler(make, FixedPrefetchPolicy(threads, depth), **options)
+
+
+KINDS = {"two levels": two_level, "fixed": fixed_prefetch}
 
 
 def threads_left() -> list[str]:
@@ -132,9 +140,7 @@ def test_batches_come_in_request_order_bit_for_bit(kind, threads):
 def test_finished_batches_stay_below_the_cap(threads):
     """A trainer that stops consuming: preparation stops at the cap, and goes on when there is room."""
     clock, begun = Clock(), []
-    scheduler = TwoLevelScheduler(
-        fake_graphs([CHAIN] * 12, clock, begun), threads, sigma=0, queue_bytes=45, clock=clock
-    )
+    scheduler = two_level(fake_graphs([CHAIN] * 12, clock, begun), threads, sigma=0, queue_bytes=45, clock=clock)
     stopped = threading.Condition(scheduler._lock)
     wait = scheduler._work.wait
     idle = set()
@@ -161,7 +167,7 @@ def test_finished_batches_stay_below_the_cap(threads):
 
 
 def test_one_batch_fits_under_any_cap():
-    scheduler = TwoLevelScheduler(SOURCE.make, 2, queue_bytes=1)
+    scheduler = two_level(SOURCE.make, 2, queue_bytes=1)
     for key in SOURCE.keys[:5]:
         scheduler.request(key)
     assert [scheduler.ready()[0] for _ in range(5)] == SOURCE.keys[:5]
@@ -225,7 +231,7 @@ def test_remote_tasks_begin_first_and_hold_up_no_thread():
         tasks += [Task(dag_id, 2, "fetch", [0, 1], lambda: local(2), lambda: 1)]
         return BatchGraph(tasks, lambda: key, lambda: 1)
 
-    scheduler = TwoLevelScheduler(make, 1, sigma=0, clock=clock)
+    scheduler = two_level(make, 1, sigma=0, clock=clock)
     for key in "ab":
         scheduler.request(key)
     assert [scheduler.ready() for _ in "ab"] == [("a", "a"), ("b", "b")]
@@ -250,7 +256,7 @@ def test_no_thread_outlives_what_was_asked_for(kind):
 
 def test_a_trace_holds_every_task_and_replays():
     trace = TaskTrace()
-    scheduler = TwoLevelScheduler(SOURCE.make, 2, trace=trace)
+    scheduler = two_level(SOURCE.make, 2, trace=trace)
     for key in SOURCE.keys:
         scheduler.request(key)
     seeds = sum(scheduler.ready()[1].batch_size for _ in SOURCE.keys)
@@ -262,14 +268,14 @@ def test_a_trace_holds_every_task_and_replays():
         assert [task.kind for task in batch.tasks] == kinds
         assert all(task.seconds > 0 and task.cost >= 0 for task in batch.tasks)
         assert batch.num_bytes > 0
-    found = replay(trace, TwoLevelScheduler(SOURCE.make, 4).policy, 4)
+    found = replay(trace, two_level(SOURCE.make, 4).policy, 4)
     assert found.num_seeds == seeds
 
 
 def test_task_times_may_be_on_a_clock_of_their_own():
     clock, trace = Clock(), TaskTrace()
     make = fake_graphs([CHAIN], clock, [])
-    scheduler = FixedPrefetch(make, 1, 1, clock=clock, trace=trace, task_clock=lambda: 2 * clock.now)
+    scheduler = fixed_prefetch(make, 1, 1, clock=clock, trace=trace, task_clock=lambda: 2 * clock.now)
     scheduler.request(0)
     scheduler.ready()
     scheduler.close()
@@ -278,7 +284,7 @@ def test_task_times_may_be_on_a_clock_of_their_own():
 
 def test_waits_of_the_trainer_are_counted():
     clock, begun = Clock(), []
-    scheduler = FixedPrefetch(fake_graphs([CHAIN] * 2, clock, begun), 1, depth=1, clock=clock)
+    scheduler = fixed_prefetch(fake_graphs([CHAIN] * 2, clock, begun), 1, depth=1, clock=clock)
     scheduler.request(0)
     scheduler.ready()
     clock.advance(5)

@@ -8,11 +8,14 @@ from functools import partial
 import torch
 from oracles.parts import SmallWorld, part_loader, small_world
 
+import lightning_gnnscale as gs
+from lightning_gnnscale.edge_stream import SyntheticGraph
 from lightning_gnnscale.loader import PartLoader, RankPlace
 from lightning_gnnscale.remote import RayWorkers, cluster
 from lightning_gnnscale.sampler import NeighborSampler
 
 WORLD = small_world(num_parts=5)
+NUM_NODES = 400  # of `write_store`
 
 
 def make_loader(settings: RayWorkers | None = None, world: SmallWorld = WORLD, sampler=None, **options) -> PartLoader:
@@ -24,6 +27,15 @@ def make_loader(settings: RayWorkers | None = None, world: SmallWorld = WORLD, s
     parts, features = range(world.num_parts), chosen.pop("features", world.features)
     targets = {part: world.targets(part) for part in parts}
     return part_loader(parts, world.load_part, features, targets, sampler or NeighborSampler([4, 3]), **chosen)
+
+
+def write_store(root, seed=0, **options) -> gs.PartitionStore:
+    """Write a store of 4 random parts of a synthetic graph."""
+    graph = SyntheticGraph(NUM_NODES, 3000, num_communities=4, homophily=0.9, seed=seed)
+    stream = graph.stream(to_undirected=True)
+    parts = gs.partition(stream, "random", num_parts=4, seed=1)
+    arrays = {"features": graph.features(6, noise=1.0), "labels": graph.labels(), "masks": graph.masks()}
+    return gs.write_partition_store(root, stream, parts, **(arrays | options))
 
 
 def whole_loader(whole, targets, settings: RayWorkers | None = None) -> PartLoader:

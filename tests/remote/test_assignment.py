@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_gnnscale.remote.job_board import assign_parts
+from lightning_gnnscale.remote.dealing import assign_parts
 
 
 @given(st.integers(1, 40), st.integers(1, 7), st.integers(0, 5), st.data())

@@ -5,10 +5,8 @@ import signal
 
 import numpy as np
 import pytest
-from ray_world import all_contents, start_cluster, wait_until
+from ray_world import NUM_NODES, all_contents, start_cluster, wait_until, write_store
 
-import lightning_gnnscale as gs
-from lightning_gnnscale.edge_stream import SyntheticGraph
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.loader import LoaderOptions, PartData, PartLoader
 from lightning_gnnscale.partition_store import WholeGraph
@@ -26,30 +24,20 @@ from lightning_gnnscale.remote.holder import (
 from lightning_gnnscale.remote.messages import Shares
 from lightning_gnnscale.sampler import NeighborSampler
 
-NUM = 400
-
-
-def write(root, seed=0, **options):
-    graph = SyntheticGraph(NUM, 3000, num_communities=4, homophily=0.9, seed=seed)
-    stream = graph.stream(to_undirected=True)
-    parts = gs.partition(stream, "random", num_parts=4, seed=1)
-    arrays = {"features": graph.features(6, noise=1.0), "labels": graph.labels(), "masks": graph.masks()}
-    return gs.write_partition_store(root, stream, parts, **(arrays | options))
-
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("holder") / "store")
+    return write_store(tmp_path_factory.mktemp("holder") / "store")
 
 
 @pytest.fixture(scope="module", params=["int8", "sparse"])
 def other_form(request, tmp_path_factory):
     root = tmp_path_factory.mktemp("holder") / request.param
     if request.param == "int8":
-        return write(root, feature_storage="int8")
+        return write_store(root, feature_storage="int8")
     import scipy.sparse
 
-    return write(root, features=scipy.sparse.random(NUM, 50, 0.1, "csr", np.float32, random_state=0))
+    return write_store(root, features=scipy.sparse.random(NUM_NODES, 50, 0.1, "csr", np.float32, random_state=0))
 
 
 def shares_of(store, nodes=("a", "b"), **options) -> Shares:
@@ -72,7 +60,7 @@ def test_a_machine_gives_its_rows_whether_memory_holds_them_or_not(store, memory
     files = HeldRows.of_files(store.csc)
     for machine in (0, 1):
         holder = StoreHolder(shares_of(store, memory_bytes=memory_bytes), machine)
-        nodes = np.flatnonzero(store.part_of(np.arange(NUM)) % 2 == machine)[::3]
+        nodes = np.flatnonzero(store.part_of(np.arange(NUM_NODES)) % 2 == machine)[::3]
         assert np.array_equal(holder.draw_rows(request_for(nodes)), files.draw(request_for(nodes)))
         assert same_rows(holder.gather_rows(nodes), store.features.gather(nodes))
         held = holder.report()["held_bytes"]
@@ -104,7 +92,7 @@ def test_what_a_holder_holds_is_mapped_and_not_copied(other_form):
 
 
 def test_another_store_at_the_path_is_refused(tmp_path, store):
-    shares = shares_of(store)._replace(root=str(write(tmp_path / "other", seed=1).root))
+    shares = shares_of(store)._replace(root=str(write_store(tmp_path / "other", seed=1).root))
     with pytest.raises(GNNScaleError, match=r"holds store \w{12} on this machine, the trainer has store \w{12}: copy"):
         StoreHolder(shares, 0)
 

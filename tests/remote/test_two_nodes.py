@@ -1,10 +1,17 @@
 """A Ray cluster of two nodes: workers on both of them, and one that is lost in the middle of an epoch."""
 
+from functools import partial
+
+import numpy as np
 import psutil
 import pytest
-from ray_world import all_contents, contents, make_loader, start_cluster
+from ray_world import all_contents, contents, make_loader, start_cluster, write_store
 
+from lightning_gnnscale.loader import LoaderOptions, PartData, PartLoader
+from lightning_gnnscale.loader.source_settings import RankPlace
+from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.remote import RayWorkers
+from lightning_gnnscale.sampler import NeighborSampler
 
 pytest.importorskip("ray", reason="Ray is not installed: make test installs it")
 
