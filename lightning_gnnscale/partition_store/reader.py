@@ -103,9 +103,8 @@ class PartitionStore:
             raise PartitionStoreError(f"{root / MANIFEST}: damaged; {REMEDY}") from None
 
     def __reduce__(self):
-        if self.fetched is not None:
-            return _open_again, (str(self.root), self.fetched.settings)
-        return PartitionStore.open, (str(self.root),)
+        settings = None if self.fetched is None else self.fetched.settings
+        return _open_same, (str(self.root), settings, self.layout_fingerprint)
 
     def __repr__(self) -> str:
         return (
@@ -422,8 +421,15 @@ class PartitionStore:
         return CSRFeatures(indptr, columns, values, self.manifest["feature_dim"])
 
 
-def _open_again(root: str, settings: dict) -> PartitionStore:
-    return PartitionStore._of(fetched_again(root, settings))
+def _open_same(root: str, settings: dict | None, fingerprint: str) -> PartitionStore:
+    """Open what another process has open; PartitionStoreError: another store lies there."""
+    store = PartitionStore.open(root) if settings is None else PartitionStore._of(fetched_again(root, settings))
+    if store.layout_fingerprint != fingerprint:
+        raise PartitionStoreError(
+            f"{root}: holds store {store.layout_fingerprint[:12]} here, and {fingerprint[:12]} where it was sent from: "
+            "copy that store here, or wait until it is written"
+        )
+    return store
 
 
 def _checked_hops(hops: int) -> int:

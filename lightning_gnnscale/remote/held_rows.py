@@ -1,6 +1,6 @@
 """Rows of a graph in one owner's memory, and draws from them that do not depend on who holds what."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
@@ -11,6 +11,7 @@ from ..errors import GNNScaleError
 from ..graph import CSC, id_dtype
 from ..jit import kernel
 from ..partition_store.features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows, merge_rows
+from ..triton_kernels.gather_rows import RowCode, gather_rows
 from ..triton_kernels.sample_neighbors import Workspace, cpu
 
 
@@ -49,8 +50,19 @@ class PartOwners:
         return list(zip(parts_of, np.split(order, cuts), strict=True)) if parts_of else []
 
 
+class AllocateByName(Protocol):
+    """Gives memory for an array that is known by a name."""
+
+    def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray: ...
+
+
+def own_memory(name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return memory of this process."""
+    return np.empty(shape, dtype)
+
+
 class HeldNodes:
-    """Nodes of some parts and replicated ones, numbered as one worker holds them: part after part, then the others.
+    """Nodes of some parts and replicated ones, numbered as one holder has them: part after part, then the others.
 
     Args:
         part_offsets: (num_parts + 1,) first store id of each part, then num_nodes.
@@ -164,34 +176,39 @@ class Rows(Protocol):
 
 
 class HeldFeatures:
-    """Feature rows of some parts and of the nodes that every owner holds; may be read by several threads.
+    """Feature rows of some nodes; may be read by several threads.
 
     Args:
-        features: Feature table of the whole graph, by store id; only the rows of held nodes are read.
-        part_offsets, parts, replicated: See `HeldNodes`.
-
-    Attributes:
         nodes: The held nodes.
-        num_bytes: Memory that the rows take, bytes.
+        arrays: Their rows, in the order of `nodes`: "x" (num_held, dim), or "x_indptr", "x_indices" and "x_data" of
+            sparse rows.
+        dim: Length of a row.
     """
 
-    def __init__(
-        self,
-        features: FeatureTable,
-        part_offsets: np.ndarray,
-        parts: Sequence[int],
-        replicated: np.ndarray | Sequence[int] = (),
-    ):
-        self.nodes = HeldNodes(part_offsets, parts, replicated)
-        rows = features.gather(self.nodes.ids())
+    def __init__(self, nodes: HeldNodes, arrays: Mapping[str, np.ndarray], dim: int):
+        self.nodes = nodes
         self._table = (
-            CSRFeatures(rows.indptr, rows.indices, rows.data, rows.dim)
-            if isinstance(rows, SparseRows)
-            else DenseFeatures(rows)
+            DenseFeatures(arrays["x"])
+            if "x" in arrays
+            else CSRFeatures(arrays["x_indptr"], arrays["x_indices"], arrays["x_data"], dim)
         )
+
+    @classmethod
+    def read(cls, features: FeatureTable, nodes: HeldNodes, allocate: AllocateByName = own_memory) -> "HeldFeatures":
+        """Copy the rows of held nodes out of a table by store id; no other row is read."""
+        if not features.is_sparse:
+            x = allocate("x", (len(nodes), features.dim), features.dtype)
+            return cls(nodes, {"x": features.gather(nodes.ids(), out=x)}, features.dim)
+        rows, arrays = features.gather(nodes.ids()), {}
+        for name in ("indptr", "indices", "data"):
+            values = getattr(rows, name)
+            arrays[f"x_{name}"] = allocate(f"x_{name}", values.shape, values.dtype)
+            arrays[f"x_{name}"][...] = values
+        return cls(nodes, arrays, features.dim)
 
     @property
     def num_bytes(self) -> int:
+        """Memory that the rows take, bytes."""
         table = self._table
         arrays = (table.indptr, table.indices, table.data) if table.is_sparse else (table.array,)
         return self.nodes.num_bytes + sum(array.nbytes for array in arrays)
@@ -214,13 +231,15 @@ class HeldFeatures:
 
 @dataclass(frozen=True)
 class DistributedFeatures:
-    """The features of the whole graph, held by several workers: a `FeatureTable`.
+    """The features of the whole graph, held by several owners: a `FeatureTable`.
 
     Args:
-        held: The rows that this worker holds.
-        owners: Which worker owns each part.
+        held: The rows that are held here, as they are stored.
+        owners: Which owner has each part.
         ask: Maps (owner, store ids) to rows on their way; returns at once. The owner answers with `held.gather(nodes)`.
         num_rows, dim, dtype, is_sparse: Those of the whole feature table.
+        code: Form of the rows as they are held and travel; None: plain numbers.
+        note: Called with the number of rows of each gather.
     """
 
     held: HeldFeatures
@@ -230,23 +249,29 @@ class DistributedFeatures:
     dim: int
     dtype: np.dtype
     is_sparse: bool
+    code: RowCode | None = None
+    note: Callable[[int], None] = lambda num_rows: None
 
     @classmethod
-    def of(cls, features: FeatureTable, held: HeldFeatures, owners: PartOwners, ask: Any) -> "DistributedFeatures":
-        """Return the view of a table whose rows the workers hold."""
-        return cls(held, owners, ask, features.num_rows, features.dim, np.dtype(features.dtype), features.is_sparse)
+    def of(
+        cls, features: FeatureTable, held: HeldFeatures, owners: PartOwners, ask: Any, **options
+    ) -> "DistributedFeatures":
+        """Return the view of a table whose rows the owners hold."""
+        shape = (features.num_rows, features.dim, np.dtype(features.dtype), features.is_sparse)
+        return cls(held, owners, ask, *shape, getattr(features, "storage", None), **options)
 
     def gather(self, nodes: np.ndarray, out: np.ndarray | None = None) -> np.ndarray | SparseRows:
-        """Return rows, bit for bit what is stored.
+        """Return rows, bit for bit what is stored; codes decoded.
 
         Args:
             nodes: (num,) integers in [0, num_rows).
-            out: (num, dim) of the stored dtype, filled in place where given; not for sparse rows.
+            out: (num, dim) of `dtype`, filled in place where given; not for sparse rows.
 
         Raises:
             GNNScaleError: an owner answers with more or fewer rows than were asked for; and whatever `result()` raises.
         """
         nodes = np.asarray(nodes)
+        self.note(len(nodes))
         numbers = self.held.nodes.find(nodes)
         foreign, own = np.flatnonzero(numbers < 0), np.flatnonzero(numbers >= 0)
         asked = [
@@ -260,9 +285,14 @@ class DistributedFeatures:
         if self.is_sparse:
             return merge_rows([rows for _, rows in pieces], [places for places, _ in pieces])
         out = np.empty((len(nodes), self.dim), self.dtype) if out is None else out
+        if self.code is None:
+            for places, rows in pieces:
+                out[places] = rows
+            return out
+        stored = np.empty((len(nodes), self.code.row_bytes), np.uint8)
         for places, rows in pieces:
-            out[places] = rows
-        return out
+            stored[places] = rows
+        return gather_rows(stored, np.arange(len(nodes)), out, self.code)
 
     def _check(self, owner: Hashable, places: np.ndarray, rows: np.ndarray | SparseRows) -> None:
         num = rows.num_rows if isinstance(rows, SparseRows) else len(rows)
@@ -287,40 +317,42 @@ class HopRequest(NamedTuple):
 
 
 class HeldRows:
-    """CSC rows of some parts and of the nodes that every owner holds; may be read by several threads.
+    """CSC rows of some nodes; may be read by several threads.
 
     Args:
-        csc: CSC of the whole graph in store order, possibly mapped from files; only the held rows are read.
-        part_offsets, parts, replicated: See `HeldNodes`.
-
-    Attributes:
         nodes: The held nodes.
-        num_bytes: Memory that the rows take, bytes.
-
-    Raises:
-        ValueError: there is no such part or node.
-
-    Cost: copies the rows: 8 bytes a row, and its arcs. Parts are read in ascending order, sequentially.
+        indptr: (num_held + 1,) int64 row offsets, in the order of `nodes`.
+        indices: (num_held_arcs,) store ids of their neighbours.
     """
 
-    def __init__(
-        self, csc: CSC, part_offsets: np.ndarray, parts: Sequence[int], replicated: np.ndarray | Sequence[int] = ()
-    ):
-        self.nodes = HeldNodes(part_offsets, parts, replicated)
-        bounds = [np.asarray(csc.indptr[first : end + 1]) for first, end in self.nodes.ranges]
-        bounds += [csc.indptr[node : node + 2] for node in self.nodes.beside]
-        self._indptr = np.concatenate([[0], *(np.diff(own) for own in bounds)]).cumsum()
-        indices = [np.empty(0, csc.indices.dtype), *(csc.indices[own[0] : own[-1]] for own in bounds)]
-        self._indices = np.concatenate(indices)
+    def __init__(self, nodes: HeldNodes, indptr: np.ndarray, indices: np.ndarray):
+        self.nodes, self._indptr, self._indices = nodes, indptr, indices
         self._spaces: SimpleQueue[Workspace] = SimpleQueue()
+
+    @classmethod
+    def read(cls, csc: CSC, nodes: HeldNodes, allocate: AllocateByName = own_memory) -> "HeldRows":
+        """Copy the rows of held nodes out of the CSC of the whole graph, possibly mapped from files.
+
+        Cost: 8 bytes a row, and its arcs. Parts are read in ascending order, sequentially; no other row is read.
+        """
+        bounds = [np.asarray(csc.indptr[first : end + 1]) for first, end in nodes.ranges]
+        bounds += [csc.indptr[node : node + 2] for node in nodes.beside]
+        indptr = allocate("indptr", (len(nodes) + 1,), np.dtype(np.int64))
+        indptr[0] = 0
+        np.concatenate([np.diff(own) for own in bounds] or [np.empty(0, np.int64)], out=indptr[1:])
+        np.cumsum(indptr, out=indptr)
+        indices = allocate("indices", (int(indptr[-1]),), csc.indices.dtype)
+        at = 0
+        for own in bounds:
+            first, last = int(own[0]), int(own[-1])
+            indices[at : at + last - first] = csc.indices[first:last]
+            at += last - first
+        return cls(nodes, indptr, indices)
 
     @classmethod
     def of_files(cls, csc: CSC) -> "HeldRows":
         """Return all rows as they lie in their files, copying none: who has lost an owner draws from there."""
-        held = cls(CSC(csc.indptr[:1], csc.indices[:0]), np.array([0, 0]), ())
-        held.nodes = HeldNodes(np.array([0, csc.num_rows]), [0])
-        held._indptr, held._indices = np.asarray(csc.indptr), np.asarray(csc.indices)
-        return held
+        return cls(HeldNodes(np.array([0, csc.num_rows]), [0]), np.asarray(csc.indptr), np.asarray(csc.indices))
 
     def __reduce__(self):
         raise TypeError("rows are held by one process: send what they are made of")

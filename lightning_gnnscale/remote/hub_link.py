@@ -28,10 +28,10 @@ from .cluster import (
     one_line,
     prepared_workers,
 )
+from .holder import check_asks_owners, deal_shares, store_of
 from .messages import HubSettings, Setup, Table
 from .ray_hub import Hub, start_hub
-from .ray_worker import start_workers
-from .spread_graph import spread_of
+from .ray_worker import start_workers, worker_places
 
 if TYPE_CHECKING:
     from .ray_source import RayWorkers
@@ -216,12 +216,14 @@ def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker, settings: "R
     table = table_of(maker.builder.features if maker.gathers else None)
 
     def make(names: list[str]) -> Setup:
-        spread = None
-        if settings.construction == "distributed":
-            spread = spread_of(stage, maker, names, settings.replicate_bytes)
+        store, shares = store_of(stage), None
+        if settings.construction == "distributed" and store is not None:
+            check_asks_owners(stage.sampler, crosses_parts=len(stage.targets) == 1)
+            places = worker_places(names, max(START_LIMIT_S, settings.timeout_s))
+            shares = deal_shares(store, places, settings.replicate_bytes, maker.gathers, stage.seed)
         contents = import_ray().put((packed.meta, [np.frombuffer(view, np.uint8) for view in packed.views]))
         passes = maker.passes
-        return Setup(digest.hexdigest(), [contents], parts, passes, table, tuple(filter(None, sys.path)), spread)
+        return Setup(digest.hexdigest(), [contents], parts, passes, table, tuple(filter(None, sys.path)), shares)
 
     return make
 

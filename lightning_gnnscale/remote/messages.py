@@ -1,5 +1,6 @@
 """What trainers, hubs and workers say to each other: plain values that Ray carries."""
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -42,18 +43,32 @@ class Table(NamedTuple):
     sparse_width: int | None = None
 
 
-class Spread(NamedTuple):
-    """How the rows of a graph are spread over the workers.
+class Shares(NamedTuple):
+    """Which machine holds which rows of a store.
 
     Attributes:
-        owners: Number of the worker that owns each part.
-        names: Names of the workers' actors.
-        replicate_bytes: Bytes of rows of high degree that each worker holds beside its own rows.
+        root: Folder of the store, the same on every machine.
+        fingerprint: The store's; a machine that finds another store there refuses.
+        owners: (num_parts,) number of the machine that holds each part.
+        nodes: Ray's id of each machine.
+        replicate_bytes: Bytes of rows of high degree that each machine holds beside its own.
+        memory_bytes: Upper bound on the bytes of rows that each machine holds; rows beyond it are read from the files
+            of their machine when they are asked for. None: no bound.
+        with_features: Whether feature rows are held too.
     """
 
+    root: str
+    fingerprint: str
     owners: tuple[int, ...]
-    names: tuple[str, ...]
+    nodes: tuple[str, ...]
     replicate_bytes: int = 0
+    memory_bytes: tuple[int, ...] | None = None
+    with_features: bool = True
+
+    def name(self, machine: int) -> str:
+        """Return the name of the actor that holds a machine's rows."""
+        told = hashlib.blake2b(repr(self).encode(), digest_size=8).hexdigest()
+        return f"holder-{self.fingerprint[:12]}-{told}-{machine}"
 
 
 class Setup(NamedTuple):
@@ -67,7 +82,7 @@ class Setup(NamedTuple):
         passes: Key epochs per epoch.
         table: Feature table that the rows come from; None: batches have no features.
         import_paths: Paths on which the trainer finds modules.
-        spread: How the workers hold the graph's rows together; None: each worker reads the rows it needs.
+        shares: Which machine holds which rows of the graph; None: each worker reads the parts that it needs.
     """
 
     name: str
@@ -76,7 +91,7 @@ class Setup(NamedTuple):
     passes: int = 1
     table: Table | None = None
     import_paths: tuple[str, ...] = ()
-    spread: Spread | None = None
+    shares: Shares | None = None
 
 
 class GroupRequest(NamedTuple):

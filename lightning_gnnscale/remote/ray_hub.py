@@ -105,8 +105,6 @@ class Hub:
                 self._spawn(self._workers.revive(worker))
             self._spawn(self._watch())
         self._ranks[rank] = Rank(setup)
-        for worker in range(len(self._workers)):
-            self._open(worker, setup)
         return len(self._workers)
 
     async def take(self, rank: str, iteration: int, place: int, first: int, keys: list, taken: int) -> Answer | None:
@@ -309,8 +307,6 @@ class Hub:
 
     def _came(self, worker: int) -> None:
         """Give jobs to a worker that answers."""
-        for rank in self._ranks.values():
-            self._open(worker, rank.setup)
         self._deal.able.add(worker)
         self._hand_out()
 
@@ -358,10 +354,6 @@ class Hub:
                 self._heard_s[worker] = time.monotonic()
         finally:
             self._probed.discard(worker)
-
-    def _open(self, worker: int, setup: Setup) -> None:
-        if setup.spread is not None:  # the others ask it for rows, maybe before it is asked for a batch
-            self._workers.ask(worker, "open", setup)
 
     def _taken_notices(self) -> tuple[dict, ...]:
         notices, self._notices = tuple(self._notices), []

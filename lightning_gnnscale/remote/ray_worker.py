@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
@@ -22,10 +23,9 @@ from ..loader.staged_part import StagedPart
 from ..partition_store import CSRFeatures, DenseFeatures, SparseRows, WholeGraph, features_of_part
 from ..partition_store.features import merge_rows
 from .batch_group import pack_group
-from .cluster import NAMESPACE, WORKER_GROUP, import_ray
-from .held_rows import HopRequest
+from .cluster import NAMESPACE, WORKER_GROUP, import_ray, worker_handle
+from .holder import HeldGraph, store_of
 from .messages import GroupHeader, GroupPayload, GroupRequest, Setup
-from .spread_graph import SpreadGraph
 from .versioned_cache import WorkerView
 
 
@@ -210,7 +210,7 @@ def _gather_sparse(nodes: np.ndarray, parts: list[HeldPart]) -> SparseRows:
 
 SETUPS_KEPT = 16
 _FETCH_LIMIT_S = 60.0
-_OPEN_LIMIT_S = 20.0
+_RETRY_S = 0.2
 
 
 class PreparationWorker:
@@ -225,7 +225,7 @@ class PreparationWorker:
         torch.set_num_threads(1)
         self.number, self.parts = number, WorkerParts(memory_bytes)
         self._makers: dict[str, tuple] = {}
-        self._graphs: dict[str, SpreadGraph] = {}
+        self._graphs: dict[str, HeldGraph] = {}
         self._views: dict[tuple[str, str], WorkerView] = {}  # of the caches of hubs, by hub and table
 
     def ping(self) -> int:
@@ -260,24 +260,14 @@ class PreparationWorker:
         if stage is not None and not self.parts.holds(setup, part) and self.parts.reads_ahead:
             self.parts.get(setup, part, stage, _features(maker), owned)
 
-    def open(self, setup: Setup) -> None:
-        """Take in a setup ahead of its batches: others may ask for rows of it."""
-        self._opened(setup)
-
-    def draw_rows(self, setup: str, request: HopRequest) -> np.ndarray | None:
-        """Return neighbours from rows that this worker holds, for another one; None: it has no such graph."""
-        graph = self._graph(setup)
-        return graph and graph.rows.draw(request)
-
-    def gather_rows(self, setup: str, nodes: np.ndarray):
-        """Return feature rows that this worker holds, for another one; None: it has no such graph."""
-        graph = self._graph(setup)
-        return graph and graph.features.gather(nodes)
+    def place(self) -> tuple[str, int | None]:
+        """Return Ray's id of the machine, and the upper bound on the bytes that this worker holds."""
+        return import_ray().get_runtime_context().get_node_id(), self.parts.max_bytes
 
     def asked(self) -> dict[str, int]:
-        """Return how often this worker asked others for rows, and how often none answered."""
-        graphs = list(self._graphs.values())
-        return {name: sum(getattr(graph, name) for graph in graphs) for name in ("asked", "unanswered")}
+        """Return how often this worker asked other machines for rows, and how often none answered."""
+        counts = [graph.counts for graph in list(self._graphs.values())]
+        return {name: sum(getattr(one, name) for one in counts) for name in ("asked", "unanswered")}
 
     def reads(self) -> dict[int, int]:
         """Return how often each part was read, whatever the setup."""
@@ -306,13 +296,6 @@ class PreparationWorker:
             header.rows_sent, header.row_bytes = len(wanted), _nbytes(rows)
         return GroupPayload(group, missing, rows)
 
-    def _graph(self, setup: str) -> SpreadGraph | None:
-        """Return the share of a graph, as soon as this worker has been asked for a batch of it; None: it is not."""
-        deadline = time.monotonic() + _OPEN_LIMIT_S
-        while setup not in self._graphs and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return self._graphs.get(setup)
-
     def _part(self, request: GroupRequest, stage, maker: BatchMaker, key: BatchKey, parts: dict):
         setup = request.setup.name
         parts[key.part] = self.parts.get(setup, key.part, stage, _features(maker), request.owned)
@@ -328,8 +311,9 @@ class PreparationWorker:
             meta, buffers = _fetched(setup.contents[0])
             # Copies: what Ray shares is read-only, for which compiled kernels would be compiled once more.
             found = pickle.loads(meta, buffers=[bytearray(buffer) for buffer in buffers])
-            if setup.spread is not None:
-                graph = SpreadGraph(setup.name, setup.spread, self.number, *found)
+            if setup.shares is not None:
+                stage, maker = found
+                graph = HeldGraph(setup.shares, store_of(stage), maker.builder.features if maker.gathers else None)
                 found, self._graphs[setup.name] = graph.tools(*found), graph
         self._makers[setup.name] = found
         return found
@@ -379,3 +363,31 @@ def start_workers(names: list[str], num_cpus: float, memory_bytes: int | None, *
         actor.options(name=name, namespace=NAMESPACE, get_if_exists=True).remote(number, memory_bytes, *arguments)
         for number, name in enumerate(names)
     ]
+
+
+def worker_places(names: list[str], limit_s: float) -> list[tuple[str, int | None]]:
+    """Return what `PreparationWorker.place` says of each worker that answers within a limit.
+
+    Raises:
+        GNNScaleError: none does.
+    """
+    ray, deadline = import_ray(), time.monotonic() + limit_s
+    asked: dict[str, Any] = {}
+    while len(asked) < len(names) and time.monotonic() < deadline:
+        for name in names:
+            with suppress(ValueError):  # rank 0 is about to start it
+                if name not in asked:
+                    asked[name] = worker_handle(name)
+        if len(asked) < len(names):
+            time.sleep(_RETRY_S)
+    places = [worker.place.options(concurrency_group=WORKER_GROUP).remote() for worker in asked.values()]
+    answered, _ = ray.wait(places, num_returns=len(places), timeout=max(0.0, deadline - time.monotonic()))
+    found = []
+    for place in places:
+        with suppress(ray.exceptions.RayError):
+            found += [ray.get(place)] if place in answered else []
+    if not found:
+        raise GNNScaleError(
+            f"none of {len(names)} preparation workers answers within {limit_s:g} s: were they stopped?"
+        )
+    return found

@@ -8,11 +8,14 @@ from functools import partial
 import torch
 from oracles.parts import SmallWorld, part_loader, small_world
 
+import lightning_gnnscale as gs
+from lightning_gnnscale.edge_stream import SyntheticGraph
 from lightning_gnnscale.loader import PartLoader, RankPlace
-from lightning_gnnscale.remote import RayWorkers
+from lightning_gnnscale.remote import RayWorkers, cluster
 from lightning_gnnscale.sampler import NeighborSampler
 
 WORLD = small_world(num_parts=5)
+NUM_NODES = 400  # of `write_store`
 
 
 def make_loader(settings: RayWorkers | None = None, world: SmallWorld = WORLD, sampler=None, **options) -> PartLoader:
@@ -24,6 +27,15 @@ def make_loader(settings: RayWorkers | None = None, world: SmallWorld = WORLD, s
     parts, features = range(world.num_parts), chosen.pop("features", world.features)
     targets = {part: world.targets(part) for part in parts}
     return part_loader(parts, world.load_part, features, targets, sampler or NeighborSampler([4, 3]), **chosen)
+
+
+def write_store(root, seed=0, **options) -> gs.PartitionStore:
+    """Write a store of 4 random parts of a synthetic graph."""
+    graph = SyntheticGraph(NUM_NODES, 3000, num_communities=4, homophily=0.9, seed=seed)
+    stream = graph.stream(to_undirected=True)
+    parts = gs.partition(stream, "random", num_parts=4, seed=1)
+    arrays = {"features": graph.features(6, noise=1.0), "labels": graph.labels(), "masks": graph.masks()}
+    return gs.write_partition_store(root, stream, parts, **(arrays | options))
 
 
 def whole_loader(whole, targets, settings: RayWorkers | None = None) -> PartLoader:
@@ -49,6 +61,17 @@ def contents(batch) -> dict:
 
 def all_contents(batches) -> list[dict]:
     return [contents(batch) for batch in batches]
+
+
+def start_cluster():
+    """Return a cluster of one node on this machine, to which more can be added, and the options of a node."""
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if cluster._has_token():  # who joins will ask for it, so must the cluster
+        cluster.ask_for_token()
+    options = {"num_cpus": 2, "object_store_memory": 100 << 20, "include_dashboard": False}
+    return Cluster(initialize_head=True, head_node_args=options), options
 
 
 def wait_until(holds, limit_s: float = 30.0) -> bool:

@@ -24,6 +24,7 @@ from lightning_gnnscale.placement import place
 from lightning_gnnscale.remote.held_rows import (
     DistributedFeatures,
     HeldFeatures,
+    HeldNodes,
     HeldRows,
     HopRequest,
     PartOwners,
@@ -54,7 +55,9 @@ class Workers:
     """Owners that answer at once, or in threads of an executor."""
 
     def __init__(self, replicated=(), executor=None):
-        self.held = {owner: HeldRows(WORLD.csc, OFFSETS, parts_of(owner), replicated) for owner in "abc"}
+        self.held = {
+            owner: HeldRows.read(WORLD.csc, HeldNodes(OFFSETS, parts_of(owner), replicated)) for owner in "abc"
+        }
         self.owners, self.executor = PartOwners(OFFSETS, OWNER_OF), executor
         self.asked: list[tuple[str, int]] = []
 
@@ -201,7 +204,7 @@ def test_what_is_replicated_fits_the_budget_and_is_most_linked():
     assert len(most_linked(np.array([0, 0, 2, 2]), 1 << 30)) == 1
     with pytest.raises(ValueError, match="replicate_bytes must be >= 0, got -1"):
         most_linked(WORLD.csc.indptr, -1)
-    plain, more = (HeldRows(WORLD.csc, OFFSETS, [1], beside) for beside in ((), nodes))
+    plain, more = (HeldRows.read(WORLD.csc, HeldNodes(OFFSETS, [1], beside)) for beside in ((), nodes))
     assert 0 < more.num_bytes - plain.num_bytes <= (degree[nodes] * 4 + 12).sum()
 
 
@@ -218,8 +221,8 @@ def test_rows_drawn_from_the_files_stand_in_for_an_owner():
 
 def test_empty_parts_and_owners_without_rows():
     offsets = np.array([0, 0, 150, 150, 400, 400])
-    held = HeldRows(WORLD.csc, offsets, [0, 1, 4])
-    rest = HeldRows(WORLD.csc, offsets, [2, 3])
+    held = HeldRows.read(WORLD.csc, HeldNodes(offsets, [0, 1, 4]))
+    rest = HeldRows.read(WORLD.csc, HeldNodes(offsets, [2, 3]))
     owners = PartOwners(offsets, ["x", "x", "y", "y", "x"])
     assert [owner for owner, _ in owners.group(np.array([0, 149, 150, 399]))] == ["x", "y"]
     assert owners.group(np.empty(0, np.int64)) == []
@@ -227,7 +230,7 @@ def test_empty_parts_and_owners_without_rows():
     distributed = DistributedNeighborSampler(sampler, held, owners, lambda owner, request: done(rest.draw(request)))
     seeds = np.array([149, 150, 0])
     assert_equal(drawn(sampler, WORLD.csc, seeds, 5), drawn(distributed, UNREAD, seeds, 5))
-    nobody = HeldRows(WORLD.csc, offsets, [])
+    nobody = HeldRows.read(WORLD.csc, HeldNodes(offsets, []))
     assert nobody.nodes.find(np.array([0, 399])).tolist() == [-1, -1]
 
 
@@ -245,9 +248,9 @@ def test_what_does_not_fit_is_refused_in_one_line():
     with pytest.raises(ValueError, match="must name 5 owners, got 2"):
         PartOwners(OFFSETS, "ab")
     with pytest.raises(ValueError, match=r"parts must be in \[0, 5\), got 1 to 5"):
-        HeldRows(WORLD.csc, OFFSETS, [1, 5])
+        HeldRows.read(WORLD.csc, HeldNodes(OFFSETS, [1, 5]))
     with pytest.raises(ValueError, match=r"replicated must be ids in \[0, 400\), got 7 to 400"):
-        HeldRows(WORLD.csc, OFFSETS, [1], [7, 400])
+        HeldRows.read(WORLD.csc, HeldNodes(OFFSETS, [1], [7, 400]))
     for node in (int(OFFSETS[1]), 400, -1):
         with pytest.raises(GNNScaleError, match=f"node {node} is asked of an owner that does not hold"):
             held.draw(HopRequest(np.array([0, node]), 1, 2, False))
@@ -286,7 +289,7 @@ def sparse_features() -> CSRFeatures:
 @pytest.mark.parametrize("features", [WORLD.features, sparse_features()], ids=["dense", "csr"])
 def test_feature_rows_of_all_owners_come_in_order(features):
     replicated = np.arange(100, 140)
-    held = {owner: HeldFeatures(features, OFFSETS, parts_of(owner), replicated) for owner in "abc"}
+    held = {owner: HeldFeatures.read(features, HeldNodes(OFFSETS, parts_of(owner), replicated)) for owner in "abc"}
     steps = []
 
     def ask(owner, nodes):

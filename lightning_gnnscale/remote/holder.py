@@ -1,0 +1,407 @@
+"""Rows of one graph on several machines: a holder on each has those of its parts, and is asked for them by the others.
+
+A holder is an actor of Ray's, one on a machine for each store. It reads the CSC rows and the feature rows of the parts
+dealt to its machine once, into memory that all processes of the machine map (workers and trainers), and it answers
+other machines. `HeldGraph` is what a process sees: it reads rows of its own machine in place, and asks for others
+before it reads its own. Where a holder is lost, the store's files give the same rows.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import GNNScaleError
+from ..loader.batch_builder import BatchMaker
+from ..loader.staged_part import PartStager
+from ..partition_store import PartitionStore
+from ..partition_store.features import FeatureTable, SparseRows, as_stored
+from ..placement.shared_rows import RowTicket, SharedRows
+from ..sampler import NeighborSampler
+from .cluster import NAMESPACE, import_ray, one_line
+from .dealing import assign_parts
+from .held_rows import (
+    DistributedFeatures,
+    HeldFeatures,
+    HeldNodes,
+    HeldRows,
+    HopRequest,
+    PartOwners,
+    most_linked,
+)
+from .messages import Shares
+from .sampling_owners import DistributedNeighborSampler
+
+ANSWER_LIMIT_S = 30.0
+START_LIMIT_S = 120.0  # for a holder that reads its parts
+SILENT_S = 10.0  # a machine that did not answer is not asked for so long
+THREADS = 16  # requests that a holder serves at a time
+
+
+def deal_shares(
+    store: PartitionStore,
+    places: Sequence[tuple[str, int | None]],
+    replicate_bytes: int,
+    with_features: bool,
+    seed: int,
+) -> Shares:
+    """Deal a store's parts to the machines of workers at random, to each as many as it has workers.
+
+    Args:
+        store: The store.
+        places: Ray's id of the machine of each worker, and the upper bound on what the worker holds, bytes.
+        replicate_bytes, with_features: See `Shares`.
+        seed: Seed of the deal.
+    """
+    nodes = [node for node, _ in places]
+    machines = tuple(dict.fromkeys(nodes))
+    worker = assign_parts(range(store.num_parts), len(nodes), range(len(nodes)), seed, store.num_parts)
+    owners = tuple(machines.index(nodes[worker[part]]) for part in range(store.num_parts))
+    caps = None
+    if all(cap is not None for _, cap in places):
+        caps = tuple(sum(cap for node, cap in places if node == machine) for machine in machines)
+    return Shares(str(store.root), store.layout_fingerprint, owners, machines, replicate_bytes, caps, with_features)
+
+
+def check_asks_owners(sampler: Any, crosses_parts: bool) -> None:
+    """Refuse batches that cannot be drawn from rows of several owners.
+
+    Raises:
+        GNNScaleError: the message names the remedy.
+    """
+    if not crosses_parts:
+        raise GNNScaleError(
+            "construction=distributed is for batches that cross parts, these stay in theirs: use scope=graph and "
+            "weights=GradientAveraging(), or construction=local"
+        )
+    if not isinstance(sampler, NeighborSampler) or sampler.locality is not None or sampler.direction != "in":
+        raise GNNScaleError(
+            f"construction=distributed asks the owners of rows for what NeighborSampler draws along arcs without "
+            f"locality, got {sampler}: use construction=local"
+        )
+
+
+class HeldMemory:
+    """Named arrays that the processes of a machine map; gone with the last of them."""
+
+    def __init__(self):
+        self._rows: dict[str, tuple[SharedRows, tuple[int, ...]]] = {}
+
+    def allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Return memory for an array."""
+        rows = SharedRows.create(shape[0], int(np.prod(shape[1:], dtype=np.int64)), dtype)
+        self._rows[name] = rows, shape
+        return rows.array.reshape(shape)
+
+    @property
+    def tickets(self) -> dict[str, tuple[RowTicket, tuple[int, ...]]]:
+        """What `attach` of another process of the machine needs; good while this process lives."""
+        return {name: (rows.ticket, shape) for name, (rows, shape) in self._rows.items()}
+
+    @staticmethod
+    def attach(tickets: dict[str, tuple[RowTicket, tuple[int, ...]]]) -> dict[str, np.ndarray]:
+        """Map the arrays of another process.
+
+        Raises:
+            PlacementError: that process has ended.
+        """
+        # Writable: compiled kernels would be compiled once more for arrays that are not.
+        return {name: SharedRows.attach(one, write=True).array.reshape(shape) for name, (one, shape) in tickets.items()}
+
+
+def fitting_parts(store: PartitionStore, parts: list[int], row_bytes: int, memory_bytes: int | None) -> list[int]:
+    """Return the parts whose rows fit a machine's memory, the first of them in the order of their ids."""
+    if memory_bytes is None:
+        return parts
+    first, last = store.part_offsets[:-1], store.part_offsets[1:]
+    arcs = np.asarray(store.csc.indptr[last]) - np.asarray(store.csc.indptr[first])
+    needed = arcs * store.csc.indices.itemsize + (last - first) * (8 + row_bytes)
+    total = np.cumsum(needed[parts])
+    return parts[: int(np.searchsorted(total, memory_bytes, "right"))]
+
+
+def open_store(shares: Shares) -> PartitionStore:
+    """Open the store that lies on this machine.
+
+    Raises:
+        GNNScaleError: it is another one.
+    """
+    store = PartitionStore.open(Path(shares.root))
+    if store.layout_fingerprint != shares.fingerprint:
+        raise GNNScaleError(
+            f"{shares.root} holds store {store.layout_fingerprint[:12]} on this machine, the trainer has store "
+            f"{shares.fingerprint[:12]}: copy the trainer's store here, or give another path"
+        )
+    return store
+
+
+class StoreHolder:
+    """What a machine holds of a store; an actor of Ray's, or a plain object in tests. Many threads may ask at a time.
+
+    Args:
+        shares: Which machine holds what.
+        machine: Number of this machine.
+
+    Raises:
+        GNNScaleError: the store of this machine is another one.
+    """
+
+    def __init__(self, shares: Shares, machine: int):
+        store = open_store(shares)
+        table = stored_table(store) if shares.with_features else None
+        row_bytes = row_bytes_of(table)
+        budget = None if shares.memory_bytes is None else shares.memory_bytes[machine]
+        replicated = most_linked(store.csc.indptr, shares.replicate_bytes, store.csc.indices.itemsize, row_bytes)
+        parts = [part for part, owner in enumerate(shares.owners) if owner == machine]
+        parts = fitting_parts(store, parts, row_bytes, budget and max(0, budget - shares.replicate_bytes))
+        self._memory, nodes = HeldMemory(), HeldNodes(store.part_offsets, parts, replicated)
+        self._rows = HeldRows.read(store.csc, nodes, self._memory.allocate)
+        self._features = table and HeldFeatures.read(table, nodes, self._memory.allocate)
+        self._files, self._table = HeldRows.of_files(store.csc), table
+        self._answers = {"requests": 0, "rows": 0}
+
+    def pid(self) -> int:
+        """Return the process id."""
+        return os.getpid()
+
+    def held(self) -> tuple[HeldNodes, dict]:
+        """Return the held nodes, and tickets for their rows."""
+        return self._rows.nodes, self._memory.tickets
+
+    def draw_rows(self, request: HopRequest) -> np.ndarray:
+        """Return neighbours of nodes that this machine owns, for another one."""
+        # A copy: what Ray shares is read-only.
+        request = request._replace(nodes=np.array(request.nodes))
+        numbers = self._numbers(request.nodes)
+        return self._files.draw(request) if numbers is None else self._rows.draw(request, numbers)
+
+    def gather_rows(self, nodes: np.ndarray) -> np.ndarray | SparseRows:
+        """Return feature rows of nodes that this machine owns, for another one."""
+        nodes = np.array(nodes)
+        numbers = self._numbers(nodes)
+        return self._table.gather(nodes) if numbers is None else self._features.gather(nodes, numbers)
+
+    def report(self) -> dict[str, int]:
+        """Return held bytes, and requests and rows that were answered."""
+        held = self._rows.num_bytes + (0 if self._features is None else self._features.num_bytes)
+        return self._answers | {"held_bytes": held}
+
+    def _numbers(self, nodes: np.ndarray) -> np.ndarray | None:
+        """Return the places of nodes; None: some are not held."""
+        self._answers["requests"] += 1
+        self._answers["rows"] += len(nodes)
+        numbers = self._rows.nodes.find(nodes)
+        return None if len(numbers) and numbers.min() < 0 else numbers
+
+
+def stored_table(store: PartitionStore) -> FeatureTable | None:
+    """Return a store's features as they are stored: codes travel and lie as codes."""
+    return None if store.features is None else as_stored(store.features)[0]
+
+
+def row_bytes_of(table: FeatureTable | None) -> int:
+    """Return the bytes of a feature row; of sparse ones their mean."""
+    if table is None:
+        return 0
+    if table.is_sparse:
+        return int(sum(array.nbytes for array in (table.indices, table.data)) / max(1, table.num_rows)) + 8
+    return table.dim * np.dtype(table.dtype).itemsize
+
+
+def holder_handle(shares: Shares, machine: int) -> Any:
+    """Return the actor of a machine, started there by the first who asks."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    ray = import_ray()
+    there = NodeAffinitySchedulingStrategy(shares.nodes[machine], soft=False)
+    actor = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=THREADS, scheduling_strategy=there)(StoreHolder)
+    options = {"name": shares.name(machine), "namespace": NAMESPACE, "get_if_exists": True}
+    return actor.options(**options).remote(shares, machine)
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """An answer on its way from another machine; where that one has ended, the files give it.
+
+    Args:
+        ref: Ray's.
+        instead: Makes the answer.
+        note: Called with the answer and the seconds it was waited for.
+    """
+
+    ref: Any
+    instead: Callable[[Exception], Any]
+    note: Callable[[Any, float], None]
+
+    def result(self) -> Any:
+        """Return the answer; waits for it.
+
+        Raises:
+            GNNScaleError: the other machine failed at it.
+        """
+        ray, begun = import_ray(), time.perf_counter()
+        try:
+            answer = ray.get(self.ref, timeout=ANSWER_LIMIT_S)
+        except ray.exceptions.RayTaskError as error:
+            raise GNNScaleError(f"another machine could not give its rows: {one_line(error)}") from error
+        except ray.exceptions.RayError as error:
+            answer = self.instead(error)
+        self.note(answer, time.perf_counter() - begun)
+        return answer
+
+
+@dataclass
+class FetchCounts:
+    """What a process asked of other machines.
+
+    Attributes:
+        asked, unanswered: Requests, and those that the files answered.
+        rows, rows_away: Feature rows of batches, and those that came from other machines.
+        bytes_away: Bytes that came from other machines, neighbours included.
+        waited_s: Seconds that threads waited for answers.
+    """
+
+    asked: int = 0
+    unanswered: int = 0
+    rows: int = 0
+    rows_away: int = 0
+    bytes_away: int = 0
+    waited_s: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, **counts: float) -> None:
+        """Add to counts; by any thread."""
+        with self.lock:
+            for name, value in counts.items():
+                setattr(self, name, getattr(self, name) + value)
+
+    def told(self) -> dict[str, float]:
+        """Return the counts by name."""
+        with self.lock:
+            return {name: value for name, value in vars(self).items() if name != "lock"}
+
+
+class HeldGraph:
+    """A graph that machines hold together, as one process sees it.
+
+    Args:
+        shares: Which machine holds what.
+        store: The store as it lies on this machine.
+        features: Table of the whole graph's rows, in the form in which batches take them; None: batches have none.
+
+    Attributes:
+        counts: What was asked of other machines.
+
+    Raises:
+        GNNScaleError: this machine's holder does not start.
+    """
+
+    def __init__(self, shares: Shares, store: PartitionStore, features: FeatureTable | None):
+        ray = import_ray()
+        self._shares, self._store, self._table = shares, store, features
+        self.counts, self._handles, self._silent = FetchCounts(), {}, {}
+        here = ray.get_runtime_context().get_node_id()
+        self._machine = shares.nodes.index(here) if here in shares.nodes else -1
+        self._owners = PartOwners(store.part_offsets, shares.owners)
+        self._files = HeldRows.of_files(store.csc)
+        nodes, arrays = self._attached()
+        if nodes is None:
+            nodes = HeldNodes(store.part_offsets, ())
+            self.rows = HeldRows.read(store.csc, nodes)
+            self._held = None if features is None else HeldFeatures.read(as_stored(features)[0], nodes)
+        else:
+            self.rows = HeldRows(nodes, arrays["indptr"], arrays["indices"])
+            self._held = None if features is None else HeldFeatures(nodes, arrays, as_stored(features)[0].dim)
+
+    @property
+    def features(self) -> "DistributedFeatures | None":
+        """The table of the whole graph, rows of other machines asked for."""
+        if self._held is None:
+            return None
+        note = lambda num_rows: self.counts.add(rows=num_rows)  # noqa: E731
+        return DistributedFeatures.of(self._table, self._held, self._owners, self._ask_features, note=note)
+
+    def sampler(self, sampler: NeighborSampler) -> DistributedNeighborSampler:
+        """Return a sampler that draws the same from the rows of all machines."""
+        return DistributedNeighborSampler(sampler, self.rows, self._owners, self._ask_rows)
+
+    def tools(self, stage: PartStager, maker: BatchMaker) -> tuple[PartStager, BatchMaker]:
+        """Return a stage and a maker that draw and gather from the memories of all machines."""
+        sampler, builder = self.sampler(stage.sampler), copy(maker.builder)
+        builder.sampler = sampler
+        if self._held is not None:
+            builder.features = self.features
+        return replace(stage, sampler=sampler), replace(maker, builder=builder)
+
+    def _attached(self) -> tuple[HeldNodes | None, dict[str, np.ndarray]]:
+        """Return what this machine's holder holds; None: this machine holds nothing."""
+        if self._machine < 0:
+            return None, {}
+        ray = import_ray()
+        try:
+            nodes, tickets = ray.get(self._handle(self._machine).held.remote(), timeout=START_LIMIT_S)
+        except ray.exceptions.RayError as error:
+            raise GNNScaleError(
+                f"the holder of {self._shares.root} on this machine did not start ({one_line(error)}): memory may be "
+                "short, set a cap on what a machine holds"
+            ) from None
+        return nodes, HeldMemory.attach(tickets)
+
+    def _handle(self, machine: int) -> Any:
+        if machine not in self._handles:
+            self._handles[machine] = holder_handle(self._shares, machine)
+        return self._handles[machine]
+
+    def _ask_rows(self, owner: int, request: HopRequest) -> Any:
+        return self._ask(owner, "draw_rows", request, lambda: self._files.draw(request), 0)
+
+    def _ask_features(self, owner: int, nodes: np.ndarray) -> Any:
+        table = as_stored(self._table)[0]
+        return self._ask(owner, "gather_rows", nodes, lambda: table.gather(nodes), len(nodes))
+
+    def _ask(self, owner: int, method: str, request: Any, files: Callable[[], Any], num_rows: int) -> Any:
+        if owner == self._machine:  # beyond what this machine's memory holds
+            return Answered(files())
+        self.counts.add(asked=1, rows_away=num_rows)
+        if time.monotonic() < self._silent.get(owner, 0.0):
+            self.counts.add(unanswered=1)
+            return Answered(files())
+
+        def instead(error: Exception) -> Any:
+            self.counts.add(unanswered=1)
+            if isinstance(error, import_ray().exceptions.ActorDiedError):  # for good: the next who asks starts another
+                self._handles.pop(owner, None)
+            self._silent[owner] = time.monotonic() + SILENT_S
+            return files()
+
+        def note(answer, seconds):
+            self.counts.add(bytes_away=num_bytes(answer), waited_s=seconds)
+
+        return Unanswered(getattr(self._handle(owner), method).remote(request), instead, note)
+
+
+class Answered(NamedTuple):
+    """An answer that is there."""
+
+    answer: Any
+
+    def result(self) -> Any:
+        """Return it."""
+        return self.answer
+
+
+def num_bytes(rows: np.ndarray | SparseRows) -> int:
+    """Return the bytes of neighbours or feature rows."""
+    return rows.nbytes if hasattr(rows, "nbytes") else rows.indptr.nbytes + rows.indices.nbytes + rows.data.nbytes
+
+
+def store_of(stage: PartStager) -> PartitionStore | None:
+    """Return the store that a stage reads, None where it reads none."""
+    found = [one for one in getattr(stage.load_part, "args", ()) if hasattr(one, "part_offsets")]
+    return found[0] if found else None

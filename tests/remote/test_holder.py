@@ -1,0 +1,167 @@
+"""Holders: rows of a store in one memory a machine, read in place there and asked for by other machines."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+from ray_world import NUM_NODES, all_contents, start_cluster, wait_until, write_store
+
+from lightning_gnnscale.errors import GNNScaleError
+from lightning_gnnscale.loader import LoaderOptions, PartData, PartLoader
+from lightning_gnnscale.partition_store import WholeGraph
+from lightning_gnnscale.partition_store.features import SparseRows
+from lightning_gnnscale.remote import cluster
+from lightning_gnnscale.remote.held_rows import HeldRows, HopRequest
+from lightning_gnnscale.remote.holder import (
+    HeldGraph,
+    HeldMemory,
+    StoreHolder,
+    deal_shares,
+    fitting_parts,
+    holder_handle,
+)
+from lightning_gnnscale.remote.messages import Shares
+from lightning_gnnscale.sampler import NeighborSampler
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return write_store(tmp_path_factory.mktemp("holder") / "store")
+
+
+@pytest.fixture(scope="module", params=["int8", "sparse"])
+def other_form(request, tmp_path_factory):
+    root = tmp_path_factory.mktemp("holder") / request.param
+    if request.param == "int8":
+        return write_store(root, feature_storage="int8")
+    import scipy.sparse
+
+    return write_store(root, features=scipy.sparse.random(NUM_NODES, 50, 0.1, "csr", np.float32, random_state=0))
+
+
+def shares_of(store, nodes=("a", "b"), **options) -> Shares:
+    owners = tuple(part % len(nodes) for part in range(store.num_parts))
+    return Shares(str(store.root), store.layout_fingerprint, owners, tuple(nodes), **options)
+
+
+def request_for(nodes) -> HopRequest:
+    return HopRequest(np.asarray(nodes), 123, 5, False)
+
+
+def same_rows(one, other) -> bool:
+    if isinstance(one, SparseRows):
+        return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in ("indptr", "indices", "data"))
+    return one.dtype == other.dtype and np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("memory_bytes", [None, (1, 1), (40_000, 40_000)])
+def test_a_machine_gives_its_rows_whether_memory_holds_them_or_not(store, memory_bytes):
+    files = HeldRows.of_files(store.csc)
+    for machine in (0, 1):
+        holder = StoreHolder(shares_of(store, memory_bytes=memory_bytes), machine)
+        nodes = np.flatnonzero(store.part_of(np.arange(NUM_NODES)) % 2 == machine)[::3]
+        assert np.array_equal(holder.draw_rows(request_for(nodes)), files.draw(request_for(nodes)))
+        assert same_rows(holder.gather_rows(nodes), store.features.gather(nodes))
+        held = holder.report()["held_bytes"]
+        assert (held > 0) and (memory_bytes is None or held < 60_000)
+    assert holder.report()["requests"] == 2
+
+
+def test_parts_are_held_up_to_the_cap(store):
+    sizes = [
+        np.diff(store.csc.indptr[store.part_offsets[part : part + 2]])[0] * store.csc.indices.itemsize
+        + np.diff(store.part_offsets)[part] * (8 + 24)
+        for part in range(4)
+    ]
+    assert fitting_parts(store, [0, 1, 3], 24, None) == [0, 1, 3]
+    assert fitting_parts(store, [0, 1, 3], 24, int(sizes[0] + sizes[1])) == [0, 1]
+    assert fitting_parts(store, [0, 1, 3], 24, int(sizes[0] + sizes[1]) - 1) == [0]
+    assert fitting_parts(store, [0, 1, 3], 24, 0) == []
+
+
+def test_what_a_holder_holds_is_mapped_and_not_copied(other_form):
+    holder = StoreHolder(shares_of(other_form, replicate_bytes=2000), 0)
+    nodes, tickets = holder.held()
+    arrays = HeldMemory.attach(tickets)
+    rows = HeldRows(nodes, arrays["indptr"], arrays["indices"])
+    chosen = nodes.ids()[::5]
+    assert np.array_equal(rows.draw(request_for(chosen)), HeldRows.of_files(other_form.csc).draw(request_for(chosen)))
+    arrays["indices"][:] = 0
+    assert not holder._rows._indices.any(), "the same memory"
+
+
+def test_another_store_at_the_path_is_refused(tmp_path, store):
+    shares = shares_of(store)._replace(root=str(write_store(tmp_path / "other", seed=1).root))
+    with pytest.raises(GNNScaleError, match=r"holds store \w{12} on this machine, the trainer has store \w{12}: copy"):
+        StoreHolder(shares, 0)
+
+
+def test_parts_are_dealt_to_machines_by_their_workers(store):
+    places = [("a", None), ("b", 5), ("b", 7), ("b", 9)]
+    shares = deal_shares(store, places, 10, True, seed=3)
+    assert shares.nodes == ("a", "b") and np.bincount(shares.owners).tolist() == [1, 3]
+    assert shares.memory_bytes is None
+    assert deal_shares(store, places[1:], 10, True, seed=3).memory_bytes == (21,)
+
+
+def loader_over(store, graph: HeldGraph | None) -> PartLoader:
+    sampler = NeighborSampler([4, 3])
+    whole = WholeGraph.of_store(store, 0)
+    data = PartData(lambda part: whole, graph.features if graph else store.features, store.labels, store.masks)
+    targets = {0: np.flatnonzero(store.masks["train"])}
+    return PartLoader([0], data, targets, graph.sampler(sampler) if graph else sampler, LoaderOptions(32, 1))
+
+
+@pytest.fixture(scope="module")
+def two_machines():
+    """The ids of two nodes of a Ray cluster on this machine."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed: make test installs it")
+    nodes, options = start_cluster()
+    try:
+        second = nodes.add_node(**options)
+        cluster.join_ray(nodes.address, 60.0, 100 << 20)
+        here = ray.get_runtime_context().get_node_id()
+        yield here, second.node_id
+        cluster.leave_ray()
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+
+
+def test_two_machines_give_the_batches_of_the_whole_graph(two_machines, store):
+    shares = shares_of(store, two_machines)
+    graph = HeldGraph(shares, store, store.features)
+    expected = all_contents(loader_over(store, None))
+    assert all_contents(loader_over(store, graph)) == expected
+    told = graph.counts.told()
+    assert told["asked"] > 0 and told["unanswered"] == 0
+    assert 0.3 < told["rows_away"] / told["rows"] < 0.7 and told["bytes_away"] > 24 * told["rows_away"]
+
+
+def test_other_forms_of_features_travel_as_they_are_stored(two_machines, other_form):
+    graph = HeldGraph(shares_of(other_form, two_machines), other_form, other_form.features)
+    assert all_contents(loader_over(other_form, graph)) == all_contents(loader_over(other_form, None))
+
+
+def test_a_holder_that_is_killed_is_stood_in_for_and_comes_back(two_machines, store):
+    import ray
+
+    shares = shares_of(store, two_machines, replicate_bytes=1)
+    graph = HeldGraph(shares, store, store.features)
+    expected = all_contents(loader_over(store, None))
+    actor = holder_handle(shares, 1)
+    pid = ray.get(actor.pid.remote())
+    os.kill(pid, signal.SIGKILL)
+    assert all_contents(loader_over(store, graph)) == expected
+    assert graph.counts.unanswered > 0
+    graph._silent.clear()
+
+    def answers_again():
+        before = graph.counts.unanswered
+        graph._ask_features(1, np.array([int(store.part_offsets[1])])).result()
+        graph._silent.clear()
+        return graph.counts.unanswered == before
+
+    assert wait_until(answers_again)
+    assert all_contents(loader_over(store, graph)) == expected
