@@ -48,8 +48,8 @@ class S3Server:
 
 
 @contextmanager
-def s3_server():
-    """Serve S3 in a thread."""
+def s3_server(address: str = "127.0.0.1"):
+    """Serve S3 in a thread; servers of one process have the same objects."""
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -59,8 +59,8 @@ def s3_server():
 
     counted = S3Server()
     app = counted.around(DomainDispatcherApplication(create_backend_app))
-    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=Quiet)
-    counted.host = f"http://127.0.0.1:{server.server_port}"
+    server = make_server(address, 0, app, threaded=True, request_handler=Quiet)
+    counted.host = f"http://{address}:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -237,6 +237,32 @@ def _exchange_facts(log: list[dict]) -> dict[str, str]:
     return facts
 
 
+def owner_counts(log: list[dict]) -> dict[str, float]:
+    """Return what processes asked of other machines' holders; nothing where none were asked.
+
+    `remote_row_share`: share of the feature rows of batches that came from other machines; `remote_bytes`: bytes that
+    came, neighbours included; `fetch_blocked_share`: the largest share of a process' last epoch that passed in waiting
+    for batches, whether fetching or anything else delayed them.
+    """
+    told = [event for event in log if event["event"] == "owner_reads"]
+    if not told:
+        return {}
+    return {
+        "remote_row_share": sum(event["rows_away"] for event in told) / max(1, sum(event["rows"] for event in told)),
+        "remote_bytes": sum(event["bytes_away"] for event in told),
+        "fetch_blocked_share": max(event["waiting_share"] for event in told),
+    }
+
+
+def _owner_facts(counts: dict[str, float]) -> dict[str, str]:
+    if not counts:
+        return {}
+    return {
+        "rows of other machines": f"{counts['remote_row_share']:.1%}, {format_bytes(counts['remote_bytes'])} received, "
+        f"training waited for batches {counts['fetch_blocked_share']:.1%} of its time"
+    }
+
+
 def _placement_facts(log: list[dict]) -> dict[str, str]:
     """Return where feature rows lay and which tier served how many reads; nothing where none were placed."""
     placed = [event for event in log if event["event"] == "placement"]
@@ -262,7 +288,7 @@ def _placement_facts(log: list[dict]) -> dict[str, str]:
 
 
 def run_summary(name: str, folder: Path, datamodule, plan, facts: dict) -> dict:
-    """Return the results of a run: stages, facts in the order they are shown, the parts' quality, the plan.
+    """Return the results of a run: stages, facts in the order they are shown, the parts' quality, the plan, counts.
 
     Earlier runs in the same folder are not counted: the log marks where the last one begins.
 
@@ -284,7 +310,8 @@ def run_summary(name: str, folder: Path, datamodule, plan, facts: dict) -> dict:
     for key in ("edge_cut_ratio", "replication_factor", "node_balance"):
         if key in quality:
             shown[key.replace("_", " ")] = f"{quality[key]:.4f}"
-    shown |= facts | _exchange_facts(log) | _placement_facts(log)
+    counts = owner_counts(log)
+    shown |= facts | _exchange_facts(log) | _placement_facts(log) | _owner_facts(counts)
     peaks = [event["peak_bytes"] for event in log if event["event"] == "training_peak"]
     shown |= {
         "training peak of a process": f"{format_bytes(max(peaks, default=0))}, predicted "
@@ -298,4 +325,4 @@ def run_summary(name: str, folder: Path, datamodule, plan, facts: dict) -> dict:
         "facts": shown,
         "quality": quality,
         "plan": dict(plan.terms()),
-    }
+    } | counts

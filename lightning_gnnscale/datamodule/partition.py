@@ -3,14 +3,14 @@
 import logging
 import os
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import StrategyError, check_count
 from ..events import record
 from ..keywords import passes_on
-from ..loader import HOWS, LoaderOptions, PartLoader, RankPlace, SourceSettings, parts_of_rank, rank_of_parts
+from ..loader import LoaderOptions, PartLoader, RankPlace, SourceSettings, parts_of_rank, rank_of_parts
 from ..memory import trim_heap
 from ..model.layer_source import NodeSet
 from ..partition_store import PartitionStore
@@ -42,10 +42,15 @@ from .train_loader import (
     make_part_loader,
     mixes_parts,
     part_targets,
+    row_reads_setting,
     settle_row_reads,
     source_settings,
     trains_on_links,
 )
+
+if TYPE_CHECKING:
+    from ..remote import OwnerReads
+    from ..remote.holder import HeldGraph
 
 # Below Lightning's own, so that it speaks where the Trainer does.
 _log = logging.getLogger("lightning.pytorch.validation")
@@ -83,10 +88,12 @@ class PartitionDataModule(StoredGraphDataModule):
             `gs.RayWorkers`. A name ("threads", "processes", "task_graphs", "ray") stands for its defaults. All give the
             same batches.
         row_reads: How training batches get their feature rows: "mapped", "resident" or "planned", see `RowReads`;
-            "auto": depends on the memory that is free when training starts. The batches are the same. Workers of "ray"
-            hold the rows that they need, and placed rows are read where they lie.
+            "auto": depends on the memory that is free when training starts. "owners", or `OwnerReads`: on several
+            machines each holds the parts that its ranks train on, and asks the others for rows; one machine reads the
+            store. The batches are the same. Workers of "ray" hold the rows that they need, and placed rows are read
+            where they lie.
         stored_features: Whether batches and evaluation read the store's features. False: the model's `inputs` bring
-            them, for example `RemoteFeatures`.
+            them.
         placement: Where feature rows lie while training, one device per process: `PlacementSettings`, the name of a
             method for its defaults, a `Placement` made before, or None: batches read the store.
         making: What a store is made from, and how: the keywords of `StoreSource.of` and `StoreSource`, among them root,
@@ -115,7 +122,7 @@ class PartitionDataModule(StoredGraphDataModule):
         evaluation: str | EvaluationOptions = "layerwise",
         seed: int = 0,
         source: str | SourceSettings = "threads",
-        row_reads: str = "auto",
+        row_reads: "str | OwnerReads" = "auto",
         stored_features: bool = True,
         placement: PlacementSettings | Placement | str | None = None,
         **making,
@@ -135,18 +142,20 @@ class PartitionDataModule(StoredGraphDataModule):
             raise ValueError(f"sampler must be one such as gs.NeighborSampler([15, 10]), got {self.sampler!r}")
         if isinstance(self.sampler, ClusterSampler) and self.sampler.cluster is None:
             self.sampler = replace(self.sampler, cluster=clusters_by("spring"))
-        _check_choice("row_reads", row_reads, ("auto", *HOWS))
-        self.row_reads = row_reads
         self.halo_hops, self.interleave_parts = halo_hops, interleave_parts
         links = self.evaluation.links
         self.links = getattr(self.dataset, "links", {}) if links is None else dict(links)
         self.source = source_settings(source)
+        self.row_reads = row_reads_setting(row_reads, self.source, self.sampler, scope)
+        self._held: HeldGraph | None = None
         self.loader_options = LoaderOptions(
             batch_size,
             seed,
             num_threads=getattr(self.source, "num_threads", 1),
             prefetch_batches=self.source.batches_ahead,
         )
+        if self._asks_owners and placement is not None:
+            raise ValueError('a placement reads rows of its own machine: use row_reads="auto", or placement=None')
         if not stored_features and placement is not None:
             raise ValueError("a placement places stored features: leave stored_features=True, or placement=None")
         self.stored_features = stored_features
@@ -163,7 +172,8 @@ class PartitionDataModule(StoredGraphDataModule):
                 f"{type(trainer.strategy).__name__} waits for a gradient of each of the {trainer.world_size} processes "
                 'in every batch, and parts have different numbers of batches: use Trainer(strategy="gnnscale")'
             )
-        apart = trainer.num_nodes > 1 and self.store_source is None and self.store.fetched is not None
+        apart = trainer.num_nodes > 1 and self.store_source is None
+        apart = apart and (self._asks_owners or self.store.fetched is not None)
         if apart and self.evaluation.mode == "layerwise" and self.evaluation.scratch is None:
             raise StrategyError(
                 'exact evaluation keeps its tables where all ranks reach them: say evaluation="sampled", or '
@@ -225,7 +235,8 @@ class PartitionDataModule(StoredGraphDataModule):
         interleaved = scope == "part" and self._interleaves(weights)
         if self._gathers_on_device or not self.stored_features:
             features = None
-        reads_store = features is None and self.buffer is None and self.stored_features
+        held = self._held_graph()
+        reads_store = features is None and self.buffer is None and self.stored_features and held is None
         if reads_store:
             features = self.store.features if scope == "graph" else self.store.part_features
         if self.trainer is not None and self.trainer.overfit_batches > 0:
@@ -233,7 +244,8 @@ class PartitionDataModule(StoredGraphDataModule):
         if features is not None and features is self.buffer:  # rows of this process: workers draw, its threads gather
             options = self._placed.loader_options(options, self.source.in_process)
         if scope == "graph":
-            loader = make_graph_loader(self.store, self.sampler, options, features, self.source, place)
+            features = features if held is None else held.features
+            loader = make_graph_loader(self.store, self.sampler, options, features, self.source, place, held)
         elif interleaved:
             given = (self.halo_hops, self.interleave_parts, options, features, self.source, place)
             loader = make_interleaved_loader(self.store, self.sampler, *given)
@@ -244,7 +256,8 @@ class PartitionDataModule(StoredGraphDataModule):
             loader = make_part_loader(self.store, self.sampler, self.halo_hops, options, features, self.source, place)
         if reads_store and features is not None:
             hops = None if scope == "graph" else self.halo_hops
-            settle_row_reads(loader, self.store, self.source, place, self.row_reads, hops)
+            how = "auto" if self._asks_owners else self.row_reads
+            settle_row_reads(loader, self.store, self.source, place, how, hops)
         self._close_loader()
         self._train_loader = loader
         return loader
@@ -302,13 +315,28 @@ class PartitionDataModule(StoredGraphDataModule):
         if self._scratch is not None:
             StoreLayerSource(self.store, [], self._scratch).close()
             self._scratch = None
+        if self._held is not None:
+            self._held.close(0.0 if self._train_loader is None else self._train_loader.waiting_share)
+            self._held = None
+
+    @property
+    def _asks_owners(self) -> bool:
+        return not isinstance(self.row_reads, str)
+
+    def _held_graph(self) -> "HeldGraph | None":
+        """Return the graph as the machines of the run hold it; None where the store is read. Every rank calls it."""
+        place = self._place()
+        if self._asks_owners and self._held is None and place.num_local < place.world_size:
+            features = self.store.features if self.stored_features else None
+            self._held = self.row_reads.open(self.store, features, self.rank_of_part)
+        return self._held
 
     def _scope_under(self, weights: Any) -> str:
         if self.scope != "auto":
             return self.scope
         if not getattr(weights, "equal_batches", False) or self.mode == "full_batch":
             return "part"
-        asks_owners = getattr(self.source, "construction", "local") == "distributed"
+        asks_owners = self._asks_owners or getattr(self.source, "construction", "local") == "distributed"
         crosses = asks_owners or self._placed is not None or not mixes_parts(self.sampler)
         return "graph" if crosses else "part"
 
@@ -374,9 +402,11 @@ class PartitionDataModule(StoredGraphDataModule):
             seed = self.loader_options.seed
             links = evaluation_links(self.store, self.links, split, self.evaluation.negatives, seed, rank, world_size)
         if self.evaluation.mode == "sampled":
-            features = self.store.features if self.stored_features else None
+            held = self._held_graph()
+            features = self.store.features if held is None else held.features
+            features = features if self.stored_features else None
             return make_evaluation_loader(
-                self.store, self._hops or 2, split, self.loader_options, features, rank, world_size
+                self.store, self._hops or 2, split, self.loader_options, features, rank, world_size, held
             )
         source = StoreLayerSource(
             self.store,

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import StrategyError
 from ..events import record
 from ..loader import (
+    HOWS,
     Interleave,
     LoaderOptions,
     PartData,
@@ -32,6 +33,9 @@ from ..partition_store import PartitionStore, WholeGraph
 from ..rng import fold, permutation
 from ..sampler import FullBatchSampler, LayerwiseSampler, NeighborSampler, SaintSampler
 
+if TYPE_CHECKING:
+    from ..remote.holder import HeldGraph
+
 _TRIAL_BATCHES = 2  # of a part, by which the work of an epoch is predicted
 
 
@@ -39,6 +43,27 @@ def _ray_workers() -> SourceSettings:
     from ..remote import RayWorkers  # its modules are of use with the optional extra alone
 
     return RayWorkers()
+
+
+def row_reads_setting(row_reads: Any, source: SourceSettings, sampler: Any, scope: str) -> Any:
+    """Return how rows are read: a name of `HOWS`, "auto", or `OwnerReads`, for which "owners" stands.
+
+    Raises:
+        ValueError: it is another one, or owners cannot be asked for such batches.
+    """
+    if row_reads == "owners":
+        from ..remote import OwnerReads
+
+        row_reads = OwnerReads()
+    if isinstance(row_reads, str) or not callable(getattr(row_reads, "open", None)):
+        if row_reads not in ("auto", *HOWS):
+            allowed = ", ".join(("auto", *HOWS, "owners"))
+            raise ValueError(f"row_reads must be one of {allowed}, or gs.OwnerReads(), got {row_reads!r}")
+        return row_reads
+    if scope == "part":
+        raise ValueError('row_reads=owners is for batches that cross parts: use scope="graph", or row_reads="auto"')
+    row_reads.check(sampler, source.in_process)
+    return row_reads
 
 
 SOURCES = {
@@ -276,9 +301,18 @@ def make_interleaved_loader(
 
 
 def make_graph_loader(
-    store: PartitionStore, sampler, options: LoaderOptions, features, source: SourceSettings, place: RankPlace
+    store: PartitionStore,
+    sampler,
+    options: LoaderOptions,
+    features,
+    source: SourceSettings,
+    place: RankPlace,
+    held: "HeldGraph | None" = None,
 ) -> PartLoader:
     """Return a loader over a rank's equal share of all targets; batches cross parts. Arguments: `make_part_loader`.
+
+    Args:
+        held: The graph as its owners hold it; None: the store is read.
 
     Raises:
         StrategyError: there are fewer targets than ranks.
@@ -290,8 +324,11 @@ def make_graph_loader(
             f"{len(targets)} training nodes cannot be shared out to {world_size} processes: use devices={len(targets)}"
         )
     mine = split_targets(targets, world_size)[rank]
-    data = _data(store, partial(_load_graph, store), features)
-    return PartLoader([rank], data, {rank: mine}, sampler, options, source=source.connect(place))
+    load = partial(_load_graph, store, arcs=held is None)
+    sampler = sampler if held is None else held.sampler(sampler)
+    return PartLoader(
+        [rank], _data(store, load, features), {rank: mine}, sampler, options, source=source.connect(place)
+    )
 
 
 def make_evaluation_loader(
@@ -302,12 +339,14 @@ def make_evaluation_loader(
     features,
     rank: int,
     world_size: int,
+    held: "HeldGraph | None" = None,
 ) -> PartLoader:
     """Return a loader over a rank's share of a split, with all neighbours of `num_hops` hops; no node comes twice.
 
     Args:
         split: a mask of the store; None takes every node.
         features: a `FeatureTable` by store id, or None: batches come without.
+        held: The graph as its owners hold it; None: the store is read.
 
     Raises:
         StrategyError: fewer nodes than ranks.
@@ -319,10 +358,10 @@ def make_evaluation_loader(
         raise StrategyError(
             f"{len(nodes)} nodes cannot be shared out to {world_size} processes: use devices=1 to evaluate"
         )
-    whole = _weighted(store, WholeGraph.of(store.csc, rank, store.symmetric))
+    whole, sampler = _load_graph(store, rank, arcs=held is None), NeighborSampler([-1] * num_hops)
     data, mine = _data(store, lambda part: whole, features), np.array_split(nodes, world_size)[rank]
     options = replace(options, shuffle=False, reads=RowReads())
-    return PartLoader([rank], data, {rank: mine}, NeighborSampler([-1] * num_hops), options)
+    return PartLoader([rank], data, {rank: mine}, sampler if held is None else held.sampler(sampler), options)
 
 
 def epoch_work(store: PartitionStore, sampler, halo_hops: int, scope: str, options: LoaderOptions) -> int:
@@ -362,8 +401,8 @@ def _load_part(store: PartitionStore, halo_hops: int, part: int, rows: bool = Fa
     return _weighted(store, store.load_part(part, halo_hops))
 
 
-def _load_graph(store: PartitionStore, part: int) -> WholeGraph:
-    return _weighted(store, WholeGraph.of_store(store, part))
+def _load_graph(store: PartitionStore, part: int, arcs: bool = True) -> WholeGraph:
+    return _weighted(store, WholeGraph.of_store(store, part, arcs))
 
 
 def _weighted(store: PartitionStore, graph):

@@ -1,7 +1,6 @@
-"""Rows by node that hosts share: learnable embeddings, and features that live on other hosts."""
+"""Learnable rows by node that hosts share."""
 
 from .distributed_embedding import DistributedEmbedding
 from .optimizers import SparseAdam, SparseSGD
-from .remote_features import RemoteFeatures
 
-__all__ = ["DistributedEmbedding", "RemoteFeatures", "SparseAdam", "SparseSGD"]
+__all__ = ["DistributedEmbedding", "SparseAdam", "SparseSGD"]

@@ -1,4 +1,4 @@
-"""Rows by node that the hosts of a run own: what embeddings and remote features share."""
+"""Rows by node that the hosts of a run own, and read from each other."""
 
 from collections.abc import Iterator, Sequence
 

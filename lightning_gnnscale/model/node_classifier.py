@@ -36,8 +36,8 @@ class NodeClassifier(BackboneModule):
         loss: "ce" (binary for several labels), or a callable (outputs, labels) -> (num_rows,) losses.
         predict_logits: Whether predictions are the outputs instead of the class (or the 0/1 labels).
         inputs: Rows by node that are appended to the stored features, or replace them if there are none: a
-            `DistributedEmbedding`, which is trained too, or `RemoteFeatures`. None: stored features alone. The
-            backbone's `in_channels` must count them.
+            `DistributedEmbedding`, which is trained too. None: stored features alone. The backbone's `in_channels`
+            must count them.
 
     Raises:
         ValueError: num_classes is neither given nor the backbone's; an unknown loss.

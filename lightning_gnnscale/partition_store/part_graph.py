@@ -103,9 +103,10 @@ class WholeGraph:
         return cls(part, csc, degree, symmetric=symmetric, root=root, fingerprint=fingerprint)
 
     @classmethod
-    def of_store(cls, store, part: int) -> "WholeGraph":
-        """Return the view of a `PartitionStore` for one rank."""
-        return cls.of(store.csc, part, store.symmetric, store.root, store.layout_fingerprint)
+    def of_store(cls, store, part: int, arcs: bool = True) -> "WholeGraph":
+        """Return the view of a `PartitionStore` for one rank; without `arcs` only offsets may be read of its CSC."""
+        csc = store.csc if arcs else store.csc_of_parts(())
+        return cls.of(csc, part, store.symmetric, store.root, store.layout_fingerprint)
 
     @property
     def num_core(self) -> int:

@@ -1,5 +1,6 @@
 """The finished store: memory-mapped arrays, and parts with their halos as training processes load them."""
 
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -102,9 +103,29 @@ class PartitionStore:
         except (KeyError, TypeError, AttributeError, ValueError):
             raise PartitionStoreError(f"{root / MANIFEST}: damaged; {REMEDY}") from None
 
+    @staticmethod
+    def reopen(root: str, fetching: dict | None, fingerprint: str) -> "PartitionStore":
+        """Open what another process has open, on this machine or another.
+
+        Args:
+            root: Its folder.
+            fetching: `fetched.settings` of a store behind a URL; it is fetched where the folder is missing.
+            fingerprint: Its `layout_fingerprint`.
+
+        Raises:
+            PartitionStoreError: another store lies there, or none.
+        """
+        store = PartitionStore.open(root) if fetching is None else PartitionStore._of(fetched_again(root, fetching))
+        if store.layout_fingerprint != fingerprint:
+            raise PartitionStoreError(
+                f"{root}: holds store {store.layout_fingerprint[:12]} here, and {fingerprint[:12]} where it was sent "
+                "from: copy that store here, or wait until it is written"
+            )
+        return store
+
     def __reduce__(self):
         settings = None if self.fetched is None else self.fetched.settings
-        return _open_same, (str(self.root), settings, self.layout_fingerprint)
+        return PartitionStore.reopen, (str(self.root), settings, self.layout_fingerprint)
 
     def __repr__(self) -> str:
         return (
@@ -153,6 +174,16 @@ class PartitionStore:
         compare_once(self, ("csc_indptr", "csc_indices"))
         self._check_rises("csc_indptr", self._csc.indptr, self.num_arcs)
         return self._csc
+
+    def csc_of_parts(self, parts: Iterable[int], nodes: np.ndarray | Sequence[int] = ()) -> CSC:
+        """Return `csc` to read its offsets, and the rows of some parts and nodes alone: only these are fetched."""
+        if self.fetched is None:
+            return self.csc
+        cores = np.array([self._core(part) for part in parts], np.int64).reshape(-1, 2)
+        bounds = np.concatenate([cores, np.stack([nodes, np.asarray(nodes) + 1], 1).astype(np.int64).reshape(-1, 2)])
+        wanted = [self.fetched.slice_of("csc_indices", *self._csc.indptr[bound].tolist()) for bound in bounds]
+        with self.fetched.held(*wanted):
+            return self._csc
 
     @cached_property
     def features(self) -> FeatureTable | None:
@@ -419,17 +450,6 @@ class PartitionStore:
         columns, values = self._map(f"{name}_indices"), self._map(f"{name}_data")
         self._check_rises(f"{name}_indptr", indptr, len(columns))
         return CSRFeatures(indptr, columns, values, self.manifest["feature_dim"])
-
-
-def _open_same(root: str, settings: dict | None, fingerprint: str) -> PartitionStore:
-    """Open what another process has open; PartitionStoreError: another store lies there."""
-    store = PartitionStore.open(root) if settings is None else PartitionStore._of(fetched_again(root, settings))
-    if store.layout_fingerprint != fingerprint:
-        raise PartitionStoreError(
-            f"{root}: holds store {store.layout_fingerprint[:12]} here, and {fingerprint[:12]} where it was sent from: "
-            "copy that store here, or wait until it is written"
-        )
-    return store
 
 
 def _checked_hops(hops: int) -> int:

@@ -2,6 +2,7 @@
 
 from .batch_group import BatchGroup, pack_group, unpack_group, unpack_one
 from .held_rows import DistributedFeatures, HeldFeatures, HeldRows, HopRequest, PartOwners, most_linked
+from .holder import OwnerReads
 from .ray_source import RayWorkers
 from .sampling_owners import DistributedNeighborSampler
 from .versioned_cache import CacheCounts, CacheUpdate, Missing, TrainerCache, WorkerView
@@ -17,6 +18,7 @@ __all__ = [
     "HeldRows",
     "HopRequest",
     "Missing",
+    "OwnerReads",
     "PartOwners",
     "RayWorkers",
     "TrainerCache",

@@ -6,25 +6,28 @@ other machines. `HeldGraph` is what a process sees: it reads rows of its own mac
 before it reads its own. Where a holder is lost, the store's files give the same rows.
 """
 
+import json
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import GNNScaleError
+from ..errors import GNNScaleError, check_seconds
+from ..events import record
 from ..loader.batch_builder import BatchMaker
 from ..loader.staged_part import PartStager
+from ..memory import parse_bytes
 from ..partition_store import PartitionStore
 from ..partition_store.features import FeatureTable, SparseRows, as_stored
-from ..placement.shared_rows import RowTicket, SharedRows
+from ..placement.shared_rows import RowTicket, SharedRows, gather_objects
 from ..sampler import NeighborSampler
-from .cluster import NAMESPACE, import_ray, one_line
+from .cluster import NAMESPACE, import_ray, join_ray, leave_ray, one_line
 from .dealing import assign_parts
 from .held_rows import (
     DistributedFeatures,
@@ -66,7 +69,14 @@ def deal_shares(
     caps = None
     if all(cap is not None for _, cap in places):
         caps = tuple(sum(cap for node, cap in places if node == machine) for machine in machines)
-    return Shares(str(store.root), store.layout_fingerprint, owners, machines, replicate_bytes, caps, with_features)
+    roots = (str(store.root),) * len(machines)
+    return shares_of(store, roots, owners, machines, replicate_bytes, caps, with_features)
+
+
+def shares_of(store: PartitionStore, roots: tuple[str, ...], owners: tuple[int, ...], *rest) -> Shares:
+    """Return the `Shares` of an open store; rest: from `nodes` to `with_features`."""
+    fetching = None if store.fetched is None else json.dumps(store.fetched.settings, sort_keys=True)
+    return Shares(roots, store.layout_fingerprint, owners, *rest, fetching=fetching)
 
 
 def check_asks_owners(sampler: Any, crosses_parts: bool) -> None:
@@ -80,11 +90,16 @@ def check_asks_owners(sampler: Any, crosses_parts: bool) -> None:
             "construction=distributed is for batches that cross parts, these stay in theirs: use scope=graph and "
             "weights=GradientAveraging(), or construction=local"
         )
-    if not isinstance(sampler, NeighborSampler) or sampler.locality is not None or sampler.direction != "in":
+    if not draws_from_owners(sampler):
         raise GNNScaleError(
             f"construction=distributed asks the owners of rows for what NeighborSampler draws along arcs without "
             f"locality, got {sampler}: use construction=local"
         )
+
+
+def draws_from_owners(sampler: Any) -> bool:
+    """Whether a sampler draws from rows of several owners what it draws from the whole graph."""
+    return isinstance(sampler, NeighborSampler) and sampler.locality is None and sampler.direction == "in"
 
 
 class HeldMemory:
@@ -120,25 +135,11 @@ def fitting_parts(store: PartitionStore, parts: list[int], row_bytes: int, memor
     if memory_bytes is None:
         return parts
     first, last = store.part_offsets[:-1], store.part_offsets[1:]
-    arcs = np.asarray(store.csc.indptr[last]) - np.asarray(store.csc.indptr[first])
-    needed = arcs * store.csc.indices.itemsize + (last - first) * (8 + row_bytes)
+    csc = store.csc_of_parts(())
+    arcs = np.asarray(csc.indptr[last]) - np.asarray(csc.indptr[first])
+    needed = arcs * csc.indices.itemsize + (last - first) * (8 + row_bytes)
     total = np.cumsum(needed[parts])
     return parts[: int(np.searchsorted(total, memory_bytes, "right"))]
-
-
-def open_store(shares: Shares) -> PartitionStore:
-    """Open the store that lies on this machine.
-
-    Raises:
-        GNNScaleError: it is another one.
-    """
-    store = PartitionStore.open(Path(shares.root))
-    if store.layout_fingerprint != shares.fingerprint:
-        raise GNNScaleError(
-            f"{shares.root} holds store {store.layout_fingerprint[:12]} on this machine, the trainer has store "
-            f"{shares.fingerprint[:12]}: copy the trainer's store here, or give another path"
-        )
-    return store
 
 
 class StoreHolder:
@@ -149,21 +150,23 @@ class StoreHolder:
         machine: Number of this machine.
 
     Raises:
-        GNNScaleError: the store of this machine is another one.
+        PartitionStoreError: the store of this machine is another one.
     """
 
     def __init__(self, shares: Shares, machine: int):
-        store = open_store(shares)
+        store = shares.open_store(machine)
         table = stored_table(store) if shares.with_features else None
         row_bytes = row_bytes_of(table)
         budget = None if shares.memory_bytes is None else shares.memory_bytes[machine]
-        replicated = most_linked(store.csc.indptr, shares.replicate_bytes, store.csc.indices.itemsize, row_bytes)
+        offsets = store.csc_of_parts(())
+        replicated = most_linked(offsets.indptr, shares.replicate_bytes, offsets.indices.itemsize, row_bytes)
         parts = [part for part, owner in enumerate(shares.owners) if owner == machine]
+        csc = store.csc_of_parts(parts, replicated)  # those beyond the memory are read there
         parts = fitting_parts(store, parts, row_bytes, budget and max(0, budget - shares.replicate_bytes))
         self._memory, nodes = HeldMemory(), HeldNodes(store.part_offsets, parts, replicated)
-        self._rows = HeldRows.read(store.csc, nodes, self._memory.allocate)
+        self._rows = HeldRows.read(csc, nodes, self._memory.allocate)
         self._features = table and HeldFeatures.read(table, nodes, self._memory.allocate)
-        self._files, self._table = HeldRows.of_files(store.csc), table
+        self._files, self._table = HeldRows.of_files(csc), table
         self._answers = {"requests": 0, "rows": 0}
 
     def pid(self) -> int:
@@ -231,11 +234,13 @@ class Unanswered:
 
     Args:
         ref: Ray's.
+        timeout_s: How long it may take, seconds.
         instead: Makes the answer.
         note: Called with the answer and the seconds it was waited for.
     """
 
     ref: Any
+    timeout_s: float
     instead: Callable[[Exception], Any]
     note: Callable[[Any, float], None]
 
@@ -247,7 +252,7 @@ class Unanswered:
         """
         ray, begun = import_ray(), time.perf_counter()
         try:
-            answer = ray.get(self.ref, timeout=ANSWER_LIMIT_S)
+            answer = ray.get(self.ref, timeout=self.timeout_s)
         except ray.exceptions.RayTaskError as error:
             raise GNNScaleError(f"another machine could not give its rows: {one_line(error)}") from error
         except ray.exceptions.RayError as error:
@@ -287,6 +292,106 @@ class FetchCounts:
             return {name: value for name, value in vars(self).items() if name != "lock"}
 
 
+@dataclass(frozen=True)
+class OwnerReads:
+    """Batches read the graph where it is owned: each machine holds the parts that its ranks train on.
+
+    Give it to `PartitionDataModule(row_reads=)`. Neighbours and features of nodes of other machines are asked for while
+    a batch is prepared, ahead of its use, through a Ray cluster that has a node on every machine. Batches are bit for
+    bit those that read the store. On one machine the store is read, and no Ray is needed.
+
+    Args:
+        address: "host:port" of the cluster; "auto": the one that runs on this machine (`ray start`).
+        replicate_bytes: Rows of highest in-degree that each machine holds beside its own, bytes, >= 0.
+        memory_bytes: Upper bound on what a machine holds, bytes or a text such as "20GiB"; rows beyond it are read from
+            the files of their machine. None: no bound.
+        timeout_s: How long Ray may take to answer, and another machine for its rows before files stand in, seconds.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Source: Zheng et al., DistDGL, sections 5.3 and 5.4. Differs: rows are read ahead of the step that uses them, and a
+        machine that is lost is stood in for.
+    """
+
+    address: str = "auto"
+    replicate_bytes: int | str = 0
+    memory_bytes: int | str | None = None
+    timeout_s: float = 30.0
+
+    def __post_init__(self):
+        check_seconds("timeout_s", self.timeout_s)
+        for name in ("replicate_bytes", "memory_bytes"):
+            parse_bytes(getattr(self, name), name)
+
+    def check(self, sampler: Any, in_process: bool) -> None:
+        """Refuse what cannot read so; in_process: the training process prepares its batches.
+
+        Raises:
+            ValueError: the message names the remedy.
+        """
+        if not in_process:
+            raise ValueError(
+                "row_reads=owners asks from the training process: use source=threads or task_graphs, or "
+                "source=ray with construction=distributed, whose workers ask"
+            )
+        if not draws_from_owners(sampler):
+            raise ValueError(
+                "row_reads=owners asks the owners of rows for what NeighborSampler draws along arcs without locality, "
+                f"got {sampler}: use row_reads=auto"
+            )
+
+    def open(self, store: PartitionStore, features: FeatureTable | None, rank_of_part: Sequence[int]) -> "HeldGraph":
+        """Return the graph as this rank sees it; every rank of the run calls this at once.
+
+        Args:
+            store: The store as this rank has it: a folder of its machine, or what it fetches from a URL.
+            features: Table of the whole graph's rows; None: batches have none.
+            rank_of_part: (num_parts,) rank that trains each part, the same on every rank.
+
+        Raises:
+            GNNScaleError: Ray, a holder or the store of a machine cannot be used; every rank raises it.
+        """
+        if store.fetched is not None and store.fetched.cap_bytes is not None:
+            raise GNNScaleError(
+                "row_reads=owners keeps the rows of a machine on its disk: leave out store_cache_bytes, and bound the "
+                "memory with memory_bytes="
+            )
+
+        def join() -> tuple[str, str]:
+            join_ray(self.address, self.timeout_s, 0)
+            return import_ray().get_runtime_context().get_node_id(), str(store.root)
+
+        places = _agreed(join)
+        root_of = dict(places)
+        nodes = tuple(root_of)
+        owners = tuple(nodes.index(places[rank][0]) for rank in rank_of_part)
+        most = parse_bytes(self.memory_bytes, "memory_bytes")
+        caps = None if most is None else (most,) * len(nodes)
+        replicate = parse_bytes(self.replicate_bytes, "replicate_bytes")
+        shares = shares_of(store, tuple(root_of.values()), owners, nodes, replicate, caps, features is not None)
+        graphs: list[HeldGraph] = []
+        _agreed(lambda: graphs.append(HeldGraph(shares, store, features, self.timeout_s)))
+        return graphs[0]
+
+
+def _agreed(make: Callable[[], Any]) -> list:
+    """Return what each rank makes, on all of them; a collective.
+
+    Raises:
+        GNNScaleError: one of them failed, on every rank.
+    """
+    try:
+        own = make(), None
+    except GNNScaleError as error:
+        own = None, str(error)
+    made = gather_objects(own)
+    for rank, (_, error) in enumerate(made):
+        if error is not None:
+            raise GNNScaleError(f"rank {rank}: {error}")
+    return [value for value, _ in made]
+
+
 class HeldGraph:
     """A graph that machines hold together, as one process sees it.
 
@@ -294,6 +399,7 @@ class HeldGraph:
         shares: Which machine holds what.
         store: The store as it lies on this machine.
         features: Table of the whole graph's rows, in the form in which batches take them; None: batches have none.
+        timeout_s: How long another machine may take to answer before the files stand in for it, seconds.
 
     Attributes:
         counts: What was asked of other machines.
@@ -302,18 +408,19 @@ class HeldGraph:
         GNNScaleError: this machine's holder does not start.
     """
 
-    def __init__(self, shares: Shares, store: PartitionStore, features: FeatureTable | None):
-        ray = import_ray()
+    def __init__(
+        self, shares: Shares, store: PartitionStore, features: FeatureTable | None, timeout_s: float = ANSWER_LIMIT_S
+    ):
+        ray, self._timeout_s = import_ray(), timeout_s
         self._shares, self._store, self._table = shares, store, features
         self.counts, self._handles, self._silent = FetchCounts(), {}, {}
         here = ray.get_runtime_context().get_node_id()
         self._machine = shares.nodes.index(here) if here in shares.nodes else -1
         self._owners = PartOwners(store.part_offsets, shares.owners)
-        self._files = HeldRows.of_files(store.csc)
         nodes, arrays = self._attached()
         if nodes is None:
             nodes = HeldNodes(store.part_offsets, ())
-            self.rows = HeldRows.read(store.csc, nodes)
+            self.rows = HeldRows.read(store.csc_of_parts(()), nodes)
             self._held = None if features is None else HeldFeatures.read(as_stored(features)[0], nodes)
         else:
             self.rows = HeldRows(nodes, arrays["indptr"], arrays["indices"])
@@ -339,6 +446,26 @@ class HeldGraph:
             builder.features = self.features
         return replace(stage, sampler=sampler), replace(maker, builder=builder)
 
+    @cached_property
+    def _own(self) -> HeldRows:
+        """The rows of this machine as they lie in its files."""
+        parts = [part for part, owner in enumerate(self._shares.owners) if owner == self._machine]
+        return HeldRows.of_files(self._store.csc_of_parts(parts))
+
+    @cached_property
+    def _files(self) -> HeldRows:
+        """All rows as they lie in files, fetched where they are not here."""
+        return HeldRows.of_files(self._store.csc)
+
+    def close(self, waiting_share: float) -> None:
+        """Leave the cluster, which `OwnerReads.open` joined, and tell what was asked there.
+
+        Args:
+            waiting_share: Share of the training time that passed in waiting for batches.
+        """
+        record("owner_reads", waiting_share=waiting_share, **self.counts.told())
+        leave_ray()
+
     def _attached(self) -> tuple[HeldNodes | None, dict[str, np.ndarray]]:
         """Return what this machine's holder holds; None: this machine holds nothing."""
         if self._machine < 0:
@@ -348,8 +475,8 @@ class HeldGraph:
             nodes, tickets = ray.get(self._handle(self._machine).held.remote(), timeout=START_LIMIT_S)
         except ray.exceptions.RayError as error:
             raise GNNScaleError(
-                f"the holder of {self._shares.root} on this machine did not start ({one_line(error)}): memory may be "
-                "short, set a cap on what a machine holds"
+                f"the holder of {self._shares.roots[self._machine]} on this machine did not start ({one_line(error)}): "
+                "memory may be short, set a cap on what a machine holds"
             ) from None
         return nodes, HeldMemory.attach(tickets)
 
@@ -359,15 +486,17 @@ class HeldGraph:
         return self._handles[machine]
 
     def _ask_rows(self, owner: int, request: HopRequest) -> Any:
+        if owner == self._machine:  # beyond what its memory holds
+            return Answered(self._own.draw(request))
         return self._ask(owner, "draw_rows", request, lambda: self._files.draw(request), 0)
 
     def _ask_features(self, owner: int, nodes: np.ndarray) -> Any:
         table = as_stored(self._table)[0]
+        if owner == self._machine:
+            return Answered(table.gather(nodes))
         return self._ask(owner, "gather_rows", nodes, lambda: table.gather(nodes), len(nodes))
 
     def _ask(self, owner: int, method: str, request: Any, files: Callable[[], Any], num_rows: int) -> Any:
-        if owner == self._machine:  # beyond what this machine's memory holds
-            return Answered(files())
         self.counts.add(asked=1, rows_away=num_rows)
         if time.monotonic() < self._silent.get(owner, 0.0):
             self.counts.add(unanswered=1)
@@ -383,7 +512,7 @@ class HeldGraph:
         def note(answer, seconds):
             self.counts.add(bytes_away=num_bytes(answer), waited_s=seconds)
 
-        return Unanswered(getattr(self._handle(owner), method).remote(request), instead, note)
+        return Unanswered(getattr(self._handle(owner), method).remote(request), self._timeout_s, instead, note)
 
 
 class Answered(NamedTuple):

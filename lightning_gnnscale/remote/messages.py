@@ -1,6 +1,7 @@
 """What trainers, hubs and workers say to each other: plain values that Ray carries."""
 
 import hashlib
+import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import numpy as np
 
 from ..loader.batch_source import BatchKey
 from ..loader.work_queue import SLOW_S
+from ..partition_store import PartitionStore
 from .batch_group import BatchGroup
 
 
@@ -47,7 +49,7 @@ class Shares(NamedTuple):
     """Which machine holds which rows of a store.
 
     Attributes:
-        root: Folder of the store, the same on every machine.
+        roots: Folder of the store on each machine.
         fingerprint: The store's; a machine that finds another store there refuses.
         owners: (num_parts,) number of the machine that holds each part.
         nodes: Ray's id of each machine.
@@ -55,15 +57,26 @@ class Shares(NamedTuple):
         memory_bytes: Upper bound on the bytes of rows that each machine holds; rows beyond it are read from the files
             of their machine when they are asked for. None: no bound.
         with_features: Whether feature rows are held too.
+        fetching: What a machine without the folder fetches the store by, as JSON; None: the folder must be there.
     """
 
-    root: str
+    roots: tuple[str, ...]
     fingerprint: str
     owners: tuple[int, ...]
     nodes: tuple[str, ...]
     replicate_bytes: int = 0
     memory_bytes: tuple[int, ...] | None = None
     with_features: bool = True
+    fetching: str | None = None
+
+    def open_store(self, machine: int) -> PartitionStore:
+        """Open the store that lies on a machine; to be called there.
+
+        Raises:
+            PartitionStoreError: it is another one, or there is none.
+        """
+        settings = self.fetching and json.loads(self.fetching)
+        return PartitionStore.reopen(self.roots[machine], settings, self.fingerprint)
 
     def name(self, machine: int) -> str:
         """Return the name of the actor that holds a machine's rows."""

@@ -91,7 +91,12 @@ def test_samplers_tell_their_hops(store, sampler, hops):
 def test_the_datamodule_asks(store, tmp_path):
     dm = gs.PartitionDataModule(store=store)
     dm.trainer = SimpleNamespace(
-        lightning_module=classifier(in_channels=4), strategy=None, world_size=1, global_rank=0, is_global_zero=True
+        lightning_module=classifier(in_channels=4),
+        strategy=None,
+        world_size=1,
+        num_nodes=1,
+        global_rank=0,
+        is_global_zero=True,
     )
     with pytest.raises(StrategyError, match=r"in_channels=4"):
         dm.setup("fit")
@@ -99,14 +104,18 @@ def test_the_datamodule_asks(store, tmp_path):
 
 def test_several_processes_need_a_strategy_that_lets_parts_differ(store):
     dm = gs.PartitionDataModule(store=store)
-    dm.trainer = SimpleNamespace(lightning_module=classifier(), strategy=object(), world_size=2, global_rank=0)
+    dm.trainer = SimpleNamespace(
+        lightning_module=classifier(), strategy=object(), world_size=2, num_nodes=1, global_rank=0
+    )
     with pytest.raises(StrategyError, match=r'Trainer\(strategy="gnnscale"\)'):
         dm.setup("fit")
 
 
 def test_whole_parts_are_no_batches_of_the_graph(store):
     dm = gs.PartitionDataModule(store=store, mode="full_batch", scope="graph")
-    dm.trainer = SimpleNamespace(strategy=SimpleNamespace(weights=gs.GradientAveraging()), world_size=1, global_rank=0)
+    dm.trainer = SimpleNamespace(
+        strategy=SimpleNamespace(weights=gs.GradientAveraging()), world_size=1, num_nodes=1, global_rank=0
+    )
     with pytest.raises(StrategyError, match=r"weights=ModelAveraging\(\), or FullGraphDataModule"):
         dm.train_dataloader()
 

@@ -94,10 +94,13 @@ def test_a_rank_without_a_batch_gathers_nothing(store_root):
 def test_a_cache_that_nothing_foretells_is_refused(store_root):
     strategy = SimpleNamespace(weights=gs.GradientAveraging(), root_device=torch.device("cuda", 0))
     placement = PlacementSettings(cache_rows=10, cache_policy="belady")
+    trainer = SimpleNamespace(world_size=1, num_nodes=1, strategy=strategy)
     with pytest.raises(StrategyError, match="'belady' goes by reads of batches drawn ahead.*take 'sieve' or 'lru'"):
-        make(store_root, placement=placement).check_trainer(SimpleNamespace(world_size=1, strategy=strategy))
+        make(store_root, placement=placement).check_trainer(
+            SimpleNamespace(world_size=1, num_nodes=1, strategy=strategy)
+        )
     strategy.root_device = torch.device("cpu")
-    make(store_root, placement=placement).check_trainer(SimpleNamespace(world_size=1, strategy=strategy))
+    make(store_root, placement=placement).check_trainer(trainer)
 
 
 def test_a_placement_made_before_is_taken(store_root):

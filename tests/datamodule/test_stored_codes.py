@@ -81,15 +81,3 @@ def test_a_name_that_is_no_storage_is_refused_before_any_work(dataset, tmp_path)
         gs.PartitionDataModule(root=tmp_path / "s", dataset=dataset, feature_storage="int2")
     with pytest.raises(TypeError, match="batchsize"):
         gs.PartitionDataModule(root=tmp_path / "s", dataset=dataset, batchsize=3)
-
-
-def test_remote_features_hold_codes_and_give_rows(roots):
-    of_codes, of_rows = (gs.PartitionStore.open(root) for root in roots)
-    wanted = of_rows.features.array
-    remote, nodes = gs.RemoteFeatures.for_store(of_codes).open(), np.array([5, 0, 5, of_codes.num_nodes - 1])
-    assert (remote.dim, remote.dtype) == (wanted.shape[1], np.float32)
-    assert remote.gather(nodes).tobytes() == remote.pull(nodes).numpy().tobytes() == wanted[nodes].tobytes()
-    assert np.concatenate([rows for _, rows in remote.rows_here()]).tobytes() == wanted.tobytes()
-    remote.close()
-    with pytest.raises(ValueError, match=r"source must be \d+ bytes of codes a row, got 3"):
-        gs.RemoteFeatures(wanted[:, :3].copy(), storage=of_codes.features.storage)

@@ -145,7 +145,6 @@ def test_memory_is_told_before_it_is_taken():
         (lambda e: gs.SparseAdam(eps=0), "optimizer.eps must be > 0"),
         (lambda e: gs.SparseAdam(bias="none"), "optimizer.bias must be"),
         (lambda e: gs.SparseSGD(lr=-1), "optimizer.lr must be > 0, got -1"),
-        (lambda e: gs.RemoteFeatures(np.zeros(3)), r"source must be a \(num_nodes, dim\) array"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_told_in_one_line(call, message):
@@ -200,16 +199,3 @@ def test_files_that_are_missing_or_damaged_are_told(tmp_path):
     saved[0]["files"] = [entry for entry in saved[0]["files"] if entry["array"] != "rows"]
     with pytest.raises(PartitionStoreError, match=f"{NUM} of the rows 0 to {NUM} were never saved"):
         embedding.load(tmp_path, saved)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "uint8", "int64"])
-def test_remote_features_on_one_host_are_the_source_itself(dtype):
-    source = np.random.default_rng(0).integers(0, 200, (50, 7)).astype(dtype)
-    features = gs.RemoteFeatures(source, [0, 20, 50]).open()
-    nodes = np.random.default_rng(1).integers(0, 50, 300)
-    assert features.gather(nodes).tobytes() == source[nodes].tobytes()
-    out = np.empty((300, 7), dtype)
-    assert features.gather(nodes, out=out) is out
-    assert out.tobytes() == source[nodes].tobytes()
-    assert features.nbytes == 0
-    assert (features.num_rows, features.dim, features.dtype, features.is_sparse) == (50, 7, source.dtype, False)

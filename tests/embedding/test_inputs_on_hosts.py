@@ -46,30 +46,6 @@ def test_two_processes_train_one_table(tmp_path, policy, hosts):
         assert num_files >= 6  # rows, moments and counts of each rank's share
 
 
-def train_remote(folder, root, policy):
-    """Stored features against the same rows on two hosts."""
-    results = []
-    store = gs.PartitionStore.open(root)
-    for remote in (False, True):
-        inputs = gs.RemoteFeatures.for_store(store, hosts=[0, 1]) if remote else None
-        weights = {"model": gs.ModelAveraging, "gradient": gs.GradientAveraging}[policy]()
-        trainer, model, dm = fit(
-            folder / str(remote), root, inputs, weights, epochs=2, width=8, devices=2, stored_features=not remote
-        )
-        results.append((model.state_dict(), trainer.test(model, dm, verbose=False)[0]))
-    return results, inputs.received_bytes
-
-
-@pytest.mark.parametrize(("policy", "storage"), [("model", None), ("gradient", None), ("model", "int8")])
-def test_training_on_features_of_other_hosts_changes_no_bit(tmp_path, policy, storage):
-    store = write_store(tmp_path / "store", features=True, feature_storage=storage)
-    for results, received in launch(2, train_remote, tmp_path / "run", store.root, policy, limit_s=120):
-        (stored, metrics), (remote, of_remote) = results
-        assert all(torch.equal(stored[key], remote[key]) for key in stored)
-        assert metrics == of_remote
-        assert received > 0
-
-
 def train_owners(folder, root):
     """Four parts on two hosts, batches that cross parts: the targets of each rank, and who owns them."""
     store = gs.PartitionStore.open(root)

@@ -125,35 +125,6 @@ def test_hogwild_converges(tmp_path):
     assert max(launch(2, learn_targets, tmp_path, limit_s=90)) < 0.1
 
 
-def gather_all(folder, dtype, hosts):
-    import torch.distributed as dist
-
-    source = np.random.default_rng(3).integers(0, 250, (NUM, DIM)).astype(dtype)
-    # A host has its own rows alone: those of others are read from nowhere but their owners.
-    features = gs.RemoteFeatures(source.copy(), OFFSETS, hosts).join()
-    features._source[:] = 0
-    rank, equal = dist.get_rank(), []
-    for step in range(4):
-        nodes = requests(rank, step)[0]
-        equal.append(features.gather(nodes).tobytes() == source[nodes].tobytes())
-    with pytest.raises(ValueError, match="nodes must be in"):
-        features.gather([NUM])  # told before any other rank is asked
-    return equal, features.nbytes, features.received_bytes
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "uint8", "int64"])
-def test_remote_features_equal_indexing_bit_for_bit(tmp_path, dtype):
-    hosts = [0, 0, 1]
-    ranks = launch(3, gather_all, tmp_path, dtype, hosts, limit_s=90)
-    row_bytes = DIM * np.dtype(dtype).itemsize
-    host_of = np.repeat([hosts[part % 3] for part in range(5)], np.diff(OFFSETS))
-    for rank, (equal, nbytes, received) in enumerate(ranks):
-        assert all(equal)
-        assert nbytes == (host_of == hosts[rank]).sum() * row_bytes
-        asked = np.concatenate([requests(rank, step)[0] for step in range(4)])
-        assert received == (host_of[asked] != hosts[rank]).sum() * row_bytes
-
-
 def save_rows(folder, target):
     embedding = gs.DistributedEmbedding(NUM, DIM, OFFSETS, hosts=[0, 1, 1], seed=5).join()
     nodes, gradients = requests(1, 0)

@@ -1,7 +1,5 @@
 """The recipe's settings, on a data set without features: the model is made with the rows that it names."""
 
-from types import SimpleNamespace
-
 import lightning as L
 import numpy as np
 import pytest
@@ -57,15 +55,37 @@ def test_stored_features_stand_before_the_rows(folder):
     assert make_model(config, datamodule).backbone.in_channels == 5 + 64
 
 
-def test_features_of_the_machines_stand_in_place_of_stored_ones(folder):
+def test_distdgl_reads_the_rows_of_owners_and_on_one_machine_the_store(folder):
     config = composed([f"paths.stores={folder}/stores", "num_parts=2", "partitioner.balance={nodes:1.2}"], "distdgl")
     datamodule = make_datamodule(config, load_npz("small", root=str(folder)))
     datamodule.prepare_data()
-    model = make_model(config, datamodule)
-    assert isinstance(model.inputs, gs.RemoteFeatures)
-    assert (datamodule.num_features, model.inputs.dim, model.backbone.in_channels) == (0, 5, 5)
-    assert all(batch.x is None for batch in datamodule.train_dataloader())
-    assert np.array_equal(model.inputs.gather(np.arange(60)), datamodule.store.features.array)
+    assert isinstance(datamodule.row_reads, gs.OwnerReads)
+    rows = datamodule.store.features.array
+    assert all(np.array_equal(batch.x.numpy(), rows[batch.n_id]) for batch in datamodule.train_dataloader())
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"scope": "part"}, r'is for batches that cross parts: use scope="graph", or row_reads="auto"'),
+        ({"source": "processes"}, "asks from the training process: use source=threads or task_graphs"),
+        ({"sampler": gs.SaintSampler()}, "for what NeighborSampler draws along arcs without locality, got Saint"),
+        ({"placement": "naive"}, 'a placement reads rows of its own machine: use row_reads="auto"'),
+        ({"row_reads": "owner"}, "row_reads must be one of auto, .*, owners, or gs.OwnerReads"),
+    ],
+)
+def test_where_owners_cannot_be_asked_it_is_said(tmp_path, settings, told):
+    store = write_store(tmp_path, features=True)
+    with pytest.raises(ValueError, match=told):
+        gs.PartitionDataModule(store=store, **({"row_reads": "owners", "scope": "graph"} | settings))
+
+
+def test_sizes_of_owners_are_read():
+    assert gs.OwnerReads(memory_bytes="2GiB").memory_bytes == "2GiB"
+    with pytest.raises(ValueError, match="memory_bytes must be bytes or a size like 24GiB"):
+        gs.OwnerReads(memory_bytes="much")
+    with pytest.raises(ValueError, match="timeout_s"):
+        gs.OwnerReads(timeout_s=0)
 
 
 def test_links_are_predicted_from_learned_rows(folder):
@@ -86,12 +106,6 @@ def test_the_plan_counts_learned_rows():
     table = 10**6 * (3 * 4 * 64 + 4)
     assert alone - without >= table
     assert (alone - shared) >= table / 2, "processes of a host share the rows"
-
-
-def test_sparse_features_stay_in_their_store(tmp_path):
-    store = SimpleNamespace(features=SimpleNamespace(is_sparse=True), root=tmp_path)
-    with pytest.raises(ValueError, match="RemoteFeatures holds dense features, the store .* has sparse ones"):
-        gs.RemoteFeatures.for_store(store)
 
 
 def test_batches_without_features_need_inputs(tmp_path):

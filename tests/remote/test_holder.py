@@ -42,7 +42,7 @@ def other_form(request, tmp_path_factory):
 
 def shares_of(store, nodes=("a", "b"), **options) -> Shares:
     owners = tuple(part % len(nodes) for part in range(store.num_parts))
-    return Shares(str(store.root), store.layout_fingerprint, owners, tuple(nodes), **options)
+    return Shares((str(store.root),) * len(nodes), store.layout_fingerprint, owners, tuple(nodes), **options)
 
 
 def request_for(nodes) -> HopRequest:
@@ -92,8 +92,8 @@ def test_what_a_holder_holds_is_mapped_and_not_copied(other_form):
 
 
 def test_another_store_at_the_path_is_refused(tmp_path, store):
-    shares = shares_of(store)._replace(root=str(write_store(tmp_path / "other", seed=1).root))
-    with pytest.raises(GNNScaleError, match=r"holds store \w{12} on this machine, the trainer has store \w{12}: copy"):
+    shares = shares_of(store)._replace(roots=(str(write_store(tmp_path / "other", seed=1).root),) * 2)
+    with pytest.raises(GNNScaleError, match=r"holds store \w{12} here, and \w{12} where it was sent from: copy"):
         StoreHolder(shares, 0)
 
 
