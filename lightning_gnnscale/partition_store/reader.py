@@ -175,13 +175,20 @@ class PartitionStore:
         self._check_rises("csc_indptr", self._csc.indptr, self.num_arcs)
         return self._csc
 
-    def csc_of_parts(self, parts: Iterable[int], nodes: np.ndarray | Sequence[int] = ()) -> CSC:
-        """Return `csc` to read its offsets, and the rows of some parts and nodes alone: only these are fetched."""
+    def csc_of_parts(self, parts: Iterable[int], nodes: np.ndarray | Sequence[int] = (), features: bool = False) -> CSC:
+        """Return `csc` to read its offsets, and the rows of some parts and nodes alone: only these are fetched.
+
+        Args:
+            parts, nodes: Whose rows are read.
+            features: Whether their feature rows are fetched too, where they are dense.
+        """
         if self.fetched is None:
             return self.csc
         cores = np.array([self._core(part) for part in parts], np.int64).reshape(-1, 2)
         bounds = np.concatenate([cores, np.stack([nodes, np.asarray(nodes) + 1], 1).astype(np.int64).reshape(-1, 2)])
         wanted = [self.fetched.slice_of("csc_indices", *self._csc.indptr[bound].tolist()) for bound in bounds]
+        if features and "features" in self.manifest["files"]:
+            wanted += [self.fetched.slice_of("features", *bound) for bound in bounds.tolist()]
         with self.fetched.held(*wanted):
             return self._csc
 

@@ -71,6 +71,11 @@ def one_line(error: BaseException) -> str:
     return f"{type(cause or error).__name__}: {lines[0] if lines else ''}"
 
 
+def last_line(error: BaseException) -> str:
+    """Return the last line of an error: where an actor did not start, its cause."""
+    return str(error).strip().splitlines()[-1].strip() or type(error).__name__
+
+
 def join_ray(address: str | None, timeout_s: float, store_bytes: int) -> str:
     """Connect this process to Ray unless it is connected; each call needs one call of `leave_ray`.
 

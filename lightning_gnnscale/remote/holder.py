@@ -20,6 +20,7 @@ import numpy as np
 
 from ..errors import GNNScaleError, check_seconds
 from ..events import record
+from ..graph import CSC
 from ..loader.batch_builder import BatchMaker
 from ..loader.staged_part import PartStager
 from ..memory import parse_bytes
@@ -27,7 +28,7 @@ from ..partition_store import PartitionStore
 from ..partition_store.features import FeatureTable, SparseRows, as_stored
 from ..placement.shared_rows import RowTicket, SharedRows, gather_objects
 from ..sampler import NeighborSampler
-from .cluster import NAMESPACE, import_ray, join_ray, leave_ray, one_line
+from .cluster import NAMESPACE, import_ray, join_ray, last_line, leave_ray, one_line
 from .dealing import assign_parts
 from .held_rows import (
     DistributedFeatures,
@@ -156,14 +157,8 @@ class StoreHolder:
     def __init__(self, shares: Shares, machine: int):
         store = shares.open_store(machine)
         table = stored_table(store) if shares.with_features else None
-        row_bytes = row_bytes_of(table)
-        budget = None if shares.memory_bytes is None else shares.memory_bytes[machine]
-        offsets = store.csc_of_parts(())
-        replicated = most_linked(offsets.indptr, shares.replicate_bytes, offsets.indices.itemsize, row_bytes)
-        parts = [part for part, owner in enumerate(shares.owners) if owner == machine]
-        csc = store.csc_of_parts(parts, replicated)  # those beyond the memory are read there
-        parts = fitting_parts(store, parts, row_bytes, budget and max(0, budget - shares.replicate_bytes))
-        self._memory, nodes = HeldMemory(), HeldNodes(store.part_offsets, parts, replicated)
+        csc, nodes = owned_rows(shares, store, table, machine)
+        self._memory = HeldMemory()
         self._rows = HeldRows.read(csc, nodes, self._memory.allocate)
         self._features = table and HeldFeatures.read(table, nodes, self._memory.allocate)
         self._files, self._table = HeldRows.of_files(csc), table
@@ -201,6 +196,23 @@ class StoreHolder:
         self._answers["rows"] += len(nodes)
         numbers = self._rows.nodes.find(nodes)
         return None if len(numbers) and numbers.min() < 0 else numbers
+
+
+def owned_rows(
+    shares: Shares, store: PartitionStore, table: FeatureTable | None, machine: int
+) -> tuple[CSC, HeldNodes]:
+    """Return a CSC that has the rows of a machine's parts, fetched if need be, and the nodes that its memory holds.
+
+    Args:
+        table: The features as they are stored; None: they are not held.
+    """
+    row_bytes, offsets = row_bytes_of(table), store.csc_of_parts(())
+    replicated = most_linked(offsets.indptr, shares.replicate_bytes, offsets.indices.itemsize, row_bytes)
+    parts = [part for part, owner in enumerate(shares.owners) if owner == machine]
+    csc = store.csc_of_parts(parts, replicated, table is not None)  # of those beyond the memory too
+    budget = None if shares.memory_bytes is None else shares.memory_bytes[machine]
+    fitting = fitting_parts(store, parts, row_bytes, budget and max(0, budget - shares.replicate_bytes))
+    return csc, HeldNodes(store.part_offsets, fitting, replicated)
 
 
 def stored_table(store: PartitionStore) -> FeatureTable | None:
@@ -471,12 +483,14 @@ class HeldGraph:
         if self._machine < 0:
             return None, {}
         ray = import_ray()
+        if self._store.fetched is not None:  # here, where the credentials are: the holder finds them on the disk
+            owned_rows(self._shares, self._store, self._table and as_stored(self._table)[0], self._machine)
         try:
             nodes, tickets = ray.get(self._handle(self._machine).held.remote(), timeout=START_LIMIT_S)
         except ray.exceptions.RayError as error:
             raise GNNScaleError(
-                f"the holder of {self._shares.roots[self._machine]} on this machine did not start ({one_line(error)}): "
-                "memory may be short, set a cap on what a machine holds"
+                f"the holder of {self._shares.roots[self._machine]} did not start here ({last_line(error)}): "
+                "if memory is short, set a cap on what a machine holds"
             ) from None
         return nodes, HeldMemory.attach(tickets)
 

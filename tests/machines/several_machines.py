@@ -9,13 +9,16 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import uuid
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SWITCH = "gnnscale0"
+from filelock import FileLock
+
+SWITCH, LOCK = "gnnscale0", Path(tempfile.gettempdir()) / "gnnscale-machines.lock"
 
 
 def cannot_be_made() -> str | None:
@@ -49,6 +52,10 @@ class Machine:
     @property
     def network(self) -> str:
         return f"gnnscale-{self.number}"
+
+    @property
+    def cable(self) -> str:
+        return f"gnnscale-c{self.number}"
 
     def start(self, command: Sequence[str], log: str = "log.txt", **environment: str) -> subprocess.Popen:
         """Start a command in this machine's home; what it prints goes to a file there."""
@@ -96,18 +103,20 @@ def machines(number: int, folder: Path, rate: str = "1gbit", delay: str = "500us
         number: How many, 1 to 99.
         folder: On the host; a folder a machine is made below it.
     """
-    made = [Machine(one, folder / f"machine{one}") for one in range(number)]
+    made, turn = [Machine(one, folder / f"machine{one}") for one in range(number)], FileLock(LOCK)
+    turn.acquire(timeout=900)  # addresses are the host's
     try:
+        _remove(made)  # what a killed test left
         _ip(f"link add {SWITCH} type bridge", f"link set {SWITCH} up", f"addr add 10.77.0.100/24 dev {SWITCH}")
         for machine in made:
             for name in ("tmp", "home"):
                 (machine.folder / name).mkdir(parents=True)
             (machine.folder / "boot_id").write_text(f"{uuid.uuid4()}\n")
-            cable, inside = f"gnnscale-c{machine.number}", f"-n {machine.network}"
+            inside = f"-n {machine.network}"
             _ip(
                 f"netns add {machine.network}",
-                f"link add {cable} type veth peer name eth0 netns {machine.network}",
-                f"link set {cable} master {SWITCH} up",
+                f"link add {machine.cable} type veth peer name eth0 netns {machine.network}",
+                f"link set {machine.cable} master {SWITCH} up",
                 f"{inside} addr add {machine.address}/24 dev eth0",
                 f"{inside} link set eth0 up",
                 f"{inside} link set lo up",
@@ -117,8 +126,15 @@ def machines(number: int, folder: Path, rate: str = "1gbit", delay: str = "500us
     finally:
         for machine in made:
             machine.end()
-            subprocess.run(["ip", "netns", "del", machine.network], capture_output=True)
-        subprocess.run(["ip", "link", "del", SWITCH], capture_output=True)
+        _remove(made)
+        turn.release()
+
+
+def _remove(made: list[Machine]) -> None:
+    for machine in made:
+        for name in (f"link del {machine.cable}", f"netns del {machine.network}"):
+            subprocess.run(["ip", *name.split()], capture_output=True)
+    subprocess.run(["ip", "link", "del", SWITCH], capture_output=True)
 
 
 def _slow_down(machine: Machine, rate: str, delay: str) -> None:
