@@ -2,6 +2,7 @@
 
 import csv
 import getpass
+import math
 import os
 import secrets
 import tempfile
@@ -254,6 +255,34 @@ def owner_counts(log: list[dict]) -> dict[str, float]:
     }
 
 
+def worker_counts(log: list[dict]) -> dict[str, float]:
+    """Return what workers of `source=ray` did for a run; nothing where there were none.
+
+    `parts_read`: parts that workers have read, each time counted; `workers_busy`: share of their time in which they
+    prepared batches; `workers_needed`: as many keep the trainers of a machine busy, the most of all machines.
+    """
+    last = {event["node"]: event for event in log if event["event"] == "preparation" and "busy_s" in event}
+    if not last:
+        return {}
+    busy, able = (sum(event[name] for event in last.values()) for name in ("busy_s", "num_workers"))
+    seconds = max(event["seconds"] for event in last.values())
+    needed = [event["busy_s"] / max(event["seconds"] - event["waited_s"], 1e-9) for event in last.values()]
+    return {
+        "parts_read": sum(event["parts_read"] for event in last.values()),
+        "workers_busy": min(1.0, busy / max(able * seconds, 1e-9)),
+        "workers_needed": math.ceil(max(needed)),
+    }
+
+
+def _worker_facts(counts: dict[str, float]) -> dict[str, str]:
+    if not counts:
+        return {}
+    return {
+        "workers": f"{counts['workers_needed']} workers keep this trainer busy; those of this run were at work "
+        f"{counts['workers_busy']:.1%} of the time, and read {counts['parts_read']} parts"
+    }
+
+
 def _owner_facts(counts: dict[str, float]) -> dict[str, str]:
     if not counts:
         return {}
@@ -310,8 +339,8 @@ def run_summary(name: str, folder: Path, datamodule, plan, facts: dict) -> dict:
     for key in ("edge_cut_ratio", "replication_factor", "node_balance"):
         if key in quality:
             shown[key.replace("_", " ")] = f"{quality[key]:.4f}"
-    counts = owner_counts(log)
-    shown |= facts | _exchange_facts(log) | _placement_facts(log) | _owner_facts(counts)
+    owners, workers = owner_counts(log), worker_counts(log)
+    shown |= facts | _exchange_facts(log) | _placement_facts(log) | _owner_facts(owners) | _worker_facts(workers)
     peaks = [event["peak_bytes"] for event in log if event["event"] == "training_peak"]
     shown |= {
         "training peak of a process": f"{format_bytes(max(peaks, default=0))}, predicted "
@@ -319,10 +348,14 @@ def run_summary(name: str, folder: Path, datamodule, plan, facts: dict) -> dict:
         "store": str(datamodule.root),
         "run folder": str(folder),
     }
-    return {
-        "title": name,
-        "stages": stage_rows(log, predicted),
-        "facts": shown,
-        "quality": quality,
-        "plan": dict(plan.terms()),
-    } | counts
+    return (
+        {
+            "title": name,
+            "stages": stage_rows(log, predicted),
+            "facts": shown,
+            "quality": quality,
+            "plan": dict(plan.terms()),
+        }
+        | owners
+        | workers
+    )

@@ -93,6 +93,7 @@ class Hub:
         self._notices: list[dict] = []
         self._tasks: set[asyncio.Task] = set()
         self._totals: dict[str, float] = {}
+        self._reads: dict[int, int] = {}  # of parts by each worker, as it told last
         self._caches = HubCaches(settings.cache_rows, settings.cache_policy)
 
     async def ping(self) -> None:
@@ -174,6 +175,14 @@ class Hub:
             for worker in self._deal.able:
                 self._workers.tell(worker, "leave", self.name, [left.setup.name])
         return len(self._ranks)
+
+    async def counts(self) -> dict[str, float]:
+        """Return seconds that workers took, parts that they have read, and how many they are; asks none of them."""
+        return {
+            "busy_s": self._totals.get("busy_s", 0.0),
+            "parts_read": sum(self._reads.values()),
+            "num_workers": len(self._workers),
+        }
 
     async def report(self) -> dict:
         """Return counts, process ids of the workers that answer, and their reads of parts."""
@@ -280,6 +289,7 @@ class Hub:
     def _deliver(self, group: Attempt, header: GroupHeader, payload) -> None:
         for name in ("num_union", "rows_sent", "row_bytes", "group_bytes", "busy_s"):
             self._totals[name] = self._totals.get(name, 0) + getattr(header, name)
+        self._reads[group.worker] = max(header.reads, self._reads.get(group.worker, 0))
         told = header
         for job in self._queue.finish(group, *zip(header.numbers, header.errors, strict=True)):
             number, error = job.result

@@ -3,6 +3,7 @@
 import itertools
 import os
 import tempfile
+import time
 import uuid
 import weakref
 from collections import deque
@@ -11,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from ..errors import GNNScaleError, check_count
 from ..events import record
@@ -27,10 +28,6 @@ from .batch_group import unpack_one
 from .cluster import Meeting, ask_for_token, import_ray, join_ray, leave_ray, one_line
 from .hub_link import Link, setup_of
 from .messages import Answer, GroupPayload, HubSettings
-
-if TYPE_CHECKING:
-    pass
-
 
 _sources = itertools.count()
 
@@ -81,6 +78,8 @@ class RaySource:
         self._last: tuple[Any, Any] = (None, None)
         self.bytes_received = self.row_bytes = self.num_batches = self.num_groups = 0
         self.rows_asked = self.rows_received = 0
+        self._begun_s: float | None = None  # of the iteration
+        self._ran_s = self._waited_s = 0.0
 
     def begin(self) -> None:
         """Connect to the hub of this node, and start what is not there.
@@ -110,6 +109,7 @@ class RaySource:
 
     def ready(self) -> tuple[BatchKey, MiniBatch]:
         """Return the next batch; see `BatchSource`."""
+        self._begun_s = self._begun_s or time.perf_counter()
         self._send()
         if not self._pending:
             raise ValueError("no batch is requested: call request(key) before ready()")
@@ -118,7 +118,9 @@ class RaySource:
             self._told = self._taken
             self._link.tell("took", self._iteration, self._taken)
         self._taken += 1
+        begun = time.perf_counter()
         batch = future.result()
+        self._waited_s += time.perf_counter() - begun
         if batch is None:
             raise batch_error(key, "the hub of this node no longer knows it: resume from the last checkpoint")
         self.num_batches += 1
@@ -132,6 +134,8 @@ class RaySource:
     def forget(self) -> None:
         """Drop what was requested and not taken; the workers stay."""
         self._unsent.clear()
+        if self._begun_s is not None:
+            self._ran_s, self._begun_s = self._ran_s + time.perf_counter() - self._begun_s, None
         unpacker, self._unpacker = self._unpacker, None
         if unpacker is not None:
             self._link.ask("forget")
@@ -216,7 +220,11 @@ class RaySource:
 
     def _report(self) -> None:
         names = ("num_batches", "num_groups", "bytes_received", "row_bytes", "rows_asked", "rows_received")
-        record("preparation", rank=self._place.rank, **{name: getattr(self, name) for name in names})
+        counts = {name: getattr(self, name) for name in names}
+        if self._place.local_rank == 0:  # for all ranks of the machine
+            counts |= self._link.ask("counts", named=False) or {}
+        times = {"seconds": self._ran_s, "waited_s": self._waited_s}
+        record("preparation", rank=self._place.rank, node=self._place.node, **counts, **times)
 
 
 CONSTRUCTIONS = ("local", "distributed")

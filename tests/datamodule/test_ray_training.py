@@ -55,6 +55,8 @@ def test_ray_changes_no_bit(pool, store_root, weights, options, settings):
     told = [event for event in events.recent() if event["event"] == "preparation"][-1]
     assert told["bytes_received"] > told["row_bytes"] > 0
     assert (told["rows_received"] < told["rows_asked"]) == ("cache_rows" in settings)
+    assert told["parts_read"] >= gs.PartitionStore.open(store_root).num_parts and told["num_workers"] > 0
+    assert told["busy_s"] > 0 and told["seconds"] >= told["waited_s"] > 0
 
 
 @pytest.mark.parametrize("num_kills", [5, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])

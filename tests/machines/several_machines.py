@@ -1,21 +1,22 @@
 """Machines on one host: each has a network, folders and a name of its own; links between them are as slow as told.
 
 What a machine is made of: a network namespace with one cable to a switch; a mount namespace in which `/mnt` is its own
-folder, with its home and temporary files, `/dev/shm` is its own, and the folders of the others are hidden; a host name.
-Programs, memory and processors are the host's. It takes root, `ip`, `tc` and `unshare`.
+folder, with its home and temporary files, `/dev/shm` is its own, and the folders of the others are hidden; processes
+that see no others; a host name. Programs, memory and processors are the host's. It takes root, `ip`, `tc`, `unshare`.
 """
 
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
+import time
 import uuid
 from collections.abc import Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from filelock import FileLock
 
 SWITCH, LOCK = "gnnscale0", Path(tempfile.gettempdir()) / "gnnscale-machines.lock"
@@ -26,27 +27,26 @@ def cannot_be_made() -> str | None:
     missing = [tool for tool in ("ip", "tc", "unshare") if shutil.which(tool) is None]
     if os.geteuid() != 0 or missing:
         return f"machines take root, and the tools {', '.join(missing) or 'that are here'}"
-    probe = subprocess.run(["unshare", "-mun", "true"], capture_output=True, text=True)
+    probe = subprocess.run(["unshare", "-munpf", "true"], capture_output=True, text=True)
     return probe.stderr.strip() or None
 
 
 @dataclass
 class Machine:
-    """One of them.
+    """One of them; `boot` before use.
 
     Attributes:
         number: From 0.
         folder: What is at /mnt on it, as the host sees it.
-        address: Of its network.
-        started: Processes that were started on it and not waited for.
     """
 
     number: int
     folder: Path
-    started: list[subprocess.Popen] = field(default_factory=list)
+    _init: subprocess.Popen | None = None
 
     @property
     def address(self) -> str:
+        """Address in the network."""
         return f"10.77.0.{self.number + 1}"
 
     @property
@@ -57,42 +57,46 @@ class Machine:
     def cable(self) -> str:
         return f"gnnscale-c{self.number}"
 
-    def start(self, command: Sequence[str], log: str = "log.txt", **environment: str) -> subprocess.Popen:
-        """Start a command in this machine's home; what it prints goes to a file there."""
-        own = {"HOME": "/mnt/home", "TMPDIR": "/mnt/tmp", "RAY_TMPDIR": "/mnt/tmp", "GLOO_SOCKET_IFNAME": "eth0"}
-        own |= {"GNNSCALE_FETCHED": "/mnt/fetched", "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    def boot(self) -> None:
+        """Start the first process, whose end is that of the machine."""
+        for name in ("tmp", "home"):
+            (self.folder / name).mkdir(parents=True)
+        (self.folder / "boot_id").write_text(f"{uuid.uuid4()}\n")
         inside = (
             f"mount --bind {self.folder} /mnt && mount -t tmpfs none {self.folder.parent} && "
             "mount -t tmpfs -o size=2g none /dev/shm && mount --bind /mnt/boot_id /proc/sys/kernel/random/boot_id && "
-            f'hostname machine{self.number} && cd /mnt/home && exec "$@"'
+            f"hostname machine{self.number} && touch /mnt/is_up && exec sleep infinity"
         )
-        words = ["ip", "netns", "exec", self.network, "unshare", "-mu", "sh", "-ec", inside, "sh", *command]
+        unshare = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        self._init = subprocess.Popen(["ip", "netns", "exec", self.network, *unshare, "sh", "-ec", inside])
+        while not (self.folder / "is_up").exists():
+            assert self._init.poll() is None, f"machine {self.number} did not start"
+            time.sleep(0.01)
+
+    def start(self, command: Sequence[str], log: str = "log.txt", **environment: str) -> subprocess.Popen:
+        """Start a command in this machine's home; what it prints goes to a file in its folder."""
+        own = {"HOME": "/mnt/home", "TMPDIR": "/mnt/tmp", "RAY_TMPDIR": "/mnt/tmp", "GLOO_SOCKET_IFNAME": "eth0"}
+        own |= {"GNNSCALE_FETCHED": "/mnt/fetched", "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+        first = psutil.Process(self._init.pid).children()[0].pid
+        enter = ["nsenter", f"--target={first}", "--mount", "--uts", "--net", "--pid"]
+        words = [*enter, "sh", "-c", 'cd /mnt/home && exec "$@"', "sh", *command]
         with open(self.folder / log, "a") as file:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 words, env=os.environ | own | environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
             )
-        self.started.append(process)
-        return process
 
     def run(self, command: Sequence[str], timeout_s: float = 120.0, **environment: str) -> str:
         """Run a command to its end; return what was printed. AssertionError: it failed."""
-        process = self.start(command, "run.txt", **environment)
-        status = process.wait(timeout=timeout_s)
+        status = self.start(command, "run.txt", **environment).wait(timeout=timeout_s)
         told = (self.folder / "run.txt").read_text()
         assert status == 0, f"{' '.join(command)} on machine {self.number}: {told[-4000:]}"
         return told
 
     def end(self) -> None:
         """Kill all that runs here, at once: the machine is lost."""
-        told = subprocess.run(["ip", "netns", "pids", self.network], capture_output=True, text=True)
-        for pid in told.stdout.split():
-            try:
-                os.kill(int(pid), signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        for process in self.started:
-            process.wait()
-        self.started.clear()
+        if self._init is not None:
+            self._init.kill()  # and with it its child, the first process of all others
+            self._init.wait()
 
 
 @contextmanager
@@ -109,9 +113,6 @@ def machines(number: int, folder: Path, rate: str = "1gbit", delay: str = "500us
         _remove(made)  # what a killed test left
         _ip(f"link add {SWITCH} type bridge", f"link set {SWITCH} up", f"addr add 10.77.0.100/24 dev {SWITCH}")
         for machine in made:
-            for name in ("tmp", "home"):
-                (machine.folder / name).mkdir(parents=True)
-            (machine.folder / "boot_id").write_text(f"{uuid.uuid4()}\n")
             inside = f"-n {machine.network}"
             _ip(
                 f"netns add {machine.network}",
@@ -122,6 +123,7 @@ def machines(number: int, folder: Path, rate: str = "1gbit", delay: str = "500us
                 f"{inside} link set lo up",
             )
             _slow_down(machine, rate, delay)
+            machine.boot()
         yield made
     finally:
         for machine in made:

@@ -1,0 +1,21 @@
+"""What a summary tells of rows of other machines, and of workers."""
+
+from lightning_gnnscale.cli.run_folder import owner_counts, worker_counts
+
+
+def test_rows_of_owners_are_added_up():
+    told = {"event": "owner_reads", "rows": 100, "rows_away": 30, "bytes_away": 900, "waiting_share": 0.04}
+    log = [told, told | {"rows": 300, "rows_away": 10, "waiting_share": 0.02}, {"event": "stage"}]
+    assert owner_counts(log) == {"remote_row_share": 0.1, "remote_bytes": 1800, "fetch_blocked_share": 0.04}
+    assert owner_counts(log[2:]) == {}
+
+
+def test_workers_are_counted_by_what_was_told_last_of_each_machine():
+    early = {"event": "preparation", "node": 0, "busy_s": 1.0, "num_workers": 2, "parts_read": 1}
+    early |= {"seconds": 5.0, "waited_s": 4.0}
+    last = early | {"busy_s": 12.0, "parts_read": 4, "seconds": 10.0, "waited_s": 5.0}
+    other = early | {"node": 1, "busy_s": 4.0, "seconds": 10.0, "waited_s": 0.0}
+    follower = {"event": "preparation", "node": 0, "rank": 1, "seconds": 10.0, "waited_s": 0.0}
+    counts = worker_counts([early, last, other, follower])
+    assert counts == {"parts_read": 5, "workers_busy": 0.4, "workers_needed": 3}
+    assert worker_counts([follower]) == {}
