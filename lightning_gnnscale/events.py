@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 from .memory import MemoryPeak
 
 ENV_FILE = "GNNSCALE_EVENTS"  # started processes find the run's file by it
+SYSTEM_TEMPORARY = "GNNSCALE_SYSTEM_TEMPORARY"  # and the system's temporary folder by this: a run has one of its own
 
 _recent: list[dict] = []
 _MOST_RECENT = 10_000

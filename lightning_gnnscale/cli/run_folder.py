@@ -21,7 +21,6 @@ from ..errors import CheckpointError
 from ..memory import format_bytes
 from ..model.checkpoint_file import check_is_lightnings, read_checkpoint
 from ..placement.feature_buffer import TIERS
-from ..remote.cluster import SYSTEM_TEMPORARY
 from ..report.terminal import stage_rows
 from .errors import UsageError
 
@@ -74,12 +73,12 @@ def temporary_folder() -> Iterator[None]:
     folder = Scratch(parent, f"run-{secrets.token_hex(3)}")  # short: paths of sockets lie below, of 107 bytes at most
     folder.open()
     tempfile.tempdir = os.environ["TMPDIR"] = str(folder.folder)
-    os.environ[SYSTEM_TEMPORARY] = system
+    os.environ[events.SYSTEM_TEMPORARY] = system
     try:
         yield
     finally:
         tempfile.tempdir = before
-        for name in ("TMPDIR", SYSTEM_TEMPORARY):
+        for name in ("TMPDIR", events.SYSTEM_TEMPORARY):
             os.environ.pop(name) if name not in variables else os.environ.update({name: variables[name]})
         folder.close()
 

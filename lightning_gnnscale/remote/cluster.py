@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import GNNScaleError
+from ..events import SYSTEM_TEMPORARY
 
 NAMESPACE = "gnnscale"
 WORKER_GROUP = "beside"  # of a worker's methods that do not wait for a batch
 PREPARED = "prepared-worker-"
-SYSTEM_TEMPORARY = "GNNSCALE_SYSTEM_TEMPORARY"  # names the system's temporary folder where a run has its own
 _AUTH = "RAY_AUTH_MODE"
 _STOP_LIMIT_S = 10.0
 # What any HTTP/2 server answers with settings of its own: the preface and an empty SETTINGS frame.
