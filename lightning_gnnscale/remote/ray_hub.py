@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from functools import partial
 from typing import Any
 
 from ..loader.batch_builder import batch_error
@@ -42,9 +43,9 @@ class HubCaches:
     ) -> GroupPayload | None:
         """Return an answer with the rows that were not sent; None where nobody waits for it."""
         cache, group = self._caches[table.name], payload.group
-        rows: Any = await asyncio.get_running_loop().run_in_executor(
-            None, cache.complete, update.request, header.version, group.union, payload.missing, payload.rows
-        )
+        answer = (update.request, header.version, group.union, payload.missing, payload.rows)
+        complete = partial(cache.complete, *answer, weight=group.weight)
+        rows: Any = await asyncio.get_running_loop().run_in_executor(None, complete)
         return None if rows is None else GroupPayload(group, None, rows)
 
     def cancel(self, table: Table, update: CacheUpdate) -> None:

@@ -311,3 +311,25 @@ def test_wrong_answers_are_refused_and_the_request_stays_open():
     ):
         with pytest.raises(ValueError, match=match):
             TrainerCache(**{"num_nodes": 4, "capacity_rows": 2, "dim": 1, "dtype": np.uint8} | options)
+
+
+def test_a_hub_keeps_the_rows_of_highest_degree():
+    """As the benchmark that measures the cache does."""
+    import asyncio
+
+    from ray_world import WORLD, make_loader
+
+    from lightning_gnnscale.remote import pack_group
+    from lightning_gnnscale.remote.messages import GroupHeader, GroupPayload, Table
+    from lightning_gnnscale.remote.ray_hub import HubCaches
+
+    group = pack_group(list(make_loader(features=None))[:8])
+    caches, table = HubCaches(4, "lru"), Table("table", len(WORLD.labels), 2, "float32")
+    update = caches.begin(table, 0)
+    rows = np.random.default_rng(0).normal(size=(len(group.union), 2)).astype(np.float32)
+    payload = GroupPayload(group, np.ones(len(group.union), bool), rows)
+    whole = asyncio.run(caches.complete(table, update, GroupHeader([], [], version=NOTHING), payload))
+    assert np.array_equal(whole.rows, rows)
+    kept = caches.begin(table, 0).contents
+    degree = dict(zip(group.union.tolist(), group.weight.tolist(), strict=True))
+    assert min(degree[node] for node in kept.tolist()) >= sorted(degree.values())[-len(kept)] * 0.9
