@@ -24,7 +24,8 @@ class BatchKey(NamedTuple):
 class BatchSource(Protocol):
     """Prepare batches ahead of their use; used by one thread.
 
-    A batch is a pure function of its key, so that a source may prepare it anywhere, again, or twice.
+    A batch is a pure function of its key, so that a source may prepare it anywhere, again, or twice. One that knows how
+    many workers there are only after `begin` may have `batches_ahead`: as many are then asked for ahead, at least.
     """
 
     def begin(self) -> None:

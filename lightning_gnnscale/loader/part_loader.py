@@ -363,8 +363,9 @@ class PartLoader:
 
     def _ahead(self, start: int) -> Iterator[MiniBatch]:
         """Yield pieces in order while the source prepares the next ones, of no more parts than may be in memory."""
-        source, most = self._source, self.pieces * self._most_ahead
+        source = self._source
         source.begin()
+        most = self.pieces * max(self._most_ahead, getattr(source, "batches_ahead", 0))
         pending: deque[Position] = deque()
         positions = self.walk.positions(self.epoch, start)
         coming = next(positions, None)

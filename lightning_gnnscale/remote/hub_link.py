@@ -108,6 +108,7 @@ class Link:
         self._setup: Setup | None = None
         self._workers: list = []
         self._open = self._silent = False
+        self.num_workers = 0  # that the hub has
 
     def open(self, setup: Callable[[list[str]], Setup]) -> None:
         """Connect to Ray, start workers and the hub where they are not there, and introduce this rank.
@@ -133,7 +134,7 @@ class Link:
         make_hub = HubActor if shared else HubThread
         name = f"{meeting.run}-{meeting.turn}-hub-{self._place.node}"
         self._silent = False
-        self._hub = make_hub(name, names, settings.for_hub(len(names), shared))
+        self._hub, self.num_workers = make_hub(name, names, settings.for_hub(len(names), shared)), len(names)
         self._setup = setup(names)
         self.ask("join", self._setup, limit_s=None)
 

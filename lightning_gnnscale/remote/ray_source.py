@@ -154,6 +154,15 @@ class RaySource:
             self._end = None
 
     @property
+    def batches_ahead(self) -> int:
+        """Batches that this rank asks for ahead: more than its settings say where prepared workers are more."""
+        settings = self._settings
+        if settings.prefetch_batches is not None:
+            return settings.prefetch_batches
+        share = -(-self._link.num_workers // self._place.num_local)  # of the workers, which other ranks keep busy too
+        return max(settings.batches_ahead, settings.batches_per_group * (share + 1))
+
+    @property
     def worker_pids(self) -> list[int]:
         """Process ids of the workers that answer now."""
         return self.report().get("pids", [])

@@ -59,6 +59,18 @@ def test_ray_changes_no_bit(pool, store_root, weights, options, settings):
     assert told["busy_s"] > 0 and told["seconds"] >= told["waited_s"] > 0
 
 
+def test_as_many_batches_are_asked_for_as_there_are_workers(pool, store_root):
+    settings = gs.RayWorkers(address="auto", num_workers=1)
+    loader = make(store_root, source=settings, scope="graph").train_dataloader()
+    try:
+        batches = iter(loader)
+        next(batches)
+        assert settings.batches_ahead == 2 and loader._source.batches_ahead == len(pool) + 1
+        assert len(loader._source._pending) == min(len(pool) + 1, loader.length) - 1
+    finally:
+        loader.close()
+
+
 @pytest.mark.parametrize("num_kills", [5, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_kills_in_training_change_no_bit(pool, store_root, num_kills):
     killer, since = Killer(num_kills), len(events.recent())
