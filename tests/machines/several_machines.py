@@ -8,6 +8,7 @@ that see no others; a host name. Programs, memory and processors are the host's.
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -27,6 +28,8 @@ def cannot_be_made() -> str | None:
     missing = [tool for tool in ("ip", "tc", "unshare") if shutil.which(tool) is None]
     if os.geteuid() != 0 or missing:
         return f"machines take root, and the tools {', '.join(missing) or 'that are here'}"
+    if any(str(path).startswith("/mnt/") for path in (Path(sys.executable), Path(__file__).resolve())):
+        return "machines have folders of their own at /mnt, where these programs lie"
     probe = subprocess.run(["unshare", "-munpf", "true"], capture_output=True, text=True)
     return probe.stderr.strip() or None
 
