@@ -347,14 +347,12 @@ def run_summary(name: str, folder: Path, datamodule, plan, facts: dict) -> dict:
         "store": str(datamodule.root),
         "run folder": str(folder),
     }
-    return (
-        {
-            "title": name,
-            "stages": stage_rows(log, predicted),
-            "facts": shown,
-            "quality": quality,
-            "plan": dict(plan.terms()),
-        }
-        | owners
-        | workers
-    )
+    return {
+        "title": name,
+        "stages": stage_rows(log, predicted),
+        "facts": shown,
+        "quality": quality,
+        "plan": dict(plan.terms()),
+        **owners,
+        **workers,
+    }

@@ -78,7 +78,7 @@ class PartitionStore:
             root: its folder; or the URL that it was published to, for example s3://bucket/store: a part is then
                 fetched when it is first read, in sequence, once for all processes of this machine. Sparse features,
                 values of edges, and what is looked up all over the graph (`csc`, `features.array`) are fetched whole.
-            fetching: of a URL: cache, cache_bytes, storage_options, timeout_s, see `fetch_store`.
+            fetching: Options for a URL: cache, cache_bytes, storage_options, timeout_s, see `fetch_store`.
 
         Raises:
             PartitionStoreError: it is missing, unfinished, of another version, its manifest is damaged, or a file has

@@ -248,13 +248,13 @@ class Unanswered:
         ref: Ray's.
         timeout_s: How long it may take, seconds.
         instead: Makes the answer.
-        note: Called with the answer and the seconds it was waited for.
+        note: Called with the other machine's answer, None where the files gave it, and the seconds it was waited for.
     """
 
     ref: Any
     timeout_s: float
     instead: Callable[[Exception], Any]
-    note: Callable[[Any, float], None]
+    note: Callable[[Any | None, float], None]
 
     def result(self) -> Any:
         """Return the answer; waits for it.
@@ -264,12 +264,12 @@ class Unanswered:
         """
         ray, begun = import_ray(), time.perf_counter()
         try:
-            answer = ray.get(self.ref, timeout=self.timeout_s)
+            answer = came = ray.get(self.ref, timeout=self.timeout_s)
         except ray.exceptions.RayTaskError as error:
             raise GNNScaleError(f"another machine could not give its rows: {one_line(error)}") from error
         except ray.exceptions.RayError as error:
-            answer = self.instead(error)
-        self.note(answer, time.perf_counter() - begun)
+            answer, came = self.instead(error), None
+        self.note(came, time.perf_counter() - begun)
         return answer
 
 
@@ -370,11 +370,21 @@ class OwnerReads:
                 "memory with memory_bytes="
             )
 
+        joined: list[str] = []
+
         def join() -> tuple[str, str]:
-            join_ray(self.address, self.timeout_s, 0)
+            joined.append(join_ray(self.address, self.timeout_s, 0))
             return import_ray().get_runtime_context().get_node_id(), str(store.root)
 
-        places = _agreed(join)
+        try:
+            return self._opened(store, features, rank_of_part, _agreed(join))
+        except BaseException:
+            if joined:
+                leave_ray()
+            raise
+
+    def _opened(self, store, features, rank_of_part: Sequence[int], places: list[tuple[str, str]]) -> "HeldGraph":
+        """Return what `open` does; places: Ray's id of the machine of each rank, and the store's folder there."""
         root_of = dict(places)
         nodes = tuple(root_of)
         owners = tuple(nodes.index(places[rank][0]) for rank in rank_of_part)
@@ -443,8 +453,7 @@ class HeldGraph:
         """The table of the whole graph, rows of other machines asked for."""
         if self._held is None:
             return None
-        note = lambda num_rows: self.counts.add(rows=num_rows)  # noqa: E731
-        return DistributedFeatures.of(self._table, self._held, self._owners, self._ask_features, note=note)
+        return DistributedFeatures.of(self._table, self._held, self._owners, self._ask_features, note=self._count)
 
     def sampler(self, sampler: NeighborSampler) -> DistributedNeighborSampler:
         """Return a sampler that draws the same from the rows of all machines."""
@@ -494,6 +503,9 @@ class HeldGraph:
             ) from None
         return nodes, HeldMemory.attach(tickets)
 
+    def _count(self, num_rows: int) -> None:
+        self.counts.add(rows=num_rows)
+
     def _handle(self, machine: int) -> Any:
         if machine not in self._handles:
             self._handles[machine] = holder_handle(self._shares, machine)
@@ -511,7 +523,7 @@ class HeldGraph:
         return self._ask(owner, "gather_rows", nodes, lambda: table.gather(nodes), len(nodes))
 
     def _ask(self, owner: int, method: str, request: Any, files: Callable[[], Any], num_rows: int) -> Any:
-        self.counts.add(asked=1, rows_away=num_rows)
+        self.counts.add(asked=1)
         if time.monotonic() < self._silent.get(owner, 0.0):
             self.counts.add(unanswered=1)
             return Answered(files())
@@ -521,10 +533,13 @@ class HeldGraph:
             if isinstance(error, import_ray().exceptions.ActorDiedError):  # for good: the next who asks starts another
                 self._handles.pop(owner, None)
             self._silent[owner] = time.monotonic() + SILENT_S
+            record("owner_silent", machine=owner, how=one_line(error))
             return files()
 
-        def note(answer, seconds):
-            self.counts.add(bytes_away=num_bytes(answer), waited_s=seconds)
+        def note(came, seconds):
+            self.counts.add(waited_s=seconds)
+            if came is not None:
+                self.counts.add(rows_away=num_rows, bytes_away=num_bytes(came))
 
         return Unanswered(getattr(self._handle(owner), method).remote(request), self._timeout_s, instead, note)
 

@@ -252,14 +252,14 @@ class RayWorkers:
             with the training.
         num_workers: Number of workers to start where none are running, >= 1.
         construction: "local": a worker draws from the parts it holds. "distributed": for batches that cross parts; each
-            worker owns some rows of the graph, and workers ask the owners for neighbours.
+            machine holds some rows of the graph once for all its workers, and these ask the other machines for theirs.
         worker_memory_bytes: Upper bound on the bytes of parts that a worker keeps in memory; parts beyond it are
             swapped out. None: a worker keeps every part it was dealt.
         batches_per_group: Batches of a trainer node that are made in one request and share their rows, >= 1.
         cache_rows: Feature rows that each trainer node keeps, so that they do not travel again; 0: none.
         cache_policy: Which cached rows are dropped first.
         credits: Requests of a trainer node that may be under way or ready at a time, >= 1; None: two per worker.
-        replicate_bytes: Bytes of rows that every worker holds in addition under "distributed": those of the nodes of
+        replicate_bytes: Bytes of rows that every machine holds in addition under "distributed": those of the nodes of
             highest degree.
         store_bytes: Shared memory for batches of a Ray that is started here, bytes.
         timeout_s: How long an address, the hub, all workers together, or a batch on its way may stay silent, seconds. A
