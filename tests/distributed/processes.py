@@ -1,4 +1,7 @@
-"""Real processes for tests: forked from a clean server that has imported the package, joined within a limit."""
+"""Real processes for tests: forked from a clean server that has imported the package, joined within a limit.
+
+Where a GPU is they are spawned: a process that was forked cannot use CUDA once its server has looked for one.
+"""
 
 import multiprocessing
 import os
@@ -7,7 +10,7 @@ import traceback
 from datetime import timedelta
 from pathlib import Path
 
-CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT = multiprocessing.get_context("spawn" if os.path.exists("/dev/nvidia0") else "forkserver")
 
 
 def launch(world_size, function, folder, *args, limit_s=60, killed=()):
