@@ -27,8 +27,8 @@ class Held(Callback):
         run, other = trainer.strategy._exchange_run, 1 - trainer.global_rank
         self.sent, self.received = [], []
         for layer in run.layers[1:]:
-            self.sent.append(layer.sent.at(run.epoch)[run.route.leaving[other]].cpu())
-            self.received.append(layer.received.at(run.epoch).split(list(run.route.arriving))[other].cpu())
+            self.sent.append(layer.sent.at(run.clock.epoch)[run.route.leaving[other]].cpu())
+            self.received.append(layer.received.at(run.clock.epoch).split(list(run.route.arriving))[other].cpu())
 
 
 def run_policies(folder, root, device):
