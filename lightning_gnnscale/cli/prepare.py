@@ -39,10 +39,10 @@ def with_workers(settings: DictConfig, address: str, stay: Callable[[], None]) -
             f"{len(there)} workers are prepared at {address} already: end that `gnnscale prepare` with Ctrl-C first"
         )
     names = [f"{cluster.PREPARED}{number}" for number in range(settings.num_workers)]
-    workers = start_workers(names, settings.num_cpus, settings.worker_memory_bytes)
+    workers = start_workers(names, settings.num_cpus, settings.worker_memory_bytes, "prepared")
     try:
         try:
-            pids = ray.get([worker.ping.remote() for worker in workers], timeout=settings.timeout_s)
+            pids = ray.get([worker.ping.remote() for worker in workers[: len(names)]], timeout=settings.timeout_s)
         except ray.exceptions.RayError as error:
             free = ray.available_resources().get("CPU", 0)
             raise GNNScaleError(

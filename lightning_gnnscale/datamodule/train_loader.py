@@ -323,12 +323,12 @@ def make_graph_loader(
         raise StrategyError(
             f"{len(targets)} training nodes cannot be shared out to {world_size} processes: use devices={len(targets)}"
         )
-    mine = split_targets(targets, world_size)[rank]
     load = partial(_load_graph, store, arcs=held is None)
     sampler = sampler if held is None else held.sampler(sampler)
-    return PartLoader(
-        [rank], _data(store, load, features), {rank: mine}, sampler, options, source=source.connect(place)
-    )
+    # A part of the graph is a rank here. With the targets of all of them, all ranks tell workers the same.
+    shares = dict(enumerate(split_targets(targets, world_size)))
+    data = _data(store, load, features, is_whole=True)
+    return PartLoader([rank], data, shares, sampler, options, source=source.connect(place))
 
 
 def make_evaluation_loader(
@@ -413,5 +413,5 @@ def _weighted(store: PartitionStore, graph):
     return replace(graph, degree=np.concatenate([core, store.weighted_degree[graph.halo_nodes]]))
 
 
-def _data(store: PartitionStore, load_part: Callable[[int], Any], features) -> PartData:
-    return PartData(load_part, features, store.labels, store.masks, store.edge_weight, store.edge_features)
+def _data(store: PartitionStore, load_part: Callable[[int], Any], features, is_whole: bool = False) -> PartData:
+    return PartData(load_part, features, store.labels, store.masks, store.edge_weight, store.edge_features, is_whole)

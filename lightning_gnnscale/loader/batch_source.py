@@ -24,8 +24,9 @@ class BatchKey(NamedTuple):
 class BatchSource(Protocol):
     """Prepare batches ahead of their use; used by one thread.
 
-    A batch is a pure function of its key, so that a source may prepare it anywhere, again, or twice. One that knows how
-    many workers there are only after `begin` may have `batches_ahead`: as many are then asked for ahead, at least.
+    A batch is a pure function of its key, so that a source may prepare it anywhere, again, or twice. One whose workers
+    come and go may have `batches_ahead`: as many are asked for ahead, at least; and `parts_further`: so many more parts
+    may be open at a time than the walk needs, where each is prepared on one of several machines.
     """
 
     def begin(self) -> None:

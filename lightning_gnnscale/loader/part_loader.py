@@ -37,6 +37,7 @@ class PartData:
         masks: Maps a name to a (num_nodes,) bool mask in store order.
         edge_weight: (num_arcs,) in the store's arc order, or None.
         edge_features: (num_arcs, dim) in the store's arc order, or None.
+        is_whole: Whether every part is the whole graph, `load_part` giving a `WholeGraph`.
     """
 
     load_part: Callable[[int], Any]
@@ -45,6 +46,7 @@ class PartData:
     masks: Mapping[str, np.ndarray] = field(default_factory=dict)
     edge_weight: np.ndarray | None = None
     edge_features: np.ndarray | None = None
+    is_whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,9 @@ class PartLoader:
         self.reads = options.reads
         self._most_ahead = self.reads.batches_ahead or options.batches_ahead
         mask_names = tuple(name for name in MASK_NAMES if name in data.masks)
-        self._stager = PartStager(data.load_part, targets, sampler, data.labels, data.masks, options.seed)
+        self._stager = PartStager(
+            data.load_part, targets, sampler, data.labels, data.masks, options.seed, is_whole=data.is_whole
+        )
         self._builder = builder or BatchBuilder(
             sampler,
             data.features,
@@ -356,21 +360,22 @@ class PartLoader:
         )
 
     def _has_room(self, pending: Sequence[Position], coming: Position) -> bool:
-        """Whether a batch may be asked for now: one of at most one visit further, and not of one part too many."""
-        if pending and coming.visit > pending[0].visit + 1:
+        """Whether a batch may be asked for now: not of too many visits further, and not of one part too many."""
+        further = getattr(self._source, "parts_further", 0)
+        if pending and coming.visit > pending[0].visit + 1 + further:
             return False
-        return len({position.part for position in (*pending, coming)}) <= self.walk.parts_open
+        return len({position.part for position in (*pending, coming)}) <= self.walk.parts_open + further
 
     def _ahead(self, start: int) -> Iterator[MiniBatch]:
         """Yield pieces in order while the source prepares the next ones, of no more parts than may be in memory."""
         source = self._source
         source.begin()
-        most = self.pieces * max(self._most_ahead, getattr(source, "batches_ahead", 0))
         pending: deque[Position] = deque()
         positions = self.walk.positions(self.epoch, start)
         coming = next(positions, None)
         try:
             while coming or pending:
+                most = self.pieces * max(self._most_ahead, getattr(source, "batches_ahead", 0))
                 while coming and len(pending) < most and self._has_room(pending, coming):
                     source.request(BatchKey(self.options.seed, coming.epoch, coming.part, coming.batch))
                     pending.append(coming)

@@ -152,6 +152,11 @@ _WALK = 1 << 43  # the order of parts has keys of its own
 _LOOKED_AT = 16  # epochs
 
 
+def shuffled_parts(parts: Sequence[int], seed: int, epoch: int) -> list[int]:
+    """Return the parts in the order in which an `InterleavedWalk` visits them in an epoch."""
+    return [parts[place] for place in permutation(len(parts), fold(seed, epoch, _WALK))]
+
+
 class Interleave(NamedTuple):
     """How a rank takes part in an `InterleavedWalk`; see there."""
 
@@ -234,9 +239,7 @@ class InterleavedWalk:
                 lanes.append((coming.popleft(), 0))
 
     def _order(self, epoch: int) -> list[int]:
-        if not self.shuffle:
-            return list(self.parts)
-        return [self.parts[place] for place in permutation(len(self.parts), fold(self.seed, epoch, _WALK))]
+        return shuffled_parts(self.parts, self.seed, epoch) if self.shuffle else list(self.parts)
 
 
 def even_slices(order: np.ndarray, num_slices: int) -> list[np.ndarray]:

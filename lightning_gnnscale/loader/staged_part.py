@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
@@ -94,6 +94,7 @@ class PartStager:
         seed: Seed of the run.
         features: A `FeatureTable` whose rows are read with each part; None: batches gather them from elsewhere.
         kept: Rows of that table that stay in memory and are not read with a part.
+        is_whole: Whether every part is the whole graph; parts then differ in their targets alone.
     """
 
     load_part: Callable[[int], Any]
@@ -104,6 +105,7 @@ class PartStager:
     seed: int
     features: FeatureTable | None = None
     kept: LoadedRows | None = None
+    is_whole: bool = False
 
     def __call__(self, part: int) -> StagedPart:
         """Return the part, ready.
@@ -111,9 +113,22 @@ class PartStager:
         Raises:
             ValueError: a target lies outside the core of the part.
         """
+        return self.prepared(self.loaded(part), part)
+
+    def loaded(self, part: int) -> StagedPart:
+        """Return the part before its sampler is prepared."""
         graph = self.load_part(part)
         if self.sampler.direction == "both":
             graph = graph.symmetrised()
+        return StagedPart(graph, None, self._local_labels(graph), self._local_masks(graph), self._local_features(graph))
+
+    def prepared(self, loaded: StagedPart, part: int) -> StagedPart:
+        """Return a part that was loaded, ready; the whole graph may have been loaded as any part.
+
+        Raises:
+            ValueError: a target lies outside the core of the part.
+        """
+        graph = replace(loaded.graph, part=part) if self.is_whole else loaded.graph
         targets = np.asarray(self.targets[part]) - graph.core_start
         if len(targets) and not (targets.min() >= 0 and targets.max() < graph.num_core):
             raise ValueError(
@@ -121,9 +136,7 @@ class PartStager:
                 f"{graph.core_start + graph.num_core}), got {self.targets[part].min()} to {self.targets[part].max()}"
             )
         state = self.sampler.prepare(graph, targets, self.seed)
-        return StagedPart(
-            graph, state, self._local_labels(graph), self._local_masks(graph), self._local_features(graph)
-        )
+        return StagedPart(graph, state, loaded.labels, loaded.masks, loaded.features)
 
     def _local_features(self, graph) -> LoadedRows | None:
         if self.features is None:

@@ -1,51 +1,52 @@
 """Which worker makes which batches of a trainer node: parts are dealt out, batches go in groups; no Ray in here."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from ..loader.batch_source import BatchKey
+from ..loader.part_walk import shuffled_parts
 from ..loader.work_queue import Attempt, Job, Line, WorkQueue
-from ..rng import fold, permutation
+from ..rng import fold
 from .messages import Setup
 
-_DEAL, _ORPHANS = 0x6465616C, 0x6F727068  # two draws of one epoch
+_DEAL = 0x6465616C
 
 
 def assign_parts(
-    parts: Sequence[int], num_workers: int, alive: Collection[int], seed: int, epoch: int
-) -> dict[int, int]:
-    """Deal parts to workers at random. Each part goes to one worker; the workers' counts differ by one at most.
+    parts: Sequence[int], machines: Sequence[Hashable], able: Collection[Hashable], seed: int, epoch: int
+) -> dict[int, Hashable]:
+    """Deal parts to machines, to each as many as it has workers.
+
+    They are dealt in turn, in the order in which an `InterleavedWalk` of that seed visits them in the epoch: parts that
+    are open at a time lie on as many machines as can be.
 
     Args:
         parts: Distinct part ids.
-        num_workers: Number of workers that the parts are dealt to, >= 1.
-        alive: Numbers of the workers that can take a part, in [0, num_workers). The parts of the others are dealt to
-            these; no other part moves.
-        seed, epoch: Seed and epoch that the random deal is drawn from.
+        machines: Machine of each worker, in any order.
+        able: Machines that can take a part. The parts of the others are dealt to these; no other part moves.
+        seed, epoch: Seed and epoch that the order is drawn from.
 
     Returns:
-        Part id to worker number. It depends on the arguments alone, not on the order of the parts.
+        Part to machine. It depends on the arguments alone, not on the order of the parts or of the workers.
 
     Raises:
-        ValueError: no worker is alive.
+        ValueError: no machine is able.
 
-    Source: Armada's coordinator. Differs: it is a function, not a process, so that nothing has to be asked.
+    Source: Armada's coordinator. Differs: it is a function, not a process, so that nothing has to be asked; and parts
+        are dealt to machines, whose workers share them.
     """
-    able = sorted(set(alive))
-    if not able or not 0 <= able[0] <= able[-1] < num_workers:
-        raise ValueError(f"alive must be workers in [0, {num_workers}), at least one, got {able}")
-    dealt = _shuffled(parts, fold(seed, epoch, _DEAL))
-    first = fold(seed, epoch, num_workers) % num_workers  # who gets one more is drawn too
-    owner = {part: (first + number) % num_workers for number, part in enumerate(dealt)}
+    if not set(able) & set(machines):
+        raise ValueError(f"able must be machines of workers, at least one, got {sorted(map(str, able))}")
+    workers = {machine: list(machines).count(machine) for machine in sorted(set(machines), key=str)}
+    # Each worker stands at an even step of its machine's: machines of equally many workers take turns.
+    turns = [((number + 0.5) / count, machine) for machine, count in workers.items() for number in range(count)]
+    turns = [machine for _, machine in sorted(turns, key=lambda turn: (turn[0], str(turn[1])))]
+    first = fold(seed, epoch, _DEAL) % len(turns)  # who gets one more is drawn too
+    dealt = shuffled_parts(sorted(parts), seed, epoch)
+    owner = {part: turns[(first + number) % len(turns)] for number, part in enumerate(dealt)}
+    takers = [machine for machine in turns if machine in able]
     orphans = [part for part in dealt if owner[part] not in able]
-    for number, part in enumerate(_shuffled(orphans, fold(seed, epoch, _ORPHANS))):
-        owner[part] = able[number % len(able)]
-    return owner
-
-
-def _shuffled(parts: Sequence[int], key: int) -> list[int]:
-    ordered = sorted(parts)
-    return [ordered[place] for place in permutation(len(ordered), key)]
+    return owner | {part: takers[(first + number) % len(takers)] for number, part in enumerate(orphans)}
 
 
 @dataclass(eq=False)
@@ -66,61 +67,118 @@ class Rank(Line):
 class Dealing:
     """Deal the jobs of a queue to workers by their parts, and start them as groups while credits last.
 
-    A part belongs to one worker in an epoch; where there is one part alone, the whole graph, it is at every worker. A
-    group has up to `batches_per_group` jobs of one worker and one setup. A smaller one is started only where a rank of
-    it has fewer than that many batches under way or ready. A group holds a credit until all its batches are taken. A
-    batch that a rank waits for is started whatever the group's size and the credits.
+    A part belongs to one machine in an epoch, and any worker of it makes its batches; the whole graph is at every
+    worker. A group has up to `batches_per_group` jobs of one setup; with a worker whose machine has a cap on the bytes
+    of parts, they are of one part, which the worker stays with while nobody waits for another. A smaller one is started
+    only where a rank of it has fewer than that many batches under way or ready. A group holds a credit until all its
+    batches are taken. A batch that a rank waits for is started whatever the group's size and the credits.
 
     Args:
         queue: Jobs of all ranks, whose lines are each a `Rank`.
-        num_workers: Number of workers, all of them able at first.
         batches_per_group: >= 1.
-        credits: Groups under way or ready, >= 1.
+        credits: Groups under way or ready at a time, >= 1; None: two for each worker.
 
     Attributes:
-        able: Workers that can take a group. Parts of the others are dealt to these; with nobody able they stay.
+        machines: Machine of each worker that is known.
+        able: Workers that can take a group. With nobody able on a machine, its parts are dealt to others.
+        capped: Workers whose machine has a cap on the bytes of parts.
     """
 
-    def __init__(self, queue: WorkQueue, num_workers: int, batches_per_group: int, credits: int):
-        self.queue, self.num_workers = queue, num_workers
-        self.batches_per_group, self.credits = batches_per_group, credits
-        self.able = set(range(num_workers))
-        self._deals: dict[tuple, dict[int, int]] = {}
+    def __init__(self, queue: WorkQueue, batches_per_group: int, credits: int | None = None):
+        self.queue, self.batches_per_group, self._credits = queue, batches_per_group, credits
+        self.machines: dict[int, Hashable] = {}
+        self.able: set[int] = set()
+        self.capped: set[int] = set()
+        self._last_part: dict[int, int] = {}
+        self._deals: dict[tuple, dict[int, Hashable]] = {}
+
+    @property
+    def credits(self) -> int:
+        """Groups that may be under way or ready at a time."""
+        return self._credits or 2 * max(1, len(self.machines))
+
+    def add(self, worker: int, machine: Hashable, is_capped: bool = False) -> None:
+        """Take in a worker, or one that came back, maybe on another machine."""
+        self.machines[worker] = machine
+        (self.capped.add if is_capped else self.capped.discard)(worker)
+        self.resume(worker)
+
+    def remove(self, worker: int) -> None:
+        """Forget a worker that has left."""
+        self.machines.pop(worker, None)
+        self.suspend(worker)
+
+    def resume(self, worker: int) -> None:
+        """Give groups to a worker."""
+        self.able.add(worker)
+        self._deals.clear()
+
+    def suspend(self, worker: int) -> None:
+        """Give no more groups to a worker."""
+        self.able.discard(worker)
+        self._deals.clear()
 
     def owned(self, setup: Setup, key: BatchKey, worker: int) -> tuple[int, ...]:
-        """Return the parts that a worker is dealt in the epoch of a key."""
-        return tuple(part for part, owner in self._deal(setup, key).items() if owner == worker)
+        """Return the parts that a worker's machine is dealt in the epoch of a key."""
+        mine = self.machines[worker]
+        return tuple(part for part, machine in self._deal(setup, key).items() if machine == mine)
 
-    def owner(self, setup: Setup, key: BatchKey, part: int) -> int | None:
-        """Return the worker that a part is dealt to in the epoch of a key; None: any."""
-        return self._deal(setup, key)[part] if len(setup.parts) > 1 else None
+    def wanted(self, setup: Setup, worker: int) -> tuple[int, ...]:
+        """Return the parts of a setup on a worker's machine that have batches to be made, or under way."""
+        jobs = [job for job in self.queue.pending if job.line.setup.name == setup.name and self._is_of(job, worker)]
+        mine = self.machines[worker]
+        for attempt in self.queue.attempts:
+            if not attempt.is_over and self.machines.get(attempt.worker) == mine:
+                jobs += [job for job in attempt.jobs if job.line.setup.name == setup.name]
+        return tuple({job.key.part for job in jobs})
+
+    def worker_of(self, setup: Setup, key: BatchKey, part: int) -> int | None:
+        """Return a worker of the machine that a part is dealt to; None: it belongs to none, or nobody is able."""
+        if setup.is_whole or not self.able:
+            return None
+        owner = self._deal(setup, key)[part]
+        return min((worker for worker in self.able if self.machines[worker] == owner), default=None)
 
     def next_group(self, worker: int) -> Attempt | None:
         """Start the next group of a worker, None where there is none now."""
         if worker not in self.able:
             return None
         mine = [job for job in self.queue.pending if self._is_of(job, worker)]
-        mine.sort(key=lambda job: job.place - job.line.head.place)
-        jobs = [job for job in mine if job.line.setup.name == mine[0].line.setup.name][: self.batches_per_group]
+        one_part, last = worker in self.capped, self._last_part.get(worker)
+
+        def turn(job: Job) -> tuple:
+            stays = not one_part or job.key.part == last
+            return not (one_part and job.is_wanted_next), not stays, job.place - job.line.head.place
+
+        mine.sort(key=turn)
+        if mine:
+            setup, part = mine[0].line.setup, mine[0].key.part
+            one_part = one_part and not setup.is_whole
+            mine = [job for job in mine if job.line.setup.name == setup.name and (job.key.part == part or not one_part)]
+        jobs = mine[: self.batches_per_group]
         if not any(job.is_wanted_next for job in jobs):  # nobody waits: there is time, and a cap
             short = len(jobs) < self.batches_per_group
             if short and not any(job.line.num_ahead < self.batches_per_group for job in jobs):
                 return None
             if self.queue.num_needed >= self.credits:
                 return None
+        self._last_part[worker] = jobs[0].key.part
         return self.queue.start(jobs, worker)
 
     def _is_of(self, job: Job, worker: int) -> bool:
         """Whether a worker is to make a pending job, and does not do so already."""
-        owner = self.owner(job.line.setup, job.key, job.key.part)
-        return owner in (None, worker) and all(attempt.worker != worker for attempt in job.attempts)
+        if any(attempt.worker == worker for attempt in job.attempts):
+            return False
+        setup = job.line.setup
+        return setup.is_whole or self._deal(setup, job.key)[job.key.part] == self.machines[worker]
 
-    def _deal(self, setup: Setup, key: BatchKey) -> dict[int, int]:
+    def _deal(self, setup: Setup, key: BatchKey) -> dict[int, Hashable]:
         epoch = key.epoch // setup.passes
-        name = (setup.name, key.seed, epoch, frozenset(self.able))
+        name = (setup.name, key.seed, epoch)
         if name not in self._deals:
             while len(self._deals) >= 8:
                 del self._deals[next(iter(self._deals))]
-            able = self.able or set(range(self.num_workers))
-            self._deals[name] = assign_parts(setup.parts, self.num_workers, able, key.seed, epoch)
+            machines = list(self.machines.values())
+            able = {self.machines[worker] for worker in self.able} or machines
+            self._deals[name] = assign_parts(setup.parts, machines, able, key.seed, epoch)
         return self._deals[name]

@@ -65,8 +65,8 @@ def deal_shares(
     """
     nodes = [node for node, _ in places]
     machines = tuple(dict.fromkeys(nodes))
-    worker = assign_parts(range(store.num_parts), len(nodes), range(len(nodes)), seed, store.num_parts)
-    owners = tuple(machines.index(nodes[worker[part]]) for part in range(store.num_parts))
+    machine = assign_parts(range(store.num_parts), nodes, machines, seed, store.num_parts)
+    owners = tuple(machines.index(machine[part]) for part in range(store.num_parts))
     caps = None
     if all(cap is not None for _, cap in places):
         caps = tuple(sum(cap for node, cap in places if node == machine) for machine in machines)

@@ -108,7 +108,7 @@ class Link:
         self._setup: Setup | None = None
         self._workers: list = []
         self._open = self._silent = False
-        self.num_workers = 0  # that the hub has
+        self.num_workers, self.num_machines = 0, 1  # that the hub has
 
     def open(self, setup: Callable[[list[str]], Setup]) -> None:
         """Connect to Ray, start workers and the hub where they are not there, and introduce this rank.
@@ -126,15 +126,16 @@ class Link:
         self._open = True
         names = prepared_workers() if settings.address is not None else []
         if not names:
-            names = [f"{meeting.run}-{meeting.turn}-worker-{number}" for number in range(settings.num_workers)]
+            group = f"{meeting.run}-{meeting.turn}"
+            names = [f"{group}-worker-{number}" for number in range(settings.num_workers)]
             if self._place.rank == 0:
                 cpus = 0 if settings.address is None else 1
-                self._workers = start_workers(names, cpus, settings.worker_memory_bytes)
+                self._workers = start_workers(names, cpus, settings.worker_memory_bytes, group)
         shared = self._place.num_local > 1
         make_hub = HubActor if shared else HubThread
         name = f"{meeting.run}-{meeting.turn}-hub-{self._place.node}"
         self._silent = False
-        self._hub, self.num_workers = make_hub(name, names, settings.for_hub(len(names), shared)), len(names)
+        self._hub, self.num_workers = make_hub(name, names, settings.for_hub(shared)), len(names)
         self._setup = setup(names)
         self.ask("join", self._setup, limit_s=None)
 
@@ -213,18 +214,19 @@ def setup_of(stage: Callable[[int], StagedPart], maker: BatchMaker, settings: "R
     digest = hashlib.blake2b(packed.meta, digest_size=12)
     for view in packed.views:
         digest.update(view)
-    parts = tuple(sorted(int(part) for part in stage.targets))
+    parts, is_whole = tuple(sorted(int(part) for part in stage.targets)), stage.is_whole
     table = table_of(maker.builder.features if maker.gathers else None)
 
     def make(names: list[str]) -> Setup:
         store, shares = store_of(stage), None
         if settings.construction == "distributed" and store is not None:
-            check_asks_owners(stage.sampler, crosses_parts=len(stage.targets) == 1)
+            check_asks_owners(stage.sampler, crosses_parts=is_whole)
             places = worker_places(names, max(START_LIMIT_S, settings.timeout_s))
             shares = deal_shares(store, places, settings.replicate_bytes, maker.gathers, stage.seed)
         contents = import_ray().put((packed.meta, [np.frombuffer(view, np.uint8) for view in packed.views]))
         passes = maker.passes
-        return Setup(digest.hexdigest(), [contents], parts, passes, table, tuple(filter(None, sys.path)), shares)
+        paths = tuple(filter(None, sys.path))
+        return Setup(digest.hexdigest(), [contents], parts, passes, table, paths, shares, is_whole)
 
     return make
 

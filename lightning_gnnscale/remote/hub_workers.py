@@ -13,16 +13,17 @@ _LAST_TRY_S = 1.0  # for a hub that was itself stopped, and finds the time gone
 
 
 class HubWorkers:
-    """Call workers, and find out which of them no longer answer.
+    """Call workers, and find out which of them no longer answer; more may join.
 
     Args:
         names: Names of the workers' actors.
         timeout_s: How long a worker may stay silent before it counts as lost, seconds.
-        came: Called with a worker's number when it answers, or answers again.
+        came: Called with a worker's number and what its `place` says when it answers, or answers again.
         left: Called with a worker's number when it does not answer.
         note: Called with each event for the log.
 
     Attributes:
+        names: Name of each worker by its number.
         started: Numbers of the workers that answer.
         gone: Numbers of the workers that will never answer again.
         broken: Why no batch can be made any more; None while batches can be made.
@@ -32,20 +33,20 @@ class HubWorkers:
         self,
         names: list[str],
         timeout_s: float,
-        came: Callable[[int], None],
+        came: Callable[[int, tuple[str, int | None]], None],
         left: Callable[[int], None],
         note: Callable[[dict], None],
     ):
-        self._ray, self._names, self._timeout_s = import_ray(), names, timeout_s
+        self._ray, self.names, self._timeout_s = import_ray(), dict(enumerate(names)), timeout_s
         self._came, self._left, self._note = came, left, note
-        self._actors: list[Any] = []
+        self._actors: dict[int, Any] = {}
         self.started: set[int] = set()
         self.gone: set[int] = set()
         self._silent: set[int] = set()
         self.broken: str | None = None
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self.names)
 
     async def connect(self) -> bool:
         """Find the actors, which rank 0 may be about to start; whether that was to be done.
@@ -56,13 +57,28 @@ class HubWorkers:
         deadline = time.monotonic() + self._timeout_s
         while not self._actors:
             try:
-                self._actors = [worker_handle(name) for name in self._names]
+                self._actors = {worker: worker_handle(name) for worker, name in self.names.items()}
                 return True
             except ValueError as error:
                 if time.monotonic() > deadline:
                     raise GNNScaleError(f"the workers did not start within {self._timeout_s:g} s: {error}") from None
             await asyncio.sleep(_RETRY_S)
         return False
+
+    def add(self, name: str, actor: Any) -> int:
+        """Take in a worker that is not known, or one that was gone and has been started anew; return its number."""
+        known = {known: worker for worker, known in self.names.items()}
+        worker = known.get(name, max(self.names, default=-1) + 1)
+        self.names[worker], self._actors[worker] = name, actor
+        self.gone.discard(worker)
+        return worker
+
+    def remove(self, worker: int) -> Any:
+        """Forget a worker; return its actor."""
+        del self.names[worker]
+        for numbers in (self.started, self.gone, self._silent):
+            numbers.discard(worker)
+        return self._actors.pop(worker)
 
     def ask(self, worker: int, method: str, *arguments) -> Any:
         """Call a method that a worker's batches wait for; return Ray's references, two for "make"."""
@@ -80,15 +96,15 @@ class HubWorkers:
     async def revive(self, worker: int) -> None:
         """Wait until a worker answers, or is known to be gone for good."""
         begun, reason = time.monotonic(), ""
-        while worker not in self.gone:
+        while worker in self.names and worker not in self.gone:
             left = begun + self._timeout_s - time.monotonic()
             try:
-                await asyncio.wait_for(self.reply(worker, "ping"), max(left, _RETRY_S))
+                place = await asyncio.wait_for(self.reply(worker, "place"), max(left, _RETRY_S))
                 self.started.add(worker)
                 self._silent.discard(worker)
-                if len(self.gone) < len(self._names):
+                if len(self.gone) < len(self.names):
                     self.broken = None
-                self._came(worker)
+                self._came(worker, place)
                 return
             except self._ray.exceptions.ActorUnavailableError as error:
                 reason = one_line(error)
@@ -120,7 +136,7 @@ class HubWorkers:
         if final:
             self.gone.add(worker)
             self._note({"name": "worker_missing", "worker": worker, "reason": reason})
-        count = len(self._names)
+        count = len(self.names)
         if len(self.gone) == count:
             self.broken = (
                 f"all {count} preparation workers are gone ({reason}): start them again, or resume from the last "

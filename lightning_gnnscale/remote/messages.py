@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import pickle
+import sys
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +14,8 @@ from ..loader.work_queue import SLOW_S
 from ..partition_store import PartitionStore
 from .batch_group import BatchGroup
 
+_FETCH_LIMIT_S = 60.0
+
 
 class HubSettings(NamedTuple):
     """What a hub goes by; see `RayWorkers`.
@@ -21,7 +25,7 @@ class HubSettings(NamedTuple):
     """
 
     batches_per_group: int = 1
-    credits: int = 4
+    credits: int | None = None
     timeout_s: float = 60.0
     cache_rows: int = 0
     cache_policy: str = "lru"
@@ -95,7 +99,8 @@ class Setup(NamedTuple):
         passes: Key epochs per epoch.
         table: Feature table that the rows come from; None: batches have no features.
         import_paths: Paths on which the trainer finds modules.
-        shares: Which machine holds which rows of the graph; None: each worker reads the parts that it needs.
+        shares: Which machine holds which rows of the graph; None: each machine reads the parts that it needs.
+        is_whole: Whether every part is the whole graph, the targets of one rank each.
     """
 
     name: str
@@ -105,6 +110,19 @@ class Setup(NamedTuple):
     table: Table | None = None
     import_paths: tuple[str, ...] = ()
     shares: Shares | None = None
+    is_whole: bool = False
+
+    def open(self) -> tuple[Any, Any]:
+        """Return stage and maker, made anew; to be called where the batches are made."""
+        sys.path.extend(path for path in self.import_paths if path not in sys.path)
+        contents = self.contents[0]
+        if not isinstance(contents, tuple):
+            import ray
+
+            contents = ray.get(contents, timeout=_FETCH_LIMIT_S)
+        meta, buffers = contents
+        # Copies: what Ray shares is read-only, for which compiled kernels would be compiled once more.
+        return pickle.loads(meta, buffers=[bytearray(buffer) for buffer in buffers])
 
 
 class GroupRequest(NamedTuple):
@@ -114,7 +132,8 @@ class GroupRequest(NamedTuple):
         hub: Name of the hub; the worker keeps its view of the hub's cache under this name.
         setup: Setup that all the keys share.
         keys: Keys of the batches.
-        owned: Parts that are assigned to the worker in this epoch.
+        owned: Parts of the setup that are dealt to the worker's machine in this epoch.
+        wanted: Parts of the setup that batches are wanted of, and dealt to the worker's machine.
         update: Update of the worker's view of the hub's cache; None: all rows travel.
     """
 
@@ -122,6 +141,7 @@ class GroupRequest(NamedTuple):
     setup: Setup
     keys: list[BatchKey]
     owned: tuple[int, ...]
+    wanted: tuple[int, ...] = ()
     update: Any = None
 
 
@@ -137,7 +157,7 @@ class GroupHeader:
         row_bytes, group_bytes: Bytes of the rows, and of everything else that travels.
         version: Version of the cache that holds the rows left out of the payload, or None.
         pid: Process id of the worker.
-        reads: Parts that the worker has read so far.
+        reads: Parts that were read for it.
         busy_s: Time that the worker took for this request, seconds.
     """
 
@@ -176,6 +196,7 @@ class Answer(NamedTuple):
         number: Index of the batch in the group.
         header: Header of the group, given with the first of its batches that is taken, so that bytes are counted once.
         notices: Events that the hub wants logged.
+        num_workers, num_machines: Workers that can make batches now, and their machines.
     """
 
     error: str | None = None
@@ -183,3 +204,5 @@ class Answer(NamedTuple):
     number: int = -1
     header: GroupHeader | None = None
     notices: tuple[dict, ...] = ()
+    num_workers: int = 0
+    num_machines: int = 1

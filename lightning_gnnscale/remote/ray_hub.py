@@ -1,6 +1,7 @@
 """The hub of a trainer node: one request for all its ranks, credits, faults; asynchronous, in a thread or an actor."""
 
 import asyncio
+import math
 import time
 from functools import partial
 from typing import Any
@@ -63,6 +64,7 @@ class HubCaches:
 
 
 GROUPS_AT_WORKER = 2  # one that is made, one that waits for it
+_GATHER_S = 5.0  # for workers that start: parts that were dealt without them would be read twice
 _WATCH_S = 0.25
 _PROBE_S = 5.0  # a worker that makes one group for longer is asked whether it is there
 
@@ -86,15 +88,15 @@ class Hub:
             worker_names, settings.timeout_s, self._came, self._left, lambda event: self._notices.append(event)
         )
         self._queue, self._ranks = WorkQueue(settings.slow_s), dict[str, Rank]()
-        self._deal = Dealing(self._queue, len(worker_names), settings.batches_per_group, settings.credits)
+        self._deal = Dealing(self._queue, settings.batches_per_group, settings.credits)
+        self._gathered_s = math.inf  # from then on parts are dealt, though workers are missing
         self._slow: set[int] = set()
         self._lost: dict[int, asyncio.Future] = {}  # of workers with groups under way, done when they are silent
-        self._heard_s = [0.0] * len(worker_names)
+        self._heard_s: dict[int, float] = {}
         self._probed: set[int] = set()
         self._notices: list[dict] = []
         self._tasks: set[asyncio.Task] = set()
         self._totals: dict[str, float] = {}
-        self._reads: dict[int, int] = {}  # of parts by each worker, as it told last
         self._caches = HubCaches(settings.cache_rows, settings.cache_policy)
 
     async def ping(self) -> None:
@@ -103,7 +105,8 @@ class Hub:
     async def join(self, rank: str, setup: Setup) -> int:
         """Take in a rank; return the number of workers."""
         if await self._workers.connect():
-            for worker in range(len(self._workers)):
+            self._gathered_s = time.monotonic() + _GATHER_S
+            for worker in self._workers.names:
                 self._spawn(self._workers.revive(worker))
             self._spawn(self._watch())
         self._ranks[rank] = Rank(setup)
@@ -155,9 +158,9 @@ class Hub:
     async def expect(self, rank: str, part: int, key) -> None:
         """Have a part read ahead by the worker that it is dealt to."""
         setup = self._ranks[rank].setup
-        worker = self._deal.owner(setup, key, part)
-        if worker is not None and self._deal.able:
-            self._workers.tell(worker, "expect", setup.name, part, self._deal.owned(setup, key, worker))
+        worker = self._deal.worker_of(setup, key, part)
+        if worker is not None:
+            self._workers.tell(worker, "expect", setup, part)
 
     async def forget(self, rank: str) -> None:
         """Drop what a rank wants, and wait for its next iteration."""
@@ -181,7 +184,7 @@ class Hub:
         """Return seconds that workers took, parts that they have read, and how many they are; asks none of them."""
         return {
             "busy_s": self._totals.get("busy_s", 0.0),
-            "parts_read": sum(self._reads.values()),
+            "parts_read": self._totals.get("reads", 0),
             "num_workers": len(self._workers),
         }
 
@@ -191,12 +194,13 @@ class Hub:
         pids = [await self._workers.reply(worker, "ping") for worker in able]
         reads = [await self._workers.reply(worker, "reads") for worker in able]
         asked = [await self._workers.reply(worker, "asked") for worker in able]
+        held = {self._deal.machines.get(worker): await self._workers.reply(worker, "held") for worker in able}
         counts = {name: sum(one[name] for one in asked) for name in ("asked", "unanswered")}
         return (
             self._totals
             | counts
             | self._caches.counts()
-            | {"pids": pids, "reads": reads, "credits_held": self._queue.num_needed}
+            | {"pids": pids, "reads": reads, "held": list(held.values()), "credits_held": self._queue.num_needed}
         )
 
     async def stop(self) -> None:
@@ -223,6 +227,8 @@ class Hub:
         if self._workers.broken is not None:
             self._fail_all()
             return
+        if len(self._deal.machines) < len(self._workers) and time.monotonic() < self._gathered_s:
+            return
         for most in range(1, GROUPS_AT_WORKER + 1):
             for worker in sorted(self._deal.able):
                 while len(self._queue.under_way(worker)) < most:
@@ -245,8 +251,8 @@ class Hub:
         table = setup.table
         update = self._caches.begin(table, worker)
         try:
-            owned = self._deal.owned(setup, first.key, worker)
-            request = GroupRequest(self.name, setup, [job.key for job in group.jobs], owned, update)
+            owned, wanted = self._deal.owned(setup, first.key, worker), self._deal.wanted(setup, worker)
+            request = GroupRequest(self.name, setup, [job.key for job in group.jobs], owned, wanted, update)
             header, payload = await self._unless_lost(worker, self._answered(worker, request))
             self._heard_s[worker] = time.monotonic()
         except (self._ray.exceptions.RayActorError, self._ray.exceptions.ObjectLostError) as error:
@@ -258,8 +264,8 @@ class Hub:
             if update is not None:
                 self._caches.cancel(table, update)  # unless it was completed
         self._slow.discard(worker)
-        if worker not in self._workers.gone:
-            self._deal.able.add(worker)
+        if worker not in self._workers.gone and worker in self._deal.machines:
+            self._deal.resume(worker)
         self._deliver(group, header, payload)
         self._turn(worker)
         self._hand_out()
@@ -288,23 +294,23 @@ class Hub:
         return header, self._ray.put(whole) if self._settings.shared else whole
 
     def _deliver(self, group: Attempt, header: GroupHeader, payload) -> None:
-        for name in ("num_union", "rows_sent", "row_bytes", "group_bytes", "busy_s"):
+        for name in ("num_union", "rows_sent", "row_bytes", "group_bytes", "reads", "busy_s"):
             self._totals[name] = self._totals.get(name, 0) + getattr(header, name)
-        self._reads[group.worker] = max(header.reads, self._reads.get(group.worker, 0))
         told = header
         for job in self._queue.finish(group, *zip(header.numbers, header.errors, strict=True)):
             number, error = job.result
             if error is not None:
                 _answer(job, Answer(error, notices=self._taken_notices()))
                 continue
-            _answer(job, Answer(None, (payload,), number, told, self._taken_notices()))
+            crew = (len(self._deal.machines), len(set(self._deal.machines.values())))
+            _answer(job, Answer(None, (payload,), number, told, self._taken_notices(), *crew))
             told = None
 
     def _bereave(self, group: Attempt, error: Exception) -> None:
         """Give the jobs of a worker that ended to the others."""
         worker, lost = group.worker, self._queue.lose(group, _hopeless)
         self._caches.forget(worker)
-        self._deal.able.discard(worker)
+        self._deal.suspend(worker)
         self._slow.discard(worker)
         if worker in self._workers.started:
             self._workers.started.discard(worker)
@@ -316,14 +322,15 @@ class Hub:
         self._turn(worker)
         self._hand_out()
 
-    def _came(self, worker: int) -> None:
+    def _came(self, worker: int, place: tuple[str, int | None]) -> None:
         """Give jobs to a worker that answers."""
-        self._deal.able.add(worker)
+        machine, memory_bytes = place
+        self._deal.add(worker, machine, memory_bytes is not None)
         self._hand_out()
 
     def _left(self, worker: int) -> None:
         """Give no more jobs to a worker that does not answer, and those that it has to others."""
-        self._deal.able.discard(worker)
+        self._deal.suspend(worker)
         lost = self._lost.pop(worker, None)
         if lost is not None and not lost.done():
             lost.set_result("it does not answer")
@@ -339,12 +346,13 @@ class Hub:
         while True:
             await asyncio.sleep(_WATCH_S)
             self._probe()
+            self._hand_out()
             for worker in [group.worker for group in self._queue.late()]:
                 if worker not in self._workers.started or not self._deal.able - {worker} - self._slow:
                     continue
                 if worker not in self._slow:
                     self._slow.add(worker)
-                    self._deal.able.discard(worker)
+                    self._deal.suspend(worker)
                     self._notices.append({"name": "worker_slow", "worker": worker, "seconds": self._queue.patience_s})
                 for group in self._queue.under_way(worker):
                     self._queue.double(group)
@@ -354,7 +362,7 @@ class Hub:
         patience_s = min(_PROBE_S, self._settings.timeout_s / 4)
         for worker in self._workers.started - self._probed:
             groups = self._queue.under_way(worker)
-            heard_s = max(self._heard_s[worker], groups[0].begun_s) if groups else time.monotonic()
+            heard_s = max(self._heard_s.get(worker, 0.0), groups[0].begun_s) if groups else time.monotonic()
             if time.monotonic() - heard_s > patience_s:
                 self._probed.add(worker)
                 self._spawn(self._ask_whether_there(worker, heard_s + self._settings.timeout_s - time.monotonic()))

@@ -163,6 +163,11 @@ class RaySource:
         return max(settings.batches_ahead, settings.batches_per_group * (share + 1))
 
     @property
+    def parts_further(self) -> int:
+        """Parts that may be open beside those that the walk needs: each machine but one makes batches of another."""
+        return self._link.num_machines - 1
+
+    @property
     def worker_pids(self) -> list[int]:
         """Process ids of the workers that answer now."""
         return self.report().get("pids", [])
@@ -209,6 +214,7 @@ class RaySource:
                     key, f"{one_line(error)}: source.store_bytes={self._settings.store_bytes} caps what lies ready"
                 ) from None
             self._count(found.header)
+            self._link.num_workers, self._link.num_machines = found.num_workers, found.num_machines
             return unpack_one(payload.group, found.number, payload.rows, self._maker.builder.pool.take, self._code)
         raise batch_error(key, "it was lost three times on its way from the worker: is a machine of the cluster full?")
 
@@ -314,11 +320,16 @@ class RayWorkers:
         """Batches that are kept ready or under way."""
         return self.prefetch_batches or self.batches_per_group * (self.num_workers + 1)
 
-    def for_hub(self, num_workers: int, shared: bool) -> HubSettings:
-        """Return what a hub of so many workers goes by."""
-        credits = 2 * num_workers if self.credits is None else self.credits
+    def for_hub(self, shared: bool) -> HubSettings:
+        """Return what a hub goes by."""
         return HubSettings(
-            self.batches_per_group, credits, self.timeout_s, self.cache_rows, self.cache_policy, self.slow_s, shared
+            self.batches_per_group,
+            self.credits,
+            self.timeout_s,
+            self.cache_rows,
+            self.cache_policy,
+            self.slow_s,
+            shared,
         )
 
     def connect(self, place) -> Any:

@@ -35,9 +35,9 @@ class Killer(L.Callback):
 def pool():
     """Two workers on this machine that a source with an address finds."""
     cluster.join_ray(None, 60.0, 200 << 20)
-    workers = start_workers([f"{cluster.PREPARED}{number}" for number in range(2)], 0, None)
-    ray.get([worker.ping.remote() for worker in workers])
-    yield workers
+    workers = start_workers([f"{cluster.PREPARED}{number}" for number in range(2)], 0, None, "prepared")
+    ray.get([worker.ping.remote() for worker in workers[:2]])
+    yield workers[:2]
     ray.shutdown()
 
 

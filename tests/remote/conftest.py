@@ -19,6 +19,6 @@ def local_ray():
 @pytest.fixture(scope="module")
 def pool(local_ray):
     """The process ids of two workers that a source with an address finds."""
-    workers = start_workers([f"{cluster.PREPARED}{number}" for number in range(2)], 0, None)
-    yield local_ray.get([worker.ping.remote() for worker in workers])
+    workers = start_workers([f"{cluster.PREPARED}{number}" for number in range(2)], 0, None, "prepared")
+    yield local_ray.get([worker.ping.remote() for worker in workers[:2]])
     del workers  # an actor ends when the handle that made it is gone

@@ -43,7 +43,7 @@ def whole_loader(whole, targets, settings: RayWorkers | None = None) -> PartLoad
     source = settings and settings.connect(RankPlace())
     return part_loader(
         [0], partial(_whole, whole), WORLD.features, {0: targets}, NeighborSampler([4, 3]), batch_size=16, seed=1,
-        source=source, num_threads=0, prefetch_batches=4,
+        source=source, num_threads=0, prefetch_batches=4, is_whole=True,
     )  # fmt: skip
 
 

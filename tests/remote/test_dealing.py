@@ -1,20 +1,35 @@
-"""Which batches go out together, and when: groups, credits, and nobody who waits for ever."""
+"""Who makes which batches, which go out together, and when: parts, groups, credits, and nobody who waits for ever."""
 
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lightning_gnnscale.loader import BatchKey
+from lightning_gnnscale.loader.part_walk import InterleavedWalk
 from lightning_gnnscale.loader.work_queue import WorkQueue
-from lightning_gnnscale.remote.dealing import Dealing, Rank
+from lightning_gnnscale.remote.dealing import Dealing, Rank, assign_parts
 from lightning_gnnscale.remote.messages import Setup
 
 PARTS = tuple(range(6))
 
 
-def dealing_of(num_workers=2, batches_per_group=3, credits=4, num_ranks=1, parts=PARTS) -> tuple[Dealing, list[Rank]]:
-    dealing = Dealing(WorkQueue(), num_workers, batches_per_group, credits)
-    return dealing, [Rank(Setup("setup", [], parts)) for _ in range(num_ranks)]
+def dealing_of(
+    num_workers=2,
+    batches_per_group=3,
+    credits=4,
+    num_ranks=1,
+    parts=PARTS,
+    is_whole=False,
+    num_machines=None,
+    capped=False,
+) -> tuple[Dealing, list[Rank]]:
+    """A dealing whose workers are on machines of their own, or on fewer, and lines of ranks."""
+    dealing = Dealing(WorkQueue(), batches_per_group, credits)
+    for worker in range(num_workers):
+        dealing.add(worker, f"machine {worker % (num_machines or num_workers)}", capped)
+    return dealing, [Rank(Setup("setup", [], parts, is_whole=is_whole)) for _ in range(num_ranks)]
 
 
 def ask(dealing: Dealing, rank: Rank, *parts: int):
@@ -50,7 +65,8 @@ def test_credits_are_held_until_batches_are_taken_but_for_what_a_rank_waits_for(
     for group in (groups[1], third):
         finish(dealing, group)
         queue.take(rank)
-    dealing.credits = 0
+    dealing._credits = 1
+    assert queue.num_needed == 0
     assert dealing.next_group(0).jobs[0].place == 3, "the rank waits for it"
     assert dealing.next_group(0) is None
 
@@ -60,7 +76,7 @@ def test_what_a_worker_left_goes_to_the_others():
     ask(dealing, rank, *PARTS)
     lost, other = dealing.next_group(0), dealing.next_group(1)
     assert sorted(job.key.part for job in lost.jobs + other.jobs) == list(PARTS)
-    dealing.able.discard(0)
+    dealing.suspend(0)
     assert dealing.queue.lose(lost, str) == lost.jobs and dealing.queue.num_needed == 1
     assert dealing.next_group(0) is None
     assert dealing.next_group(1).jobs == lost.jobs
@@ -73,7 +89,7 @@ def test_what_a_slow_worker_makes_is_made_by_others_too_and_by_no_worker_twice()
     slow, other = dealing.next_group(0), dealing.next_group(1)
     assert dealing.queue.double(slow) == slow.jobs
     assert dealing.next_group(0) is None, "it is at them"
-    dealing.able.discard(0)
+    dealing.suspend(0)
     helping = dealing.next_group(1)
     assert helping.jobs == slow.jobs, "a slow group leaves its credit to the one that takes its place"
     assert dealing.queue.num_needed == 2
@@ -82,17 +98,57 @@ def test_what_a_slow_worker_makes_is_made_by_others_too_and_by_no_worker_twice()
 
 
 def test_the_whole_graph_is_at_every_worker():
-    dealing, (rank,) = dealing_of(batches_per_group=1, parts=(0,))
+    dealing, (rank,) = dealing_of(batches_per_group=1, parts=(0,), is_whole=True)
     ask(dealing, rank, 0, 0, 0)
     assert [dealing.next_group(worker).jobs[0].place for worker in (1, 0, 1)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("parts", [PARTS, (0,)])
+def test_batches_of_several_ranks_share_groups():
+    """Ten batches of two ranks that train on the whole graph: in three groups, of both ranks each."""
+    dealing, ranks = dealing_of(1, batches_per_group=4, credits=9, num_ranks=2, parts=(0, 1), is_whole=True)
+    for number, rank in enumerate(ranks):
+        ask(dealing, rank, *[number] * 5)
+    groups = [dealing.next_group(0) for _ in range(2)]
+    finish(dealing, groups[0])
+    dealing.queue.take(ranks[0])
+    groups.append(dealing.next_group(0))
+    assert [len(group.jobs) for group in groups] == [4, 4, 2]
+    assert all({job.line for job in group.jobs} == set(ranks) for group in groups)
+
+
+def test_workers_of_a_machine_share_its_parts():
+    dealing, (rank,) = dealing_of(num_workers=4, num_machines=2, batches_per_group=1, credits=9)
+    key = BatchKey(0, 0, 0, 0)
+    setup = rank.setup
+    assert dealing.owned(setup, key, 0) == dealing.owned(setup, key, 2) != dealing.owned(setup, key, 1)
+    assert sorted(dealing.owned(setup, key, 0) + dealing.owned(setup, key, 1)) == list(PARTS)
+    mine = dealing.owned(setup, key, 0)[0]
+    ask(dealing, rank, mine, mine)
+    assert dealing.next_group(1) is None and dealing.wanted(setup, 1) == ()
+    assert dealing.next_group(0).jobs[0].place == 0 and dealing.next_group(2).jobs[0].place == 1
+    assert dealing.wanted(setup, 0) == (mine,)
+
+
+def test_under_a_cap_a_group_is_of_one_part_and_its_worker_stays_there():
+    dealing, (rank,) = dealing_of(num_workers=1, batches_per_group=2, credits=9, capped=True)
+    ask(dealing, rank, 0, 1, 0, 1, 0, 1, 0)
+    first = dealing.next_group(0)
+    assert [job.place for job in first.jobs] == [0, 2]
+    assert [job.place for job in dealing.next_group(0).jobs] == [4, 6], "nobody waits for part 1 yet"
+    finish(dealing, first)
+    dealing.queue.take(rank)
+    assert [job.place for job in dealing.next_group(0).jobs] == [1, 3]
+
+
+@pytest.mark.parametrize("parts, is_whole, num_machines, capped", [
+    (PARTS, False, 3, False), (PARTS, False, 2, True), (PARTS, False, 1, True), ((0,), True, 3, False)
+])  # fmt: skip
 @pytest.mark.parametrize("seed", range(15))
-def test_every_batch_comes_once_whatever_happens(seed, parts):
+def test_every_batch_comes_once_whatever_happens(seed, parts, is_whole, num_machines, capped):
     """Random orders of answers, deaths, slow workers and takes: ranks get their batches in order, credits come back."""
     draw = random.Random(seed)
-    dealing, ranks = dealing_of(3, draw.choice([1, 2, 4]), draw.choice([1, 2, 5]), num_ranks=2, parts=parts)
+    settings = (3, draw.choice([1, 2, 4]), draw.choice([1, 2, 5]), 2, parts, is_whole, num_machines, capped)
+    dealing, ranks = dealing_of(*settings)
     queue, running = dealing.queue, []
     wanted = [[draw.choice(parts) for _ in range(25)] for _ in ranks]
     taken = [[], []]
@@ -110,7 +166,7 @@ def test_every_batch_comes_once_whatever_happens(seed, parts):
             group = running.pop(draw.randrange(len(running)))
             event = draw.random()
             if event < 0.15 and len(dealing.able) > 1 and max(job.ends for job in group.jobs) < 3:
-                dealing.able.discard(group.worker)
+                dealing.suspend(group.worker)
                 queue.lose(group, str)
             elif event < 0.3:
                 running.append(group)
@@ -118,6 +174,41 @@ def test_every_batch_comes_once_whatever_happens(seed, parts):
             else:
                 finish(dealing, group)
         if draw.random() < 0.1:
-            dealing.able.add(draw.randrange(3))
+            dealing.resume(draw.randrange(3))
     assert taken == wanted and queue.num_needed == 0 and not running
     assert queue.attempts == [] and queue.pending == []
+
+
+@given(st.integers(1, 40), st.integers(1, 7), st.integers(1, 3), st.integers(0, 5), st.data())
+def test_every_part_has_one_machine_that_is_able(num_parts, num_machines, most_workers, epoch, data):
+    workers = [data.draw(st.integers(1, most_workers)) for _ in range(num_machines)]
+    machines = [machine for machine, count in enumerate(workers) for _ in range(count)]
+    able = data.draw(st.sets(st.integers(0, num_machines - 1), min_size=1))
+    parts = list(range(3, 3 + num_parts))
+    all_able = assign_parts(parts, machines, range(num_machines), 1, epoch)
+    owner = assign_parts(parts[::-1], machines[::-1], able, 1, epoch)
+    assert sorted(owner) == parts and set(owner.values()) <= able
+    assert all(owner[part] == machine for part, machine in all_able.items() if machine in able)
+    for machine, count in enumerate(workers):
+        share = num_parts * count / len(machines)
+        assert abs(list(all_able.values()).count(machine) - share) <= count
+
+
+def test_epochs_and_seeds_deal_differently_and_evenly():
+    deals = [assign_parts(range(8), range(4), range(4), seed, epoch) for seed in range(20) for epoch in range(20)]
+    # 2520 deals are possible: 370 distinct ones are expected of 400, with a deviation of 5.
+    assert len({tuple(sorted(deal.items())) for deal in deals}) > 340
+    share = [sum(deal[0] == machine for deal in deals) / len(deals) for machine in range(4)]
+    assert all(abs(one - 0.25) < 0.1 for one in share)  # five standard deviations
+
+
+@pytest.mark.parametrize("epoch", range(4))
+def test_parts_that_are_open_together_lie_on_different_machines(epoch):
+    order = InterleavedWalk(range(12), dict.fromkeys(range(12), 1), 0, 1, 3, seed=7)._order(epoch)
+    owner = assign_parts(range(12), "abc", "abc", 7, epoch)
+    assert all(len({owner[part] for part in order[first : first + 3]}) == 3 for first in range(10))
+
+
+def test_nobody_is_able():
+    with pytest.raises(ValueError, match=r"able must be machines of workers, at least one, got \[\]"):
+        assign_parts([0], "ab", [], 0, 0)
