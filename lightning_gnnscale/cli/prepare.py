@@ -2,12 +2,14 @@
 
 import signal
 import threading
+import uuid
 from collections.abc import Callable
 
 from omegaconf import DictConfig
 
 from ..errors import GNNScaleError
 from ..remote import RayWorkers, cluster
+from ..remote.messages import WorkerSettings
 from ..remote.ray_worker import start_workers
 
 
@@ -30,16 +32,13 @@ def with_workers(settings: DictConfig, address: str, stay: Callable[[], None]) -
     """Run `stay` while prepared workers are there.
 
     Raises:
-        GNNScaleError: another `gnnscale prepare` serves this cluster, or the workers do not start.
+        GNNScaleError: the workers do not start.
     """
     ray = cluster.import_ray()
-    there = cluster.prepared_workers()
-    if there:
-        raise GNNScaleError(
-            f"{len(there)} workers are prepared at {address} already: end that `gnnscale prepare` with Ctrl-C first"
-        )
-    names = [f"{cluster.PREPARED}{number}" for number in range(settings.num_workers)]
-    workers = start_workers(names, settings.num_cpus, settings.worker_memory_bytes, "prepared")
+    own = uuid.uuid4().hex[:8]  # several of these commands may serve a cluster
+    names = [f"{cluster.PREPARED}{own}-{number}" for number in range(settings.num_workers)]
+    how = WorkerSettings("prepared", settings.num_cpus, settings.worker_memory_bytes, settings.label)
+    workers = start_workers(names, how)
     try:
         try:
             pids = ray.get([worker.ping.remote() for worker in workers[: len(names)]], timeout=settings.timeout_s)
@@ -48,8 +47,11 @@ def with_workers(settings: DictConfig, address: str, stay: Callable[[], None]) -
             raise GNNScaleError(
                 f"{len(names)} workers did not start at {address} within {settings.timeout_s:g} s "
                 f"({cluster.one_line(error)}): each takes {settings.num_cpus} CPUs, {free:g} are free"
+                + ("" if settings.label is None else f"; a machine must have the resource {settings.label}")
             ) from None
-        print(f"{len(pids)} workers prepare batches at {address} (Ctrl-C ends them)")
+        there = len(cluster.workers_named())
+        more = f", {there} in all" if there > len(pids) else ""
+        print(f"{len(pids)} workers prepare batches at {address}{more} (Ctrl-C ends them)")
         print(f"train from them: gnnscale train source=ray source.address={address}", flush=True)
         stay()
     finally:

@@ -253,9 +253,9 @@ def worker_handle(name: str) -> Any:
     return import_ray().get_actor(name, namespace=NAMESPACE)
 
 
-def prepared_workers() -> list[str]:
-    """Return the names of the workers that `gnnscale prepare` keeps on this cluster, in their order."""
+def workers_named(prefix: str = PREPARED) -> list[str]:
+    """Return the names of the workers on this cluster that begin so, sorted: by default those of `gnnscale prepare`."""
     from ray.util import list_named_actors
 
     named = [actor["name"] for actor in list_named_actors(all_namespaces=True) if actor["namespace"] == NAMESPACE]
-    return sorted((name for name in named if name.startswith(PREPARED)), key=lambda name: int(name[len(PREPARED) :]))
+    return sorted(name for name in named if name.startswith(prefix))

@@ -20,16 +20,17 @@ from ..loader.source_settings import RankPlace
 from ..loader.staged_part import StagedPart
 from ..loader.work_queue import START_LIMIT_S
 from .cluster import (
+    PREPARED,
     LocalMeeting,
     Meeting,
     import_ray,
     join_ray,
     leave_ray,
     one_line,
-    prepared_workers,
+    workers_named,
 )
 from .holder import check_asks_owners, deal_shares, store_of
-from .messages import HubSettings, Setup, Table
+from .messages import HubSettings, Setup, Table, WorkerSettings
 from .ray_hub import Hub, start_hub
 from .ray_worker import start_workers, worker_places
 
@@ -124,18 +125,21 @@ class Link:
             self._local = LocalMeeting(meeting.folder, self._place.rank, meeting.turn)
             self._local.join(settings.timeout_s, settings.store_bytes)
         self._open = True
-        names = prepared_workers() if settings.address is not None else []
+        names, prefix = workers_named() if settings.address is not None else [], PREPARED
+        group = "prepared" if names else f"{meeting.run}-{meeting.turn}"
+        cpus = 0 if settings.address is None else 1
+        workers = WorkerSettings(group, cpus, settings.worker_memory_bytes, settings.label)
         if not names:
-            group = f"{meeting.run}-{meeting.turn}"
-            names = [f"{group}-worker-{number}" for number in range(settings.num_workers)]
+            prefix = f"{group}-worker-"
+            names = [f"{prefix}{number}" for number in range(settings.least_workers)]
             if self._place.rank == 0:
-                cpus = 0 if settings.address is None else 1
-                self._workers = start_workers(names, cpus, settings.worker_memory_bytes, group)
+                self._workers = start_workers(names, workers)
         shared = self._place.num_local > 1
         make_hub = HubActor if shared else HubThread
         name = f"{meeting.run}-{meeting.turn}-hub-{self._place.node}"
         self._silent = False
-        self._hub, self.num_workers = make_hub(name, names, settings.for_hub(shared)), len(names)
+        growth = settings.growth(workers, self._place) if prefix != PREPARED else None
+        self._hub, self.num_workers = make_hub(name, names, settings.for_hub(shared, prefix, growth)), len(names)
         self._setup = setup(names)
         self.ask("join", self._setup, limit_s=None)
 

@@ -17,11 +17,44 @@ from .batch_group import BatchGroup
 _FETCH_LIMIT_S = 60.0
 
 
+class WorkerSettings(NamedTuple):
+    """How workers are started; see `start_workers`.
+
+    Attributes:
+        group: Name of the workers that share the parts of a machine.
+        num_cpus: CPUs of the cluster that each worker takes.
+        memory_bytes: What each adds to the cap on the bytes of parts that its machine holds; None: no cap.
+        label: Resource of Ray that a machine must have to prepare batches; None: any machine does.
+    """
+
+    group: str
+    num_cpus: float = 0
+    memory_bytes: int | None = None
+    label: str | None = None
+
+
+class Growth(NamedTuple):
+    """How many workers a hub keeps.
+
+    Attributes:
+        workers: How they are started.
+        least, most: Bounds on their number.
+        share: Trainers of the run over those of this hub, which measures its own alone.
+    """
+
+    workers: WorkerSettings
+    least: int
+    most: int
+    share: float = 1.0
+
+
 class HubSettings(NamedTuple):
     """What a hub goes by; see `RayWorkers`.
 
     Attributes:
-        shared: it is an actor, whose ranks are other processes.
+        shared: It is an actor, whose ranks are other processes.
+        prefix: Workers whose names begin so join while it runs; None: no others join.
+        growth: How many workers it keeps; None: those that are there.
     """
 
     batches_per_group: int = 1
@@ -31,6 +64,8 @@ class HubSettings(NamedTuple):
     cache_policy: str = "lru"
     slow_s: float = SLOW_S
     shared: bool = False
+    prefix: str | None = None
+    growth: Growth | None = None
 
 
 class Table(NamedTuple):

@@ -3,15 +3,18 @@
 import asyncio
 import math
 import time
+from collections import deque
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from ..loader.batch_builder import batch_error
 from ..loader.work_queue import Attempt, Job, WorkQueue
-from .cluster import NAMESPACE, import_ray, one_line
+from .cluster import NAMESPACE, import_ray, one_line, worker_handle, workers_named
 from .dealing import Dealing, Rank
 from .hub_workers import HubWorkers
 from .messages import Answer, GroupHeader, GroupPayload, GroupRequest, HubSettings, Setup, Table
+from .ray_worker import start_workers
 from .versioned_cache import CacheUpdate, TrainerCache
 
 
@@ -64,6 +67,10 @@ class HubCaches:
 
 
 GROUPS_AT_WORKER = 2  # one that is made, one that waits for it
+_CREW_S = 2.0  # between looks at who has come, and at how many are needed
+_MADE, _ENOUGH = ("batches", "busy_s"), 8  # batches by which the need is measured
+_SLACK = 0.1  # of a worker, for which no other is started
+_SHRINK_AFTER = 3
 _GATHER_S = 5.0  # for workers that start: parts that were dealt without them would be read twice
 _WATCH_S = 0.25
 _PROBE_S = 5.0  # a worker that makes one group for longer is asked whether it is there
@@ -97,6 +104,10 @@ class Hub:
         self._notices: list[dict] = []
         self._tasks: set[asyncio.Task] = set()
         self._totals: dict[str, float] = {}
+        self._paces: dict[str, deque[tuple[int, float]]] = {}
+        self._grown: list[int] = []  # workers that were started here
+        self._prepared = (0, 0.0)  # batches made and seconds taken when the need was last measured
+        self._too_many = 0  # how often in a row there were more workers than needed
         self._caches = HubCaches(settings.cache_rows, settings.cache_policy)
 
     async def ping(self) -> None:
@@ -111,6 +122,10 @@ class Hub:
             self._spawn(self._watch())
         self._ranks[rank] = Rank(setup)
         return len(self._workers)
+
+    async def pace(self, rank: str, num_taken: int, seconds: float) -> None:
+        """Hear how many batches a rank has taken so far, and how long it took for them, waiting left out."""
+        self._paces.setdefault(rank, deque(maxlen=2)).append((num_taken, seconds))
 
     async def take(self, rank: str, iteration: int, place: int, first: int, keys: list, taken: int) -> Answer | None:
         """Return a batch once it is made; None where it was forgotten. Calls may come in any order.
@@ -174,6 +189,7 @@ class Hub:
         """Let a rank go; return how many are left. Workers that stay forget what the last one had."""
         await self.forget(rank)
         left = self._ranks.pop(rank, None)
+        self._paces.pop(rank, None)
         still = {state.setup.name for state in self._ranks.values()}
         if left is not None and left.setup.name not in still:
             for worker in self._deal.able:
@@ -208,6 +224,8 @@ class Hub:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for worker in self._grown:
+            self._ray.kill(self._workers.remove(worker))
 
     def _spawn(self, coroutine) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -296,6 +314,7 @@ class Hub:
     def _deliver(self, group: Attempt, header: GroupHeader, payload) -> None:
         for name in ("num_union", "rows_sent", "row_bytes", "group_bytes", "reads", "busy_s"):
             self._totals[name] = self._totals.get(name, 0) + getattr(header, name)
+        self._totals["batches"] = self._totals.get("batches", 0) + sum(number >= 0 for number in header.numbers)
         told = header
         for job in self._queue.finish(group, *zip(header.numbers, header.errors, strict=True)):
             number, error = job.result
@@ -342,10 +361,15 @@ class Hub:
                 _answer(job, Answer(self._workers.broken, notices=self._taken_notices()))
 
     async def _watch(self) -> None:
-        """Have the groups of a slow worker made by others too; find out about those that are silent."""
+        """Have the groups of a slow worker made by others too; find out about those that are silent, or new."""
+        counted_s = time.monotonic()
         while True:
             await asyncio.sleep(_WATCH_S)
             self._probe()
+            if time.monotonic() > counted_s + _CREW_S:
+                await self._greet()
+                await self._grow()
+                counted_s = time.monotonic()
             self._hand_out()
             for worker in [group.worker for group in self._queue.late()]:
                 if worker not in self._workers.started or not self._deal.able - {worker} - self._slow:
@@ -357,6 +381,69 @@ class Hub:
                 for group in self._queue.under_way(worker):
                     self._queue.double(group)
                 self._hand_out()
+
+    async def _greet(self) -> None:
+        """Take in workers that have come, and forget those that have left for good."""
+        prefix = self._settings.prefix
+        if prefix is None or self._workers.broken is not None:
+            return
+        with suppress(self._ray.exceptions.RayError, ValueError, ConnectionError, RuntimeError):  # asked again soon
+            found = await asyncio.to_thread(workers_named, prefix)
+            known = {name for worker, name in self._workers.names.items() if worker not in self._workers.gone}
+            for name in set(found) - known:
+                self._meet(name, await asyncio.to_thread(worker_handle, name))
+            for worker in [one for one in self._workers.gone if self._workers.names[one] not in found]:
+                if len(self._workers) > 1:
+                    self._dismiss(worker)
+
+    def _meet(self, name: str, actor: Any) -> int:
+        worker = self._workers.add(name, actor)
+        self._notices.append({"name": "worker_joined", "worker": worker})
+        self._spawn(self._workers.revive(worker))
+        return worker
+
+    def _dismiss(self, worker: int) -> Any:
+        """Forget a worker; return its actor."""
+        self._notices.append({"name": "worker_left", "worker": worker})
+        self._deal.remove(worker)
+        self._caches.forget(worker)
+        self._slow.discard(worker)
+        return self._workers.remove(worker)
+
+    def _needed(self) -> int | None:
+        """Return how many workers keep the trainers busy; None: too little was made since it was last asked."""
+        pairs = [pair for pair in self._paces.values() if len(pair) == 2 and pair[1][1] > pair[0][1]]
+        made, busy_s = (self._totals.get(name, 0.0) - old for name, old in zip(_MADE, self._prepared, strict=True))
+        if not pairs or made < _ENOUGH:
+            return None
+        self._prepared = tuple(self._totals[name] for name in _MADE)
+        wanted_per_s = sum((last[0] - first[0]) / (last[1] - first[1]) for first, last in pairs)
+        return math.ceil(self._settings.growth.share * wanted_per_s * busy_s / made - _SLACK)
+
+    async def _grow(self) -> None:
+        """Start workers where trainers could take more, and end one where there have been too many for a while."""
+        growth = self._settings.growth
+        needed = None if growth is None or self._workers.broken is not None else self._needed()
+        if needed is None:
+            return
+        needed, there = min(max(needed, growth.least), growth.most), len(self._workers)
+        self._too_many = self._too_many + 1 if needed < there else 0
+        if needed > there and len(self._workers.started) == there:  # those on their way are not counted yet
+            if growth.workers.num_cpus:
+                free = (await asyncio.to_thread(self._ray.available_resources)).get("CPU", 0)
+                needed = min(needed, there + int(free / growth.workers.num_cpus))
+            first = max(self._workers.names) + 1
+            for number in range(first, first + needed - there):
+                name = f"{self._settings.prefix}{number}"
+                actor, *_ = await asyncio.to_thread(start_workers, [name], growth.workers)
+                self._grown.append(self._meet(name, actor))
+        elif self._too_many >= _SHRINK_AFTER and self._grown:
+            worker = self._grown[-1]
+            self._deal.suspend(worker)
+            if not self._queue.under_way(worker):
+                self._grown.pop()
+                self._ray.kill(self._dismiss(worker))
+                self._too_many = 0
 
     def _probe(self) -> None:
         patience_s = min(_PROBE_S, self._settings.timeout_s / 4)

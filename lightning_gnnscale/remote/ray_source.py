@@ -7,7 +7,7 @@ import time
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, replace
@@ -27,9 +27,10 @@ from ..sampler.minibatch import MiniBatch
 from .batch_group import unpack_one
 from .cluster import Meeting, ask_for_token, import_ray, join_ray, leave_ray, one_line
 from .hub_link import Link, setup_of
-from .messages import Answer, GroupPayload, HubSettings
+from .messages import Answer, GroupPayload, Growth, HubSettings, WorkerSettings
 
 _sources = itertools.count()
+_PACE_S = 1.0
 
 
 class RaySource:
@@ -79,7 +80,7 @@ class RaySource:
         self.bytes_received = self.row_bytes = self.num_batches = self.num_groups = 0
         self.rows_asked = self.rows_received = 0
         self._begun_s: float | None = None  # of the iteration
-        self._ran_s = self._waited_s = 0.0
+        self._ran_s = self._waited_s = self._paced_s = 0.0
 
     def begin(self) -> None:
         """Connect to the hub of this node, and start what is not there.
@@ -111,6 +112,7 @@ class RaySource:
         """Return the next batch; see `BatchSource`."""
         self._begun_s = self._begun_s or time.perf_counter()
         self._send()
+        self._tell_pace()
         if not self._pending:
             raise ValueError("no batch is requested: call request(key) before ready()")
         key, future = self._pending.popleft()
@@ -175,6 +177,12 @@ class RaySource:
     def report(self) -> dict:
         """Return what the hub counts: rows and bytes sent, reads of parts by each worker, credits held."""
         return (self._link.ask("report", named=False) or {}) if self._end is not None else {}
+
+    def _tell_pace(self) -> None:
+        now = time.perf_counter()
+        if now > self._paced_s + _PACE_S:
+            self._paced_s = now
+            self._link.tell("pace", self.num_batches, self._ran_s + now - self._begun_s - self._waited_s)
 
     def _send(self) -> None:
         if not self._unsent:
@@ -256,11 +264,15 @@ class RayWorkers:
         address: "host:port" of a Ray cluster, or "auto" for the cluster that this machine belongs to. If
             `gnnscale prepare` has started workers there, they are used. None: Ray is started on this machine and ends
             with the training.
-        num_workers: Number of workers to start where none are running, >= 1.
+        num_workers: Number of workers to start where none are running, >= 1. "auto": as many as keep the trainers busy,
+            by what batches take to prepare and to train, measured while they train; in `worker_bounds`.
+        worker_bounds: Fewest and most workers of "auto".
+        label: Resource of Ray that a machine must have to prepare batches, for example "prepare" where the machine was
+            started with `ray start --resources='{"prepare": 1}'`. None: any machine of the cluster.
         construction: "local": a worker draws from the parts it holds. "distributed": for batches that cross parts; each
             machine holds some rows of the graph once for all its workers, and these ask the other machines for theirs.
-        worker_memory_bytes: Upper bound on the bytes of parts that a worker keeps in memory; parts beyond it are
-            swapped out. None: a worker keeps every part it was dealt.
+        worker_memory_bytes: What each worker adds to the cap on the bytes of parts that its machine holds for all its
+            workers; parts beyond it are swapped out. None: a machine holds every part that it is dealt.
         batches_per_group: Batches of a trainer node that are made in one request and share their rows, >= 1.
         cache_rows: Feature rows that each trainer node keeps, so that they do not travel again; 0: none.
         cache_policy: Which cached rows are dropped first.
@@ -280,7 +292,9 @@ class RayWorkers:
     """
 
     address: str | None = None
-    num_workers: int = 2
+    num_workers: int | str = 2
+    worker_bounds: Sequence[int] = (1, 16)
+    label: str | None = None
     construction: str = "local"
     worker_memory_bytes: int | None = None
     batches_per_group: int = 1
@@ -295,7 +309,12 @@ class RayWorkers:
     in_process: ClassVar[bool] = False
 
     def __post_init__(self):
-        for name in ("num_workers", "batches_per_group", "store_bytes"):
+        if self.num_workers != "auto":
+            check_count("num_workers", self.num_workers)
+        bounds = list(self.worker_bounds)
+        if len(bounds) != 2 or not 1 <= bounds[0] <= bounds[1]:
+            raise ValueError(f"worker_bounds must be two numbers, 1 <= fewest <= most, got {bounds}")
+        for name in ("batches_per_group", "store_bytes"):
             check_count(name, getattr(self, name))
         for name in ("worker_memory_bytes", "credits", "prefetch_batches"):
             if getattr(self, name) is not None:
@@ -318,9 +337,20 @@ class RayWorkers:
     @property
     def batches_ahead(self) -> int:
         """Batches that are kept ready or under way."""
-        return self.prefetch_batches or self.batches_per_group * (self.num_workers + 1)
+        return self.prefetch_batches or self.batches_per_group * (self.least_workers + 1)
 
-    def for_hub(self, shared: bool) -> HubSettings:
+    @property
+    def least_workers(self) -> int:
+        """Workers that are started at first."""
+        return self.worker_bounds[0] if self.num_workers == "auto" else self.num_workers
+
+    def growth(self, workers: WorkerSettings, place: RankPlace) -> Growth | None:
+        """Return how many workers the hub of a rank keeps; None: another hub sees to it, or nobody."""
+        if self.num_workers != "auto" or place.node:
+            return None
+        return Growth(workers, *self.worker_bounds, place.world_size / place.num_local)
+
+    def for_hub(self, shared: bool, prefix: str, growth: Growth | None) -> HubSettings:
         """Return what a hub goes by."""
         return HubSettings(
             self.batches_per_group,
@@ -330,6 +360,8 @@ class RayWorkers:
             self.cache_policy,
             self.slow_s,
             shared,
+            prefix,
+            growth,
         )
 
     def connect(self, place) -> Any:

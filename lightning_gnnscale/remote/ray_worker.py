@@ -15,11 +15,12 @@ from .batch_group import pack_group
 from .cluster import NAMESPACE, WORKER_GROUP, import_ray, worker_handle
 from .held_parts import HeldPart, Member, WorkerParts, features_of, gather_union, holder_of_parts
 from .holder import HeldGraph, num_bytes, store_of
-from .messages import GroupHeader, GroupPayload, GroupRequest, Setup
+from .messages import GroupHeader, GroupPayload, GroupRequest, Setup, WorkerSettings
 from .versioned_cache import WorkerView
 
 SETUPS_KEPT = 16
 _RETRY_S = 0.2
+_LABEL_SHARE = 0.001  # of a machine's resource that labels it: any number of workers fits
 
 
 class PreparationWorker:
@@ -139,31 +140,33 @@ class PreparationWorker:
         self._graphs.pop(setup, None)
 
 
-def start_workers(names: list[str], num_cpus: float, memory_bytes: int | None, group: str) -> list:
+def start_workers(names: list[str], settings: WorkerSettings) -> list:
     """Start the workers that are not running yet, and what holds their parts on this machine.
 
     Ray starts them again when they end.
 
     Args:
         names: Names of the workers' actors.
-        num_cpus: CPUs of the cluster that each worker takes.
-        memory_bytes, group: See `PreparationWorker`.
+        settings: How they are started.
 
     Returns:
-        The actors, which live as long as this process: the workers, then the holder.
+        The actors, which live as long as this process: the workers, then the holder unless a label says who prepares.
     """
     actor = import_ray().remote(
-        num_cpus=num_cpus,
+        num_cpus=settings.num_cpus,
+        resources={} if settings.label is None else {settings.label: _LABEL_SHARE},
         max_restarts=-1,
         max_task_retries=0,
         concurrency_groups={WORKER_GROUP: 2},
         scheduling_strategy="SPREAD",
     )(PreparationWorker)
     workers = [
-        actor.options(name=name, namespace=NAMESPACE, get_if_exists=True).remote(number, memory_bytes, group)
+        actor.options(name=name, namespace=NAMESPACE, get_if_exists=True).remote(
+            number, settings.memory_bytes, settings.group
+        )
         for number, name in enumerate(names)
     ]
-    return [*workers, holder_of_parts(group)]
+    return [*workers, holder_of_parts(settings.group)] if settings.label is None else workers
 
 
 def worker_places(names: list[str], limit_s: float) -> list[tuple[str, int | None]]:

@@ -15,6 +15,7 @@ from lightning_gnnscale.errors import GNNScaleError
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test installs it")
 
 from lightning_gnnscale.remote import cluster  # noqa: E402
+from lightning_gnnscale.remote.messages import WorkerSettings  # noqa: E402
 from lightning_gnnscale.remote.ray_worker import start_workers  # noqa: E402
 
 
@@ -35,7 +36,7 @@ class Killer(L.Callback):
 def pool():
     """Two workers on this machine that a source with an address finds."""
     cluster.join_ray(None, 60.0, 200 << 20)
-    workers = start_workers([f"{cluster.PREPARED}{number}" for number in range(2)], 0, None, "prepared")
+    workers = start_workers([f"{cluster.PREPARED}{number}" for number in range(2)], WorkerSettings("prepared"))
     ray.get([worker.ping.remote() for worker in workers[:2]])
     yield workers[:2]
     ray.shutdown()

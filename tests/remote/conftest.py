@@ -3,6 +3,7 @@
 import pytest
 
 from lightning_gnnscale.remote import cluster
+from lightning_gnnscale.remote.messages import WorkerSettings
 from lightning_gnnscale.remote.ray_worker import start_workers
 
 
@@ -19,6 +20,6 @@ def local_ray():
 @pytest.fixture(scope="module")
 def pool(local_ray):
     """The process ids of two workers that a source with an address finds."""
-    workers = start_workers([f"{cluster.PREPARED}{number}" for number in range(2)], 0, None, "prepared")
+    workers = start_workers([f"{cluster.PREPARED}{number}" for number in range(2)], WorkerSettings("prepared"))
     yield local_ray.get([worker.ping.remote() for worker in workers[:2]])
     del workers  # an actor ends when the handle that made it is gone
