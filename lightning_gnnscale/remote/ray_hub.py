@@ -216,7 +216,8 @@ class Hub:
             self._totals
             | counts
             | self._caches.counts()
-            | {"pids": pids, "reads": reads, "held": list(held.values()), "credits_held": self._queue.num_needed}
+            | {"pids": pids, "reads": reads, "machines": list(held), "held": list(held.values())}
+            | {"credits_held": self._queue.num_needed}
         )
 
     async def stop(self) -> None:

@@ -57,3 +57,14 @@ def test_workers_of_a_machine_hold_rows_together_and_ask_the_other(two_nodes, tm
         assert told["asked"] > 0 and told["unanswered"] == 0
     finally:
         loader.close()
+
+
+def test_only_machines_with_the_label_prepare(two_nodes):
+    nodes, _ = two_nodes
+    third = nodes.add_node(num_cpus=2, object_store_memory=100 << 20, resources={"prepare": 1})
+    loader = make_loader(RayWorkers(address=nodes.address, num_workers=2, label="prepare"))
+    try:
+        assert all_contents(loader) == all_contents(make_loader())
+        assert loader._source.report()["machines"] == [third.node_id]
+    finally:
+        loader.close()
