@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import events
+from ..apart import of_first_rank
 from ..datamodule import PeakRecorder, PredictionWriter
 from ..datamodule.stored_graph import accelerator_of, check_edge_weights
 from ..memory import process_bytes
@@ -86,7 +87,8 @@ def train(config: DictConfig, folder: Path) -> dict:
     # The parent starts no thread of OpenMP: forked processes would wait for it for ever.
     torch.set_num_threads(1)
     trainer = make_trainer(config, folder)
-    earlier = earlier_best(config.resume, trainer.checkpoint_callback)
+    # Elsewhere the checkpoint may be no file: the first rank sends it.
+    earlier = earlier_best(config.resume, trainer.checkpoint_callback) if is_first_rank() else None
     if earlier is not None:
         trainer.callbacks.append(earlier)
     if isinstance(trainer.strategy, GNNScaleStrategy):
@@ -162,9 +164,9 @@ def _evaluate(config: DictConfig, trainer, model, datamodule, earlier: EarlierBe
     """Test and predict with the best checkpoint as the config says, and return what came of it."""
     # Further passes must not replace the metrics of training.
     trainer.loggers = []
-    best, note = best_checkpoint(trainer.checkpoint_callback, earlier)
+    found = of_first_rank(lambda: (*best_checkpoint(trainer.checkpoint_callback, earlier), sampled_validation(folder)))
+    best, note, sampled = found
     facts = {"evaluated": note} if note and (config.test or config.predict) else {}
-    sampled = sampled_validation(folder)
     if sampled:
         with events.stage("validate", note="exact, all nodes, the best checkpoint"):
             results = trainer.validate(model, datamodule, ckpt_path=best, verbose=False)
