@@ -105,7 +105,7 @@ def train(config: DictConfig, folder: Path) -> dict:
     with ProgressBars() as progress:
         datamodule = make_datamodule(config, dataset, progress, store)
         datamodule.check_trainer(trainer)
-        if config.num_parts != "auto" and not _crosses_parts(trainer, datamodule):
+        if store is None and config.num_parts != "auto" and not _crosses_parts(trainer, datamodule):
             check_num_parts(config.num_parts, trainer.world_size)
         held = {"accelerator": accelerator_of(trainer), "interpreter_bytes": process_bytes()}
         held["start_method"] = getattr(trainer.strategy, "_start_method", "popen")
@@ -247,23 +247,17 @@ def make_datamodule(config: DictConfig, dataset, progress=None, store=None):
             "sampler": instantiate(config.sampler),
             "source": instantiate(config.source),
             "placement": instantiate(config.placement) or None,
-            "pack_halo": config.pack_halo,
             "evaluation": instantiate(config.evaluation),
         }
-    planner = instantiate(config.planner)
     if store is None:
         options |= {"root": config.paths.stores, "dataset": dataset, "partitioner": instantiate(config.partitioner)}
+        options |= {key: config[key] for key in ("num_parts", "overwrite", "feature_storage")}
+        options |= {"pack_halo": config.pack_halo} if takes_sampler(config) else {}
     else:
-        options["store"] = store
+        options["store"] = store  # what a recipe says of making one is not read
+    planner = instantiate(config.planner)
     with own_settings("datamodule", config.datamodule):
-        datamodule = instantiate(config.datamodule, _partial_=True)(
-            planner=planner,
-            num_parts=config.num_parts,
-            overwrite=config.overwrite,
-            feature_storage=config.feature_storage,
-            progress=progress,
-            **options,
-        )
+        datamodule = instantiate(config.datamodule, _partial_=True)(planner=planner, progress=progress, **options)
     datamodule.verify = config.get("verify", True)
     return datamodule
 

@@ -104,7 +104,11 @@ def given_by(run: Path) -> dict[str, object]:
 
 DISTDGL = ["datamodule.scope=graph", "datamodule.row_reads=owners", "strategy/weights=gradient_averaging"]
 SAMPLED, EXACT = ["evaluation=sampled"], ["test=true", "predict=true"]
-CODED = ["recipe=coded_deltas", "model.backbone.hidden_channels=16", "trainer.check_val_every_n_epoch=1"]
+CODED = [
+    "recipe=coded_deltas",
+    "model.backbone.hidden_channels=16",
+    "trainer.check_val_every_n_epoch=1",
+]
 EMBEDDINGS = ["recipe=embeddings", "datamodule.stored_features=false", "model.inputs.dim=16"]
 OWN_ROWS = "model.inputs.hosts=[0,1]"  # processes of one machine would step shared rows as they come
 ARMADA = ["recipe=armada", "model.backbone.hidden_channels=16", "source.num_workers=2"]
