@@ -48,6 +48,7 @@ from .ranks import (
 from .run_folder import (
     EarlierBest,
     best_checkpoint,
+    bring_events,
     earlier_best,
     fit_facts,
     keep_earlier_run,
@@ -81,7 +82,10 @@ def train(config: DictConfig, folder: Path) -> dict:
     check_unused(config)
     if is_first_rank():
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True))
-    events.open_log(folder / "events.jsonl")
+    log = folder / "events.jsonl"
+    log.touch()
+    begin = log.stat().st_size
+    events.open_log(log)
     if is_first_rank():
         events.begin_run(command="train", resume=config.resume)
     # The parent starts no thread of OpenMP: forked processes would wait for it for ever.
@@ -127,6 +131,7 @@ def train(config: DictConfig, folder: Path) -> dict:
             fit(trainer, model, datamodule, config.resume)
         facts = fit_facts(folder, trainer.checkpoint_callback, config.resume)
         facts |= _evaluate(config, trainer, model, datamodule, earlier, folder)
+    bring_events(log, begin)
     summary = run_summary(config.name, folder, datamodule, plan, facts)
     if is_first_rank():
         write_summary(folder, summary)
