@@ -144,23 +144,23 @@ def check_unused(config: DictConfig) -> None:
     Raises:
         UsageError: names the group and the reason.
     """
-    groups, reason = (), ""
-    if not takes_sampler(config):
-        groups, reason = _BATCH_GROUPS, "full-graph training has no batches of parts"
-    elif config.datamodule.get("mode") == "full_batch":
-        groups, reason = ("sampler",), "with datamodule.mode=full_batch each part is one batch"
-    words = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    unused = {}
     if config.store is not None:
-        groups, reason = (*groups, *_OF_MAKING), reason or f"store={config.store} stands"
+        unused = dict.fromkeys(_OF_MAKING, f"store={config.store} stands")
     elif is_url(config.output):
         raise UsageError(
             f"output={config.output}: a run trains on a store that is published already: gnnscale partition"
             f" output={config.output}, and then gnnscale train store={config.output}"
         )
+    if not takes_sampler(config):
+        unused |= dict.fromkeys(_BATCH_GROUPS, "full-graph training has no batches of parts")
+    elif config.datamodule.get("mode") == "full_batch":
+        unused["sampler"] = "with datamodule.mode=full_batch each part is one batch"
+    words = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
     for word in words:
         group = re.match(r"[+~]*(\w*)", word)[1]
-        if group in groups:
-            raise UsageError(f"{word.lstrip('+')} has no effect, {reason}: leave it out")
+        if group in unused:
+            raise UsageError(f"{word.lstrip('+')} has no effect, {unused[group]}: leave it out")
     if not OmegaConf.is_interpolation(config, "num_devices"):
         raise UsageError(f"num_devices={config.num_devices} has no effect here: say trainer.devices=")
 

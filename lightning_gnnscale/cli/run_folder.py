@@ -5,6 +5,7 @@ import getpass
 import math
 import os
 import secrets
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -16,14 +17,16 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from .. import events
+from ..apart import failing_together, first_in_folder, rank, send_file
 from ..datamodule.scratch import Scratch
-from ..errors import CheckpointError
+from ..errors import CheckpointError, disk_errors
 from ..memory import format_bytes
 from ..model.checkpoint_file import check_is_lightnings, read_checkpoint
 from ..placement.feature_buffer import TIERS
 from ..report.terminal import stage_rows
 from .errors import UsageError
 
+_OTHER_FOLDER = "free space, or name another folder by hydra.run.dir="
 REPLACED = ("summary.json", "metrics/metrics.csv", "metrics/hparams.yaml")
 
 
@@ -193,6 +196,36 @@ def fit_facts(folder: Path, checkpoint, resume: str | None = None) -> dict:
     if lost is not None:
         facts["train_loss"] = f"not finite from epoch {lost} on: say a lower model.lr"
     return facts
+
+
+def bring_events(log: Path, begin: int) -> None:
+    """Append to the first rank's log what other machines have recorded in theirs, which it does not see.
+
+    Every rank calls it, at the end of a run.
+
+    Args:
+        log: The log of this rank.
+        begin: Its bytes before the run.
+
+    Raises:
+        GNNScaleError: on every rank, where one cannot write.
+    """
+    for number, first in enumerate(first_in_folder(log.parent, _OTHER_FOLDER)):
+        if first != number or number == 0:
+            continue
+        part = Path(f"{log}.{number}")
+        with failing_together(), disk_errors(part, "written", _OTHER_FOLDER):
+            if rank() == number:
+                with open(log, "rb") as file, open(part, "wb") as out:
+                    file.seek(begin)
+                    shutil.copyfileobj(file, out)
+        send_file(number, [0], part, _OTHER_FOLDER)
+        with failing_together(), disk_errors(log, "written", _OTHER_FOLDER):
+            if rank() == 0:
+                with open(part, "rb") as file, open(log, "ab") as out:
+                    shutil.copyfileobj(file, out)
+        if rank() in (0, number):
+            part.unlink()
 
 
 def sampled_validation(folder: Path) -> str:

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import events
+from ..apart import of_first_rank
 from ..datamodule import PeakRecorder, PredictionWriter
 from ..datamodule.stored_graph import accelerator_of, check_edge_weights
 from ..memory import process_bytes
@@ -47,6 +48,7 @@ from .ranks import (
 from .run_folder import (
     EarlierBest,
     best_checkpoint,
+    bring_events,
     earlier_best,
     fit_facts,
     keep_earlier_run,
@@ -80,13 +82,17 @@ def train(config: DictConfig, folder: Path) -> dict:
     check_unused(config)
     if is_first_rank():
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True))
-    events.open_log(folder / "events.jsonl")
+    log = folder / "events.jsonl"
+    log.touch()
+    begin = log.stat().st_size
+    events.open_log(log)
     if is_first_rank():
         events.begin_run(command="train", resume=config.resume)
     # The parent starts no thread of OpenMP: forked processes would wait for it for ever.
     torch.set_num_threads(1)
     trainer = make_trainer(config, folder)
-    earlier = earlier_best(config.resume, trainer.checkpoint_callback)
+    # Elsewhere the checkpoint may be no file: the first rank sends it.
+    earlier = earlier_best(config.resume, trainer.checkpoint_callback) if is_first_rank() else None
     if earlier is not None:
         trainer.callbacks.append(earlier)
     if isinstance(trainer.strategy, GNNScaleStrategy):
@@ -103,7 +109,7 @@ def train(config: DictConfig, folder: Path) -> dict:
     with ProgressBars() as progress:
         datamodule = make_datamodule(config, dataset, progress, store)
         datamodule.check_trainer(trainer)
-        if config.num_parts != "auto" and not _crosses_parts(trainer, datamodule):
+        if store is None and config.num_parts != "auto" and not _crosses_parts(trainer, datamodule):
             check_num_parts(config.num_parts, trainer.world_size)
         held = {"accelerator": accelerator_of(trainer), "interpreter_bytes": process_bytes()}
         held["start_method"] = getattr(trainer.strategy, "_start_method", "popen")
@@ -125,6 +131,7 @@ def train(config: DictConfig, folder: Path) -> dict:
             fit(trainer, model, datamodule, config.resume)
         facts = fit_facts(folder, trainer.checkpoint_callback, config.resume)
         facts |= _evaluate(config, trainer, model, datamodule, earlier, folder)
+    bring_events(log, begin)
     summary = run_summary(config.name, folder, datamodule, plan, facts)
     if is_first_rank():
         write_summary(folder, summary)
@@ -162,9 +169,9 @@ def _evaluate(config: DictConfig, trainer, model, datamodule, earlier: EarlierBe
     """Test and predict with the best checkpoint as the config says, and return what came of it."""
     # Further passes must not replace the metrics of training.
     trainer.loggers = []
-    best, note = best_checkpoint(trainer.checkpoint_callback, earlier)
+    found = of_first_rank(lambda: (*best_checkpoint(trainer.checkpoint_callback, earlier), sampled_validation(folder)))
+    best, note, sampled = found
     facts = {"evaluated": note} if note and (config.test or config.predict) else {}
-    sampled = sampled_validation(folder)
     if sampled:
         with events.stage("validate", note="exact, all nodes, the best checkpoint"):
             results = trainer.validate(model, datamodule, ckpt_path=best, verbose=False)
@@ -245,23 +252,17 @@ def make_datamodule(config: DictConfig, dataset, progress=None, store=None):
             "sampler": instantiate(config.sampler),
             "source": instantiate(config.source),
             "placement": instantiate(config.placement) or None,
-            "pack_halo": config.pack_halo,
             "evaluation": instantiate(config.evaluation),
         }
-    planner = instantiate(config.planner)
     if store is None:
         options |= {"root": config.paths.stores, "dataset": dataset, "partitioner": instantiate(config.partitioner)}
+        options |= {key: config[key] for key in ("num_parts", "overwrite", "feature_storage")}
+        options |= {"pack_halo": config.pack_halo} if takes_sampler(config) else {}
     else:
-        options["store"] = store
+        options["store"] = store  # what a recipe says of making one is not read
+    planner = instantiate(config.planner)
     with own_settings("datamodule", config.datamodule):
-        datamodule = instantiate(config.datamodule, _partial_=True)(
-            planner=planner,
-            num_parts=config.num_parts,
-            overwrite=config.overwrite,
-            feature_storage=config.feature_storage,
-            progress=progress,
-            **options,
-        )
+        datamodule = instantiate(config.datamodule, _partial_=True)(planner=planner, progress=progress, **options)
     datamodule.verify = config.get("verify", True)
     return datamodule
 

@@ -1,6 +1,7 @@
 """The callbacks of the DataModules: predictions on disk, what a process held, the dial of locality-aware sampling."""
 
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ import pyarrow.parquet as pq
 import torch
 from lightning.pytorch.callbacks import BasePredictionWriter
 
-from ..errors import StrategyError
+from ..apart import failing_together, first_in_folder, rank, send_file
+from ..errors import StrategyError, disk_errors
 from ..events import record
 from ..memory import MemoryPeak, process_bytes
 from ..sampler.locality import LocalityScale
 
+_OTHER_PATH = "free space, or give PredictionWriter(<a path on another disk>) (hydra.run.dir=)"
 _STATE = ("scale", "previous", "fixed")
 
 
@@ -136,11 +139,14 @@ class PredictionWriter(BasePredictionWriter):
 
     Pages have checksums. Columns: `node`, the user's id (an integer, or text with `relabel=True`); `prediction`, an
     int64 class, or a list: 0/1 labels, outputs with `predict_logits`, or an embedding. Needs
-    `trainer.predict(model, datamodule)` with this package's DataModule, and a path that all ranks reach.
+    `trainer.predict(model, datamodule)` with this package's DataModule.
 
     Args:
-        path: Path of the file. Each rank writes `path.rank` first; rank 0 joins them, and the complete file appears at
-            once.
+        path: Path of the file, on rank 0's machine. Each rank writes `path.rank` first; machines that do not see rank
+            0's folder send theirs to it, a piece at a time. Rank 0 joins them, and the complete file appears at once.
+
+    Raises:
+        GNNScaleError: on every rank, where one cannot write, for example because its disk is full.
 
     Cost: rank 0 holds the whole table, and its sorted copy, while it joins.
     """
@@ -150,24 +156,38 @@ class PredictionWriter(BasePredictionWriter):
         self.path = Path(path)
 
     def write_on_epoch_end(self, trainer: L.Trainer, pl_module, predictions, batch_indices) -> None:
-        """Write this rank's rows and, on rank 0, the whole table in ascending order of the original ids."""
-        store = trainer.datamodule.store
-        own = Path(f"{self.path}.{trainer.global_rank}")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        tables = [self._table(store, result) for result in predictions]
-        pq.write_table(pa.concat_tables(tables), own, write_page_checksum=True)
-        trainer.strategy.barrier("gnnscale-predictions")
-        if trainer.global_rank == 0:
-            parts = [Path(f"{self.path}.{rank}") for rank in range(trainer.world_size)]
-            joined = pa.concat_tables([pq.read_table(part, page_checksum_verification=True) for part in parts]).sort_by(
-                "original_nid"
-            )
-            temporary = Path(f"{self.path}.tmp")
-            pq.write_table(joined.drop_columns(["original_nid"]), temporary, write_page_checksum=True)
+        """Write this rank's rows and, on rank 0, the whole table."""
+        store, own = trainer.datamodule.store, self._part(rank())
+        try:
+            with failing_together(), disk_errors(own, "written", _OTHER_PATH):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                tables = [self._table(store, result) for result in predictions]
+                pq.write_table(pa.concat_tables(tables), own, write_page_checksum=True)
+            firsts = first_in_folder(self.path.parent, _OTHER_PATH)
+            for number, first in enumerate(firsts):
+                if first:
+                    send_file(number, [0], self._part(number), _OTHER_PATH)
+            with failing_together(), disk_errors(self.path, "written", _OTHER_PATH):
+                if rank() == 0:
+                    self._join(len(firsts))
+        finally:
+            with suppress(OSError):
+                own.unlink()
+
+    def _part(self, number: int) -> Path:
+        return Path(f"{self.path}.{number}")
+
+    def _join(self, num_ranks: int) -> None:
+        """Write the rows of all ranks as one table, in ascending order of the original ids."""
+        parts, temporary = [self._part(number) for number in range(num_ranks)], Path(f"{self.path}.tmp")
+        try:
+            rows = [pq.read_table(part, page_checksum_verification=True) for part in parts]
+            joined = pa.concat_tables(rows).sort_by("original_nid").drop_columns(["original_nid"])
+            pq.write_table(joined, temporary, write_page_checksum=True)
             os.replace(temporary, self.path)
-            for part in parts:
-                part.unlink()
-        trainer.strategy.barrier("gnnscale-predictions-joined")
+        finally:
+            for path in (*parts, temporary):
+                path.unlink(missing_ok=True)
 
     @staticmethod
     def _table(store, result: dict) -> pa.Table:

@@ -40,8 +40,8 @@ class EvaluationOptions:
             and `trainer.validate` take all nodes.
         table_dtype: "float32", or "bfloat16": tables of hidden layers take half the disk and are rounded to 8 bits.
         block_arcs: arcs a block of layer-wise inference, >= 1, where a layer is not one sum over its arcs.
-        scratch: folder that layer-wise inference writes its tables to, on a disk that all ranks reach; None: beside
-            the store.
+        scratch: folder that layer-wise inference writes its tables to; None: beside the store. Machines that do not see
+            one folder under that name have whole tables of their own there, and send each other the rows.
         links: {"val": LinkSet, "test": LinkSet} in original ids, edges that the store does not have; None: the data
             set's. They are evaluated in place of masks and labels where the sampler is a `LinkSampler`.
         negatives: Number of false ends that each link is ranked among, >= 1. Where the set has none of its own, they

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from ..apart import failing_together, gather_from_ranks, group_device, rank, world_size
 from ..errors import PartitionStoreError, clear_error, wait_for_others
 from ..jit import kernel
 from ..model.layer_source import NodeSet, RowBlock, closure
@@ -23,6 +24,7 @@ READ_BYTES = 4 << 20  # of one read
 _READS_AHEAD = 32  # reads that the disk is told of before they are made
 _NODES_AT_ONCE = 1 << 20  # whose offsets are looked at
 _BITS_AT_ONCE = 1 << 21  # bytes of a bitmap that ranks join at once
+_ROUND_BYTES = 32 << 20  # of rows that all ranks together send at once
 
 
 class StoreLayerSource:
@@ -31,7 +33,8 @@ class StoreLayerSource:
     Args:
         store: the partition store.
         parts: parts whose rows this rank computes; over all ranks each part stands once.
-        scratch: on a disk that all ranks reach; tables of hidden layers lie there while they are needed.
+        scratch: tables of hidden layers lie there while they are needed. Machines that see no common folder have tables
+            of their own: at each barrier they send each other the rows that were written since the last one.
         block_arcs: arcs a block, at least one row's.
         stored_features: False gives none of them.
     """
@@ -50,6 +53,7 @@ class StoreLayerSource:
         self.num_nodes = store.num_nodes
         self._features = store.features if stored_features else None
         self._files: dict[str, FileRows | None] = {}
+        self._unsent: dict[str, tuple[np.ndarray, list[list[int]]]] = {}  # tables, and the rows that others lack
 
     def blocks(self, needed: NodeSet | None = None) -> Iterator[RowBlock]:
         """Yield this rank's rows as CSC blocks of at most `block_arcs` arcs (one row may be longer).
@@ -136,13 +140,16 @@ class StoreLayerSource:
             self._file(table).write(int(rows[0]), values)
         else:
             table[rows] = values
+        for unsent, runs in self._unsent.values():
+            if unsent is table:
+                _add_runs(runs, np.asarray(rows))
 
     def union(self, bits: np.ndarray) -> None:
         """Set in a bitmap, in place, what is set on any rank."""
-        if _world_size() == 1:
+        if world_size() == 1:
             return
         # Bits as bytes, of which all backends know the largest; NCCL has no bitwise operation.
-        device = torch.device("cuda") if "gloo" not in dist.get_backend() else torch.device("cpu")
+        device = group_device()
         for start in range(0, len(bits), _BITS_AT_ONCE):
             piece = bits[start : start + _BITS_AT_ONCE]
             spread = torch.from_numpy(np.unpackbits(piece)).to(device)
@@ -158,30 +165,40 @@ class StoreLayerSource:
         return np.asarray(indptr[np.asarray(nodes) + 1] - indptr[nodes])
 
     def table(self, name: str, dim: int, num_rows: int | None = None, dtype: type = np.float32) -> np.ndarray:
-        """Return a (num_rows, dim) array on disk that all ranks share; every rank must ask for it.
+        """Return a (num_rows, dim) array on disk that the ranks of a folder share; every rank must ask for it.
 
         Args:
             num_rows: None: one a node.
+
+        Raises:
+            GNNScaleError: on every rank, where the disk of one is full, or cannot be written to.
         """
-        path = self.scratch.path(name)
-        if _rank() == 0:
-            self.scratch.make_table(name, max(1, self.num_nodes if num_rows is None else num_rows), dim, dtype)
-        self.barrier()
+        path, firsts = self.scratch.path(name), self.scratch.firsts()
+        with failing_together():
+            if firsts[rank()] == rank():
+                self.scratch.make_table(name, max(1, self.num_nodes if num_rows is None else num_rows), dim, dtype)
         table = np.load(path, mmap_mode="r+")
+        if any(firsts):
+            self._unsent[name] = (table, [])
         # An older table of that name is another file. The memmap tells the key: a path may be relative, or a link.
         self._files.pop(str(table.filename), None)
         return table
 
     def barrier(self) -> None:
-        """Wait for the other ranks."""
+        """Wait for the other ranks, and bring what was written to tables to the machines that have their own."""
         wait_for_others()
+        if self._unsent:
+            told = gather_from_ranks([np.array(runs, np.int64).reshape(-1, 2) for _, runs in self._unsent.values()])
+            for (table, runs), *written in zip(self._unsent.values(), *told, strict=True):
+                _send_rows(self._file(table), written, self.scratch.firsts())
+                runs.clear()
+            wait_for_others()
 
     def close(self) -> None:
         """Remove the tables; every rank must call it."""
         self._files.clear()
-        self.barrier()
-        if _rank() == 0:
-            self.scratch.close()
+        wait_for_others()
+        self.scratch.close()
 
     def _segments(self, array: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Return array[begins[i]:ends[i]] for each i, one behind the other."""
@@ -342,12 +359,54 @@ class EvaluationLoader:
         yield self.evaluation
 
 
-def _rank() -> int:
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+def _add_runs(runs: list[list[int]], rows: np.ndarray) -> None:
+    """Add ascending rows to a list of [first, end): as one run where they are consecutive, or go on from the last."""
+    cuts = np.flatnonzero(np.diff(rows) != 1) + 1
+    for piece in np.split(rows, cuts) if len(rows) else ():
+        first, end = int(piece[0]), int(piece[-1]) + 1
+        if runs and runs[-1][1] == first:
+            runs[-1][1] = end
+        else:
+            runs.append([first, end])
 
 
-def _world_size() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+def _send_rows(file: "FileRows", written: Sequence[np.ndarray], firsts: Sequence[int]) -> None:
+    """Bring rows of a table to all machines, in rounds in which each rank sends a bounded piece; every rank calls it.
+
+    Args:
+        file: this machine's table; the rows that other machines' ranks wrote are written to it.
+        written: (num_runs, 2) int64 of each rank: first row and end of each run that it wrote.
+        firsts: for each rank, the first rank that sees the same folder.
+
+    Cost: twice `_ROUND_BYTES`, or a row of each rank.
+    """
+    here = [number for number, first in enumerate(firsts) if first == firsts[rank()]]
+    away = [number for number in range(len(firsts)) if number not in here][here.index(rank()) :: len(here)]
+    most = max(int((runs[:, 1] - runs[:, 0]).sum()) for runs in written)
+    step = max(1, _ROUND_BYTES // (len(written) * file.row_bytes))
+    for start in range(0, most, step):
+        stop = min(start + step, most)
+        rows = file.read(*_part_of(written[rank()], start, stop))
+        own = np.zeros((stop - start, *file.row_shape), file.dtype)
+        own[: len(rows)] = rows
+        sent = torch.from_numpy(own.view(np.uint8)).to(group_device())
+        received = sent.new_empty((len(written) * len(sent), sent.shape[1]))
+        with clear_error("sending rows of a table"):
+            dist.all_gather_into_tensor(received, sent)
+        for number in away:
+            values = received[number * len(sent) :][: len(sent)].cpu().numpy().view(file.dtype)
+            place = 0
+            for begin, end in zip(*_part_of(written[number], start, stop), strict=True):
+                file.write(begin, values[place : place + end - begin])
+                place += end - begin
+
+
+def _part_of(runs: np.ndarray, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return first and end of the runs that the rows [start, stop) of those one behind the other are."""
+    behind = np.cumsum(runs[:, 1] - runs[:, 0])
+    begins = np.maximum(runs[:, 0], runs[:, 1] - behind + start)
+    ends = np.minimum(runs[:, 1], runs[:, 1] - behind + stop)
+    return begins[begins < ends], ends[begins < ends]
 
 
 def _mapped(array: np.ndarray) -> np.memmap | None:

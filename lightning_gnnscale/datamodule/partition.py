@@ -172,13 +172,6 @@ class PartitionDataModule(StoredGraphDataModule):
                 f"{type(trainer.strategy).__name__} waits for a gradient of each of the {trainer.world_size} processes "
                 'in every batch, and parts have different numbers of batches: use Trainer(strategy="gnnscale")'
             )
-        apart = trainer.num_nodes > 1 and self.store_source is None
-        apart = apart and (self._asks_owners or self.store.fetched is not None)
-        if apart and self.evaluation.mode == "layerwise" and self.evaluation.scratch is None:
-            raise StrategyError(
-                'exact evaluation keeps its tables where all ranks reach them: say evaluation="sampled", or '
-                "EvaluationOptions(scratch=<a folder that the machines share>) (evaluation.scratch=)"
-            )
         weights = getattr(trainer.strategy, "weights", None)
         check_scope(self._scope_under(weights), weights, self.sampler)
         if self._placed is not None:

@@ -9,16 +9,17 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 
+from ..apart import first_in_folder
 from ..errors import GNNScaleError
 
 _ALLOWED = "give EvaluationOptions(scratch=<a folder on another disk>) (evaluation.scratch=)"
 
 
 class Scratch:
-    """The folder of one run's tables. Every rank knows it; rank 0 makes and removes its contents.
+    """The folder of one run's tables. Every rank knows it; the first that sees it makes and removes its contents.
 
-    Rank 0 holds a lock beside the folder as long as the run lives. A folder whose lock is free was left by a killed
-    run.
+    That is rank 0 and, on machines that do not see its folder, the first of those that share one. It holds a lock
+    beside the folder as long as the run lives. A folder whose lock is free was left by a killed run.
 
     Args:
         parent: Folder that holds the folders of all runs.
@@ -28,6 +29,16 @@ class Scratch:
     def __init__(self, parent: str | os.PathLike, name: str):
         self.parent, self.folder = Path(parent), Path(parent) / name
         self._lock: FileLock | None = None
+        self._firsts: list[int] = []
+
+    def firsts(self) -> list[int]:
+        """Return, for each rank, the first rank that sees the same folder; every rank calls it.
+
+        Raises:
+            GNNScaleError: a rank cannot write to its folder.
+        """
+        self._firsts = self._firsts or first_in_folder(self.parent, _ALLOWED)
+        return self._firsts
 
     def path(self, table: str) -> Path:
         """Return the file of a table."""

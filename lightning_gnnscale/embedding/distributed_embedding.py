@@ -37,27 +37,28 @@ def save_rows(
     Raises:
         CheckpointError: the disk is full, or cannot be written to.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    entries = []
-    for ids, rows in share:
-        for array, values in arrays.items():
-            stem = f"{array}-{ids.start:012d}-{ids.stop:012d}"
-            unfinished = folder / f"{stem}.{os.getpid()}.part"
-            try:
+    entries, unfinished = [], None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for ids, rows in share:
+            for array, values in arrays.items():
+                stem = f"{array}-{ids.start:012d}-{ids.stop:012d}"
+                unfinished = folder / f"{stem}.{os.getpid()}.part"
                 file = ArrayFile(unfinished, values.dtype, values.shape[1:])
                 for start in range(rows.start, rows.stop, CHUNK_ROWS):
                     file.append(values[start : min(start + CHUNK_ROWS, rows.stop)])
                 file.close()
                 name = f"{stem}-{file.crc:08x}.npy"
                 os.replace(unfinished, folder / name)
-            except OSError as error:
-                unfinished.unlink(missing_ok=True)
-                raise CheckpointError(
-                    f"{folder}: rows cannot be written ({error.strerror or error}); the checkpoint before stands; free "
-                    "space, or name another folder for checkpoints, and go on from the last one"
-                ) from error
-            entries.append({"name": name, "array": array, "start": ids.start, "stop": ids.stop, "crc": file.crc})
-    sync_folder(folder)
+                entries.append({"name": name, "array": array, "start": ids.start, "stop": ids.stop, "crc": file.crc})
+        sync_folder(folder)
+    except OSError as error:
+        if unfinished is not None:
+            unfinished.unlink(missing_ok=True)
+        raise CheckpointError(
+            f"{folder}: rows cannot be written ({error.strerror or error}); the checkpoint before stands; free "
+            "space, or name another folder for checkpoints, and go on from the last one"
+        ) from error
     return entries
 
 
@@ -252,10 +253,10 @@ class DistributedEmbedding(OwnedRows):
             self.push(nothing, np.empty((0, self.dim), self.dtype))
 
     def save(self, folder: str | Path, with_state: bool = True) -> dict[str, Any]:
-        """Write this rank's share of its host's rows; on every rank, into one folder that all reach.
+        """Write this rank's share of its host's rows; on every rank.
 
         Args:
-            folder: created if it is missing; files of earlier saves stay.
+            folder: on this host; created if it is missing, files of earlier saves stay.
             with_state: the optimizer's state too.
 
         Returns:
@@ -281,6 +282,16 @@ class DistributedEmbedding(OwnedRows):
         self._table.counter[0] = max(one["pushes"] for one in saved)
         self.loaded = True
         self._barrier()
+
+    def files_read(self, saved: list[dict[str, Any]]) -> list[str]:
+        """Return the names of the files that `load` reads on this rank; saved: as for `load`."""
+        files = [entry for one in saved for entry in one["files"] if entry["array"] in self._columns()]
+        shares = [ids for ids, _ in self._share()]
+        return [
+            entry["name"]
+            for entry in files
+            if any(max(ids.start, entry["start"]) < min(ids.stop, entry["stop"]) for ids in shares)
+        ]
 
     def _apply(self, rows: np.ndarray, gradients: np.ndarray) -> None:
         arrays = self._arrays()

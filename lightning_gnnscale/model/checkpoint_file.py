@@ -2,11 +2,13 @@
 
 import errno
 import fcntl
+import hashlib
 import os
 import pickle
 import shutil
+import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import IO, Any
@@ -18,6 +20,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from ..apart import first_in_folder, gather_from_ranks, rank, send_file, world_size
 from ..errors import CheckpointError
 
 ROWS_KEY = "gnnscale_inputs"  # what a checkpoint says of the rows beside it
@@ -25,6 +28,8 @@ _UNFINISHED = "gnnscale.tmp"  # how the name of a file that is not whole yet end
 _ARCHIVE = b"PK\x03\x04"  # how a zip archive begins
 _FOLDER = 0x10  # attribute of a member, from DOS
 _MOST_NAMED = 5
+_TAIL_BYTES = 1 << 20  # where an archive lists its members with their checksums
+_MORE_ROOM = "free space, or name another folder for checkpoints"
 
 PathLike = str | os.PathLike
 
@@ -211,8 +216,73 @@ def link_checkpoint(trainer: Any, filepath: PathLike, linkpath: PathLike) -> Non
     trainer.strategy.barrier()
 
 
+@contextmanager
+def on_this_machine(path: PathLike) -> Iterator[PathLike]:
+    """Yield where this rank reads a checkpoint: its path or, where the file lies on other machines, a copy for a while.
+
+    Every rank enters it. All read the file of the first rank that has one: what lies elsewhere under that name may be
+    another run's.
+
+    Args:
+        path: the file as the run names it, on every machine.
+
+    Raises:
+        GNNScaleError: on every rank, where one cannot write its copy.
+    """
+    local = local_path(path)
+    found = [None] if local is None or world_size() == 1 else gather_from_ranks(_mark(local))
+    source = next((number for number, mark in enumerate(found) if mark is not None), 0)
+    takers = [number for number, mark in enumerate(found) if mark != found[source]]
+    if not takers:
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="gnnscale-") as folder:
+        here = Path(folder) / local.name if rank() in takers else local
+        send_file(source, takers, here, "free space, or set TMPDIR to another folder")
+        try:
+            yield here
+        except CheckpointError as error:
+            raise CheckpointError(str(error).replace(str(here), str(local))) from None
+
+
+def _mark(path: Path) -> str | None:
+    """Return what tells a file from others, by its size and its end; None: there is none."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            return f"{size}-{hashlib.sha256(file.read()).hexdigest()}"
+    except OSError:
+        return None
+
+
+def bring_rows(folder: PathLike, needed: Sequence[str]) -> None:
+    """Copy files of learned rows from the machines that have them to those that read them; every rank calls it.
+
+    Args:
+        folder: where this rank looks for them.
+        needed: names of the files that this rank reads; those that no machine has stay missing.
+
+    Raises:
+        GNNScaleError: on every rank, where one cannot write them.
+    """
+    folder = Path(folder)
+    missing = [name for name in needed if os.path.basename(name) == name and not (folder / name).is_file()]
+    wanted = gather_from_ranks(missing)
+    names = sorted({name for one in wanted for name in one})
+    if not names or len(wanted) == 1:
+        return
+    firsts = first_in_folder(folder, _MORE_ROOM)
+    held = gather_from_ranks({name for name in names if (folder / name).is_file()})
+    for name in names:
+        source = next((number for number, have in enumerate(held) if name in have), None)
+        takers = sorted({firsts[number] for number, one in enumerate(wanted) if name in one})
+        if source is not None:
+            send_file(source, takers, folder / name, _MORE_ROOM)
+
+
 def rows_folder(filepath: PathLike) -> Path:
-    """Return the folder of the learned rows beside a checkpoint, which ranks write them to."""
+    """Return the folder of the learned rows beside a checkpoint, which ranks write them to, each on its machine."""
     path = Path(os.path.abspath(filepath))
     return path.with_name(f"{path.name}.rows")
 
@@ -227,7 +297,7 @@ def with_rows_located(checkpoint: dict[str, Any], filepath: PathLike) -> dict[st
 
 
 def remove_other_rows(filepath: PathLike, kept: list[dict[str, Any]]) -> None:
-    """Remove the rows of an earlier checkpoint of this name, once the new one stands."""
+    """Remove the rows of an earlier checkpoint of this name, once the new one stands; on every rank."""
     names = {entry["name"] for one in kept for entry in one["files"]}
     for path in rows_folder(filepath).iterdir():
         if path.name not in names:
@@ -235,7 +305,7 @@ def remove_other_rows(filepath: PathLike, kept: list[dict[str, Any]]) -> None:
 
 
 def remove_rows(filepath: PathLike) -> None:
-    """Remove the rows of a checkpoint that was removed."""
+    """Remove the rows of a checkpoint that was removed; on every rank."""
     shutil.rmtree(rows_folder(filepath), ignore_errors=True)
 
 

@@ -11,8 +11,10 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from ..errors import StrategyError
-from .checkpoint_file import ROWS_KEY, LoadsWeightsOnly
+from .checkpoint_file import ROWS_KEY, LoadsWeightsOnly, bring_rows
 from .layer_source import LayerSource
+
+CHUNK_ROWS = 1 << 16  # of learned rows that are written at once
 
 
 class NodeInputs(Protocol):
@@ -123,7 +125,7 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
         """Write this rank's learned rows beside a checkpoint; None: there are none.
 
         Args:
-            folder: Folder that all ranks can reach.
+            folder: Folder on each machine.
             with_state: Whether the optimizer's state is written too.
         """
         return self.inputs.save(folder, with_state) if hasattr(self.inputs, "save") else None
@@ -140,6 +142,8 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
             return
         if not self.inputs.is_open:
             self.inputs.open()
+        if hasattr(self.inputs, "files_read"):
+            bring_rows(saved["folder"], self.inputs.files_read(saved["ranks"]))
         self.inputs.load(saved["folder"], saved["ranks"])
 
     def _check_strategy(self) -> None:
@@ -154,7 +158,7 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
 class InputSource:
     """A `LayerSource` whose features are rows of `inputs`, behind the stored ones where there are any.
 
-    Rows on several hosts are written by their owners into a table that all ranks reach; nothing waits for a request.
+    Rows on several hosts are written by their owners into a table of all ranks; nothing waits for a request.
 
     Args:
         source: the graph.
@@ -166,7 +170,9 @@ class InputSource:
         if not inputs.is_local:
             self._table = source.table("inputs", inputs.dim)
             for ids, rows in inputs.rows_here():
-                self._table[ids] = rows
+                for start in range(ids.start, ids.stop, CHUNK_ROWS):
+                    nodes = np.arange(start, min(start + CHUNK_ROWS, ids.stop))
+                    source.write(self._table, nodes, rows[start - ids.start :][: len(nodes)])
         getattr(inputs, "settle", lambda: None)()  # pushes may still be under way
         source.barrier()  # all ranks have pushed, and written
 

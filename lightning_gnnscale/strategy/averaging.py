@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
+from ..apart import rank, world_size  # noqa: F401  `averaging.rank()`, as the policies call it
 from ..errors import StrategyError, clear_error
 from . import averaging
 
@@ -68,16 +69,6 @@ def check_ranks(trainer: pl.Trainer, saved_ranks: int) -> None:
 
 
 State = dict[str, Tensor]
-
-
-def world_size() -> int:
-    """Return the number of processes of the run, 1 where no process group stands."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def rank() -> int:
-    """Return the rank of this process, 0 where no process group stands."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def keep_in_step(device: torch.device) -> None:

@@ -21,7 +21,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
-from ..errors import StrategyError, check_seconds
+from ..apart import failing_together, gather_from_ranks
+from ..errors import CheckpointError, StrategyError, check_seconds
 from ..model import checkpoint_file
 from . import averaging, launcher
 from .exchange import EXCHANGE_POLICIES, ExchangePolicy, NoExchange
@@ -329,8 +330,9 @@ class GNNScaleStrategy(DDPStrategy):
             if merged:
                 checkpoint[CHECKPOINT_KEY] = merged
         kept = self._save_inputs(checkpoint, filepath)
-        super().save_checkpoint(checkpoint_file.plain(checkpoint), filepath, storage_options)
-        if kept is not None and self.is_global_zero:
+        with failing_together():
+            super().save_checkpoint(checkpoint_file.plain(checkpoint), filepath, storage_options)
+        if kept is not None:
             checkpoint_file.remove_other_rows(filepath, kept)
 
     def _save_inputs(self, checkpoint: dict[str, Any], filepath: Any) -> list[dict[str, Any]] | None:
@@ -338,22 +340,26 @@ class GNNScaleStrategy(DDPStrategy):
         if not hasattr(self.lightning_module, "save_inputs"):
             return None
         folder = checkpoint_file.rows_folder(filepath)
-        own = self.lightning_module.save_inputs(folder, "optimizer_states" in checkpoint)
+        with failing_together(CheckpointError):
+            own = self.lightning_module.save_inputs(folder, "optimizer_states" in checkpoint)
         if own is None:
             return None
-        ranks = _gather_to_rank_zero(own)
+        ranks = gather_from_ranks(own)
         checkpoint[checkpoint_file.ROWS_KEY] = {"folder": str(folder), "ranks": ranks}
         return ranks
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Load weights and plain values, whatever `weights_only` is by default.
+        """Load weights and plain values, whatever `weights_only` is by default; every rank calls it.
+
+        A file that only some machines have is sent to the others.
 
         Raises:
             CheckpointError: the file is no checkpoint, damaged, or holds more than plain values.
             ValueError: weights_only is False.
         """
         checkpoint_file.check_weights_only(weights_only)
-        loaded = checkpoint_file.check_is_lightnings(super().load_checkpoint(checkpoint_path, True), checkpoint_path)
+        with checkpoint_file.on_this_machine(checkpoint_path) as path:
+            loaded = checkpoint_file.check_is_lightnings(super().load_checkpoint(path, True), checkpoint_path)
         self._loaded_from = checkpoint_path
         return checkpoint_file.with_rows_located(loaded, checkpoint_path)
 
@@ -363,8 +369,7 @@ class GNNScaleStrategy(DDPStrategy):
 
     def remove_checkpoint(self, filepath: Any) -> None:
         super().remove_checkpoint(filepath)
-        if self.is_global_zero:
-            checkpoint_file.remove_rows(filepath)
+        checkpoint_file.remove_rows(filepath)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         super().load_optimizer_state_dict(checkpoint)

@@ -1,6 +1,7 @@
 """`gnnscale partition output=s3://...`, `gnnscale train store=s3://...`: machines that share no folder."""
 
 import csv
+import json
 import os
 import re
 import socket
@@ -70,6 +71,19 @@ def test_partition_then_train(folder, s3, capfd):
     assert "all as written" in capfd.readouterr().out
 
 
+def test_what_a_recipe_says_of_making_a_store_is_not_read_where_one_stands(folder):
+    main(["partition", *MAKING, "output=made"])
+    (folder / "own.yaml").write_text(
+        "defaults: [train, _self_]\nnum_parts: 3\nfeature_storage: int8\npack_halo: true\noverwrite: true\n"
+    )
+    before = {path: path.stat().st_mtime_ns for path in Path("made").iterdir()}
+    main(["train", "recipe=./own.yaml", "store=made", *TRAINING, "hydra.run.dir=by_recipe"])
+    main(["train", "store=made", *TRAINING, "hydra.run.dir=plain"])
+    (weights, metrics), (other, rows) = results("by_recipe"), results("plain")
+    assert all(torch.equal(weights[name], other[name]) for name in weights) and metrics == rows
+    assert before == {path: path.stat().st_mtime_ns for path in Path("made").iterdir()}
+
+
 @pytest.mark.slow  # two started ranks; what they share is tested with bare processes in tests/partition_store
 def test_two_ranks_of_a_machine_fetch_once(folder, s3):
     main(["partition", *MAKING, f"output={STORE}"])
@@ -97,13 +111,15 @@ def test_two_machines_that_share_no_folder_train(folder, s3):
         }
         launch = ["--nnodes=2", "--nproc-per-node=1", f"--node-rank={machine}", "--master-addr=127.0.0.1"]
         launch += [f"--master-port={port}", "--no-python", sys.executable, "-m", "lightning_gnnscale.cli"]
-        words = ["train", f"store={STORE}", *TRAINING, "trainer.num_nodes=2", "evaluation=sampled", "test=false"]
+        words = ["train", f"store={STORE}", *TRAINING, "trainer.num_nodes=2", "predict=true"]
         command = [sys.executable, "-m", "torch.distributed.run", *launch, *words]
         started.append(subprocess.Popen(command, cwd=own, env=environment))
     assert [one.wait(timeout=280) for one in started] == [0, 0]
     asked = Counter((key, span) for key, _, span in s3.given if key.endswith(".npy"))
     assert asked and max(asked.values()) <= 2  # once a machine
-    assert sorted(path.name for path in folder.glob("machine*/runs/*/*/summary.json")) == ["summary.json"]
+    made = [path for path in folder.glob("machine*/runs/*/*/*") if path.name in ("summary.json", "predictions.parquet")]
+    assert sorted(path.name for path in made) == ["predictions.parquet", "summary.json"]
+    assert "test_acc" in json.loads(next(path for path in made if path.suffix == ".json").read_text())["facts"]
 
 
 def test_text_and_parquet_at_urls_make_the_store_of_local_ones(folder, s3):

@@ -98,16 +98,6 @@ def test_how_a_store_is_made_goes_with_no_url(url):
         gs.PartitionDataModule(f"{url}-none")
 
 
-def test_exact_evaluation_on_several_machines_needs_a_folder_that_they_share(root, url, tmp_path):
-    trainer = L.Trainer(accelerator="cpu", devices=1, strategy=gs.GNNScaleStrategy(), max_epochs=1, **QUIET)
-    trainer.strategy._num_nodes = 2
-    with pytest.raises(StrategyError, match=r'say evaluation="sampled", or EvaluationOptions\(scratch='):
-        gs.PartitionDataModule(url).check_trainer(trainer)
-    shared = gs.EvaluationOptions(scratch=tmp_path)
-    for store, evaluation in ((url, "sampled"), (url, shared), (root, "layerwise")):
-        gs.PartitionDataModule(store, evaluation=evaluation).check_trainer(trainer)
-
-
 def test_a_rank_with_another_store_is_refused(root, url, monkeypatch):
     datamodule = gs.PartitionDataModule(url)
     trainer = L.Trainer(accelerator="cpu", devices=1, strategy=gs.GNNScaleStrategy(), max_epochs=1, **QUIET)

@@ -1,5 +1,7 @@
 """Training on machines that share no folder: the weights of one machine with as many processes."""
 
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -7,6 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from several_machines import Machine, cannot_be_made, machines
@@ -54,13 +57,13 @@ def on_one_machine(folder: Path, store: Path, num: int, words: list[str]) -> dic
 
 def start_ray(made: list[Machine]) -> None:
     """Start a node of one Ray cluster on each machine."""
-    ray, head = str(Path(sys.executable).with_name("ray")), made[0].address
+    ray, head = [sys.executable, "-m", "ray.scripts.scripts"], made[0].address
     for machine in made:
         where = [f"--address={head}:{RAY_PORT}"]
         if machine is made[0]:
             where = ["--head", f"--port={RAY_PORT}", "--include-dashboard=false", "--temp-dir=/mnt/tmp/ray"]
         size = ["--num-cpus=2", "--object-store-memory=200000000", f"--node-ip-address={machine.address}"]
-        machine.run([ray, "start", *where, *size])
+        machine.run([*ray, "start", *where, *size])
 
 
 def start_training(
@@ -92,30 +95,55 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+def given_by(run: Path) -> dict[str, object]:
+    """What a run has told: its accuracies, what all processes exchanged, and each node's prediction."""
+    facts = json.loads((run / "summary.json").read_text())["facts"]
+    told = {name: fact for name, fact in facts.items() if "_acc" in name or "_loss" in name or "exchange" in name}
+    return told | pq.read_table(run / "predictions.parquet").to_pydict()
+
+
 DISTDGL = ["datamodule.scope=graph", "datamodule.row_reads=owners", "strategy/weights=gradient_averaging"]
-SAMPLED = ["evaluation=sampled"]
+SAMPLED, EXACT = ["evaluation=sampled"], ["test=true", "predict=true"]
+CODED = [
+    "recipe=coded_deltas",
+    "model.backbone.hidden_channels=16",
+    "trainer.check_val_every_n_epoch=1",
+]
+EMBEDDINGS = ["recipe=embeddings", "datamodule.stored_features=false", "model.inputs.dim=16"]
+OWN_ROWS = "model.inputs.hosts=[0,1]"  # processes of one machine would step shared rows as they come
+ARMADA = ["recipe=armada", "model.backbone.hidden_channels=16", "source.num_workers=2"]
 
 
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        pytest.param(2, [*DISTDGL, *SAMPLED], id="distdgl"),
-        pytest.param(2, [*DISTDGL, *SAMPLED, "source.num_threads=3"], id="distdgl-threads", marks=pytest.mark.slow),
-        pytest.param(3, [*DISTDGL, *SAMPLED], id="distdgl-3", marks=pytest.mark.slow),
-        pytest.param(2, ["strategy/weights=model_averaging", *SAMPLED], id="sdt_gnn", marks=pytest.mark.slow),
+        pytest.param(2, [*DISTDGL, *EXACT], id="distdgl"),
+        pytest.param(2, [*DISTDGL, *SAMPLED, *EXACT], id="distdgl-sampled", marks=pytest.mark.slow),
+        pytest.param(2, [*DISTDGL, *EXACT, "source.num_threads=3"], id="distdgl-threads", marks=pytest.mark.slow),
+        pytest.param(3, [*DISTDGL, *EXACT], id="distdgl-3", marks=pytest.mark.slow),
+        pytest.param(2, ["strategy/weights=model_averaging", *EXACT], id="sdt_gnn", marks=pytest.mark.slow),
+        pytest.param(2, [*CODED, *EXACT], id="coded_deltas", marks=pytest.mark.slow),
+        pytest.param(2, [*EMBEDDINGS, OWN_ROWS, *EXACT], id="embeddings", marks=pytest.mark.slow),
+        pytest.param(2, [*ARMADA, *EXACT], id="armada", marks=pytest.mark.slow),
     ],
 )
-def test_weights_are_those_of_one_machine(tmp_path, store, number, words):
+def test_weights_metrics_and_predictions_are_those_of_one_machine(tmp_path, store, number, words):
     expected = on_one_machine(tmp_path / "one", store, number, words)
+    needs_ray = DISTDGL[1] in words or ARMADA[0] in words
+    words = [*words, "source.address=auto"] if ARMADA[0] in words else words
     (tmp_path / "made").mkdir()
     with machines(number, tmp_path / "made") as made:
         for machine in made:
             shutil.copytree(store, machine.folder / "store")
-        if words[1] == DISTDGL[1]:
+        if needs_ray:
             start_ray(made)
         wait_for(made, start_training(made, words))
-        assert same(weights_of(made[0].folder / "home" / "run"), expected)
-        assert not list((made[1].folder / "home").glob("run/checkpoints/*")), "the run's folder is on the first machine"
+        run = made[0].folder / "home" / "run"
+        assert same(weights_of(run), expected)
+        assert given_by(run) == given_by(tmp_path / "one" / "run")
+        left = [path for machine in made for path in machine.folder.glob(".store.scratch/*")]
+        left += [path for path in (made[1].folder / "home" / "run").rglob("*") if path.suffix in (".ckpt", ".parquet")]
+        assert not left, "tables go, and the run's folder is on the first machine"
 
 
 @pytest.mark.slow  # of a store that is larger than the blocks that are fetched
@@ -132,3 +160,62 @@ def test_a_machine_fetches_the_rows_that_it_owns(tmp_path, s3):
     assert size - 128 <= served.bytes_given("features.npy") < 1.4 * size, "each row on one machine, and whole blocks"
     asked = Counter((key, span) for key, _, span in served.given if key.endswith("features.npy"))
     assert max(asked.values()) <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [pytest.param(DISTDGL, id="distdgl"), pytest.param([*EMBEDDINGS, OWN_ROWS], id="rows")]
+)
+def test_a_run_goes_on_from_what_lies_on_the_first_machine(tmp_path, store, words):
+    """The checkpoint is a file of the first machine; learned rows are beside it, each on the machine of its owner."""
+    expected = on_one_machine(tmp_path / "one", store, 2, [*words, *EXACT])
+    (tmp_path / "made").mkdir()
+    with machines(2, tmp_path / "made") as made:
+        for machine in made:
+            shutil.copytree(store, machine.folder / "store")
+        if words is DISTDGL:
+            start_ray(made)
+        wait_for(made, start_training(made, [*words, "trainer.max_epochs=1"]))
+        folders = [machine.folder / "home" / "run" / "checkpoints" for machine in made]
+        assert (folders[0] / "last.ckpt").is_file() and not list(folders[1].glob("*.ckpt"))
+        if words is not DISTDGL:
+            rows = [{path.name for path in folder.glob("last.ckpt.rows/rows-*")} for folder in folders]
+            assert rows[0] and rows[1] and not rows[0] & rows[1], "each machine has the rows that it owns"
+            shutil.move(folders[1] / "last.ckpt.rows", tmp_path / "rows")  # these come from the first machine now
+            shutil.copytree(tmp_path / "rows", folders[0] / "last.ckpt.rows", dirs_exist_ok=True)
+        shutil.copytree(folders[0], folders[0].with_name("first"))
+        wait_for(made, start_training(made, [*words, *EXACT, "resume=/mnt/home/run/first/last.ckpt"]))
+        assert same(weights_of(folders[0].parent), expected)
+        assert given_by(folders[0].parent) == given_by(tmp_path / "one" / "run")
+
+
+NO_CHECKPOINTS = ["callbacks.checkpoint=null", "callbacks.last=null", "trainer.enable_checkpointing=false"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("full", "folder", "size", "words", "told"),
+    [
+        pytest.param(1, "small", "20k", [], "layerwise1.npy: evaluation writes .*; give .*scratch=", id="table"),
+        pytest.param(0, "home/run/checkpoints", "16k", [], "ckpt: cannot be written .*; free space", id="checkpoint"),
+        pytest.param(
+            0, "home/run", "100k", NO_CHECKPOINTS, "parquet.*: cannot be written: .*; free space", id="joined"
+        ),
+        pytest.param(1, "home/run", "40k", [], "parquet.1: cannot be written: .*; free space", id="predictions"),
+    ],
+)
+def test_a_full_disk_on_one_machine_ends_both_in_one_line(tmp_path, store, full, folder, size, words, told):
+    words = ["strategy/weights=model_averaging", *EXACT, "evaluation.scratch=/mnt/small", *words]
+    words += ["model.predict_logits=true", "model.backbone.hidden_channels=64", "strategy.timeout=100"]
+    (tmp_path / "made").mkdir()
+    with machines(2, tmp_path / "made") as made:
+        for machine in made:
+            shutil.copytree(store, machine.folder / "store")
+        made[full].run(["mkdir", "-p", f"/mnt/{folder}"])
+        made[full].run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", f"/mnt/{folder}"])
+        started = start_training(made, words)
+        for machine, process in zip(made, started, strict=True):
+            assert process.wait(timeout=90) != 0
+            lines = (machine.folder / "log.txt").read_text().splitlines()
+            lines = [line for line in lines if line.startswith("gnnscale: ")]
+            assert [line for line in lines if re.search(told, line) and "No space left on device" in line], lines
