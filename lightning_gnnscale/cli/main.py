@@ -32,6 +32,7 @@ BENCHES = {
     "prepare": "sources of batches side by side, two-level scheduling beside fixed prefetch, and its replay",
     "halo": "feature bytes that a part's batches read from a cold disk, halo rows packed or not",
     "grouping": "bytes that travel for a batch: groups that share rows, beside a row cache",
+    "ownership": "rows and bytes that machines which hold parts ask of each other, by partitioner",
     "averaging": "accuracy and synchronisation time against the averaging interval, accuracy against halo hops",
     "exchange": "exchange policies of full-graph training: bytes beside accuracy",
     "parts": "training on the parts of each partitioner, with and without control variates: accuracy beside the cut",
