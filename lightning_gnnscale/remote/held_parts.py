@@ -6,6 +6,7 @@ says when it is done with a part: where the cap asks for room, the holder asks t
 """
 
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Collection
@@ -20,17 +21,18 @@ import numpy as np
 from ..errors import GNNScaleError
 from ..loader.shared_value import SharedValue, Ticket
 from ..loader.staged_part import PartStager, StagedPart
+from ..loader.work_queue import START_LIMIT_S
 from ..memory import return_freed_memory
 from ..partition_store import CSRFeatures, DenseFeatures, SparseRows, WholeGraph, features_of_part
 from ..partition_store.features import FeatureTable, merge_rows
-from .cluster import NAMESPACE, WORKER_GROUP, import_ray
+from .cluster import NAMESPACE, WORKER_GROUP, import_ray, one_line
 from .messages import GroupRequest, Setup
 
 _THREADS = 64  # workers of a machine that may ask at a time
 _RETRY_S = 0.05
 _LET_GO_S = 2.0  # a worker that is silent for longer has the part in use
 _ROOM_LIMIT_S = 120.0
-_TRIES = 5
+_START_RETRY_S = 0.3
 
 PartName = tuple[str, int]  # a setup's name, and a part
 
@@ -225,9 +227,10 @@ class PartHolder:
                     self._drop_foreign(setup, ())
 
     def report(self) -> dict:
-        """Return held bytes, the most that they have been, and how often each part was read, whatever the setup."""
+        """Return the process id, held bytes, the most that they have been, and how often each part was read."""
         with self._changed:
-            return {"held_bytes": self._held, "most_held_bytes": self._most_held, "reads": dict(self._reads)}
+            held = {"held_bytes": self._held, "most_held_bytes": self._most_held}
+            return {"pid": os.getpid(), **held, "reads": dict(self._reads)}
 
     @property
     def _cap(self) -> int | None:
@@ -427,10 +430,13 @@ class WorkerParts:
             self._holder.leave.remote(hub, setups)
 
     def report(self) -> dict:
-        """Return what the holder reports; empty where it was not asked for a part yet."""
+        """Return what the holder reports; empty where it was not asked for a part yet, or is being started anew."""
         if self._group is None:
             return self._holder.report()
-        return import_ray().get(self._holder.report.remote()) if self._holder is not None else {}
+        ray, holder = import_ray(), self._holder
+        with suppress(ray.exceptions.RayError):
+            return ray.get(holder.report.remote(), timeout=_LET_GO_S) if holder is not None else {}
+        return {}
 
     def _handle(self) -> Any:
         if self._holder is None:
@@ -439,8 +445,8 @@ class WorkerParts:
 
     def _open(self, part: int, request: GroupRequest) -> HeldPart:
         """Map a part; asks again where the holder ended meanwhile."""
-        reason: object = ""
-        for number in range(_TRIES):
+        deadline = time.monotonic() + START_LIMIT_S
+        while True:
             opened = None
             try:
                 opened = self._asked(part, request)
@@ -448,9 +454,13 @@ class WorkerParts:
             except Exception as error:
                 if not (self._has_ended(error) if opened is None else isinstance(error, OSError)):
                     raise
-                reason = str(error).partition("\n")[0]
+                if time.monotonic() > deadline:
+                    raise GNNScaleError(
+                        f"the process that holds this machine's parts does not stay ({one_line(error)}): memory may be "
+                        "short, set worker_memory_bytes"
+                    ) from None
                 self._holder = self._holder if self._group is None else None
-                time.sleep(_RETRY_S * 4**number)
+                time.sleep(_START_RETRY_S)
                 continue
             with self._lock:
                 if self._holder_pid not in (None, opened.ticket.pid):
@@ -459,7 +469,6 @@ class WorkerParts:
                 self._holder_pid = opened.ticket.pid
             self.reads[part] += opened.is_new
             return held
-        raise GNNScaleError(f"the process that holds this machine's parts ended {_TRIES} times: {reason}")
 
     def _has_ended(self, error: Exception) -> bool:
         return self._group is not None and isinstance(error, import_ray().exceptions.RayActorError)

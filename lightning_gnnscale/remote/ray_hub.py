@@ -107,6 +107,7 @@ class Hub:
         self._paces: dict[str, deque[tuple[int, float]]] = {}
         self._grown: list[int] = []  # workers that were started here
         self._prepared = (0, 0.0)  # batches made and seconds taken when the need was last measured
+        self._leaving: set[int] = set()  # of them, those that get no more groups
         self._too_many = 0  # how often in a row there were more workers than needed
         self._caches = HubCaches(settings.cache_rows, settings.cache_policy)
 
@@ -225,7 +226,7 @@ class Hub:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for worker in self._grown:
+        for worker in {*self._grown, *self._leaving}:
             self._ray.kill(self._workers.remove(worker))
 
     def _spawn(self, coroutine) -> None:
@@ -283,7 +284,7 @@ class Hub:
             if update is not None:
                 self._caches.cancel(table, update)  # unless it was completed
         self._slow.discard(worker)
-        if worker not in self._workers.gone and worker in self._deal.machines:
+        if worker not in self._workers.gone | self._leaving and worker in self._deal.machines:
             self._deal.resume(worker)
         self._deliver(group, header, payload)
         self._turn(worker)
@@ -394,7 +395,7 @@ class Hub:
             for name in set(found) - known:
                 self._meet(name, await asyncio.to_thread(worker_handle, name))
             for worker in [one for one in self._workers.gone if self._workers.names[one] not in found]:
-                if len(self._workers) > 1:
+                if self._deal.able:
                     self._dismiss(worker)
 
     def _meet(self, name: str, actor: Any) -> int:
@@ -423,13 +424,16 @@ class Hub:
 
     async def _grow(self) -> None:
         """Start workers where trainers could take more, and end one where there have been too many for a while."""
+        for worker in [one for one in self._leaving if not self._queue.under_way(one)]:
+            self._leaving.discard(worker)
+            self._ray.kill(self._dismiss(worker))
         growth = self._settings.growth
         needed = None if growth is None or self._workers.broken is not None else self._needed()
         if needed is None:
             return
-        needed, there = min(max(needed, growth.least), growth.most), len(self._workers)
+        needed, there = min(max(needed, growth.least), growth.most), len(self._workers) - len(self._leaving)
         self._too_many = self._too_many + 1 if needed < there else 0
-        if needed > there and len(self._workers.started) == there:  # those on their way are not counted yet
+        if needed > there and len(self._deal.able) >= there:  # those on their way are not counted yet
             if growth.workers.num_cpus:
                 free = (await asyncio.to_thread(self._ray.available_resources)).get("CPU", 0)
                 needed = min(needed, there + int(free / growth.workers.num_cpus))
@@ -439,12 +443,9 @@ class Hub:
                 actor, *_ = await asyncio.to_thread(start_workers, [name], growth.workers)
                 self._grown.append(self._meet(name, actor))
         elif self._too_many >= _SHRINK_AFTER and self._grown:
-            worker = self._grown[-1]
-            self._deal.suspend(worker)
-            if not self._queue.under_way(worker):
-                self._grown.pop()
-                self._ray.kill(self._dismiss(worker))
-                self._too_many = 0
+            self._leaving.add(self._grown[-1])
+            self._deal.suspend(self._grown.pop())
+            self._too_many = 0
 
     def _probe(self) -> None:
         patience_s = min(_PROBE_S, self._settings.timeout_s / 4)

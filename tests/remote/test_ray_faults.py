@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -39,6 +40,26 @@ def test_a_killed_worker_loses_no_batch_and_doubles_none(pool, options):
     assert wait_until(lambda: len(loader._source.worker_pids) == 2), "Ray started them again"
     loader.close()
     assert {event["worker"] for event in told_since(since, "worker_ended")} <= {0, 1}
+
+
+def test_a_killed_holder_of_parts_is_started_anew_and_changes_no_batch(pool):
+    loader = make_loader(RayWorkers(address="auto", worker_memory_bytes=None))
+    found, killed = [], set()
+
+    def holders() -> set[int]:
+        return {held["pid"] for held in loader._source.report()["held"] if held} - killed
+
+    for number, batch in enumerate(loader):
+        found.append(contents(batch))
+        if number in (0, 6):
+            assert wait_until(holders)
+            killed |= holders()
+            for pid in killed:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+    assert found == EXPECTED and len(killed) == 2
+    assert all_contents(loader) == EXPECTED
+    loader.close()
 
 
 def test_the_batches_of_a_stopped_worker_are_made_by_another(pool):
