@@ -48,6 +48,8 @@ class PrepareBench:
             there.
         hidden_channels: Width of the model on the CPU.
         num_batches: Number of batches in one measurement.
+        draw_ms: Time for which each draw of neighbours sleeps in addition, milliseconds: so more workers than cores can
+            be seen side by side. Task graphs draw in tasks, which do not sleep.
         num_parts, scope: Number of parts in the stores, and the scope of batches; see `PartitionDataModule`.
         device_share: Time that the device to be fed takes per batch, divided by the time in which one thread prepares a
             batch.
@@ -71,6 +73,7 @@ class PrepareBench:
     num_negatives: int = 5
     num_batches: int = 24
     repeats: int = 3
+    draw_ms: float = 0.0
     num_parts: int = 4
     scope: str = "graph"
     device_share: float = 0.7
@@ -84,6 +87,8 @@ class PrepareBench:
 
     def __post_init__(self):
         check_names("workloads", self.workloads, WORKLOADS)
+        if not self.draw_ms >= 0:
+            raise ValueError(f"bench.draw_ms must be >= 0, got {self.draw_ms}")
         for trainer in self.train:
             if trainer != CPU and not (isinstance(trainer, int | float) and trainer >= 0):
                 raise ValueError(f"bench.train must hold cpu, or milliseconds >= 0, got {trainer!r}")
@@ -99,7 +104,7 @@ class PrepareBench:
     @property
     def shape(self) -> Shape:
         model = (self.hidden_channels, self.num_negatives, self.num_batches, self.scope, self.seed)
-        return Shape(tuple(self.fanouts), self.batch_size, *model)
+        return Shape(tuple(self.fanouts), self.batch_size, *model, self.draw_ms)
 
     def measure(self, runner: Runner) -> dict[str, list[dict]]:
         """Return {"rows": medians of the measurements, "replay": rows}."""

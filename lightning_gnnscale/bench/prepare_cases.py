@@ -38,6 +38,7 @@ class Shape:
         num_negatives: Negatives per link in the unsupervised workload.
         num_batches: Number of batches in one measurement.
         scope, seed: See `PartitionDataModule`.
+        draw_ms: See `PacedSampler`.
     """
 
     fanouts: tuple[int, ...]
@@ -47,6 +48,23 @@ class Shape:
     num_batches: int
     scope: str
     seed: int = 0
+    draw_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class PacedSampler(NeighborSampler):
+    """Draws what `NeighborSampler` does, and sleeps: so more workers than cores can be seen to work side by side.
+
+    Args:
+        draw_ms: Time that each draw sleeps, milliseconds.
+    """
+
+    draw_ms: float = 0.0
+
+    def draw(self, *arguments, **options):
+        """Draw, and sleep."""
+        time.sleep(self.draw_ms / 1000)
+        return super().draw(*arguments, **options)
 
 
 def source_of(name: str, options: Mapping[str, Any]) -> SourceSettings:
@@ -73,6 +91,8 @@ def grid(options: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 def make_data(store: PartitionStore, workload: str, shape: Shape, source: SourceSettings) -> PartitionDataModule:
     """Return the data module of a workload, as a Trainer would be given it; ready for `train_dataloader`."""
     sampler, links = NeighborSampler(shape.fanouts), shape.batch_size
+    if shape.draw_ms:
+        sampler = PacedSampler(shape.fanouts, draw_ms=shape.draw_ms)
     if workload == "unsupervised":
         sampler = LinkSampler(sampler, "walk", walk_length=2, num_negatives=shape.num_negatives)
         links //= 2 + shape.num_negatives

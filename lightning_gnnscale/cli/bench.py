@@ -11,7 +11,16 @@ _AXES = (
     *("graphs", "models", "methods", "partitioners", "policies", "samplers", "sources", "workloads"),
     *("parts", "seeds", "world_sizes", "scales", "threads", "fanouts", "batch_sizes", "groups", "devices", "alphas"),
 )
-_MAY_BE_ZERO = ("minutes", "seed", "patience", "replicate_share", "requests_ahead", "warm_runs", "import_repeats")
+_MAY_BE_ZERO = (
+    "draw_ms",
+    "minutes",
+    "seed",
+    "patience",
+    "replicate_share",
+    "requests_ahead",
+    "warm_runs",
+    "import_repeats",
+)
 
 
 def run(config: DictConfig) -> None:

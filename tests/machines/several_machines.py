@@ -83,9 +83,10 @@ class Machine:
         first = psutil.Process(self._init.pid).children()[0].pid
         enter = ["nsenter", f"--target={first}", "--mount", "--uts", "--net", "--pid"]
         words = [*enter, "sh", "-c", 'cd /mnt/home && exec "$@"', "sh", *command]
+        outside = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}  # this process'
         with open(self.folder / log, "a") as file:
             return subprocess.Popen(
-                words, env=os.environ | own | environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+                words, env=outside | own | environment, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
             )
 
     def run(self, command: Sequence[str], timeout_s: float = 120.0, **environment: str) -> str:

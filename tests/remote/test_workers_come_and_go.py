@@ -3,10 +3,10 @@
 import time
 
 import pytest
-from paced import PacedSampler
 from ray_world import all_contents, contents, make_loader, wait_until
 
 from lightning_gnnscale import events
+from lightning_gnnscale.bench.prepare_cases import PacedSampler
 from lightning_gnnscale.remote import RayWorkers, cluster
 from lightning_gnnscale.remote.messages import WorkerSettings
 from lightning_gnnscale.remote.ray_worker import start_workers
@@ -31,7 +31,7 @@ def epochs(loader, seconds: float, holds=lambda: False, limit_s: float = 60.0) -
 
 
 def test_as_many_workers_as_the_trainer_needs_are_started_and_too_many_end(local_ray):
-    sampler, since = PacedSampler([4, 3], seconds=0.06), len(events.recent())
+    sampler, since = PacedSampler([4, 3], draw_ms=60), len(events.recent())
     expected = all_contents(make_loader(sampler=sampler))
     loader = make_loader(RayWorkers(num_workers="auto", worker_bounds=[1, 3]), sampler=sampler)
     found = epochs(loader, 0.03, lambda: len(told(since, "worker_joined")) > 0)
