@@ -21,7 +21,7 @@ from ..model import GCN, GraphSAGE, LinkPredictor, NodeClassifier
 from ..partition_store import PartitionStore
 from ..sampler import LinkSampler, MiniBatch, NeighborSampler
 from .graphs import NUM_CLASSES
-from .turns import tree_cpu_s
+from .turns import PacedSampler, tree_cpu_s
 
 WORKLOADS = {"gcn": GCN, "graphsage": GraphSAGE, "unsupervised": GraphSAGE}
 CPU = "cpu"  # the trainer that is a model on these cores; another one is a number of milliseconds
@@ -49,22 +49,6 @@ class Shape:
     scope: str
     seed: int = 0
     draw_ms: float = 0.0
-
-
-@dataclass(frozen=True)
-class PacedSampler(NeighborSampler):
-    """Draws what `NeighborSampler` does, and sleeps: so more workers than cores can be seen to work side by side.
-
-    Args:
-        draw_ms: Time that each draw sleeps, milliseconds.
-    """
-
-    draw_ms: float = 0.0
-
-    def draw(self, *arguments, **options):
-        """Draw, and sleep."""
-        time.sleep(self.draw_ms / 1000)
-        return super().draw(*arguments, **options)
 
 
 def source_of(name: str, options: Mapping[str, Any]) -> SourceSettings:
@@ -135,7 +119,8 @@ def measure(loader: PartLoader, train: Callable[[MiniBatch], None], num_batches:
     Each epoch is as long as the loader's, or begins late enough to end at the last batch, so that nothing is prepared
     that is not trained on. The wait for an epoch's first batch counts; the order of the first epoch's seeds is made
     before. The epoch's last `warm_up` batches are prepared once before and do not count: they compile kernels and start
-    workers; as all of them are held at once, they also take the buffers. Two of them are trained on.
+    workers; as all of them are held at once, they also take the buffers. Two of them are trained on. Where workers come
+    one after another, all of them are waited for, and prepare these batches again.
 
     Returns:
         `batches`, `seeds`, `seconds`, `seeds_per_s`; `wait_share`: share of the seconds in which the trainer waited, in
@@ -148,6 +133,12 @@ def measure(loader: PartLoader, train: Callable[[MiniBatch], None], num_batches:
         if len(held) <= 2:
             train(batch)
     held.clear()
+    source = loader._source
+    if hasattr(source, "report"):
+        while len(source.worker_pids) < source.num_workers:
+            time.sleep(0.1)
+        held.extend(epochs(loader, warm_up))
+        held.clear()
     seeds = batches = 0
     waited, peak, batch = 0.0, None, None
     cpu, begun = tree_cpu_s(os.getpid()), time.perf_counter()

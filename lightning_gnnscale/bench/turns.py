@@ -11,15 +11,33 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from ..loader import BufferPool
+from ..sampler import NeighborSampler
 from ..triton_kernels.gather_rows import gather_rows
 
 Name, Result = TypeVar("Name", bound=Hashable), TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class PacedSampler(NeighborSampler):
+    """Draws what `NeighborSampler` does, and sleeps: so more workers than cores can be seen to work side by side.
+
+    Args:
+        draw_ms: Time that each draw sleeps, milliseconds.
+    """
+
+    draw_ms: float = 0.0
+
+    def draw(self, *arguments, **options):
+        """Draw, and sleep."""
+        time.sleep(self.draw_ms / 1000)
+        return super().draw(*arguments, **options)
 
 
 class Taken(NamedTuple):

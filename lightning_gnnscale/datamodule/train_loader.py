@@ -28,8 +28,9 @@ from ..loader import (
     parts_of_rank,
     split_targets,
 )
+from ..loader.staged_part import load_part_graph, load_whole_graph
 from ..memory import free_memory_bytes, return_freed_memory
-from ..partition_store import PartitionStore, WholeGraph
+from ..partition_store import PartitionStore
 from ..rng import fold, permutation
 from ..sampler import FullBatchSampler, LayerwiseSampler, NeighborSampler, SaintSampler
 
@@ -264,7 +265,7 @@ def make_part_loader(
     counts = [options.passes * sampler.num_batches(len(nodes), options.batch_size, False) for nodes in targets.values()]
     return PartLoader(
         parts_of_rank(store.num_parts, place.rank, place.world_size),
-        _data(store, partial(_load_part, store, halo_hops, rows=features is not None), features),
+        _data(store, partial(load_part_graph, store, halo_hops, rows=features is not None), features),
         targets,
         sampler,
         options,
@@ -291,7 +292,7 @@ def make_interleaved_loader(
     """
     return PartLoader(
         range(store.num_parts),
-        _data(store, partial(_load_part, store, halo_hops, rows=features is not None), features),
+        _data(store, partial(load_part_graph, store, halo_hops, rows=features is not None), features),
         part_targets(store, sampler),
         sampler,
         options,
@@ -323,7 +324,7 @@ def make_graph_loader(
         raise StrategyError(
             f"{len(targets)} training nodes cannot be shared out to {world_size} processes: use devices={len(targets)}"
         )
-    load = partial(_load_graph, store, arcs=held is None)
+    load = partial(load_whole_graph, store, arcs=held is None)
     sampler = sampler if held is None else held.sampler(sampler)
     # A part of the graph is a rank here. With the targets of all of them, all ranks tell workers the same.
     shares = dict(enumerate(split_targets(targets, world_size)))
@@ -358,7 +359,7 @@ def make_evaluation_loader(
         raise StrategyError(
             f"{len(nodes)} nodes cannot be shared out to {world_size} processes: use devices=1 to evaluate"
         )
-    whole, sampler = _load_graph(store, rank, arcs=held is None), NeighborSampler([-1] * num_hops)
+    whole, sampler = load_whole_graph(store, rank, arcs=held is None), NeighborSampler([-1] * num_hops)
     data, mine = _data(store, lambda part: whole, features), np.array_split(nodes, world_size)[rank]
     options = replace(options, shuffle=False, reads=RowReads())
     return PartLoader([rank], data, {rank: mine}, sampler if held is None else held.sampler(sampler), options)
@@ -381,7 +382,7 @@ def epoch_work(store: PartitionStore, sampler, halo_hops: int, scope: str, optio
     if not isinstance(sampler, NeighborSampler | LayerwiseSampler):
         return options.passes * (store.num_nodes + store.num_arcs)
     targets = {part: nodes for part, nodes in part_targets(store, sampler).items() if len(nodes)}
-    load = partial(_load_graph, store) if scope == "graph" else partial(_load_part, store, halo_hops)
+    load = partial(load_whole_graph, store) if scope == "graph" else partial(load_part_graph, store, halo_hops)
     trial = replace(options, passes=1, num_threads=1, prefetch_batches=None, reads=RowReads())
     work = seeds = 0
     for part in list(targets)[:: max(1, len(targets) // 2)][:2]:
@@ -393,24 +394,6 @@ def epoch_work(store: PartitionStore, sampler, halo_hops: int, scope: str, optio
             seeds += batch.batch_size
         loader.close()
     return int(options.passes * work / max(1, seeds) * sum(len(nodes) for nodes in targets.values()))
-
-
-def _load_part(store: PartitionStore, halo_hops: int, part: int, rows: bool = False):
-    """Return a part's graph; of a store behind a URL the part is fetched first, with `rows` its features as well."""
-    store.fetch_part(part, rows)
-    return _weighted(store, store.load_part(part, halo_hops))
-
-
-def _load_graph(store: PartitionStore, part: int, arcs: bool = True) -> WholeGraph:
-    return _weighted(store, WholeGraph.of_store(store, part, arcs))
-
-
-def _weighted(store: PartitionStore, graph):
-    """Return a graph whose degrees are sums of weights where the store has weights: what GCN normalises by."""
-    if store.edge_weight is None:
-        return graph
-    core = store.weighted_degree[graph.core_start : graph.core_start + graph.num_core]
-    return replace(graph, degree=np.concatenate([core, store.weighted_degree[graph.halo_nodes]]))
 
 
 def _data(store: PartitionStore, load_part: Callable[[int], Any], features, is_whole: bool = False) -> PartData:

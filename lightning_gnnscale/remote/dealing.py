@@ -7,7 +7,7 @@ from ..loader.batch_source import BatchKey
 from ..loader.part_walk import shuffled_parts
 from ..loader.work_queue import Attempt, Job, Line, WorkQueue
 from ..rng import fold
-from .messages import Setup
+from .messages import GROUPS_AT_WORKER, Setup
 
 _DEAL = 0x6465616C
 
@@ -95,7 +95,7 @@ class Dealing:
     @property
     def credits(self) -> int:
         """Groups that may be under way or ready at a time."""
-        return self._credits or 2 * max(1, len(self.machines))
+        return self._credits or GROUPS_AT_WORKER * max(1, len(self.machines))
 
     def add(self, worker: int, machine: Hashable, is_capped: bool = False) -> None:
         """Take in a worker, or one that came back, maybe on another machine."""

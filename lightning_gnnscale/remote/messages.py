@@ -14,6 +14,7 @@ from ..loader.work_queue import SLOW_S
 from ..partition_store import PartitionStore
 from .batch_group import BatchGroup
 
+GROUPS_AT_WORKER = 2  # one that is made, one that waits for it
 _FETCH_LIMIT_S = 60.0
 
 

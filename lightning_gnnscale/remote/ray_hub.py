@@ -13,7 +13,7 @@ from ..loader.work_queue import Attempt, Job, WorkQueue
 from .cluster import NAMESPACE, import_ray, one_line, worker_handle, workers_named
 from .dealing import Dealing, Rank
 from .hub_workers import HubWorkers
-from .messages import Answer, GroupHeader, GroupPayload, GroupRequest, HubSettings, Setup, Table
+from .messages import GROUPS_AT_WORKER, Answer, GroupHeader, GroupPayload, GroupRequest, HubSettings, Setup, Table
 from .ray_worker import start_workers
 from .versioned_cache import CacheUpdate, TrainerCache
 
@@ -66,7 +66,6 @@ class HubCaches:
         return {"update_bytes": sum(cache.counts.update_bytes for cache in self._caches.values())}
 
 
-GROUPS_AT_WORKER = 2  # one that is made, one that waits for it
 _CREW_S = 2.0  # between looks at who has come, and at how many are needed
 _MADE, _ENOUGH = ("batches", "busy_s"), 8  # batches by which the need is measured
 _SLACK = 0.1  # of a worker, for which no other is started

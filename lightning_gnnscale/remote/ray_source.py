@@ -27,7 +27,7 @@ from ..sampler.minibatch import MiniBatch
 from .batch_group import unpack_one
 from .cluster import Meeting, ask_for_token, import_ray, join_ray, leave_ray, one_line
 from .hub_link import Link, setup_of
-from .messages import Answer, GroupPayload, Growth, HubSettings, WorkerSettings
+from .messages import GROUPS_AT_WORKER, Answer, GroupPayload, Growth, HubSettings, WorkerSettings
 
 _sources = itertools.count()
 _PACE_S = 1.0
@@ -129,8 +129,9 @@ class RaySource:
         return key, batch
 
     def expect_part(self, part: int) -> None:
-        """Have the part's worker read it, unless its memory is capped."""
-        if self._pending and self._end is not None:
+        """Have the part's machine read it, where there is room."""
+        if part != self._expected and self._pending and self._end is not None:
+            self._expected = part
             self._link.tell("expect", part, self._pending[-1][0])
 
     def forget(self) -> None:
@@ -146,7 +147,7 @@ class RaySource:
             self._report()
         self._pending.clear()
         self._taken = self._told = 0
-        self._last = (None, None)
+        self._last, self._expected = (None, None), None
 
     def close(self) -> None:
         """Forget, and end what this rank started; a request starts anew."""
@@ -161,13 +162,18 @@ class RaySource:
         settings = self._settings
         if settings.prefetch_batches is not None:
             return settings.prefetch_batches
-        share = -(-self._link.num_workers // self._place.num_local)  # of the workers, which other ranks keep busy too
-        return max(settings.batches_ahead, settings.batches_per_group * (share + 1))
+        share = -(-self.num_workers // self._place.num_local)  # of the workers, which other ranks keep busy too
+        return max(settings.batches_ahead, settings.batches_per_group * GROUPS_AT_WORKER * share)
 
     @property
     def parts_further(self) -> int:
         """Parts that may be open beside those that the walk needs: each machine but one makes batches of another."""
         return self._link.num_machines - 1
+
+    @property
+    def num_workers(self) -> int:
+        """Workers that the hub has, whether they answer or not."""
+        return self._link.num_workers
 
     @property
     def worker_pids(self) -> list[int]:
@@ -284,8 +290,8 @@ class RayWorkers:
             worker that is silent for as long loses its batches to the others.
         slow_s: Least time before a slow group is given to a second worker as well, seconds. A group is slow once it
             takes four times as long as any before; until the first group is done, six times slow_s.
-        prefetch_batches: Batches of a rank that are kept ready or under way, >= 1; None: a group for each worker, and
-            one more that trains meanwhile.
+        prefetch_batches: Batches of a rank that are kept ready or under way, >= 1; None: two groups for each worker,
+            one that it makes and one that it goes on with.
 
     Raises:
         ValueError: an argument is out of range.
@@ -337,7 +343,7 @@ class RayWorkers:
     @property
     def batches_ahead(self) -> int:
         """Batches that are kept ready or under way."""
-        return self.prefetch_batches or self.batches_per_group * (self.least_workers + 1)
+        return self.prefetch_batches or self.batches_per_group * GROUPS_AT_WORKER * self.least_workers
 
     @property
     def least_workers(self) -> int:

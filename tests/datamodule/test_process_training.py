@@ -1,7 +1,10 @@
 """Training from worker processes: the same weights bit for bit, also under kills and with placed features."""
 
 import os
+import pickle
 import signal
+import subprocess
+import sys
 from contextlib import suppress
 
 import lightning as L
@@ -115,3 +118,16 @@ def test_bad_options(store_root, options, message):
 def test_bad_settings(name):
     with pytest.raises(ValueError, match=f"{name} must be an integer of at least 1, got 0"):
         gs.Processes(**{name: 0})
+
+
+@pytest.mark.parametrize("scope", ["part", "graph"])
+def test_a_worker_needs_no_lightning_to_make_batches(store_root, tmp_path, scope):
+    loader = make(store_root, scope=scope).train_dataloader()
+    (tmp_path / "sent").write_bytes(pickle.dumps((loader._stager, loader._maker())))
+    worker = (
+        f"import pickle, sys; pickle.load(open({str(tmp_path / 'sent')!r}, 'rb'))\n"
+        "heavy = {'lightning', 'torch_geometric', 'torchmetrics'} & set(sys.modules)\n"
+        "assert not heavy, f'imported for nothing: {heavy}'"
+    )
+    done = subprocess.run([sys.executable, "-c", worker], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -66,8 +66,8 @@ def test_as_many_batches_are_asked_for_as_there_are_workers(pool, store_root):
     try:
         batches = iter(loader)
         next(batches)
-        assert settings.batches_ahead == 2 and loader._source.batches_ahead == len(pool) + 1
-        assert len(loader._source._pending) == min(len(pool) + 1, loader.length) - 1
+        assert settings.batches_ahead == 2 and loader._source.batches_ahead == 2 * len(pool)
+        assert len(loader._source._pending) == min(2 * len(pool), loader.length) - 1
     finally:
         loader.close()
 

@@ -30,7 +30,7 @@ def test_bad_settings(options, message):
 
 def test_the_name_stands_for_the_defaults():
     assert source_settings("ray") == gs.RayWorkers()
-    assert gs.RayWorkers(num_workers=3, batches_per_group=4).batches_ahead == 16
+    assert gs.RayWorkers(num_workers=3, batches_per_group=4).batches_ahead == 24
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):
