@@ -77,6 +77,7 @@ class RaySource:
         self._unpacker: ThreadPoolExecutor | None = None
         self._taken = self._told = self._iteration = 0
         self._last: tuple[Any, Any] = (None, None)
+        self._expected: int | None = None  # part that the hub was told of last
         self.bytes_received = self.row_bytes = self.num_batches = self.num_groups = 0
         self.rows_asked = self.rows_received = 0
         self._begun_s: float | None = None  # of the iteration
