@@ -197,8 +197,10 @@ class Hub:
         return len(self._ranks)
 
     async def counts(self) -> dict[str, float]:
-        """Return seconds that workers took, parts that they have read, and how many they are; asks none of them."""
+        """Return seconds that workers took, parts, how often any was read, and how many workers are; asks none."""
+        setups = {state.setup.name: state.setup for state in self._ranks.values()}
         return {
+            "parts": sum(len(setup.parts) for setup in setups.values() if not setup.is_whole),
             "busy_s": self._totals.get("busy_s", 0.0),
             "parts_read": self._totals.get("reads", 0),
             "num_workers": len(self._workers),

@@ -5,6 +5,7 @@ import os
 import tempfile
 import time
 import uuid
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ from .messages import GROUPS_AT_WORKER, Answer, GroupPayload, Growth, HubSetting
 
 _sources = itertools.count()
 _PACE_S = 1.0
+_READS_TOO_MANY = 1.5  # of each part in an epoch: workers that end have theirs read again
 
 
 class RaySource:
@@ -80,6 +82,7 @@ class RaySource:
         self._expected: int | None = None  # part that the hub was told of last
         self.bytes_received = self.row_bytes = self.num_batches = self.num_groups = 0
         self.rows_asked = self.rows_received = 0
+        self._reads, self._warned = 0, False  # of parts, by the workers of this machine's hub
         self._begun_s: float | None = None  # of the iteration
         self._ran_s = self._waited_s = self._paced_s = 0.0
 
@@ -252,9 +255,22 @@ class RaySource:
         names = ("num_batches", "num_groups", "bytes_received", "row_bytes", "rows_asked", "rows_received")
         counts = {name: getattr(self, name) for name in names}
         if self._place.local_rank == 0:  # for all ranks of the machine
-            counts |= self._link.ask("counts", named=False) or {}
+            told = self._link.ask("counts", named=False) or {}
+            self._check_reads(told.pop("parts", 0), told.get("parts_read", 0))
+            counts |= told
         times = {"seconds": self._ran_s, "waited_s": self._waited_s}
         record("preparation", rank=self._place.rank, node=self._place.node, **counts, **times)
+
+    def _check_reads(self, parts: int, reads: int) -> None:
+        """Warn once where an epoch read parts more often than there are: they do not fit where they are prepared."""
+        found, self._reads = reads - self._reads, reads
+        if found > _READS_TOO_MANY * parts > 0 and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"an epoch of {parts} parts read parts {found} times: raise source.worker_memory_bytes="
+                f"{self._settings.worker_memory_bytes}, so that a part fits for each worker, or take smaller parts",
+                stacklevel=2,
+            )
 
 
 CONSTRUCTIONS = ("local", "distributed")

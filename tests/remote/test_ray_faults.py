@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from contextlib import suppress
 
 import psutil
@@ -12,7 +13,7 @@ from ray_world import WORLD, all_contents, contents, make_loader, wait_until
 
 from lightning_gnnscale import events
 from lightning_gnnscale.errors import GNNScaleError
-from lightning_gnnscale.loader import RankPlace
+from lightning_gnnscale.loader import Interleave, RankPlace
 from lightning_gnnscale.loader.shared_value import SharedValue
 from lightning_gnnscale.remote import RayWorkers
 from lightning_gnnscale.remote.held_parts import hold_part
@@ -221,4 +222,18 @@ def test_each_part_is_read_once_an_epoch_under_a_cap(local_ray, parts_held):
         told = loader._source.report()
         assert sum(sum(one.values()) for one in told["reads"]) == 5 * (epoch + 1)
         assert [one["most_held_bytes"] <= parts_held * largest for one in told["held"]] == [True]
+    loader.close()
+
+
+def test_parts_that_are_read_again_and_again_are_told_in_one_line(local_ray):
+    stage = make_loader()._stager
+    largest = max(SharedValue(hold_part(stage(part), WORLD.features)).ticket.num_bytes for part in range(5))
+    settings = RayWorkers(num_workers=1, worker_memory_bytes=largest)
+    loader = make_loader(settings, interleave=Interleave(lanes=3), batch_size=12)
+    with pytest.warns(UserWarning, match=rf"an epoch of 5 parts read parts \d+ times: .*worker_memory_bytes={largest}"):
+        assert all_contents(loader) == all_contents(make_loader(interleave=Interleave(lanes=3), batch_size=12))
+    loader.set_epoch(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert all_contents(loader)
     loader.close()
