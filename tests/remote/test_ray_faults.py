@@ -161,6 +161,7 @@ def test_workers_that_are_all_gone_are_told_in_one_line(local_ray):
     with pytest.raises(GNNScaleError, match=r"all 2 preparation workers are gone .*: start them again") as caught:
         for number, _ in enumerate(loader):
             if number == 2:
+                assert wait_until(lambda: len(loader._source.worker_pids) == 2)
                 for worker in loader._source._link._workers:
                     local_ray.kill(worker)
     assert "\n" not in str(caught.value)
