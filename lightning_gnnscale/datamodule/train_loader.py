@@ -28,9 +28,9 @@ from ..loader import (
     parts_of_rank,
     split_targets,
 )
-from ..loader.staged_part import load_part_graph, load_whole_graph
 from ..memory import free_memory_bytes, return_freed_memory
 from ..partition_store import PartitionStore
+from ..partition_store.part_graph import load_part_graph, load_whole_graph
 from ..rng import fold, permutation
 from ..sampler import FullBatchSampler, LayerwiseSampler, NeighborSampler, SaintSampler
 

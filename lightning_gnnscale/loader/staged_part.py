@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from ..graph import MASK_NAMES
-from ..partition_store import PartGraph, PartitionStore, WholeGraph
 from ..partition_store.array_file import file_place
 from ..partition_store.features import FeatureTable, LoadedRows
 from ..partition_store.packed_features import features_of_part
@@ -204,22 +203,3 @@ def _done(function: Callable, argument: int) -> Future:
     except Exception as error:
         future.set_exception(error)
     return future
-
-
-def load_part_graph(store: PartitionStore, halo_hops: int, part: int, rows: bool = False) -> PartGraph:
-    """Return a part's graph; of a store behind a URL the part is fetched first, with `rows` its features as well."""
-    store.fetch_part(part, rows)
-    return _weighted(store, store.load_part(part, halo_hops))
-
-
-def load_whole_graph(store: PartitionStore, part: int, arcs: bool = True) -> WholeGraph:
-    """Return the whole graph as one part sees it; see `WholeGraph.of_store`."""
-    return _weighted(store, WholeGraph.of_store(store, part, arcs))
-
-
-def _weighted(store: PartitionStore, graph):
-    """Return a graph whose degrees are sums of weights where the store has weights: what GCN normalises by."""
-    if store.edge_weight is None:
-        return graph
-    core = store.weighted_degree[graph.core_start : graph.core_start + graph.num_core]
-    return replace(graph, degree=np.concatenate([core, store.weighted_degree[graph.halo_nodes]]))

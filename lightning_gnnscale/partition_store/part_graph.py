@@ -178,3 +178,22 @@ def _merge(indptr_a, indices_a, arc_a, indptr_b, indices_b, arc_b, carry):
                 b += 1
         indptr[row + 1] = count
     return indptr, indices[:count].copy(), arc[: count if carry else 0].copy()
+
+
+def load_part_graph(store, halo_hops: int, part: int, rows: bool = False) -> PartGraph:
+    """Return a part's graph; of a store behind a URL the part is fetched first, with `rows` its features as well."""
+    store.fetch_part(part, rows)
+    return _weighted(store, store.load_part(part, halo_hops))
+
+
+def load_whole_graph(store, part: int, arcs: bool = True) -> WholeGraph:
+    """Return the whole graph as one part sees it; see `WholeGraph.of_store`."""
+    return _weighted(store, WholeGraph.of_store(store, part, arcs))
+
+
+def _weighted(store, graph):
+    """Return a graph whose degrees are sums of weights where the store has weights: what GCN normalises by."""
+    if store.edge_weight is None:
+        return graph
+    core = store.weighted_degree[graph.core_start : graph.core_start + graph.num_core]
+    return replace(graph, degree=np.concatenate([core, store.weighted_degree[graph.halo_nodes]]))
