@@ -13,7 +13,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,6 +95,15 @@ class Machine:
         told = (self.folder / "run.txt").read_text()
         assert status == 0, f"{' '.join(command)} on machine {self.number}: {told[-4000:]}"
         return told
+
+    def processes(self, name: str) -> list[psutil.Process]:
+        """What runs here, of those whose first word of the command line has a name in it."""
+        found = []
+        for process in psutil.Process(self._init.pid).children(recursive=True):
+            with suppress(psutil.Error, IndexError):
+                if name in process.cmdline()[0]:
+                    found.append(process)
+        return found
 
     def end(self) -> None:
         """Kill all that runs here, at once: the machine is lost."""

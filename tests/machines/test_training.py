@@ -55,15 +55,16 @@ def on_one_machine(folder: Path, store: Path, num: int, words: list[str]) -> dic
     return weights_of(folder / "run")
 
 
-def start_ray(made: list[Machine]) -> None:
-    """Start a node of one Ray cluster on each machine."""
+def start_ray(made: list[Machine], label: str | None = None) -> None:
+    """Start a node of one Ray cluster on each machine; all but the first have the label."""
     ray, head = [sys.executable, "-m", "ray.scripts.scripts"], made[0].address
     for machine in made:
         where = [f"--address={head}:{RAY_PORT}"]
         if machine is made[0]:
             where = ["--head", f"--port={RAY_PORT}", "--include-dashboard=false", "--temp-dir=/mnt/tmp/ray"]
         size = ["--num-cpus=2", "--object-store-memory=200000000", f"--node-ip-address={machine.address}"]
-        machine.run([*ray, "start", *where, *size])
+        labels = [] if label is None or machine is made[0] else [f'--resources={{"{label}": 1}}']
+        machine.run([*ray, "start", *where, *size, *labels])
 
 
 def start_training(
