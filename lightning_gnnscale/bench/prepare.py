@@ -10,10 +10,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from ..errors import check_count
 from ..loader import TaskGraphs
 from ..loader.batch_graph import TaskTrace
+from ..remote import RayWorkers
 from .graphs import STORES, check_graphs, open_graph, public_root
-from .prepare_cases import CPU, WORKLOADS, Shape, grid, make_data, make_trainer, measure, source_of
+from .prepare_cases import CPU, WORKLOADS, Shape, grid, make_data, make_trainer, measure, measure_ranks, source_of
 from .present import LEFT, bars, grouped, lines, panels, save, show, tell
 from .replay import record, replay_rows
 from .runner import Case, Runner, benchmark, check_names, machine_line, write_csv
@@ -51,6 +53,8 @@ class PrepareBench:
         draw_ms: Time for which each draw of neighbours sleeps in addition, milliseconds: so more workers than cores can
             be seen side by side. Task graphs draw in tasks, which do not sleep.
         num_parts, scope: Number of parts in the stores, and the scope of batches; see `PartitionDataModule`.
+        num_ranks: Trainers, each a process of this machine that takes as many batches; above 1 sources must be of Ray,
+            whose workers they share. Rows are sums over them.
         device_share: Time that the device to be fed takes per batch, divided by the time in which one thread prepares a
             batch.
         device_batches: Number of batches in such a measurement; it includes the wait for an epoch's first batch.
@@ -76,6 +80,7 @@ class PrepareBench:
     draw_ms: float = 0.0
     num_parts: int = 4
     scope: str = "graph"
+    num_ranks: int = 1
     device_share: float = 0.7
     device_batches: int = 96
     replay_cores: Sequence[int] = (1, 2, 8, 16, 64)
@@ -93,8 +98,14 @@ class PrepareBench:
             if trainer != CPU and not (isinstance(trainer, int | float) and trainer >= 0):
                 raise ValueError(f"bench.train must hold cpu, or milliseconds >= 0, got {trainer!r}")
         check_graphs(self.graphs, public_root(self.data_root), STORES, "power_law:NODES:EDGES:FEATURES")
+        check_count("bench.num_ranks", self.num_ranks)
         for name, options in self.cases:
-            source_of(name, _plain(options, 1))
+            source = source_of(name, _plain(options, 1))
+            if self.num_ranks > 1 and not isinstance(source, RayWorkers):
+                raise ValueError(
+                    f"bench.num_ranks={self.num_ranks} is measured where ranks share workers: "
+                    f"set bench.sources=[ray], got {name}"
+                )
 
     @property
     def cases(self) -> list[tuple[str, dict]]:
@@ -181,7 +192,7 @@ class _Work:
             "memory_batches": next((options[key] for key in MEMORY if key in options), ""),
             "train": train,
             "repeat": repeat,
-            "shape": _tag(shape),
+            "shape": _tag(shape) if self.bench.num_ranks == 1 else _tag(shape, self.bench.num_ranks),
         }
         return Case(key, partial(self._measure, name, options, trainer, shape))
 
@@ -189,6 +200,10 @@ class _Work:
         traces = (trace for of_cores in self.traces(0).values() for trace in of_cores.values())
         largest = max(batch.num_bytes for trace in traces for batch in trace.batches)
         source = source_of(name, _plain(options, largest))
+        took = {"ranks": self.bench.num_ranks, "train_ms": None if trainer == CPU else trainer}
+        if self.bench.num_ranks > 1:
+            given = (self.store(), self.workload, shape, source, trainer, self.bench.num_ranks)
+            return took | measure_ranks(*given)
         data = make_data(self.store(), self.workload, shape, source)
         step = make_trainer(self.store(), self.workload, shape, trainer)
         warm_up = source.batches_ahead + 2  # each buffer of the pool is fresh once
@@ -196,7 +211,7 @@ class _Work:
             measured = measure(data.train_dataloader(), step, shape.num_batches, warm_up)
         finally:
             data.teardown("fit")
-        return {"train_ms": None if trainer == CPU else trainer} | measured
+        return took | measured
 
     def _record(self, take: int) -> dict[int, dict[int, TaskTrace]]:
         """Return the traces by cores and pieces of a hop, each recorded once by `trace_threads` or fewer."""
@@ -314,6 +329,7 @@ _SOURCES = {
     "over_device": ("capacity\nover device", "{:.2f}x".format),
     "cpu_share": ("CPU\nuse", ".0%"),
     "peak_queue_mib": ("ready,\nmost MiB", ",.0f"),
+    "held_mib": ("held,\nMiB", ",.0f"),
 }
 
 

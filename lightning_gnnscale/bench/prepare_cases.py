@@ -1,24 +1,31 @@
 """What is prepared and trained in the benchmark of preparation, workloads, sources, trainers; and one measurement."""
 
 import itertools
+import multiprocessing
 import os
+import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import psutil
 import torch
+import torch.distributed as dist
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ..cli.compose import compose_config
 from ..datamodule import PartitionDataModule
-from ..datamodule.train_loader import SOURCES
-from ..loader import PartLoader, SourceSettings
+from ..datamodule.train_loader import SOURCES, make_graph_loader, make_interleaved_loader
+from ..loader import PartLoader, RankPlace, SourceSettings
 from ..model import GCN, GraphSAGE, LinkPredictor, NodeClassifier
 from ..partition_store import PartitionStore
+from ..placement.shared_rows import gather_objects
 from ..sampler import LinkSampler, MiniBatch, NeighborSampler
 from .graphs import NUM_CLASSES
 from .turns import PacedSampler, tree_cpu_s
@@ -113,7 +120,13 @@ def make_trainer(store: PartitionStore, workload: str, shape: Shape, train: str 
     return step
 
 
-def measure(loader: PartLoader, train: Callable[[MiniBatch], None], num_batches: int, warm_up: int = 2) -> dict:
+def measure(
+    loader: PartLoader,
+    train: Callable[[MiniBatch], None],
+    num_batches: int,
+    warm_up: int = 2,
+    begin: Callable[[], None] = lambda: None,
+) -> dict:
     """Train on batches and return the measurements.
 
     Each epoch is as long as the loader's, or begins late enough to end at the last batch, so that nothing is prepared
@@ -122,10 +135,14 @@ def measure(loader: PartLoader, train: Callable[[MiniBatch], None], num_batches:
     workers; as all of them are held at once, they also take the buffers. Two of them are trained on. Where workers come
     one after another, all of them are waited for, and prepare these batches again.
 
+    Args:
+        begin: Called between those batches and the ones that count.
+
     Returns:
         `batches`, `seeds`, `seconds`, `seeds_per_s`; `wait_share`: share of the seconds in which the trainer waited, in
         [0, 1]; `cpu_share`: share of all cores used by this process and those it started; `peak_queue_mib`: largest
-        size of the batches that were ready when the trainer asked, None if the source does not report it.
+        size of the batches that were ready when the trainer asked, None if the source does not report it; `held_mib`:
+        what this machine held for all workers and ranks, None where it is not held apart.
     """
     held = []
     for batch in epochs(loader, warm_up):
@@ -139,6 +156,7 @@ def measure(loader: PartLoader, train: Callable[[MiniBatch], None], num_batches:
             time.sleep(0.1)
         held.extend(epochs(loader, warm_up))
         held.clear()
+    begin()
     seeds = batches = 0
     waited, peak, batch = 0.0, None, None
     cpu, begun = tree_cpu_s(os.getpid()), time.perf_counter()
@@ -164,7 +182,63 @@ def measure(loader: PartLoader, train: Callable[[MiniBatch], None], num_batches:
         "wait_share": round(waited / seconds, 4),
         "cpu_share": round((tree_cpu_s(os.getpid()) - cpu) / seconds / psutil.cpu_count(), 4),
         "peak_queue_mib": None if peak is None else round(peak / 2**20, 2),
+        "held_mib": round(_held_bytes(source.report()) / 2**20, 2) if hasattr(source, "report") else None,
     }
+
+
+def _held_bytes(report: dict) -> int:
+    """Return the most bytes of parts, and of rows of whole graphs, that machines held."""
+    return sum(held.get("most_held_bytes", 0) + held.get("rows_bytes", 0) for held in report["held"])
+
+
+def measure_ranks(
+    store: PartitionStore, workload: str, shape: Shape, source: SourceSettings, train: str | float, num_ranks: int
+) -> dict:
+    """Measure as `measure` does, with as many trainers on this machine, each a process that takes its own batches.
+
+    Returns:
+        What `measure` returns: sums of counts and of shares of cores, the slowest rank's seconds, the mean share that a
+        rank waited, and the most bytes.
+    """
+    spawned = multiprocessing.get_context("spawn")
+    # Each rank waits for all the others, so none of the pool's processes is given two of them.
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(num_ranks, spawned) as pool:
+        given = (store.root, workload, shape, source, train, num_ranks, folder)
+        ranks = list(pool.map(_measure_rank, range(num_ranks), *map(itertools.repeat, given)))
+    total = {name: sum(rank[name] for rank in ranks) for name in ("batches", "seeds", "cpu_share")}
+    seconds = max(rank["seconds"] for rank in ranks)
+    most = {name: max((rank[name] for rank in ranks if rank[name] is not None), default=None) for name in _MOST}
+    waited = round(statistics.fmean(rank["wait_share"] for rank in ranks), 4)
+    rate = {"seconds": seconds, "seeds_per_s": round(total["seeds"] / seconds, 1), "wait_share": waited}
+    return total | rate | most
+
+
+_MOST = ("peak_queue_mib", "held_mib")
+
+
+def _measure_rank(
+    rank: int, root: str, workload: str, shape: Shape, source: SourceSettings, train: str | float, num: int, folder: str
+) -> dict:
+    """Return one rank's measurements."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=num)
+    try:
+        data = make_data(PartitionStore.open(root), workload, shape, source)
+        place = RankPlace(rank, num, local_rank=rank, num_local=num, share=lambda value: gather_objects(value)[0])
+        given = (data.loader_options, data.store.features, source, place)
+        if shape.scope == "graph":
+            loader = make_graph_loader(data.store, data.sampler, *given)
+        else:
+            loader = make_interleaved_loader(data.store, data.sampler, data.halo_hops, data.interleave_parts, *given)
+        with closing(loader):
+            measured = measure(
+                loader, make_trainer(data.store, workload, shape, train), shape.num_batches,
+                source.batches_ahead + 2, dist.barrier,
+            )  # fmt: skip
+            dist.barrier()  # rank 0 ends Ray
+        return measured
+    finally:
+        dist.destroy_process_group()
 
 
 def epochs(loader: PartLoader, num_batches: int) -> Iterator[MiniBatch]:

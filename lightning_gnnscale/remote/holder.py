@@ -449,6 +449,16 @@ class HeldGraph:
             self._held = None if features is None else HeldFeatures(nodes, arrays, as_stored(features)[0].dim)
 
     @property
+    def name(self) -> str:
+        """Name of this machine's holder."""
+        return self._shares.name(self._machine)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of rows and features that this machine holds, once for all its processes."""
+        return self.rows.num_bytes + (0 if self._held is None else self._held.num_bytes)
+
+    @property
     def features(self) -> "DistributedFeatures | None":
         """The table of the whole graph, rows of other machines asked for."""
         if self._held is None:

@@ -92,8 +92,9 @@ class PreparationWorker:
         return dict(self.parts.reads)
 
     def held(self) -> dict:
-        """Return what the holder of this machine's parts reports."""
-        return self.parts.report()
+        """Return what the holder of this machine's parts reports; `rows_bytes`: what it holds of whole graphs."""
+        graphs = {graph.name: graph.held_bytes for graph in list(self._graphs.values())}
+        return self.parts.report() | {"rows_bytes": sum(graphs.values())}
 
     def leave(self, hub: str, setups: list[str]) -> None:
         """Forget a hub, and setups that nobody else has."""

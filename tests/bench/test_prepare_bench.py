@@ -88,6 +88,17 @@ def test_errors_of_a_replay_are_held_against_what_was_measured():
     assert replay_error(rows[1:]) is None
 
 
+@pytest.mark.slow
+def test_ranks_share_the_workers_of_a_machine(tmp_path):
+    """Two trainers take what two workers make, and the machine holds the parts once."""
+    chosen = {"sources": ["ray"], "settings": {"ray": {"num_workers": [2]}}, "workloads": ["graphsage"], "train": [0]}
+    case = SMALL | chosen | {"replay_cores": [1], "scope": "part", "fanouts": [2]}
+    alone, both = (prepare.run(tmp_path, **case, num_ranks=ranks)["rows"][0] for ranks in (1, 2))
+    assert (alone["ranks"], alone["batches"], both["ranks"], both["batches"]) == (1, 4, 2, 8)
+    assert 0 < both["held_mib"] <= alone["held_mib"]
+    assert both["seeds_per_s"] > 0
+
+
 def test_a_source_is_held_against_the_device_that_it_feeds():
     row = {"source": "threads", "settings": "num_threads=2", "seeds": 300, "batches": 3, "train_ms": 50}
     rows = [row | {"train": "0", "train_ms": 0, "seeds_per_s": 3000.0}, row | {"train": "fed", "seeds_per_s": 1990.0}]
@@ -112,6 +123,8 @@ def test_settings_are_combined_and_repeats_are_summed_up():
         ({"train": ["gpu"]}, "bench.train must hold cpu, or milliseconds >= 0, got 'gpu'"),
         ({"sources": ["pigeons"]}, "bench.sources: no source 'pigeons'; there are fixed_prefetch, processes, "),
         ({"graphs": ["atlantis"]}, "bench.graphs: no graph 'atlantis'"),
+        ({"num_ranks": 0}, "bench.num_ranks must be an integer of at least 1, got 0"),
+        ({"num_ranks": 2}, "bench.num_ranks=2 is measured where ranks share workers: set bench.sources=.ray., got thr"),
     ],
 )
 def test_bad_settings(tmp_path, options, message):

@@ -48,7 +48,7 @@ def test_a_killed_holder_of_parts_is_started_anew_and_changes_no_batch(pool):
     found, killed = [], set()
 
     def holders() -> set[int]:
-        return {held["pid"] for held in loader._source.report()["held"] if held} - killed
+        return {held["pid"] for held in loader._source.report()["held"] if "pid" in held} - killed
 
     for number, batch in enumerate(loader):
         found.append(contents(batch))
