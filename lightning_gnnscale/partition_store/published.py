@@ -35,7 +35,7 @@ from .planned_reads import read_rows
 BLOCK_BYTES = 8 << 20
 FETCHED = "fetched.json"  # tells the folder of a fetched store, and where the rest of it is
 _STATE = "fetched.state"
-_PINNED = np.iinfo(np.int64).max
+_PINNED, _WRITTEN = np.iinfo(np.int64).max, -1
 _RUN_BLOCKS = 8  # between two waits for the disk
 # Files of which parts read slices. Others are a few bytes a node, or are looked up anywhere: they are fetched whole.
 SLICED = ("csc_indices", "halo_code", "features", "halo_features")
@@ -204,7 +204,8 @@ class FetchedFiles:
             data = entry["bytes"] - HEADER_BYTES
             sizes += [min(self._size, data - begin) for begin in range(0, data, self._size)]
         self._bytes = np.array(sizes, np.int64)
-        # When each block was used last: 0 where it is not here, _PINNED where it stays. The last entry is the clock.
+        # When each block was used last: 0 where it is not here, _WRITTEN until the disk has it, _PINNED where it stays.
+        # The last entry is the clock.
         self._used = np.memmap(self.root / _STATE, np.int64, "r+", shape=(len(sizes) + 1,))
         self._complete: set[str] = set()
         self._crcs: dict[str, list[int]] = {}
@@ -276,7 +277,7 @@ class FetchedFiles:
         """
         at = np.concatenate([np.empty(0, np.int64), *(self._first[name] + blocks for name, blocks in wanted)])
         if self.cap_bytes is None:
-            if not self._used[at].all():
+            if (self._used[at] <= 0).any():
                 with self._turn():
                     self._fetch(wanted)
             yield
@@ -341,42 +342,48 @@ class FetchedFiles:
         remedy = "make room, set GNNSCALE_FETCHED to a larger disk, or say store_cache_bytes="
         with disk_errors(self.root, "written", remedy, PartitionStoreError):
             for name, blocks in wanted:
-                missing = blocks[self._used[self._first[name] + blocks] == 0]
+                missing = blocks[self._used[self._first[name] + blocks] <= 0]
                 if len(missing):
                     self._fetch_blocks(name, missing)
 
     def _fetch_blocks(self, name: str, blocks: np.ndarray) -> None:
-        entry, crcs = self.manifest["files"][name], self._known_crcs(name)
-        spans = [
-            (HEADER_BYTES + i * self._size, min(HEADER_BYTES + (i + 1) * self._size, entry["bytes"]))
+        entry, crcs, first = self.manifest["files"][name], self._known_crcs(name), self._first[name]
+        spans = {
+            i: (HEADER_BYTES + i * self._size, min(HEADER_BYTES + (i + 1) * self._size, entry["bytes"]))
             for i in blocks.tolist()
-        ]
-        fd = os.open(self.root / f"{name}.npy", os.O_WRONLY)
+        }
+        fd = os.open(self.root / f"{name}.npy", os.O_RDWR)
         written: list[int] = []
 
         def settle() -> None:
             sync_data(fd)  # a block counts once it would outlive the machine
             self._used[-1] += 1
-            self._used[self._first[name] + np.array(written, np.int64)] = self._used[-1]
+            self._used[first + np.array(written, np.int64)] = self._used[-1]
             written.clear()
 
         try:
-            for block, (begin, _), data in zip(
-                blocks.tolist(), spans, self._objects.stream(f"{name}.npy", spans), strict=True
+            for block in blocks[self._used[first + blocks] == _WRITTEN].tolist():  # by a process that was killed
+                begin, end = spans[block]
+                if zlib.crc32(os.pread(fd, end - begin, begin)) == crcs[block]:
+                    written.append(block)
+                    del spans[block]
+            for (block, (begin, _)), data in zip(
+                spans.items(), self._objects.stream(f"{name}.npy", spans.values()), strict=True
             ):
                 if zlib.crc32(data) != crcs[block]:
                     raise self._damaged(name, f"is not what was published at byte {begin} (crc32 differs)")
                 done = 0
                 while done < len(data):
                     done += os.pwrite(fd, memoryview(data)[done:], begin + done)
+                self._used[first + block] = _WRITTEN
                 written.append(block)
-                if len(written) == _RUN_BLOCKS:
+                if len(written) >= _RUN_BLOCKS:
                     settle()
         finally:
             if written:
                 settle()
             os.close(fd)
-        record("store_fetched", url=self.url, file=name, bytes=sum(end - begin for begin, end in spans))
+        record("store_fetched", url=self.url, file=name, bytes=sum(end - begin for begin, end in spans.values()))
 
     def _known_crcs(self, name: str) -> list[int]:
         """Return the crc32 of each block of a file, which together give that of the manifest."""
@@ -406,7 +413,7 @@ class FetchedFiles:
         """Let go of the blocks used longest ago until those that are wanted fit under the cap."""
         used = self._used[:-1]
         stays = self._in_use | (used == _PINNED)
-        old = np.flatnonzero((used > 0) & ~stays)
+        old = np.flatnonzero((used != 0) & ~stays)
         old = old[np.argsort(used[old], kind="stable")]
         over = int(self._bytes[stays].sum()) - self.cap_bytes
         if over > 0:

@@ -285,6 +285,23 @@ class TestOnS3:
         assert all(same(store, fetched, part) for part in range(PARTS))
         fetched.verify()
 
+    def test_blocks_that_a_killed_process_wrote_are_compared_with_their_checksums(self, tmp_path, s3):
+        store = store_of(tmp_path / "store")
+        publish(store.root, "s3://graphs/store")
+        first = PartitionStore.open("s3://graphs/store").fetched
+        name, blocks = first.slice_of("features", 0, NODES)
+        with first.held((name, blocks)):
+            whole = (first.root / f"{name}.npy").read_bytes()
+        first._used[first._first[name] + blocks[:3]] = published._WRITTEN
+        with open(first.root / f"{name}.npy", "r+b") as file:
+            file.seek(128 + BLOCK)
+            file.write(bytes(BLOCK))  # never reached the disk
+        again = PartitionStore.open("s3://graphs/store").fetched
+        s3.reset()
+        with again.held((name, blocks)):
+            assert (again.root / f"{name}.npy").read_bytes() == whole
+        assert s3.bytes_given() == BLOCK
+
     def test_a_block_that_was_settled_is_not_fetched_again(self, tmp_path, s3, monkeypatch):
         monkeypatch.setattr(published, "_RUN_BLOCKS", 1)
         monkeypatch.setattr(object_store, "_REQUESTS_UNDER_WAY", 1)  # requests succeed in order
