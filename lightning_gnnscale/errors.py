@@ -1,6 +1,7 @@
 """The errors of this package. Bad arguments raise `ValueError`; everything else is a `GNNScaleError`."""
 
 import os
+import re
 import signal
 import socket
 import struct
@@ -62,6 +63,7 @@ class RankProcess(NamedTuple):
     created: float
 
 
+_GLOO_BESIDE = re.compile(r"^\[\S+:\d+\] |\. This is typically caused.*")  # a source line, and advice to developers
 peers: list[RankProcess] = []  # by rank, once the processes have met
 ends_stopped = True  # a launcher of ours does so itself, and tells whose end was the first
 
@@ -83,6 +85,7 @@ def clear_error(what: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+        cause = _GLOO_BESIDE.sub("", cause)
         rank = dist.get_rank() if dist.is_initialized() else os.environ.get("LOCAL_RANK", "0")
         raise StrategyError(
             f"rank {rank}: {what}: another process of this run was lost or does not answer ({cause}); "

@@ -197,6 +197,7 @@ def test_a_killed_rank_ends_the_others_with_one_clear_error(tmp_path, weights):
     message = launch(2, train_and_die, tmp_path, weights, killed=(1,), limit_s=40)[0]
     assert "\n" not in message
     assert message.startswith("rank 0: ") and "was lost" in message and "last checkpoint" in message
+    assert "/gloo/" not in message and "typically" not in message
     assert ("averaging gradients" in message) == isinstance(weights, GradientAveraging)
 
 
