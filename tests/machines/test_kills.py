@@ -82,7 +82,7 @@ def test_workers_and_holders_that_are_killed_change_no_weight(tmp_path, store, p
         wait_until_begun(made[0], process)
         while process.poll() is None and killed < 12:
             killed += kill_one(chosen, made, ("PreparationWorker", "PartHolder"))
-            time.sleep(chosen.uniform(0.5, 4.0))
+            time.sleep(chosen.uniform(2.0, 6.0))
         line = ended(made[0], process, prepared)
     print(f"seed {seed}: {killed} kills, {line or 'same weights'}")
     assert killed >= 4 and (not line or "workers ended while they prepared it" in line)
