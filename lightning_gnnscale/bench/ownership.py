@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
+from ..datamodule.machine_plan import RowsAsked
 from ..datamodule.train_loader import make_graph_loader, part_targets
 from ..edge_stream import open_edge_stream
 from ..loader import LoaderOptions, RankPlace, Threads, rank_of_parts
 from ..partition_store import PartitionStore, write_partition_store
 from ..partitioner import partition
-from ..remote.held_rows import most_linked, part_of
 from ..sampler import NeighborSampler
 from ..sampler.minibatch import MiniBatch
 from ..triton_kernels.sample_neighbors import check_fanouts
@@ -188,44 +188,28 @@ class Asked:
     """
 
     def __init__(self, store: PartitionStore, num_machines: int, bench: OwnershipBench, replicate_share: float):
-        self._bench, self._offsets, self._csc = bench, store.part_offsets, store.csc
+        self._bench = bench
         targets = [len(nodes) for nodes in part_targets(store).values()]
-        self.owner = rank_of_parts(targets, np.diff(self._offsets), num_machines)
+        self.owner = rank_of_parts(targets, np.diff(store.part_offsets), num_machines)
         self._targets, held = sum(targets), np.bincount(self.owner, targets, num_machines)
         self.train_balance = float(held.max() / held.mean())
         budget = int(replicate_share * store.num_nodes * bench.feature_bytes)
-        id_bytes = self._csc.indices.itemsize
-        self._replicated = np.zeros(store.num_nodes, bool)
-        self._replicated[most_linked(self._csc.indptr, budget, id_bytes, bench.feature_bytes)] = True
-        shape = (num_machines, num_machines)
-        self.rows, self.neighbors = np.zeros((2, *shape), np.int64)  # [of this machine, for that one]
-        self.all_rows, self.seeds = np.zeros((2, num_machines), np.int64)
-        self.num_batches = 0
+        self.traffic = RowsAsked(store, self.owner, num_machines, bench.feature_bytes, budget)
+        self.seeds = np.zeros(num_machines, np.int64)
 
     def count(self, machine: int, batch: MiniBatch) -> None:
         """Count a batch of a machine."""
-        nodes, drawn = batch.n_id.numpy(), np.diff(batch.indptr.numpy())
-        owner = self.owner[part_of(nodes, self._offsets)]
-        away = (owner != machine) & ~self._replicated[nodes]
-        asked = away[: len(drawn)]  # nodes of the last hop are asked for features alone
-        self.rows[:, machine] += np.bincount(owner[away], minlength=len(self.rows))
-        np.add.at(self.neighbors[:, machine], owner[: len(drawn)][asked], drawn[asked])
-        self.all_rows[machine] += len(nodes)
+        self.traffic.count(machine, batch)
         self.seeds[machine] += batch.batch_size
-        self.num_batches += 1
-
-    def bytes_of_batches(self) -> np.ndarray:
-        """Return (machines, machines) bytes that each sent to each in the batches that were counted."""
-        return self.rows * self._bench.feature_bytes + self.neighbors * self._csc.indices.itemsize
 
     def told(self) -> dict:
         """Return the columns of a row of the table."""
-        share = -(-self._targets // len(self.rows))  # targets of a rank in an epoch
-        epoch = self.bytes_of_batches() * (share / np.maximum(self.seeds, 1))
+        traffic, share = self.traffic, -(-self._targets // len(self.seeds))  # targets of a rank in an epoch
+        epoch = traffic.num_bytes() * (share / np.maximum(self.seeds, 1))
         busiest = max(epoch.sum(axis=0).max(), epoch.sum(axis=1).max())
         return {
-            "num_batches": self.num_batches,
-            "away_share": round(float(self.rows.sum() / max(1, self.all_rows.sum())), 5),
+            "num_batches": int(traffic.num_batches.sum()),
+            "away_share": round(float(traffic.rows.sum() / max(1, traffic.all_rows.sum())), 5),
             "epoch_bytes": round(epoch.sum()),
             "link_s": round(busiest * 8 / (self._bench.link_gbit_per_s * 1e9), 4),
             "train_balance": round(self.train_balance, 4),

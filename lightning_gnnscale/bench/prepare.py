@@ -51,7 +51,7 @@ class PrepareBench:
         hidden_channels: Width of the model on the CPU.
         num_batches: Number of batches in one measurement.
         draw_ms: Time for which each draw of neighbours sleeps in addition, milliseconds: so more workers than cores can
-            be seen side by side. Task graphs draw in tasks, which do not sleep.
+            be seen side by side.
         num_parts, scope: Number of parts in the stores, and the scope of batches; see `PartitionDataModule`.
         num_ranks: Trainers, each a process of this machine that takes as many batches; above 1 sources must be of Ray,
             whose workers they share. Rows are sums over them.

@@ -34,10 +34,10 @@ class PacedSampler(NeighborSampler):
 
     draw_ms: float = 0.0
 
-    def draw(self, *arguments, **options):
-        """Draw, and sleep."""
+    def finish(self, *arguments):
+        """Sleep, whoever owns the rows that were drawn."""
         time.sleep(self.draw_ms / 1000)
-        return super().draw(*arguments, **options)
+        return super().finish(*arguments)
 
 
 class Taken(NamedTuple):

@@ -190,6 +190,12 @@ def make_store(config: DictConfig, source: StoreSource, make_plan: Callable[...,
     return plan
 
 
+def standing_store(config: DictConfig, source: StoreSource) -> PartitionStore | None:
+    """Return the store that `make_store` would find made; None: there is none."""
+    root = _standing_root(config, source)
+    return PartitionStore.open(root) if root is not None and (Path(root) / MANIFEST).exists() else None
+
+
 def _standing_root(config: DictConfig, source: StoreSource) -> Path:
     """Return the folder of a store of this input: of any number of parts where the plan is to choose it."""
     if source.num_parts != "auto":

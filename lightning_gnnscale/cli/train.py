@@ -13,6 +13,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -20,7 +21,7 @@ from .. import events
 from ..apart import of_first_rank
 from ..datamodule import PeakRecorder, PredictionWriter
 from ..datamodule.stored_graph import accelerator_of, check_edge_weights
-from ..memory import process_bytes
+from ..memory import format_bytes, process_bytes
 from ..partition_store.value_checks import least_value
 from ..report.terminal import ProgressBars, print_summary, write_summary
 from ..strategy import GNNScaleStrategy
@@ -55,7 +56,7 @@ from .run_folder import (
     run_summary,
     sampled_validation,
 )
-from .store import StoredData, make_store, open_store, plan_standing
+from .store import StoredData, make_store, open_store, plan_standing, standing_store
 
 
 def run(config: DictConfig) -> dict:
@@ -367,6 +368,50 @@ def plan(config: DictConfig) -> None:
     for term, value in made.terms():
         table.add_row(term, value)
     Console().print(table)
+    if "dataset" in config:
+        _plan_machines(config, datamodule, store or standing_store(config, datamodule.store_source))
+
+
+def _plan_machines(config: DictConfig, datamodule, store) -> None:
+    """Print what each machine of a run on several holds, receives and sends."""
+    from ..datamodule.machine_plan import Machines  # of use on several machines alone
+
+    training, learned = config.trainer.get("num_nodes") or 1, model_widths(config).get("embedding_dim", 0)
+    with own_settings("machines", config.machines):
+        machines = Machines(training, planned_devices(config), embedding_dim=learned, **config.machines)
+    if machines.number == 1:
+        return
+    if not takes_sampler(config):
+        print("machines: what full-graph training exchanges is not counted here; `gnnscale bench exchange` measures it")
+        return
+    if store is None:
+        print("machines are counted on a store that stands: make it with `gnnscale partition`, or say store=")
+        return
+    if config.store is None:
+        datamodule = make_datamodule(config, None, store=store)
+    weights = instantiate(config.strategy.weights) if config.strategy.get("weights") else None
+    with own_settings("machines", config.machines):
+        rows = machines.plan(datamodule, weights)
+    columns = ("", "role", "parts", "holds", "targets", "rows of\nothers", "receives", "sends", "link")
+    table = Table(*columns, title="machines, in an epoch", title_justify="left", box=SIMPLE, padding=0)
+    for number, row in enumerate(rows):
+        away = "" if row.away_share is None else f"{row.away_share:.1%}"
+        sizes = [format_bytes(size) for size in (row.received_bytes, row.sent_bytes)]
+        parts, targets = _short(row.parts), f"{row.num_targets:,}" if row.num_targets else ""
+        table.add_row(
+            str(number), row.role, parts, format_bytes(row.held_bytes), targets, away, *sizes, f"{row.link_s:.2f} s"
+        )
+    Console().print(table)
+    print(
+        f"{format_bytes(sum(row.sent_bytes for row in rows))} travel in an epoch; at {machines.link_gbit:g} Gbit/s the "
+        f"busiest link takes {max(row.link_s for row in rows):.2f} s. Counted by {machines.batches} batches of each "
+        "machine that trains, without gradients, averaged models, evaluation and what a row cache saves."
+    )
+
+
+def _short(parts: tuple[int, ...]) -> str:
+    """Return part ids, or how many they are."""
+    return ", ".join(map(str, parts)) if len(parts) <= 4 else f"{len(parts)} parts"
 
 
 def planned_accelerator(config: DictConfig) -> str:

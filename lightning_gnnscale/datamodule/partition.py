@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import StrategyError, check_count
 from ..events import record
 from ..keywords import passes_on
-from ..loader import LoaderOptions, PartLoader, RankPlace, SourceSettings, parts_of_rank, rank_of_parts
+from ..loader import LoaderOptions, PartLoader, RankPlace, SourceSettings, Threads, parts_of_rank, rank_of_parts
 from ..memory import trim_heap
 from ..model.layer_source import NodeSet
 from ..partition_store import PartitionStore
@@ -154,7 +154,7 @@ class PartitionDataModule(StoredGraphDataModule):
             num_threads=getattr(self.source, "num_threads", 1),
             prefetch_batches=self.source.batches_ahead,
         )
-        if self._asks_owners and placement is not None:
+        if self.asks_owners and placement is not None:
             raise ValueError('a placement reads rows of its own machine: use row_reads="auto", or placement=None')
         if not stored_features and placement is not None:
             raise ValueError("a placement places stored features: leave stored_features=True, or placement=None")
@@ -173,7 +173,7 @@ class PartitionDataModule(StoredGraphDataModule):
                 'in every batch, and parts have different numbers of batches: use Trainer(strategy="gnnscale")'
             )
         weights = getattr(trainer.strategy, "weights", None)
-        check_scope(self._scope_under(weights), weights, self.sampler)
+        check_scope(self.scope_under(weights), weights, self.sampler)
         if self._placed is not None:
             self._placed.check_trainer(trainer)
 
@@ -208,24 +208,26 @@ class PartitionDataModule(StoredGraphDataModule):
     @property
     def rank_of_part(self) -> np.ndarray:
         """(num_parts,) int64: the rank that trains most targets of each part, known once the store is open."""
-        store, place = self.store, self._place()
-        weights = getattr(getattr(self.trainer, "strategy", None), "weights", None)
-        trainable = trains_on_links(self.sampler) or "train" in store.masks
-        if self._scope_under(weights) == "part" or not trainable:
-            return np.arange(store.num_parts) % place.world_size
-        counts = [len(nodes) for nodes in part_targets(store, self.sampler).values()]
-        return rank_of_parts(counts, np.diff(store.part_offsets), place.world_size)
+        return self.owners(self._place().world_size, self._weights)
+
+    def owners(self, world_size: int, weights: Any) -> np.ndarray:
+        """Return (num_parts,) int64: the rank of so many that trains most targets of each part, under a policy."""
+        trainable = trains_on_links(self.sampler) or "train" in self.store.masks
+        if self.scope_under(weights) == "part" or not trainable:
+            return np.arange(self.store.num_parts) % world_size
+        counts = [len(nodes) for nodes in part_targets(self.store, self.sampler).values()]
+        return rank_of_parts(counts, np.diff(self.store.part_offsets), world_size)
+
+    @property
+    def _weights(self) -> Any:
+        """The strategy's policy; under another strategy than this package's None, and a pass over each part."""
+        return getattr(getattr(self.trainer, "strategy", None), "weights", None)
 
     def train_dataloader(self):
         """Return this rank's batches: a plain iterable that shards itself."""
         self._check_trainable()
-        # Under another strategy than this package's there is one part's worth of everything a policy would say.
-        weights = getattr(getattr(self.trainer, "strategy", None), "weights", None)
-        scope = self._scope_under(weights)
-        check_scope(scope, weights, self.sampler)
-        check_edge_weights(self.sampler, self.store)
-        place, options, features = self._place(), self.loader_options, self.buffer
-        interleaved = scope == "part" and self._interleaves(weights)
+        scope, place = self.scope_under(self._weights), self._place()
+        options, features = self.loader_options, self.buffer
         if self._gathers_on_device or not self.stored_features:
             features = None
         held = self._held_graph()
@@ -236,24 +238,36 @@ class PartitionDataModule(StoredGraphDataModule):
             options = replace(options, shuffle=False)  # so that an epoch's first batches are of the same seeds
         if features is not None and features is self.buffer:  # rows of this process: workers draw, its threads gather
             options = self._placed.loader_options(options, self.source.in_process)
-        if scope == "graph":
-            features = features if held is None else held.features
-            loader = make_graph_loader(self.store, self.sampler, options, features, self.source, place, held)
-        elif interleaved:
-            given = (self.halo_hops, self.interleave_parts, options, features, self.source, place)
-            loader = make_interleaved_loader(self.store, self.sampler, *given)
-        else:
-            if getattr(weights, "equal_batches", False):
-                check_even_parts(part_targets(self.store, self.sampler), place.world_size)
-            options = replace(options, passes=getattr(weights, "passes_per_epoch", 1))
-            loader = make_part_loader(self.store, self.sampler, self.halo_hops, options, features, self.source, place)
+        features = features if held is None else held.features
+        loader = self._loader(self._weights, options, features, self.source, place, held)
         if reads_store and features is not None:
             hops = None if scope == "graph" else self.halo_hops
-            how = "auto" if self._asks_owners else self.row_reads
+            how = "auto" if self.asks_owners else self.row_reads
             settle_row_reads(loader, self.store, self.source, place, how, hops)
         self._close_loader()
         self._train_loader = loader
         return loader
+
+    def trial_loader(self, place: RankPlace, weights: Any) -> PartLoader:
+        """Return the batches that a rank would train on under a policy, without features, as threads here make them."""
+        return self._loader(weights, replace(self.loader_options, prefetch_batches=None), None, Threads(), place)
+
+    def _loader(
+        self, weights: Any, options: LoaderOptions, features, source, place: RankPlace, held=None
+    ) -> PartLoader:
+        """Return a rank's loader under a policy, of the scope that it takes."""
+        scope = self.scope_under(weights)
+        check_scope(scope, weights, self.sampler)
+        check_edge_weights(self.sampler, self.store)
+        if scope == "graph":
+            return make_graph_loader(self.store, self.sampler, options, features, source, place, held)
+        if self._interleaves(weights):
+            given = (self.halo_hops, self.interleave_parts, options, features, source, place)
+            return make_interleaved_loader(self.store, self.sampler, *given)
+        if getattr(weights, "equal_batches", False):
+            check_even_parts(part_targets(self.store, self.sampler), place.world_size)
+        options = replace(options, passes=getattr(weights, "passes_per_epoch", 1))
+        return make_part_loader(self.store, self.sampler, self.halo_hops, options, features, source, place)
 
     def val_dataloader(self):
         on_links = trains_on_links(self.sampler)
@@ -313,23 +327,25 @@ class PartitionDataModule(StoredGraphDataModule):
             self._held = None
 
     @property
-    def _asks_owners(self) -> bool:
+    def asks_owners(self) -> bool:
+        """Whether machines ask each other for rows: `row_reads="owners"`."""
         return not isinstance(self.row_reads, str)
 
     def _held_graph(self) -> "HeldGraph | None":
         """Return the graph as the machines of the run hold it; None where the store is read. Every rank calls it."""
         place = self._place()
-        if self._asks_owners and self._held is None and place.num_local < place.world_size:
+        if self.asks_owners and self._held is None and place.num_local < place.world_size:
             features = self.store.features if self.stored_features else None
             self._held = self.row_reads.open(self.store, features, self.rank_of_part)
         return self._held
 
-    def _scope_under(self, weights: Any) -> str:
+    def scope_under(self, weights: Any) -> str:
+        """Return the scope of batches under a weight policy: "part" or "graph"."""
         if self.scope != "auto":
             return self.scope
         if not getattr(weights, "equal_batches", False) or self.mode == "full_batch":
             return "part"
-        asks_owners = self._asks_owners or getattr(self.source, "construction", "local") == "distributed"
+        asks_owners = self.asks_owners or getattr(self.source, "construction", "local") == "distributed"
         crosses = asks_owners or self._placed is not None or not mixes_parts(self.sampler)
         return "graph" if crosses else "part"
 
@@ -340,7 +356,7 @@ class PartitionDataModule(StoredGraphDataModule):
     def mixed_parts(self, weights: Any) -> int:
         """Return how many parts a batch mixes under a weight policy, at most; 0: none. None stands for the default."""
         mixed = mixes_parts(self.sampler) if weights is None else self._interleaves(weights)
-        return self.interleave_parts if mixed and self._scope_under(weights) == "part" else 0
+        return self.interleave_parts if mixed and self.scope_under(weights) == "part" else 0
 
     def _close_loader(self) -> None:
         if self._train_loader is not None:
@@ -458,7 +474,7 @@ class PartitionDataModule(StoredGraphDataModule):
         work = None
         if self.evaluation.sample == "auto":
             weights = getattr(self.trainer.strategy, "weights", None)
-            scope, passes = self._scope_under(weights), getattr(weights, "passes_per_epoch", 1)
+            scope, passes = self.scope_under(weights), getattr(weights, "passes_per_epoch", 1)
             options = replace(self.loader_options, passes=passes)
             if scope == "part" and self._interleaves(weights):
                 pieces = min(self.interleave_parts, self.store.num_parts)
@@ -472,7 +488,7 @@ class PartitionDataModule(StoredGraphDataModule):
             "batch_size": seeds if self.mode == "mini_batch" else None,
             "fanouts": getattr(self.sampler, "fanouts", ()),
             "prefetch_batches": self.loader_options.batches_ahead + 1,
-            "mixed_parts": self.mixed_parts(getattr(getattr(self.trainer, "strategy", None), "weights", None)),
+            "mixed_parts": self.mixed_parts(self._weights),
         }
 
 

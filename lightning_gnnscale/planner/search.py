@@ -1,7 +1,7 @@
 """How halos grow with the number of parts: estimated on a sample of the edges, measured, and searched for what fits."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -170,6 +170,13 @@ class SampledHalos:
         if self.rate == 1:
             return "counted on the whole graph"
         return f"estimated on a sample of {len(self.nodes_of_sample):,} nodes and {self.edges.shape[1]:,} edges"
+
+    def masks(self, masks: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return masks over the nodes of the sample; one that none of them is in has the first: it can be balanced."""
+        own = {name: np.asarray(mask)[self.nodes_of_sample] for name, mask in masks.items() if mask is not None}
+        for mask in own.values():
+            mask[:1] |= not mask.any()
+        return own
 
     def rows(self, partition: Callable[..., Partitioning], num_parts: int) -> int:
         """Return the rows of the largest part, core and halo, that this partitioner would make of the graph."""

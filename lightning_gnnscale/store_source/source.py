@@ -279,6 +279,7 @@ class StoreSource:
         if plan.num_parts == 1 and plan.fits:
             return plan.with_halo(0)
         sample = SampledHalos(self.dataset.stream, self.seed)
+        masks = sample.masks(self.dataset.masks or {})
 
         def plan_at(num_parts: int, part: PartRows) -> Plan:
             rows = max(part.rows, math.ceil(plan.num_nodes / num_parts))
@@ -287,7 +288,7 @@ class StoreSource:
             return replace(made, chosen_by=plan.chosen_by if num_parts == plan.num_parts else "halo")
 
         def rows(num_parts: int) -> int:
-            return sample.rows(partial(self._assign_stream, masks=None), num_parts)
+            return sample.rows(partial(self._assign_stream, masks=masks), num_parts)
 
         told = plan_at(plan.num_parts, PartRows(rows(plan.num_parts)))
         if told.fits or self.num_parts != "auto":

@@ -65,7 +65,7 @@ def test_counts_are_the_bytes_that_holders_answer_with(store, replicate_share):
         for batch in make_graph_loader(store, NeighborSampler([4, 3]), options, features, Threads(), place, graph):
             asked.count(machine, batch)
     assert (answered > 0).sum() == MACHINES * (MACHINES - 1)
-    assert np.array_equal(asked.bytes_of_batches(), answered)
+    assert np.array_equal(asked.traffic.num_bytes(), answered)
     # All batches of an epoch were counted: nothing is extrapolated, and a link of 1 Gbit/s carries 125 MB a second.
     told, busiest = asked.told(), max(answered.sum(axis=0).max(), answered.sum(axis=1).max())
     assert told["epoch_bytes"] == pytest.approx(answered.sum(), rel=2e-3)

@@ -263,7 +263,7 @@ def test_scope_and_policy_must_fit(store_root):
 )
 def test_the_scope_follows_from_the_settings(store_root, options, weights, scope):
     dm = gs.PartitionDataModule(store=store_root, **options)
-    assert dm._scope_under(weights) == scope
+    assert dm.scope_under(weights) == scope
     mixes = scope == "part" and weights.equal_batches and options.get("mode") != "full_batch"
     assert dm.mixed_parts(weights) == (4 if mixes else 0)
 

@@ -1,0 +1,265 @@
+"""What machines that share no folder hold and ask of each other in an epoch, counted before they train.
+
+Not counted: gradients and averaged models, boundary rows of full-graph training, evaluation, and rows that a trainer's
+cache saves.
+"""
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from ..errors import check_count, check_integer
+from ..loader import RankPlace
+from ..memory import parse_bytes
+from ..partition_store import PartitionStore
+from ..remote.batch_group import pack_group
+from ..remote.dealing import assign_parts
+from ..remote.held_rows import most_linked, part_of
+from ..remote.holder import row_bytes_of, stored_table
+from ..sampler.minibatch import MiniBatch
+from .partition import PartitionDataModule
+from .train_loader import part_targets
+
+_LEARNED_BYTES = 12  # a learnable number and both moments of Adam
+
+
+class RowsAsked:
+    """Rows and bytes that machines ask of each other for their batches, counted batch by batch.
+
+    Args:
+        store: The store whose parts they hold.
+        owner: (num_parts,) machine that holds each part.
+        num_machines: Number of machines.
+        row_bytes: Size of a feature row, bytes.
+        replicate_bytes: Rows of highest in-degree that each machine holds beside its own, bytes.
+
+    Attributes:
+        row_bytes: As given.
+        replicated: (num_nodes,) bool: the nodes whose rows every machine holds.
+        rows, neighbors: (num_machines, num_machines) int64: feature rows and ids of neighbours that [this machine] gave
+            [that one].
+        all_rows, num_batches: (num_machines,) int64: rows of its batches, and batches.
+    """
+
+    def __init__(
+        self, store: PartitionStore, owner: np.ndarray, num_machines: int, row_bytes: int, replicate_bytes: int
+    ):
+        self._offsets, csc = store.part_offsets, store.csc
+        self._owner, self.row_bytes, self._id_bytes = np.asarray(owner), row_bytes, csc.indices.itemsize
+        self.replicated = np.zeros(store.num_nodes, bool)
+        self.replicated[most_linked(csc.indptr, replicate_bytes, self._id_bytes, row_bytes)] = True
+        self.rows, self.neighbors = np.zeros((2, num_machines, num_machines), np.int64)
+        self.all_rows, self.num_batches = np.zeros((2, num_machines), np.int64)
+
+    def count(self, machine: int, batch: MiniBatch) -> None:
+        """Count a batch of a machine."""
+        nodes, drawn = batch.n_id.numpy(), np.diff(batch.indptr.numpy())
+        owner = self._owner[part_of(nodes, self._offsets)]
+        away = (owner != machine) & ~self.replicated[nodes]
+        asked = away[: len(drawn)]  # nodes of the last hop are asked for features alone
+        self.rows[:, machine] += np.bincount(owner[away], minlength=len(self.rows))
+        np.add.at(self.neighbors[:, machine], owner[: len(drawn)][asked], drawn[asked])
+        self.all_rows[machine] += len(nodes)
+        self.num_batches[machine] += 1
+
+    def owned(self, batch: MiniBatch) -> np.ndarray:
+        """Return (num_machines,) int64: how many of a batch's rows each machine owns."""
+        owner = self._owner[part_of(batch.n_id.numpy(), self._offsets)]
+        return np.bincount(owner, minlength=len(self.rows))
+
+    def num_bytes(self) -> np.ndarray:
+        """Return (num_machines, num_machines) bytes that [this machine] gave [that one] for the batches counted."""
+        return self.rows * self.row_bytes + self.neighbors * self._id_bytes
+
+
+@dataclass(frozen=True)
+class MachinePlan:
+    """One machine of a run.
+
+    Attributes:
+        role: "trains" or "prepares".
+        parts: Parts that it holds.
+        held_bytes: Neighbours, feature rows and learnable rows that it holds.
+        num_targets: Targets that it trains on in an epoch.
+        away_share: Share of the rows of the batches it makes that come from other machines; None: it makes none.
+        received_bytes, sent_bytes: Bytes that it receives and sends in an epoch.
+        link_s: Seconds for which its link is busy in an epoch, the busier direction of the two.
+    """
+
+    role: str
+    parts: tuple[int, ...]
+    held_bytes: int
+    num_targets: int
+    away_share: float | None
+    received_bytes: int
+    sent_bytes: int
+    link_s: float
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Machines that a run is planned for.
+
+    Args:
+        training: Number of machines that train, >= 1.
+        devices: Ranks of each.
+        preparing: Number of machines beside them that prepare batches, >= 0; 0: each machine makes its own.
+        link_gbit: Rate at which a machine sends, and at which it receives at the same time, gigabits a second.
+        batches: Batches that are drawn for each machine that trains, at most; an epoch is extrapolated from them.
+        embedding_dim: Width of learnable rows; 0: there are none.
+
+    Raises:
+        ValueError: an argument outside its range.
+    """
+
+    training: int = 1
+    devices: int = 1
+    preparing: int = 0
+    link_gbit: float = 1.0
+    batches: int = 20
+    embedding_dim: int = 0
+
+    def __post_init__(self):
+        check_count("training", self.training)
+        check_integer("preparing", self.preparing, 0)
+        check_count("batches", self.batches)
+        if not isinstance(self.link_gbit, int | float) or not self.link_gbit > 0:
+            raise ValueError(f"link_gbit must be a number > 0, got {self.link_gbit!r}")
+
+    @property
+    def number(self) -> int:
+        """Number of all machines."""
+        return self.training + self.preparing
+
+    def plan(self, data: PartitionDataModule, weights: Any = None) -> list[MachinePlan]:
+        """Return a row for each machine: those that train, then those that prepare.
+
+        Args:
+            data: The run's DataModule over a store that stands, set up for no stage.
+            weights: Policy of weights of the run's strategy; None: as without one.
+
+        Raises:
+            ValueError: machines are to prepare for a source that takes no workers of other machines.
+            StrategyError: the run would be refused too.
+
+        Cost: draws `batches` batches for each machine that trains, without features.
+        """
+        if self.preparing and not hasattr(data.source, "construction"):
+            raise ValueError(
+                f"preparing={self.preparing} machines make batches for source=ray alone: set source=ray, or preparing=0"
+            )
+        store, crosses = data.store, data.scope_under(weights) == "graph"
+        if self.preparing:
+            names = range(self.training, self.number)
+            dealt = assign_parts(range(store.num_parts), names, names, data.seed, store.num_parts)
+            owner = np.array([dealt[part] for part in range(store.num_parts)])
+            whole, replicate = crosses and data.source.construction == "local", data.source.replicate_bytes
+        else:
+            owner = data.owners(self.training * self.devices, weights) // self.devices
+            whole, replicate = crosses and not data.asks_owners, getattr(data.row_reads, "replicate_bytes", 0)
+        row_bytes = row_bytes_of(stored_table(store)) if data.stored_features else 0
+        traffic = RowsAsked(store, owner, self.number, row_bytes, parse_bytes(replicate, "replicate_bytes"))
+        sent, targets = self._sent(data, weights, traffic, asks=crosses and not whole), self._targets(data, weights)
+        machines, parts_of = range(self.number), [np.flatnonzero(owner == one) for one in range(self.number)]
+        held = [self._held_bytes(store, parts, traffic, whole, halos=not crosses) for parts in parts_of]
+        return [self._row(one, owner, traffic, sent, held[one], targets[one]) for one in machines]
+
+    def _targets(self, data: PartitionDataModule, weights: Any) -> np.ndarray:
+        """Return (number,) int64: the targets that each machine trains on."""
+        counts = [len(nodes) for nodes in part_targets(data.store, data.sampler).values()]
+        ranks = self.training * self.devices
+        if data.scope_under(weights) == "graph" or data.mixed_parts(weights):
+            owned = np.diff([rank * sum(counts) // ranks for rank in range(ranks + 1)])
+        else:
+            owned = np.bincount(data.owners(ranks, weights), counts, ranks).astype(np.int64)
+        trained = owned.reshape(self.training, self.devices).sum(axis=1)
+        return np.concatenate([trained, np.zeros(self.preparing, np.int64)])
+
+    def _sent(self, data: PartitionDataModule, weights: Any, traffic: RowsAsked, asks: bool) -> np.ndarray:
+        """Return (number, number) bytes that [this machine] sends [that one] in an epoch.
+
+        Args:
+            asks: Whether who makes a batch asks the owners of its rows.
+        """
+        sent = np.zeros((self.number, self.number))
+        ranks = self.training * self.devices
+        for trainer in range(self.training):
+            place = RankPlace(trainer * self.devices, ranks, trainer, num_local=self.devices)
+            with closing(data.trial_loader(place, weights)) as loader:
+                batches = list(islice(loader, self.batches))
+                scale = self.devices * len(loader) / len(batches)
+            if self.preparing:
+                self._count_prepared(trainer, batches, scale, data, traffic, sent, asks)
+            elif asks:
+                before = traffic.num_bytes()
+                for batch in batches:
+                    traffic.count(trainer, batch)
+                sent += scale * (traffic.num_bytes() - before)
+            else:
+                traffic.all_rows[trainer] = sum(len(batch.n_id) for batch in batches)
+                traffic.num_batches[trainer] = len(batches)
+            if self.embedding_dim:
+                rows = scale * sum(traffic.owned(batch) for batch in batches)
+                rows[trainer] = 0
+                sent[:, trainer] += rows * self.embedding_dim * 4
+                sent[trainer] += rows * self.embedding_dim * 4  # the gradients of all that came
+        return sent
+
+    def _count_prepared(
+        self, trainer: int, batches: Sequence[MiniBatch], scale: float, data, traffic: RowsAsked, sent, asks: bool
+    ) -> None:
+        """Add what machines that prepare send each other, and the trainer, for its batches."""
+        together = data.source.batches_per_group
+        before = traffic.num_bytes()
+        for number, first in enumerate(range(0, len(batches), together)):
+            group = pack_group(batches[first : first + together])
+            machine = self.training + number % self.preparing
+            for batch in batches[first : first + together]:
+                if asks:
+                    traffic.count(machine, batch)
+                else:
+                    traffic.all_rows[machine] += len(batch.n_id)
+                    traffic.num_batches[machine] += 1
+            sent[machine, trainer] += scale * (group.num_bytes + len(group.union) * traffic.row_bytes)
+        sent += scale * (traffic.num_bytes() - before)
+
+    def _held_bytes(
+        self, store: PartitionStore, parts: np.ndarray, traffic: RowsAsked, whole: bool, halos: bool
+    ) -> int:
+        """Return the bytes of the rows of parts, or of the whole graph, with learnable ones.
+
+        Args:
+            parts: What the machine owns; none: it holds nothing.
+            halos: Whether a part is held with the rows of its halo.
+        """
+        if not len(parts):
+            return 0
+        offsets, csc = store.part_offsets, store.csc
+        held = traffic.replicated.copy()
+        for part in range(store.num_parts) if whole else parts.tolist():
+            held[offsets[part] : offsets[part + 1]] = True
+        rows = int(held.sum())
+        features = int(store.part_rows[parts].sum()) if halos else rows
+        arcs = int(np.diff(csc.indptr)[held].sum())
+        learned = int(np.diff(offsets)[parts].sum()) * self.embedding_dim * _LEARNED_BYTES
+        return arcs * csc.indices.itemsize + 8 * rows + features * traffic.row_bytes + learned
+
+    def _row(
+        self, one: int, owner: np.ndarray, traffic: RowsAsked, sent: np.ndarray, held: int, targets: int
+    ) -> MachinePlan:
+        parts = tuple(np.flatnonzero(owner == one).tolist())
+        received, given, rows = sent[:, one].sum(), sent[one].sum(), int(traffic.all_rows[one])
+        return MachinePlan(
+            role="trains" if one < self.training else "prepares",
+            parts=parts,
+            held_bytes=held,
+            num_targets=int(targets),
+            away_share=float(traffic.rows[:, one].sum() / rows) if rows else None,
+            received_bytes=round(received),
+            sent_bytes=round(given),
+            link_s=float(max(received, given) * 8 / (self.link_gbit * 1e9)),
+        )
