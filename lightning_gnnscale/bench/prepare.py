@@ -99,6 +99,11 @@ class PrepareBench:
                 raise ValueError(f"bench.train must hold cpu, or milliseconds >= 0, got {trainer!r}")
         check_graphs(self.graphs, public_root(self.data_root), STORES, "power_law:NODES:EDGES:FEATURES")
         check_count("bench.num_ranks", self.num_ranks)
+        if self.scope == "part" and self.num_parts < self.num_ranks:
+            raise ValueError(
+                f"bench.num_parts must be at least bench.num_ranks={self.num_ranks} with bench.scope=part, "
+                f"got {self.num_parts}"
+            )
         for name, options in self.cases:
             source = source_of(name, _plain(options, 1))
             if self.num_ranks > 1 and not isinstance(source, RayWorkers):

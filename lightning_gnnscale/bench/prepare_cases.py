@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ..cli.compose import compose_config
 from ..datamodule import PartitionDataModule
-from ..datamodule.train_loader import SOURCES, make_graph_loader, make_interleaved_loader
+from ..datamodule.train_loader import SOURCES, make_graph_loader, make_part_loader
 from ..loader import PartLoader, RankPlace, SourceSettings
 from ..model import GCN, GraphSAGE, LinkPredictor, NodeClassifier
 from ..partition_store import PartitionStore
@@ -229,7 +229,7 @@ def _measure_rank(
         if shape.scope == "graph":
             loader = make_graph_loader(data.store, data.sampler, *given)
         else:
-            loader = make_interleaved_loader(data.store, data.sampler, data.halo_hops, data.interleave_parts, *given)
+            loader = make_part_loader(data.store, data.sampler, data.halo_hops, *given)
         with closing(loader):
             measured = measure(
                 loader, make_trainer(data.store, workload, shape, train), shape.num_batches,

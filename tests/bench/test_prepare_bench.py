@@ -124,6 +124,7 @@ def test_settings_are_combined_and_repeats_are_summed_up():
         ({"sources": ["pigeons"]}, "bench.sources: no source 'pigeons'; there are fixed_prefetch, processes, "),
         ({"graphs": ["atlantis"]}, "bench.graphs: no graph 'atlantis'"),
         ({"num_ranks": 0}, "bench.num_ranks must be an integer of at least 1, got 0"),
+        ({"num_ranks": 8, "scope": "part"}, "bench.num_parts must be at least bench.num_ranks=8 with bench.scope=part"),
         ({"num_ranks": 2}, "bench.num_ranks=2 is measured where ranks share workers: set bench.sources=.ray., got thr"),
     ],
 )
