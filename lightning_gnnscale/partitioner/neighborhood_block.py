@@ -6,79 +6,82 @@ import numpy as np
 
 from ..graph import MASK_NAMES, id_dtype
 from ..jit import kernel
+from ..rng import fold
 from . import phases
-from .block_merging import BlockForest, assign_blocks, link_rows, merge_blocks
-from .graph_access.simple_graph import BLOCK_EDGES
+from .constraints import judge, node_weights, resolve_constraints
 from .graph_input import GraphInput, graph_partitioner
-from .grem import part_cap
-from .multilevel.pair_table import PairTable, edge_pairs, rows_of_pairs
+from .multilevel import Effort
+from .multilevel.clustering import cluster_limit
+from .multilevel.quotient import build_quotient, number_clusters, quotient_bytes
+from .multilevel.weighted_graph import MAX_PARTS, EdgeGraph, RowThreads, WeightedGraph, part_loads
 from .registry import check_number
+from .streaming_multilevel import MIN_QUOTIENT_EDGES, StreamedParts
 
-MAX_ROUNDS = 32  # passes' worth of nodes that follow their neighbours, one hop a round
-# Neighbours by part are counted for so many nodes at a time that their counters stay below the larger of these two.
-MIN_COUNTERS, COUNTERS_A_NODE = 1 << 20, 4
+MAX_HOPS = 32  # nodes further away make blocks by their ids
+BLOCKS_A_PART = 100.0  # full blocks that a part is made of at least
+SLACK = 1.05
+_QUOTIENT_EDGES_A_NODE, _BYTES_AN_EDGE = 2, 60  # of the graph of blocks
 
-_BLOCKS, _QUOTIENT, _LEFTOVERS = "blocks", "quotient", "leftovers"
+_BLOCKS = "blocks"
+_SALT = 0x4E424C4B  # keeps this use of the seed apart from all others
 
 
-@graph_partitioner("neighborhood_block")
-def neighborhood_block(
-    graph: GraphInput,
-    num_parts: int,
-    *,
-    num_hops: int = 2,
-    train_weight: float | None = None,
-    val_weight: float | None = None,
-    test_weight: float | None = None,
-    epsilon: float = 0.03,
-) -> np.ndarray:
-    """Partition by blocks around the training, validation and test nodes; deterministic, so the seed has no effect.
+def _memory(num_nodes: int, num_edges: int, *_) -> float:
+    edges = min(max(MIN_QUOTIENT_EDGES, _QUOTIENT_EDGES_A_NODE * num_nodes), num_edges)
+    return max(75 * num_nodes, 36 * num_nodes + max(quotient_bytes(edges), _BYTES_AN_EDGE * edges))
+
+
+@graph_partitioner("neighborhood_block", memory=_memory)
+def neighborhood_block(graph: GraphInput, num_parts: int, *, refinement_rounds: int = 4) -> np.ndarray:
+    """Partition by blocks around the training, validation and test nodes.
 
     Breadth-first search runs from all of them at once, whole hops at a time; a node keeps the first block that reaches
-    it, the lowest of several. Blocks merge with the neighbour that they share most edges with while they hold at most
-    1 / (8 num_parts) of the labelled nodes. Those with the most nodes of one mask come first, each to the part with the
-    largest (cross edges / size of the part + 1 / num_nodes) * max(room, 0), where
-    room = 1 - a train / mean train - b val / mean val - c test / mean test.
+    it, the lowest of several. A block that is full goes on as another one. The graph of blocks is partitioned in
+    memory: blocks merge by the edges between them, and nodes and each mask are capped. Its parts are refined on the
+    stream.
 
     Args:
-        graph: the graph, without `balance`: the masks are balanced by their weights.
+        graph: the graph. Its seed decides the parts of blocks; where there is a checkpoint, every hop, the parts of
+            blocks and every round of refinement are saved.
         graph.masks: {"train": (num_nodes,) bool, "val": ..., "test": ...}, at least one of them, with nodes in it.
+        graph.balance: {"nodes": 1.05, "train": 1.05}, any of nodes and masks: the largest part over the mean. None:
+            nodes and each mask that has nodes at 1.05. What cannot be kept is told with its size.
         num_parts: in [1, num_nodes].
-        num_hops: hops that a block reaches from its centre, >= 1.
-        train_weight, val_weight, test_weight: a, b and c above, dimensionless, >= 0. None: one over the number of
-            masks that have nodes, so that a part at the mean of all of them has no room left.
-        epsilon: nodes that no block reaches go to parts of at most (1 + epsilon) * ceil(num_nodes / num_parts) nodes,
-            >= 0; blocks may pass that.
+        refinement_rounds: rounds of Jet refinement over the stream, >= 0.
 
     Returns:
-        (num_nodes,) int32 part ids. Nodes that no block reaches follow most of their neighbours, hop after hop; nodes
-        without a path to a block go to the least filled parts.
+        (num_nodes,) int32 part ids.
 
     Raises:
         ValueError: no masks, an option outside its range, or a layout that the edges contradict.
         EdgeStreamError: the edges changed between the passes.
 
-    Cost: num_hops + 2 passes, and one for each hop that is left (at most 32); 12 bytes a node, at most 16 more while
-        leftovers are placed, and the quotient graph of the blocks, 27 to 54 bytes a pair of neighbouring blocks (noted
-        as `quotient_bytes`; with a label on every node it is the graph itself), twice that while it turns into rows.
-    Source: Zheng et al., ByteGNN, VLDB 2022, graph partitioning. Differs: as printed every block holds one labelled
-        node and scores divide by empty parts; merging, 1 / num_nodes and max(room, 0) are ours, ties go to the
-        smallest part, then to the lowest.
+    Cost: a pass for each hop (at most 32), one for the graph of blocks, and two or three for a round of refinement and
+        of rebalancing; 63 bytes a node and 4 more a mask, or 36 a node and 60 an edge of the graph of blocks (at most
+        two a node), whichever are more.
+    Source: Zheng et al., ByteGNN, VLDB 2022, graph partitioning. Differs: the paper fills parts with blocks greedily,
+        by edges over the size of the part and room for labelled nodes; there nothing caps nodes or a mask, and a
+        quarter of nell's sampled rows is in other parts where METIS leaves 3%.
     """
-    graph.refuse_balance()
-    check_number("partitioner.num_hops", num_hops, at_least=1)
-    if num_hops != int(num_hops):
-        raise ValueError(f"partitioner.num_hops must be a whole number, got {num_hops!r}")
-    check_number("partitioner.epsilon", epsilon, at_least=0)
+    if num_parts > MAX_PARTS:
+        raise ValueError(f"partitioner.num_parts of 'neighborhood_block' must be in [1, {MAX_PARTS}], got {num_parts}")
+    check_number("partitioner.refinement_rounds", refinement_rounds, at_least=0)
     labels = _label_masks(graph.masks, graph.num_nodes)
-    weights = _mask_weights(labels, {"train": train_weight, "val": val_weight, "test": test_weight})
     graph.open_simple()
-    parted = None
-    if graph.phase != _LEFTOVERS:
-        block = None if graph.phase == _QUOTIENT else _grow_blocks(graph, labels, int(num_hops))
-        parted = _part_blocks(graph, block, labels, num_parts, weights)
-        del block
-    return _place_leftovers(graph, parted, part_cap(graph.num_nodes, num_parts, epsilon))
+    no_degree = np.zeros(graph.num_nodes, np.int32)
+    balance = graph.balance or dict.fromkeys(("nodes", *labels), SLACK)
+    if "volume" in balance:
+        raise ValueError("partitioner.balance of 'neighborhood_block' takes nodes and masks, got volume")
+    constraints = resolve_constraints(balance, graph.masks, no_degree, num_parts)
+    edges = EdgeGraph(graph.simple, node_weights(constraints, no_degree, np.int32), graph.progress)
+    threads, cap = RowThreads(None), np.repeat(constraints.cap[None], num_parts, axis=0)
+    try:
+        parts = StreamedParts(graph, edges, cap, Effort(), threads)
+        part = parts.refined(lambda: _blocks(graph, edges, labels, num_parts, threads), int(refinement_rounds))
+        judge(constraints, part_loads(edges.node_weight, part, num_parts))
+    finally:
+        threads.close()
+    return part.astype(np.int32)
 
 
 def _label_masks(masks: Mapping | None, num_nodes: int) -> dict[str, np.ndarray]:
@@ -100,108 +103,54 @@ def _label_masks(masks: Mapping | None, num_nodes: int) -> dict[str, np.ndarray]
     return labels
 
 
-def _any_label(labels: dict[str, np.ndarray]) -> np.ndarray:
-    """Return (num_nodes,) bool: the nodes with any label."""
-    return np.logical_or.reduce(list(labels.values()))
+def _blocks(
+    graph: GraphInput, edges: EdgeGraph, labels: dict, num_parts: int, threads: RowThreads
+) -> tuple[WeightedGraph, np.ndarray]:
+    """Return the graph of blocks, and (num_nodes,) int32, the block of every node."""
+    most = max(2, int(graph.num_nodes / (BLOCKS_A_PART * num_parts)))
+    with phases.phase(_BLOCKS):
+        block = _grow_blocks(graph, np.logical_or.reduce(list(labels.values())), most)
+        coarse_of, num_blocks = number_clusters(block)
+    with phases.phase("quotient"):
+        max_edges = max(MIN_QUOTIENT_EDGES, _QUOTIENT_EDGES_A_NODE * graph.num_nodes)
+        largest, key = cluster_limit(edges, num_parts, 1.0), fold(graph.seed, _SALT)
+        quotient = build_quotient(edges, coarse_of, num_blocks, max_edges, largest, key, threads)
+    phases.note(blocks=num_blocks)
+    return quotient, coarse_of
 
 
-def _mask_weights(labels: dict[str, np.ndarray], given: dict[str, float | None]) -> np.ndarray:
-    for name, value in given.items():
-        if value is not None:
-            check_number(f"partitioner.{name}_weight", value, at_least=0)
-    return np.array([1 / len(labels) if given[name] is None else float(given[name]) for name in labels])
+def _grow_blocks(graph: GraphInput, labelled: np.ndarray, most: int) -> np.ndarray:
+    """Return the block of every node.
 
-
-def _grow_blocks(graph: GraphInput, labels: dict[str, np.ndarray], num_hops: int) -> np.ndarray:
-    """Return the block of every node: the rank of its centre among the labelled nodes, -1 where none reaches."""
+    Args:
+        graph: the graph.
+        labelled: (num_nodes,) bool, the centres.
+        most: nodes of a full block, >= 2.
+    """
     num_nodes, left = graph.num_nodes, graph.left_in(_BLOCKS)
     if left:
-        block, arriving = left["block"], left["arriving"]
+        block, arriving, size, goes_on = (left[name] for name in ("block", "arriving", "size", "goes_on"))
     else:
-        centres = np.flatnonzero(_any_label(labels))
-        block, arriving = np.full(num_nodes, -1, id_dtype(num_nodes)), np.full(num_nodes, -1, id_dtype(num_nodes))
+        centres = np.flatnonzero(labelled)
+        block, arriving, goes_on = np.full((3, num_nodes), -1, id_dtype(num_nodes))
+        size = np.zeros(num_nodes, id_dtype(num_nodes))
         block[centres] = np.arange(len(centres))
-    with phases.phase(_BLOCKS):
-        for hop in range(int(left.get("hop", 1)), num_hops + 1):
-            state = {"block": block, "arriving": arriving, "hop": np.int64(hop)}
-            graph.run_pass(
-                _BLOCKS,
-                lambda src, dst: _reach_neighbors(src, dst, block, arriving),
-                lambda state=state: state,
-                f"blocks, hop {hop}",
-            )
-            if not _arrive(block, arriving):
-                break
+        size[: len(centres)] = 1
+    num_blocks = np.array([left.get("num_blocks", np.count_nonzero(labelled))])
+    for hop in range(int(left.get("hop", 1)), MAX_HOPS + 1):
+        state = {"block": block, "arriving": arriving, "size": size, "goes_on": goes_on}
+        state |= {"hop": np.int64(hop), "num_blocks": num_blocks[0]}
+        graph.run_pass(
+            _BLOCKS,
+            lambda src, dst: _reach_neighbors(src, dst, block, arriving),
+            lambda state=state: state,
+            f"blocks, hop {hop}",
+        )
+        if not _arrive(block, arriving, size, goes_on, num_blocks, most):
+            break
+    apart = np.flatnonzero(block < 0)  # nodes that no centre has a path to
+    block[apart] = num_blocks[0] + np.arange(len(apart)) // most
     return block
-
-
-def _part_blocks(graph: GraphInput, block, labels, num_parts: int, weights) -> tuple[np.ndarray, np.ndarray]:
-    """Merge and assign the blocks; return the (num_nodes,) parts, -1 where no block reaches, and nodes by part."""
-    left = graph.left_in(_QUOTIENT)
-    block = left.get("block", block)
-    num_blocks = int(np.count_nonzero(_any_label(labels)))
-    table, keys = PairTable(num_blocks.bit_length(), slots=left.get("pairs")), np.empty(BLOCK_EDGES, np.int64)
-    del left
-
-    def add_pairs(src: np.ndarray, dst: np.ndarray) -> None:
-        table.add(keys, [(0, edge_pairs(src, dst, block, table.shift, keys))])
-
-    with phases.phase(_QUOTIENT):
-        graph.run_pass(_QUOTIENT, add_pairs, lambda: {"block": block, "pairs": np.stack((table.keys, table.weights))})
-    with phases.phase("assignment"):
-        blocks = _single_blocks(block, labels)
-        phases.note(blocks=num_blocks, quotient_pairs=table.size, quotient_bytes=2 * table.keys.nbytes)
-        tables, table = [table], None
-        edges = link_rows(*rows_of_pairs(tables, num_blocks, np.int64, ascending=False))
-        merge_blocks(blocks, edges, num_parts)
-        sizes = np.zeros(num_parts, np.int64)
-        part_of_block = assign_blocks(blocks, edges, num_parts, len(block), weights, sizes)
-        phases.note(merged_blocks=int((blocks.parent == np.arange(num_blocks)).sum()))
-        return np.where(block >= 0, part_of_block[block], -1).astype(np.int32), sizes
-
-
-def _single_blocks(block: np.ndarray, labels: dict[str, np.ndarray]) -> BlockForest:
-    centres = np.flatnonzero(_any_label(labels))
-    by_mask = np.stack([mask[centres] for mask in labels.values()], axis=1).astype(np.int64)
-    nodes = np.bincount(block[block >= 0], minlength=len(centres))
-    return BlockForest(np.arange(len(centres)), np.ones(len(centres), np.int64), by_mask, nodes)
-
-
-def _place_leftovers(graph: GraphInput, parted: tuple[np.ndarray, np.ndarray] | None, cap: int) -> np.ndarray:
-    """Let nodes without a part follow most of their neighbours, those at one hop in each round; return all parts."""
-    left = graph.left_in(_LEFTOVERS)
-    part, sizes = parted or (left["part"], left["sizes"])
-    num_nodes, num_parts = len(part), len(sizes)
-    max_rows = max(1, max(MIN_COUNTERS, COUNTERS_A_NODE * num_nodes) // num_parts)
-    row = np.empty(num_nodes, id_dtype(num_nodes))
-    leftovers, first_round = left.get("leftovers", np.count_nonzero(part < 0)), int(left.get("round", 1))
-    first_node, placed = int(left.get("first_node", 0)), int(left.get("placed", 0))
-    phases.note(leftovers=int(leftovers))
-    with phases.phase(_LEFTOVERS):
-        for round_number in range(first_round, MAX_ROUNDS + 1):
-            while True:
-                num_rows, next_node = _number_unplaced(part, first_node, max_rows, row)
-                if not num_rows:
-                    break
-                counts = left.get("counts", np.zeros((num_rows, num_parts), np.int32))
-                state = {"part": part, "sizes": sizes, "counts": counts, "leftovers": np.int64(leftovers)}
-                state |= {"round": np.int64(round_number), "first_node": np.int64(first_node)}
-                state |= {"placed": np.int64(placed)}
-                left = {}
-                graph.run_pass(
-                    _LEFTOVERS,
-                    lambda src, dst, counts=counts: _count_placed_neighbors(src, dst, part, row, counts),
-                    lambda state=state: state,
-                    f"leftovers, round {round_number}",
-                )
-                placed += _follow_neighbors(row, counts, cap, part, sizes)
-                first_node = next_node
-            _settle(part)
-            if not placed:
-                break
-            first_node = placed = 0
-        _place_least_filled(part, cap, sizes)
-    return part
 
 
 @kernel
@@ -218,91 +167,19 @@ def _reach_neighbors(src, dst, block, arriving):
 
 
 @kernel
-def _arrive(block, arriving):
-    """Let the nodes that were reached join their blocks; return how many there are."""
+def _arrive(block, arriving, size, goes_on, num_blocks, most):
+    """Let the nodes that were reached join their blocks, or what a full one goes on as; return how many there are."""
     count = 0
     for v in range(len(block)):
-        if block[v] < 0 and arriving[v] >= 0:
-            block[v] = arriving[v]
-            count += 1
-    return count
-
-
-@kernel
-def _number_unplaced(part, first_node, max_rows, row):
-    """Number the nodes from `first_node` on that have no part (-1), at most `max_rows` of them.
-
-    Args:
-        part: (num_nodes,) int32; below -1: placed in this round.
-        row: (num_nodes,) becomes the number of a node, -1 for all others.
-
-    Returns:
-        How many were numbered, and the node after the last one that was looked at.
-    """
-    count = 0
-    row[:] = -1
-    for v in range(first_node, len(part)):
-        if part[v] == -1:
-            if count == max_rows:
-                return count, v
-            row[v] = count
-            count += 1
-    return count, len(part)
-
-
-@kernel
-def _count_placed_neighbors(src, dst, part, row, counts):
-    """Add to counts[row[v], q] for every edge from a numbered node v to a node that part q had before this round."""
-    for i in range(len(src)):
-        u, v = src[i], dst[i]
-        p, q = part[u], part[v]
-        if p >= 0 and row[v] >= 0:
-            counts[row[v], p] += 1
-        elif q >= 0 and row[u] >= 0:
-            counts[row[u], q] += 1
-
-
-@kernel
-def _follow_neighbors(row, counts, cap, part, sizes):
-    """Place the numbered nodes that have placed neighbours, by ascending id, as -2 - part; return how many."""
-    placed = 0
-    for v in range(len(part)):
-        if row[v] < 0:
+        if block[v] >= 0 or arriving[v] < 0:
             continue
-        best, met = -1, False
-        for q in range(len(sizes)):
-            count = counts[row[v], q]
-            met = met or count > 0
-            if sizes[q] >= cap:
-                continue
-            if best >= 0:
-                most = counts[row[v], best]
-                if count < most or (count == most and sizes[q] >= sizes[best]):
-                    continue
-            best = q
-        if met:
-            part[v] = -2 - best
-            sizes[best] += 1
-            placed += 1
-    return placed
-
-
-@kernel
-def _settle(part):
-    """End a round: what was placed in it counts as placed."""
-    for v in range(len(part)):
-        if part[v] < -1:
-            part[v] = -2 - part[v]
-
-
-@kernel
-def _place_least_filled(part, cap, sizes):
-    """Give the nodes that are left to the least filled part."""
-    for v in range(len(part)):
-        if part[v] < 0:
-            best = -1
-            for q in range(len(sizes)):
-                if sizes[q] < cap and (best < 0 or sizes[q] < sizes[best]):
-                    best = q
-            part[v] = best
-            sizes[best] += 1
+        b = arriving[v]
+        if size[b] >= most:
+            if goes_on[b] < 0 or size[goes_on[b]] >= most:
+                goes_on[b] = num_blocks[0]
+                num_blocks[0] += 1
+            b = goes_on[b]
+        block[v] = b
+        size[b] += 1
+        count += 1
+    return count

@@ -1,6 +1,7 @@
 """The flagship: multilevel partitioning of an edge file of any order, in memory that grows with the nodes alone."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -141,8 +142,9 @@ def streaming_multilevel(
         else:
             source.keep_degree(_volume(constraints, node_weight))
             max_edges = max(MIN_QUOTIENT_EDGES, int(quotient_edges_per_node * graph.num_nodes))
-            work = _StreamedWork(graph, source.streamed(node_weight), cap, effort, threads)
-            part = work.refined_parts(int(passes), max_edges, int(refinement_rounds))
+            streamed = source.streamed(node_weight)
+            clusters = partial(_clusters, graph, streamed, num_parts, int(passes), max_edges, threads)
+            part = StreamedParts(graph, streamed, cap, effort, threads).refined(clusters, int(refinement_rounds))
         judge(constraints, part_loads(node_weight, part, num_parts))
     finally:
         threads.close()
@@ -156,7 +158,7 @@ def _volume(constraints: Constraints, node_weight: np.ndarray) -> np.ndarray | N
     return node_weight[:, dimensions[0]] if len(dimensions) else None
 
 
-class _StreamedWork:
+class StreamedParts:
     """The parts of a graph that is streamed, by way of its clusters.
 
     Args:
@@ -170,30 +172,29 @@ class _StreamedWork:
     def __init__(self, given: GraphInput, graph: BlockGraph | EdgeGraph, cap: np.ndarray, effort: Effort, threads):
         self.given, self.graph, self.cap, self.effort, self.threads = given, graph, cap, effort, threads
 
-    def refined_parts(self, passes: int, max_edges: int, rounds: int) -> np.ndarray:
+    def refined(self, clusters: Callable[[], tuple[WeightedGraph, np.ndarray]], rounds: int) -> np.ndarray:
         """Return (num_nodes,) int16: the parts of the clusters, carried over to the nodes and refined on the stream.
 
         Args:
-            passes: rounds of label propagation, >= 1.
-            max_edges: edges of the graph of clusters above which clusters grow coarser or are joined, up to one a part.
+            clusters: returns the graph of clusters, and (num_nodes,) int32, the cluster of every node.
             rounds: rounds of refinement, >= 0.
         """
         given, graph, cap = self.given, self.graph, self.cap
         left = given.left_in(REFINEMENT)
-        part = np.empty(graph.num_nodes, PART_DTYPE) if left else self._coarse_parts(passes, max_edges)
+        part = np.empty(graph.num_nodes, PART_DTYPE) if left else self._coarse(clusters)
         with phases.phase(REFINEMENT):
             load, space = part_loads(graph.node_weight, part, len(cap)), JetSpace.empty(graph.num_nodes)
             refined = (fold(given.seed, _SALT, 2), self.threads, space, _LOSS, rounds + 1, rounds)
             refine(graph, part, load, cap, *refined, lambda state: given.save(REFINEMENT, state), left or None)
         return part
 
-    def _coarse_parts(self, passes: int, max_edges: int) -> np.ndarray:
-        """Cluster the graph, partition the graph of clusters, and carry its parts over to the nodes."""
+    def _coarse(self, clusters: Callable[[], tuple[WeightedGraph, np.ndarray]]) -> np.ndarray:
+        """Partition the graph of clusters, and carry its parts over to the nodes."""
         given, cap = self.given, self.cap
         left = given.left_in(PARTS)
         if left:
             return left["part"]
-        quotient, coarse_of = self._quotient(passes, max_edges)
+        quotient, coarse_of = clusters()
         phases.note(quotient_nodes=quotient.num_nodes, quotient_edges=len(quotient.indices) // 2)
         with phases.phase("multilevel"):
             coarse_cap = level_cap(quotient, cap, np.full(len(cap), 1 / len(cap)))
@@ -205,35 +206,44 @@ class _StreamedWork:
         given.save(PARTS, {"part": part})
         return part
 
-    def _quotient(self, passes: int, max_edges: int) -> tuple[WeightedGraph, np.ndarray]:
-        """Return the graph of clusters, and (num_nodes,) int32, the cluster of every node."""
-        given, graph, threads, num_parts = self.given, self.graph, self.threads, len(self.cap)
-        left = given.left_in(CLUSTERING)
-        clusters = (EdgeClusters if isinstance(graph, EdgeGraph) else RowClusters)(graph, given.seed, threads, left)
-        per_part, done, until = _CLUSTERS_A_PART, 0, clusters.steps_of(passes)
-        before = 2 * graph.num_nodes  # clusters of the round before: the first one is not the last for lack of growth
-        if left:
-            per_part, done, until, before = (left[name].item() for name in ("per_part", "done", "until", "before"))
-        del left
-        round_steps = clusters.steps_of(1) - clusters.steps_of(0)
-        while True:
-            limit = cluster_limit(graph, num_parts, per_part)
-            with phases.phase(CLUSTERING):
-                for i in range(done, until):
-                    clusters.step(i, limit)
-                    so_far = {"done": i + 1, "until": until, "per_part": per_part, "before": before}
-                    given.save(CLUSTERING, {**clusters.arrays(), **so_far})
-            with phases.phase("quotient"):
-                coarse_of, num_coarse = number_clusters(clusters.label)
-                # Clusters that no longer grow by moving nodes are joined as they are.
-                last = per_part <= 1 or num_coarse > _SHRINKAGE * before
-                largest = cluster_limit(graph, num_parts, 1.0) if last else None
-                key = fold(given.seed, _SALT)
-                quotient = build_quotient(graph, coarse_of, num_coarse, max_edges, largest, key, threads)
-            if quotient is not None:
-                return quotient, coarse_of
-            # Too many edges between clusters: they may grow to twice the weight in another round.
-            per_part, done, until, before = max(1.0, per_part / 2), until, until + round_steps, num_coarse
+
+def _clusters(
+    given: GraphInput, graph: BlockGraph | EdgeGraph, num_parts: int, passes: int, max_edges: int, threads: RowThreads
+) -> tuple[WeightedGraph, np.ndarray]:
+    """Return the graph of clusters that label propagation finds, and (num_nodes,) int32, the cluster of every node.
+
+    Args:
+        given, graph, threads: see `StreamedParts`.
+        num_parts: number of parts that will be made of them.
+        passes: rounds of label propagation, >= 1.
+        max_edges: edges of the graph of clusters above which clusters grow coarser or are joined, up to one a part.
+    """
+    left = given.left_in(CLUSTERING)
+    clusters = (EdgeClusters if isinstance(graph, EdgeGraph) else RowClusters)(graph, given.seed, threads, left)
+    per_part, done, until = _CLUSTERS_A_PART, 0, clusters.steps_of(passes)
+    before = 2 * graph.num_nodes  # clusters of the round before: the first one is not the last for lack of growth
+    if left:
+        per_part, done, until, before = (left[name].item() for name in ("per_part", "done", "until", "before"))
+    del left
+    round_steps = clusters.steps_of(1) - clusters.steps_of(0)
+    while True:
+        limit = cluster_limit(graph, num_parts, per_part)
+        with phases.phase(CLUSTERING):
+            for i in range(done, until):
+                clusters.step(i, limit)
+                so_far = {"done": i + 1, "until": until, "per_part": per_part, "before": before}
+                given.save(CLUSTERING, {**clusters.arrays(), **so_far})
+        with phases.phase("quotient"):
+            coarse_of, num_coarse = number_clusters(clusters.label)
+            # Clusters that no longer grow by moving nodes are joined as they are.
+            last = per_part <= 1 or num_coarse > _SHRINKAGE * before
+            largest = cluster_limit(graph, num_parts, 1.0) if last else None
+            key = fold(given.seed, _SALT)
+            quotient = build_quotient(graph, coarse_of, num_coarse, max_edges, largest, key, threads)
+        if quotient is not None:
+            return quotient, coarse_of
+        # Too many edges between clusters: they may grow to twice the weight in another round.
+        per_part, done, until, before = max(1.0, per_part / 2), until, until + round_steps, num_coarse
 
 
 class StreamedRows:
