@@ -103,7 +103,7 @@ def test_machines_are_told_by_the_command_line(store, tmp_path, monkeypatch, cap
     told = capsys.readouterr().out
     assert "machines, in an epoch" in told and told.count("trains") == 2 + 1  # and the last line
     assert "travel in an epoch; at 1 Gbit/s the busiest link takes" in told
-    main(["plan", "recipe=armada", "dataset.name=pubmed", "trainer.devices=1", "machines.preparing=2"])
+    main(["plan", "recipe=armada", "dataset=synthetic", "trainer.devices=1", "machines.preparing=2"])
     assert "machines are counted on a store that stands: make it with `gnnscale partition`" in capsys.readouterr().out
 
 

@@ -117,7 +117,7 @@ def test_whole_parts_are_no_batches_of_the_graph(store):
         strategy=SimpleNamespace(weights=gs.GradientAveraging()), world_size=1, num_nodes=1, global_rank=0
     )
     with pytest.raises(StrategyError, match=r"weights=ModelAveraging\(\), or FullGraphDataModule"):
-        dm.train_dataloader()
+        dm.check_trainer(dm.trainer)
 
 
 def test_a_store_without_masks_or_labels_says_so(tmp_path):
