@@ -1,7 +1,7 @@
 """Placements side by side: the share of reads that each tier serves, predicted and counted."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import product
@@ -9,20 +9,25 @@ from pathlib import Path
 
 import numpy as np
 
+from ..datamodule.placed_training import DRAWN_BATCHES
 from ..graph import CSC
 from ..partitioner import partition
 from ..placement import Placement, access_probability, place
-from ..placement.access_probability import count_reads
+from ..placement.access_probability import METHODS as PROBABILITIES
+from ..placement.access_probability import count_reads, drawn_probability, epoch_batches, layer_probability
 from ..placement.place import RULES, assign_training_nodes, most_read_rows
 from ..placement.placement import mean_shares, read_shares
 from ..rng import batch_key, fold, permutation
+from ..triton_kernels.sample_layer import check_layer_sizes, sample_layers
 from ..triton_kernels.sample_neighbors import Workspace, check_fanouts, sample_neighbors
 from .graphs import check_graphs, load_workload, public_root, stream_of, without_metis
 from .present import LEFT, grouped, legend, panels, save, show, tell
 from .runner import Case, Runner, benchmark, check_names, digest, machine_line
 
-METHODS = ("rule", "rule_by_cost", "naive", "random", "degree", "metis", "metis_local", "pagraph", "pagraph_local")
-PEERS = ("naive", "random", "degree", "metis")  # read each other's buffers and the same batches, like "rule"
+METHODS = ("rule", "rule_by_cost", "naive", "hot_ranges", "random", "degree", "metis", "metis_local")
+METHODS += ("pagraph", "pagraph_local")
+# Those that read each other's buffers and the same batches, as "rule" does.
+PEERS = ("naive", "hot_ranges", "random", "degree", "metis")
 TIERS = ("local", "peer", "host", "disk")
 LOCAL = "_local"  # each device shuffles its own training nodes only
 ARCS_OF_SEARCH = 2e9  # that PaGraph's searches may read before they look fewer hops; about 10 s
@@ -67,9 +72,10 @@ class PlacementBench:
         methods: Methods out of METHODS.
         alphas: Costs of a peer read divided by that of a host read; "rule" and "rule_by_cost" place for each of them.
         fanouts, batch_size: Fan-outs and size of the batches.
+        nodes_per_layer: Nodes that each layer draws, where batches are `LayerwiseSampler`'s; None: they draw fan-outs.
         seeds: Seeds of the order of seeds and of sampling; means and deviations are taken over them.
         batches_per_device: Number of batches that each device must have had before sampling of epochs stops.
-        probability: Method of `access_probability` by which rows are placed.
+        probability: "auto", "draws", or a method of `access_probability`, as in `PlacementSettings`.
     """
 
     graphs: Sequence[str]
@@ -79,9 +85,10 @@ class PlacementBench:
     alphas: Sequence[float] = (0.0, 0.2)
     fanouts: Sequence[int] = (15, 10, 5)
     batch_size: int = 512
+    nodes_per_layer: Sequence[int] | None = None
     seeds: Sequence[int] = (0, 1, 2, 3, 4)
     batches_per_device: int = 16
-    probability: str = "vip_sampled"
+    probability: str = "auto"
     data_root: str | None = None
 
     def __post_init__(self):
@@ -96,6 +103,9 @@ class PlacementBench:
             raise ValueError(f"bench.buffer_shares must be in (0, 1], got {list(self.buffer_shares)}")
         check_graphs(list(self.graphs), public_root(self.data_root))
         check_fanouts(self.fanouts)
+        if self.nodes_per_layer is not None:
+            check_layer_sizes(self.nodes_per_layer, None)
+        check_names("probability", [self.probability], ("auto", "draws", *PROBABILITIES))
         for name, sizes in self.devices.items():
             if isinstance(sizes, int) or not sizes or any(int(size) != size or size < 1 for size in sizes):
                 raise ValueError(f"bench.devices.{name} must list the sizes of groups, each at least 1, got {sizes}")
@@ -104,6 +114,7 @@ class PlacementBench:
         """Return one row per graph, devices, buffer and method (for the rules also per alpha)."""
         methods = without_metis(self.methods)
         facts = (check_fanouts(self.fanouts), self.batch_size, list(self.seeds), self.batches_per_device)
+        facts += () if self.nodes_per_layer is None else (list(self.nodes_per_layer),)
         rows: list[dict] = []
         for name in self.graphs:
             graph = cache(partial(_Graph, self, name, methods))
@@ -132,11 +143,30 @@ class _Graph:
         self.workload = load_workload(name, public_root(bench.data_root))
         self.csc, self.nodes = self.workload.csc, self.workload.train_nodes
         tell(f"{name}: {self.csc.num_rows:,} nodes, {self.csc.num_arcs:,} arcs, {len(self.nodes):,} training nodes")
-        self.workspace = Workspace(self.csc.num_rows, self.csc.indices.dtype)
-        options = {"method": bench.probability, "fanouts": self.fanouts, "batch_size": bench.batch_size}
+        space = Workspace(self.csc.num_rows, self.csc.indices.dtype)
+        if bench.nodes_per_layer is None:
+            self.draw = lambda seeds, key: sample_neighbors(self.csc, seeds, self.fanouts, key, workspace=space).n_id
+        else:
+            sizes = tuple(bench.nodes_per_layer)
+            self.draw = lambda seeds, key: sample_layers(self.csc, seeds, sizes, key, workspace=space).n_id
         start = time.perf_counter()
-        self.prob = access_probability(self.workload, self.nodes, seed=_PROBABILITY_SEED, **options)
+        self.prob = self._probability()
         self.prob_s = time.perf_counter() - start
+
+    def _probability(self) -> np.ndarray:
+        bench, method = self.bench, self.bench.probability
+        given, layers = (self.workload, self.nodes), bench.nodes_per_layer
+        if method == "auto":
+            method = "vip_sampled" if layers is None else "draws"
+        options = {"fanouts": self.fanouts if layers is None else (-1,) * len(layers), "batch_size": bench.batch_size}
+        if method != "draws":
+            return access_probability(*given, method=method, seed=_PROBABILITY_SEED, **options)
+        if layers is None:
+            prior = access_probability(*given, method="vip", **options)
+        else:
+            prior = layer_probability(*given, layers, bench.batch_size)
+        batches = epoch_batches(self.nodes, bench.batch_size, DRAWN_BATCHES, _PROBABILITY_SEED)
+        return drawn_probability(prior, (self.draw(*batch) for batch in batches))
 
     def rows(self, groups: tuple[tuple[int, ...], ...]) -> Iterator[dict]:
         """Yield the rows of one set of devices."""
@@ -190,8 +220,7 @@ class _Graph:
         batches = sum(-(-len(nodes) // size) for nodes in {id(nodes): nodes for nodes in train_nodes}.values())
         num_epochs = max(1, -(-self.bench.batches_per_device * len(train_nodes) // max(1, batches)))
         return [
-            count_epochs(self.csc, train_nodes, self.fanouts, size, seed, num_epochs, self.workspace)
-            for seed in self.bench.seeds
+            count_epochs(self.draw, self.csc.num_rows, train_nodes, size, seed, num_epochs) for seed in self.bench.seeds
         ]
 
     @cached_property
@@ -230,23 +259,23 @@ def _measured(placement: Placement, seeds: list[Reads]) -> dict:
 
 
 def count_epochs(
-    csc: CSC,
+    draw: Callable[[np.ndarray, int], np.ndarray],
+    num_nodes: int,
     train_nodes: list[np.ndarray],
-    fanouts: tuple[int, ...],
     batch_size: int,
     seed: int,
     num_epochs: int,
-    workspace: Workspace,
 ) -> Reads:
     """Sample epochs and count the rows that each device reads.
 
     Args:
-        csc, fanouts, batch_size, seed, num_epochs, workspace: What is sampled; see `sample_neighbors`.
+        draw: Returns the nodes of a batch of seeds, drawn by a key.
+        num_nodes, batch_size, seed, num_epochs: What is sampled.
         train_nodes: One array per device: its own nodes, shuffled among themselves ("local shuffling"). If several
             devices share one array (`is`), it is shuffled once, and they take its batches in turns ("global
             shuffling").
     """
-    counts = np.zeros((len(train_nodes), csc.num_rows), np.int64)
+    counts = np.zeros((len(train_nodes), num_nodes), np.int64)
     orders: dict[int, list[int]] = {}
     for device, nodes in enumerate(train_nodes):
         orders.setdefault(id(nodes), []).append(device)
@@ -257,8 +286,7 @@ def count_epochs(
             order = nodes[permutation(len(nodes), fold(seed, epoch, devices[0]))]
             for batch, start in enumerate(range(0, len(order), batch_size)):
                 key = batch_key(seed, epoch, devices[0], batch)
-                drawn = sample_neighbors(csc, order[start : start + batch_size], fanouts, key, workspace=workspace)
-                counts[devices[turn % len(devices)], drawn.n_id] += 1
+                counts[devices[turn % len(devices)], draw(order[start : start + batch_size], key)] += 1
                 turn += 1
     return Reads(counts)
 

@@ -1,7 +1,10 @@
 """`PartitionDataModule`: partitions in `prepare_data`, trains on parts, evaluates exactly."""
 
+import itertools
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +13,16 @@ import numpy as np
 from ..errors import StrategyError, check_count
 from ..events import record
 from ..keywords import passes_on
-from ..loader import LoaderOptions, PartLoader, RankPlace, SourceSettings, Threads, parts_of_rank, rank_of_parts
+from ..loader import (
+    LoaderOptions,
+    PartLoader,
+    RankPlace,
+    SourceSettings,
+    Threads,
+    parts_of_rank,
+    rank_of_parts,
+    split_targets,
+)
 from ..memory import trim_heap
 from ..model.layer_source import NodeSet
 from ..partition_store import PartitionStore
@@ -28,7 +40,7 @@ from .evaluation import (
     validation_sample,
 )
 from .layer_source import EvaluationLoader, EvaluationPass, StoreLayerSource
-from .placed_training import PlacedTraining, with_scale
+from .placed_training import PlacedTraining, RankReads, with_scale
 from .scratch import Scratch, open_scratch
 from .stored_graph import StoredGraphDataModule, check_model
 from .train_loader import (
@@ -186,8 +198,10 @@ class PartitionDataModule(StoredGraphDataModule):
             self._scratch = open_scratch(self.root, self.evaluation.scratch, self.trainer)
         if stage in ("fit", None) and self._placed is not None and self.buffer is None:
             self._check_trainable()
-            targets = np.concatenate(list(part_targets(self.store, self.sampler).values()))
-            self.sampler = self._placed.open(self.store, targets, self.sampler, self.loader_options, self.trainer)
+            world_size, crosses = self._place().world_size, self.scope_under(self._weights) == "graph"
+            targets = [self._targets_of(rank, world_size) for rank in range(world_size)]
+            reads = RankReads(crosses, targets, self._nodes_drawn)
+            self.sampler = self._placed.open(self.store, self.sampler, self.loader_options, self.trainer, reads)
         if getattr(self.sampler, "locality", None) is not None:
             self.sampler.locality.check_store(self.store.num_nodes, self.store.layout_fingerprint)
 
@@ -251,6 +265,25 @@ class PartitionDataModule(StoredGraphDataModule):
     def trial_loader(self, place: RankPlace, weights: Any) -> PartLoader:
         """Return the batches that a rank would train on under a policy, without features, as threads here make them."""
         return self._loader(weights, replace(self.loader_options, prefetch_batches=None), None, Threads(), place)
+
+    def _targets_of(self, rank: int, world_size: int) -> np.ndarray:
+        """Return the store ids of a rank's targets; of all where its batches mix pieces of all parts."""
+        targets = part_targets(self.store, self.sampler)
+        if self.scope_under(self._weights) == "graph":
+            return split_targets(np.concatenate(list(targets.values())), world_size)[rank]
+        parts = targets if self._interleaves(self._weights) else parts_of_rank(self.store.num_parts, rank, world_size)
+        return np.concatenate([targets[part] for part in parts])
+
+    def _nodes_drawn(self, rank: int, number: int) -> Iterator[np.ndarray]:
+        """Yield the nodes of so many batches of a rank, from the first epoch on."""
+        with closing(self.trial_loader(self._place()._replace(rank=rank), self._weights)) as loader:
+            for epoch in itertools.count():
+                loader.set_epoch(epoch)
+                for batch in itertools.islice(loader, number):
+                    yield batch.n_id.numpy()
+                number -= min(number, len(loader))
+                if not number:
+                    return
 
     def _loader(
         self, weights: Any, options: LoaderOptions, features, source, place: RankPlace, held=None

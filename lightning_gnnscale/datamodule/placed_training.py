@@ -1,10 +1,10 @@
 """What a fit with placed features has more than one without: the buffer, the sampler's bias towards it, its times."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,11 +14,70 @@ from ..events import record
 from ..loader import LoaderOptions, RowReads
 from ..partition_store import PartitionStore
 from ..placement import FeatureBuffer, FeatureCache, Placement, PlacementSettings
+from ..placement.access_probability import access_probability, drawn_probability, layer_probability
 from ..placement.link_cost import link_alpha
 from ..placement.place import RULES
-from ..sampler import LocalityBias
+from ..sampler import LayerwiseSampler, LocalityBias, NeighborSampler
 
 HOPS_UNKNOWN = 2  # of samplers without fan-outs
+DRAWN_BATCHES = 64  # of each rank, by which probabilities are corrected
+
+
+class RankReads(NamedTuple):
+    """What the ranks of a run read, as a DataModule tells it.
+
+    Attributes:
+        crosses_parts: Whether batches read the whole graph.
+        targets: (num_targets,) store ids of the targets of each rank.
+        nodes: Yields the nodes of batches of a rank, which is given with their number.
+    """
+
+    crosses_parts: bool
+    targets: Sequence[np.ndarray]
+    nodes: Callable[[int, int], Iterator[np.ndarray]]
+
+
+def read_probability(
+    store: PartitionStore, settings: PlacementSettings, sampler, batch_size: int, seed: int, reads: RankReads
+) -> np.ndarray:
+    """Return (num_ranks, num_nodes) float32: how likely a batch of each rank reads each node.
+
+    Args:
+        store, settings, sampler, batch_size, seed: See `open_buffer`.
+        reads: What the ranks read.
+
+    Cost: a method of `access_probability` for each rank, or DRAWN_BATCHES sampled batches.
+    """
+    fanouts, method = fanouts_of(sampler), settings.probability
+    closed = isinstance(sampler, NeighborSampler) and sampler.direction == "in" and reads.crosses_parts
+    if method == "auto":
+        method = "vip_sampled" if closed else "draws"
+    found = []
+    for rank, targets in enumerate(reads.targets):
+        if not len(targets):
+            found.append(np.zeros(store.num_nodes, np.float32))
+            continue
+        if method != "draws":
+            found.append(
+                access_probability(
+                    store,
+                    targets,
+                    num_layers=len(fanouts),
+                    method=method,
+                    fanouts=fanouts,
+                    batch_size=batch_size,
+                    seed=seed,
+                )
+            )
+            continue
+        if isinstance(sampler, LayerwiseSampler):
+            prior = layer_probability(store, targets, sampler.nodes_per_layer, batch_size)
+        elif getattr(sampler, "fanouts", ()):
+            prior = access_probability(store, targets, method="vip", fanouts=fanouts, batch_size=batch_size)
+        else:
+            prior = np.ones(store.num_nodes, np.float32)
+        found.append(drawn_probability(prior, reads.nodes(rank, DRAWN_BATCHES)))
+    return np.stack(found)
 
 
 def open_buffer(
@@ -29,6 +88,7 @@ def open_buffer(
     batch_size: int,
     seed: int,
     trainer,
+    reads: RankReads,
 ) -> FeatureBuffer:
     """Place the features and return this process's buffer; a device is a process of the Trainer.
 
@@ -36,10 +96,11 @@ def open_buffer(
         store: A store with dense features.
         settings: Settings to place by; a placement that they hold was made for as many devices as there are processes.
         train_nodes: (num_train,) store ids of all targets.
-        sampler: Sampler whose fan-outs the placement goes by; one without fan-outs is assumed to read all neighbours.
+        sampler: Sampler of the batches.
         batch_size: Targets per batch.
         seed: Seed of the placing.
         trainer: The Trainer; None: one process.
+        reads: What the ranks read.
 
     Raises:
         PlacementError: no features, sparse ones, or a placement for another number of devices or another store.
@@ -49,8 +110,12 @@ def open_buffer(
     rank, world_size = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
     on = _device(trainer)
     groups = settings.groups or linked_groups(trainer, world_size)
+    prob = None
+    if not isinstance(settings.method, Placement):
+        prob = read_probability(store, settings, sampler, batch_size, seed, reads)
+        prob = prob[0] if world_size == 1 else prob
     placement = _with_one_alpha(settings, trainer).place(
-        store, train_nodes, world_size, fanouts_of(sampler), batch_size, seed, groups
+        store, train_nodes, world_size, fanouts_of(sampler), batch_size, seed, groups, prob
     )
     if placement.num_devices != world_size:
         raise PlacementError(
@@ -143,9 +208,10 @@ class PlacedTraining:
         self.buffer: FeatureBuffer | None = None
         self.clock: GatherClock | None = None
 
-    def open(self, store: PartitionStore, targets, sampler, options: LoaderOptions, trainer) -> Any:
+    def open(self, store: PartitionStore, sampler, options: LoaderOptions, trainer, reads: RankReads) -> Any:
         """Place the rows, and return the sampler, biased towards them where that is asked for; see `open_buffer`."""
-        self.buffer = open_buffer(store, self.settings, targets, sampler, options.batch_size, options.seed, trainer)
+        targets, order = np.unique(np.concatenate(reads.targets)), (options.batch_size, options.seed)
+        self.buffer = open_buffer(store, self.settings, targets, sampler, *order, trainer, reads)
         self.clock = GatherClock(self.buffer.on)
         scale, size = self.settings.locality_scale, self.settings.neighbor_set_size
         if scale is None:

@@ -1,6 +1,6 @@
 """How likely each node is to be read as input of a training batch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -130,7 +130,7 @@ def corrected(
     num_nodes = csc.num_rows
     log_missed, touched = np.zeros(num_nodes, np.float32), np.empty(num_nodes, np.int64)
     total, squares = np.zeros(num_nodes), np.zeros(num_nodes)
-    for number, (seeds, key) in enumerate(_batches(train_nodes, batch_size, num_batches, seed), 1):
+    for number, (seeds, key) in enumerate(epoch_batches(train_nodes, batch_size, num_batches, seed), 1):
         found, first = _all_but_last_hop(csc, seeds, fanouts, key)
         _add_batch(csc.indptr, csc.indices, found, first, fanouts[-1], log_missed, touched, total, squares)
         if number in (num_batches, FIRST_LOOK):
@@ -151,7 +151,7 @@ def _shrinkage(
     return mean, scaled, min(1.0, max(0.0, variance.sum()) / distance) if distance > 0 else 0.0
 
 
-def _batches(train_nodes: np.ndarray, batch_size: int, num_batches: int, seed: int):
+def epoch_batches(train_nodes: np.ndarray, batch_size: int, num_batches: int, seed: int):
     """Yield (seeds, key) of the first batches of sampled epochs."""
     a_pass = -(-len(train_nodes) // batch_size)
     for number in range(num_batches):
@@ -192,6 +192,57 @@ def _add_batch(indptr, indices, found, first, fanout, log_missed, touched, total
         total[touched[i]] += chance
         squares[touched[i]] += chance * chance
         log_missed[touched[i]] = 0
+
+
+def drawn_probability(prior: np.ndarray, batches: Iterable[np.ndarray]) -> np.ndarray:
+    """Return how often batches read each node, shrunk towards a prior by how much that varies; see `corrected`.
+
+    Args:
+        prior: (num_nodes,) estimates, not all 0.
+        batches: ids that a batch reads, one array a batch, at least two; repeated ids count once.
+
+    Returns:
+        (num_nodes,) float32 in [0, 1].
+
+    Raises:
+        ValueError: fewer than two batches.
+    """
+    counts, number = np.zeros(len(prior)), 0
+    for nodes in batches:
+        counts[np.unique(nodes)] += 1
+        number += 1
+    if number < 2:
+        raise ValueError(f"batches must be at least 2, got {number}")
+    mean, scaled, weight = _shrinkage(prior, counts, counts, number)
+    return (mean + weight * (scaled - mean)).astype(np.float32)
+
+
+def layer_probability(store: "GraphRows", train_nodes: np.ndarray, nodes_per_layer, batch_size: int) -> np.ndarray:
+    """Estimate how likely a batch of `LayerwiseSampler` reads each node.
+
+    A layer draws k nodes u in proportion to w(u) = sum over v of f(v) / degree(v)^2, where f(v) is the chance that the
+    layer before has v: f'(u) = min(1, k w(u) / sum of w). The chances are joined over all layers.
+
+    Args:
+        store, train_nodes, batch_size: See `access_probability`.
+        nodes_per_layer: Nodes that each hop draws, the hop next to the seeds first.
+
+    Returns:
+        (num_nodes,) float32 in [0, 1].
+
+    Cost: a pass over the rows a layer; 16 bytes a node.
+    Source: Zou et al., LADIES, NeurIPS 2019, for w given the layer before; its mean over batches is this package's own.
+    """
+    csc = CSC(np.asarray(store.csc.indptr), np.asarray(store.csc.indices))
+    found = np.zeros(csc.num_rows, np.float32)
+    found[train_nodes] = min(1.0, batch_size / len(train_nodes))
+    missed = 1 - found
+    for size in nodes_per_layer:
+        weight = np.zeros(csc.num_rows)
+        _spread_importance(csc.indptr, csc.indices, found, weight)
+        found = np.minimum(1.0, size * weight / max(weight.sum(), np.finfo(np.float64).tiny)).astype(np.float32)
+        missed *= 1 - found
+    return 1 - missed
 
 
 class GraphRows(Protocol):
@@ -330,6 +381,17 @@ def _spread_chances(indptr, indices, found, fanout, log_missed):
         change = np.float32(np.log1p(-chance) if chance < 1 else -80.0)
         for e in range(indptr[v], indptr[v + 1]):
             log_missed[indices[e]] += change
+
+
+@kernel
+def _spread_importance(indptr, indices, found, weight):
+    """Add chance / degree^2 of every target to each of its sources."""
+    for v in range(len(indptr) - 1):
+        if found[v] == 0:
+            continue
+        degree = np.float64(indptr[v + 1] - indptr[v])
+        for e in range(indptr[v], indptr[v + 1]):
+            weight[indices[e]] += found[v] / (degree * degree)
 
 
 @kernel

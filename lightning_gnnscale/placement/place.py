@@ -131,7 +131,7 @@ def _spread(order, prob, alpha, rows):
 
 
 RULES = ("rule", "rule_by_cost")
-METHODS = ("rule", "naive", "random", "degree", "metis", "pagraph", "rule_by_cost")
+METHODS = ("rule", "naive", "random", "degree", "metis", "pagraph", "rule_by_cost", "hot_ranges")
 
 
 def place(
@@ -151,7 +151,9 @@ def place(
     """Place feature rows on devices.
 
     Args:
-        prob: (num_nodes,) how likely each node is to be read, for example from `access_probability`.
+        prob: (num_nodes,) how likely each node is to be read, for example from `access_probability`; or (num_devices,
+            num_nodes), where devices read different parts. A group then places by their mean, and the rules give a row
+            that one device of it holds to the one that reads it most.
         num_devices: Number of devices, >= 1.
         buffer_rows: Number of rows in each device's buffer, in [1, num_nodes].
         alpha: Cost of a peer read divided by that of a host read, in [0, 1]: 0.2 for pairs, 0 for all-to-all links in
@@ -161,7 +163,8 @@ def place(
         method: "rule": Algorithm 1 in groups, Rule 1 (the hottest rows) on lone devices. "rule_by_cost": the same, but
             copies give way as long as the reads of all devices together get cheaper (`alpha_by_cost`). "naive": ranges
             of ids. "random": random rows. "degree": the nodes of highest in-degree, in turns. "metis": the hottest
-            nodes of each device's part, by `part_id`. These four fill the devices of a group with different rows.
+            nodes of each device's part, by `part_id`. "hot_ranges": the hottest nodes of each device's range of ids.
+            These five fill the devices of a group with different rows.
             "pagraph": each device caches what its own share of the training nodes reads, and no device reads another's.
         store: The store of the rows, whose fingerprint the placement keeps; needed by "degree" and "pagraph".
         train_nodes: (num_train,) distinct ids; needed by "pagraph".
@@ -180,25 +183,30 @@ def place(
     Cost: a sort of num_nodes, and a few passes over the nodes for each device. "pagraph": see `assign_training_nodes`.
     Source: Song and Jiang, ICS 2022.
     """
-    prob = _checked_prob(prob)
-    _check(len(prob), num_devices, buffer_rows, alpha, method)
-    order = np.argsort(-prob, kind="stable")
+    prob = _checked_prob(prob, num_devices)
+    num_nodes = prob.shape[-1]
+    _check(num_nodes, num_devices, buffer_rows, alpha, method)
+    mean = prob if prob.ndim == 1 else prob.mean(axis=0)
+    order = np.argsort(-mean, kind="stable")
     if method == "pagraph":
         groups = tuple((device,) for device in range(num_devices))
-        rows = _pagraph(store, train_nodes, len(prob), num_devices, num_layers, buffer_rows)
+        rows = _pagraph(store, train_nodes, num_nodes, num_devices, num_layers, buffer_rows)
     else:
         groups = _checked_groups(groups, num_devices)
         if alpha == "auto":
             alpha = link_alpha() if method in RULES and max(map(len, groups)) > 1 else 0.0
         if method == "metis":
-            part_id = _checked_parts(part_id, len(prob), num_devices)
-        candidates = None if method in (*RULES, "metis") else _candidates(method, prob, store, seed)
+            part_id = _checked_parts(part_id, num_nodes, num_devices)
+        elif method == "hot_ranges":
+            part_id = np.arange(num_nodes) * num_devices // num_nodes
+        of_parts = method in ("metis", "hot_ranges")
+        candidates = None if method in RULES or of_parts else _candidates(method, mean, store, seed)
         rows = [order[:0]] * num_devices
         for group in groups:
             if method in RULES:
                 threshold = alpha if method == "rule" else alpha_by_cost(alpha, len(group))
-                placed = list(place_group(order, prob, len(group), buffer_rows, threshold))
-            elif method == "metis":
+                placed = _by_rule(prob, group, buffer_rows, threshold)
+            elif of_parts:
                 placed = _hottest_of_parts(order, part_id, group, buffer_rows)
             else:
                 placed = _dealt(candidates, len(group), buffer_rows, in_turns=method == "degree")
@@ -207,7 +215,50 @@ def place(
     on_disk = _beyond_host(order, rows, groups, host_rows)
     shares = read_shares(tuple(rows), groups, on_disk, prob)
     fingerprint = getattr(store, "layout_fingerprint", "")
-    return Placement(tuple(rows), groups, len(prob), on_disk, mean_shares(shares), shares, method, fingerprint)
+    return Placement(tuple(rows), groups, num_nodes, on_disk, mean_shares(shares), shares, method, fingerprint)
+
+
+def _by_rule(prob: np.ndarray, group: tuple[int, ...], buffer_rows: int, alpha: float) -> list[np.ndarray]:
+    """Return the rows of each device of a group, by Algorithm 1."""
+    own = np.broadcast_to(prob, (1, *prob.shape)) if prob.ndim == 1 else prob[list(group)]
+    mean = own.mean(axis=0, dtype=own.dtype)
+    placed = place_group(np.argsort(-mean, kind="stable"), mean, len(group), buffer_rows, alpha)
+    return list(placed if prob.ndim == 1 or len(group) == 1 else _nearest(placed, own))
+
+
+def _nearest(placed: np.ndarray, prob: np.ndarray) -> np.ndarray:
+    """Deal the rows that one device alone holds out anew: each to the device that reads it most, while that has room.
+
+    Args:
+        placed: (num_devices, buffer_rows) ids.
+        prob: (num_devices, num_nodes).
+
+    Returns:
+        The same ids, as many on each device; those that lose most with their second choice are dealt first.
+    """
+    ids, copies = np.unique(placed, return_counts=True)
+    single = ids[copies == 1]
+    wanted = np.sort(prob[:, single], axis=0)
+    single = single[np.argsort(wanted[-2] - wanted[-1], kind="stable")]
+    choice = np.argsort(-prob[:, single], axis=0, kind="stable")
+    rows, filled = placed.copy(), np.zeros(len(placed), np.int64)
+    for device, row in enumerate(placed):
+        kept = row[~np.isin(row, single)]
+        rows[device, : len(kept)], filled[device] = kept, len(kept)
+    _deal(single, choice, rows, filled)
+    return rows
+
+
+@kernel
+def _deal(nodes, choice, rows, filled):
+    """Add each node to the first device of its choice whose row has room."""
+    for i in range(len(nodes)):
+        for k in range(len(rows)):
+            device = choice[k, i]
+            if filled[device] < rows.shape[1]:
+                rows[device, filled[device]] = nodes[i]
+                filled[device] += 1
+                break
 
 
 def _candidates(method: str, prob: np.ndarray, store, seed: int) -> np.ndarray:
@@ -264,13 +315,16 @@ def _beyond_host(order: np.ndarray, rows: list[np.ndarray], groups, host_rows: i
     return on_disk
 
 
-def _checked_prob(prob: np.ndarray) -> np.ndarray:
+def _checked_prob(prob: np.ndarray, num_devices: int) -> np.ndarray:
     prob = np.asarray(prob)
-    if prob.ndim != 1 or prob.dtype.kind not in "fiu":
-        raise ValueError(f"prob must be numbers, one a node, got {prob.dtype} of shape {prob.shape}")
-    bad = np.flatnonzero(~(prob >= 0) | ~np.isfinite(prob))
+    fits = prob.ndim == 1 or (prob.ndim == 2 and len(prob) == num_devices)
+    if not fits or prob.dtype.kind not in "fiu":
+        raise ValueError(
+            f"prob must be numbers, one a node, or ({num_devices}, num_nodes), got {prob.dtype} of shape {prob.shape}"
+        )
+    bad = np.argwhere(~(prob >= 0) | ~np.isfinite(prob))
     if len(bad):
-        raise ValueError(f"prob must be finite and at least 0, got {prob[bad[0]]} at node {bad[0]}")
+        raise ValueError(f"prob must be finite and at least 0, got {prob[tuple(bad[0])]} at node {bad[0][-1]}")
     return prob if prob.dtype in (np.float32, np.float64) else prob.astype(np.float64)
 
 

@@ -70,20 +70,20 @@ def read_shares(
 
     Args:
         rows, groups, on_disk: see `Placement`.
-        prob: (num_nodes,) >= 0.
+        prob: (num_nodes,) >= 0; or (num_devices, num_nodes), those of each device.
     """
-    total = max(float(prob.sum(dtype=np.float64)), np.finfo(np.float64).tiny)
     shares = []
-    for device in range(len(rows)):
+    for device, own in enumerate(np.broadcast_to(prob, (len(rows), prob.shape[-1]))):
+        total = max(float(own.sum(dtype=np.float64)), np.finfo(np.float64).tiny)
         peers = next(group for group in groups if device in group)
-        here, near = np.zeros(len(prob), bool), np.zeros(len(prob), bool)
+        here, near = np.zeros(len(own), bool), np.zeros(len(own), bool)
         here[rows[device]] = True
         for peer in peers:
             near[rows[peer]] = True
         far = ~near
-        disk = far & on_disk if on_disk is not None else np.zeros(len(prob), bool)
+        disk = far & on_disk if on_disk is not None else np.zeros(len(own), bool)
         tiers = {"local": here, "peer": near & ~here, "host": far & ~disk, "disk": disk}
-        shares.append({name: float(prob[mask].sum(dtype=np.float64)) / total for name, mask in tiers.items()})
+        shares.append({name: float(own[mask].sum(dtype=np.float64)) / total for name, mask in tiers.items()})
     return tuple(shares)
 
 

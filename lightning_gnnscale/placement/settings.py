@@ -24,7 +24,9 @@ class PlacementSettings:
         alpha: Cost of a peer read divided by that of a host read, in [0, 1], or "auto": measured once per machine.
         groups: Groups of devices with fast links among them. None: the devices of each host, or each GPU alone where
             they cannot reach each other.
-        probability: Method of `access_probability`.
+        probability: "auto": "vip_sampled" where batches draw fan-outs from the whole graph, else "draws": by batches of
+            the run itself, drawn ahead. Or a method of `access_probability`, which goes by fan-outs, or by all
+            neighbours of a sampler without.
         host_rows: Number of rows that host memory has room for beside the buffers; the others are read from disk. None:
             all.
         cache_rows: Number of rows in each device's cache of rows that lie on no device; 0: no cache.
@@ -44,7 +46,7 @@ class PlacementSettings:
     buffer_rows: int | None = None
     alpha: float | str = "auto"
     groups: Sequence[Sequence[int]] | None = None
-    probability: str = "vip_sampled"
+    probability: str = "auto"
     host_rows: int | None = None
     cache_rows: int = 0
     cache_policy: str = "lru"
@@ -56,7 +58,7 @@ class PlacementSettings:
     def __post_init__(self):
         if not isinstance(self.method, Placement):
             _check_choice("method", self.method, METHODS)
-        _check_choice("probability", self.probability, tuple(PROBABILITIES))
+        _check_choice("probability", self.probability, ("auto", "draws", *PROBABILITIES))
         _check_choice("cache_policy", self.cache_policy, tuple(POLICIES))
         if not (isinstance(self.buffer_share, int | float) and 0 < self.buffer_share <= 1):
             raise ValueError(f"placement.buffer_share must be in (0, 1], got {self.buffer_share!r}")
@@ -84,6 +86,7 @@ class PlacementSettings:
         batch_size: int,
         seed: int = 0,
         groups: Sequence[Sequence[int]] | None = None,
+        prob: np.ndarray | None = None,
     ) -> Placement:
         """Return the placement.
 
@@ -95,18 +98,22 @@ class PlacementSettings:
             batch_size: Targets per batch.
             seed: Seed of sampled probabilities and of "random".
             groups: Groups of devices, used if the settings have none.
+            prob: See `place`; None: by `probability`, "auto" as "vip_sampled".
         """
         if isinstance(self.method, Placement):
             return self.method
-        prob = access_probability(
-            store,
-            train_nodes,
-            num_layers=len(fanouts),
-            method=self.probability,
-            fanouts=fanouts,
-            batch_size=batch_size,
-            seed=seed,
-        )
+        if prob is None and self.probability == "draws":
+            raise ValueError("placement.probability='draws' goes by the batches of a run: train, or give prob=")
+        if prob is None:
+            prob = access_probability(
+                store,
+                train_nodes,
+                num_layers=len(fanouts),
+                method="vip_sampled" if self.probability == "auto" else self.probability,
+                fanouts=fanouts,
+                batch_size=batch_size,
+                seed=seed,
+            )
         return place(
             prob,
             num_devices,

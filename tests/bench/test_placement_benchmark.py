@@ -4,7 +4,7 @@ import csv
 
 import numpy as np
 import pytest
-from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
+from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace, sample_neighbors
 
 from lightning_gnnscale.bench.graphs import load_workload
 from lightning_gnnscale.bench.placement import Reads, cases_of, compared, cost, count_epochs, rule_of, run
@@ -29,11 +29,15 @@ def test_global_shuffling_deals_one_order_out_and_local_shuffling_keeps_to_own_n
     num_nodes = 9
     csc = build_csc(np.zeros(num_nodes - 1, np.int64), np.arange(1, num_nodes), num_nodes)
     space = Workspace(num_nodes, csc.indices.dtype)
+
+    def draw(seeds, key):
+        return sample_neighbors(csc, seeds, (1,), key, workspace=space).n_id
+
     together = np.arange(1, num_nodes)
-    counts = count_epochs(csc, [together, together], (1,), 2, 0, 3, space).counts
+    counts = count_epochs(draw, num_nodes, [together, together], 2, 0, 3).counts
     assert counts[:, 1:].sum(axis=0).tolist() == [3] * 8, "each node is a seed once an epoch"
     assert counts[:, 0].tolist() == [6, 6], "12 batches of two seeds in turns, and each reads node 0 once"
-    apart = count_epochs(csc, [together[:4], together[4:]], (1,), 2, 0, 1, space).counts
+    apart = count_epochs(draw, num_nodes, [together[:4], together[4:]], 2, 0, 1).counts
     assert apart[0].tolist() == [2, 1, 1, 1, 1, 0, 0, 0, 0]
     assert apart[1].tolist() == [2, 0, 0, 0, 0, 1, 1, 1, 1]
 
@@ -64,6 +68,24 @@ def test_a_run_writes_rows_in_which_the_rule_is_never_behind(tmp_path):
     assert {compared(case, 0.0) for case in cases_of(rows) if case[0]["buffer_share"] == 0.5} == {"peer"}
 
 
+def test_layers_are_placed_by_their_own_draws(tmp_path):
+    """All neighbours of two hops are nearly the whole graph: placed by them, the rows on devices are any rows."""
+    case = {"graphs": ["power_law:2000:30000"], "devices": {"2": [2]}, "buffer_shares": [0.1], "alphas": [0.0]}
+    case |= {
+        "methods": ["rule", "hot_ranges", "random"],
+        "nodes_per_layer": [64, 64],
+        "batch_size": 32,
+        "seeds": [0, 1],
+    }
+    host = {}
+    for probability in ("auto", "vip"):
+        rows = run(tmp_path / probability, **case, probability=probability)
+        host[probability] = {row["method"]: row["host"] for row in rows}
+    assert host["auto"]["rule"] < 0.8 * host["auto"]["random"]
+    assert host["auto"]["rule"] <= host["auto"]["hot_ranges"] + 0.01 < host["auto"]["random"]
+    assert host["auto"]["rule"] < host["vip"]["rule"]
+
+
 def test_a_generated_workload_is_the_same_twice():
     one, two = (load_workload("power_law:500", None) for _ in range(2))
     assert np.array_equal(one.csc.indices, two.csc.indices)
@@ -80,6 +102,8 @@ def test_a_generated_workload_is_the_same_twice():
         ({"methods": ["naive"]}, r"bench.methods must hold rule, which the others are compared with, got \['naive'\]"),
         ({"seeds": []}, "bench.seeds must hold at least one value"),
         ({"buffer_shares": [0.1, 1.5]}, r"bench.buffer_shares must be in \(0, 1\], got \[0.1, 1.5\]"),
+        ({"nodes_per_layer": [0]}, "nodes_per_layer"),
+        ({"probability": "guess"}, "bench.probability must be of auto, draws, vip, .*; got guess"),
         ({"devices": {"x": 4}}, "bench.devices.x must list the sizes of groups"),
     ],
 )

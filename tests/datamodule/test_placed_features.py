@@ -9,11 +9,11 @@ import torch
 
 import lightning_gnnscale as gs
 from lightning_gnnscale import events
-from lightning_gnnscale.datamodule.placed_training import linked_groups
+from lightning_gnnscale.datamodule.placed_training import RankReads, linked_groups, read_probability
 from lightning_gnnscale.errors import PlacementError, StrategyError
 from lightning_gnnscale.placement import PlacementSettings
 
-METHODS = ["rule", "naive", "random", "degree", "metis", "pagraph"]
+METHODS = ["rule", "naive", "hot_ranges", "random", "degree", "metis", "pagraph"]
 
 
 def trainer(max_epochs=3, **options):
@@ -60,6 +60,45 @@ def test_reads_are_counted_and_predicted(store_root):
     for tier in ("local", "host", "disk"):
         assert abs(reads[tier] / total - placed["predicted"][tier]) < 0.05
     assert dm.buffer is None, "the rows are gone with the fit"
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        gs.LayerwiseSampler([16, 16]),
+        gs.NeighborSampler([4, 3], direction="both"),
+        gs.SaintSampler("walk", num_roots=8, walk_length=2, batches_per_pass=6, num_norm_samples=10),
+    ],
+)
+def test_any_sampler_is_placed_by_its_own_draws(store_root, sampler):
+    options = {"sampler": sampler, "batch_size": 8, "scope": "auto"}
+    host = {}
+    for probability in ("auto", "vip"):
+        dm = make(
+            store_root, **options, placement=PlacementSettings(buffer_share=0.2, alpha=0, probability=probability)
+        )
+        trained(dm)
+        placed, reads = last("placement"), last("reads")
+        host[probability] = reads["host"] / (reads["host"] + reads["local"])
+        if probability == "auto":
+            assert abs(host["auto"] - placed["predicted"]["host"]) < 0.15
+    assert host["auto"] < min(0.8, host["vip"] + 0.02)
+
+
+def test_ranks_are_told_what_they_read_themselves(store_root):
+    """Two ranks of parts of their own: each reads its parts' nodes, and few of the other's, as halo nodes."""
+    dm = make(store_root, scope="part", sampler=gs.NeighborSampler([4, 3]), halo_hops=0)
+    dm.trainer = SimpleNamespace(
+        strategy=SimpleNamespace(weights=gs.ModelAveraging(), broadcast=lambda name: name),
+        world_size=2, num_nodes=1, global_rank=0, node_rank=0, local_rank=0, overfit_batches=0,
+    )  # fmt: skip
+    dm.setup("predict")
+    reads = RankReads(False, [dm._targets_of(rank, 2) for rank in range(2)], dm._nodes_drawn)
+    prob = read_probability(dm.store, PlacementSettings(), dm.sampler, 32, 0, reads)
+    part = np.repeat(np.arange(dm.store.num_parts), np.diff(dm.store.part_offsets))
+    for rank in range(2):
+        assert prob[rank, part % 2 == rank].mean() > 1.5 * prob[rank, part % 2 != rank].mean()
+        assert np.all(prob[rank, reads.targets[rank]] > 0)
 
 
 def test_belady_goes_by_the_reads_of_batches_drawn_ahead(store_root):

@@ -1,10 +1,15 @@
 """Access probabilities: plain-Python counts, and what sampled batches really read."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from lightning_gnnscale.triton_kernels.sample_layer import sample_layers
 from test_place import graph, power_law
 
+from lightning_gnnscale.graph import build_csc
 from lightning_gnnscale.placement import access_probability
+from lightning_gnnscale.placement.access_probability import drawn_probability, epoch_batches, layer_probability
 
 
 def within(csc, node, hops):
@@ -124,3 +129,31 @@ def test_few_sampled_batches_are_refused():
     store = graph(np.array([[0, 0], [1, 2]]), 3)
     with pytest.raises(ValueError, match="num_batches must be an integer of at least 2, got 1"):
         access_probability(store, np.array([1]), method="vip_sampled", num_batches=1)
+
+
+def test_draws_are_counted_and_shrunk_towards_a_prior():
+    batches = [np.array([0, 1, 1]), np.array([0, 2]), np.array([0, 1]), np.array([0, 2])]
+    assert np.allclose(drawn_probability(np.array([1, 0.5, 0.5, 0]), batches), [1, 0.5, 0.5, 0])
+    far = drawn_probability(np.array([0, 0, 0, 1.0]), batches)
+    assert np.all(np.abs(far - [1, 0.5, 0.5, 0]) < 0.5), "a prior that is far off weighs little"
+    near = drawn_probability(np.array([1, 0.45, 0.55, 0]), batches)
+    assert np.allclose(near, [1, 0.45, 0.55, 0]), "and one within the noise all"
+    with pytest.raises(ValueError, match="batches must be at least 2, got 1"):
+        drawn_probability(np.ones(4), batches[:1])
+
+
+def test_layers_are_foretold_by_their_importance():
+    """By hand: seed 0 reads 1, 2 and 3, of which 1 is read by two more nodes; then what LADIES draws, counted."""
+    arcs = np.array([[1, 2, 3, 1], [0, 0, 0, 4]])
+    store = SimpleNamespace(csc=build_csc(arcs[0], arcs[1], 5))
+    got = layer_probability(store, np.array([0]), [1], batch_size=1)
+    assert np.allclose(got, [1, 1 / 3, 1 / 3, 1 / 3, 0])
+    store, train = power_law(), np.random.default_rng(2).permutation(3000)[:600]
+    counts, number = np.zeros(3000), 0
+    for seeds, key in epoch_batches(train, 60, 400, 1):
+        counts[np.unique(sample_layers(store.csc, seeds, [50, 50], key).n_id)] += 1
+        number += 1
+    foretold = layer_probability(store, train, [50, 50], 60)
+    others = np.setdiff1d(np.arange(3000), train)
+    assert np.corrcoef(foretold[others], counts[others])[0, 1] > 0.9
+    assert foretold.sum() == pytest.approx(counts.sum() / number, rel=0.1)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from lightning_gnnscale.graph import build_csc
 from lightning_gnnscale.placement import DISK, access_probability, place
 from lightning_gnnscale.placement.place import assign_training_nodes
+from lightning_gnnscale.placement.placement import mean_shares, read_shares
 
 PAIR = SimpleNamespace(csc=build_csc(np.array([0]), np.array([1]), 2))
 PAPER_EDGES = np.array([[0, 1], [1, 2], [1, 3], [2, 3], [2, 4], [2, 5]]).T
@@ -204,3 +205,36 @@ def test_rule_by_cost_stops_where_all_devices_together_are_cheapest(num_devices,
     assert chosen <= min(passed) + 1e-12
     if num_devices == 5 and alpha in (0.2, 0.6):
         assert chosen < cost_of(place(prob, num_devices, 12, alpha=alpha, method="rule"))
+
+
+def test_devices_that_read_different_rows_hold_their_own():
+    """Each of two linked devices reads one half of the rows only, and is given the hottest of that half."""
+    rng = np.random.default_rng(0)
+    prob = np.zeros((2, 40))
+    prob[0, :20], prob[1, 20:] = rng.random(20), rng.random(20)
+    placement = place(prob, 2, 8, alpha=0)
+    for device, own in enumerate(prob):
+        assert set(placement.rows[device]) == set(np.argsort(-own)[:8])
+        assert placement.device_shares[device]["peer"] == 0
+        assert placement.device_shares[device]["local"] == pytest.approx(np.sort(own)[-8:].sum() / own.sum())
+    blind = place(prob.mean(axis=0), 2, 8, alpha=0)
+    held = [set(np.concatenate(some.rows)) for some in (placement, blind)]
+    assert held[0] == held[1], "which rows the group holds is decided by the mean"
+
+
+@pytest.mark.parametrize("alpha", [0, 0.3])
+@pytest.mark.parametrize("num_devices", [2, 3, 5])
+def test_dealing_out_anew_keeps_rows_and_copies(num_devices, alpha):
+    prob = np.random.default_rng(num_devices).pareto(1.5, (num_devices, 200))
+    mean = np.broadcast_to(prob.mean(axis=0), prob.shape)
+    anew, before = (place(chances, num_devices, 15, alpha=alpha) for chances in (prob, mean))
+    assert [len(set(rows)) for rows in anew.rows] == [15] * num_devices
+    assert sorted(np.concatenate(anew.rows)) == sorted(np.concatenate(before.rows))
+    as_read = read_shares(before.rows, before.groups, None, prob)
+    assert mean_shares(as_read)["local"] < anew.shares["local"]
+    assert mean_shares(as_read)["host"] == pytest.approx(anew.shares["host"])
+
+
+def test_hot_ranges_are_the_hottest_rows_of_each_range():
+    prob = np.array([0.1, 0.9, 0.2, 0.8, 0.3, 0.4, 0.7, 0.6])
+    assert [set(rows) for rows in place(prob, 2, 2, alpha=0, method="hot_ranges").rows] == [{1, 3}, {6, 7}]
