@@ -1,5 +1,6 @@
 """Placements side by side: the share of reads that each tier serves, predicted and counted."""
 
+import mmap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,11 +9,15 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from ..datamodule.placed_training import DRAWN_BATCHES
 from ..graph import CSC
+from ..memory import evict
+from ..model import GraphSAGE
+from ..partition_store.features import DenseFeatures
 from ..partitioner import partition
-from ..placement import Placement, access_probability, place
+from ..placement import FeatureBuffer, Placement, access_probability, place
 from ..placement.access_probability import METHODS as PROBABILITIES
 from ..placement.access_probability import count_reads, drawn_probability, epoch_batches, layer_probability
 from ..placement.place import RULES, assign_training_nodes, most_read_rows
@@ -31,6 +36,7 @@ PEERS = ("naive", "hot_ranges", "random", "degree", "metis")
 TIERS = ("local", "peer", "host", "disk")
 LOCAL = "_local"  # each device shuffles its own training nodes only
 ARCS_OF_SEARCH = 2e9  # that PaGraph's searches may read before they look fewer hops; about 10 s
+FEATURE_DIM = 128
 _PROBES = 32
 _PROBABILITY_SEED = 1 << 20  # none of the counted epochs' seeds
 
@@ -75,6 +81,9 @@ class PlacementBench:
         nodes_per_layer: Nodes that each layer draws, where batches are `LayerwiseSampler`'s; None: they draw fan-outs.
         seeds: Seeds of the order of seeds and of sampling; means and deviations are taken over them.
         batches_per_device: Number of batches that each device must have had before sampling of epochs stops.
+        timed_batches: Number of batches of the first device whose loading and computing is timed, for seconds an epoch;
+            0: none. Rows are 128 float32; those on no device come from pinned memory on a GPU, without one from a file
+            that is not in memory. Computing is a training step of GraphSAGE of 128 channels.
         probability: "auto", "draws", or a method of `access_probability`, as in `PlacementSettings`.
     """
 
@@ -88,6 +97,7 @@ class PlacementBench:
     nodes_per_layer: Sequence[int] | None = None
     seeds: Sequence[int] = (0, 1, 2, 3, 4)
     batches_per_device: int = 16
+    timed_batches: int = 0
     probability: str = "auto"
     data_root: str | None = None
 
@@ -115,9 +125,10 @@ class PlacementBench:
         methods = without_metis(self.methods)
         facts = (check_fanouts(self.fanouts), self.batch_size, list(self.seeds), self.batches_per_device)
         facts += () if self.nodes_per_layer is None else (list(self.nodes_per_layer),)
+        facts += (self.timed_batches,) if self.timed_batches else ()
         rows: list[dict] = []
         for name in self.graphs:
-            graph = cache(partial(_Graph, self, name, methods))
+            graph = cache(partial(_Graph, self, name, methods, runner.folder))
             cases = []
             for devices, sizes in self.devices.items():
                 ends = np.cumsum([0, *sizes])
@@ -138,17 +149,18 @@ run = benchmark(PlacementBench)
 class _Graph:
     """One graph: its access probabilities and its counted reads, shared by all placements."""
 
-    def __init__(self, bench: PlacementBench, name: str, methods: Sequence[str]):
-        self.bench, self.methods, self.fanouts = bench, methods, check_fanouts(bench.fanouts)
+    def __init__(self, bench: PlacementBench, name: str, methods: Sequence[str], folder: Path):
+        self.bench, self.methods, self.fanouts, self.folder = bench, methods, check_fanouts(bench.fanouts), folder
         self.workload = load_workload(name, public_root(bench.data_root))
         self.csc, self.nodes = self.workload.csc, self.workload.train_nodes
         tell(f"{name}: {self.csc.num_rows:,} nodes, {self.csc.num_arcs:,} arcs, {len(self.nodes):,} training nodes")
         space = Workspace(self.csc.num_rows, self.csc.indices.dtype)
         if bench.nodes_per_layer is None:
-            self.draw = lambda seeds, key: sample_neighbors(self.csc, seeds, self.fanouts, key, workspace=space).n_id
+            self.sample = lambda seeds, key: sample_neighbors(self.csc, seeds, self.fanouts, key, workspace=space)
         else:
             sizes = tuple(bench.nodes_per_layer)
-            self.draw = lambda seeds, key: sample_layers(self.csc, seeds, sizes, key, workspace=space).n_id
+            self.sample = lambda seeds, key: sample_layers(self.csc, seeds, sizes, key, workspace=space)
+        self.draw = lambda seeds, key: self.sample(seeds, key).n_id
         start = time.perf_counter()
         self.prob = self._probability()
         self.prob_s = time.perf_counter() - start
@@ -200,6 +212,7 @@ class _Graph:
                     **_measured(placement, reads[kind if method.endswith(LOCAL) else ""]),
                     "place_s": round(seconds + searched.get(kind, 0.0), 3),
                     "probability_s": round(self.prob_s, 3),
+                    **(self._seconds(placement) if self.bench.timed_batches else {}),
                 }
 
     def _place(self, kind: str, num: int, buffer_rows: int, alpha: float, *, groups, part_id=None, own_rows=None):
@@ -222,6 +235,62 @@ class _Graph:
         return [
             count_epochs(self.draw, self.csc.num_rows, train_nodes, size, seed, num_epochs) for seed in self.bench.seeds
         ]
+
+    def _seconds(self, placement: Placement) -> dict[str, float]:
+        """Return the seconds that the first device loads features in an epoch, and those that it computes."""
+        file, on = self._feature_file, "cuda:0" if torch.cuda.is_available() else "cpu"
+        table = np.load(file, mmap_mode="r")
+        buffer = FeatureBuffer(placement, DenseFeatures(table), 0, on=on)
+        table._mmap.madvise(mmap.MADV_DONTNEED)
+        evict(file)
+        nodes = [drawn.n_id for drawn in self._timed]
+        begun = time.perf_counter()
+        for own in nodes:
+            rows = buffer.gather(own)
+        if on != "cpu":
+            torch.cuda.synchronize()
+        load_s = time.perf_counter() - begun
+        buffer.close()
+        del rows
+        per_epoch = len(self.nodes) / (placement.num_devices * self.bench.batch_size * len(nodes))
+        return {"load_s": round(load_s * per_epoch, 4), "compute_s": round(self._compute_s * per_epoch, 4)}
+
+    @cached_property
+    def _timed(self) -> list:
+        """Batches of the first epochs, drawn."""
+        bench = self.bench
+        return [self.sample(*batch) for batch in epoch_batches(self.nodes, bench.batch_size, bench.timed_batches, 0)]
+
+    @cached_property
+    def _feature_file(self) -> Path:
+        path = self.folder / "rows.npy"
+        np.save(path, np.random.default_rng(0).standard_normal((self.csc.num_rows, FEATURE_DIM), np.float32))
+        return path
+
+    @cached_property
+    def _compute_s(self) -> float:
+        """Seconds of training steps on the timed batches, all rows at hand."""
+        device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+        hops = self.bench.nodes_per_layer or self.fanouts
+        model = GraphSAGE(FEATURE_DIM, FEATURE_DIM, FEATURE_DIM, num_layers=len(hops)).to(device)
+        optimizer = torch.optim.Adam(model.parameters())
+        given = [
+            (torch.randn(len(drawn.n_id), FEATURE_DIM, device=device), torch.from_numpy(drawn.edge_index).to(device))
+            for drawn in self._timed
+        ]
+
+        def train(batches: list) -> float:
+            begun = time.perf_counter()
+            for x, edge_index in batches:
+                optimizer.zero_grad()
+                loss = model(x, edge_index)[: self.bench.batch_size].square().mean()
+                loss.backward()
+                optimizer.step()
+            loss.item()
+            return time.perf_counter() - begun
+
+        train(given[:1])
+        return train(given)
 
     @cached_property
     def pagraph_hops(self) -> int:
@@ -302,9 +371,19 @@ def _print_tables(rows: list[dict]) -> None:
         _show(rows, alpha)
         for rule, points in _worst_losses(rows, alpha).items():
             tell(f"alpha {alpha:g}: {rule} loses at most {100 * points:.2f} points against {', '.join(PEERS)}")
+    if any(row.get("load_s") is not None for row in rows):
+        _show_seconds(rows)
     shared = [row for row in rows if not row["method"].endswith(LOCAL)]
     gap = max(abs(row[tier] - row[f"predicted_{tier}"]) for row in shared for tier in ("local", "peer", "host"))
     tell(f"predicted and counted shares differ by at most {100 * gap:.1f} points (batches of all devices alike)")
+
+
+def _show_seconds(rows: list[dict]) -> None:
+    """Print what the first device loads and computes in an epoch, by placement."""
+    columns = {name: (name.replace("_", " "), LEFT) for name in ("graph", "devices", "method")}
+    columns |= {"buffer_share": ("buffer", "g"), "alpha": ("alpha", "g"), "host": ("host", ".1%")}
+    columns |= {"load_s": ("load, s\nan epoch", ".3f"), "compute_s": ("compute, s\nan epoch", ".3f")}
+    show([row for row in rows if row.get("load_s") is not None], columns, "one device's seconds", machine_line())
 
 
 def _costs(case: list[dict], alpha: float) -> dict[str, float]:

@@ -345,7 +345,21 @@ def _placement_facts(log: list[dict]) -> dict[str, str]:
             if any(event["predicted"].get(tier) for event in placed)
         )
         facts["feature reads"] = f"{shares} (predicted {predicted})"
+        facts["slowest device's reads"] = _slowest_reads(placed, reads)
     return facts
+
+
+def _slowest_reads(placed: list[dict], reads: list[dict]) -> str:
+    """Return what reads cost the device whose reads cost most, over what all would from the host; and predicted."""
+
+    def cost(counts: dict, alpha: float) -> float:
+        return counts["host"] + counts["disk"] + alpha * counts["peer"]
+
+    pairs = [(event, at) for event in reads for at in placed if at["rank"] == event["rank"]]
+    event, at = max(pairs, key=lambda pair: cost(pair[0], pair[1]["alpha"]))
+    counted = cost(event, at["alpha"]) / max(sum(event[tier] for tier in TIERS), 1)
+    predicted = cost(at["predicted"], at["alpha"])
+    return f"{counted:.1%} of the cost of reading all from the host (predicted {predicted:.1%})"
 
 
 def run_summary(name: str, folder: Path, datamodule, plan, facts: dict) -> dict:

@@ -335,15 +335,16 @@ class PartitionDataModule(StoredGraphDataModule):
             self._train_loader.set_sampler(self.sampler)
 
     def loading_share(self) -> float:
-        """Return the share of the last epoch's time that went into batches, in [0, 1]; call it once an epoch.
+        """Return the share of the last epoch's time that went into loading features, in [0, 1]; call it once an epoch.
 
-        It is the time in which training waited for them, and that of gathering their features where they train.
+        See `PlacedTraining.loading_share`. Without placed features it is the share in which training waited.
         """
         loader = self._train_loader
         if loader is None or not loader.seconds:
             return 0.0
-        gathered = 0.0 if self._placed is None else self._placed.clock.take()
-        return min(loader.waiting_share + gathered / loader.seconds, 1.0)
+        if self._placed is None or self.buffer is None:
+            return loader.waiting_share
+        return self._placed.loading_share(loader.seconds, loader.waiting_share, loader.options.num_threads)
 
     def teardown(self, stage: str) -> None:
         """Remove the scratch folder, and let go of placed features."""

@@ -15,7 +15,7 @@ from ..loader import LoaderOptions, RowReads
 from ..partition_store import PartitionStore
 from ..placement import FeatureBuffer, FeatureCache, Placement, PlacementSettings
 from ..placement.access_probability import access_probability, drawn_probability, layer_probability
-from ..placement.link_cost import link_alpha
+from ..placement.link_cost import link_alphas
 from ..placement.place import RULES
 from ..sampler import LayerwiseSampler, LocalityBias, NeighborSampler
 
@@ -109,14 +109,12 @@ def open_buffer(
         raise PlacementError(f"{store.root}: the store has no features that could be placed: leave placement out")
     rank, world_size = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
     on = _device(trainer)
-    groups = settings.groups or linked_groups(trainer, world_size)
     prob = None
     if not isinstance(settings.method, Placement):
         prob = read_probability(store, settings, sampler, batch_size, seed, reads)
         prob = prob[0] if world_size == 1 else prob
-    placement = _with_one_alpha(settings, trainer).place(
-        store, train_nodes, world_size, fanouts_of(sampler), batch_size, seed, groups, prob
-    )
+    alphas = rank_alphas(settings, trainer, world_size)
+    placement = settings.place(store, train_nodes, world_size, fanouts_of(sampler), batch_size, seed, alphas, prob)
     if placement.num_devices != world_size:
         raise PlacementError(
             f"the placement has {placement.num_devices} devices, training has {world_size} processes: place for "
@@ -138,6 +136,7 @@ def open_buffer(
         buffer_rows=len(placement.rows[rank]),
         buffer_bytes=buffer.nbytes,
         predicted=placement.device_shares[rank],
+        alpha=_mean_alpha(alphas, placement.groups, rank),
     )
     return buffer
 
@@ -156,22 +155,34 @@ def fanouts_of(sampler) -> tuple[int, ...]:
     return tuple(getattr(sampler, "fanouts", ())) or (-1,) * hops
 
 
-def _with_one_alpha(settings: PlacementSettings, trainer) -> PlacementSettings:
-    """Return settings with the alpha that the first process measured: two measurements give two placements."""
-    if settings.alpha != "auto" or settings.method not in RULES or trainer is None or trainer.world_size == 1:
-        return settings
-    alpha = link_alpha(trainer.strategy.root_device.type) if trainer.global_rank == 0 else None
-    return replace(settings, alpha=trainer.strategy.broadcast(alpha))
+def rank_alphas(settings: PlacementSettings, trainer, world_size: int) -> np.ndarray:
+    """Return (world_size, world_size) what a read from another rank's buffer costs, over one from host memory.
 
-
-def linked_groups(trainer, world_size: int) -> Sequence[range]:
-    """Return the ranks of each host, whose devices are taken to reach each other fast; GPUs that do not, alone."""
+    It is 1 between machines, and between GPUs that do not reach each other. Each machine measures its own pairs, once
+    for all its ranks: two measurements would give two placements.
+    """
     size = world_size // getattr(trainer, "num_nodes", 1)
-    devices = getattr(getattr(trainer, "strategy", None), "parallel_devices", None) or []
-    pairs = ((one, other) for one in devices for other in devices if one != other and one.type == "cuda")
-    if not all(torch.cuda.can_device_access_peer(one, other) for one, other in pairs):
-        size = 1
-    return [range(first, first + size) for first in range(0, world_size, size)]
+    alpha = settings.alpha
+    if alpha == "auto" and settings.method not in RULES:
+        alpha = 0.0
+    alphas = np.ones((world_size, world_size))
+    for first in range(0, world_size, size):
+        within = None
+        if size == 1:
+            within = np.zeros((1, 1))
+        elif trainer.global_rank == first:
+            devices = getattr(trainer.strategy, "parallel_devices", None) or [torch.device("cpu")] * size
+            within = link_alphas(devices, alpha)
+        alphas[first : first + size, first : first + size] = (
+            within if size == 1 else trainer.strategy.broadcast(within, src=first)
+        )
+    return alphas
+
+
+def _mean_alpha(alphas: np.ndarray, groups, rank: int) -> float:
+    """Return the mean cost of a read from the peers of a rank; 1 where it has none."""
+    peers = [peer for peer in next(group for group in groups if rank in group) if peer != rank]
+    return float(alphas[rank, peers].mean()) if peers else 1.0
 
 
 def _device(trainer) -> str:
@@ -206,13 +217,14 @@ class PlacedTraining:
                 f"LayerwiseSampler, got {type(sampler).__name__}"
             )
         self.buffer: FeatureBuffer | None = None
-        self.clock: GatherClock | None = None
+        self._clock: GatherClock | None = None
+        self._counted = (0.0, 0)  # seconds on the CPU and far rows that `loading_share` has told
 
     def open(self, store: PartitionStore, sampler, options: LoaderOptions, trainer, reads: RankReads) -> Any:
         """Place the rows, and return the sampler, biased towards them where that is asked for; see `open_buffer`."""
         targets, order = np.unique(np.concatenate(reads.targets)), (options.batch_size, options.seed)
         self.buffer = open_buffer(store, self.settings, targets, sampler, *order, trainer, reads)
-        self.clock = GatherClock(self.buffer.on)
+        self._clock, self._counted = GatherClock(self.buffer.on), (0.0, 0)
         scale, size = self.settings.locality_scale, self.settings.neighbor_set_size
         if scale is None:
             return sampler
@@ -250,8 +262,28 @@ class PlacedTraining:
 
     def gather(self, batch: Any) -> None:
         """Give a batch its features out of all tiers, where it trains."""
-        with self.clock.measure():
+        with self._clock.measure():
             batch.x = self.buffer.gather(batch.n_id)
+
+    def loading_share(self, seconds: float, waiting_share: float, num_threads: int) -> float:
+        """Return the share of an epoch that went into loading features, in [0, 1]; 0 where all rows were near.
+
+        On a GPU it is the time of gathering where training runs. Threads of a loader gather and sample beside training:
+        of the share in which training waits for them, what they spend gathering counts.
+
+        Args:
+            seconds: Those of the epoch.
+            waiting_share: Share of them in which training waited for batches.
+            num_threads: Threads that gather; 0: the one that trains.
+        """
+        before, hits = self._counted, self.buffer.hits
+        self._counted = self.buffer.gather_s, hits["host"] + hits["disk"]
+        gathered = self._clock.take() if self.gathers_on_device else self._counted[0] - before[0]
+        if self._counted[1] == before[1]:
+            return 0.0
+        if num_threads and not self.gathers_on_device:
+            gathered *= waiting_share / num_threads
+        return min(gathered / seconds, 1.0)
 
     def close(self, trainer) -> None:
         """Let go of the rows."""

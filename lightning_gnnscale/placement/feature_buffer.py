@@ -1,5 +1,7 @@
 """`FeatureBuffer`: the feature rows that a device holds, and the tiers behind them."""
 
+import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -48,6 +50,7 @@ class FeatureBuffer:
         on: As given; "cpu" gathers arrays, all other values tensors.
         hits: Rows read so far from "local", "peer", "host", "disk" and "cache"; exact even if several threads gather at
             once. On CUDA, reading this attribute waits for the device.
+        gather_s: Seconds that gathers took, of all threads together; on CUDA those of starting them.
         nbytes: Memory that the buffer takes on its device, bytes: own rows, places, cached rows.
 
     Raises:
@@ -92,6 +95,7 @@ class FeatureBuffer:
             self._tiers = CUDATiers(self._places, tables, features, cache, device_of(on, device))
         self.nbytes = len(placement.rows[device]) * layout.row_bytes + self._places.nbytes + self._tiers.cache_bytes
         self._before = self._last = np.zeros(len(tables) + 1, np.int64)
+        self.gather_s, self._lock = 0.0, threading.Lock()
 
     @classmethod
     def in_one_process(
@@ -167,7 +171,11 @@ class FeatureBuffer:
         Cost: on CUDA, nodes on the device are waited for: their range is checked. With rows on disk or a cache they are
             read on the host. With a cache, the rows found in it are copied by one thread at a time.
         """
-        return self._open().gather(nodes, out)
+        begun = time.perf_counter()
+        rows = self._open().gather(nodes, out)
+        with self._lock:
+            self.gather_s += time.perf_counter() - begun
+        return rows
 
     @property
     def foretold(self) -> bool:

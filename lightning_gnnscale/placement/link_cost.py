@@ -5,8 +5,10 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -20,24 +22,43 @@ ROW_BYTES = 512
 _TABLE_ROWS, _READS, _ROUNDS = 1 << 16, 1 << 15, 7
 
 
-def link_alpha(device_type: str | None = None) -> float:
-    """Return the cost of a peer read over that of a host read, in [0, 1], of this machine.
+def link_alphas(devices: Sequence[torch.device], alpha: float | str = "auto") -> np.ndarray:
+    """Return the cost of reads between devices of this machine, over that of host reads.
 
-    On two GPUs that reach each other: reads of the second's memory and of pinned memory by the kernel that gathers.
-    On GPUs that do not, 1: nothing is gained from a peer. On CPUs: reads of shared memory and of a memory map.
+    Of two GPUs that reach each other: reads of the second's memory and of pinned memory by the kernel that gathers. Of
+    GPUs that do not: 1, nothing is gained from a peer. Of CPUs: reads of shared memory and of a memory map.
 
     Args:
-        device_type: "cuda" or "cpu", of the devices that train; None: "cuda" where the machine has GPUs.
+        devices: The devices that train, of one machine.
+        alpha: Cost in place of a measured one, where devices reach each other; "auto": measured.
 
-    Cost: under a second, once for these devices; then one small file is read. Ranks wait for the first to measure.
+    Returns:
+        (num_devices, num_devices) float64 in [0, 1], 0 on the diagonal.
+
+    Cost: under a second a pair of GPUs, once a machine; then one small file is read. Ranks wait for the first to
+        measure.
     """
-    count = 0 if device_type == "cpu" else torch.cuda.device_count()
-    names = [torch.cuda.get_device_name(i) for i in range(count)]
-    if not names:
-        return remembered(f"cpu: {_processor()}", measure_on_cpu)["alpha"]
-    if len(names) < 2 or not torch.cuda.can_device_access_peer(0, 1):
+    alphas = np.zeros((len(devices), len(devices)))
+    for one, other in combinations(range(len(devices)), 2):
+        alphas[one, other] = alphas[other, one] = _pair_alpha(devices[one], devices[other], alpha)
+    return alphas
+
+
+def devices_here(num_devices: int) -> list[torch.device]:
+    """Return as many devices as a machine of this kind would train on: its GPUs, or where it has none CPUs."""
+    return [torch.device("cuda", i) if torch.cuda.device_count() else torch.device("cpu") for i in range(num_devices)]
+
+
+def _pair_alpha(one: torch.device, other: torch.device, alpha: float | str) -> float:
+    if one.type == "cpu":
+        return remembered(f"cpu: {_processor()}", measure_on_cpu)["alpha"] if alpha == "auto" else alpha
+    beyond = max(one.index, other.index) >= torch.cuda.device_count()
+    if beyond or not torch.cuda.can_device_access_peer(one, other):
         return 1.0
-    return remembered("cuda: " + ", ".join(names), measure_on_cuda)["alpha"]
+    if alpha != "auto":
+        return alpha
+    names = (f"{torch.cuda.get_device_name(device)} {device.index}" for device in (one, other))
+    return remembered("cuda: " + ", ".join(names), partial(measure_on_cuda, one, other))["alpha"]
 
 
 def remembered(devices: str, measure: Callable[[], tuple[float, float]]) -> dict:
@@ -91,10 +112,10 @@ def measure_on_cpu() -> tuple[float, float]:
     return best[0] / _READS, best[1] / _READS
 
 
-def measure_on_cuda() -> tuple[float, float]:
-    """Return seconds a row of the second GPU's memory and of pinned memory, read by the first."""
-    width, here = ROW_BYTES // 8, torch.device("cuda", 0)
-    peer = torch.zeros(_TABLE_ROWS, width, dtype=torch.float64, device="cuda:1")
+def measure_on_cuda(here: torch.device, there: torch.device) -> tuple[float, float]:
+    """Return seconds a row of another GPU's memory and of pinned memory, read by the first."""
+    width = ROW_BYTES // 8
+    peer = torch.zeros(_TABLE_ROWS, width, dtype=torch.float64, device=there)
     torch.empty(1, device=here).to(peer.device)  # opens the way for kernels of the first to the second's memory
     host = torch.zeros(_TABLE_ROWS, width, dtype=torch.float64).pin_memory()
     order = torch.randperm(_TABLE_ROWS, generator=torch.Generator().manual_seed(0))[:_READS].to(here)

@@ -1,6 +1,7 @@
 """`place`: which feature rows go on which device, by rule or as the baselines do."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import product
 
 import numpy as np
 
@@ -8,8 +9,8 @@ from ..graph import CSC
 from ..jit import kernel
 from ..rng import fold, permutation
 from .access_probability import assign_seeds, checked_nodes, count_reads
-from .link_cost import link_alpha
-from .placement import Placement, mean_shares, read_shares
+from .link_cost import devices_here, link_alphas
+from .placement import Placement, mean_shares, read_costs, read_shares
 
 
 def assign_training_nodes(csc: CSC, train_nodes: np.ndarray, num_devices: int, num_layers: int) -> np.ndarray:
@@ -131,6 +132,7 @@ def _spread(order, prob, alpha, rows):
 
 
 RULES = ("rule", "rule_by_cost")
+_SAME = 1e-9  # by which costs differ that are equal
 METHODS = ("rule", "naive", "random", "degree", "metis", "pagraph", "rule_by_cost", "hot_ranges")
 
 
@@ -138,7 +140,7 @@ def place(
     prob: np.ndarray,
     num_devices: int,
     buffer_rows: int,
-    alpha: float | str = 0.2,
+    alpha: float | str | np.ndarray = 0.2,
     groups: Sequence[Sequence[int]] | None = None,
     method: str = "rule",
     store=None,
@@ -157,11 +159,13 @@ def place(
         num_devices: Number of devices, >= 1.
         buffer_rows: Number of rows in each device's buffer, in [1, num_nodes].
         alpha: Cost of a peer read divided by that of a host read, in [0, 1]: 0.2 for pairs, 0 for all-to-all links in
-            the paper; "auto": measured once per machine, see `link_alpha`. Used by "rule" and "rule_by_cost".
-        groups: Groups of devices with fast links among them; every device is in one group. None: all devices in one
-            group.
+            the paper. Or (num_devices, num_devices), the cost of each pair; "auto": measured once per machine, see
+            `link_alphas`. The rules go by a group's mean.
+        groups: Groups of devices that read each other's buffers; every device is in one group. None: those of
+            `linked_groups` with which the slowest device's reads cost least; all devices where the pairs are alike.
         method: "rule": Algorithm 1 in groups, Rule 1 (the hottest rows) on lone devices. "rule_by_cost": the same, but
-            copies give way as long as the reads of all devices together get cheaper (`alpha_by_cost`). "naive": ranges
+            copies give way as long as the reads of all devices together get cheaper (`alpha_by_cost`); or "hot_ranges",
+            where with those the slowest device's reads cost less. "naive": ranges
             of ids. "random": random rows. "degree": the nodes of highest in-degree, in turns. "metis": the hottest
             nodes of each device's part, by `part_id`. "hot_ranges": the hottest nodes of each device's range of ids.
             These five fill the devices of a group with different rows.
@@ -188,38 +192,81 @@ def place(
     _check(num_nodes, num_devices, buffer_rows, alpha, method)
     mean = prob if prob.ndim == 1 else prob.mean(axis=0)
     order = np.argsort(-mean, kind="stable")
+    choices = [_checked_groups(groups, num_devices)]
+    alone = max(map(len, choices[0])) == 1
+    if isinstance(alpha, str):
+        alpha = 0.0 if alone or method not in RULES else link_alphas(devices_here(num_devices))
+    alphas = np.broadcast_to(np.asarray(alpha, np.float64), (num_devices, num_devices)) * (1 - np.eye(num_devices))
+    if groups is None and np.ndim(alpha) == 2:
+        choices = linked_groups(alphas)
     if method == "pagraph":
-        groups = tuple((device,) for device in range(num_devices))
-        rows = _pagraph(store, train_nodes, num_nodes, num_devices, num_layers, buffer_rows)
+        choices = [tuple((device,) for device in range(num_devices))]
+        apart = _pagraph(store, train_nodes, num_nodes, num_devices, num_layers, buffer_rows)
+        ways = [lambda group: [apart[device] for device in group]]
+    elif method in RULES:
+        ways = [lambda group: _by_rule(method, prob, group, buffer_rows, alphas)]
+    elif method == "metis":
+        parts = _checked_parts(part_id, num_nodes, num_devices)
+        ways = [lambda group: _hottest_of_parts(prob, parts, group, buffer_rows)]
+    elif method == "hot_ranges":
+        ways = []
     else:
-        groups = _checked_groups(groups, num_devices)
-        if alpha == "auto":
-            alpha = link_alpha() if method in RULES and max(map(len, groups)) > 1 else 0.0
-        if method == "metis":
-            part_id = _checked_parts(part_id, num_nodes, num_devices)
-        elif method == "hot_ranges":
-            part_id = np.arange(num_nodes) * num_devices // num_nodes
-        of_parts = method in ("metis", "hot_ranges")
-        candidates = None if method in RULES or of_parts else _candidates(method, mean, store, seed)
-        rows = [order[:0]] * num_devices
-        for group in groups:
-            if method in RULES:
-                threshold = alpha if method == "rule" else alpha_by_cost(alpha, len(group))
-                placed = _by_rule(prob, group, buffer_rows, threshold)
-            elif of_parts:
-                placed = _hottest_of_parts(order, part_id, group, buffer_rows)
-            else:
-                placed = _dealt(candidates, len(group), buffer_rows, in_turns=method == "degree")
-            for device, own in zip(group, placed, strict=True):
-                rows[device] = own
+        found = _candidates(method, mean, store, seed)
+        ways = [lambda group: _dealt(found, len(group), buffer_rows, in_turns=method == "degree")]
+    if method in ("hot_ranges", "rule_by_cost"):
+        ranges = np.arange(num_nodes) * num_devices // num_nodes
+        ways.append(lambda group: _hottest_of_parts(prob, ranges, group, buffer_rows))
+    groups, rows, costs = _cheapest(choices, ways, prob, alphas)
     on_disk = _beyond_host(order, rows, groups, host_rows)
-    shares = read_shares(tuple(rows), groups, on_disk, prob)
+    shares = read_shares(rows, groups, on_disk, prob)
     fingerprint = getattr(store, "layout_fingerprint", "")
-    return Placement(tuple(rows), groups, num_nodes, on_disk, mean_shares(shares), shares, method, fingerprint)
+    return Placement(rows, groups, num_nodes, on_disk, mean_shares(shares), shares, method, fingerprint, costs)
 
 
-def _by_rule(prob: np.ndarray, group: tuple[int, ...], buffer_rows: int, alpha: float) -> list[np.ndarray]:
+def _cheapest(choices: list, ways: list[Callable], prob: np.ndarray, alphas: np.ndarray) -> tuple:
+    """Return the groups, rows and costs with which the slowest device's reads cost least; equal ones: the first."""
+    best: tuple = ()
+    for groups, rows_of in product(choices, ways):
+        rows = {device: own for group in groups for device, own in zip(group, rows_of(group), strict=True)}
+        placed = tuple(rows[device] for device in range(len(alphas)))
+        costs = read_costs(placed, groups, prob, alphas)
+        if not best or max(costs) < (1 - _SAME) * max(best[2]):
+            best = groups, placed, costs
+    return best
+
+
+def linked_groups(alphas: np.ndarray) -> list[tuple[tuple[int, ...], ...]]:
+    """Return groups of devices to choose from, the largest first: those whose reads of each other cost up to a bound.
+
+    Args:
+        alphas: (num_devices, num_devices) cost of a read between two devices, over that from the host.
+
+    Returns:
+        One grouping a distinct cost below 1, in tenths, and each device alone.
+    """
+    tenths = np.ceil(10 * np.maximum(alphas, alphas.T) - _SAME)
+    found = []
+    for bound in sorted(set(tenths[tenths < 10].tolist()), reverse=True):
+        groups: list[list[int]] = []
+        for device in range(len(alphas)):
+            near = (group for group in groups if all(tenths[device, other] <= bound for other in group))
+            group = next(near, None)
+            if group is None:
+                groups.append([device])
+            else:
+                group.append(device)
+        found.append(tuple(map(tuple, groups)))
+    found.append(tuple((device,) for device in range(len(alphas))))
+    return list(dict.fromkeys(found))
+
+
+def _by_rule(
+    method: str, prob: np.ndarray, group: tuple[int, ...], buffer_rows: int, alphas: np.ndarray
+) -> list[np.ndarray]:
     """Return the rows of each device of a group, by Algorithm 1."""
+    num = len(group)
+    alpha = float(alphas[np.ix_(group, group)].sum() / (num * (num - 1))) if num > 1 else 0.0
+    alpha = alpha if method == "rule" else alpha_by_cost(alpha, num)
     own = np.broadcast_to(prob, (1, *prob.shape)) if prob.ndim == 1 else prob[list(group)]
     mean = own.mean(axis=0, dtype=own.dtype)
     placed = place_group(np.argsort(-mean, kind="stable"), mean, len(group), buffer_rows, alpha)
@@ -292,10 +339,14 @@ def _dealt(candidates: np.ndarray, num_devices: int, buffer_rows: int, in_turns:
 
 
 def _hottest_of_parts(
-    order: np.ndarray, part_id: np.ndarray, group: tuple[int, ...], buffer_rows: int
+    prob: np.ndarray, part_id: np.ndarray, group: tuple[int, ...], buffer_rows: int
 ) -> list[np.ndarray]:
-    part_of_order = part_id[order]
-    return [order[part_of_order == device][:buffer_rows] for device in group]
+    rows = []
+    for device in group:
+        own = np.flatnonzero(part_id == device)
+        chances = (prob if prob.ndim == 1 else prob[device])[own]
+        rows.append(own[np.argsort(-chances, kind="stable")[:buffer_rows]])
+    return rows
 
 
 def _beyond_host(order: np.ndarray, rows: list[np.ndarray], groups, host_rows: int | None) -> np.ndarray | None:
@@ -328,7 +379,7 @@ def _checked_prob(prob: np.ndarray, num_devices: int) -> np.ndarray:
     return prob if prob.dtype in (np.float32, np.float64) else prob.astype(np.float64)
 
 
-def _check(num_nodes: int, num_devices: int, buffer_rows: int, alpha: float | str, method: str) -> None:
+def _check(num_nodes: int, num_devices: int, buffer_rows: int, alpha: float | str | np.ndarray, method: str) -> None:
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     if not _is_integer(num_devices) or num_devices < 1:
@@ -337,7 +388,10 @@ def _check(num_nodes: int, num_devices: int, buffer_rows: int, alpha: float | st
         raise ValueError(f"buffer_rows must be an integer, got {buffer_rows!r}")
     if not 1 <= buffer_rows <= num_nodes:
         raise ValueError(f"buffer_rows must be in [1, {num_nodes}], the number of nodes, got {buffer_rows}")
-    if alpha != "auto" and not (isinstance(alpha, int | float | np.number) and 0 <= alpha <= 1):
+    if isinstance(alpha, np.ndarray):
+        if alpha.shape != (num_devices, num_devices) or not np.all((alpha >= 0) & (alpha <= 1)):
+            raise ValueError(f"alpha must be ({num_devices}, {num_devices}) in [0, 1], got {alpha}")
+    elif alpha != "auto" and not (isinstance(alpha, int | float | np.number) and 0 <= alpha <= 1):
         raise ValueError(f'alpha must be in [0, 1] or "auto", got {alpha!r}')
 
 

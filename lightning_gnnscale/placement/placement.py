@@ -21,6 +21,7 @@ class Placement:
         device_shares: The same for each device.
         method: Method that placed the rows.
         fingerprint: Fingerprint of the store that the placement was made for; "" if none was given.
+        costs: Predicted cost of a batch's reads on each device, in reads from the host; those from disk count as such.
     """
 
     rows: tuple[np.ndarray, ...]
@@ -31,6 +32,7 @@ class Placement:
     device_shares: tuple[dict[str, float], ...]
     method: str
     fingerprint: str = ""
+    costs: tuple[float, ...] = ()
 
     @property
     def num_devices(self) -> int:
@@ -85,6 +87,26 @@ def read_shares(
         tiers = {"local": here, "peer": near & ~here, "host": far & ~disk, "disk": disk}
         shares.append({name: float(own[mask].sum(dtype=np.float64)) / total for name, mask in tiers.items()})
     return tuple(shares)
+
+
+def read_costs(
+    rows: tuple[np.ndarray, ...], groups: tuple[tuple[int, ...], ...], prob: np.ndarray, alphas: np.ndarray
+) -> tuple[float, ...]:
+    """Return the cost of a batch's reads on each device, in reads from the host: the largest is to be small.
+
+    Args:
+        rows, groups: see `Placement`.
+        prob: (num_nodes,) or (num_devices, num_nodes), as in `read_shares`.
+        alphas: (num_devices, num_devices) cost of a read from each peer, over that from the host.
+    """
+    costs = []
+    for device, own in enumerate(np.broadcast_to(prob, (len(rows), prob.shape[-1]))):
+        of_row = np.ones(len(own), np.float32)
+        peers = next(group for group in groups if device in group)
+        for other in [*reversed([peer for peer in peers if peer != device]), device]:  # as `lookup` finds them
+            of_row[rows[other]] = alphas[device, other]
+        costs.append(float(np.dot(own.astype(np.float64), of_row)))
+    return tuple(costs)
 
 
 def mean_shares(device_shares: tuple[dict[str, float], ...]) -> dict[str, float]:

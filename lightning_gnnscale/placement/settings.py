@@ -22,8 +22,8 @@ class PlacementSettings:
         buffer_share: Share of all rows that each device's buffer holds, in (0, 1]; used if buffer_rows is None.
         buffer_rows: Number of rows in each device's buffer.
         alpha: Cost of a peer read divided by that of a host read, in [0, 1], or "auto": measured once per machine.
-        groups: Groups of devices with fast links among them. None: the devices of each host, or each GPU alone where
-            they cannot reach each other.
+        groups: Groups of devices that read each other's buffers. None: found by what reads cost between each two of a
+            machine, so that the slowest device's reads cost least.
         probability: "auto": "vip_sampled" where batches draw fan-outs from the whole graph, else "draws": by batches of
             the run itself, drawn ahead. Or a method of `access_probability`, which goes by fan-outs, or by all
             neighbours of a sampler without.
@@ -85,7 +85,7 @@ class PlacementSettings:
         fanouts: Sequence[int],
         batch_size: int,
         seed: int = 0,
-        groups: Sequence[Sequence[int]] | None = None,
+        alpha: np.ndarray | None = None,
         prob: np.ndarray | None = None,
     ) -> Placement:
         """Return the placement.
@@ -97,7 +97,7 @@ class PlacementSettings:
             fanouts: Fan-outs of the sampler, one per hop, -1 for all neighbours.
             batch_size: Targets per batch.
             seed: Seed of sampled probabilities and of "random".
-            groups: Groups of devices, used if the settings have none.
+            alpha: (num_devices, num_devices) cost of reads between devices; None: the settings' for all.
             prob: See `place`; None: by `probability`, "auto" as "vip_sampled".
         """
         if isinstance(self.method, Placement):
@@ -118,8 +118,8 @@ class PlacementSettings:
             prob,
             num_devices,
             self.buffer_rows or max(1, round(self.buffer_share * store.num_nodes)),
-            alpha=self.alpha,
-            groups=self.groups or groups,
+            alpha=self.alpha if alpha is None else alpha,
+            groups=self.groups,
             method=self.method,
             store=store,
             train_nodes=train_nodes,

@@ -86,6 +86,14 @@ def test_layers_are_placed_by_their_own_draws(tmp_path):
     assert host["auto"]["rule"] < host["vip"]["rule"]
 
 
+def test_loading_and_computing_are_timed(tmp_path):
+    case = {"graphs": ["power_law:2000:30000"], "devices": {"2": [2]}, "buffer_shares": [0.1, 0.5], "alphas": [0.0]}
+    case |= {"methods": ["rule"], "batch_size": 32, "seeds": [0], "timed_batches": 2}
+    rows = run(tmp_path, **case)
+    assert all(row["load_s"] > 0 and row["compute_s"] > 0 for row in rows)
+    assert rows[0]["compute_s"] == rows[1]["compute_s"], "whatever is placed"
+
+
 def test_a_generated_workload_is_the_same_twice():
     one, two = (load_workload("power_law:500", None) for _ in range(2))
     assert np.array_equal(one.csc.indices, two.csc.indices)

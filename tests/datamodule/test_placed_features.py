@@ -9,7 +9,7 @@ import torch
 
 import lightning_gnnscale as gs
 from lightning_gnnscale import events
-from lightning_gnnscale.datamodule.placed_training import RankReads, linked_groups, read_probability
+from lightning_gnnscale.datamodule.placed_training import RankReads, rank_alphas, read_probability
 from lightning_gnnscale.errors import PlacementError, StrategyError
 from lightning_gnnscale.placement import PlacementSettings
 
@@ -111,13 +111,35 @@ def test_belady_goes_by_the_reads_of_batches_drawn_ahead(store_root):
     assert reads["belady"]["cache"] > reads["lru"]["cache"] > 0
 
 
-@pytest.mark.parametrize(("kind", "reach", "size"), [("cuda", True, 2), ("cuda", False, 1), ("cpu", False, 2)])
-def test_devices_of_a_host_are_one_group_where_they_reach_each_other(monkeypatch, kind, reach, size):
-    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: reach)
-    strategy = SimpleNamespace(parallel_devices=[torch.device(kind, number) for number in range(2)])
-    groups = linked_groups(SimpleNamespace(num_nodes=2, strategy=strategy), 4)
-    assert [list(group) for group in groups] == [list(range(first, first + size)) for first in range(0, 4, size)]
-    assert [list(group) for group in linked_groups(None, 1)] == [[0]]
+def linked(links: list[list[int]], alpha: float, count: int = 4):
+    """What ranks of one machine cost each other: alpha where a list holds both."""
+    alphas = np.ones((count, count)) - np.eye(count)
+    for group in links:
+        alphas[np.ix_(group, group)] = np.minimum(alphas[np.ix_(group, group)], alpha)
+    return alphas
+
+
+@pytest.mark.parametrize(("kind", "reach"), [("cuda", [[0, 1], [2, 3]]), ("cuda", []), ("cpu", [[0, 1, 2, 3]])])
+def test_ranks_are_told_what_each_two_cost(monkeypatch, kind, reach):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    together = [set(group) for group in reach]
+    monkeypatch.setattr(
+        torch.cuda,
+        "can_device_access_peer",
+        lambda one, other: any({one.index, other.index} <= group for group in together),
+    )
+    devices = [torch.device(kind, number) for number in range(4)]
+    told = {}
+    for machine in (0, 1):
+        strategy = SimpleNamespace(
+            parallel_devices=devices,
+            broadcast=lambda value, src: told.get(src) if value is None else told.setdefault(src, value),
+        )
+        place = SimpleNamespace(num_nodes=2, global_rank=4 * machine, strategy=strategy)
+        alphas = rank_alphas(PlacementSettings(alpha=0.3), place, 8)
+    assert np.array_equal(alphas[:4, :4], linked(reach, 0.3)) and np.array_equal(alphas[4:, 4:], linked(reach, 0.3))
+    assert (alphas[:4, 4:] == 1).all() and (alphas[4:, :4] == 1).all()
+    assert rank_alphas(PlacementSettings(), None, 1).tolist() == [[0]]
 
 
 def on_gpu(dm: gs.PartitionDataModule) -> gs.PartitionDataModule:
@@ -175,17 +197,30 @@ def test_locality_prefers_placed_rows_from_the_next_epoch_on(store_root):
     assert dm.loading_share() > 0
 
 
-def test_gathers_where_training_runs_count_as_loading(store_root):
+def test_loading_is_gathering_alone(store_root):
+    """Of 10 s training waits half, for two threads: they gather 4 of their 20 s, then none, then all of them."""
     dm = make(store_root, placement="naive")
     dm.setup("fit")
     assert dm.loading_share() == 0
-    loader = dm.train_dataloader()
-    batches = list(loader)
-    waited = dm.loading_share()
-    with dm._placed.clock.measure():
-        dm.buffer.gather(batches[0].n_id)
-    assert waited < dm.loading_share() <= 1
-    assert dm.loading_share() == waited == loader.waiting_share, "each gather counts in one epoch"
+    placed = dm._placed
+    dm.buffer.gather(np.arange(400))
+    dm.buffer.gather_s = 4.0
+    assert placed.loading_share(10.0, 0.5, 2) == pytest.approx(0.5 * 4 / 20)
+    assert placed.loading_share(10.0, 0.5, 2) == 0, "nothing was read since"
+    dm.buffer.gather(np.arange(400))
+    dm.buffer.gather_s = 24.0
+    assert placed.loading_share(10.0, 0.5, 2) == pytest.approx(0.5)
+    dm.buffer.gather(np.arange(400))
+    dm.buffer.gather_s = 25.0
+    assert placed.loading_share(10.0, 0.1, 0) == pytest.approx(0.1), "no thread: the one that trains gathers"
+
+
+def test_rows_that_all_lie_near_leave_the_scale_alone(store_root):
+    """A run that waits for sampling all the time, and reads nothing from the host: there is nothing to save."""
+    controller = gs.LocalityController(lower=0.0, upper=0.0, max_scale=4)
+    dm = make(store_root, placement=PlacementSettings("rule", buffer_share=1.0, locality_scale=1))
+    trained(dm, [controller])
+    assert dm.sampler.locality.scale == controller.state.scale == 1
 
 
 def test_the_controller_turns_the_dial(store_root):

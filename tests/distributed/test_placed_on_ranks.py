@@ -88,9 +88,9 @@ def set_up_by_measurement(folder, root):
     return rows
 
 
-def broadcast(value):
+def broadcast(value, src=0):
     values = [value]
-    dist.broadcast_object_list(values)
+    dist.broadcast_object_list(values, src)
     return values[0]
 
 

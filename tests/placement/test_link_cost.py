@@ -78,13 +78,23 @@ def test_training_on_cpus_is_measured_on_cpus(memory, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     monkeypatch.setattr(link_cost, "measure_on_cpu", lambda: (1.0, 4.0))
-    assert link_cost.link_alpha("cpu") == 0.25
-    assert link_cost.link_alpha("cuda") == link_cost.link_alpha() == 1.0
+    cpus, gpus = [torch.device("cpu")] * 3, [torch.device("cuda", i) for i in range(3)]
+    assert link_cost.link_alphas(cpus).tolist() == [[0, 0.25, 0.25], [0.25, 0, 0.25], [0.25, 0.25, 0]]
+    assert (link_cost.link_alphas(gpus) == 1 - np.eye(3)).all(), "there is one GPU, and no other to reach"
+
+
+def test_each_pair_of_gpus_is_measured(memory, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: {one.index, other.index} != {0, 2})
+    seconds = {(0, 1): (1.0, 10.0), (1, 2): (5.0, 10.0)}
+    monkeypatch.setattr(link_cost, "measure_on_cuda", lambda one, other: seconds[one.index, other.index])
+    alphas = link_cost.link_alphas([torch.device("cuda", i) for i in range(3)])
+    assert alphas.tolist() == [[0, 0.1, 1], [0.1, 0, 0.5], [1, 0.5, 0]]
+    assert sorted(json.loads(memory.read_text())) == ["cuda: a GPU 0, a GPU 1", "cuda: a GPU 1, a GPU 2"]
 
 
 @pytest.mark.gpu
 def test_peers_cost_less_than_the_host(memory):
-    if torch.cuda.device_count() < 2:
-        assert link_cost.link_alpha() == 1.0
-    else:
-        assert 0 < link_cost.link_alpha() <= 1
+    alphas = link_cost.link_alphas(link_cost.devices_here(2))
+    assert 0 < alphas[0, 1] <= 1 and (torch.cuda.device_count() > 1 or alphas[0, 1] == 1)

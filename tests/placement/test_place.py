@@ -77,7 +77,7 @@ def test_the_rule_equals_plain_python(chances, num_devices, data, alpha):
 
 
 @pytest.mark.parametrize("groups", [None, [[0, 1], [2, 3]], [[0], [1, 2, 3]]])
-@pytest.mark.parametrize("method", ["rule", "naive", "random", "degree", "metis", "pagraph"])
+@pytest.mark.parametrize("method", ["rule", "naive", "hot_ranges", "random", "degree", "metis", "pagraph"])
 def test_lookup_finds_every_row_where_it_lies(method, groups):
     store = power_law()
     train = np.arange(0, 3000, 7)
@@ -181,6 +181,11 @@ def test_pagraph_keeps_neighbourhoods_together():
         ({"method": "pagraph"}, r"needs store= and train_nodes="),
         ({"method": "pagraph", "store": PAIR, "train_nodes": [0]}, "prob is for 3 nodes, store has 2"),
         ({"method": "degree", "store": PAIR}, "prob is for 3 nodes, store has 2"),
+        ({"alpha": np.full((2, 2), 1.5)}, r"alpha must be \(2, 2\) in \[0, 1\], got"),
+        (
+            {"prob": np.ones((3, 3))},
+            r"prob must be numbers, one a node, or \(2, num_nodes\), got float64 of shape \(3, 3\)",
+        ),
         ({"host_rows": -1}, r"host_rows must be at least 0"),
     ],
 )
@@ -238,3 +243,46 @@ def test_dealing_out_anew_keeps_rows_and_copies(num_devices, alpha):
 def test_hot_ranges_are_the_hottest_rows_of_each_range():
     prob = np.array([0.1, 0.9, 0.2, 0.8, 0.3, 0.4, 0.7, 0.6])
     assert [set(rows) for rows in place(prob, 2, 2, alpha=0, method="hot_ranges").rows] == [{1, 3}, {6, 7}]
+
+
+def pairs(near: float, far: float) -> np.ndarray:
+    """Four devices, linked in pairs 0-1 and 2-3."""
+    alphas = np.full((4, 4), far)
+    alphas[:2, :2] = alphas[2:, 2:] = near
+    return alphas - np.diag(np.diag(alphas))
+
+
+@pytest.mark.parametrize(
+    ("near", "far", "groups"),
+    [
+        (0.1, 1.0, ((0, 1), (2, 3))),
+        (0.1, 0.9, ((0, 1), (2, 3))),  # the others are reached, but at nearly the host's cost
+        (0.1, 0.2, ((0, 1, 2, 3),)),
+        (1.0, 1.0, ((0,), (1,), (2,), (3,))),
+    ],
+)
+def test_groups_are_those_with_which_the_slowest_device_is_cheapest(near, far, groups):
+    prob, alphas = np.random.default_rng(0).pareto(2.0, 4000), pairs(near, far)
+    placement = place(prob, 4, 400, alpha=alphas, method="rule_by_cost")
+    assert placement.groups == groups
+    for other in (((0, 1), (2, 3)), ((0, 1, 2, 3),), ((0,), (1,), (2,), (3,))):
+        forced = place(prob, 4, 400, alpha=alphas, groups=other, method="rule_by_cost")
+        assert max(placement.costs) <= max(forced.costs) + 1e-9
+
+
+def test_costs_are_those_of_every_read():
+    prob, alphas = np.random.default_rng(1).random((4, 50)), pairs(0.2, 0.5)
+    placement = place(prob, 4, 6, alpha=alphas, groups=[[0, 1], [2, 3]])
+    for device in range(4):
+        dev_num, _ = placement.lookup(device)
+        cost = sum(p * (1 if at < 0 else alphas[device, at]) for p, at in zip(prob[device], dev_num, strict=True))
+        assert placement.costs[device] == pytest.approx(cost, rel=1e-6)
+
+
+def test_rule_by_cost_takes_hot_ranges_where_they_are_cheaper():
+    """Devices that read ranges of their own, each by chances of another size: the mean is that of one device."""
+    rng, prob = np.random.default_rng(3), np.full((2, 100), 0.05)
+    prob[0, :50], prob[1, 50:] = 0.1 + 0.01 * rng.random(50), 0.9 + 0.1 * rng.random(50)
+    found = {name: place(prob, 2, 20, alpha=0.8, method=name) for name in ("rule", "hot_ranges", "rule_by_cost")}
+    costs = {name: max(placement.costs) for name, placement in found.items()}
+    assert costs["rule_by_cost"] == min(costs.values())
