@@ -1,5 +1,6 @@
 """The dial of locality-aware sampling: reads of far rows on one side, variance and accuracy on the other."""
 
+import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -12,6 +13,7 @@ import numpy as np
 from ..graph import CSC
 from ..partition_store import WholeGraph
 from ..placement import Placement, access_probability, place
+from ..placement.access_probability import layer_probability
 from ..rng import batch_key, fold, permutation
 from ..sampler import LayerwiseSampler, LocalityBias, NeighborSampler
 from ..sampler.protocol import Subgraph
@@ -43,7 +45,8 @@ DIAL = {
 class LocalityBench:
     """Count the rows that batches read at each scale, estimate the variance of their means, and train.
 
-    Writes `dial.csv`, `rows.csv` (one row per training), `accuracy.csv`, `locality.png` and the runs.
+    Writes `dial.csv`, `rows.csv` (one row per training, with its losses), `accuracy.csv`, `locality.png`, `losses.png`
+    and the runs.
 
     Attributes:
         graphs: Graphs on which reads and variances are measured; see `PlacementBench`.
@@ -88,12 +91,14 @@ class LocalityBench:
     def measure(self, runner: Runner) -> dict[str, list[dict]]:
         """Return {"dial": rows, "accuracy": rows}."""
         facts = (self.num_devices, self.buffer_share, *self.fanouts, self.nodes_per_layer, self.neighbor_set_size)
-        facts += (self.batch_size, self.num_batches, self.num_keys, self.num_targets)
+        facts += (self.batch_size, self.num_batches, self.num_keys, self.num_targets, "by layers")
         dial: list[dict] = []
         for name in self.graphs:
-            key, made = {"graph": name, "settings": digest(*facts)}, cache(partial(self._placed, name))
+            key, made = {"graph": name, "settings": digest(*facts)}, cache(self._placed)
             cases = [
-                Case({**key, "sampler": kind, "scale": scale}, partial(self._at, made, kind, scale))
+                Case(
+                    {**key, "sampler": kind, "scale": scale}, partial(self._at, partial(made, name, kind), kind, scale)
+                )
                 for kind, scale in product(self.samplers, self.scales)
             ]
             dial += runner.rows(cases, "dial_rows.csv")
@@ -110,16 +115,22 @@ class LocalityBench:
             )
             for seed, name, scale in product(self.seeds, self.train_graphs, self.scales)
         ]
-        accuracy = _accuracies(run_rows(runner, trained), self.train_graphs)
+        runs = run_rows(runner, trained, measure=_losses)
+        accuracy = _accuracies(runs, self.train_graphs)
         if accuracy:
+            _draw_losses(runner.folder / "losses.png", runs)
             title = f"test accuracy of GraphSAGE, %, {mean_of(len(self.seeds))}"
             write_csv(runner.folder / "accuracy.csv", accuracy)
             show(accuracy, plain_columns(accuracy, ("graph",)), title)
         return {"dial": dial, "accuracy": accuracy}
 
-    def _placed(self, name: str) -> tuple[Workload, Placement]:
-        workload, shape = load_workload(name, public_root(self.data_root)), (self.fanouts, self.batch_size)
-        prob = access_probability(workload, workload.train_nodes, fanouts=shape[0], batch_size=shape[1])
+    def _placed(self, name: str, kind: str) -> tuple[Workload, Placement]:
+        workload, size = load_workload(name, public_root(self.data_root)), self.batch_size
+        if kind == "neighbor":
+            prob = access_probability(workload, workload.train_nodes, fanouts=self.fanouts, batch_size=size)
+        else:
+            sizes = [self.nodes_per_layer] * len(self.fanouts)
+            prob = layer_probability(workload, workload.train_nodes, sizes, size)
         buffer_rows = max(1, round(self.buffer_share * workload.csc.num_rows))
         return workload, place(prob, self.num_devices, buffer_rows, alpha=ALPHA)
 
@@ -226,9 +237,31 @@ def _accuracies(rows: list[dict], graphs: Sequence[str]) -> list[dict]:
         one = average(runs.get((graph, 1), []), "test_acc", factor=100)
         accuracy = average(own, "test_acc", factor=100)
         row = {"graph": graph, "scale": scale, "test_acc": round(accuracy, 2)}
+        last = [float(run["losses"].split()[-1]) for run in own if run.get("losses")]
+        row["last_loss"] = round(float(np.mean(last)), 4) if last else None
         row["std"] = round(stdev(100 * run["test_acc"] for run in own), 2) if len(own) > 1 else 0.0
         means.append(row | {"difference": None if one is None else round(accuracy - one, 2)})
     return means
+
+
+def _losses(folder: Path) -> dict[str, str]:
+    """Return the training loss of each epoch of a run, separated by blanks."""
+    with open(folder / "metrics" / "metrics.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("train_loss")]
+    return {"losses": " ".join(f"{float(row['train_loss']):.4f}" for row in rows)}
+
+
+def _draw_losses(path: Path, rows: list[dict]) -> None:
+    """Draw the training loss by epoch, means over seeds; a panel a graph, a line a scale."""
+    figure, found = panels((row["graph"] for row in rows), beside=0)
+    for (graph, scale), own in grouped(rows, "graph", "scale").items():
+        curves = [[float(loss) for loss in row["losses"].split()] for row in own]
+        means = [{"epoch": i + 1, "loss": float(np.mean(at))} for i, at in enumerate(zip(*curves, strict=False))]
+        lines(found[graph], means, "epoch", "loss", "-", label=f"scale {scale:g}")
+    for axes in found.values():
+        axes.set(xlabel="epoch", ylabel="training loss", yscale="log")
+        axes.legend(fontsize=8)
+    save(figure, path)
 
 
 def _draw(path: Path, rows: list[dict]) -> None:

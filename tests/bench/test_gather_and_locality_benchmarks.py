@@ -69,6 +69,21 @@ def test_the_dial_saves_reads_and_costs_variance(tmp_path):
     assert (tmp_path / "locality.png").stat().st_size > 5000
 
 
+def test_losses_are_drawn_by_scale(tmp_path):
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics" / "metrics.csv").write_text("epoch,train_loss,val_acc\n0,2.5,\n0,,0.1\n1,1.25,\n")
+    assert locality._losses(tmp_path) == {"losses": "2.5000 1.2500"}
+    rows = [
+        {"graph": "one", "scale": scale, "seed": seed, "test_acc": 0.5 + 0.1 * seed, "losses": f"3.0 {seed + scale}"}
+        for scale in (1, 8)
+        for seed in (0, 1)
+    ]
+    accuracy = locality._accuracies(rows, ["one"])
+    assert [(row["scale"], row["test_acc"], row["last_loss"]) for row in accuracy] == [(1, 55, 1.5), (8, 55, 8.5)]
+    locality._draw_losses(tmp_path / "losses.png", rows)
+    assert (tmp_path / "losses.png").stat().st_size > 5000
+
+
 def test_a_dial_without_host_reads_saves_none(tmp_path):
     rows = locality.run(
         tmp_path, ["power_law:100"], scales=[1, 2], samplers=["neighbor"], buffer_share=1.0, num_batches=1, num_keys=2,
