@@ -10,6 +10,7 @@ from statistics import mean
 
 import numpy as np
 
+from ..events import read_log
 from ..memory import format_bytes
 from .experiment import run_rows
 from .present import LEFT, average, grouped, legend, panels, save, show, styles, tell
@@ -17,9 +18,13 @@ from .reduced_graph import reduced_graph
 from .runner import Runner, benchmark, write_csv
 
 CASE = ("graph", "partitioner", "world_size")
+WHOLE = "cagnet"  # the policy that seconds of exchanging are counted against
 EXACT = "halo"  # the policy that losses and shares are counted against
 CALLBACK = "lightning_gnnscale.bench.score_test_nodes.ScoreTestNodes"
-CAPTION = "accuracy, %, at the best validation and late; points lost; bytes of training, % of CAGNET's and the halo's"
+CAPTION = (
+    "accuracy, %, at the best validation and late; points lost; bytes of training, % of CAGNET's and the halo's; "
+    "weights: bytes of gradients and weights that were joined"
+)
 COLUMNS = {
     "policy": ("policy", LEFT),
     "best_test_acc": ("best", ".2f"),
@@ -29,6 +34,9 @@ COLUMNS = {
     "bytes": ("bytes", format_bytes),
     "share_of_cagnet": ("CAGNET", ".2f"),
     "share_of_halo": ("halo", ".2f"),
+    "exchange_s": ("exchange,\ns", ".2f"),
+    "exchange_over_cagnet": ("over\nCAGNET's", ".2f"),
+    "weight_bytes": ("weights", format_bytes),
     "train_s": ("s", ".2f"),
 }
 
@@ -69,8 +77,9 @@ class ExchangeBench:
     def measure(self, runner: Runner) -> list[dict]:
         """Return one row per graph, partitioner, number of processes and policy.
 
-        It has accuracies in percent, bytes sent in training, and the ratios of these bytes to CAGNET's (num_nodes x
-        (world_size - 1) x width x 4 bytes per layer but the first, and per direction) and to the exact halo's.
+        It has accuracies in percent, seconds and bytes of exchanging in training, bytes of joined gradients of weights,
+        and the ratios of the bytes to CAGNET's (num_nodes x (world_size - 1) x width x 4 bytes per layer but the first,
+        and per direction) and to the exact halo's, and of the seconds to CAGNET's.
         """
         size = (self.feature_dim, list(self.fractions))
         files = {graph: reduced_graph(graph, runner.folder / "graphs", *size) for graph in self.graphs}
@@ -130,6 +139,7 @@ def _measure(folder: Path, late_evaluations: int) -> dict:
     def total(name: str) -> float:
         return sum(float(row[name]) for row in rows if row.get(name))
 
+    joined = [event for event in read_log(folder / "events.jsonl") if event["event"] == "average"]
     return {
         "best_test_acc": round(100 * max(evaluations, key=lambda pair: pair[0])[1], 3),
         "late_acc": round(100 * mean(late), 3),
@@ -137,6 +147,7 @@ def _measure(folder: Path, late_evaluations: int) -> dict:
         "backward_bytes": int(total("exchange_backward_bytes")),
         "exchange_s": round(total("exchange_ms") / 1e3, 3),
         "wait_s": round(total("exchange_wait_ms") / 1e3, 3),
+        "weight_bytes": sum(event["bytes"] for event in joined),
         "rows_sent": int(total("rows_sent")),
         "rows_skipped": int(total("rows_skipped")),
         "cache_bytes": int(max(float(row["exchange_cache_bytes"] or 0) for row in rows)),
@@ -152,7 +163,9 @@ def _compare(rows: list[dict], node_bytes: Mapping[str, int]) -> list[dict]:
         policies = {policy: runs for (policy,), runs in grouped(own, "policy").items()}
         for policy, runs in policies.items():
             row = {"graph": graph, "partitioner": method, "world_size": world_size, "policy": policy}
-            means.append(row | _means(runs, policies.get(EXACT), node_bytes[graph] * (world_size - 1)))
+            row |= _means(runs, policies.get(EXACT), node_bytes[graph] * (world_size - 1))
+            whole = average(policies.get(WHOLE) or [], "exchange_s")
+            means.append(row | {"exchange_over_cagnet": round(row["exchange_s"] / whole, 3) if whole else None})
     return means
 
 
@@ -168,7 +181,11 @@ def _means(runs: list[dict], exact: list[dict] | None, cagnet_bytes: int) -> dic
     rows_sent, skipped = average(runs, "rows_sent"), average(runs, "rows_skipped")
     row["rows_skipped_share"] = round(100 * skipped / max(1.0, rows_sent + skipped), 1)
     row["cache_bytes"] = round(average(runs, "cache_bytes"))
-    return row | {name: average(runs, name, 2) for name in ("train_s", "exchange_s", "wait_s")} | {"seeds": len(runs)}
+    return (
+        row
+        | {name: average(runs, name, 2) for name in ("train_s", "exchange_s", "wait_s", "weight_bytes")}
+        | {"seeds": len(runs)}
+    )
 
 
 def _plot(path: Path, rows: list[dict]) -> bool:

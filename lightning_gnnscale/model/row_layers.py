@@ -244,7 +244,7 @@ class _PulledSum(Function):
         summed += arcs.outer(drop(transfer.wait(), arcs.halo_ids))
         ctx.save_for_backward(summed, weight)
         ctx.arcs, ctx.exchange = arcs, exchange
-        return summed @ weight.t()
+        return summed @ weight.to(summed.dtype).t()
 
     @staticmethod
     @once_differentiable
@@ -252,9 +252,10 @@ class _PulledSum(Function):
         summed, weight = ctx.saved_tensors
         arcs, grad = ctx.arcs, grad.contiguous()
         transfer = ctx.exchange.pull(grad)
+        grad = grad.to(summed.dtype)
         weight_grad = grad.t() @ summed
         readers = arcs.inner.back(grad)
         halo = transfer.wait()
         if halo is not None:
             readers += arcs.outer_reverse(halo)
-        return readers @ weight, weight_grad, None, None, None, None
+        return readers @ weight.to(readers.dtype), weight_grad.to(weight.dtype), None, None, None, None

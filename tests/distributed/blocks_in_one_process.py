@@ -100,6 +100,44 @@ class Held:
         return row + (row - earlier) / (last - before) * (epoch - last)
 
 
+@dataclass
+class Flow:
+    """Gradients that one rank sends back in one layer: as they are, unless said otherwise; exactly in epoch 0.
+
+    Attributes:
+        due: (epoch, gradient, what was sent last) -> whether it is sent; None: always.
+        late: what came in the epoch before is added.
+        largest: norm that it is clipped to.
+    """
+
+    due: object = None
+    late: bool = False
+    largest: float = float("inf")
+    sent: object = None
+    before: object = None
+
+    def __call__(self, epoch, grad):
+        if epoch > 0 and grad.norm() > self.largest:
+            grad = grad * (self.largest / grad.norm())
+        if self.due is None or self.due(epoch, grad, torch.zeros_like(grad) if self.sent is None else self.sent):
+            self.sent = grad
+        before, self.before = self.before, self.sent
+        return before if self.late and epoch > 0 else self.sent
+
+
+class _Remote(torch.autograd.Function):
+    """Zeros, through which the gradient of rows of other ranks flows back."""
+
+    @staticmethod
+    def forward(ctx, h, flow, epoch):
+        ctx.flow, ctx.epoch = flow, epoch
+        return torch.zeros_like(h)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.flow(ctx.epoch, grad), None, None
+
+
 def always(epoch, fresh, held):
     return torch.ones(len(fresh), dtype=torch.bool)
 
@@ -110,15 +148,17 @@ class Simulation:
     Args:
         graph: of `read_graph`.
         model: a NodeClassifier around a GCN without dropout; it stays as it is.
-        due, extrapolate: see `Held`.
+        due, extrapolate: see `Held`; make_due makes one for each layer, where what is due hangs on what was.
         remote_gradient: gradients flow back to the rows of other ranks.
+        make_flow: rank -> how; None: as they are.
         crossing: arcs between ranks are read.
         own_count: a rank's loss is divided by its own labels, not by all of them.
     """
 
     def __init__(
-        self, graph, model, due=always, extrapolate=False, remote_gradient=True, crossing=True, own_count=False
-    ):
+        self, graph, model, due=always, extrapolate=False, remote_gradient=True, crossing=True, own_count=False,
+        make_due=None, make_flow=None,
+    ):  # fmt: skip
         self.graph, self.arcs, self.remote_gradient = graph, graph.normalized(crossing), remote_gradient
         self.own_count = own_count
         self.replicas = [copy.deepcopy(model.backbone) for _ in graph.ranks]
@@ -128,7 +168,9 @@ class Simulation:
             else torch.optim.Adam(net.parameters(), 0.005)
             for net in self.replicas
         ]
-        self.held = [Held(due, extrapolate) for _ in range(1, model.backbone.num_layers)]
+        layers = range(1, model.backbone.num_layers)
+        self.held = [Held(make_due() if make_due else due, extrapolate) for _ in layers]
+        self.flows = [[make_flow(rank) if make_flow else Flow() for rank in graph.ranks] for _ in layers]
         self.losses = []
 
     def forward(self, epoch):
@@ -140,12 +182,14 @@ class Simulation:
             else:
                 h = F.relu(h)
                 read = self.held[layer - 1].read(epoch, h.detach())
-                read = read + (h - h.detach()) if self.remote_gradient else read
             rows = []
             for rank, net in enumerate(self.replicas):
                 own = self.graph.owner == rank
                 conv = net.convs[layer]
-                summed = self.arcs[own][:, own] @ h[own] + self.arcs[own][:, ~own] @ read[~own]
+                seen = read
+                if layer and self.remote_gradient:
+                    seen = read + _Remote.apply(h, self.flows[layer - 1][rank], epoch)
+                summed = self.arcs[own][:, own] @ h[own] + self.arcs[own][:, ~own] @ seen[~own]
                 rows.append(summed @ conv.lin.weight.t() + conv.bias)
             h = torch.cat(rows)
         return h

@@ -29,7 +29,15 @@ class CountedBytes(Callback):
             self._now[self.phase] = self._now.get(self.phase, 0) + sum(others)
             return self._plain(incoming, outgoing, arriving, leaving, **options)
 
+        self._plain_broadcast = torch.distributed.broadcast
+
+        def counting_broadcast(tensor, src, **options):
+            if src == trainer.global_rank and tensor.dtype == torch.uint8:
+                self._now[self.phase] = self._now.get(self.phase, 0) + len(tensor) * (trainer.world_size - 1)
+            return self._plain_broadcast(tensor, src, **options)
+
         transport.dist.all_to_all_single = counting
+        transport.dist.broadcast = counting_broadcast
 
     def on_before_backward(self, trainer, pl_module, loss):
         self.phase = "backward"
@@ -49,6 +57,7 @@ class CountedBytes(Callback):
 
     def teardown(self, trainer, pl_module, stage):
         transport.dist.all_to_all_single = self._plain
+        transport.dist.broadcast = self._plain_broadcast
 
 
 def fit_and_tell(folder, name, root, model, exchange, **options):

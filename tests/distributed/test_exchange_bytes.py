@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from exchange_runs import CountedBytes, fit_and_tell
-from full_graph_runs import DIM, NUM_CLASSES, make_model, write_store
+from full_graph_runs import DIM, NUM_CLASSES, fit, make_model, write_store
 from processes import launch
 
 import lightning_gnnscale as gs
@@ -34,6 +34,10 @@ POLICIES = {
     "changed blocks": SkipBroadcast(VariationGap(0.04)),
     "changed rows of 8 bits": SkipBroadcast(VariationGap(0.04), Quantized(8), rows="row"),
     "dropped gradients": SkipBroadcast(EpochFixed(1), remote_gradient="drop"),
+    "skipped gradients": SkipBroadcast(EpochFixed(1), BroadcastExchange(), skip_gradients=True),
+    "gradients that changed, late": SkipBroadcast(VariationGap(0.04), skip_gradients=True, remote_gradient="late"),
+    "late, pulled": SkipBroadcast(EpochFixed(1), HaloExchange("pull"), remote_gradient="late"),
+    "clipped": SkipBroadcast(EpochFixed(1), Quantized(8), gradient_clip=0.01, remote_gradient="late"),
     "none": NoExchange(),
 }
 
@@ -76,11 +80,35 @@ def test_bytes_told_are_bytes_handed_over(counted_runs, name):
             assert logged["exchange_static_bytes"] == 0
     last = counted_runs[0][name][1][-1]
     assert last["exchange_evaluation_bytes"] > 0
-    assert (last["exchange_backward_bytes"] > 0) == (name not in ("dropped gradients", "none"))
+    assert (last["exchange_backward_bytes"] > 0) == (name not in ("dropped gradients", "skipped gradients", "none"))
     assert sum(epoch["exchange_forward_bytes"] > 0 for epoch in counted_runs[0][name][1]) == {
         "dropped gradients": NUM_EPOCHS // 2,
+        "skipped gradients": NUM_EPOCHS // 2,
+        "late, pulled": NUM_EPOCHS // 2,
+        "clipped": NUM_EPOCHS // 2,
         "none": 0,
     }.get(name, NUM_EPOCHS)
+
+
+def train_in_bfloat16(folder, root):
+    return {
+        (name, precision): fit(folder, root, make_model("gcn"), policy, max_epochs=NUM_EPOCHS, precision=precision)[1]
+        for name, policy in POLICIES.items()
+        for precision in ("32-true", "bf16-mixed")
+    }
+
+
+def test_rows_of_bfloat16_are_exchanged_under_every_policy(tmp_path):
+    root = write_store(tmp_path / "store")
+    metrics = launch(WORLD_SIZE, train_in_bfloat16, tmp_path / "run", root, limit_s=200)[0]
+    for name in POLICIES:
+        plain, half = ([epoch["train_loss"] for epoch in metrics[name, kind]] for kind in ("32-true", "bf16-mixed"))
+        assert half == pytest.approx(plain, rel=0.03), name
+        sent = [metrics[name, kind][-1] for kind in ("32-true", "bf16-mixed")]
+        for direction in ("forward", "backward"):
+            whole, less = (epoch[f"exchange_{direction}_bytes"] for epoch in sent)
+            if name in ("halo", "broadcast"):
+                assert less == whole / 4, "two bytes a value, of the eight of float64"
 
 
 # By hand. Six nodes in a row, 0 - 1 - 2 - 3 - 4 - 5, two on each of three processes; only node 1 has a label to learn.

@@ -73,7 +73,7 @@ EARLY = {
     "a stream without features": ({"made": {"features": None}}, ["features", "graph has none"]),
     "a stream without labels": ({"made": {"labels": None}}, ["labels", "graph has none"]),
     "a stream without a train mask": ({"made": {"masks": {}}}, ["a train mask", "graph has none"]),
-    "half precision": ({"precision": "bf16-mixed"}, ["bf16-mixed", 'precision="32-true"']),
+    "half precision": ({"precision": "bf16-true"}, ["bf16-true", 'precision="bf16-mixed"']),
 }
 LATE = {
     "pulled in a directed graph": ({"store": "directed", "exchange": PULL}, ["directed", 'backward="auto"']),

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from blocks_in_one_process import Simulation, add_up, read_graph
+from blocks_in_one_process import Flow, Simulation, add_up, read_graph
 from exchange_runs import fit_and_tell, rows_of
 from full_graph_runs import largest_difference, make_model, write_store
 from processes import launch
@@ -25,6 +25,7 @@ WORLD_SIZE, NUM_EPOCHS = 4, 6
 EVERYBODY = {0, 1, 2, 3}
 # The vector of SANCUS' second definition, versions (8, 7, 9, 9) before epoch 9, moved back by nine epochs.
 VECTOR = [-1, -2, 0, 0]
+ALTERNATE = [EVERYBODY, set()] * 3
 # Name: the policy, and the ranks that send in each epoch.
 BY_BLOCK = {
     "every other epoch": (SkipBroadcast(EpochFixed(1)), [EVERYBODY, set()] * 3),
@@ -64,8 +65,30 @@ OTHERS = {
 }
 
 
+IN_TURNS = [EVERYBODY, *[{1, 3}, {0, 2}] * 3][:NUM_EPOCHS]
+CLIP = 0.002  # norms of what is sent back are 0.004 to 0.02
+# Name: the policy, the ranks that send rows, and those that send gradients, in each epoch.
+BACKWARD = {
+    "late gradients": (SkipBroadcast(EpochFixed(1), remote_gradient="late"), ALTERNATE, [EVERYBODY] * 6),
+    "skipped gradients": (SkipBroadcast(EpochFixed(1), skip_gradients=True), ALTERNATE, ALTERNATE),
+    "skipped gradients, in turns": (SkipBroadcast(EpochAdaptive(1), skip_gradients=True), IN_TURNS, IN_TURNS),
+    "skipped and late, broadcast": (
+        SkipBroadcast(EpochFixed(1), BroadcastExchange(), skip_gradients=True, remote_gradient="late"),
+        ALTERNATE,
+        ALTERNATE,
+    ),
+    "clipped": (SkipBroadcast(EpochFixed(1), gradient_clip=CLIP), ALTERNATE, [EVERYBODY] * 6),
+    "clipped, pulled": (
+        SkipBroadcast(EpochFixed(1), HaloExchange("pull"), gradient_clip=1e6),
+        ALTERNATE,
+        [EVERYBODY] * 6,
+    ),
+    "gradients that changed": (SkipBroadcast(VariationGap(GAP), skip_gradients=True), None, None),
+}
+
+
 def train_all(folder, root):
-    policies = {name: policy for name, (policy, _) in BY_BLOCK.items()} | OTHERS
+    policies = {name: policy for name, (policy, *_) in (BY_BLOCK | BACKWARD).items()} | OTHERS
     return {
         name: fit_and_tell(folder, name, root, make_model("gcn", scheduler=False), policy, max_epochs=NUM_EPOCHS)
         for name, policy in policies.items()
@@ -87,13 +110,13 @@ def runs(root, tmp_path_factory):
     return launch(WORLD_SIZE, train_all, tmp_path_factory.mktemp("skips"), root, limit_s=200)
 
 
-def simulate(graph, due, policy):
+def simulate(graph, policy, **options):
     simulation = Simulation(
         graph,
         make_model("gcn"),
-        due,
         extrapolate=policy.stale == "extrapolate",
         remote_gradient=policy.remote_gradient != "drop",
+        **options,
     )
     for epoch in range(NUM_EPOCHS):
         simulation.step(epoch, add_up)
@@ -114,13 +137,15 @@ def others_read(graph, policy):
     return torch.ones(len(graph.y), dtype=torch.bool) if whole else graph.boundary
 
 
+def sent_by(senders, owner):
+    return lambda epoch, fresh, held: torch.tensor([int(rank) in senders[epoch] for rank in owner])
+
+
 @pytest.mark.parametrize("name", list(BY_BLOCK))
 def test_blocks_are_sent_in_the_epochs_of_their_bound(runs, graph, name):
     policy, senders = BY_BLOCK[name]
     owner = graph.owner
-    simulation = simulate(
-        graph, lambda epoch, fresh, held: torch.tensor([int(rank) in senders[epoch] for rank in owner]), policy
-    )
+    simulation = simulate(graph, policy, due=sent_by(senders, owner))
     check_run(runs, name, simulation)
     for rank, results in enumerate(runs):
         count = int(others_read(graph, policy)[owner == rank].sum())
@@ -138,20 +163,32 @@ def test_rows_and_changes_are_sent_by_their_bound(runs, graph, name):
     policy, owner = OTHERS[name], graph.owner
     counted = others_read(graph, policy)
 
-    def due(epoch, fresh, held):
-        if name == "rows in turns":
-            return by_parity(epoch, graph)
-        if epoch == 0:
-            return torch.ones(len(fresh), dtype=torch.bool)
+    def gap(fresh, held):
         if policy.rows == "row":
-            return (fresh - held).norm(dim=1) > GAP * held.norm(dim=1)
-        chosen = torch.zeros(len(fresh), dtype=torch.bool)
+            return (fresh - held).norm(dim=1), held.norm(dim=1)
+        gaps, sizes = torch.zeros(2, len(fresh), dtype=fresh.dtype)
         for rank in graph.ranks:
             rows = counted & (owner == rank)
-            chosen[owner == rank] = (fresh[rows] - held[rows]).norm() > GAP * held[rows].norm()
-        return chosen
+            gaps[owner == rank], sizes[owner == rank] = (fresh[rows] - held[rows]).norm(), held[rows].norm()
+        return gaps, sizes
 
-    simulation = simulate(graph, due, policy)
+    def make_due():
+        """What a layer sends: all in the first epoch, then what was foretold in the one before."""
+        coming, version = [torch.ones(len(owner), dtype=torch.bool)], torch.full((len(owner),), -1)
+
+        def due(epoch, fresh, held):
+            if name == "rows in turns":
+                return by_parity(epoch, graph)
+            now = coming[-1]
+            change, size = gap(fresh, held)
+            age = (epoch - version).clamp(min=1)
+            coming.append(change / age * torch.where(now, 1, age + 1) > GAP * size)
+            version[now] = epoch
+            return now
+
+        return due
+
+    simulation = simulate(graph, policy, make_due=make_due)
     check_run(runs, name, simulation)
     sent_and_skipped = [0, 0]
     for rank, results in enumerate(runs):
@@ -167,9 +204,34 @@ def test_rows_and_changes_are_sent_by_their_bound(runs, graph, name):
     assert min(sent_and_skipped) > 0  # the bound is neither always nor never exceeded
 
 
+@pytest.mark.parametrize("name", [name for name, (_, rows, _) in BACKWARD.items() if rows])
+def test_gradients_are_sent_as_they_should_be(runs, graph, name):
+    policy, rows, gradients = BACKWARD[name]
+    largest = float("inf") if policy.gradient_clip is None else policy.gradient_clip * WORLD_SIZE**0.5
+
+    def make_flow(rank):
+        return Flow(lambda epoch, grad, sent: rank in gradients[epoch], policy.remote_gradient == "late", largest)
+
+    simulation = simulate(graph, policy, due=sent_by(rows, graph.owner), make_flow=make_flow)
+    check_run(runs, name, simulation)
+    plain = simulate(graph, policy, due=sent_by(rows, graph.owner))
+    apart = largest_difference(plain.weights(), simulation.weights())
+    assert (apart <= 1e-12) == (name == "clipped, pulled"), "whose clipping is out of reach"
+
+
+def test_gradients_that_have_not_changed_are_not_sent(runs, root, tmp_path):
+    for results in runs:
+        sent = [
+            sum(part["bytes"] for part in event["bytes"] if part["direction"] == "backward")
+            for event in results["gradients that changed"][2]
+        ]
+        assert sent[0] > 0 and min(sent) < sent[0], sent
+
+
 # Factors of the rows of each rank, epoch by epoch; a gap of 0.5 relative to what is held.
 FACTORS = [[1.0, 1.2, 1.6, 1.7, 2.6, 1.4], [1.0, 1.6, 0.7, 1.0, 1.06, 1.0], [2.0, 2.0, 2.0, 2.0, 2.0, 3.5]]
-SENT_IN = [{0, 2, 4}, {0, 1, 2, 4}, {0, 5}]
+# All in epoch 0, and in epoch 1: nothing was held before. Then as the gap grew: rank 0's is 0.33 in epoch 2, after one.
+SENT_IN = [{0, 1, 3, 5}, {0, 1, 2, 3}, {0, 1}]
 
 
 def send_by_hand(folder, root, policies):

@@ -141,7 +141,7 @@ class Stale:
         if not broadcast:
             read = {row for rows in READ for row in rows}
             self.boundary = [[row for row in rows if row in read] for rows in self.boundary]
-        self.held, self.version = {}, {}
+        self.held, self.version, self.foretold = {}, {}, {}
 
     def step(self, epoch, rows):
         sent = 0
@@ -149,19 +149,29 @@ class Stale:
             groups = [[row] for row in boundary] if self.by_row else [boundary]
             for group in groups:
                 source = group[0] if self.by_row else rank
-                if epoch == 0 or self.due(epoch, source, group, rows):
+                if epoch == 0 or self.due(epoch, source):
+                    self.foretell(epoch, source, group, rows, True)
                     sent += len(group)
                     self.held.update({row: rows[row].clone() for row in group})
                     staggered = epoch == 0 and isinstance(self.bound, EpochAdaptive)
                     self.version[source] = -(source % (self.bound.max_age + 1)) if staggered else epoch
+                else:
+                    self.foretell(epoch, source, group, rows, False)
         return [torch.stack([self.held[row] for row in read]) for read in READ], sent
 
-    def due(self, epoch, source, group, rows):
+    def due(self, epoch, source):
         if not isinstance(self.bound, VariationGap):
             return epoch - self.version[source] > self.bound.max_age
-        change = sum(float(((rows[row] - self.held[row]) ** 2).sum()) for row in group) ** 0.5
-        held = sum(float((self.held[row] ** 2).sum()) for row in group) ** 0.5
-        return change > self.bound.max_gap * held
+        return self.foretold[source]
+
+    def foretell(self, epoch, source, group, rows, now):
+        """Whether the gap will be exceeded in the coming epoch, if it grows as it did since the rows were sent."""
+        if isinstance(self.bound, VariationGap):
+            held = {row: self.held.get(row, torch.zeros_like(rows[row])) for row in group}
+            change = sum(float(((rows[row] - held[row]) ** 2).sum()) for row in group) ** 0.5
+            size = sum(float((held[row] ** 2).sum()) for row in group) ** 0.5
+            age = max(epoch - self.version.get(source, -1), 1)
+            self.foretold[source] = change / age * (1 if now else age + 1) > self.bound.max_gap * size
 
 
 @pytest.mark.parametrize("by_row", [False, True], ids=["block", "row"])

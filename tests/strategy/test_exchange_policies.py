@@ -91,7 +91,8 @@ def test_a_policy_says_its_arguments():
     assert repr(HaloExchange()) == "HaloExchange(backward='push')"
     assert repr(SkipBroadcast(VariationGap(0.3), rows="row")) == (
         "SkipBroadcast(bound=VariationGap(max_gap=0.3, norm='relative'), exchange=HaloExchange(backward='push'), "
-        "rows='row', warmup_epochs=0, remote_gradient='straight_through', stale='hold')"
+        "rows='row', warmup_epochs=0, remote_gradient='straight_through', stale='hold', skip_gradients=False, "
+        "gradient_clip=None)"
     )
 
 
@@ -159,8 +160,8 @@ BAD = [
     ),
     (lambda: SkipBroadcast(BOUND, rows="rows"), "exchange.rows must be one of block, row, got 'rows'"),
     (
-        lambda: SkipBroadcast(BOUND, remote_gradient="late"),
-        "exchange.remote_gradient must be one of straight_through, drop, got 'late'",
+        lambda: SkipBroadcast(BOUND, remote_gradient="old"),
+        "exchange.remote_gradient must be one of straight_through, late, drop, got 'old'",
     ),
     (lambda: SkipBroadcast(BOUND, stale="guess"), "exchange.stale must be one of hold, extrapolate, got 'guess'"),
     (

@@ -9,7 +9,7 @@ from lightning_gnnscale.strategy.exchange import transport
 
 
 class ThreadRanks:
-    """Patches rank, world size and all-to-all, until the test ends.
+    """Patches rank, world size, all-to-all and broadcast, until the test ends.
 
     Attributes:
         handed_over: for each rank, the bytes that it has handed to others.
@@ -21,7 +21,9 @@ class ThreadRanks:
         self._arrived, self._pieces = threading.Condition(), {}
         monkeypatch.setattr(averaging, "rank", self._rank.get)
         monkeypatch.setattr(averaging, "world_size", lambda: world_size)
-        monkeypatch.setattr(transport, "dist", SimpleNamespace(all_to_all_single=self._all_to_all))
+        monkeypatch.setattr(
+            transport, "dist", SimpleNamespace(all_to_all_single=self._all_to_all, broadcast=self._broadcast)
+        )
 
     def run(self, function):
         """Call function(rank) on all ranks at once; return the results in rank order."""
@@ -57,8 +59,26 @@ class ThreadRanks:
             self._arrived.notify_all()
         return SimpleNamespace(wait=lambda: self._deliver(rank, number, incoming, arriving))
 
-    def _deliver(self, rank, number, incoming, arriving):
+    def _broadcast(self, tensor, source, async_op):
+        rank = self._rank.get()
+        number = self._calls[rank]
+        self._calls[rank] += 1
+        assert async_op and len(tensor)
+        if rank != source:
+            arriving = [len(tensor) if other == source else 0 for other in range(self.world_size)]
+            return SimpleNamespace(wait=lambda: self._deliver(rank, number, tensor, arriving, [source]))
+        with self._arrived:
+            for other in range(self.world_size):
+                if other != rank:
+                    self._pieces[number, rank, other] = tensor
+                    self.handed_over[rank] += len(tensor)
+            self._arrived.notify_all()
+        return SimpleNamespace(wait=lambda: None)
+
+    def _deliver(self, rank, number, incoming, arriving, sources=None):
         for other, place in enumerate(incoming.split(arriving)):
+            if sources is not None and other not in sources:
+                continue
             address = number, other, rank
             with self._arrived:
                 assert self._arrived.wait_for(lambda a=address: a in self._pieces, timeout=10), f"never sent: {address}"

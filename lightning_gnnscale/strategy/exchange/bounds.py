@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ...errors import check_integer
@@ -82,12 +83,15 @@ class EpochAdaptive(EpochFixed):
 class VariationGap(Bound):
     """Send when the rows differ from what the receivers hold by more than max_gap.
 
+    Ranks tell each other a step ahead who will send, by how the gap has grown since rows were sent: then no layer waits
+    to learn of it. A sudden change is sent one step later.
+
     Args:
-        max_gap: >= 0; 0 sends whatever has changed.
+        max_gap: >= 0; 0 sends always.
         norm: "relative": Frobenius norm of the change over that of what is held (0 over 0 counts as 0);
             "frobenius": of the change alone, as the paper writes; "mean_abs": mean absolute change, as its code does.
 
-    Source: SANCUS, Definition 3 and Algorithm 6.
+    Source: SANCUS, Definition 3 and Algorithm 6. Differs: foretold.
     """
 
     needs_change = True
@@ -98,24 +102,27 @@ class VariationGap(Bound):
             raise ValueError(f"bound.norm must be one of {', '.join(NORMS)}, got {norm!r}")
         self.norm = norm
 
-    def exceeded(self, fresh: Tensor, held: Tensor, by_row: bool) -> Tensor:
+    def exceeded(self, fresh: Tensor, held: Tensor, by_row: bool, factor: Tensor | float = 1.0) -> Tensor:
         """Return whether rows changed too much: (num_rows,) bool by row, else one bool; NaN always does.
 
         Args:
             fresh, held: (num_rows, width).
+            by_row: Whether each row is looked at by itself.
+            factor: What the change is multiplied by: (num_rows,) by row, else one number.
         """
         if self.max_gap == 0:
-            # the square of a small change is 0
-            return (fresh != held).any(dim=1) if by_row else (fresh != held).any()
+            return fresh.new_ones(len(fresh) if by_row else (), dtype=torch.bool)
         dims = (1,) if by_row else (0, 1)
+        if fresh.dtype.itemsize < 4:
+            fresh, held = fresh.float(), held.float()
         change = fresh - held
         if self.norm == "mean_abs":
             # the mean of no rows is no change
-            return ~((change.abs().mean(dims) if change.numel() else change.abs().sum(dims)) <= self.max_gap)
-        gap = change.square().sum(dims).sqrt()
-        if self.norm == "frobenius":
-            return ~(gap <= self.max_gap)
-        return ~(gap <= self.max_gap * held.square().sum(dims).sqrt())
+            gap = change.abs().mean(dims) if change.numel() else change.abs().sum(dims)
+        else:
+            gap = change.square().sum(dims).sqrt()
+        most = self.max_gap * held.square().sum(dims).sqrt() if self.norm == "relative" else self.max_gap
+        return ~(gap * factor <= most)
 
 
 BOUNDS: dict[str, type[Bound]] = {

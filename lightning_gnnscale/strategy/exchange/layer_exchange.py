@@ -10,9 +10,10 @@ from torch import Tensor
 
 from ...rng import combine_array, fold
 from . import transport
-from .message import RAW, CodedRows, Packed, RowCodec, pack_all, pack_chosen, pack_nothing
+from .bounds import Bound
+from .message import RAW, CodedRows, Packed, RowCodec, bitmap_bytes, pack_all, pack_chosen, pack_nothing
 from .policies import ExchangePlan
-from .transport import Layout, Message, NoGradients, PulledGradients, ReceivedRows, RowTransfer, Transport
+from .transport import Gradients, Layout, Message, NoGradients, PulledGradients, ReceivedRows, RowTransfer, Transport
 
 
 class Blocks(Protocol):
@@ -42,6 +43,7 @@ class Route:
         arriving: One count per process: number of rows that come from it.
         pick: (num_halo,) int64 positions of the halo rows among the arriving rows; None: they are all arriving rows, in
             order.
+        whole: Whether every process is sent all rows, so that one message serves all.
     """
 
     rank: int
@@ -50,6 +52,7 @@ class Route:
     leaving: tuple[Tensor, ...]
     arriving: tuple[int, ...]
     pick: Tensor | None
+    whole: bool = False
 
     @property
     def num_arriving(self) -> int:
@@ -60,6 +63,12 @@ class Route:
         """One (num,) int64 tensor a process: positions, among the rows that arrived, of those that came from it."""
         device = self.boundary.device
         return tuple(torch.arange(self.num_arriving, device=device).split(list(self.arriving)))
+
+    @cached_property
+    def readers(self) -> tuple[Tensor, ...]:
+        """One (num,) int64 tensor a message: positions in the boundary of the rows in it."""
+        everything = torch.arange(len(self.boundary), device=self.boundary.device)
+        return (everything,) if self.whole else self.leaving
 
     @cached_property
     def returned(self) -> tuple[int, ...]:
@@ -102,10 +111,10 @@ def block_route(blocks: Blocks, device: torch.device) -> Route:
     own_end, own = blocks.offsets[blocks.rank + 1], blocks.num_local
     pick = blocks.halo_nodes - np.where(blocks.halo_nodes >= own_end, own, 0)
     leaving = tuple(everything if rank in others else nothing for rank in range(blocks.world_size))
-    return _route(blocks, boundary, leaving, counts, _tensor(pick, device), device)
+    return _route(blocks, boundary, leaving, counts, _tensor(pick, device), device, whole=True)
 
 
-def _route(blocks, boundary, leaving, counts, pick, device) -> Route:
+def _route(blocks, boundary, leaving, counts, pick, device, whole=False) -> Route:
     first = int(blocks.offsets[blocks.rank])
     return Route(
         rank=blocks.rank,
@@ -114,6 +123,7 @@ def _route(blocks, boundary, leaving, counts, pick, device) -> Route:
         leaving=leaving,
         arriving=tuple(int(count) for count in counts),
         pick=pick,
+        whole=whole,
     )
 
 
@@ -174,10 +184,13 @@ class ExchangeClock:
     Attributes:
         epoch: Epoch of the step.
         exact: Whether rows and gradients are exchanged exactly in this step.
+        agreement: Bytes that each rank sends in this step, on their way; None: all ranks can tell.
     """
 
     def __init__(self, plan: ExchangePlan):
         self.plan, self.epoch, self.exact, self._first_epoch = plan, 0, True, None
+        self.agreement: Message | None = None
+        self._agreed: Tensor | None = None
         self._codec = RAW if plan.coding.bits is None else CodedRows(plan.coding.bits, plan.coding.delta)
         self._gradient_codec = RAW if plan.backward_bits is None else CodedRows(plan.backward_bits)
 
@@ -194,6 +207,14 @@ class ExchangeClock:
         resumed = fresh and epoch > 0 and plan.keeps_rows
         first_of_bound = fresh and plan.bound is not None and plan.given_versions is None
         self.epoch, self.exact = epoch, resumed or first_of_bound or epoch < plan.warmup_epochs
+        self.agreement = self._agreed = None
+
+    def agreed(self, layer: int, direction: str) -> list[int]:
+        """Return the bytes that each rank sends to this one in this step."""
+        if self._agreed is None:
+            numbers, sizes = self.agreement.wait()
+            self._agreed = numbers.view(torch.int64).view(len(sizes), -1, 2)
+        return self._agreed[:, layer - 1, int(direction == transport.BACKWARD)].tolist()
 
     @property
     def codec(self) -> RowCodec:
@@ -240,6 +261,16 @@ class LayerExchange:
         self.received: ReceivedRows | None = None
         self._due_at: int | None = None
         self._due_now: np.ndarray | None = None
+        # Where changes decide: what will be due in the coming step, and what is in this one; of rows and of gradients.
+        self._coming: dict[str, Tensor] = {}
+        self._now: dict[str, Tensor] = {}
+        self.gradient_versions = np.full(len(route.leaving), -1)
+        self._gradients_sent: ReceivedRows | None = None
+        self._gradients_held: ReceivedRows | None = None
+        self._earlier: Gradients | None = None
+        self._gradient_sent = True
+        self._half: torch.dtype | None = None  # dtype of rows that are sent in two bytes a value
+        self._width, self._dtype = 0, torch.float32
 
     @property
     def plan(self) -> ExchangePlan:
@@ -249,13 +280,29 @@ class LayerExchange:
     @property
     def cache_bytes(self) -> int:
         """Bytes of the rows that this layer holds from step to step."""
-        return sum(held.nbytes for held in (self.sent, self.received) if held is not None)
+        kept = (self.sent, self.received, self._gradients_sent, self._gradients_held)
+        return sum(held.nbytes for held in kept if held is not None)
+
+    def coming_bytes(self) -> Tensor:
+        """Return (world_size, 2) int64: bytes of rows and of gradients for each rank in the step that begins."""
+        self._now = dict(self._coming)
+        out = torch.zeros((len(self.route.leaving), 2), dtype=torch.int64)
+        row_bytes = self.clock.codec.row_bytes(self._width, self._dtype)
+        due = self._now[transport.FORWARD]
+        for rank, positions in enumerate(self.route.leaving):
+            count = int(due[positions].sum()) if self.plan.by_row else len(positions) * int(due)
+            head = bitmap_bytes(len(positions)) if self.plan.by_row and count else 0
+            out[rank, 0] = head + count * row_bytes
+            if self._now.get(transport.BACKWARD):
+                out[rank, 1] = self.route.arriving[rank] * self._width * self._dtype.itemsize
+        return out
 
     def send(self, rows: Tensor, training: bool) -> RowTransfer:
         """Start to send the rows that others read."""
         ledger = self.ledger
         with ledger.timed():
-            boundary = rows.index_select(0, self.route.boundary)
+            boundary = rows if self.route.whole else rows.index_select(0, self.route.boundary)
+            boundary = boundary.to(self._dtype_sent(boundary))
         if not training:
             # Validation runs without gradients; what is exchanged once is asked for by a training step.
             direction = transport.STATIC if torch.is_grad_enabled() else transport.EVALUATION
@@ -267,33 +314,42 @@ class LayerExchange:
                 return self._send_exactly(rows, boundary, transport.FORWARD)
             with ledger.timed():
                 codes = self.clock.codec.encode(boundary, self._key("forward"), self.route.boundary_ids)
-                packed = pack_all(codes, self.route.leaving)
-            return self._start(rows, packed, self.clock.codec, False)
+                packed = pack_all(codes, self.route.readers, self.route.whole)
+            return self._start(rows, boundary.dtype, packed, self.clock.codec, False)
         return self._send_changes(rows, boundary)
+
+    def _dtype_sent(self, rows: Tensor) -> torch.dtype:
+        """Return the dtype of rows on their way: under autocast its own, unless they are coded or extrapolated."""
+        kind = rows.device.type
+        half = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
+        self._half = half if half.itemsize < 4 and not self.plan.counts_in_float32 else None
+        return self._half or (rows.dtype if rows.dtype.itemsize >= 4 else torch.float32)
 
     def _send_exactly(self, rows: Tensor, boundary: Tensor, direction: str) -> RowTransfer:
         with self.ledger.timed():
-            packed = pack_all(RAW.encode(boundary, 0, self.route.boundary_ids), self.route.leaving)
-        return self._start(rows, packed, RAW, False, direction)
+            codes = RAW.encode(boundary, 0, self.route.boundary_ids)
+            packed = pack_all(codes, self.route.readers, self.route.whole)
+        return self._start(rows, boundary.dtype, packed, RAW, False, direction)
 
     def _send_changes(self, rows: Tensor, boundary: Tensor) -> RowTransfer:
         """Send the rows that are due, and note on this side what the receivers hold then."""
         route = self.route
-        self._make_caches(rows)
+        self._make_caches(boundary)
         codec = self.clock.codec
         with self.ledger.timed():
             chosen, active = self._due(boundary)
             ids = route.boundary_ids
             if chosen is None:
-                packed = pack_all(self._encode(codec, boundary, ids, None), route.leaving)
+                packed = pack_all(self._encode(codec, boundary, ids, None), route.readers, route.whole)
             elif chosen.any():
                 places = chosen.nonzero().squeeze(1)
                 codes = self._encode(codec, boundary.index_select(0, places), ids[places], places)
-                packed = pack_chosen(codes, chosen, route.leaving)
+                packed = pack_chosen(codes, chosen, route.readers)
             else:
-                packed = pack_nothing(boundary, len(route.leaving))
+                packed = pack_nothing(boundary, len(route.readers))
         self._count_skipped(chosen, len(boundary))
-        return self._start(rows, packed, codec, self.plan.by_row and not self.clock.exact, active=active)
+        partial = self.plan.by_row and not self.clock.exact
+        return self._start(rows, boundary.dtype, packed, codec, partial, active=active)
 
     def _encode(self, codec: RowCodec, rows: Tensor, ids: Tensor, places: Tensor | None) -> Tensor:
         if self.sent is None:
@@ -303,13 +359,14 @@ class LayerExchange:
         self.sent.store(held, self.clock.epoch, places)
         return codes
 
-    def _make_caches(self, rows: Tensor) -> None:
+    def _make_caches(self, boundary: Tensor) -> None:
         if self.received is not None:
             return
-        width, extrapolate = rows.shape[1], self.plan.extrapolate
-        self.received = ReceivedRows(self.route.num_arriving, width, rows, extrapolate)
+        width, extrapolate = boundary.shape[1], self.plan.extrapolate
+        self._width, self._dtype = width, boundary.dtype
+        self.received = ReceivedRows(self.route.num_arriving, width, boundary, extrapolate)
         if self.plan.keeps_sent_rows:
-            self.sent = ReceivedRows(len(self.route.boundary), width, rows, extrapolate)
+            self.sent = ReceivedRows(len(boundary), width, boundary, extrapolate)
 
     def _due(self, boundary: Tensor) -> tuple[Tensor | None, list[bool] | None]:
         """Return which rows of the boundary are due, and which ranks send where every rank can tell.
@@ -318,18 +375,13 @@ class LayerExchange:
             (num_boundary,) bool, or None: all; and one bool a rank, or None: only each itself knows.
         """
         bound, epoch, exact = self.plan.bound, self.clock.epoch, self.clock.exact
+        everybody = [True] * len(self.route.leaving)
+        nothing = torch.zeros(len(boundary), dtype=torch.bool, device=boundary.device)
+        if bound is not None and bound.needs_change:
+            return self._due_by_change(bound, boundary, nothing), everybody if exact else None
         if bound is None or exact:
             self.versions = np.full_like(self.versions, epoch) if bound is None else bound.restart(epoch, self.sources)
-            return None, [True] * len(self.route.leaving)
-        nothing = torch.zeros(len(boundary), dtype=torch.bool, device=boundary.device)
-        if bound.needs_change:
-            due = bound.exceeded(boundary, self.sent.at(epoch), self.plan.by_row)
-            if self.plan.by_row:
-                self.versions[due.cpu().numpy()] = epoch
-                return due, None
-            if bool(due):
-                self.versions[self.route.rank] = epoch
-            return (None if bool(due) else nothing), None
+            return None, everybody
         # An optimizer may run the step of an epoch more than once (LBFGS): what is due is due each time.
         if self._due_at != epoch:
             self._due_at, self._due_now = epoch, bound.due(epoch, self.versions)
@@ -338,6 +390,22 @@ class LayerExchange:
         if self.plan.by_row:
             return torch.from_numpy(due).to(boundary.device), None
         return (None if due[self.route.rank] else nothing), due.tolist()
+
+    def _due_by_change(self, bound: Bound, boundary: Tensor, nothing: Tensor) -> Tensor | None:
+        """Return what was found due for this step, None for all of it, and find what is for the coming one."""
+        by_row, epoch, exact = self.plan.by_row, self.clock.epoch, self.clock.exact
+        now = True if exact else self._now[transport.FORWARD]
+        own = self.versions if by_row else self.versions[self.route.rank : self.route.rank + 1]
+        self._coming[transport.FORWARD] = foretold(bound, boundary, self.sent.at(epoch), own, epoch, now, by_row)
+        if exact:
+            self.versions = np.full_like(self.versions, epoch)
+            return None
+        if by_row:
+            self.versions[now.cpu().numpy()] = epoch
+            return now
+        if bool(now):
+            self.versions[self.route.rank] = epoch
+        return None if bool(now) else nothing
 
     def _count_skipped(self, chosen: Tensor | None, num_rows: int) -> None:
         if chosen is not None:
@@ -349,42 +417,166 @@ class LayerExchange:
                 ledger.skipped_broadcasts[self.layer] += 1
 
     def _start(
-        self, rows: Tensor, packed: Packed, codec: RowCodec, partial: bool, direction=transport.FORWARD, active=None
+        self,
+        rows: Tensor,
+        dtype: torch.dtype,
+        packed: Packed,
+        codec: RowCodec,
+        partial: bool,
+        direction: str = transport.FORWARD,
+        active: list[bool] | None = None,
     ) -> RowTransfer:
-        layout = Layout(codec, rows.shape[1], rows.dtype, partial)
-        counts = self.route.arriving
-        if direction == transport.FORWARD and active is None and self.plan.keeps_rows:
-            sizes = None
-        else:
+        layout = Layout(codec, rows.shape[1], dtype, partial)
+        sizes = None
+        if direction != transport.FORWARD or active is not None or not self.plan.keeps_rows:
             row_bytes = codec.row_bytes(layout.width, layout.dtype)
-            sizes = [count * row_bytes if active is None or active[rank] else 0 for rank, count in enumerate(counts)]
-        message = self.transport.start(packed.payload, packed.sizes, sizes, self.layer, direction)
+            counts = enumerate(self.route.arriving)
+            sizes = [count * row_bytes if active is None or active[rank] else 0 for rank, count in counts]
+        elif self.plan.foretells:
+            sizes = self.clock.agreed(self.layer, direction)
+        if self.route.whole:
+            message = self._broadcast(packed.payload, sizes, direction)
+        else:
+            message = self.transport.start(packed.payload, packed.sizes, sizes, self.layer, direction)
         held = self.received if direction == transport.FORWARD else None
-        return RowTransfer(self, message, layout, rows.shape, held, packed.payload)
+        return RowTransfer(self, message, layout, rows, held, packed.payload)
+
+    def _broadcast(self, payload: Tensor, sizes: list[int] | None, direction: str) -> Message:
+        if sizes is None:
+            told = torch.full((len(self.route.leaving), 1), len(payload), dtype=torch.int64)
+            told[self.route.rank] = 0
+            heard, _ = self.transport.agree(told.to(self.transport.device), self.layer).wait()
+            sizes = heard.view(torch.int64).tolist()
+        return self.transport.broadcast(payload, sizes, self.layer, direction)
+
+    def push(self, grad: Tensor) -> Gradients:
+        """Start to send (num_arriving, width) gradients to the owners of the rows; see `_send_gradients`."""
+        route = self.route
+        return self._send_gradients(
+            grad, route.arriving_ids, route.returning, route.returned, self.clock.codes_gradients
+        )
 
     def pull(self, grad: Tensor) -> PulledGradients | NoGradients:
         """Start to send gradients of this layer's output to the owners of the rows that they were made from."""
         if not self.plan.remote_gradient:
             return NoGradients()
+        route = self.route
         with self.ledger.timed():
-            boundary = grad.index_select(0, self.route.boundary)
-            packed = self.pack_gradients(boundary, self.route.boundary_ids, self.route.leaving)
-        message = self.start_gradients(packed, self.route.arriving, partial=True)
-        layout = Layout(self.clock.gradient_codec, grad.shape[1], grad.dtype, True)
-        return PulledGradients(self, message, layout, packed.payload)
+            boundary = grad.index_select(0, route.boundary)
+        sent = self._send_gradients(boundary, route.boundary_ids, route.leaving, route.arriving, True)
+        return PulledGradients(self, sent, grad.shape[1], grad.dtype)
 
-    def pack_gradients(self, rows: Tensor, ids: Tensor, leaving: tuple[Tensor, ...]) -> Packed:
+    def _send_gradients(
+        self, grad: Tensor, ids: Tensor, leaving: tuple[Tensor, ...], counts: tuple[int, ...], partial: bool
+    ) -> Gradients:
+        """Start to send gradient rows, where they are due; return those of this step, or of the one before.
+
+        Args:
+            grad: (num_rows, width).
+            ids: (num_rows,) int64 by which they are rounded and drawn.
+            leaving: One (num,) int64 tensor per process: the rows that it is sent.
+            counts: Rows that may come from each process.
+            partial: Whether rows are drawn, and sent behind bitmaps.
+        """
+        plan, clock, late = self.plan, self.clock, self.plan.late_gradient
+        if late and self._earlier is not None:
+            self._earlier.wait()  # its message fills the buffer that the coming one fills
+        codec, sizes, held = clock.gradient_codec, None, None
+        with self.ledger.timed():
+            if codec is not RAW and grad.dtype.itemsize < 4:
+                grad = grad.float()
+            elif codec is RAW and self._half is not None:
+                grad = grad.to(self._half)
+            if plan.gradient_clip is not None and not clock.exact:
+                grad = clipped(grad, plan.gradient_clip * len(leaving) ** 0.5)
+            row_bytes = codec.row_bytes(grad.shape[1], grad.dtype)
+            if partial:
+                packed = self._drawn_gradients(grad, ids, leaving)
+            else:
+                packed = pack_all(RAW.encode(grad, 0, ids), leaving, in_order=True)
+                active = self._gradients_due(grad, counts) if plan.skip_gradients else [True] * len(leaving)
+                if active is not None:
+                    sizes = [count * row_bytes * due for count, due in zip(counts, active, strict=True)]
+        if not partial and plan.skip_gradients:
+            held = self._gradients_held
+            if sizes is None:
+                sizes = clock.agreed(self.layer, transport.BACKWARD)
+            if not self._gradient_sent:
+                packed = pack_nothing(grad, len(leaving))
+        message = self.transport.start(
+            packed.payload, packed.sizes, sizes, self.layer, transport.BACKWARD, by_thread=not late
+        )
+        layout = Layout(codec, grad.shape[1], grad.dtype, partial)
+        started = Gradients(self, message, layout, counts, packed.payload, held, late)
+        if not late:
+            return started
+        before, self._earlier = self._earlier, started
+        return started if clock.exact or before is None else before
+
+    def _gradients_due(self, grad: Tensor, counts: tuple[int, ...]) -> list[bool] | None:
+        """Return which ranks send gradients, None: only each itself knows; note what this rank does."""
+        bound, clock, rank = self.plan.bound, self.clock, self.route.rank
+        if self._gradients_held is None:
+            self._gradients_held = ReceivedRows(sum(counts), grad.shape[1], grad, False)
+            if bound.needs_change:
+                self._gradients_sent = ReceivedRows(len(grad), grad.shape[1], grad, False)
+        epoch, everybody = clock.epoch, [True] * len(counts)
+        if not bound.needs_change:
+            if clock.exact:
+                self.gradient_versions = bound.restart(epoch, np.arange(len(counts)))
+                due = np.array(everybody)
+            else:
+                due = bound.due(epoch, self.gradient_versions) | (self.gradient_versions == epoch)
+                self.gradient_versions = np.where(due, epoch, self.gradient_versions)
+            self._gradient_sent = bool(due[rank])
+            return due.tolist()
+        now = True if clock.exact else bool(self._now[transport.BACKWARD])
+        held, own = self._gradients_sent.at(epoch), self.gradient_versions[rank : rank + 1]
+        self._coming[transport.BACKWARD] = foretold(bound, grad, held, own, epoch, now, False)
+        self._gradient_sent = now
+        if now:
+            self._gradients_sent.store(grad, epoch)
+            self.gradient_versions[rank] = epoch
+        return everybody if clock.exact else None
+
+    def _drawn_gradients(self, rows: Tensor, ids: Tensor, leaving: tuple[Tensor, ...]) -> Packed:
         """Pack the gradient rows that are drawn, behind bitmaps."""
         clock, key = self.clock, self._key("backward")
         chosen, drawn = draw_rows(rows, clock.gradient_threshold, fold(key, 1), ids)
         codes = clock.gradient_codec.encode(drawn, key, ids[chosen])
         return pack_chosen(codes, chosen, leaving)
 
-    def start_gradients(self, packed: Packed, counts: tuple[int, ...], partial: bool, row_bytes: int = 0) -> Message:
-        """Start to send packed gradients; `counts` rows may come from each rank."""
-        sizes = None if partial else [count * row_bytes for count in counts]
-        return self.transport.start(packed.payload, packed.sizes, sizes, self.layer, transport.BACKWARD)
-
     def _key(self, direction: str) -> int:
         kind = {"forward": 0, "backward": 1}[direction]
         return fold(self.plan.seed, self.clock.epoch, self.layer, kind, self.route.rank)
+
+
+def foretold(
+    bound: Bound, fresh: Tensor, held: Tensor, versions: np.ndarray, epoch: int, now: Tensor | bool, by_row: bool
+) -> Tensor:
+    """Return what a bound will find exceeded in the coming step, if values go on as they did since they were sent.
+
+    The gap that is there grows by its share of an epoch; what is sent in this step begins anew with that share.
+
+    Args:
+        bound: Looks at changes.
+        fresh: (num_rows, width) values of this step.
+        held: (num_rows, width) what receivers held before it.
+        versions: Epochs in which that was sent, one a row, or one.
+        epoch: Epoch of this step.
+        now: Whether it is sent in this step: by row, or all of it.
+        by_row: Whether rows are looked at by themselves.
+
+    Returns:
+        (num_rows,) bool, or one bool.
+    """
+    age = torch.from_numpy(np.maximum(epoch - versions, 1)).to(fresh.device).double()
+    sent = torch.as_tensor(now, device=fresh.device)
+    factor = torch.where(sent, 1 / age, (age + 1) / age)
+    return bound.exceeded(fresh, held, by_row, factor if by_row else factor[0])
+
+
+def clipped(grad: Tensor, largest: float) -> Tensor:
+    """Return values scaled so that their norm is at most `largest`."""
+    norm = (grad if grad.dtype.itemsize > 2 else grad.float()).norm()
+    return grad * (largest / norm).to(grad.dtype) if bool(norm > largest) else grad

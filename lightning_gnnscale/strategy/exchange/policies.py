@@ -11,6 +11,7 @@ from ...errors import StrategyError
 from .bounds import BOUNDS, Bound, checked_epochs, checked_number
 
 BACKWARDS = ("auto", "push", "pull")
+PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,10 @@ class ExchangePlan:
         backward_threshold: Gradient rows below this many mean norms are sent with a probability that follows their
             norm, and scaled up, so that the gradient is unbiased.
         remote_gradient: Whether gradients flow back to other processes.
+        late_gradient: Whether those of the step before are added, while those of this step are on their way.
+        skip_gradients: Whether the bound decides for gradients too; where none come, those that came last are added.
+        gradient_clip: Largest norm of the gradients of a layer that a process sends, over the square root of the number
+            of processes; None: not clipped.
         seed: Seed of the rounding and of the choice of gradient rows.
     """
 
@@ -56,6 +61,9 @@ class ExchangePlan:
     backward_bits: int | None = None
     backward_threshold: float = 0.0
     remote_gradient: bool = True
+    late_gradient: bool = False
+    skip_gradients: bool = False
+    gradient_clip: float | None = None
     seed: int = 0
 
     @property
@@ -64,9 +72,19 @@ class ExchangePlan:
         return self.bound is not None or self.coding.delta
 
     @property
+    def foretells(self) -> bool:
+        """Whether ranks tell each other a step ahead what they will send."""
+        return getattr(self.bound, "needs_change", False)
+
+    @property
+    def counts_in_float32(self) -> bool:
+        """Whether rows of fewer bits are widened before they are sent: to be coded, or to be extrapolated."""
+        return self.coding.bits is not None or self.extrapolate
+
+    @property
     def keeps_sent_rows(self) -> bool:
         """Whether senders hold what the receivers have."""
-        return self.coding.delta or getattr(self.bound, "needs_change", False)
+        return self.coding.delta or self.foretells
 
     @property
     def given_versions(self):
@@ -103,10 +121,10 @@ class ExchangePolicy:
         Raises:
             StrategyError: the message names the argument and the remedy.
         """
-        if self.plan() is not None and trainer.precision not in ("32-true", "64-true"):
+        if self.plan() is not None and trainer.precision not in PRECISIONS:
             raise StrategyError(
-                f"{type(self).__name__} sends rows of float32 or float64, not what "
-                f'Trainer(precision={trainer.precision!r}) makes: use precision="32-true"'
+                f"{type(self).__name__} sends rows of float32, float64 or bfloat16, not what "
+                f'Trainer(precision={trainer.precision!r}) makes: use precision="bf16-mixed" or "32-true"'
             )
 
     def check(self, trainer: pl.Trainer) -> None:
@@ -275,8 +293,8 @@ ROWS = ("block", "row")
 class SkipBroadcast(ExchangePolicy):
     """Use rows of other processes as they were last sent, as long as a bound allows it.
 
-    The check of a layer's rows comes right after they are computed; a process always reads its own rows fresh. Only
-    the forward skips: gradients go back in full, as if stale rows were fresh ones (straight-through).
+    A process always reads its own rows fresh. Gradients go back as if stale rows were fresh ones (straight-through);
+    the bound may decide for them too.
 
     Args:
         bound: `EpochFixed`, `EpochAdaptive` or `VariationGap`.
@@ -285,16 +303,21 @@ class SkipBroadcast(ExchangePolicy):
         rows: "block": a process sends all of a layer's rows or none; "row": the rows that exceed the bound.
         warmup_epochs: epochs of exact exchange at the start, rows and gradients; the first epoch always is one,
             unless the bound is given its versions.
-        remote_gradient: "straight_through": gradients go back in the same step, those of stale rows too; "drop":
-            nothing flows back to other processes.
+        remote_gradient: "straight_through": gradients go back in the same step, those of stale rows too; "late": they
+            are added one step late, and travel meanwhile; "drop": nothing flows back to other processes.
+        skip_gradients: Whether gradients too are sent when the bound says so, a layer's all or none; where none come,
+            those that came last are added.
+        gradient_clip: What a process sends back of a layer is clipped to the norm gradient_clip x sqrt(world_size),
+            > 0; None: not clipped. Exact epochs are not.
         stale: "hold": as they were sent; "extrapolate": moved on along their last change, linearly in epochs.
 
     Raises:
         ValueError: an unknown name, or a number out of range.
 
     Cost: receivers keep the rows that they read (all rows under BroadcastExchange) of each layer but the first; a
-        sender keeps the rows that others read where the bound looks at changes; twice as much with "extrapolate".
-    Source: Peng et al., SANCUS, VLDB 2022, Algorithms 3 to 6. Differs: one flag a layer and source; by row; halo.
+        sender keeps the rows that others read where the bound looks at changes; twice as much with "extrapolate". With
+        skip_gradients the gradients that came last, and under such a bound those that were sent.
+    Source: Peng et al., SANCUS, VLDB 2022, Algorithms 3 to 6. Differs: one flag a layer and source; by row; halo; late.
     """
 
     def __init__(
@@ -305,29 +328,48 @@ class SkipBroadcast(ExchangePolicy):
         warmup_epochs: int = 0,
         remote_gradient: str = "straight_through",
         stale: str = "hold",
+        skip_gradients: bool = False,
+        gradient_clip: float | None = None,
     ) -> None:
         if not isinstance(bound, Bound):
             raise ValueError(
                 f"exchange.bound must be one of {', '.join(kind.__name__ for kind in BOUNDS.values())}, got {bound!r}"
             )
         _check_choice("rows", rows, ROWS)
-        _check_choice("remote_gradient", remote_gradient, ("straight_through", "drop"))
+        _check_choice("remote_gradient", remote_gradient, ("straight_through", "late", "drop"))
         _check_choice("stale", stale, ("hold", "extrapolate"))
         self.bound, self.exchange, self.rows = bound, HaloExchange() if exchange is None else exchange, rows
         self.warmup_epochs = checked_epochs("exchange.warmup_epochs", warmup_epochs)
         self.remote_gradient, self.stale = remote_gradient, stale
+        if not isinstance(skip_gradients, bool):
+            raise ValueError(f"exchange.skip_gradients must be true or false, got {skip_gradients!r}")
+        if gradient_clip is not None and not checked_number("exchange.gradient_clip", gradient_clip) > 0:
+            raise ValueError(f"exchange.gradient_clip must be above 0 or null, got {gradient_clip!r}")
+        self.skip_gradients, self.gradient_clip = skip_gradients, gradient_clip
         check_wrapped(self, self.exchange)
+        if skip_gradients and (remote_gradient == "drop" or rows == "row"):
+            raise ValueError(
+                "exchange.skip_gradients=true sends the gradients of a block, or none: leave rows='block' and "
+                "remote_gradient='straight_through' or 'late'"
+            )
+        if skip_gradients and self.exchange.plan().coding.bits is not None:
+            raise ValueError("exchange.skip_gradients=true sends gradients as they are: leave Quantized out")
         if rows == "row" and getattr(bound, "initial_versions", None) is not None:
             raise ValueError('exchange.bound.initial_versions are those of blocks: use rows="block", or leave them out')
 
     def plan(self) -> ExchangePlan:
+        inner = self.exchange.plan()
         return replace(
-            self.exchange.plan(),
+            inner,
             bound=self.bound,
             by_row=self.rows == "row",
             warmup_epochs=self.warmup_epochs,
             extrapolate=self.stale == "extrapolate",
-            remote_gradient=self.remote_gradient == "straight_through",
+            backward="push" if self.skip_gradients else inner.backward,
+            remote_gradient=self.remote_gradient != "drop",
+            late_gradient=self.remote_gradient == "late",
+            skip_gradients=self.skip_gradients,
+            gradient_clip=self.gradient_clip,
         )
 
 

@@ -38,10 +38,16 @@ class ExchangeRun:
             module.exchange = exchange
 
     def begin_step(self, epoch: int) -> None:
-        """Begin the training step of an epoch; see `ExchangeClock.begin_step`."""
+        """Begin the training step of an epoch; see `ExchangeClock.begin_step`.
+
+        Where changes decide who sends, ranks tell each other of all layers at once, while the first layer is computed.
+        """
         self._step_start = time.perf_counter()
         self.ledger.begin_step()
         self.clock.begin_step(epoch)
+        if self.clock.plan.foretells and not self.clock.exact and len(self.layers) > 1:
+            coming = torch.stack([layer.coming_bytes() for layer in self.layers[1:]], dim=1).flatten(1)
+            self.clock.agreement = self.transport.agree(coming.to(self.transport.device), 1)
 
     def end_epoch(self, averaging_seconds: float = 0.0) -> dict[str, float]:
         """Record the epoch's exchange, and return its metrics, summed over all ranks.

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import averaging
-from .message import RAW, Arrived, RowCodec, pack_all, unpack_all, unpack_chosen
+from .message import RAW, Arrived, RowCodec, unpack_all, unpack_chosen
 
 if TYPE_CHECKING:
     from .layer_exchange import LayerExchange
@@ -66,11 +66,11 @@ class Ledger:
 
 
 class Begun(NamedTuple):
-    """A collective that has been begun: the (num_bytes,) uint8 that it fills, the bytes from each rank, its work."""
+    """What has been begun: the (num_bytes,) uint8 that it fills, the bytes from each rank, the works to wait for."""
 
     buffer: Tensor
     sizes: list[int]
-    work: dist.Work | None
+    works: list[dist.Work]
 
 
 class Message:
@@ -92,8 +92,8 @@ class Message:
         """
         with self._ledger.timed(waiting=True), averaging.clear_error("exchanging rows"):
             begun = self._begun if isinstance(self._begun, Begun) else self._begun.result()
-            if begun.work is not None:
-                begun.work.wait()
+            for work in begun.works:
+                work.wait()
         return begun.buffer, begun.sizes
 
 
@@ -113,21 +113,28 @@ class Transport:
         self._agreeing = ThreadPoolExecutor(1, "exchange")  # starts its thread when it is first used
 
     def start(
-        self, payload: Tensor, sizes: Sequence[int], arriving: Sequence[int] | None, layer: int, direction: str
+        self,
+        payload: Tensor,
+        sizes: Sequence[int],
+        arriving: Sequence[int] | None,
+        layer: int,
+        direction: str,
+        by_thread: bool = True,
     ) -> Message:
         """Start to send bytes to every rank; every rank calls it.
 
         Args:
             payload: (sum(sizes),) uint8, for rank 0, then rank 1, ...; it must stay as it is until `wait` returns.
             sizes: bytes for each rank, own entry 0.
-            arriving: bytes from each rank; None: only the sender knows, so that ranks tell each other first. That is
-                waited for by a thread, so that whoever calls can work meanwhile; on CUDA by the caller.
+            arriving: bytes from each rank; None: only the sender knows, so that ranks tell each other first.
             layer, direction: where the bytes are counted.
+            by_thread: Whether what ranks tell each other is waited for by a thread, so that whoever calls can work
+                meanwhile; then nothing else may be sent before this message is waited for. On CUDA the caller waits.
         """
         if averaging.world_size() == 1:
             arriving = sizes if arriving is None else arriving
-            return Message(Begun(self.buffer((layer, direction), sum(arriving)), list(arriving), None), self.ledger)
-        if arriving is None and self.device.type == "cpu":
+            return Message(Begun(self.buffer((layer, direction), sum(arriving)), list(arriving), []), self.ledger)
+        if arriving is None and by_thread and self.device.type == "cpu":
             # The thread sees what its caller's context holds.
             agree = copy_context().run
             return Message(
@@ -140,6 +147,43 @@ class Transport:
             else:
                 begun = self._begin(payload, sizes, arriving, layer, direction)
         return Message(begun, self.ledger)
+
+    def broadcast(self, payload: Tensor, arriving: Sequence[int], layer: int, direction: str) -> Message:
+        """Start to send the same bytes to every rank, without a copy for each; every rank calls it.
+
+        Args:
+            payload: (num_bytes,) uint8; it must stay as it is until `wait` returns.
+            arriving: bytes from each rank, own entry 0.
+            layer, direction: where the bytes are counted, once a receiver.
+        """
+        rank, buffer = averaging.rank(), self.buffer((layer, direction), sum(arriving))
+        pieces, works = buffer.split(list(arriving)), []
+        with averaging.clear_error("exchanging rows"):
+            for source, piece in enumerate(pieces):
+                sent = payload if source == rank else piece
+                if len(sent):
+                    works.append(dist.broadcast(sent, source, async_op=True))
+        self.ledger.bytes[layer, direction] += len(payload) * (averaging.world_size() - 1)
+        return Message(Begun(buffer, list(arriving), works), self.ledger)
+
+    def agree(self, numbers: Tensor, layer: int) -> Message:
+        """Start to tell every rank numbers, and to hear theirs; every rank calls it.
+
+        Args:
+            numbers: (world_size, num) int64, a row for each rank; contiguous.
+            layer: where the bytes are counted, as forward ones.
+
+        Returns:
+            The message, of the bytes of (world_size, num) int64: a row from each rank.
+        """
+        outgoing = numbers.view(torch.uint8).view(-1)
+        row = [8 * numbers.shape[1]] * len(numbers)
+        if averaging.world_size() == 1:
+            return Message(Begun(outgoing, row, []), self.ledger)
+        heard = torch.empty_like(outgoing)
+        with averaging.clear_error("exchanging rows"):
+            work = self._hand_over(heard, outgoing, row, row, layer, FORWARD)
+        return Message(Begun(heard, row, [work]), self.ledger)
 
     def buffer(self, name: tuple, num_bytes: int) -> Tensor:
         """Return a (num_bytes,) uint8 buffer, the same memory for the same name as long as it is large enough."""
@@ -164,7 +208,7 @@ class Transport:
     ) -> Begun:
         buffer = self.buffer((layer, direction), sum(arriving))
         work = self._hand_over(buffer, payload, list(arriving), list(sizes), layer, direction)
-        return Begun(buffer, list(arriving), work)
+        return Begun(buffer, list(arriving), [work])
 
     def _hand_over(self, incoming, outgoing, arriving, sizes, layer, direction) -> dist.Work:
         rank = averaging.rank()
@@ -248,20 +292,20 @@ class RowTransfer:
         exchange: "LayerExchange",
         message: Message,
         layout: Layout,
-        shape: torch.Size,
+        rows: Tensor,
         held: ReceivedRows | None,
         payload: Tensor,
     ):
         self._exchange, self._message, self._layout, self._held = exchange, message, layout, held
-        self._shape, self._payload = shape, payload
-        self._returned: Message | None = None
+        self._shape, self._dtype, self._payload = rows.shape, rows.dtype, payload
+        self._returned: Gradients | None = None
 
     def wait(self) -> Tensor:
         exchange, layout = self._exchange, self._layout
         arrived = layout.read(self._message, exchange.route.arriving)
         self._payload = None
         with exchange.ledger.timed():
-            rows = self._decode(arrived)
+            rows = self._decode(arrived).to(self._dtype)
             return rows if exchange.route.pick is None else rows.index_select(0, exchange.route.pick)
 
     def _decode(self, arrived: Arrived) -> Tensor:
@@ -277,51 +321,86 @@ class RowTransfer:
         return held.at(epoch).clone()
 
     def send_back(self, grad: Tensor) -> None:
-        exchange, clock = self._exchange, self._exchange.clock
+        exchange, route = self._exchange, self._exchange.route
         if not exchange.plan.remote_gradient:
             return
         with exchange.ledger.timed():
-            if exchange.route.pick is not None:
-                full = grad.new_zeros((exchange.route.num_arriving, grad.shape[1]))
-                grad = full.index_copy_(0, exchange.route.pick, grad)
-            partial = clock.codes_gradients
-            if partial:
-                packed = exchange.pack_gradients(grad, exchange.route.arriving_ids, exchange.route.returning)
-            else:
-                packed = pack_all(RAW.encode(grad, 0, exchange.route.arriving_ids), exchange.route.returning)
-        self._layout = Layout(clock.gradient_codec, grad.shape[1], grad.dtype, partial)
-        self._payload = packed.payload
-        row_bytes = clock.gradient_codec.row_bytes(grad.shape[1], grad.dtype)
-        self._returned = exchange.start_gradients(packed, exchange.route.returned, partial, row_bytes)
+            if route.pick is not None:
+                full = grad.new_zeros((route.num_arriving, grad.shape[1]))
+                grad = full.index_copy_(0, route.pick, grad)
+        self._returned = exchange.push(grad)
 
     def wait_back(self) -> Tensor | None:
         if self._returned is None:
             return None
-        exchange, layout = self._exchange, self._layout
-        arrived = layout.read(self._returned, exchange.route.returned)
-        with exchange.ledger.timed():
-            rows = layout.codec.decode(arrived.rows, layout.width, layout.dtype)
-            targets = exchange.route.returned_rows
-            targets = targets if arrived.places is None else targets[arrived.places]
-            self._payload = None
-            return rows.new_zeros(self._shape).index_add_(0, targets, rows)
+        rows, places = self._returned.wait()
+        with self._exchange.ledger.timed():
+            targets = self._exchange.route.returned_rows
+            targets = targets if places is None else targets[places]
+            wide = rows if rows.dtype.itemsize > 2 else rows.float()  # many small shares add up
+            return wide.new_zeros(self._shape).index_add_(0, targets, wide).to(self._dtype)
+
+
+class Gradients:
+    """Gradient rows on their way to the processes that they belong to.
+
+    Args:
+        exchange: Exchange of the layer.
+        message: Brings them.
+        layout: How it is read.
+        counts: Rows that may come from each process.
+        payload: What is sent, which stays until it has left.
+        held: What came before, which stands for what does not come; None: nothing does.
+        stays: Whether `wait` may be called again, in a later step.
+    """
+
+    def __init__(
+        self,
+        exchange: "LayerExchange",
+        message: Message,
+        layout: Layout,
+        counts: tuple[int, ...],
+        payload: Tensor,
+        held: ReceivedRows | None,
+        stays: bool,
+    ):
+        self._exchange, self._message, self._layout, self._counts = exchange, message, layout, counts
+        self._payload, self._held, self._stays, self._found = payload, held, stays, None
+
+    def wait(self) -> tuple[Tensor, Tensor | None]:
+        """Return (num, width) rows and their places among all that may come, ascending by process; None: all."""
+        if self._found is not None:
+            return self._found
+        layout = self._layout
+        arrived = layout.read(self._message, self._counts)
+        self._payload = None
+        with self._exchange.ledger.timed():
+            rows, places = layout.codec.decode(arrived.rows, layout.width, layout.dtype), arrived.places
+            if self._held is not None:
+                self._held.store(rows, 0, places)
+                rows, places = self._held.at(0), None
+            if self._stays:
+                self._found = rows, places = rows.clone(), places
+        return rows, places
 
 
 class PulledGradients:
     """Gradients of the halo's outputs on their way; rows that do not come are zero."""
 
-    def __init__(self, exchange: "LayerExchange", message: Message, layout: Layout, payload: Tensor):
-        self._exchange, self._message, self._layout, self._payload = exchange, message, layout, payload
+    def __init__(self, exchange: "LayerExchange", gradients: Gradients, width: int, dtype: torch.dtype):
+        self._exchange, self._gradients, self._width, self._dtype = exchange, gradients, width, dtype
 
     def wait(self) -> Tensor:
-        exchange, layout = self._exchange, self._layout
-        arrived = layout.read(self._message, exchange.route.arriving)
-        self._payload = None
-        with exchange.ledger.timed():
-            rows = layout.codec.decode(arrived.rows, layout.width, layout.dtype)
-            out = rows.new_zeros((exchange.route.num_arriving, layout.width))
-            out.index_copy_(0, arrived.places, rows)
-            return out if exchange.route.pick is None else out.index_select(0, exchange.route.pick)
+        route = self._exchange.route
+        rows, places = self._gradients.wait()
+        with self._exchange.ledger.timed():
+            out = rows.new_zeros((route.num_arriving, self._width))
+            if places is None:
+                out.copy_(rows)
+            else:
+                out.index_copy_(0, places, rows)
+            out = out.to(self._dtype)
+            return out if route.pick is None else out.index_select(0, route.pick)
 
 
 class NoGradients:
