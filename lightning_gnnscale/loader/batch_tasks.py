@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,8 +48,8 @@ class RowBuffer:
         self._pieces: dict[tuple[int, int], object] = {}  # (first row, end): rows
         self._lock = threading.Lock()
 
-    def gather(self, nodes: np.ndarray, first: int, total: int | None) -> None:
-        """Gather the rows first, first + 1, ... of the batch.
+    def gather(self, nodes: np.ndarray, first: int, total: int | None) -> Future | None:
+        """Gather the rows first, first + 1, ... of the batch; return a future where some are still on their way.
 
         Args:
             nodes: (num,) store ids.
@@ -56,10 +58,13 @@ class RowBuffer:
         """
         end = first + len(nodes)
         if first == end:
-            return
+            return None
+        later = getattr(self._fetch, "gather_later", None)
         if self._fetch.is_sparse:
+            if later is not None:
+                return later(nodes, None, partial(self._pieces.__setitem__, (first, end)))
             self._pieces[first, end] = self._fetch.gather(nodes)
-            return
+            return None
         with self._lock:
             if self._rows is None:
                 self._rows = self._take(max(end, self._size.largest) if total is None else total)
@@ -67,7 +72,10 @@ class RowBuffer:
         if room is None:
             room = self._take(len(nodes))
             self._pieces[first, end] = room
+        if later is not None:
+            return later(nodes, room, lambda rows: None)
         self._fetch.gather(nodes, out=room)
+        return None
 
     def attach(self, batch: MiniBatch) -> None:
         """Give the batch its rows, all of which are gathered."""
@@ -302,14 +310,14 @@ class BatchTasks:
         begin, end = self._piece(branch, hop, piece)
         return (end - begin) * self._workflow.fetch.dim
 
-    def _fetch(self, branch: int, hop: int, piece: int) -> None:
+    def _fetch(self, branch: int, hop: int, piece: int) -> Future | None:
         found, total = self._found, None
         begin, end = self._piece(branch, hop, piece)
         first = sum(len(nodes[h]) for nodes in found for h in range(hop))
         first += sum(len(nodes[hop]) for nodes in found[:branch])
         if all(len(nodes) == self._workflow.num_hops + 1 for nodes in found):
             total = sum(len(nodes) for hops in found for nodes in hops)
-        self._rows.gather(found[branch][hop][begin:end], first + begin, total)
+        return self._rows.gather(found[branch][hop][begin:end], first + begin, total)
 
     def _block(self) -> None:
         """Put the arcs of all branches together."""

@@ -229,10 +229,14 @@ class FanoutNeighborhood:
     """The draws of a `NeighborSampler`, in steps: the same subgraphs, bit for bit.
 
     Args:
-        sampler: the one that parts are staged for, or that their `LinkSampler` wraps.
+        sampler: the one that parts are staged for, or that their `LinkSampler` wraps; or one that asks other machines
+            for their rows, in tasks of their own.
     """
 
+    asks = False
+
     def __init__(self, sampler: NeighborSampler):
+        self.asks = self.asks or getattr(sampler, "asks", False)
         self.sampler, self.num_hops = sampler, len(sampler.fanouts)
         self.in_pieces = type(sampler) is NeighborSampler  # rows of another kind may lie elsewhere
 
@@ -248,6 +252,8 @@ class _FanoutHops:
     def __init__(self, sampler: NeighborSampler, state, hops: HopSampling):
         self._sampler, self._state, self._hops = sampler, state, hops
         self.sample, self.draw, self.relabel = hops.sample, hops.draw, hops.relabel
+        if hasattr(hops, "ask"):
+            self.ask = hops.ask
 
     @property
     def num_neighbors(self) -> int:

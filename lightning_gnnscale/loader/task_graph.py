@@ -82,7 +82,7 @@ class Operators:
 
 def operators_of(sampler: BatchSampler) -> Operators | None:
     """Return the operators that draw what a sampler draws, bit for bit, or None where there are none."""
-    if isinstance(sampler, NeighborSampler):
+    if isinstance(sampler, NeighborSampler) or getattr(sampler, "asks", False):
         return Operators(FanoutNeighborhood(sampler))
     if isinstance(sampler, LinkSampler) and isinstance(sampler.sampler, NeighborSampler):
         return Operators(FanoutNeighborhood(sampler.sampler), links=sampler)
@@ -139,7 +139,8 @@ class Workflow:
         tasks = []
         for number, logical in enumerate(self.tasks):
             run, cost = batch.actions(logical)
-            tasks.append(Task(dag_id, number, logical.kind, logical.dependencies, run, cost, logical.kind == "ask"))
+            away = logical.kind == "ask" or (logical.kind == "fetch" and hasattr(self.fetch, "gather_later"))
+            tasks.append(Task(dag_id, number, logical.kind, logical.dependencies, run, cost, away))
         return BatchGraph(tasks, batch.result)
 
     def _plan(self) -> list[LogicalTask]:

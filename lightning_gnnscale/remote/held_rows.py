@@ -1,6 +1,7 @@
 """Rows of a graph in one owner's memory, and draws from them that do not depend on who holds what."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
@@ -13,6 +14,8 @@ from ..jit import kernel
 from ..partition_store.features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows, merge_rows
 from ..triton_kernels.gather_rows import RowCode, gather_rows
 from ..triton_kernels.sample_neighbors import Workspace, cpu
+
+ANSWERS = ThreadPoolExecutor(32, thread_name_prefix="gnnscale-answers")  # threads that wait, and start when they must
 
 
 @dataclass(frozen=True)
@@ -270,7 +273,28 @@ class DistributedFeatures:
         Raises:
             GNNScaleError: an owner answers with more or fewer rows than were asked for; and whatever `result()` raises.
         """
-        nodes = np.asarray(nodes)
+        return self._begin(np.asarray(nodes))[1](out)
+
+    def gather_later(
+        self, nodes: np.ndarray, out: np.ndarray | None, then: Callable[[np.ndarray | SparseRows], None]
+    ) -> Future | None:
+        """Ask for rows of other owners, and gather those that are here; the rest is done when they have come.
+
+        Args:
+            nodes, out: See `gather`.
+            then: Called with the rows, in whatever thread has them.
+
+        Returns:
+            The future of that call; None: it is done, no row lies elsewhere.
+        """
+        asked, finish = self._begin(np.asarray(nodes))
+        if asked:
+            return ANSWERS.submit(lambda: then(finish(out)))
+        then(finish(out))
+        return None
+
+    def _begin(self, nodes: np.ndarray) -> tuple[bool, Callable[[np.ndarray | None], np.ndarray | SparseRows]]:
+        """Ask for rows and gather own ones; return whether any were asked for, and what waits and puts all together."""
         self.note(len(nodes))
         numbers = self.held.nodes.find(nodes)
         foreign, own = np.flatnonzero(numbers < 0), np.flatnonzero(numbers >= 0)
@@ -279,20 +303,27 @@ class DistributedFeatures:
             for owner, chosen in self.owners.group(nodes[foreign])
         ]
         pieces = [(own, self.held.gather(nodes[own], numbers[own]))]
-        for owner, places, rows in asked:
-            pieces.append((places, rows.result()))
-            self._check(owner, *pieces[-1])
+
+        def finish(out: np.ndarray | None) -> np.ndarray | SparseRows:
+            for owner, places, rows in asked:
+                pieces.append((places, rows.result()))
+                self._check(owner, *pieces[-1])
+            return self._together(len(nodes), pieces, out)
+
+        return bool(asked), finish
+
+    def _together(self, num_rows: int, pieces: list[tuple], out: np.ndarray | None) -> np.ndarray | SparseRows:
         if self.is_sparse:
             return merge_rows([rows for _, rows in pieces], [places for places, _ in pieces])
-        out = np.empty((len(nodes), self.dim), self.dtype) if out is None else out
+        out = np.empty((num_rows, self.dim), self.dtype) if out is None else out
         if self.code is None:
             for places, rows in pieces:
                 out[places] = rows
             return out
-        stored = np.empty((len(nodes), self.code.row_bytes), np.uint8)
+        stored = np.empty((num_rows, self.code.row_bytes), np.uint8)
         for places, rows in pieces:
             stored[places] = rows
-        return gather_rows(stored, np.arange(len(nodes)), out, self.code)
+        return gather_rows(stored, np.arange(num_rows), out, self.code)
 
     def _check(self, owner: Hashable, places: np.ndarray, rows: np.ndarray | SparseRows) -> None:
         num = rows.num_rows if isinstance(rows, SparseRows) else len(rows)

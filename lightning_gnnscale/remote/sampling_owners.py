@@ -12,8 +12,9 @@ an owner answers with `held.draw(request)`.
 """
 
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -22,7 +23,8 @@ from ..jit import kernel
 from ..sampler.neighbor import NeighborSampler, NeighborState
 from ..sampler.protocol import Allocate, Subgraph
 from ..triton_kernels.sample_neighbors import HopSampling, Workspace, cpu
-from .held_rows import HeldRows, HopRequest, PartOwners
+from ..triton_kernels.sample_neighbors.hops import fold_hop
+from .held_rows import ANSWERS, HeldRows, HopRequest, PartOwners
 
 
 class Drawing(Protocol):
@@ -55,6 +57,7 @@ class DistributedNeighborSampler:
     held: HeldRows
     owners: PartOwners
     ask: Ask
+    asks: ClassVar[bool] = True  # of task graphs: a hop is asked for in a task of its own
 
     def __post_init__(self):
         sampler = self.sampler
@@ -123,7 +126,7 @@ class DistributedHops(HopSampling):
         workspace: Workspace,
         return_e_id: bool,
     ):
-        self._sampler = sampler
+        self._sampler, self._answers, self._asked = sampler, [], False
         super().__init__(
             state.csc,
             seeds,
@@ -134,27 +137,65 @@ class DistributedHops(HopSampling):
             return_e_id=return_e_id,
         )
 
+    def ask(self) -> Future | None:
+        """Send the requests of the next hop; return the future of their answers, or None where all rows are here.
+
+        `draw` draws the rows that are here meanwhile, and `relabel` has both.
+        """
+        self._answers = []
+        self._asked = True
+        asked = self._ask_foreign(fold_hop(self._key, self.hop), self._begin, self._count)
+        return ANSWERS.submit(self._wait, asked) if asked else None
+
+    def draw(self, piece: int, num_pieces: int) -> None:
+        """Draw neighbours, see `HopSampling`; after `ask` those of the rows that are here, in one piece."""
+        if not self._asked:
+            return super().draw(piece, num_pieces)
+        self._space.reserve("arc", int(self._space.indptr[self._count]), keep=self._first)
+        hop_key = fold_hop(self._key, self.hop)
+        self._draw_own(hop_key, self._begin, self._count, self._space.neighbor, self._space.taken)
+
+    def relabel(self) -> None:
+        for owner, places, drawn in self._answers:
+            self._place(owner, places, drawn, self._space.indptr[self._begin : self._count + 1], self._space.neighbor)
+        self._answers, self._asked = [], False
+        super().relabel()
+
+    def _wait(self, asked: list[tuple[Hashable, np.ndarray, Drawing]]) -> None:
+        self._answers = [(owner, places, drawing.result()) for owner, places, drawing in asked]
+
     def _draw(self, hop_key: np.uint64, end: int, last: int, neighbor: np.ndarray) -> None:
         self._space.reserve("arc", last, keep=self._first)
         self._draw_rows(hop_key, self._begin, end, neighbor, self._space.taken)
 
     def _draw_rows(self, hop_key: np.uint64, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
         """Draw for the targets begin..end-1, of whom only this worker's rows are here."""
-        space, held = self._space, self._sampler.held
-        nodes, indptr = space.node[begin:end], space.indptr[begin : end + 1]
-        rows = held.nodes.find(nodes)
-        request = HopRequest(nodes, int(hop_key), self.fanouts[self.hop], self._replace)
-        asked = self._ask(np.flatnonzero((rows < 0) & (indptr[1:] > indptr[:-1])), request)
+        asked = self._ask_foreign(hop_key, begin, end)
+        self._draw_own(hop_key, begin, end, neighbor, taken)
+        for owner, places, drawing in asked:
+            self._place(owner, places, drawing.result(), self._space.indptr[begin : end + 1], neighbor)
+
+    def _request(self, hop_key: np.uint64, begin: int, end: int) -> HopRequest:
+        return HopRequest(self._space.node[begin:end], int(hop_key), self.fanouts[self.hop], self._replace)
+
+    def _ask_foreign(self, hop_key: np.uint64, begin: int, end: int) -> list[tuple[Hashable, np.ndarray, Drawing]]:
+        request, indptr = self._request(hop_key, begin, end), self._space.indptr[begin : end + 1]
+        rows = self._sampler.held.nodes.find(request.nodes)
+        return self._ask(np.flatnonzero((rows < 0) & (indptr[1:] > indptr[:-1])), request)
+
+    def _draw_own(self, hop_key: np.uint64, begin: int, end: int, neighbor: np.ndarray, taken: np.ndarray) -> None:
+        """Draw the rows that are here, and where all arcs stand."""
+        space, held, request = self._space, self._sampler.held, self._request(hop_key, begin, end)
+        rows, indptr = held.nodes.find(request.nodes), space.indptr[begin : end + 1]
         own = np.flatnonzero(rows >= 0)
-        self._place("this worker", own, held.draw(request._replace(nodes=nodes[own]), rows[own]), indptr, neighbor)
+        drawn = held.draw(request._replace(nodes=request.nodes[own]), rows[own])
+        self._place("this worker", own, drawn, indptr, neighbor)
         if self._return_e_id:  # where arcs stand follows from `indptr` and the key: that needs no owner
             start, degree = (lengths[begin - self._begin :] for lengths in self._rows())
             cpu.pick_hop(
                 hop_key, space.node, begin, end, request.fanout, self._replace, start, degree, space.indptr, taken,
                 space.arc,
             )  # fmt: skip
-        for owner, places, drawing in asked:
-            self._place(owner, places, drawing.result(), indptr, neighbor)
 
     def _ask(self, foreign: np.ndarray, request: HopRequest) -> list[tuple[Hashable, np.ndarray, Drawing]]:
         """Send the requests of a hop's foreign targets; return (owner, positions of its targets, its draws)."""

@@ -1,5 +1,7 @@
 """Distributed construction: whoever holds which rows, batches are those drawn from the whole graph, bit for bit."""
 
+import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields
 
@@ -13,7 +15,7 @@ from oracles.parts import small_world
 
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.graph import CSC
-from lightning_gnnscale.loader import BufferPool
+from lightning_gnnscale.loader import BufferPool, RankPlace, TaskGraphs
 from lightning_gnnscale.loader.batch_builder import BatchBuilder, BatchMaker
 from lightning_gnnscale.loader.batch_source import BatchKey
 from lightning_gnnscale.loader.operators import FanoutNeighborhood
@@ -145,10 +147,15 @@ def test_batches_are_those_of_the_whole_graph_labels_and_masks_included():
     assert {owner for owner, _ in workers.asked} == {"a", "b", "c"}
     for owner in "ac":
         for one, other in zip(made[None], made[owner], strict=True):
-            for field in fields(one):
-                value, same = getattr(one, field.name), getattr(other, field.name)
-                is_same = torch.equal(value, same) if isinstance(value, torch.Tensor) else value == same
-                assert is_same, field.name
+            assert_same(one, other)
+
+
+def assert_same(one, other):
+    """Two batches have the same bits."""
+    for field in fields(one):
+        pair = [getattr(batch, field.name) for batch in (one, other)]
+        for value, same in zip(*(part if isinstance(part, tuple) else (part,) for part in pair), strict=True):
+            assert torch.equal(value, same) if isinstance(value, torch.Tensor) else value == same, field.name
 
 
 def test_hop_by_hop_for_task_graphs():
@@ -168,6 +175,66 @@ def test_hop_by_hop_for_task_graphs():
         found.append((seen, hops.collect(np.empty)))
     assert found[0][0] == found[1][0]
     assert_equal(found[0][1], found[1][1])
+
+
+class SlowAnswers:
+    """Owners that answer 20 ms after they are asked.
+
+    Attributes:
+        most: the most requests that were on their way at a time.
+    """
+
+    def __init__(self):
+        self.pool, self.lock, self.out, self.most = ThreadPoolExecutor(32), threading.Lock(), 0, 0
+
+    def slowly(self, answer, *arguments) -> Future:
+        with self.lock:
+            self.out += 1
+            self.most = max(self.most, self.out)
+
+        def late():
+            time.sleep(0.02)
+            with self.lock:
+                self.out -= 1
+            return answer(*arguments)
+
+        return self.pool.submit(late)
+
+
+@pytest.mark.parametrize("features", [WORLD.features, None, "sparse"], ids=["dense", "none", "sparse"])
+@pytest.mark.parametrize("scheduling", ["two_level", "fixed_prefetch"])
+def test_task_graphs_ask_and_do_other_work_meanwhile(scheduling, features):
+    features = sparse_features() if features == "sparse" else features
+    targets, sampler = np.flatnonzero(WORLD.masks["train"]), NeighborSampler([6, 4])
+    weight = np.random.default_rng(0).random(WORLD.csc.num_arcs).astype(np.float32)
+    told, workers = SlowAnswers(), Workers()
+    own = DistributedNeighborSampler(
+        sampler, workers.held["a"], workers.owners, lambda *asked: told.slowly(workers.held[asked[0]].draw, asked[1])
+    )
+    table = None
+    if features is not None:
+        held = {owner: HeldFeatures.read(features, HeldNodes(OFFSETS, parts_of(owner), ())) for owner in "abc"}
+        table = DistributedFeatures.of(
+            features, held["a"], workers.owners, lambda owner, nodes: told.slowly(held[owner].gather, nodes)
+        )
+    keys = [BatchKey(4, 1, 0, batch) for batch in range(6)]
+    graph, view = WholeGraph.of(WORLD.csc, 0), WholeGraph(0, UNREAD, WholeGraph.of(WORLD.csc, 0).degree)
+    given = (WORLD.labels, WORLD.masks, 4)
+    plain = BatchMaker(BatchBuilder(sampler, features, BufferPool(), edge_weight=weight, return_e_id=True), 16)
+    staged = PartStager(lambda part: graph, {0: targets}, sampler, *given)(0)
+    expected = [plain.make(key, lambda: staged) for key in keys]
+    maker = BatchMaker(BatchBuilder(own, table, BufferPool(), edge_weight=weight, return_e_id=True), 16)
+    settings_ = TaskGraphs(2, scheduling, depth=2 if scheduling == "fixed_prefetch" else None)
+    source = settings_.connect(RankPlace())(PartStager(lambda part: view, {0: targets}, own, *given), maker)
+    source.begin()
+    for key in keys:
+        source.request(key)
+    for key, one in zip(keys, expected, strict=True):
+        found_key, other = source.ready()
+        assert found_key == key
+        assert_same(one, other)
+    source.close()
+    assert told.most >= (4 if scheduling == "two_level" else 2), "two threads, and more requests out than those"
 
 
 @pytest.mark.parametrize("replace", [False, True])
