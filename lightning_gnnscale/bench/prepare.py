@@ -52,6 +52,8 @@ class PrepareBench:
         num_batches: Number of batches in one measurement.
         draw_ms: Time for which each draw of neighbours sleeps in addition, milliseconds: so more workers than cores can
             be seen side by side.
+        reply_ms: Time after which the owner of every other part answers, milliseconds: neighbours and rows of these
+            parts are then asked for, of threads that sleep; None: the store is read.
         num_parts, scope: Number of parts in the stores, and the scope of batches; see `PartitionDataModule`.
         num_ranks: Trainers, each a process of this machine that takes as many batches; above 1 sources must be of Ray,
             whose workers they share. Rows are sums over them.
@@ -78,6 +80,7 @@ class PrepareBench:
     num_batches: int = 24
     repeats: int = 3
     draw_ms: float = 0.0
+    reply_ms: float | None = None
     num_parts: int = 4
     scope: str = "graph"
     num_ranks: int = 1
@@ -85,7 +88,7 @@ class PrepareBench:
     device_batches: int = 96
     replay_cores: Sequence[int] = (1, 2, 8, 16, 64)
     replay_queue_batches: Sequence[int] = (1, 2, 4, 16, 64)
-    replay_sigmas: Sequence[float] = (10,)
+    replay_sigmas: Sequence[float] = (50,)
     trace_threads: int = 2
     seed: int = 0
     data_root: str | None = None
@@ -94,6 +97,11 @@ class PrepareBench:
         check_names("workloads", self.workloads, WORKLOADS)
         if not self.draw_ms >= 0:
             raise ValueError(f"bench.draw_ms must be >= 0, got {self.draw_ms}")
+        if self.reply_ms is not None and (self.reply_ms < 0 or self.scope != "graph" or self.num_ranks > 1):
+            raise ValueError(
+                f"bench.reply_ms must be >= 0, with bench.scope=graph and bench.num_ranks=1, got {self.reply_ms}, "
+                f"{self.scope} and {self.num_ranks}"
+            )
         for trainer in self.train:
             if trainer != CPU and not (isinstance(trainer, int | float) and trainer >= 0):
                 raise ValueError(f"bench.train must hold cpu, or milliseconds >= 0, got {trainer!r}")
@@ -120,7 +128,7 @@ class PrepareBench:
     @property
     def shape(self) -> Shape:
         model = (self.hidden_channels, self.num_negatives, self.num_batches, self.scope, self.seed)
-        return Shape(tuple(self.fanouts), self.batch_size, *model, self.draw_ms)
+        return Shape(tuple(self.fanouts), self.batch_size, *model, self.draw_ms, self.reply_ms)
 
     def measure(self, runner: Runner) -> dict[str, list[dict]]:
         """Return {"rows": medians of the measurements, "replay": rows}."""
@@ -221,6 +229,7 @@ class _Work:
     def _record(self, take: int) -> dict[int, dict[int, TaskTrace]]:
         """Return the traces by cores and pieces of a hop, each recorded once by `trace_threads` or fewer."""
         folder = self.runner.folder / "traces" / f"{self.graph.replace(':', '-')}-{self.workload}"
+        shape = replace(self.bench.shape, reply_ms=None)  # what replies take is no work of these cores
         traces: dict[tuple[int, int], TaskTrace] = {}
         by_cores: dict[int, dict[int, TaskTrace]] = {}
         for number in sorted({*self.bench.replay_cores, 1}):
@@ -228,8 +237,8 @@ class _Work:
             for pieces in sorted({1, TaskGraphs(number).num_pieces}):
                 case = (threads, pieces)
                 if case not in traces:
-                    path = folder / f"{_tag(self.bench.shape, *case)}-{take}.json"
-                    traces[case] = record(self.store(), self.workload, self.bench.shape, *case, path)
+                    path = folder / f"{_tag(shape, *case)}-{take}.json"
+                    traces[case] = record(self.store(), self.workload, shape, *case, path)
                 by_cores.setdefault(number, {})[pieces] = traces[case]
         return by_cores
 

@@ -7,10 +7,10 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import psutil
@@ -26,6 +26,8 @@ from ..loader import PartLoader, RankPlace, SourceSettings
 from ..model import GCN, GraphSAGE, LinkPredictor, NodeClassifier
 from ..partition_store import PartitionStore
 from ..placement.shared_rows import gather_objects
+from ..remote.held_rows import DistributedFeatures, HeldFeatures, HeldNodes, HeldRows, PartOwners
+from ..remote.sampling_owners import DistributedNeighborSampler
 from ..sampler import LinkSampler, MiniBatch, NeighborSampler
 from .graphs import NUM_CLASSES
 from .turns import PacedSampler, tree_cpu_s
@@ -46,6 +48,7 @@ class Shape:
         num_batches: Number of batches in one measurement.
         scope, seed: See `PartitionDataModule`.
         draw_ms: See `PacedSampler`.
+        reply_ms: Milliseconds after which an owner of every other part answers; None: the store is read.
     """
 
     fanouts: tuple[int, ...]
@@ -56,6 +59,49 @@ class Shape:
     scope: str
     seed: int = 0
     draw_ms: float = 0.0
+    reply_ms: float | None = None
+
+
+class SlowOwners:
+    """A graph of which this process holds every other part; the other parts' owner answers after a while.
+
+    It stands for `remote.HeldGraph`, with memory of this process and threads that sleep in place of machines and links.
+
+    Args:
+        store: The store.
+        reply_ms: Milliseconds from a request to the begin of its answer.
+    """
+
+    def __init__(self, store: PartitionStore, reply_ms: float):
+        self._reply_s, self._table, self._pool = reply_ms / 1000, store.features, ThreadPoolExecutor(128)
+        self._owners = PartOwners(store.part_offsets, [part % 2 for part in range(store.num_parts)])
+        nodes = [HeldNodes(store.part_offsets, range(owner, store.num_parts, 2)) for owner in (0, 1)]
+        self._rows = [HeldRows.read(store.csc, own) for own in nodes]
+        self._held = [HeldFeatures.read(store.features, own) for own in nodes]
+
+    @property
+    def features(self) -> DistributedFeatures:
+        """The features of the whole graph."""
+        ask = partial(self._later, [held.gather for held in self._held])
+        return DistributedFeatures.of(self._table, self._held[0], self._owners, ask)
+
+    def sampler(self, sampler: NeighborSampler) -> DistributedNeighborSampler:
+        """Return a sampler that draws the same."""
+        ask = partial(self._later, [rows.draw for rows in self._rows])
+        return DistributedNeighborSampler(sampler, self._rows[0], self._owners, ask)
+
+    def close(self, waiting_share: float) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+
+    def _later(self, answers: Sequence[Callable], owner: int, request: Any) -> Future:
+        asked = time.perf_counter()
+
+        def answer() -> Any:
+            time.sleep(max(0.0, asked + self._reply_s - time.perf_counter()))
+            return answers[owner](request)
+
+        return self._pool.submit(answer)
 
 
 def source_of(name: str, options: Mapping[str, Any]) -> SourceSettings:
@@ -90,6 +136,8 @@ def make_data(store: PartitionStore, workload: str, shape: Shape, source: Source
     options = {"batch_size": max(links, 1), "scope": shape.scope, "seed": shape.seed}
     data = PartitionDataModule(store=store, sampler=sampler, source=source, **options)
     data.setup("fit")
+    if shape.reply_ms is not None:
+        data._held = SlowOwners(store, shape.reply_ms)
     return data
 
 

@@ -34,9 +34,10 @@ def launch_score(
 ) -> float:
     """Return how much speaks for launching another batch: T_gap * f(C_util) * balance.
 
-    T_gap is in average sampling times, so that the score has no unit; f(C) = 101 - e^(C / c), c = 100 / ln 101, falls
-    from 100 for idle cores to 0 for busy ones; balance = sample_s / (train_s * queue_size). The sampling time cancels
-    out of the product: with idle cores the score is 50 once half of the time has passed in which the queue is trained.
+    T_gap is in training steps, so that the score has no unit; f(C) = 101 - e^(C / c), c = 100 / ln 101, falls from 100
+    for idle cores to 0 for busy ones; balance = sample_s / (train_s * queue_size). A batch that takes as long as many
+    steps is launched while as many wait: with idle cores and one launch a step the score is sigma where
+    100 / sigma * sample_s / train_s of them do.
 
     Args:
         gap_s: seconds since the last launch.
@@ -48,14 +49,12 @@ def launch_score(
     Returns:
         >= 0; infinite where the queue is empty, or training takes no time.
 
-    Source: ByteGNN (Zheng et al., VLDB 2022), Algorithm 1.
+    Source: ByteGNN (Zheng et al., VLDB 2022), Algorithm 1, which gives T_gap no unit.
     """
     if queue_size == 0 or sample_s is None or not train_s:
         return math.inf
-    if sample_s == 0:
-        return 0.0 if gap_s == 0 else math.inf
     idle = max(101 - math.exp(busy_percent * math.log(101) / 100), 0.0)
-    return gap_s / sample_s * idle * (sample_s / (train_s * queue_size))
+    return gap_s / train_s * idle * sample_s / (train_s * queue_size)
 
 
 POLL_S = 0.005
@@ -247,10 +246,10 @@ class TwoLevelPolicy(Policy):
 
     Args:
         num_threads: threads that ask for work, >= 1.
-        sigma: threshold, >= 0. While cores are idle, a queue of q batches launches another one when q * sigma / 100 of
-            a training step have passed since the last launch: with the default ten wait in the steady state, where
-            requests and the cap allow. In replays on 2 to 16 cores, with preparation 1.2 times as fast as training, it
-            waits no longer than 0 does and holds half of its memory; 50 waits up to twice as long.
+        sigma: threshold, >= 0. While cores are idle, and a batch is launched a training step, 100 / sigma times as many
+            batches wait as a batch takes steps from its launch to its end, where requests and the cap allow. In replays
+            on 2 to 16 cores, with preparation half, 1.2 and 4 times as fast as training, 50 waits no longer than 0 does
+            and holds 0.4 to 1 times its memory; 100 waits longer on 4 cores.
         queue_bytes: cap on the bytes of finished batches and of those under way, each of which counts as much as the
             largest one so far (a larger one may exceed the cap by the difference). One batch always fits; the first one
             is prepared alone. None: no cap.
@@ -263,7 +262,7 @@ class TwoLevelPolicy(Policy):
     def __init__(
         self,
         num_threads: int,
-        sigma: float = 10.0,
+        sigma: float = 50.0,
         queue_bytes: int | None = None,
         utilisation: Callable[[], float] | None = None,
     ):

@@ -13,7 +13,7 @@ from .process_source import QUEUE_BYTES, TIMEOUT_S, ProcessSource
 from .scheduling_policy import FixedPrefetchPolicy, Policy, TwoLevelPolicy
 from .staged_part import StagedPart
 from .task_graph import Operators
-from .task_source import TaskSource
+from .task_source import TaskSource, machine_utilisation
 
 SourceFactory = Callable[[Callable[[int], StagedPart], BatchMaker], BatchSource]
 
@@ -193,7 +193,8 @@ class TaskGraphs:
         if self.scheduling == "fixed_prefetch":
             return FixedPrefetchPolicy(self.num_threads, self.depth or self.num_threads)
         sigma = {} if self.sigma is None else {"sigma": self.sigma}
-        return TwoLevelPolicy(self.num_threads, queue_bytes=self.queue_bytes or QUEUE_BYTES, **sigma)
+        most, busy = self.queue_bytes or QUEUE_BYTES, machine_utilisation()
+        return TwoLevelPolicy(self.num_threads, queue_bytes=most, utilisation=busy, **sigma)
 
     def connect(self, place: RankPlace) -> SourceFactory:
         return partial(TaskSource, policy=self.policy, operators=self.operators, pieces=self.num_pieces)

@@ -1,5 +1,6 @@
 """Batches prepared task by task by threads of this process."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Hashable
@@ -20,6 +21,7 @@ from .scheduling_policy import Launch, Policy, Run, Wait
 from .staged_part import PartShelf, StagedPart
 from .task_graph import Operators, Workflow, operators_of
 
+_GAUGE_S, _FORGETS_S = 0.05, 0.25  # shortest time between two readings, and after which one counts a third
 MakeGraph = Callable[[int, Any], BatchGraph]
 
 
@@ -207,10 +209,27 @@ class Scheduler:
                 self._work.notify_all()
 
 
-def machine_utilisation() -> Callable[[], float]:
-    """Return a gauge of the whole machine's cores, in percent since it was last read: ByteGNN's C_util."""
-    psutil.cpu_percent()
-    return psutil.cpu_percent
+def machine_utilisation(read: Callable[[], float] = psutil.cpu_percent, clock=time.perf_counter) -> Callable[[], float]:
+    """Return a gauge of the machine's cores in percent, training and other programs included: ByteGNN's C_util.
+
+    It is a mean that forgets what was more than about half a second ago.
+
+    Args:
+        read: Gives the use of the cores since it was last called.
+        clock: Gives seconds.
+    """
+    read()
+    state = [None, clock()]  # the mean, and when it was brought up to date
+
+    def gauge() -> float:
+        passed = clock() - state[1]
+        if passed >= _GAUGE_S or state[0] is None:
+            weight = 1.0 if state[0] is None else 1 - math.exp(-passed / _FORGETS_S)
+            state[0] = (state[0] or 0.0) * (1 - weight) + weight * read()
+            state[1] = clock()
+        return state[0]
+
+    return gauge
 
 
 def _num_seeds(batch: Any) -> int:

@@ -67,21 +67,21 @@ def test_two_levels_with_a_threshold_deliver_what_the_oracles_do(name, threads, 
 
 
 def test_the_score_is_the_products_and_waits_for_no_one():
-    assert launch_score(1.0, 2.0, 4.0, 1, 0) == pytest.approx(0.5 * 100 * 0.5)
-    assert launch_score(1.0, 9.0, 4.0, 2, 0) == pytest.approx(100 / 8), "the sampling time cancels out"
+    assert launch_score(1.0, 2.0, 4.0, 1, 0) == pytest.approx(1 / 4 * 100 * 2 / 4)
+    assert launch_score(1.0, 9.0, 4.0, 2, 0) == pytest.approx(1 / 4 * 100 * 9 / 8), "slow batches are begun earlier"
     assert launch_score(1.0, 2.0, 4.0, 1, 100) == pytest.approx(0, abs=1e-9)
-    assert launch_score(1.0, 2.0, 4.0, 1, 50) == pytest.approx(0.25 * (101 - 101**0.5))
+    assert launch_score(1.0, 2.0, 4.0, 1, 50) == pytest.approx(1 / 8 * (101 - 101**0.5))
     assert launch_score(0.0, 2.0, 4.0, 0, 100) == launch_score(0.0, None, None, 3, 50) == float("inf")
 
 
-@pytest.mark.parametrize(("options", "least", "most"), [({"sigma": 50}, 1, 3), ({}, 8, 12)])
+@pytest.mark.parametrize(("options", "least", "most"), [({"sigma": 10}, 6, 12), ({}, 1, 3)])
 def test_the_threshold_decides_how_many_batches_wait(options, least, most):
-    """Idle cores, training ten times slower than preparation: the queue settles at 100 / sigma batches."""
+    """Idle cores, a batch takes as long as a step: the queue settles at 100 / sigma batches."""
     policy = TwoLevelPolicy(4, **options)
     sizes = []
     taken = policy.taken
     policy.taken = lambda *arguments: (sizes.append(policy.queue_size), taken(*arguments))
-    found = replay(trace_of([CHAIN] * 60), policy, 4, train_s=130 * TICK)
+    found = replay(trace_of([CHAIN] * 60), policy, 4, train_s=14 * TICK)
     assert found.wait_share < 0.02
     assert max(sizes) <= max(most, 8) + 4, "while the first step shows how slow training is"
     assert least <= min(sizes[12:-20]) and max(sizes[12:]) <= most

@@ -299,3 +299,17 @@ def test_the_gauge_of_the_machine_is_a_percentage():
     gauge = machine_utilisation()
     np.arange(10**6).sum()
     assert 0 <= gauge() <= 100
+
+
+def test_the_gauge_forgets_what_was_long_ago():
+    now, readings = [0.0], iter([0.0, 100.0, 0.0, 0.0, 50.0])
+    gauge = machine_utilisation(lambda: next(readings), lambda: now[0])
+    assert gauge() == 100
+    now[0] = 0.01
+    assert gauge() == 100, "too soon for another reading"
+    now[0] = 0.25
+    assert gauge() == pytest.approx(100 * np.exp(-1))
+    now[0] = 10.0
+    assert gauge() == pytest.approx(0, abs=1e-9)
+    now[0] = 20.0
+    assert gauge() == pytest.approx(50)

@@ -33,7 +33,7 @@ def two_level(batches, num_threads, sigma, train_ms, cap=None, batch_bytes=1):
             idle = 101 - math.exp(busy / (100 / math.log(101)))
             begun = world.taken[-1] if world.taken else world.first_ms
             sample, train = mean(world.sample_ms), mean(world.train_times) if world.train_times else world.now - begun
-            gap = (world.now - world.launch_ms[-1]) / sample
+            gap = (world.now - world.launch_ms[-1]) / train if train else 0
             if train and gap * idle * sample / (train * takeable) < sigma:
                 return None
         world.launch()
