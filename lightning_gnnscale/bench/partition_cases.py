@@ -80,8 +80,8 @@ def _resolve(given: str | Mapping) -> Iterator[MethodSpec]:
     family, balance = options.pop("name", method), options.pop("balance", None)
     if method != GREEDY_EXPECTATION:
         complete_options(method, options)
-    elif "chunk_edges_share" not in options or not set(options) <= {"chunk_edges_share", "ends", "draws"}:
-        takes = "chunk_edges_share, and ends and draws if wished"
+    elif "chunk_edges_share" not in options or not set(options) <= {"chunk_edges_share", "ends", "refine", "draws"}:
+        takes = "chunk_edges_share, and ends, refine and draws if wished"
         raise ValueError(f"bench.methods: {GREEDY_EXPECTATION} takes {takes}, got {', '.join(options) or 'nothing'}")
     spread = [key for key, value in options.items() if isinstance(value, list)]
     for values in itertools.product(*(options[key] for key in spread)):

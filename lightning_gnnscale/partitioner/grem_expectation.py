@@ -1,4 +1,4 @@
-"""What greedy streaming without refinement is expected to cut: Armada's argument for refining, as a number.
+"""What greedy streaming is expected to cut, with and without refinement: Armada's argument for refining, as a number.
 
 Take a partition of the whole graph as the reference. Edges come in random order, in chunks of a share s of them; a
 node is placed for good in the first chunk that meets it, with the part that most of its neighbours there belong to.
@@ -13,6 +13,11 @@ others standing as in the reference, is
 Both ends of an edge are placed by the rule, so with P_v(b) the probability that v goes to b, and both independent,
 
     sum over edges (u, v) of 1 - sum over b of P_u(b) P_v(b), over num_edges
+
+With refinement v is placed anew in each chunk that meets it, and what it has seen is halved each time: after m chunks
+with v the counts of the last one weigh 1/2, of the one before 1/4, of the first 2^(1 - m). v goes to the part with the
+largest sum of weighted counts at the end. So it goes by few of its neighbours where chunks are small, but by more than
+in the first chunk alone.
 
 Assumed: neighbours stand where the reference has them, all of them are placed already, and there is always room. None
 of this is true while streaming (a misplaced node misleads those after it, and a small first chunk knows little of the
@@ -40,6 +45,7 @@ def expected_greedy_cut(
     chunk_edges_share: float,
     *,
     ends: int = 1,
+    refine: bool = False,
     draws: int = 16,
     seed: int = 0,
     deduplicate: bool | None = None,
@@ -47,7 +53,7 @@ def expected_greedy_cut(
     progress=None,
     graph: SimpleGraph | None = None,
 ) -> float:
-    """Return the expected share of cut edges of greedy streaming with fixed placements (GREM with refine=False).
+    """Return the expected share of cut edges of greedy streaming (GREM), its neighbours taken to stand well.
 
     Args:
         stream: an EdgeStream.
@@ -55,6 +61,7 @@ def expected_greedy_cut(
         num_parts: number of parts, >= 1.
         chunk_edges_share: edges a chunk as a share of all, in (0, 1].
         ends: 1 or 2, ends of an edge that are placed by the rule; see the module's text.
+        refine: whether nodes are placed anew in each chunk that meets them.
         draws: samples a node, >= 1; the chunks of its edges are drawn, the rest follows.
         seed: decides the draws.
         deduplicate, scratch, progress, graph: see `evaluate_partitioning`.
@@ -66,7 +73,8 @@ def expected_greedy_cut(
     Raises:
         ValueError: shapes or values that do not fit.
 
-    Cost: one pass, two with both ends, and one more where the layout is not known; O(draws * num_edges) time;
+    Cost: one pass, two with both ends, and one more where the layout is not known; O(draws * num_edges) time, with
+        refinement times the logarithm of a node's edges;
         4 * num_parts bytes a node, 8 with both ends.
     Source: after Waleffe et al., Armada, the analysis of greedy streaming; derived anew here.
     """
@@ -85,7 +93,8 @@ def expected_greedy_cut(
     for src, dst in graph.one_pass("neighbours by part", progress):
         _count_neighbors(src, dst, part_id, tally)
     chosen = np.zeros((graph.num_nodes if ends == 2 else 0, num_parts), np.float32)
-    cut = _draw_placements(np.uint64(fold(seed, _SALT)), tally, chunk_edges_share, int(draws), chosen)
+    key = np.uint64(fold(seed, _SALT))
+    cut = _draw_placements(key, tally, chunk_edges_share, int(draws), chosen, refine)
     if ends == 1:
         return cut / (2 * graph.num_edges)
     together = sum(_expect_together(src, dst, chosen) for src, dst in graph.one_pass("both ends", progress))
@@ -101,10 +110,10 @@ def _count_neighbors(src, dst, part_id, tally):
 
 
 @kernel
-def _draw_placements(key, tally, share, draws, chosen):
+def _draw_placements(key, tally, share, draws, chosen, refine):
     """Return the mean number of cut edges, summed over nodes, and add each node's shares of parts to `chosen`."""
     num_parts = tally.shape[1]
-    seen = np.zeros(num_parts, np.int64)
+    seen = np.zeros(num_parts)
     total = 0.0
     for v in range(len(tally)):
         degree = np.int64(0)
@@ -112,25 +121,49 @@ def _draw_placements(key, tally, share, draws, chosen):
             degree += tally[v, b]
         if degree == 0:
             continue
+        chunk, part = np.empty(degree, np.int64), np.empty(degree, np.int64)
         cut = np.int64(0)
         for draw in range(draws):
             draw_key = combine(combine(key, v), draw)
-            first, edge = np.int64(-1), 0
+            edge = 0
             for b in range(num_parts):
                 for _ in range(tally[v, b]):
-                    chunk = np.int64(unit(combine(draw_key, edge)) / share)
+                    chunk[edge] = np.int64(unit(combine(draw_key, edge)) / share)
+                    part[edge] = b
                     edge += 1
-                    if first < 0 or chunk < first:
-                        first = chunk
-                        seen[:] = 0
-                    if chunk == first:
-                        seen[b] += 1
+            if refine:
+                _weigh(chunk, part, seen)
+            else:
+                _first_chunk(chunk, part, seen)
             best = _most_seen(seen, combine(draw_key, edge))
             cut += degree - tally[v, best]
             if len(chosen):
                 chosen[v, best] += np.float32(1 / draws)
         total += cut / draws
     return total
+
+
+@kernel
+def _first_chunk(chunk, part, seen):
+    """Count the neighbours of the lowest chunk by part."""
+    seen[:] = 0
+    first = chunk.min()
+    for i in range(len(chunk)):
+        if chunk[i] == first:
+            seen[part[i]] += 1
+
+
+@kernel
+def _weigh(chunk, part, seen):
+    """Sum up the neighbours by part, chunk after chunk, what was there halved before each."""
+    seen[:] = 0
+    order, num_chunks = np.argsort(chunk), 1
+    for i in range(len(order)):
+        if i > 0 and chunk[order[i]] != chunk[order[i - 1]]:
+            if num_chunks > 1:
+                seen *= 0.5  # the newest counts stand for twice their weight, as all do
+            num_chunks += 1
+        seen[part[order[i]]] += 1
 
 
 @kernel

@@ -15,6 +15,8 @@ import numpy as np
 
 from ..errors import GNNScaleError
 from ..graph import CSC, id_dtype
+from ..jit import kernel
+from ..rng import combine, fold
 from . import phases
 from .constraints import judge, node_weights, part_loads, resolve_constraints
 from .graph_access.simple_graph import symmetric_adjacency
@@ -24,12 +26,15 @@ from .registry import check_number
 _SLACK = 1.03  # METIS' default
 _NUM_OPTIONS = 40  # METIS_NOPTIONS
 _OK, _MEANINGS = 1, {-2: "it refuses its input", -3: "it ran out of memory", -4: "it gives no reason"}
-_SEED, _SEED_SINCE_5_2 = 8, 9  # positions in the options
+# Positions in the options; before the seed stand the passes of refinement and the cuts to choose from, and since 5.2
+# before these the initial partitions.
+_SEED, _SEED_SINCE_5_2 = 8, 9
+KEPT_EDGES = 16  # of a node, where `fast` looks at few
 _ONLY_SINCE_5_2 = "libmetis__graph_WriteToDisk"
 
 
 @graph_partitioner("metis", memory=lambda num_nodes, num_edges, *_: 240 * num_edges, resumable=False)
-def metis(graph: GraphInput, num_parts: int) -> np.ndarray:
+def metis(graph: GraphInput, num_parts: int, *, fast: bool = False) -> np.ndarray:
     """Partition with METIS' multilevel method, the whole graph in memory.
 
     Args:
@@ -37,6 +42,8 @@ def metis(graph: GraphInput, num_parts: int) -> np.ndarray:
         graph.balance: {"nodes": 1.05, "volume": 1.10, "train": 1.05}, any of them: the largest part over the mean;
             None: nodes at METIS' default, 1.03. METIS may break a bound: a warning says by how much.
         num_parts: in [1, num_nodes].
+        fast: what DistDGL does for power-law graphs: of a node with many neighbours few edges are looked at, one
+            initial partition is made where METIS allows it to be asked for, and refined once.
 
     Returns:
         (num_nodes,) int32 part ids.
@@ -45,16 +52,18 @@ def metis(graph: GraphInput, num_parts: int) -> np.ndarray:
         GNNScaleError: METIS is not installed, or not the form of it that is needed.
         ValueError: a constraint that cannot be met, or a value outside its range.
 
-    Cost: about 240 bytes an edge of memory.
+    Cost: about 240 bytes an edge of memory; with `fast` those of the edges that are looked at, at most KEPT_EDGES a
+        node, and 8 bytes an edge.
     Source: Karypis and Kumar, SIAM J. Sci. Comput. 20(1), 1998, through pymetis, which bisects up to 8 parts and is
         k-way beyond; with other balances than that of nodes, or without pymetis, Karypis and Kumar, Multilevel
-        algorithms for multi-constraint graph partitioning, SC 1998, k-way, through METIS' library.
+        algorithms for multi-constraint graph partitioning, SC 1998, k-way, through METIS' library. Fast: Zheng et al.,
+        DistDGL, section 5.2. Differs: edges are left out of the graph itself, by a hash, not of each coarser one.
     """
     balance, seed = graph.balance, graph.seed
     _check_seed(seed)
     several = bool(balance) and set(balance) != {"nodes"}
     slack = _node_slack(balance)
-    pymetis = None if several else _import_pymetis()
+    pymetis = None if several or fast else _import_pymetis()
     library = _need_library(balance if several else None) if pymetis is None else None
     degree = graph.open_simple()
     constraints = resolve_constraints(balance, graph.masks, degree, num_parts) if several else None
@@ -63,6 +72,9 @@ def metis(graph: GraphInput, num_parts: int) -> np.ndarray:
         wide = np.dtype(np.int64) if pymetis is not None else library.id_dtype
         with phases.phase("adjacency"):
             adjacency = symmetric_adjacency(graph.simple, degree, max(wide, id_dtype(graph.num_nodes)), graph.progress)
+        if fast:
+            with phases.phase("edges"):
+                adjacency = with_few_edges(adjacency, KEPT_EDGES, seed)
         with phases.phase("metis"):
             if pymetis is not None:
                 found = _call_pymetis(pymetis, adjacency, slack, num_parts, seed)
@@ -70,11 +82,57 @@ def metis(graph: GraphInput, num_parts: int) -> np.ndarray:
                 weight, slacks = None, np.array([slack])
                 if constraints is not None:
                     weight, slacks = node_weights(constraints, degree, wide), constraints.slack
-                found = call_metis(library, *adjacency, weight, slacks, num_parts, int(seed))
+                found = call_metis(library, *adjacency, weight, slacks, num_parts, int(seed), fast)
         part_id = np.asarray(found, np.int32)
     if constraints is not None:
         judge(constraints, part_loads(constraints, degree, part_id, num_parts))
     return part_id
+
+
+def with_few_edges(adjacency: CSC, most: int, seed: int) -> CSC:
+    """Return a symmetric adjacency without some edges between nodes that have many.
+
+    An edge stays where it is among the `most` first of either end, in the order of a hash.
+
+    Args:
+        adjacency: symmetric, without repeats.
+        most: >= 1.
+        seed: that of the hash.
+    """
+    indptr, indices = adjacency.indptr, adjacency.indices
+    last = _last_kept(indptr, indices, most, np.uint64(fold(seed)))
+    kept = np.zeros(len(indices), bool)
+    _keep(indptr, indices, last, np.uint64(fold(seed)), kept)
+    passed = np.concatenate([[0], np.cumsum(kept)])
+    return CSC(passed[indptr].astype(indptr.dtype), indices[kept])
+
+
+@kernel
+def _edge_hash(key, one, other):
+    return combine(combine(key, min(one, other)), max(one, other))
+
+
+@kernel
+def _last_kept(indptr, indices, most, key):
+    """Return (num_nodes,) uint64: the largest hash of a node's `most` first edges."""
+    last = np.full(len(indptr) - 1, np.uint64(0xFFFFFFFFFFFFFFFF))
+    for v in range(len(indptr) - 1):
+        degree = indptr[v + 1] - indptr[v]
+        if degree > most:
+            hashes = np.empty(degree, np.uint64)
+            for i in range(degree):
+                hashes[i] = _edge_hash(key, np.int64(v), np.int64(indices[indptr[v] + i]))
+            hashes.sort()
+            last[v] = hashes[most - 1]
+    return last
+
+
+@kernel
+def _keep(indptr, indices, last, key, kept):
+    for v in range(len(indptr) - 1):
+        for e in range(indptr[v], indptr[v + 1]):
+            found = _edge_hash(key, np.int64(v), np.int64(indices[e]))
+            kept[e] = found <= last[v] or found <= last[indices[e]]
 
 
 def metis_is_installed() -> bool:
@@ -165,6 +223,7 @@ def call_metis(
     slack: np.ndarray,
     num_parts: int,
     seed: int,
+    fast: bool = False,
 ) -> np.ndarray:
     """Partition by METIS_PartGraphKway, for the smallest cut.
 
@@ -175,6 +234,7 @@ def call_metis(
         slack: (D,) the largest part over the mean, per column, >= 1.
         num_parts: >= 2.
         seed: in [0, 2**31).
+        fast: one pass of refinement a level, and one initial partition since METIS 5.2.
 
     Returns:
         (num_nodes,) of the library's id dtype.
@@ -190,6 +250,8 @@ def call_metis(
     num_nodes = len(indptr) - 1
     options = np.full(_NUM_OPTIONS, -1, library.id_dtype)
     options[library.seed_option] = seed
+    if fast:
+        options[library.seed_option - (3 if library.seed_option == _SEED_SINCE_5_2 else 2) : library.seed_option] = 1
     part_id, cut = np.zeros(num_nodes, library.id_dtype), np.zeros(1, library.id_dtype)
     count, width, parts = (np.array([value], library.id_dtype) for value in (num_nodes, len(slack), num_parts))
     arrays = [

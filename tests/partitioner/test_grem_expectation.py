@@ -13,15 +13,24 @@ EDGES = [(0, 1), (0, 2), (0, 3), (1, 2), (2, 3), (3, 4), (4, 5), (4, 6), (5, 6),
 REFERENCE = np.array([0, 0, 0, 1, 2, 1, 2])
 
 
-def placements(share):
+def weight(chunk, chunks):
+    """Of a chunk among those that meet a node, where counts are averaged with those of each further one."""
+    met = sorted(set(chunks))
+    after = len(met) - 1 - met.index(chunk)
+    return 0.5 ** (after if chunk == met[0] else after + 1)
+
+
+def placements(share, refine=False):
     """Probability of each part for each node, and the expected cut edges of its own, by listing all draws."""
     num_chunks = round(1 / share)
     chances, cut = np.zeros((7, 3)), np.zeros(7)
     for v in range(7):
         parts = [REFERENCE[b if a == v else a] for a, b in EDGES if v in (a, b)]
         for chunks in itertools.product(range(num_chunks), repeat=len(parts)):
-            seen = [part for part, chunk in zip(parts, chunks, strict=True) if chunk == min(chunks)]
-            best = [b for b in range(3) if seen.count(b) == max(map(seen.count, range(3)))]
+            count = [0.0] * 3
+            for part, chunk in zip(parts, chunks, strict=True):
+                count[part] += weight(chunk, chunks) if refine else chunk == min(chunks)
+            best = [b for b in range(3) if count[b] == max(count)]
             for b in best:
                 chance = num_chunks ** -len(parts) / len(best)
                 chances[v, b] += chance
@@ -29,17 +38,18 @@ def placements(share):
     return chances, cut
 
 
+@pytest.mark.parametrize("refine", [False, True])
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
-def test_equals_the_mean_over_all_draws(share):
+def test_equals_the_mean_over_all_draws(share, refine):
     draws = 40_000
-    chances, cut = placements(share)
+    chances, cut = placements(share, refine)
     stream = stream_of(EDGES, 7)
     degree = np.bincount(np.ravel(EDGES))
     bound = 5 * math.sqrt((degree**2).sum() / draws) / (4 * len(EDGES))  # five standard errors
-    found = expected_greedy_cut(stream, REFERENCE, 3, share, draws=draws)
+    found = expected_greedy_cut(stream, REFERENCE, 3, share, draws=draws, refine=refine)
     assert abs(found - cut.sum() / (2 * len(EDGES))) < bound
     both = 1 - np.mean([chances[u] @ chances[v] for u, v in EDGES])
-    found = expected_greedy_cut(stream, REFERENCE, 3, share, draws=draws, ends=2)
+    found = expected_greedy_cut(stream, REFERENCE, 3, share, draws=draws, ends=2, refine=refine)
     # A frequency is off by at most 5 / (2 sqrt(draws)); so is each factor of a product of two chances, in 3 parts.
     assert abs(found - both) < 2 * 3 * 5 / (2 * math.sqrt(draws))
 

@@ -7,6 +7,7 @@ import pytest
 
 from lightning_gnnscale.edge_stream import SyntheticGraph
 from lightning_gnnscale.errors import GNNScaleError
+from lightning_gnnscale.graph import build_csc
 from lightning_gnnscale.partitioner import metis as metis_module
 from lightning_gnnscale.partitioner import partition
 from lightning_gnnscale.partitioner.metis import call_metis, find_metis_library
@@ -150,3 +151,24 @@ def test_values_outside_their_range():
         partition(stream, "metis", 4, balance={"nodes": 0.5})
     with pytest.raises(ValueError, match=r"a seed in \[0, 2147483648\), got -1"):
         partition(stream, "metis", 4, seed=-1)
+
+
+def test_fast_looks_at_few_edges_of_nodes_that_have_many():
+    rng = np.random.default_rng(0)
+    edges = np.unique(np.sort(rng.integers(0, 300, (2, 8000)), axis=0), axis=1)
+    edges = edges[:, edges[0] != edges[1]]
+    both = build_csc(*np.concatenate([edges, edges[::-1]], axis=1), 300)
+    few = metis_module.with_few_edges(both, 8, seed=1)
+    arcs = {(int(u), v) for v in range(300) for u in few.indices[few.indptr[v] : few.indptr[v + 1]]}
+    assert arcs == {(v, u) for u, v in arcs}, "as symmetric as before"
+    assert min(np.diff(few.indptr)) >= 8 and few.num_arcs < 0.5 * both.num_arcs
+    again, other = (metis_module.with_few_edges(both, 8, seed) for seed in (1, 2))
+    assert np.array_equal(few.indices, again.indices) and not np.array_equal(few.indices, other.indices)
+    everything = metis_module.with_few_edges(both, 300, seed=1)
+    assert np.array_equal(everything.indices, both.indices)
+
+
+def test_fast_cuts_nearly_as_well():
+    plain, fast = (partition(COMMUNITIES.stream(), "metis", 4, fast=fast).quality for fast in (False, True))
+    assert fast.node_balance <= 1.05
+    assert fast.edge_cut_ratio < 1.5 * plain.edge_cut_ratio
