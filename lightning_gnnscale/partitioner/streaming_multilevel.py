@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,6 +35,27 @@ BLOCK_EDGES = 1 << 23
 MIN_QUOTIENT_EDGES = 1 << 20  # a quotient graph of so many edges is never too large
 CLUSTERING, PARTS, REFINEMENT = "clustering", "parts", "refinement"  # phases, also of a checkpoint
 
+
+class Tries(NamedTuple):
+    """How hard to try: what an `effort` stands for.
+
+    Attributes:
+        passes, refinement_rounds, quotient_edges_per_node: See `streaming_multilevel`.
+        runs, cycles: The same, of the graph of clusters, and of a whole graph that fits one block.
+    """
+
+    passes: int
+    refinement_rounds: int
+    quotient_edges_per_node: float
+    runs: tuple[int, int]
+    cycles: tuple[int, int]
+
+
+EFFORTS = {
+    "fast": Tries(2, 1, 1.0, (1, 1), (0, 0)),
+    "default": Tries(3, 2, 2.0, (1, 2), (0, 1)),
+    "best": Tries(5, 6, 4.0, (2, 6), (2, 3)),
+}
 _SALT = 0x464C4147  # keeps this use of the seed apart from all others
 _IN_MEMORY = 60  # bytes an edge of a graph that is partitioned in memory
 _CLUSTERS_A_PART = 100.0  # full clusters that a part is made of at least; fewer where their graph is too large
@@ -45,7 +67,9 @@ def _memory(num_nodes: int, num_edges: int, num_parts: int, options: Mapping) ->
     entries = max(num_nodes, 2 * num_edges)
     if entries <= options["block_edges"]:
         return 20 * num_nodes + _IN_MEMORY // 2 * num_edges  # whose edges weigh one each
-    wanted = max(MIN_QUOTIENT_EDGES, options["quotient_edges_per_node"] * num_nodes)
+    per_node = options["quotient_edges_per_node"]
+    per_node = EFFORTS[options["effort"]].quotient_edges_per_node if per_node is None else per_node
+    wanted = max(MIN_QUOTIENT_EDGES, per_node * num_nodes)
     edges = min(wanted, num_edges)
     # Clusters and their graph, as it is added up and then as it is partitioned; or the refinement of nodes.
     clusters = 20 * num_nodes + max(quotient_bytes(edges), _IN_MEMORY * edges)
@@ -59,9 +83,10 @@ def streaming_multilevel(
     graph: GraphInput,
     num_parts: int,
     *,
-    passes: int = 3,
-    refinement_rounds: int = 2,
-    quotient_edges_per_node: float = 2.0,
+    effort: str = "default",
+    passes: int | None = None,
+    refinement_rounds: int | None = None,
+    quotient_edges_per_node: float | None = None,
     runs: int | None = None,
     cycles: int | None = None,
     block_edges: int = BLOCK_EDGES,
@@ -83,16 +108,17 @@ def streaming_multilevel(
         graph.balance: {"nodes": 1.05, "volume": 1.10, "train": 1.05}, any of them: the largest part over the mean.
             None: nodes at 1.03. What cannot be kept is told with its size.
         num_parts: in [1, num_nodes].
-        passes: Passes of label propagation over the streamed graph, >= 1; without scratch disk each reads the stream
-            twice.
-        refinement_rounds: Rounds of Jet refinement over the streamed graph, >= 0.
-        quotient_edges_per_node: Upper bound on the edges of the quotient graph per node of the graph, >= 0; at least
-            2**20 edges are always allowed. Where there would be more, clusters grow coarser; clusters that no longer
-            grow node by node are joined in memory, up to one per part.
-        runs: Number of times that the graph in memory is partitioned, >= 1; the best result is kept. None: 2 if that is
-            the whole graph, 1 if it is the quotient graph.
-        cycles: Number of times that it is then contracted within its parts and refined again, >= 0. None: 1 for the
-            whole graph, 0 for the quotient graph.
+        effort: "fast", "default" or "best": what the next five options are where they are None, see `EFFORTS`.
+        passes: Passes of label propagation over the streamed graph, >= 1 (by effort 2, 3, 5); without scratch disk each
+            reads the stream twice.
+        refinement_rounds: Rounds of Jet refinement over the streamed graph, >= 0 (1, 2, 6).
+        quotient_edges_per_node: Upper bound on the edges of the quotient graph per node of the graph, >= 0 (1, 2, 4);
+            at least 2**20 edges are always allowed. Where there would be more, clusters grow coarser; clusters that no
+            longer grow node by node are joined in memory, up to one per part.
+        runs: Number of times that the graph in memory is partitioned, >= 1; the best result is kept. Of the quotient
+            graph 1, 1, 2, of a whole graph that fits one block 1, 2, 6.
+        cycles: Number of times that it is then contracted within its parts and refined again, >= 0. Of the quotient
+            graph 0, 0, 2, of a whole graph 0, 1, 3.
         block_edges: Entries (two per edge) in a block, >= 1; they change the result.
         num_threads: Number of threads, >= 1; None: all cores. The result does not depend on it.
 
@@ -117,15 +143,19 @@ def streaming_multilevel(
         raise ValueError(
             f"partitioner.num_parts of 'streaming_multilevel' must be in [1, {MAX_PARTS}], got {num_parts}"
         )
-    check_number("partitioner.passes", passes, at_least=1)
-    check_number("partitioner.refinement_rounds", refinement_rounds, at_least=0)
-    if runs is not None:
-        check_number("partitioner.runs", runs, at_least=1)
-    if cycles is not None:
-        check_number("partitioner.cycles", cycles, at_least=0)
-    check_number("partitioner.quotient_edges_per_node", quotient_edges_per_node, at_least=0)
-    if num_threads is not None:
-        check_number("partitioner.num_threads", num_threads, at_least=1)
+    if effort not in EFFORTS:
+        raise ValueError(f"partitioner.effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
+    given = {"passes": passes, "refinement_rounds": refinement_rounds, "runs": runs, "cycles": cycles}
+    given |= {"quotient_edges_per_node": quotient_edges_per_node, "num_threads": num_threads}
+    for name, value in given.items():
+        if value is not None:
+            least = 0 if name in ("refinement_rounds", "cycles", "quotient_edges_per_node") else 1
+            check_number(f"partitioner.{name}", value, at_least=least)
+    tries = EFFORTS[effort]
+    passes, refinement_rounds, per_node = (
+        default if value is None else value
+        for value, default in zip((passes, refinement_rounds, quotient_edges_per_node), tries[:3], strict=True)
+    )
     form = StreamedEdges if graph.scratch is None else StreamedRows
     source, threads = form(graph, block_edges), RowThreads(None if num_threads is None else int(num_threads))
     try:
@@ -133,18 +163,19 @@ def streaming_multilevel(
         node_weight = node_weights(constraints, source.degree, np.int32)
         cap = np.repeat(constraints.cap[None], num_parts, axis=0)
         whole = source.one_block
-        runs, cycles = 1 + whole if runs is None else int(runs), int(whole) if cycles is None else int(cycles)
-        effort = Effort(runs=runs, cycles=cycles)
+        runs = tries.runs[whole] if runs is None else int(runs)
+        cycles = tries.cycles[whole] if cycles is None else int(cycles)
+        in_all = Effort(runs=runs, cycles=cycles)
         if whole:
             with phases.phase("multilevel"):
                 in_memory = source.in_memory(node_weight)
-                part = partition_in_memory(in_memory, cap, graph.seed, effort=effort, threads=threads)
+                part = partition_in_memory(in_memory, cap, graph.seed, effort=in_all, threads=threads)
         else:
             source.keep_degree(_volume(constraints, node_weight))
-            max_edges = max(MIN_QUOTIENT_EDGES, int(quotient_edges_per_node * graph.num_nodes))
+            max_edges = max(MIN_QUOTIENT_EDGES, int(per_node * graph.num_nodes))
             streamed = source.streamed(node_weight)
             clusters = partial(_clusters, graph, streamed, num_parts, int(passes), max_edges, threads)
-            part = StreamedParts(graph, streamed, cap, effort, threads).refined(clusters, int(refinement_rounds))
+            part = StreamedParts(graph, streamed, cap, in_all, threads).refined(clusters, int(refinement_rounds))
         judge(constraints, part_loads(node_weight, part, num_parts))
     finally:
         threads.close()

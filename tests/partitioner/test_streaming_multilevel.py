@@ -234,6 +234,7 @@ def test_a_graph_that_changes_between_passes_is_an_error(tmp_path, block_edges):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"effort": "most"}, "partitioner.effort must be one of fast, default, best, got 'most'"),
         ({"passes": 0}, "partitioner.passes must be a finite number >= 1, got 0"),
         ({"refinement_rounds": -1}, "partitioner.refinement_rounds must be a finite number >= 0, got -1"),
         ({"runs": 0}, "partitioner.runs"),
@@ -245,7 +246,7 @@ def test_a_graph_that_changes_between_passes_is_an_error(tmp_path, block_edges):
         ({"scratch": None, "deduplicate": True}, "deduplicate=True needs scratch disk: give scratch="),
         ({"balance": {"nodes": 0.9}}, "partitioner.balance.nodes must be a finite number >= 1, got 0.9"),
         ({"balance": {"train": 1.1}}, "there is no mask 'train'; what can be balanced: nodes, volume"),
-        ({"blocks": 1}, "has no option blocks; allowed: passes, refinement_rounds, quotient_edges_per_node"),
+        ({"blocks": 1}, "has no option blocks; allowed: effort, passes, refinement_rounds, quotient_edges_per_node"),
     ],
 )
 def test_bad_options_are_named(tmp_path, options, message):
@@ -279,3 +280,17 @@ def test_more_effort_does_not_cut_more():
             for runs, cycles in ((1, 0), (2, 2))
         )
         assert more <= once
+
+
+@pytest.mark.parametrize("block_edges", [SOME_BLOCKS, 1 << 20])
+def test_efforts_stand_for_options(block_edges):
+    stream, whole = stream_of(hubs_and_leaves(0), 500, layout="once"), block_edges == 1 << 20
+    cuts = {}
+    for effort, tries in streaming_multilevel.EFFORTS.items():
+        passes, rounds, per_node, runs, cycles = tries
+        given = {"passes": passes, "refinement_rounds": rounds, "quotient_edges_per_node": per_node}
+        given |= {"runs": runs[whole], "cycles": cycles[whole], "block_edges": block_edges}
+        by_name = multilevel(stream, 4, effort=effort, block_edges=block_edges).part_id
+        assert np.array_equal(by_name, multilevel(stream, 4, **given).part_id)
+        cuts[effort] = cut_of(hubs_and_leaves(0), by_name)
+    assert cuts["best"] <= 1.02 * cuts["default"] <= 1.1 * cuts["fast"]
