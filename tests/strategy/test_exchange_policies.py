@@ -136,6 +136,19 @@ BAD = [
     (lambda: Quantized(backward_bits=32), "exchange.backward_bits must be one of 16, 8, 4, 2, got 32"),
     (lambda: Quantized(backward_bits=0), "exchange.backward_bits must be one of 16, 8, 4, 2, got 0"),
     (
+        lambda: SkipBroadcast(BOUND, gradient_clip=0),
+        "exchange.gradient_clip must be above 0 or null, got 0",
+    ),
+    (
+        lambda: SkipBroadcast(BOUND, skip_gradients=True, rows="row"),
+        "exchange.skip_gradients=true sends the gradients of a block, or none: leave rows='block' and "
+        "remote_gradient='straight_through' or 'late'",
+    ),
+    (
+        lambda: SkipBroadcast(BOUND, Quantized(8), skip_gradients=True),
+        "exchange.skip_gradients=true sends gradients as they are: leave Quantized out",
+    ),
+    (
         lambda: Quantized(backward_threshold=-0.5),
         "exchange.backward_threshold must be a number of at least 0, got -0.5",
     ),
