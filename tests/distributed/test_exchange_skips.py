@@ -44,6 +44,10 @@ BY_BLOCK = {
         # versions 1, 0, -1, 1 after epoch 1
         [EVERYBODY, EVERYBODY, {2}, {1}, {0, 3}, {2}],
     ),
+    "exact at both ends": (
+        SkipBroadcast(EpochFixed(2), warmup_epochs=2, cooldown_epochs=1),
+        [EVERYBODY, EVERYBODY, set(), set(), EVERYBODY, EVERYBODY],
+    ),
     "dropped gradients": (SkipBroadcast(EpochFixed(1), remote_gradient="drop"), [EVERYBODY, set()] * 3),
     "extrapolated": (SkipBroadcast(EpochFixed(1), stale="extrapolate"), [EVERYBODY, set()] * 3),
     "pulled": (SkipBroadcast(EpochFixed(1), HaloExchange(backward="pull")), [EVERYBODY, set()] * 3),

@@ -1,9 +1,11 @@
 """Policies: what each composition comes to, what it says of itself, what it refuses."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
+from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.strategy.exchange import (
     EXCHANGE_POLICIES,
     BroadcastExchange,
@@ -91,7 +93,7 @@ def test_a_policy_says_its_arguments():
     assert repr(HaloExchange()) == "HaloExchange(backward='push')"
     assert repr(SkipBroadcast(VariationGap(0.3), rows="row")) == (
         "SkipBroadcast(bound=VariationGap(max_gap=0.3, norm='relative'), exchange=HaloExchange(backward='push'), "
-        "rows='row', warmup_epochs=0, remote_gradient='straight_through', stale='hold', skip_gradients=False, "
+        "rows='row', warmup_epochs=0, cooldown_epochs=0, remote_gradient='straight_through', stale='hold', skip_gradients=False, "
         "gradient_clip=None)"
     )
 
@@ -207,3 +209,11 @@ def test_every_policy_has_its_name():
         "quantized": "Quantized",
         "skip_broadcast": "SkipBroadcast",
     }
+
+
+@pytest.mark.parametrize("max_epochs", [None, -1])
+def test_an_end_that_is_nowhere_is_refused(max_epochs):
+    trainer = SimpleNamespace(precision="32-true", max_epochs=max_epochs)
+    SkipBroadcast(BOUND).check_trainer(trainer)
+    with pytest.raises(StrategyError, match=r"cooldown_epochs=3 come before the last epoch, which Trainer\(max_epochs"):
+        SkipBroadcast(BOUND, cooldown_epochs=3).check_trainer(trainer)

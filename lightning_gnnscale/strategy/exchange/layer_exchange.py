@@ -1,5 +1,6 @@
 """The exchange of one layer: what it sends, what it holds, what comes back."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -180,6 +181,7 @@ class ExchangeClock:
 
     Args:
         plan: How rows travel.
+        num_epochs: Epochs of the run, where its end is exact.
 
     Attributes:
         epoch: Epoch of the step.
@@ -187,7 +189,8 @@ class ExchangeClock:
         agreement: Bytes that each rank sends in this step, on their way; None: all ranks can tell.
     """
 
-    def __init__(self, plan: ExchangePlan):
+    def __init__(self, plan: ExchangePlan, num_epochs: int = 0):
+        self._cooldown = num_epochs - plan.cooldown_epochs if plan.cooldown_epochs else math.inf
         self.plan, self.epoch, self.exact, self._first_epoch = plan, 0, True, None
         self.agreement: Message | None = None
         self._agreed: Tensor | None = None
@@ -197,16 +200,17 @@ class ExchangeClock:
     def begin_step(self, epoch: int) -> None:
         """Begin the training step of an epoch.
 
-        Rows and gradients are exchanged exactly in the epochs of the warm-up, in the first one under a bound that is
-        not given its versions, and in the first one after a resume: what was held is not in the checkpoint. A policy
-        that holds nothing goes on as if it had never stopped.
+        Rows and gradients are exchanged exactly in the epochs of the warm-up and of the end, in the first one under a
+        bound that is not given its versions, and in the first one after a resume: what was held is not in the
+        checkpoint. A policy that holds nothing goes on as if it had never stopped.
         """
         if self._first_epoch is None:
             self._first_epoch = epoch
         fresh, plan = epoch == self._first_epoch, self.plan
         resumed = fresh and epoch > 0 and plan.keeps_rows
         first_of_bound = fresh and plan.bound is not None and plan.given_versions is None
-        self.epoch, self.exact = epoch, resumed or first_of_bound or epoch < plan.warmup_epochs
+        at_an_end = epoch < plan.warmup_epochs or epoch >= self._cooldown
+        self.epoch, self.exact = epoch, resumed or first_of_bound or at_an_end
         self.agreement = self._agreed = None
 
     def agreed(self, layer: int, direction: str) -> list[int]:

@@ -37,6 +37,7 @@ class ExchangePlan:
         bound: Decides when rows are sent again; None: at every step.
         by_row: Whether the bound is kept by each row separately and not by the whole block.
         warmup_epochs: Number of epochs at the start in which the exchange is exact.
+        cooldown_epochs: Number of epochs at the end in which the exchange is exact.
         extrapolate: Whether stale rows continue along their last change.
         backward: "push": gradients of halo rows are sent back to their owners; "pull": owners read gradients of their
             readers' outputs; "auto": pull where graph and layer allow it.
@@ -56,6 +57,7 @@ class ExchangePlan:
     bound: Bound | None = None
     by_row: bool = False
     warmup_epochs: int = 0
+    cooldown_epochs: int = 0
     extrapolate: bool = False
     backward: str = "auto"
     backward_bits: int | None = None
@@ -125,6 +127,12 @@ class ExchangePolicy:
             raise StrategyError(
                 f"{type(self).__name__} sends rows of float32, float64 or bfloat16, not what "
                 f'Trainer(precision={trainer.precision!r}) makes: use precision="bf16-mixed" or "32-true"'
+            )
+
+        if self.plan() is not None and self.plan().cooldown_epochs and (trainer.max_epochs or -1) < 0:
+            raise StrategyError(
+                f"exchange.cooldown_epochs={self.plan().cooldown_epochs} come before the last epoch, which "
+                "Trainer(max_epochs=...) must name"
             )
 
     def check(self, trainer: pl.Trainer) -> None:
@@ -303,6 +311,8 @@ class SkipBroadcast(ExchangePolicy):
         rows: "block": a process sends all of a layer's rows or none; "row": the rows that exceed the bound.
         warmup_epochs: epochs of exact exchange at the start, rows and gradients; the first epoch always is one,
             unless the bound is given its versions.
+        cooldown_epochs: epochs of exact exchange before `max_epochs` of the Trainer: what stale rows have done to the
+            weights is undone there.
         remote_gradient: "straight_through": gradients go back in the same step, those of stale rows too; "late": they
             are added one step late, and travel meanwhile; "drop": nothing flows back to other processes.
         skip_gradients: Whether gradients too are sent when the bound says so, a layer's all or none; where none come,
@@ -330,6 +340,7 @@ class SkipBroadcast(ExchangePolicy):
         stale: str = "hold",
         skip_gradients: bool = False,
         gradient_clip: float | None = None,
+        cooldown_epochs: int = 0,
     ) -> None:
         if not isinstance(bound, Bound):
             raise ValueError(
@@ -340,6 +351,7 @@ class SkipBroadcast(ExchangePolicy):
         _check_choice("stale", stale, ("hold", "extrapolate"))
         self.bound, self.exchange, self.rows = bound, HaloExchange() if exchange is None else exchange, rows
         self.warmup_epochs = checked_epochs("exchange.warmup_epochs", warmup_epochs)
+        self.cooldown_epochs = checked_epochs("exchange.cooldown_epochs", cooldown_epochs)
         self.remote_gradient, self.stale = remote_gradient, stale
         if not isinstance(skip_gradients, bool):
             raise ValueError(f"exchange.skip_gradients must be true or false, got {skip_gradients!r}")
@@ -364,6 +376,7 @@ class SkipBroadcast(ExchangePolicy):
             bound=self.bound,
             by_row=self.rows == "row",
             warmup_epochs=self.warmup_epochs,
+            cooldown_epochs=self.cooldown_epochs,
             extrapolate=self.stale == "extrapolate",
             backward="push" if self.skip_gradients else inner.backward,
             remote_gradient=self.remote_gradient != "drop",

@@ -25,11 +25,20 @@ class ExchangeRun:
         layers: The model's exchange layers, in the order of its forward pass.
         pulls: Whether gradients are pulled, one flag per layer.
         device: Device of the model.
+        num_epochs: Epochs of the run, where its end is exact.
     """
 
-    def __init__(self, plan: ExchangePlan, blocks: Blocks, layers: list, pulls: list[bool], device: torch.device):
+    def __init__(
+        self,
+        plan: ExchangePlan,
+        blocks: Blocks,
+        layers: list,
+        pulls: list[bool],
+        device: torch.device,
+        num_epochs: int = 0,
+    ):
         self.route = (block_route if plan.whole_blocks else halo_route)(blocks, device)
-        self.ledger, self.clock = Ledger(), ExchangeClock(plan)
+        self.ledger, self.clock = Ledger(), ExchangeClock(plan, num_epochs)
         self.transport = Transport(self.ledger, device)
         shared = (self.route, self.transport, self.clock)
         self.layers = [LayerExchange(*shared, index, pull) for index, pull in enumerate(pulls)]
@@ -214,4 +223,4 @@ def start_run(policy: ExchangePolicy, trainer: pl.Trainer) -> ExchangeRun | Loca
             'use backward="auto" or "push"'
         )
     pulls = [plan.backward != "push" and undirected and getattr(layer, "can_pull", False) for layer in layers]
-    return ExchangeRun(plan, blocks, layers, pulls, device)
+    return ExchangeRun(plan, blocks, layers, pulls, device, trainer.max_epochs or 0)
