@@ -93,8 +93,8 @@ def test_a_policy_says_its_arguments():
     assert repr(HaloExchange()) == "HaloExchange(backward='push')"
     assert repr(SkipBroadcast(VariationGap(0.3), rows="row")) == (
         "SkipBroadcast(bound=VariationGap(max_gap=0.3, norm='relative'), exchange=HaloExchange(backward='push'), "
-        "rows='row', warmup_epochs=0, cooldown_epochs=0, remote_gradient='straight_through', stale='hold', skip_gradients=False, "
-        "gradient_clip=None)"
+        "rows='row', warmup_epochs=0, cooldown_epochs=0, remote_gradient='straight_through', stale='hold', "
+        "skip_gradients=False, gradient_clip=None)"
     )
 
 
