@@ -152,7 +152,7 @@ FULL_GRAPH = ["datamodule=full_graph", "strategy/weights=gradient_averaging"]
         ([MODELS, "+callbacks.checkpoint.every_n_train_steps=5"],
          ["ModelCheckpoint(every_n_train_steps=5) saves inside"]),
         ([*FULL_GRAPH, "+trainer.accumulate_grad_batches=2"], ["Trainer(accumulate_grad_batches=2)", "leave it at 1"]),
-        ([*FULL_GRAPH, "strategy/exchange=halo", "+trainer.precision=bf16-mixed"],
+        ([*FULL_GRAPH, "strategy/exchange=halo", "+trainer.precision=bf16-true"],
          ["HaloExchange sends rows of float32", "bf16-mixed"]),
         ([MODELS, "datamodule.scope=graph"], ['scope="graph" gives ModelAveraging batches that belong to no part']),
         (["strategy/weights=gradient_averaging", "datamodule.scope=part", "sampler=saint"],
