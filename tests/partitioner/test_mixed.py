@@ -60,7 +60,7 @@ def test_balances_and_options_reach_the_method():
         ({"pieces": 2.5}, r"partitioner.pieces must be in \[1, 48\] for 4 parts, got 2.5"),
         ({"pieces": 49}, r"partitioner.pieces must be in \[1, 48\] for 4 parts, got 49"),
         ({"of": "best"}, "partitioner 'best' is unknown; available: .*spring"),
-        ({"passez": 2}, "partitioner 'streaming_multilevel' has no option passez; allowed: passes"),
+        ({"passez": 2}, "partitioner 'streaming_multilevel' has no option passez; allowed: effort, passes"),
     ],
 )
 def test_bad_options_are_refused_before_work_starts(options, message):
