@@ -4,8 +4,8 @@
 
 FOLDER holds indptr.npy, indices.npy (CSC), features.npy and seeds.npy; OPTIONS is JSON with fanouts, batch_size and,
 where features are to stay in their file, memory-mapped, map. It answers in lines of JSON: first the versions of what it
-runs, then, for each line on its standard input, a number of workers, the seeds and the feature rows of one epoch. It
-ends where its input does.
+runs, then, for each line on its standard input, a number of workers and one of threads, the seeds and the feature rows
+of one epoch. It ends where its input does.
 """
 
 import importlib.metadata
@@ -27,7 +27,6 @@ def main(kind, folder, options):
     warnings.simplefilter("ignore")
     import torch
 
-    torch.set_num_threads(1)
     names = ("indptr", "indices", "features", "seeds")
     mapped = {"features": "r"} if options.get("map") else {}
     arrays = {
@@ -39,7 +38,8 @@ def main(kind, folder, options):
     print(json.dumps({"versions": versions(packages)}), file=answers)
     epochs = {}
     for line in sys.stdin:
-        workers = int(line)
+        workers, threads = map(int, line.split())
+        torch.set_num_threads(threads)
         if workers not in epochs:
             epochs[workers] = make_epoch(workers)
         seeds = rows = 0

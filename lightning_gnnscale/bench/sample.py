@@ -87,7 +87,8 @@ class SampleBench:
         locality_scale: The factor s of the locality-biased draws, > 1.
         buffer_share: Share of the nodes whose rows are preferred, in (0, 1].
         num_batches, peer_batches: Number of batches in a measurement of this package, and of a peer.
-        peer_workers: Numbers of worker processes of PyG's loader; GraphBolt runs without worker processes.
+        peer_workers: Numbers of worker processes of PyG's loader; GraphBolt runs without. Without worker processes a
+            peer runs with one thread and with all; ratios take the setting that needs less CPU time a seed.
         pyg_python: Interpreter with torch-geometric and torch-sparse or pyg-lib; None: this one, if it has them. It is
             refused with ValueError if it cannot run its peer.
         graphbolt_python: Interpreter with dgl, likewise; None leaves GraphBolt out.
@@ -143,11 +144,14 @@ class SampleBench:
                 else:
                     options = {"fanouts": list(self.fanouts), "batch_size": self.batch_size}
                     peers[kind] = stack.enter_context(Peer(kind, os.path.expanduser(python), folder, options))
+            peer_of: dict[Name, Peer] = {}
             for kind, peer in peers.items():
                 for workers in self.peer_workers if kind == "pyg" else (0,):
-                    contenders[Name(PEERS[kind], workers=workers)] = peer.contender(workers)
+                    for threads in sorted({1, os.cpu_count() or 1}) if workers == 0 else (1,):
+                        name = Name(PEERS[kind], threads=threads, workers=workers)
+                        contenders[name], peer_of[name] = peer.contender(workers, threads), peer
             found = measure(contenders, self.repeats)
-        counts |= {Name(PEERS[kind]): (peer.rows_a_seed, None) for kind, peer in peers.items()}
+        counts |= {name: (peer.rows_a_seed, None) for name, peer in peer_of.items()}
         told = {kind: [f"{name} {version}" for name, version in peer.versions.items()] for kind, peer in peers.items()}
         versions = {f"{kind}_versions": ", ".join(words) for kind, words in told.items()}
         return [row | versions for row in rows_of(found, counts, self.threads[0])]
@@ -225,10 +229,11 @@ def rows_of(found: Mapping[tuple, list[Taken]], counts: Mapping[tuple, tuple], t
         threads: those of the loader that ratios are taken from.
     """
     peer_of = {name.what: [other for other in found if other.what == name.what and other.workers] for name in found}
+    pyg, graphbolt = (_faster(found, PEERS[kind]) for kind in ("pyg", "graphbolt"))
     rows = []
     for name, runs in found.items():
         plain = name._replace(scale=1.0)
-        rows_a_seed, edges = counts.get(name._replace(workers=0), (None, None))
+        rows_a_seed, edges = counts.get(name, (None, None))
         speed = speeds(runs)
         workers = next(iter(peer_of.get(PEERS["pyg"], [])), None)
         row = {
@@ -244,9 +249,9 @@ def rows_of(found: Mapping[tuple, list[Taken]], counts: Mapping[tuple, tuple], t
             "times_one_thread": None,
             "batch_time_over_uniform": None,
             "edge_time_over_uniform": None,
-            "times_pyg": ratio(runs, _runs(found, PEERS["pyg"])),
+            "times_pyg": ratio(runs, pyg),
             "times_pyg_workers": ratio(runs, found.get(workers)),
-            "times_graphbolt": ratio(runs, _runs(found, PEERS["graphbolt"])),
+            "times_graphbolt": ratio(runs, graphbolt),
         }
         if name.threads != threads and (one := found.get(name._replace(threads=threads))):
             row["times_one_thread"] = ratio(runs, one, "wall_s")
@@ -260,6 +265,12 @@ def rows_of(found: Mapping[tuple, list[Taken]], counts: Mapping[tuple, tuple], t
 def _runs(found: Mapping[tuple, list[Taken]], what: str, threads: int = 1) -> list[Taken] | None:
     same = (r for name, r in found.items() if name.what == what and name.threads == threads and not name.workers)
     return next(same, None)
+
+
+def _faster(found: Mapping[tuple, list[Taken]], what: str) -> list[Taken] | None:
+    """Return a peer's runs without worker processes, with one thread or all, whichever take less CPU time a seed."""
+    runs = [runs for name, runs in found.items() if name.what == what and not name.workers]
+    return max(runs, key=lambda runs: speeds(runs)["seeds_per_cpu_s"], default=None)
 
 
 def _label(row: Mapping) -> str:

@@ -155,13 +155,13 @@ class Peer:
             self._late.start()
         self.versions: dict[str, str] = self._answer()["versions"]
 
-    def contender(self, workers: int) -> Contender:
-        """Return one epoch with this many worker processes, timed over the peer's whole tree of processes."""
+    def contender(self, workers: int, threads: int = 1) -> Contender:
+        """Return one epoch with so many worker processes, or threads of torch, timed over all processes of the peer."""
 
         def run() -> Taken:
             start, start_cpu = time.perf_counter(), tree_cpu_s(self._process.pid)
             with suppress(BrokenPipeError):  # it ended since its last turn: its answer says why
-                print(workers, file=self._process.stdin, flush=True)
+                print(workers, threads, file=self._process.stdin, flush=True)
             answer = self._answer()
             self.rows_a_seed = answer["rows"] / answer["seeds"]
             return Taken(answer["seeds"], tree_cpu_s(self._process.pid) - start_cpu, time.perf_counter() - start)

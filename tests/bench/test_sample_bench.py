@@ -22,15 +22,16 @@ FAKE = """
     for line in sys.stdin:
         end = time.process_time() + 0.03
         while time.process_time() < end: pass
-        if int(line) == 2:
+        workers = int(line.split()[0])
+        if workers == 2:
             alive = subprocess.Popen([sys.executable, "-c", burn + "print(1, flush=True); time.sleep(60)"], stdout=-1)
             alive.stdout.readline()
-        elif int(line) == 1:
+        elif workers == 1:
             subprocess.run([sys.executable, "-c", burn])
-        elif int(line) == 9:
+        elif workers == 9:
             sys.exit("the graph does not fit")
         print(json.dumps({"seeds": 100, "rows": 700}), flush=True)
-        if int(line) == 8:
+        if workers == 8:
             sys.exit("it ran out of memory")
     if "alive" in globals():
         alive.kill()
@@ -72,8 +73,9 @@ def test_it_runs_without_peers_and_says_how_to_have_them(tmp_path, capsys, monke
 
 def test_peers_take_part_and_end_with_the_run(tmp_path, fake_python):
     rows = run(tmp_path, **SMALL, pyg_python=fake_python, graphbolt_python=fake_python)["sample"]
-    peers = [(row["what"], row["workers"], row["rows_a_seed"]) for row in rows if row["times_one_thread"] is None][-3:]
-    assert peers == [("PyG NeighborLoader", 0, 7.0), ("PyG NeighborLoader", 2, 7.0), ("GraphBolt", 0, 7.0)]
+    peers = {(row["what"], row["threads"], row["workers"]): row["rows_a_seed"] for row in rows}
+    alone = [(what, threads, 0) for what in ("PyG NeighborLoader", "GraphBolt") for threads in (1, os.cpu_count())]
+    assert [peers[name] for name in [*alone, ("PyG NeighborLoader", 1, 2)]] == 5 * [7.0]
     assert all(row["times_pyg"] and row["times_pyg_workers"] and row["times_graphbolt"] for row in rows)
     assert "fake 1.0" in (tmp_path / "sample.csv").read_text()
 
@@ -118,7 +120,8 @@ def test_ratios_are_taken_within_a_turn():
         sampling: 0.5,
         sampling._replace(scale=8.0): 0.6,
         Name("row copy alone (bound)"): 0.5,
-        peer: 20,
+        peer: 22,
+        peer._replace(threads=2): 20,
         peer._replace(workers=2): 16,
         Name("GraphBolt"): 12,
     }
