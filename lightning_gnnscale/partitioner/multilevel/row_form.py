@@ -9,7 +9,7 @@ from .clustering import cluster_nodes
 from .weighted_graph import BlockGraph, RowThreads, WeightedGraph
 
 _CLUSTER_SALT = 0x464C4147  # keeps this use of the seed apart from all others
-_ENTRIES_AHEAD = 32
+_ENTRIES_AHEAD, _STEP = np.uint64(32), np.uint64(1)
 
 
 def potential(load: np.ndarray, cap: np.ndarray) -> float:
@@ -178,32 +178,32 @@ def _find_candidates(
     start, stop, first_node, indptr, indices, edge_weight, node_weight, part, price, loss, target, gain, moved
 ):
     """Write target and gain of rows [start, stop); return the weight of their edges to other parts."""
-    each = np.int64(-1) if len(edge_weight) == len(indices) else np.int64(0)
+    each = ~np.uint64(0) if len(edge_weight) == len(indices) else np.uint64(0)
     every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
     num_parts = len(price)
     conn = np.zeros(num_parts, np.int64)
-    across, last = np.int64(0), indptr[stop]
-    for row in range(start, stop):
-        v = first_node + row
+    across, last = np.int64(0), np.uint64(indptr[stop])
+    # Indices without a sign: numba looks at each other one for a negative.
+    for row in range(np.uint64(start), np.uint64(stop)):
+        v = np.uint64(first_node) + row
         own = part[v]
-        low, high = indptr[row], indptr[row + 1]
-        outside = np.int64(0)
+        low, high = np.uint64(indptr[row]), np.uint64(indptr[row + _STEP])
+        total = np.int64(0)
         for e in range(low, high):
             if e + _ENTRIES_AHEAD < last:
                 prefetch(part, np.int64(indices[e + _ENTRIES_AHEAD]))
-            b = part[indices[e]]
-            w = edge_weight[e & each]
-            conn[b] += w
-            if b != own:
-                outside += w
+            w = np.int64(edge_weight[e & each])
+            conn[np.uint64(part[np.uint64(indices[e])])] += w
+            total += w
+        inner = conn[own]
         target[v] = -1
-        if outside > 0:
-            across += outside
+        if total > inner:
+            across += total - inner
             if not moved[v]:
-                best, most, inside = -1, -np.inf, np.float64(conn[own])
+                best, most, inside = -1, -np.inf, np.float64(inner)
                 for b in range(num_parts):
                     if b != own and conn[b] > 0:
-                        score = conn[b] - surcharge(v & every, own, b, price, node_weight)
+                        score = conn[b] - surcharge(np.int64(v) & every, own, b, price, node_weight)
                         if score > most:
                             best, most = b, score
                 g = most - inside
@@ -215,18 +215,18 @@ def _find_candidates(
 
 @kernel
 def _reconsider(start, stop, first_node, indptr, indices, edge_weight, node_weight, part, price, target, gain, moved):
-    each = np.int64(-1) if len(edge_weight) == len(indices) else np.int64(0)
+    each = ~np.uint64(0) if len(edge_weight) == len(indices) else np.uint64(0)
     every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
-    for row in range(start, stop):
-        v = first_node + row
+    for row in range(np.uint64(start), np.uint64(stop)):
+        v = np.uint64(first_node) + row
         moved[v] = False
         mine = target[v]
         if mine < 0:
             continue
         own, my_gain = part[v], gain[v]
         difference = np.int64(0)
-        for e in range(indptr[row], indptr[row + 1]):
-            u = indices[e]
+        for e in range(np.uint64(indptr[row]), np.uint64(indptr[row + _STEP])):
+            u = np.uint64(indices[e])
             b = part[u]
             if target[u] >= 0 and (gain[u] > my_gain or (gain[u] == my_gain and u < v)):
                 b = target[u]
@@ -234,7 +234,7 @@ def _reconsider(start, stop, first_node, indptr, indices, edge_weight, node_weig
                 difference += edge_weight[e & each]
             elif b == own:
                 difference -= edge_weight[e & each]
-        moved[v] = difference >= surcharge(v & every, own, mine, price, node_weight)
+        moved[v] = difference >= surcharge(np.int64(v) & every, own, mine, price, node_weight)
 
 
 @kernel
@@ -255,17 +255,21 @@ def _find_way_out(
     target,
     ratio,
 ):
-    each = np.int64(-1) if len(edge_weight) == len(indices) else np.int64(0)
+    each = ~np.uint64(0) if len(edge_weight) == len(indices) else np.uint64(0)
     every = np.int64(-1) if len(node_weight) == len(part) else np.int64(0)
     conn = np.zeros(len(load), np.int64)
-    for row in range(start, stop):
-        v = first_node + row
+    last = np.uint64(indptr[stop])
+    for row in range(np.uint64(start), np.uint64(stop)):
+        v = np.uint64(first_node) + row
         own = part[v]
         if not over[own]:
             continue
         conn[:] = 0
-        for e in range(indptr[row], indptr[row + 1]):
-            conn[part[indices[e]]] += edge_weight[e & each]
-        best, best_ratio = best_way_out(v, v & every, own, conn, node_weight, load, cap, strict, key)
+        for e in range(np.uint64(indptr[row]), np.uint64(indptr[row + _STEP])):
+            if e + _ENTRIES_AHEAD < last:
+                prefetch(part, np.int64(indices[e + _ENTRIES_AHEAD]))
+            conn[np.uint64(part[np.uint64(indices[e])])] += edge_weight[e & each]
+        at = np.int64(v)
+        best, best_ratio = best_way_out(at, at & every, own, conn, node_weight, load, cap, strict, key)
         if best >= 0:
             target[v], ratio[v] = best, best_ratio
