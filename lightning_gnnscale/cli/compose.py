@@ -23,8 +23,8 @@ _PACKAGE = "lightning_gnnscale"
 GROUPS = f"{_PACKAGE}.conf"
 _BENCH = "bench/"
 _NOW = {  # recipes of earlier releases, and what is said in their place
-    "sancus_a": "recipe=sancus",
-    "sancus_e": "recipe=sancus strategy/exchange=skip_epoch_fixed",
+    "sancus_a": "recipe=sancus strategy/exchange=skip_epoch_adaptive",
+    "sancus_e": "recipe=sancus",
     "sancus_h": "recipe=sancus strategy/exchange=skip_variation_gap",
 }
 
