@@ -195,7 +195,7 @@ def _propagate_batches(
 @kernel
 def _join(batch, choice, node_weight, limit, label, weight, favourite, first_node):
     """Move the nodes of a batch, one after the other, where there is still room; return how many moved."""
-    every = np.int64(-1) if len(node_weight) == len(label) else np.int64(0)
+    every = ~np.uint64(0) if len(node_weight) == len(label) else np.uint64(0)
     flat_weight = weight.reshape(-1)
     moved = 0
     for i in range(len(batch)):
@@ -203,8 +203,8 @@ def _join(batch, choice, node_weight, limit, label, weight, favourite, first_nod
             prefetch(label, first_node + np.int64(batch[i + _MOVES_AHEAD]))
             prefetch(favourite, first_node + np.int64(batch[i + _MOVES_AHEAD]))
             prefetch(flat_weight, np.int64(choice[0, i + _MOVES_AHEAD]) * node_weight.shape[1])
-        v = first_node + batch[i]
-        own, target = label[v], choice[0, i]
+        v = np.uint64(first_node) + np.uint64(batch[i])  # without a sign: numba looks at each other one for a negative
+        own, target = np.uint64(label[v]), np.uint64(choice[0, i])
         favourite[v] = choice[1, i]
         if own == target:
             continue

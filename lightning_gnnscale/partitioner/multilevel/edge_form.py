@@ -223,7 +223,7 @@ class EdgeSteps:
         threads: their number does not change what is found.
 
     Cost: `select` takes one pass, or two with more than SLOTS parts, `find_ways_out` one, both with 48 bytes a node
-        (with int32 ids); `reconsider` takes one pass and 4 bytes a node.
+        (with int32 ids); `reconsider` takes one pass and 4 bytes a node, `cut` one pass.
     """
 
     def __init__(self, graph: EdgeGraph, threads: RowThreads):
@@ -237,6 +237,10 @@ class EdgeSteps:
         if not exact:
             _judge_targets(part, self._count_towards(part, target), weight, price, loss, target, gain)
         return cut
+
+    def cut(self, part) -> int:
+        edges = self.graph.edges("refinement")
+        return sum(sum(self.threads.share(_count_cut, len(src), src, dst, part)) for src, dst in edges)
 
     def reconsider(self, part, price, target, gain, moved) -> None:
         difference = np.zeros(len(part), id_dtype(len(part)))
@@ -299,6 +303,18 @@ def _count(share, num_shares, src, dst, part, active, slots, counts):
                 count(slots[u], counts[u], b)
         if active[b] and share_of(v, num_shares) == share:
             count(slots[v], counts[v], a)
+    return cut
+
+
+@kernel
+def _count_cut(share, num_shares, src, dst, part):
+    """Return how many edges of this share's nodes, by their first end, run between parts."""
+    cut = 0
+    for i in range(len(src)):
+        if i + _AHEAD < len(src):
+            prefetch(part, np.int64(src[i + _AHEAD]))
+            prefetch(part, np.int64(dst[i + _AHEAD]))
+        cut += (part[src[i]] != part[dst[i]]) & (share_of(src[i], num_shares) == share)
     return cut
 
 

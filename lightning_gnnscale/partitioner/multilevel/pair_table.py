@@ -114,28 +114,29 @@ def _belongs(mixed, shard):
 @kernel
 def _add_keys(keys, position, stop, shard, room, table_keys, table_weights):
     """Add keys[position:stop]; stop before a new key when there is no room. Return where it stopped, new keys."""
-    last = np.int64(len(table_keys) - 1)
+    last, step = np.uint64(len(table_keys) - 1), np.uint64(1)
+    place, end, ahead = np.uint64(position), np.uint64(stop), np.uint64(_KEYS_AHEAD)
     added = 0
-    while position < stop:
-        key = keys[position]
+    while place < end:
+        key = keys[place]
         mixed = np.uint64(key) * _HASH
-        if position + _KEYS_AHEAD < stop:
-            early = np.int64((np.uint64(keys[position + _KEYS_AHEAD]) * _HASH) >> np.uint64(20)) & last
+        if place + ahead < end:
+            early = np.int64((np.uint64(keys[place + ahead]) * _HASH) >> np.uint64(20) & last)
             prefetch(table_keys, early)
             prefetch(table_weights, early)
         if _belongs(mixed, shard):
-            slot = np.int64(mixed >> np.uint64(20)) & last
+            slot = (mixed >> np.uint64(20)) & last  # without a sign: numba looks at each other one for a negative
             while table_keys[slot] != key:
                 if table_keys[slot] == _EMPTY:
                     if added >= room:
-                        return position, added
+                        return np.int64(place), added
                     table_keys[slot] = key
                     added += 1
                     break
-                slot = (slot + 1) & last
+                slot = (slot + step) & last
             table_weights[slot] += 1
-        position += 1
-    return position, added
+        place += step
+    return np.int64(place), added
 
 
 @kernel(inline="always")

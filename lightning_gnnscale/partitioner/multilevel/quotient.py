@@ -228,16 +228,16 @@ def _cluster_pairs(start, stop, offset, first_node, indptr, indices, coarse_of, 
         Where they stand in `keys`: first, and one after the last.
     """
     first = indptr[offset + start] - indptr[offset]
-    place, last = first, indptr[offset + stop]
-    for row in range(offset + start, offset + stop):
-        v = first_node + row
+    place, last, ahead = np.uint64(first), np.uint64(indptr[offset + stop]), np.uint64(_ENTRIES_AHEAD)
+    for row in range(np.uint64(offset + start), np.uint64(offset + stop)):
+        v = np.uint64(first_node) + row
         mine = np.int64(coarse_of[v])
-        for e in range(indptr[row], indptr[row + 1]):
-            u = indices[e]
-            if e + _ENTRIES_AHEAD < last:
-                prefetch(coarse_of, np.int64(indices[e + _ENTRIES_AHEAD]))
+        for e in range(np.uint64(indptr[row]), np.uint64(indptr[row + np.uint64(1)])):
+            u = np.uint64(indices[e])
+            if e + ahead < last:
+                prefetch(coarse_of, np.int64(indices[e + ahead]))
             if u > v:
                 other = np.int64(coarse_of[u])
                 keys[place] = (min(mine, other) << shift) + max(mine, other)
-                place += other != mine
-    return first, place
+                place += np.uint64(other != mine)
+    return first, np.int64(place)

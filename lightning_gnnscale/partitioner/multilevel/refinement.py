@@ -137,10 +137,11 @@ def refine(
     price_step = PRICE_STEP * graph.total_edge_weight / np.maximum(1, total_weight(graph))
     while True:
         # Jet's first filter: nodes that gain, or lose little, become candidates for their best part.
-        cut = steps.select(part, price, loss, *space[:3])
+        last = search.round == max_rounds
+        cut = steps.cut(part) if last else steps.select(part, price, loss, *space[:3])
         if search.judge(cut):
             space.best[:], best_load[:] = part, load
-        if search.waited >= patience or search.round == max_rounds or cut == 0:
+        if last or search.waited >= patience or cut == 0:
             break
         # Jet's afterburner: a candidate moves only if it still pays once all better candidates have moved.
         steps.reconsider(part, price, *space[:3])

@@ -150,6 +150,11 @@ class RowSteps:
             across += sum(self.threads.run(_find_candidates, block.indptr, *state))
         return across // 2
 
+    def cut(self, part) -> int:
+        """Return what `select` returns, and choose nothing."""
+        blocks = self.graph.blocks()
+        return sum(sum(self.threads.run(_weigh_cut, block.indptr, *block, part)) for block in blocks) // 2
+
     def reconsider(self, part, price, target, gain, moved) -> None:
         """Mark in `moved` the candidates that do not lose once all better candidates have moved, and no others."""
         for block in self.graph.blocks():
@@ -210,6 +215,20 @@ def _find_candidates(
                 if best >= 0 and (g >= 0 or -g < loss * inside):
                     target[v], gain[v] = best, g
         conn[:] = 0
+    return across
+
+
+@kernel
+def _weigh_cut(start, stop, first_node, indptr, indices, edge_weight, part):
+    """Return the weight of the edges of rows [start, stop) to other parts."""
+    each = ~np.uint64(0) if len(edge_weight) == len(indices) else np.uint64(0)
+    across, last = np.int64(0), np.uint64(indptr[stop])
+    for row in range(np.uint64(start), np.uint64(stop)):
+        own = part[np.uint64(first_node) + row]
+        for e in range(np.uint64(indptr[row]), np.uint64(indptr[row + _STEP])):
+            if e + _ENTRIES_AHEAD < last:
+                prefetch(part, np.int64(indices[e + _ENTRIES_AHEAD]))
+            across += edge_weight[e & each] * np.int64(part[np.uint64(indices[e])] != own)
     return across
 
 
