@@ -21,6 +21,7 @@ import numpy as np
 
 
 def main(kind, folder, options):
+    """Answer as the head of this file says; `options` is a dict."""
     # What the library prints belongs to the error stream: answers have the pipe for themselves.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -64,6 +65,7 @@ def versions(packages):
 
 
 def pyg(torch, arrays, fanouts, batch_size):
+    """Return a function of a number of workers; what that returns yields (seeds, feature rows) of each batch."""
     from torch_geometric import typing
     from torch_geometric.data import Data
     from torch_geometric.loader import NeighborLoader
@@ -96,6 +98,7 @@ def pyg(torch, arrays, fanouts, batch_size):
 
 
 def graphbolt(torch, arrays, fanouts, batch_size):
+    """Return what `pyg` does."""
     os.environ.setdefault("DGLBACKEND", "pytorch")
     import dgl.graphbolt as gb
 

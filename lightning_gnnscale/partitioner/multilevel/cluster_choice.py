@@ -118,23 +118,14 @@ def _compare(own, node_key, near, first, last):
     Every label is compared with all others at once; at most _COMPARED of them, and as many can be read behind them.
     """
     num = np.uint64(last - first)
-    here = ~np.uint64(0) if num == _COMPARED else (_BIT << num) - _BIT
+    here, many = ~np.uint64(0) if num == _COMPARED else (_BIT << num) - _BIT, num > EQUAL_ITEMS
     liked, most = own, np.uint64(0)
-    if num <= EQUAL_ITEMS:
-        own_count = popcount(equal_items(near, first, own) & here)
-        for k in range(first, last):
-            c = near[k]
-            count = popcount(equal_items(near, first, c) & here)
-            score = _score(count, c, node_key) if c != own else np.uint64(0)
-            liked, most = c if score > most else liked, max(score, most)
-    else:
-        own_count = popcount(_equal_double(near, first, own) & here)
-        for k in range(first, last):
-            c = near[k]
-            count = popcount(_equal_double(near, first, c) & here)
-            score = _score(count, c, node_key) if c != own else np.uint64(0)
-            liked, most = c if score > most else liked, max(score, most)
-    return liked, np.int64(most >> _SCORE_SHIFT), np.int64(own_count)
+    for k in range(first, last):
+        c = near[k]
+        count = popcount(_equal_labels(near, first, c, many) & here)
+        score = _score(count, c, node_key) if c != own else np.uint64(0)
+        liked, most = c if score > most else liked, max(score, most)
+    return liked, np.int64(most >> _SCORE_SHIFT), np.int64(popcount(_equal_labels(near, first, own, many) & here))
 
 
 @kernel(inline="always")
@@ -144,8 +135,12 @@ def _score(count, label, node_key):
 
 
 @kernel(inline="always")
-def _equal_double(near, first, label):
-    return equal_items(near, first, label) | (equal_items(near, first + EQUAL_ITEMS, label) << np.uint64(EQUAL_ITEMS))
+def _equal_labels(near, first, label, many):
+    """Return a mask of the EQUAL_ITEMS labels from `first` on that equal one, or of twice as many."""
+    mask = equal_items(near, first, label)
+    if many:
+        mask |= equal_items(near, first + EQUAL_ITEMS, label) << np.uint64(EQUAL_ITEMS)
+    return mask
 
 
 @kernel

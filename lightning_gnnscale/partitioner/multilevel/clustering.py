@@ -77,8 +77,9 @@ def cluster_nodes(
 
     Nodes are visited window by window, within a window from low to high degree, batch by batch: all nodes of a batch
     choose the cluster that they share most edge weight with, of those that have room, from the same state; then they
-    move one after the other, where there is still room. Of a long row a sample is read, and two clusters that meet in
-    a slot of the small table it is added up in count as the heavier one alone. What stays alone at the end joins
+    move one after the other, where there is still room. Of a long row a sample is read. Up to 64 neighbours at edges of
+    one weight are counted exactly; others are added up in a small table, where of two clusters that meet in a slot one
+    alone counts: the heavier, or at edges of one weight the first. What stays alone at the end joins
     others that would have gone to the same cluster (two-hop clustering).
 
     Args:

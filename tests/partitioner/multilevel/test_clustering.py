@@ -2,8 +2,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lightning_gnnscale.triton_kernels.intrinsics import EQUAL_ITEMS, equal_items
 
-from lightning_gnnscale.partitioner.multilevel import clustering
+from lightning_gnnscale.jit import kernel
+from lightning_gnnscale.partitioner.multilevel import cluster_choice, clustering
 from lightning_gnnscale.partitioner.multilevel import weighted_graph as threads_module
 from lightning_gnnscale.partitioner.multilevel.clustering import cluster_limit, cluster_nodes
 from lightning_gnnscale.partitioner.multilevel.clustering import visiting_order as compiled_order
@@ -125,6 +127,25 @@ def test_ratings_follow_edge_weights_not_counts():
     assert dense(graph)[0].tolist() == [0, 5, 1, 1]
     label = cluster_nodes(graph, np.array([2]), 0, RowThreads(1))
     assert label[0] == label[1] != label[2] == label[3]
+
+
+@kernel
+def _equal(near, index, value):
+    return equal_items(near, index, value)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_the_label_that_comes_most_often_is_counted_exactly(dtype):
+    rng, key = np.random.default_rng(0), np.uint64(0x9E3779B97F4A7C15)
+    for num in range(2 * EQUAL_ITEMS + 1):
+        first, own = int(rng.integers(5)), dtype(rng.integers(8))
+        near = rng.integers(0, 8, first + num + 2 * EQUAL_ITEMS).astype(dtype)  # what stands behind does not count
+        mask = sum(1 << i for i in range(EQUAL_ITEMS) if near[first + i] == own)
+        assert _equal(near, first, own) == mask
+        counts = np.bincount(near[first : first + num], minlength=8)
+        others = [(int(counts[c]), (c * int(key)) % 2**64, c) for c in range(8) if c != own and counts[c]]
+        most, _, liked = max(others, default=(0, 0, own))
+        assert cluster_choice._compare(own, key, near, first, first + num) == (liked, most, counts[own])
 
 
 def test_groups_that_share_a_place_in_the_table_of_lonely_nodes_stay_apart():
