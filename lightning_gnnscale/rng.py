@@ -66,12 +66,17 @@ def fold(*values: int) -> int:
     """Fold integers of any size, left to right, into one uint64 key (a Python int), starting from 0."""
     key = 0
     for value in values:
-        key = _mix64_int(key ^ _mix64_int((int(value) + _GOLDEN_INT) & _LOW_64))
+        key = combine_int(key, value)
     return key
 
 
+def combine_int(key: int, value: int) -> int:
+    """Fold one integer of any size into a key below 2**64: `combine` of Python ints, ten times as fast as arrays."""
+    return _mix64_int(int(key) ^ _mix64_int((int(value) + _GOLDEN_INT) & _LOW_64))
+
+
 def _mix64_int(value: int) -> int:
-    """Mix a Python int in [0, 2**64): ten times as fast for one value as the numpy form."""
+    """Mix a Python int in [0, 2**64)."""
     value = ((value ^ (value >> 30)) * _MULTIPLY_1_INT) & _LOW_64
     value = ((value ^ (value >> 27)) * _MULTIPLY_2_INT) & _LOW_64
     return value ^ (value >> 31)
@@ -86,11 +91,11 @@ def permutation(num_items: int, key: int) -> np.ndarray:
     """Return a permutation of [0, num_items) that is a function of the key alone.
 
     Returns:
-        (num_items,) int64: positions sorted by their hash; equal hashes keep their order.
+        (num_items,) int64: positions sorted by their hash. No two are equal: with one key, `combine` is one-to-one.
 
     Cost: O(num_items log num_items) time, 16 bytes an item.
     """
-    return np.argsort(combine_array(key, np.arange(num_items)), kind="stable")
+    return np.argsort(combine_array(key, np.arange(num_items)))
 
 
 def distinct_positions(num_items: int, count: int, key: int) -> np.ndarray:

@@ -25,7 +25,7 @@ from .batch_source import BatchKey
 from .buffer_pool import BufferPool
 from .staged_part import StagedPart
 
-_AHEAD = 32  # nodes between a prefetch and its use
+_AHEAD = 64  # nodes between a prefetch and its use
 
 
 class BatchBuilder:

@@ -12,7 +12,7 @@ import torch
 from ..jit import kernel
 from ..partition_store.features import stack_rows
 from ..partition_store.packed_features import features_of_part
-from ..rng import combine_array
+from ..rng import combine_int
 from ..sampler.minibatch import MiniBatch, sparse_rows_to_torch
 from ..sampler.protocol import Allocate, Subgraph
 from .buffer_pool import BufferPool
@@ -355,4 +355,4 @@ class BatchTasks:
 
 
 def _stream(key: int, number: int) -> int:
-    return int(combine_array(np.uint64(key), np.uint64(_FIRST_KEY + number)))
+    return combine_int(key, _FIRST_KEY + number)

@@ -1,5 +1,6 @@
 """Memory that batches are made in, handed out again when the last tensor that views it is gone."""
 
+import math
 import threading
 import weakref
 from collections import deque
@@ -40,7 +41,7 @@ class BufferPool:
         """
         dtype = np.dtype(dtype)
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        num_bytes = math.prod(shape) * dtype.itemsize
         capacity = rounded_capacity(num_bytes)
         buffer, pooled = self._find(capacity)
         # The base of this array is a memoryview, not an array: numpy then makes the array itself, not the buffer,

@@ -92,7 +92,7 @@ def compress(
     return CSC(indptr, sources.astype(id_dtype(num_nodes))), order
 
 
-_AHEAD = 32  # edges between a prefetch and its use
+_AHEAD = 64  # edges between a prefetch and its use
 _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # how dtypes that numpy lacks are moved
 
 
@@ -133,7 +133,7 @@ class DataBatchBuilder(BatchBuilder):
             key: uint64, see `rng.batch_key`.
         """
         with self._workspace(staged.graph) as space:
-            drawn = self.sampler.draw(staged.state, items, key, space, self.pool.take, True)
+            drawn = self.sampler.draw(staged.state, items, key, space, self.pool.take, True, with_row_scale=False)
             if self.subgraph_type == "induced":
                 drawn = induced_subgraph(staged.graph.csc, drawn.n_id, len(items), space, self.pool.take, True)
         edge_index, e_id = torch.from_numpy(drawn.edge_index), torch.from_numpy(self._user_edges(drawn.e_id))

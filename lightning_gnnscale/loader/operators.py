@@ -8,7 +8,7 @@ import numpy as np
 
 from ..graph import CSC
 from ..jit import kernel
-from ..rng import GOLDEN, below, combine, combine_array, mix64
+from ..rng import GOLDEN, below, combine, combine_int, mix64
 from ..sampler.link_sampler import LinkState
 from ..sampler.neighbor import NeighborSampler
 from ..sampler.protocol import Allocate, Subgraph
@@ -92,7 +92,7 @@ class _Walks:
         neighbor, weight = space.reserve("neighbor", most), space.reserve("weight", first + most, keep=first)
         local = space.reserve("local", first + most, keep=first)
         node = space.reserve("node", min(end + most, space.num_nodes) + 1, keep=end)
-        hop_key = np.uint64(combine_array(np.uint64(self._key), np.uint64(len(self._arcs) - 1)))
+        hop_key = np.uint64(combine_int(self._key, len(self._arcs) - 1))
         count_visits(
             self._indptr, self._indices, hop_key, node, begin, end, options.num_walks, options.walk_length,
             options.num_neighbors, indptr, neighbor, weight,

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import check_count
 from ..jit import kernel
-from ..rng import combine_array, distinct_positions
+from ..rng import combine_int, distinct_positions
 from ..triton_kernels.sample_neighbors import Workspace
 from .layerwise import LayerwiseSampler
 from .links import AliasTable, draw_negatives, draw_positives
@@ -221,7 +221,7 @@ def _rows_of(state: LinkState, items: np.ndarray) -> np.ndarray:
 
 
 def _stream(key: int, number: np.uint64) -> int:
-    return int(combine_array(key, number))
+    return combine_int(key, number)
 
 
 def _without_pairs(drawn: Subgraph, pairs: np.ndarray, allocate: Allocate) -> Subgraph:

@@ -86,11 +86,17 @@ class NeighborSampler:
         workspace: Workspace,
         allocate: Allocate,
         return_e_id: bool,
+        with_row_scale: bool = True,
     ) -> Subgraph:
+        """Return a batch; arguments as `BatchSampler` has them.
+
+        Args:
+            with_row_scale: False leaves out `row_scale`, which only stored edge weights ask for.
+        """
         hops = self.begin(state, items, key, workspace, return_e_id)
         for _ in self.fanouts:
             hops.sample()
-        return self.finish(state, hops, allocate)
+        return self.finish(state, hops, allocate, with_row_scale)
 
     def begin(
         self, state: NeighborState, seeds: np.ndarray, key: int, workspace: Workspace, return_e_id: bool
@@ -110,7 +116,9 @@ class NeighborSampler:
             scale=scale,
         )
 
-    def finish(self, state: NeighborState, hops: HopSampling, allocate: Allocate) -> Subgraph:
+    def finish(
+        self, state: NeighborState, hops: HopSampling, allocate: Allocate, with_row_scale: bool = True
+    ) -> Subgraph:
         """Return what the hops of `begin` drew, all of which are sampled."""
         drawn = hops.collect(allocate)
         return Subgraph(
@@ -122,6 +130,6 @@ class NeighborSampler:
             drawn.num_sampled_nodes,
             drawn.num_sampled_edges,
             edge_weight=drawn.edge_weight,
-            row_scale=None if drawn.e_id is None else row_scale(state.csc, drawn),
+            row_scale=row_scale(state.csc, drawn) if with_row_scale and drawn.e_id is not None else None,
             averaging_weights=drawn.edge_weight is not None,
         )

@@ -22,8 +22,8 @@ from ..intrinsics import (
     stream_line_from,
 )
 
-AHEAD_ROWS = 8  # rows between a prefetch and its use
-AHEAD_ITEMS = 32  # the same where a row is one item
+AHEAD_ROWS = 16  # rows between a prefetch and its use
+AHEAD_ITEMS = 64  # the same where a row is one item
 AHEAD_PLACES = 32  # between the prefetch of a place and its use
 LINE_ITEMS = LINE_BYTES // 4  # decoded values of a line
 SCALE_BYTES = 4  # at the head of a row of codes
@@ -93,7 +93,7 @@ def copy_items(table, rows, out):
     for i in range(num):
         if i + AHEAD_ITEMS < num:
             prefetch(table, rows[i + AHEAD_ITEMS])
-        out[i] = table[rows[i]]
+        out[i] = table[np.uint64(rows[i])]
 
 
 @kernel

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...graph import CSC
 from ...jit import kernel
-from ...rng import combine_array
+from ...rng import combine_int
 from . import cpu
 from .cpu import Workspace
 
@@ -133,7 +133,7 @@ def place_seeds(space: Workspace, seeds: np.ndarray, num_rows: int) -> int:
 
 def fold_hop(key: int, hop: int) -> np.uint64:
     """Return the key of one hop: combine(key, hop)."""
-    return np.uint64(combine_array(np.uint64(key), np.uint64(hop)))
+    return np.uint64(combine_int(key, hop))
 
 
 def checked_split(split, scale, csc, num_hops, replace, return_e_id) -> Sequence[SplitRows] | None:
