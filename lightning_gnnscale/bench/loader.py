@@ -1,10 +1,11 @@
 """How fast batches are prepared: seeds per CPU-second, beside the rate at which rows can be copied at all."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ..graph import CSC
 from ..loader import LoaderOptions, PartData, PartLoader
 from ..partition_store import WholeGraph
 from ..partition_store.features import DenseFeatures
@@ -66,27 +67,32 @@ class LoaderBench:
         for count in self.threads:
             copies = row_copies(features, rows_a_seed, self.batch_size, self.num_batches, count)
             ways = {
-                "sampling": _epochs(self._loader(csc, None, seeds, count)),
-                "sampling and features": _epochs(self._loader(csc, features, seeds, count)),
+                "sampling": epochs_of(self._loader(csc, None, seeds, count)),
+                "sampling and features": epochs_of(self._loader(csc, features, seeds, count)),
                 BOUND: copies,
             }
             contenders |= {(what, count): in_this_process(way) for what, way in ways.items()}
         return summarise(measure(contenders, self.repeats), rows_a_seed)
 
     def _loader(self, csc, features, seeds, threads: int) -> PartLoader:
-        """The loader as it trains; without features it carries ids and edges alone."""
-        whole, table, more = WholeGraph.of(csc, 0), None, {}
-        if features is not None:
-            train = np.zeros(csc.num_rows, np.bool_)
-            train[seeds] = True
-            table = DenseFeatures(features)
-            more = {"labels": np.arange(csc.num_rows) % NUM_CLASSES, "masks": {"train": train}}
+        table = None if features is None else DenseFeatures(features)
         options = LoaderOptions(self.batch_size, self.seed, num_threads=threads)
-        data = PartData(lambda part: whole, table, **more)
-        return PartLoader([0], data, {0: seeds}, NeighborSampler(self.fanouts), options)
+        return whole_graph_loader(csc, table, seeds, self.fanouts, options)
 
 
 run = benchmark(LoaderBench)
+
+
+def whole_graph_loader(
+    csc: CSC, table: DenseFeatures | None, seeds: np.ndarray, fanouts: Sequence[int], options: LoaderOptions
+) -> PartLoader:
+    """Return the loader of a DataModule over one graph in memory; without features it carries ids and edges alone."""
+    whole, more = WholeGraph.of(csc, 0), {}
+    if table is not None:
+        train = np.zeros(csc.num_rows, np.bool_)
+        train[seeds] = True
+        more = {"labels": np.arange(csc.num_rows) % NUM_CLASSES, "masks": {"train": train}}
+    return PartLoader([0], PartData(lambda part: whole, table, **more), {0: seeds}, NeighborSampler(fanouts), options)
 
 
 def summarise(found: dict[tuple[str, int], list[Taken]], rows_a_seed: float) -> list[dict]:
@@ -98,7 +104,9 @@ def summarise(found: dict[tuple[str, int], list[Taken]], rows_a_seed: float) -> 
     ]
 
 
-def _epochs(loader: PartLoader):
+def epochs_of(loader: PartLoader) -> Callable[[], int]:
+    """Return what prepares the batches of the next epoch, and says how many seeds they had."""
+
     def prepare() -> int:
         loader.set_epoch(loader.epoch + 1)
         return sum(batch.batch_size for batch in loader)

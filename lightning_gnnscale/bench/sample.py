@@ -16,13 +16,15 @@ import numpy as np
 import torch
 
 from ..graph import CSC
-from ..loader import BufferPool, NeighborLoader
+from ..loader import BufferPool, LoaderOptions, NeighborLoader
 from ..partition_store import WholeGraph
+from ..partition_store.features import DenseFeatures, row_code, to_stored
 from ..placement import Placement
 from ..rng import batch_key
 from ..sampler import LocalityBias, NeighborSampler
 from ..triton_kernels.sample_neighbors import Workspace
 from .graphs import NUM_CLASSES, power_law_input, some_seeds
+from .loader import epochs_of, whole_graph_loader
 from .present import LEFT, draw_bars, show, tell
 from .runner import Case, Runner, benchmark, digest, machine_line
 from .turns import (
@@ -39,6 +41,7 @@ from .turns import (
 )
 
 LOADER, SAMPLING, COPIES = "NeighborLoader", "sampling alone", "row copy alone (bound)"
+INT8 = "PartLoader, int8 rows"
 PEERS = {"pyg": "PyG NeighborLoader", "graphbolt": "GraphBolt"}
 INSTALL = {
     "pyg": "bench.pyg_python=VENV/bin/python of an environment with torch, torch-geometric and torch-sparse "
@@ -75,6 +78,8 @@ class Name(NamedTuple):
 @dataclass(frozen=True)
 class SampleBench:
     """Measure whole batches and sampling alone, uniform and locality-biased, the copy bound, and the peers, in turns.
+
+    A DataModule's batches from rows that are stored in 8 bits, decoded to float32 as they are copied, run beside them.
 
     The copy bound is the time in which the feature rows of uniform batches alone are copied from random places into a
     reused buffer. The preferred rows are those of the nodes of highest degree. Writes `sample.csv` and `sample.png`;
@@ -180,6 +185,11 @@ class SampleBench:
             draws = self._draws(NeighborSampler(self.fanouts, **options), csc, seeds)
             contenders[Name(SAMPLING, scale)] = in_this_process(draws)
             counts[Name(SAMPLING, scale)] = (None, counts[Name(LOADER, scale, first)][1])
+        table = DenseFeatures(to_stored(features, "int8"), row_code("int8", features.shape[1]))
+        for count in self.threads:
+            name, given = Name(INT8, threads=count), LoaderOptions(self.batch_size, self.seed, num_threads=count)
+            loader = whole_graph_loader(csc, table, seeds, self.fanouts, given)
+            contenders[name], counts[name] = in_this_process(epochs_of(loader)), counts[Name(LOADER, threads=first)]
         return contenders, counts
 
     def _draws(self, sampler: NeighborSampler, csc: CSC, seeds: np.ndarray) -> Callable[[], int]:

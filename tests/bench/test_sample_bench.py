@@ -62,6 +62,8 @@ def test_it_runs_without_peers_and_says_how_to_have_them(tmp_path, capsys, monke
         ("NeighborLoader", 8, 1),
         ("sampling alone", 1, 1),
         ("sampling alone", 8, 1),
+        ("PartLoader, int8 rows", 1, 1),
+        ("PartLoader, int8 rows", 1, 2),
         ("row copy alone (bound)", 1, 1),
         ("row copy alone (bound)", 1, 2),
     }
