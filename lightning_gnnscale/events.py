@@ -1,15 +1,18 @@
 """Event records: what every stage says of itself. Stages write them, `report/` reads them.
 
 An event is one JSON line in a file that all processes of a run append to. Without a file the events of this
-process stay in memory alone, so library use leaves nothing on disk. A wait for another process is told here too.
+process stay in memory alone, so library use leaves nothing on disk. A wait for another process is told here too, and
+what a process does while it trains an epoch (`clock`).
 """
 
 import json
 import os
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -99,6 +102,110 @@ def stage(name: str, **fields) -> Iterator[dict]:
         finally:
             seconds = time.perf_counter() - start
             record("stage", stage=name, seconds=seconds, peak_bytes=peak.update(), failed=failed, **extra)
+
+
+_MOST_BINS = 384
+_FIRST_BIN_S = 1e-3
+_WHOLE = ("validation", "average")  # what is done within them counts as them
+
+
+class Activities:
+    """Seconds of activities, in all and by time: in equal bins, which become twice as wide where they are too many.
+
+    Args:
+        begin: where the first bin begins, seconds of `time.perf_counter`.
+    """
+
+    def __init__(self, begin: float):
+        self.begin, self.bin_s, self.seconds = begin, _FIRST_BIN_S, Counter()
+        self._bins: Counter = Counter()  # (activity, bin): seconds
+
+    def add(self, activity: str, begin: float, end: float) -> None:
+        """Add a span; what lies before the beginning is left out."""
+        begin, end = max(begin - self.begin, 0.0), end - self.begin
+        if end <= begin:
+            return
+        self.seconds[activity] += end - begin
+        while end > _MOST_BINS * self.bin_s:
+            self.bin_s *= 2
+            narrow, self._bins = self._bins, Counter()
+            for (name, number), seconds in narrow.items():
+                self._bins[name, number // 2] += seconds
+        for number in range(int(begin / self.bin_s), min(int(end / self.bin_s) + 1, _MOST_BINS)):
+            lowest, highest = number * self.bin_s, (number + 1) * self.bin_s
+            self._bins[activity, number] += max(min(end, highest) - max(begin, lowest), 0.0)
+
+    def by_time(self) -> dict[str, list[float]]:
+        """Return activity to the seconds in each bin, to the tenth of a millisecond."""
+        last = max((number for _, number in self._bins), default=-1)
+        return {
+            name: [round(self._bins.get((name, number), 0.0), 4) for number in range(last + 1)] for name in self.seconds
+        }
+
+
+class ActivityClock:
+    """What a process does while it trains an epoch; off, and next to free, until `begin`.
+
+    The thread that trains does one thing at a time, so that its seconds add up to those of the epoch: "wait" for a
+    batch, "transfer", "forward", "backward", "update", "average" over ranks, "exchange" of rows, "ranks" (waiting for
+    the other ranks), "validation", "other". Other threads and processes "sample" and "read" beside it. On a GPU all
+    seconds are those of the host, which runs ahead of the device.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: int | None = None
+
+    def begin(self) -> None:
+        """Begin an epoch in the thread that trains it."""
+        self._now, self._since = "other", time.perf_counter()
+        self.training, self.beside = Activities(self._since), Activities(self._since)
+        self._thread = threading.get_ident()
+
+    def turn_to(self, activity: str) -> None:
+        """Let the training thread do something else from now on; nothing happens in another thread."""
+        if self._thread == threading.get_ident():
+            now = time.perf_counter()
+            self.training.add(self._now, self._since, now)
+            self._now, self._since = activity, now
+
+    @contextmanager
+    def doing(self, activity: str) -> Iterator[None]:
+        """Count a block as an activity; within validation and averaging it counts as these."""
+        if self._thread is None:
+            yield
+        elif self._thread != threading.get_ident():
+            begin = time.perf_counter()
+            try:
+                yield
+            finally:
+                self.add_beside([(activity, begin, time.perf_counter())])
+        elif self._now in _WHOLE:
+            yield
+        else:
+            before = self._now
+            self.turn_to(activity)
+            try:
+                yield
+            finally:
+                self.turn_to(before)
+
+    def add_beside(self, spans: Iterable[tuple[str, float, float]]) -> None:
+        """Count (activity, begin, end) that passed beside the training thread, here or in a process of this machine."""
+        with self._lock:
+            for span in spans if self._thread is not None else ():
+                self.beside.add(*span)
+
+    def end(self) -> bool:
+        """End the epoch; returns whether one was under way. `training` and `beside` then tell of it."""
+        if self._thread is None:
+            return False
+        self.turn_to("other")
+        self._thread = None
+        return True
+
+
+clock = ActivityClock()
 
 
 @contextmanager

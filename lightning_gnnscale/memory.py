@@ -112,6 +112,14 @@ def process_bytes() -> int:
     return _own_bytes(os.getpid())
 
 
+def disk_read_bytes() -> int | None:
+    """Return the bytes that this process has had the disk read, pages of mapped files included; None: not told here."""
+    try:
+        return psutil.Process().io_counters().read_bytes
+    except (AttributeError, psutil.Error, OSError):  # a system, or a container, that does not tell
+        return None
+
+
 def memory_limit_bytes() -> int:
     """Return the most memory that this process may use: the machine's, or less where a cgroup (v1 or v2) caps it."""
     return min([psutil.virtual_memory().total, *(limit for limit, _ in _cgroup_limits())])

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from .. import events
 from ..apart import of_first_rank
-from ..datamodule import PeakRecorder, PredictionWriter
+from ..datamodule import EpochTimes, PeakRecorder, PredictionWriter
 from ..datamodule.stored_graph import accelerator_of, check_edge_weights
 from ..memory import format_bytes, process_bytes
 from ..partition_store.value_checks import least_value
@@ -222,7 +222,7 @@ def make_trainer(config: DictConfig, folder: Path):
     from lightning.pytorch.loggers import CSVLogger
 
     options = instantiate(config.callbacks) or {}
-    callbacks = [*(callback for callback in options.values() if callback is not None), PeakRecorder()]
+    callbacks = [*(callback for callback in options.values() if callback is not None), PeakRecorder(), EpochTimes()]
     for callback in callbacks:
         if hasattr(callback, "dirpath") and callback.dirpath is None:
             callback.dirpath = str(folder / "checkpoints")

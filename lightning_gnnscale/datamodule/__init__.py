@@ -1,6 +1,6 @@
 """The LightningDataModules."""
 
-from .callbacks import LocalityController, PeakRecorder, PredictionWriter
+from .callbacks import EpochTimes, LocalityController, PeakRecorder, PredictionWriter
 from .evaluation import EvaluationOptions
 from .full_graph import FullGraphDataModule
 from .full_graph_batch import FullGraphBatch, FullGraphLoader
@@ -9,6 +9,7 @@ from .partition import PartitionDataModule
 from .stored_graph import StoredGraphDataModule
 
 __all__ = [
+    "EpochTimes",
     "EvaluationOptions",
     "EvaluationPass",
     "FullGraphBatch",

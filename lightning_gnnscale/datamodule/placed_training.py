@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..errors import PlacementError, StrategyError
-from ..events import record
+from ..events import clock, record
 from ..loader import LoaderOptions, RowReads
 from ..partition_store import PartitionStore
 from ..placement import FeatureBuffer, FeatureCache, Placement, PlacementSettings
@@ -262,7 +262,7 @@ class PlacedTraining:
 
     def gather(self, batch: Any) -> None:
         """Give a batch its features out of all tiers, where it trains."""
-        with self._clock.measure():
+        with clock.doing("read"), self._clock.measure():
             batch.x = self.buffer.gather(batch.n_id)
 
     def loading_share(self, seconds: float, waiting_share: float, num_threads: int) -> float:

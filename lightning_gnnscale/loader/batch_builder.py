@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..errors import GNNScaleError
+from ..events import clock
 from ..graph import MASK_NAMES
 from ..jit import kernel
 from ..partition_store.features import LoadedRows
@@ -76,9 +77,10 @@ class BatchBuilder:
             items: what the batch starts from, for example its seeds.
             key: uint64, see `rng.batch_key`.
         """
-        with self._workspace(staged.graph) as space:
-            drawn = self.sampler.draw(staged.state, items, key, space, self.pool.take, self.with_arcs)
-        return self.assemble(staged, drawn, key)
+        with clock.doing("sample"):
+            with self._workspace(staged.graph) as space:
+                drawn = self.sampler.draw(staged.state, items, key, space, self.pool.take, self.with_arcs)
+            return self.assemble(staged, drawn, key)
 
     @property
     def with_arcs(self) -> bool:
@@ -127,11 +129,12 @@ class BatchBuilder:
         if self.features is None:
             return batch
         features = features_of_part(self.features, batch.part) if loaded is None else loaded
-        if self.features.is_sparse:
-            batch.x_csr = sparse_rows_to_torch(features.gather(n_id))
-        else:
-            out = self.pool.take((len(n_id), self.features.dim), self.features.dtype)
-            batch.x_dense = torch.from_numpy(features.gather(n_id, out=out))
+        with clock.doing("read"):
+            if self.features.is_sparse:
+                batch.x_csr = sparse_rows_to_torch(features.gather(n_id))
+            else:
+                out = self.pool.take((len(n_id), self.features.dim), self.features.dtype)
+                batch.x_dense = torch.from_numpy(features.gather(n_id, out=out))
         return batch
 
     def lend(self, graph) -> Workspace:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import signal
+import time
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -40,11 +41,12 @@ class RowSpan(NamedTuple):
 
 
 class Made(NamedTuple):
-    """A batch that lies in its segment, its dense features behind all else."""
+    """A batch that lies in its segment, its dense features behind all else; and when it was drawn and its rows read."""
 
     meta: bytes
     spans: list[tuple[int, int]]
     rows: RowSpan | None
+    times: list[tuple[str, float, float]]
 
     def open(self, memory: memoryview) -> MiniBatch:
         """Return the batch in the memory of its segment, which lives as long as its tensors do."""
@@ -179,11 +181,13 @@ def _make(
     features = maker.builder.features if maker.gathers else None
     dense = features is not None and not features.is_sparse
     drawer = replace(maker, gathers=False) if dense else maker
+    begin = time.perf_counter()  # one clock for all processes of a machine
     try:
         batch = drawer.make(key, lambda: _opened(parts, part, maker.parts_open))
         packed = pack(batch)
     except Exception as error:
         return Failed(str(error))
+    times = [("sample", begin, time.perf_counter())]
     rows, num_bytes = None, packed.num_bytes
     if dense:
         start = -(-num_bytes // LINE_BYTES) * LINE_BYTES
@@ -195,12 +199,14 @@ def _make(
     if segment is not None:
         memory = maps.memory(segment)
         packed.copy_to(memory)
+        begin = time.perf_counter()
         try:
             if rows is not None:
                 features_of_part(features, batch.part).gather(batch.n_id.numpy(), out=rows.of(memory))
         except Exception as error:
             return Failed(str(batch_error(key, f"{type(error).__name__}: {error}")))
-    return Made(packed.meta, packed.spans, rows)
+        times.append(("read", begin, time.perf_counter()))
+    return Made(packed.meta, packed.spans, rows, times)
 
 
 def _opened(parts: dict[int, Any], ticket: Ticket, capacity: int):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import GNNScaleError, check_count, check_integer
+from ..events import clock
 from ..graph import MASK_NAMES
 from ..partition_store.features import FeatureTable, LoadedRows
 from ..sampler.minibatch import MiniBatch
@@ -299,7 +300,8 @@ class PartLoader:
                 if self._open is not batches:
                     raise GNNScaleError("a newer iteration over this loader has begun: take one at a time")
                 asked = time.perf_counter()
-                batch = next(batches, None)
+                with clock.doing("wait"):
+                    batch = next(batches, None)
                 given = time.perf_counter()
                 self._waited_s, self._ran_s = self._waited_s + given - asked, given - begun
                 if batch is None:

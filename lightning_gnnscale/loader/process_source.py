@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from textwrap import shorten
 
 from ..errors import GNNScaleError, check_seconds
-from ..events import record
+from ..events import clock, record
 from ..sampler.minibatch import MiniBatch
 from .batch_builder import BatchMaker, batch_error
 from .batch_segments import SegmentQueue
@@ -87,7 +87,9 @@ class WorkerCrew:
                 self._wait_for_answer()
             job, memory = self.queue.take_batch()
             self.changed.notify_all()
-        return job.key, job.outcome().open(memory)
+        made = job.outcome()
+        clock.add_beside(made.times)
+        return job.key, made.open(memory)
 
     def forget(self) -> None:
         """Drop all jobs; those that run are done for nothing."""

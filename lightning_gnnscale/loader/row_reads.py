@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..events import clock
 from ..memory import format_bytes
 from ..partition_store.features import LoadedRows
 from ..partition_store.packed_features import PackedFeatures, features_of_part
@@ -287,7 +288,12 @@ class _Window:
         if not self.rows:
             for key, nodes in self.nodes.items():
                 table = self.features if key is None else features_of_part(self.features, key)
-                self.rows[key] = reader.submit(LoadedRows.of, table, nodes, self.kept)
+                self.rows[key] = reader.submit(_read_rows, table, nodes, self.kept)
+
+
+def _read_rows(table, nodes: RankedNodes, kept: LoadedRows | None) -> LoadedRows:
+    with clock.doing("read"):
+        return LoadedRows.of(table, nodes, kept)
 
 
 def _windows(

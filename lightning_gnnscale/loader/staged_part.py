@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..events import clock
 from ..graph import MASK_NAMES
 from ..partition_store.array_file import file_place
 from ..partition_store.features import FeatureTable, LoadedRows
@@ -117,6 +118,10 @@ class PartStager:
 
     def loaded(self, part: int) -> StagedPart:
         """Return the part before its sampler is prepared."""
+        with clock.doing("read"):
+            return self._loaded(part)
+
+    def _loaded(self, part: int) -> StagedPart:
         graph = self.load_part(part)
         if self.sampler.direction == "both":
             graph = graph.symmetrised()

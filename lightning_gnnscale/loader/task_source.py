@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 
 from ..errors import GNNScaleError
+from ..events import clock
 from ..rng import batch_key
 from ..sampler.minibatch import MiniBatch
 from .batch_builder import BatchMaker, batch_error
@@ -161,7 +162,8 @@ class Scheduler:
         try:
             cost = task.cost() if self.trace is not None else 0.0
             started = self._task_clock()
-            reply = task.run()
+            with clock.doing("read" if task.kind == "fetch" else "sample"):
+                reply = task.run()
             took = TaskTime(task.kind, task.dependencies, cost, self._task_clock() - started)
             if isinstance(reply, Future):
                 if self.policy.overlaps_replies:

@@ -16,6 +16,7 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 
 from ..apart import rank, world_size  # noqa: F401  `averaging.rank()`, as the policies call it
 from ..errors import StrategyError, clear_error
+from ..events import clock
 from . import averaging
 
 
@@ -77,7 +78,7 @@ def keep_in_step(device: torch.device) -> None:
     Raises:
         StrategyError: another process was lost.
     """
-    with clear_error("coming to the next batch"):
+    with clock.doing("ranks"), clear_error("coming to the next batch"):
         dist.broadcast(torch.zeros(1, device=device), src=0)
 
 
@@ -106,7 +107,7 @@ def all_reduce(tensor: Tensor, op: str, what: str) -> None:
         StrategyError: another process was lost.
     """
     if world_size() > 1:
-        with clear_error(what):
+        with clock.doing("ranks"), clear_error(what):
             dist.all_reduce(tensor, dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX)
 
 

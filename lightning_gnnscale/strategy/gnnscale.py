@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from ..apart import failing_together, gather_from_ranks
 from ..errors import CheckpointError, StrategyError, check_seconds
+from ..events import clock
 from ..model import checkpoint_file
 from . import averaging, launcher
 from .exchange import EXCHANGE_POLICIES, ExchangePolicy, NoExchange
@@ -299,7 +300,8 @@ class GNNScaleStrategy(DDPStrategy):
             key = getattr(batch, "key", None)
             if key is not None:
                 self._seed(int(key))
-        return super().batch_to_device(batch, device, dataloader_idx)
+        with clock.doing("transfer"):
+            return super().batch_to_device(batch, device, dataloader_idx)
 
     def _seed(self, key: int) -> None:
         # torch.manual_seed() also formats this thread's stack for every kind of device that is not there: 2 ms a step.

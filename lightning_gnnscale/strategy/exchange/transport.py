@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...events import clock
 from .. import averaging
 from .message import RAW, Arrived, RowCodec, unpack_all, unpack_chosen
 
@@ -59,7 +60,8 @@ class Ledger:
     def timed(self, waiting: bool = False) -> Iterator[None]:
         """Add the time of the block; blocks do not nest."""
         start = time.perf_counter()
-        yield
+        with clock.doing("exchange"):
+            yield
         seconds = time.perf_counter() - start
         self.seconds += seconds
         self.wait_seconds += seconds if waiting else 0.0

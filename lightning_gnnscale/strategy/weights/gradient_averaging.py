@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...errors import StrategyError
-from ...events import record
+from ...events import clock, record
 from .. import averaging
 from ..averaging import check_ranks
 from .policy import Step, WeightPolicy, load_gradients, saved_gradients
@@ -127,7 +127,8 @@ class GradientAveraging(WeightPolicy):
         if self._trainer is None or self._published:
             return
         start = time.perf_counter()
-        num_bytes = self._average_for_evaluation()
+        with clock.doing("average"):
+            num_bytes = self._average_for_evaluation()
         if num_bytes:
             self._record("evaluation", time.perf_counter() - start, num_bytes)
         self._published = True
@@ -196,7 +197,8 @@ class GradientAveraging(WeightPolicy):
         if averaging.world_size() == 1:
             return
         start = time.perf_counter()
-        self._bytes += self._join(parameters, optimizer)
+        with clock.doing("average"):
+            self._bytes += self._join(parameters, optimizer)
         self._seconds += time.perf_counter() - start
         self._steps += 1
 

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
 from ...errors import StrategyError
-from ...events import record
+from ...events import clock, record
 from .. import averaging
 from ..averaging import agree_on_steps, check_ranks, count_missing_batch, count_steps
 from ..exchange import ExchangePolicy
@@ -361,11 +361,12 @@ class ModelAveraging(WeightPolicy):
     def _average(self, purpose: str) -> tuple[averaging.State, float]:
         start = time.perf_counter()
         states = [(self._weights[part], self._own[part]) for part in sorted(self._own)]
-        average, num_bytes = averaging.weighted_average(states, like=self._start)
-        if self._controls and purpose == "round":
-            num_bytes += self._controls.end_round(self._weights)
-        if self._trainer.strategy.root_device.type == "cuda":
-            torch.cuda.synchronize(self._trainer.strategy.root_device)
+        with clock.doing("average"):
+            average, num_bytes = averaging.weighted_average(states, like=self._start)
+            if self._controls and purpose == "round":
+                num_bytes += self._controls.end_round(self._weights)
+            if self._trainer.strategy.root_device.type == "cuda":
+                torch.cuda.synchronize(self._trainer.strategy.root_device)
         seconds = time.perf_counter() - start
         record(
             "average",
