@@ -5,8 +5,10 @@ process stay in memory alone, so library use leaves nothing on disk. A wait for 
 what a process does while it trains an epoch (`clock`).
 """
 
+import importlib.metadata
 import json
 import os
+import platform
 import socket
 import sys
 import threading
@@ -14,13 +16,15 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 import psutil
 from filelock import FileLock, Timeout
 
-from .memory import MemoryPeak
+from .memory import MemoryPeak, memory_limit_bytes
 
+PACKAGES = ("lightning-gnnscale", "numpy", "numba", "torch", "lightning", "torch-geometric", "pymetis", "kaminpar")
 ENV_FILE = "GNNSCALE_EVENTS"  # started processes find the run's file by it
 SYSTEM_TEMPORARY = "GNNSCALE_SYSTEM_TEMPORARY"  # and the system's temporary folder by this: a run has one of its own
 
@@ -59,7 +63,43 @@ def record(name: str, **fields) -> dict:
 
 def begin_run(**fields) -> dict:
     """Mark the beginning of a run in the log, which may hold earlier runs of the same folder; see `last_run`."""
-    return record("run", **fields)
+    return record("run", memory_bytes=memory_limit_bytes(), machine=machine(), **fields)
+
+
+@cache
+def machine() -> dict[str, str | int]:
+    """Return CPU model, cores, memory, GPU and the versions of what the figures depend on, as plain values."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = ""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "gpu": _gpu(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        **versions,
+    }
+
+
+def _cpu_model() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _gpu() -> str:
+    if "torch" not in sys.modules and not Path("/dev/nvidia0").exists():
+        return ""  # the seconds that importing torch takes would be for nothing
+    import torch
+
+    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
 
 
 def last_run(log: list[dict]) -> list[dict]:

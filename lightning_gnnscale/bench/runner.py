@@ -7,29 +7,22 @@ A benchmark is a frozen dataclass, whose fields are its keys on the command line
 """
 
 import csv
-import importlib.metadata
 import inspect
 import io
 import multiprocessing
 import os
-import platform
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-import psutil
-
 from ..errors import GNNScaleError
+from ..events import PACKAGES, machine
 from ..rng import fold
 from .present import tell
 
-PACKAGES = ("lightning-gnnscale", "numpy", "numba", "torch", "lightning", "torch-geometric", "pymetis", "kaminpar")
 AGAIN = ("none", "failed", "all")
 # Columns that are text whatever stands in them; elsewhere numbers are read as numbers, and nothing as None.
 _TEXT = ("settings", "shape", "family", "partitioner", "options", "balance", "phases", "notes", "note", "broken")
@@ -277,26 +270,6 @@ def _value(text: str | None) -> Any:
     return text
 
 
-@cache
-def machine() -> dict[str, str | int]:
-    """Return CPU model, cores, memory, GPU and the versions of what the figures depend on, as plain values."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = ""
-    return {
-        "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        "memory_gib": round(psutil.virtual_memory().total / 2**30),
-        "gpu": _gpu(),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        **versions,
-    }
-
-
 def machine_line() -> str:
     """Return the machine in one line, for a table's caption."""
     facts = machine()
@@ -323,19 +296,3 @@ def write_whole(path: Path, columns: list[str], rows: Iterable[Mapping]) -> None
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
-
-
-def _cpu_model() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def _gpu() -> str:
-    if "torch" not in sys.modules and not Path("/dev/nvidia0").exists():
-        return ""  # the seconds that importing torch takes would be for nothing
-    import torch
-
-    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""

@@ -14,11 +14,11 @@ import numpy as np
 
 from ..dataset.npz import data_root
 from ..errors import GNNScaleError
-from ..events import read_log
+from ..events import machine, read_log
 from ..partition_store.manifest import write_json
 from .epoch_clock import EpochClock
 from .present import LEFT, grouped, show, tell
-from .runner import Case, Runner, benchmark, digest, machine, machine_line
+from .runner import Case, Runner, benchmark, digest, machine_line
 from .turns import measure
 
 IMPORTS = {

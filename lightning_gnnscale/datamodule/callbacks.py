@@ -158,7 +158,9 @@ class EpochTimes(L.Callback):
         self._disk_bytes = disk_read_bytes()
         clock.begin()
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         self._counts.update(_sizes(batch))
         self._hop_nodes.update(dict(enumerate(getattr(batch, "num_sampled_nodes", None) or ())))
         self._hop_arcs.update(dict(enumerate(getattr(batch, "num_sampled_edges", None) or ())))

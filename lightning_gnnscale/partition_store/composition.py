@@ -23,9 +23,10 @@ def store_composition(store: PartitionStore, most_arcs: int = 1 << 22) -> dict:
 
     Returns:
         Plain values: `parts`, the first part of each group; `nodes`, `halo`, `train`, counts by group, `train` None
-        without a training mask; `arcs`, group by group the arcs into it from each group; `labels`, the most frequent
-        ones, and `label_counts`, group by label, both None without labels; `arcs_share`, the share of arcs that was
-        read. Counts from a share of the rows are scaled to all.
+        without a training mask; `row_bytes`, of a feature row on disk, and `packs_halo`, whether halo rows are packed;
+        `arcs`, group by group the arcs into it from each group; `labels`, the most frequent ones, and `label_counts`,
+        group by label, both None without labels; `arcs_share`, the share of arcs that was read. Counts from a share of
+        the rows are scaled to all.
 
     Cost: one read of most_arcs arcs, and of the training mask.
     """
@@ -41,6 +42,8 @@ def store_composition(store: PartitionStore, most_arcs: int = 1 << 22) -> dict:
         "nodes": _by_group(nodes, group),
         "halo": _by_group(store.part_rows - nodes, group),
         "train": None if train is None else _by_group(train, group),
+        "row_bytes": 0 if store.features is None else store.features.nbytes / max(store.num_nodes, 1),
+        "packs_halo": store.part_features is not store.features,
         "arcs": None,
         "labels": None,
         "label_counts": None,

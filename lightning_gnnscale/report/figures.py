@@ -1,0 +1,336 @@
+"""The figures of a report, as plain values that plotly draws; colours of text and lines are the page's."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from .run_record import BESIDE, TRAINING, RunRecord
+
+Figure = dict[str, Any]
+
+COLORS = {
+    "wait": "#d1495b",
+    "ranks": "#f2a3a9",
+    "transfer": "#edae49",
+    "read": "#9a6a3a",
+    "sample": "#00a5a8",
+    "forward": "#3d6fb6",
+    "backward": "#7fa8dc",
+    "update": "#57a773",
+    "average": "#9b6fc0",
+    "exchange": "#c77dbb",
+    "validation": "#b9b44a",
+    "other": "#9aa0a6",
+}
+NAMES = {
+    "wait": "wait for a batch",
+    "ranks": "wait for other processes",
+    "transfer": "transfer",
+    "read": "read rows",
+    "sample": "sample",
+    "forward": "forward",
+    "backward": "backward",
+    "update": "update weights",
+    "average": "average",
+    "exchange": "exchange rows",
+    "validation": "validation",
+    "other": "other",
+}
+RUN_COLORS = ("#3d6fb6", "#d1495b", "#57a773", "#edae49", "#9b6fc0", "#00a5a8", "#9a6a3a", "#9aa0a6")
+MOST_RANKS = 8
+_MOST_NUMBERS = 12  # parts up to which a matrix shows its numbers
+
+
+def timeline(run: RunRecord, which: str) -> Figure | None:
+    """An epoch by time: of each rank what its training thread did, and below it what was prepared beside.
+
+    Args:
+        run: The run.
+        which: "first" or "last" epoch that was recorded by time.
+    """
+    told = run.of("timeline")
+    if not told:
+        return None
+    epochs = sorted({event["epoch"] for event in told})
+    epoch = epochs[0 if which == "first" else -1]
+    chosen = {(event["rank"], event["lane"]): event for event in told if event["epoch"] == epoch}
+    ranks = sorted({rank for rank, _ in chosen})[:MOST_RANKS]
+    lanes = [(rank, lane) for rank in ranks for lane in ("training", "beside") if (rank, lane) in chosen]
+    data, layout = [], {}
+    heights = [1.0 if lane == "training" else 0.6 for _, lane in lanes]
+    gaps = [0.18 if lane == "training" else 0.06 for _, lane in lanes]  # above each
+    unit, top = 1.0 / (sum(heights) + sum(gaps)), 1.0
+    for number, (rank, lane) in enumerate(lanes, start=1):
+        event, axis = chosen[rank, lane], "" if number == 1 else str(number)
+        top -= gaps[number - 1] * unit
+        bottom = max(top - heights[number - 1] * unit, 0.0)
+        busy = [sum(bins) for bins in zip(*event["by_time"].values(), strict=True)]
+        width = event["bin_s"]
+        high = max([*(seconds / width for seconds in busy), 1.0])
+        layout[f"yaxis{axis}"] = {
+            "domain": [bottom, top],
+            "range": [0, 1.0 if lane == "training" else high],
+            "tickvals": [0.5 if lane == "training" else high / 2],
+            "ticktext": [f"rank {rank}" if lane == "training" else "beside"],
+            "showgrid": False,
+            "zeroline": False,
+            "fixedrange": True,
+        }
+        top = bottom
+        for activity in TRAINING if lane == "training" else BESIDE:
+            bins = event["by_time"].get(activity)
+            if not bins or not any(bins):
+                continue
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines",
+                    "x": [round(bin_number * width, 4) for bin_number in range(len(bins) + 1)],
+                    "y": [round(seconds / width, 3) for seconds in (*bins, bins[-1])],
+                    "stackgroup": f"{rank}-{lane}",
+                    "line": {"shape": "hv", "width": 0},
+                    "fillcolor": COLORS[activity],
+                    "name": NAMES[activity],
+                    "yaxis": f"y{axis}",
+                    "hovertemplate": f"{NAMES[activity]}, %{{x:.3f}} s<extra>rank {rank}</extra>",
+                }
+            )
+    layout["xaxis"] = {"title": {"text": f"seconds of epoch {epoch}"}, "anchor": f"y{len(lanes)}" if lanes[1:] else "y"}
+    return {"data": data, "layout": layout, "height": int(110 + 62 * sum(heights) + 20 * len(ranks))}
+
+
+def epoch_seconds(run: RunRecord) -> Figure | None:
+    """Seconds of every epoch by activity, means over the ranks."""
+    epochs = sorted(run.epochs)
+    if len(epochs) < 2:
+        return None
+    data = []
+    for activity in TRAINING:
+        means = [
+            sum(event["training"].get(activity, 0.0) for event in run.epochs[epoch]) / len(run.epochs[epoch])
+            for epoch in epochs
+        ]
+        if any(means):
+            data.append(_bars(epochs, means, activity))
+    layout = {"barmode": "stack", "bargap": 0.1, "xaxis": {"title": {"text": "epoch"}}, "yaxis": _seconds_axis()}
+    return {"data": data, "layout": layout, "height": 280}
+
+
+def seconds_by_run(runs: Sequence[RunRecord]) -> Figure | None:
+    """Seconds of a mean epoch by activity, one bar a run."""
+    timed = [run for run in runs if run.epochs]
+    if not timed:
+        return None
+    names = [run.label for run in timed]
+    data = []
+    for activity in TRAINING:
+        seconds = [run.shares.get(activity, 0.0) * (run.epoch_seconds or 0.0) for run in timed]
+        if any(seconds):
+            bars = _bars(names, seconds, activity) | {"orientation": "h"}
+            data.append(bars | {"x": bars["y"], "y": bars["x"]})
+    layout = {"barmode": "stack", "xaxis": {"title": {"text": "seconds of an epoch"}}}
+    layout["yaxis"] = {"autorange": "reversed", "automargin": True}
+    return {"data": data, "layout": layout, "height": 150 + 42 * len(timed)}
+
+
+def _bars(x: Sequence, y: Sequence[float], activity: str) -> dict:
+    return {
+        "type": "bar",
+        "x": list(x),
+        "y": [round(value, 4) for value in y],
+        "name": NAMES[activity],
+        "marker": {"color": COLORS[activity]},
+    }
+
+
+def _seconds_axis() -> dict:
+    return {"title": {"text": "seconds"}, "rangemode": "tozero"}
+
+
+def curves(runs: Sequence[RunRecord], losses: bool) -> Figure | None:
+    """Metrics by epoch, of all runs: the losses, or all others."""
+    names = sorted({name for run in runs for name in run.curves if ("loss" in name) == losses})
+    if not names:
+        return None
+    data = []
+    for number, run in enumerate(runs):
+        for place, name in enumerate(names):
+            values = run.curves.get(name)
+            if not values:
+                continue
+            color = RUN_COLORS[(number if runs[1:] else place) % len(RUN_COLORS)]
+            dash = ("solid", "dot", "dash", "dashdot")[place % 4] if runs[1:] else "solid"
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines+markers" if len(values) < 40 else "lines",
+                    "x": [epoch for epoch, _ in values],
+                    "y": [value for _, value in values],
+                    "name": f"{run.label}: {name}" if runs[1:] else name,
+                    "line": {"color": color, "dash": dash, "width": 2},
+                    "marker": {"size": 5},
+                }
+            )
+    return {"data": data, "layout": {"xaxis": {"title": {"text": "epoch"}}}, "height": 300}
+
+
+def memory(runs: Sequence[RunRecord]) -> Figure | None:
+    """Peak of memory by stage, measured and predicted."""
+    rows = [(run, row) for run in runs for row in run.stages]
+    if not rows:
+        return None
+    stages = list(dict.fromkeys(row["stage"] for _, row in rows))
+    data = []
+    for number, run in enumerate(runs):
+        color = RUN_COLORS[number % len(RUN_COLORS)]
+        of_run = {row["stage"]: row for row in run.stages}
+        name = f"{run.label}: " if runs[1:] else ""
+        common = {"type": "bar", "orientation": "h", "y": stages, "offsetgroup": str(number)}
+        measured = [of_run[stage]["peak_bytes"] / 2**30 if stage in of_run else None for stage in stages]
+        data.append(common | {"x": measured, "name": f"{name}measured", "marker": {"color": color}})
+        predicted = [of_run.get(stage, {}).get("predicted_bytes") for stage in stages]
+        if any(predicted):
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "y": stages,
+                    "x": [value / 2**30 if value else None for value in predicted],
+                    "name": f"{name}predicted",
+                    "marker": {"symbol": "line-ns", "size": 20, "line": {"width": 3, "color": "#d98324"}},
+                }
+            )
+    layout = {"barmode": "group", "xaxis": {"title": {"text": "GiB, all processes together"}, "rangemode": "tozero"}}
+    layout["yaxis"] = {"autorange": "reversed", "automargin": True}
+    return {"data": data, "layout": layout, "height": 130 + 34 * len(stages) * max(1, len(runs))}
+
+
+def part_sizes(parts: dict) -> Figure | None:
+    """Nodes, halo and training nodes of each part."""
+    if not parts.get("nodes"):
+        return None
+    names = [str(part) for part in parts["parts"]]
+    data = []
+    for key, name, color in (("nodes", "own nodes", "#3d6fb6"), ("halo", "halo, read beside them", "#7fa8dc")):
+        if parts.get(key):
+            data.append({"type": "bar", "x": names, "y": parts[key], "name": name, "marker": {"color": color}})
+    if parts.get("train"):
+        marker = {"color": "#d1495b", "size": 9, "symbol": "diamond"}
+        trace = {"type": "scatter", "mode": "markers", "name": "training nodes"}
+        data.append(trace | {"x": names, "y": parts["train"], "marker": marker})
+    layout = {"barmode": "stack", "xaxis": {"title": {"text": "part"}, "type": "category"}}
+    return {"data": data, "layout": layout | {"yaxis": {"title": {"text": "nodes"}}}, "height": 300}
+
+
+def cut_matrix(parts: dict) -> Figure | None:
+    """Share of the arcs into each part that come from each part."""
+    if not parts.get("arcs") or len(parts["arcs"]) < 2:
+        return None
+    shares = [[count / max(sum(row), 1) for count in row] for row in parts["arcs"]]
+    figure = _matrix(parts["parts"], parts["parts"], shares, "from part", "into part")
+    # Its own arcs would drown the others.
+    others = [share for at, row in enumerate(shares) for place, share in enumerate(row) if place != at]
+    figure["data"][0] |= {"zmin": 0, "zmax": max([*others, 1e-6])}
+    return figure
+
+
+def label_matrix(parts: dict) -> Figure | None:
+    """Share of each label in each part."""
+    if not parts.get("label_counts"):
+        return None
+    shares = [[count / max(sum(row), 1) for count in row] for row in parts["label_counts"]]
+    return _matrix(parts["labels"], parts["parts"], shares, "label", "part")
+
+
+def _matrix(columns: list, rows: list, shares: list[list[float]], across: str, down: str) -> Figure:
+    percent = [[round(100 * share, 2) for share in row] for row in shares]
+    trace = {
+        "type": "heatmap",
+        "x": [str(one) for one in columns],
+        "y": [str(one) for one in rows],
+        "z": [[share for share in row] for row in shares],
+        "customdata": percent,
+        "hovertemplate": f"{across} %{{x}}, {down} %{{y}}: %{{customdata}}%<extra></extra>",
+        "colorscale": "theme",
+        "showscale": False,
+        "xgap": 1,
+        "ygap": 1,
+    }
+    if max(len(rows), len(columns)) <= _MOST_NUMBERS:
+        trace |= {"text": [[f"{value:.3g}" for value in row] for row in percent], "texttemplate": "%{text}"}
+    layout = {
+        "xaxis": {"title": {"text": across}, "type": "category", "showgrid": False},
+        "yaxis": {"title": {"text": down}, "type": "category", "autorange": "reversed", "showgrid": False},
+    }
+    return {"data": [trace], "layout": layout, "height": 120 + min(420, 26 * max(len(rows), 4))}
+
+
+def exchanged_bytes(run: RunRecord) -> Figure | None:
+    """MiB that all processes sent in each epoch, by layer and direction."""
+    sums: dict[tuple, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    epochs = set()
+    for event in run.of("exchange"):
+        epochs.add(event["epoch"])
+        for entry in event["bytes"]:
+            sums[entry["layer"], entry["direction"]][event["epoch"]] += entry["bytes"] / 2**20
+    if not sums or len(epochs) < 2:
+        return None
+    order = sorted(epochs)
+    data = [
+        {
+            "type": "bar",
+            "x": order,
+            "y": [round(by_epoch.get(epoch, 0.0), 4) for epoch in order],
+            "name": f"layer {layer}, {direction}",
+            "marker": {"color": RUN_COLORS[number % len(RUN_COLORS)]},
+        }
+        for number, ((layer, direction), by_epoch) in enumerate(sorted(sums.items()))
+    ]
+    layout = {"barmode": "stack", "bargap": 0.05, "xaxis": {"title": {"text": "epoch"}}}
+    return {"data": data, "layout": layout | {"yaxis": {"title": {"text": "MiB sent"}}}, "height": 280}
+
+
+def exchange_seconds(run: RunRecord) -> Figure | None:
+    """Milliseconds of a full-graph epoch: computing, exchanging, waiting for what the others send; means over ranks."""
+    by_epoch: dict[int, list[dict]] = defaultdict(list)
+    for event in run.of("exchange"):
+        by_epoch[event["epoch"]].append(event)
+    if len(by_epoch) < 2:
+        return None
+    order = sorted(by_epoch)
+    parts = (
+        ("compute", "#3d6fb6", lambda event: event["compute_seconds"]),
+        ("code and send", "#c77dbb", lambda event: event["seconds"] - event["wait_seconds"]),
+        ("wait for others' rows", "#f2a3a9", lambda event: event["wait_seconds"]),
+    )
+    data = [
+        {
+            "type": "bar",
+            "x": order,
+            "y": [round(1e3 * sum(map(value, by_epoch[epoch])) / len(by_epoch[epoch]), 3) for epoch in order],
+            "name": name,
+            "marker": {"color": color},
+        }
+        for name, color, value in parts
+    ]
+    layout = {"barmode": "stack", "bargap": 0.05, "xaxis": {"title": {"text": "epoch"}}}
+    return {"data": data, "layout": layout | {"yaxis": {"title": {"text": "ms, training step"}}}, "height": 260}
+
+
+def bytes_by_tier(rows: Sequence[tuple[str, float]]) -> Figure | None:
+    """MiB of an epoch by where they came from or went."""
+    if not rows:
+        return None
+    data = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "y": [name for name, _ in rows],
+            "x": [round(size / 2**20, 3) for _, size in rows],
+            "marker": {"color": "#3d6fb6"},
+            "hovertemplate": "%{y}: %{x:.1f} MiB<extra></extra>",
+        }
+    ]
+    layout = {"xaxis": {"title": {"text": "MiB an epoch, all processes"}, "rangemode": "tozero"}, "showlegend": False}
+    layout["yaxis"] = {"autorange": "reversed", "automargin": True}
+    return {"data": data, "layout": layout, "height": 110 + 30 * len(rows)}

@@ -1,0 +1,240 @@
+"""One suggestion for the next run: rules over what a run recorded, each of which says what it would gain."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..memory import format_bytes, format_seconds
+from .run_record import RunRecord
+
+_FEW = 0.15  # shares of an epoch below this are not worth a suggestion
+_PAGE_BYTES = 4096
+_EXCHANGED_CODED = 0.1  # of the bytes of whole float32 rows: differences in 4 bits, and what goes with them
+_FLAT = 0.002  # a metric that gains less has come to rest
+_PATIENCE = 10  # of callbacks=early_stopping
+
+
+class Suggestion(NamedTuple):
+    """What the next run could do.
+
+    Attributes:
+        why: what was seen, one sentence.
+        setting: the words to add to the command; "" where there is nothing to type.
+        gain: the share of the run's time that it may save, or what counts as much.
+    """
+
+    why: str
+    setting: str
+    gain: float
+
+
+Rule = Callable[[RunRecord], Suggestion | None]
+
+
+def suggest(run: RunRecord) -> Suggestion:
+    """Return the suggestion of the rule that gains most; where none applies, to run other seeds."""
+    found = [suggestion for rule in RULES if (suggestion := rule(run)) is not None]
+    return max(found, key=lambda one: one.gain, default=_SEEDS)
+
+
+_SEEDS = Suggestion(
+    "Nothing stands out in what this run recorded. How much its results vary, other seeds tell.",
+    "--multirun seed=0,1,2",
+    0.0,
+)
+
+
+def loss_not_finite(run: RunRecord) -> Suggestion | None:
+    """The loss became infinite or no number: a lower learning rate."""
+    for row in run.metrics:
+        text = row.get("train_loss")
+        if text and row.get("epoch") and text.strip().lower() in ("nan", "inf", "-inf"):
+            rate = run.get("model.lr")
+            setting = f"model.lr={rate / 10:g}" if isinstance(rate, int | float) else "model.lr=..."
+            return Suggestion(f"The training loss was not finite from epoch {row['epoch']} on.", setting, 10.0)
+    return None
+
+
+def ended_early(run: RunRecord) -> Suggestion | None:
+    """The run did not come to its end: go on from its last checkpoint."""
+    if run.is_finished:
+        return None
+    where = f" in the stage {run.failed_stage}" if run.failed_stage else ""
+    if run.last_checkpoint is None:
+        return Suggestion(f"The run ended early{where}, and saved no checkpoint.", "the same command again", 9.0)
+    why = f"The run ended early{where}, after {run.num_epochs} epochs. It goes on from its last checkpoint."
+    return Suggestion(why, f"resume={run.last_checkpoint}", 9.0)
+
+
+def memory_nearly_full(run: RunRecord) -> Suggestion | None:
+    """A stage took most of the machine's memory: smaller batches, or parts where partitioning did."""
+    limit = run.machine.get("memory_bytes")
+    fullest = max(run.stages, key=lambda row: row["peak_bytes"], default=None)
+    if not limit or fullest is None or fullest["peak_bytes"] < 0.85 * limit:
+        return None
+    size = run.get("datamodule.batch_size", 512)
+    setting = f"datamodule.batch_size={max(1, size // 2)}" if fullest["stage"] == "train" else "trainer.devices=1"
+    held = f"{format_bytes(fullest['peak_bytes'])} of {format_bytes(limit)}"
+    return Suggestion(
+        f"The stage {fullest['stage']} held {held} of memory: little more would end the run.", setting, 5.0
+    )
+
+
+def halo_rows_read_apart(run: RunRecord) -> Suggestion | None:
+    """Batches waited for rows on disk, small ones of other parts among them: pack them beside their part."""
+    wait, parts = run.shares.get("wait", 0.0), run.parts
+    row_bytes, halo = parts.get("row_bytes") or 0, parts.get("halo")
+    reads = run.beside_shares.get("read", 0.0)
+    if wait < _FEW or not halo or not 0 < row_bytes < _PAGE_BYTES or parts.get("packs_halo", True):
+        return None
+    if run.per_epoch("disk_bytes") < 0.1 * run.per_epoch("row_bytes") or reads < run.beside_shares.get("sample", 0.0):
+        return None
+    packed = format_bytes(sum(halo) * row_bytes)
+    why = (
+        f"Batches waited {wait:.0%} of the epoch, mostly for rows read from disk: {format_bytes(row_bytes)} each, "
+        f"and the disk gives {format_bytes(_PAGE_BYTES)} at a time. Packed halo rows would take {packed} more."
+    )
+    return Suggestion(why, "pack_halo=true overwrite=true", wait)
+
+
+def waits_for_reads(run: RunRecord) -> Suggestion | None:
+    """Batches waited for rows that were gathered or read: rows of half the bytes."""
+    wait, reads = run.shares.get("wait", 0.0), run.beside_shares.get("read", 0.0)
+    if wait < _FEW or reads <= run.beside_shares.get("sample", 0.0):
+        return None
+    stored = run.get("feature_storage") or "as given"
+    if stored != "as given" and stored != "float32":
+        return None
+    size = run.parts.get("row_bytes")
+    rows = f"rows of {format_bytes(size)}" if size else "rows"
+    why = f"Batches waited {wait:.0%} of the epoch, and reading {rows} took longer than sampling. Half the bytes:"
+    return Suggestion(why, "feature_storage=float16", wait / 2)
+
+
+def waits_for_samples(run: RunRecord) -> Suggestion | None:
+    """Batches waited while neighbours were drawn: another thread where a core is free, else fewer neighbours."""
+    wait, sampled = run.shares.get("wait", 0.0), run.beside_shares.get("sample", 0.0)
+    if wait < _FEW or sampled <= run.beside_shares.get("read", 0.0):
+        return None
+    threads, cores = run.get("source.num_threads", 1), run.machine.get("cores")
+    why = f"Batches waited {wait:.0%} of the epoch, mostly for neighbours to be drawn"
+    if "num_threads" in (run.config.get("source") or {}) and cores and cores >= run.num_ranks * (threads + 2):
+        free = f"by {threads} thread{'s' * (threads > 1)} a process, on {cores} cores"
+        return Suggestion(f"{why}, {free}.", f"source.num_threads={threads + 1}", wait * threads / (threads + 1))
+    fanouts = run.get("sampler.fanouts")
+    if not fanouts or min(fanouts) < 4:
+        return None
+    fewer = ",".join(str(max(2, fanout // 2)) for fanout in fanouts)
+    return Suggestion(f"{why}, and no core is free. Half as many neighbours:", f"'sampler.fanouts=[{fewer}]'", wait / 3)
+
+
+def averages_often(run: RunRecord) -> Suggestion | None:
+    """Averaging takes much of the epoch: larger batches make fewer steps."""
+    share, size = run.shares.get("average", 0.0), run.get("datamodule.batch_size")
+    if share < _FEW or not isinstance(size, int) or run.num_ranks < 2:
+        return None
+    if "GradientAveraging" not in run.get("strategy.weights._target_", ""):
+        return None
+    steps = run.per_epoch("batches") / run.num_ranks
+    why = (
+        f"Averaging gradients, waiting for the slower process included, took {share:.0%} of the epoch, {steps:.0f} times. "
+        "Batches of twice the size halve that:"
+    )
+    return Suggestion(why, f"datamodule.batch_size={2 * size}", share / 2)
+
+
+def exchanges_whole_rows(run: RunRecord) -> Suggestion | None:
+    """Exchanging rows takes much of the epoch: differences in few bits."""
+    share, policy = run.shares.get("exchange", 0.0), run.get("strategy.exchange._target_", "")
+    if share < _FEW or "Quantized" in policy or not run.of("exchange"):
+        return None
+    sent = sum(entry["bytes"] for event in run.of("exchange") for entry in event["bytes"]) / max(run.num_epochs, 1)
+    why = (
+        f"Exchanging rows took {share:.0%} of the epoch, {format_bytes(sent)} of it. Differences in 4 bits are about a "
+        "tenth of these bytes:"
+    )
+    setting = "strategy/exchange=quantized strategy.exchange.bits=4 strategy.exchange.backward_threshold=1.0"
+    return Suggestion(why, setting, share * (1 - _EXCHANGED_CODED) / 2)
+
+
+def validates_long(run: RunRecord) -> Suggestion | None:
+    """Validation takes much of the epoch: validate less often."""
+    share = run.shares.get("validation", 0.0)
+    if share < 0.3 or run.num_epochs < 4:
+        return None
+    every = run.get("trainer.check_val_every_n_epoch", 1) * 3
+    why = f"Validation took {share:.0%} of an epoch. Every {every} epochs would do:"
+    return Suggestion(why, f"trainer.check_val_every_n_epoch={every}", share * 2 / 3)
+
+
+def came_to_rest(run: RunRecord) -> Suggestion | None:
+    """The best epoch was long before the last: stop there."""
+    values, best = run.curves.get(run.monitor, []), run.best()
+    if best is None or "early_stopping" in (run.config.get("callbacks") or {}):
+        return None
+    sign = 1 if run.is_maximised else -1
+    rest = next(epoch for epoch, value in values if sign * (best[1] - value) <= _FLAT)
+    last = max(epoch for epoch, _ in values)
+    saved = (last - rest - _PATIENCE) / (last + 1)
+    patience = ""
+    if saved <= 0.1 and last - rest >= 6:
+        patience = " callbacks.early_stopping.patience=3"
+        saved = (last - rest - 3) / (last + 1)
+    if saved <= 0.1:
+        return None
+    told = format_seconds(saved * run.train_seconds) if run.train_seconds else f"{saved:.0%} of the epochs"
+    why = f"{run.monitor} came within {_FLAT} of its best in epoch {rest} of {last}. Stopping then saves about {told}:"
+    return Suggestion(why, f"callbacks=early_stopping{patience}", saved / 2)
+
+
+def still_rising(run: RunRecord) -> Suggestion | None:
+    """The last epoch was the best by far: train longer."""
+    values, best = run.curves.get(run.monitor, []), run.best()
+    if best is None or len(values) < 4:
+        return None
+    earlier = values[: -max(1, len(values) // 5)]
+    before = (max if run.is_maximised else min)(value for _, value in earlier)
+    gained = best[1] - before if run.is_maximised else before - best[1]
+    if best[0] < values[-2][0] or gained <= 2 * _FLAT:
+        return None
+    epochs = 2 * (values[-1][0] + 1)
+    why = f"{run.monitor} still rose, by {gained:.4f} in the last {len(values) - len(earlier)} of {len(values)} values:"
+    why = why if run.is_maximised else why.replace("rose", "fell")
+    return Suggestion(why, f"trainer.max_epochs={epochs}", 0.25)
+
+
+def cuts_many_edges(run: RunRecord) -> Suggestion | None:
+    """A partitioner that cuts many edges: the default one, which cuts fewer."""
+    cut, method = run.quality.get("edge_cut_ratio"), run.method
+    if cut is None or cut < 0.2 or method in (None, "streaming_multilevel", "metis", "kaminpar"):
+        return None
+    why = f"{method} left {cut:.0%} of the edges between parts, which batches of a part see for one hop alone:"
+    return Suggestion(why, "partitioner=streaming_multilevel", cut / 3)
+
+
+def targets_uneven(run: RunRecord) -> Suggestion | None:
+    """Parts differ much in training nodes: balance these too."""
+    train = run.parts.get("train") or []
+    if not sum(train) or run.get("store"):
+        return None
+    balance = max(train) * len(train) / sum(train)
+    if balance < 1.3 or run.method != "streaming_multilevel":
+        return None
+    why = f"The fullest part has {balance:.2f} times the mean of training nodes:"
+    return Suggestion(why, "'partitioner.balance={nodes:1.05,train:1.05}'", min(0.1 * balance, 0.3))
+
+
+RULES: tuple[Rule, ...] = (
+    loss_not_finite,
+    ended_early,
+    memory_nearly_full,
+    halo_rows_read_apart,
+    waits_for_reads,
+    waits_for_samples,
+    averages_often,
+    exchanges_whole_rows,
+    validates_long,
+    came_to_rest,
+    still_rising,
+    cuts_many_edges,
+    targets_uneven,
+)
