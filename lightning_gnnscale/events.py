@@ -146,7 +146,7 @@ def stage(name: str, **fields) -> Iterator[dict]:
 
 _MOST_BINS = 384
 _FIRST_BIN_S = 1e-3
-_WHOLE = ("validation", "average")  # what is done within them counts as them
+_WHOLE = ("validation", "average", "save")  # what is done within them counts as them
 
 
 class Activities:
@@ -188,8 +188,8 @@ class ActivityClock:
 
     The thread that trains does one thing at a time, so that its seconds add up to those of the epoch: "wait" for a
     batch, "transfer", "forward", "backward", "update", "average" over ranks, "exchange" of rows, "ranks" (waiting for
-    the other ranks), "validation", "other". Other threads and processes "sample" and "read" beside it. On a GPU all
-    seconds are those of the host, which runs ahead of the device.
+    the other ranks), "validation", "save" (checkpoints), "other". Other threads and processes "sample" and "read"
+    beside it. On a GPU all seconds are those of the host, which runs ahead of the device.
     """
 
     def __init__(self) -> None:

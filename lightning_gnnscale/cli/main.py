@@ -17,6 +17,7 @@ COMMANDS = {
     "partition": "partition a graph and write the partition store",
     "plan": "say how many parts a graph needs and what fits where",
     "bench": "run one benchmark, side by side with its peer",
+    "report": "make the report of a run anew, or put several runs side by side on one page",
     "verify": "read a whole partition store and say whether every byte is as it was written",
     "prepare": "start workers that prepare batches for trainers, on this machine or on a Ray cluster",
 }
@@ -70,6 +71,7 @@ _RUN = {
     "partition": ("store", "partition"),
     "plan": ("train", "plan"),
     "bench": ("bench", "run"),
+    "report": ("report", "run"),
     "verify": ("store", "verify"),
     "prepare": ("prepare", "run"),
 }
@@ -137,6 +139,9 @@ def _pick(words: list[str]) -> tuple[str, str, list[str]]:
         raise UsageError(f"no command {command!r}; there are {', '.join(COMMANDS)}")
     if command == "verify":
         rest = [f"store={_quoted(word)}" if _is_path(word) else word for word in rest]
+    if command == "report":
+        folders = [_quoted(word) for word in rest if _is_path(word)]
+        rest = [*([f"runs=[{','.join(folders)}]"] if folders else []), *(word for word in rest if not _is_path(word))]
     if command != "bench":
         return command, command, rest
     if not rest or rest[0] in ("-h", "--help"):

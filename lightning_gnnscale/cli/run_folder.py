@@ -6,6 +6,7 @@ import math
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -19,15 +20,16 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from .. import events
 from ..apart import failing_together, first_in_folder, rank, send_file
 from ..datamodule.scratch import Scratch
-from ..errors import CheckpointError, disk_errors
+from ..errors import CheckpointError, GNNScaleError, disk_errors
 from ..memory import format_bytes
 from ..model.checkpoint_file import check_is_lightnings, read_checkpoint
 from ..placement.feature_buffer import TIERS
 from ..report.terminal import stage_rows
-from .errors import UsageError
+from .errors import UsageError, one_line
+from .ranks import is_first_rank
 
 _OTHER_FOLDER = "free space, or name another folder by hydra.run.dir="
-REPLACED = ("summary.json", "metrics/metrics.csv", "metrics/hparams.yaml")
+REPLACED = ("summary.json", "report.html", "metrics/metrics.csv", "metrics/hparams.yaml")
 
 
 def keep_earlier_run(folder: Path) -> Path | None:
@@ -84,6 +86,18 @@ def temporary_folder() -> Iterator[None]:
         for name in ("TMPDIR", events.SYSTEM_TEMPORARY):
             os.environ.pop(name) if name not in variables else os.environ.update({name: variables[name]})
         folder.close()
+
+
+def leave_report(folder: Path) -> None:
+    """Write the report of a run; the run is whole without it, so that what keeps it from being written is a line."""
+    from ..report.page import write_report  # plotly and Jinja, which nothing before needs
+
+    if not is_first_rank():
+        return
+    try:
+        write_report([folder])
+    except GNNScaleError as error:
+        print(f"gnnscale: no report: {one_line(error)}", file=sys.stderr)
 
 
 class EarlierBest(Callback):
@@ -393,6 +407,7 @@ def run_summary(name: str, folder: Path, datamodule, plan, facts: dict) -> dict:
         f"{format_bytes(plan.device_peak_bytes)} (beyond the interpreter)",
         "store": str(datamodule.root),
         "run folder": str(folder),
+        "report": str(folder / "report.html"),
     }
     return {
         "title": name,

@@ -21,6 +21,7 @@ from ..errors import PartitionStoreError
 from ..memory import process_bytes
 from ..object_store import ObjectStore, check_storage_options, is_url
 from ..partition_store import PartitionStore, publish
+from ..partition_store.composition import store_composition
 from ..partition_store.manifest import MANIFEST
 from ..planner import Plan
 from ..planner.search import PartRows
@@ -31,6 +32,7 @@ from ..store_source.source import refusal
 from .checks import check_settings, planned_devices
 from .errors import UsageError
 from .ranks import own_start_method
+from .run_folder import leave_report
 
 # What will train on the store is not known yet: the plan is of `PartitionDataModule`'s batches, as they are by default.
 DEFAULT_BATCHES = {"batch_size": 512, "fanouts": (25, 10), "prefetch_batches": 3, "mixed_parts": 4}
@@ -67,6 +69,7 @@ def partition(config: DictConfig) -> dict:
         if to_url:
             publish(source.root, config.output, config.overwrite, *storage(config), progress=progress)
     facts, store = source.partitioning_facts, PartitionStore.open(source.root)
+    events.record("parts", **store_composition(store))
     quality = facts.get("quality") or {}
     log = events.last_run(events.read_log(folder / "events.jsonl"))
     summary = {
@@ -78,6 +81,7 @@ def partition(config: DictConfig) -> dict:
             "arcs stored": f"{store.num_arcs:,}",
             "store": str(store.root),
             **({"published": config.output} if to_url else {}),
+            "report": str(folder / "report.html"),
         },
     }
     print_summary(summary)
@@ -85,6 +89,7 @@ def partition(config: DictConfig) -> dict:
     temporary = folder / "run.json.tmp"
     temporary.write_text(json.dumps({"partitioning": facts, "plan": dataclasses.asdict(plan), **summary}, indent=2))
     os.replace(temporary, folder / "run.json")
+    leave_report(folder)
     return summary
 
 

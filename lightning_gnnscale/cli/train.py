@@ -22,6 +22,7 @@ from ..apart import of_first_rank
 from ..datamodule import EpochTimes, PeakRecorder, PredictionWriter
 from ..datamodule.stored_graph import accelerator_of, check_edge_weights
 from ..memory import format_bytes, process_bytes
+from ..partition_store.composition import store_composition
 from ..partition_store.value_checks import least_value
 from ..report.terminal import ProgressBars, print_summary, write_summary
 from ..strategy import GNNScaleStrategy
@@ -53,6 +54,7 @@ from .run_folder import (
     earlier_best,
     fit_facts,
     keep_earlier_run,
+    leave_report,
     run_summary,
     sampled_validation,
 )
@@ -122,12 +124,13 @@ def train(config: DictConfig, folder: Path) -> dict:
             plan = plan_standing(store, make_plan)
     if is_first_rank():
         datamodule.compare_checksums()
+        events.record("parts", **store_composition(datamodule.store))
     if store is None:
         datamodule.store_source.progress = None
     model = make_model(config, datamodule)
     if is_first_rank():
         keep_earlier_run(folder)
-    with _interruptible(getattr(trainer.checkpoint_callback, "dirpath", None)):
+    with _interruptible(folder, getattr(trainer.checkpoint_callback, "dirpath", None)):
         with events.stage("train", note=f"{datamodule.store.num_parts} parts on {trainer.world_size} processes"):
             fit(trainer, model, datamodule, config.resume)
         facts = fit_facts(folder, trainer.checkpoint_callback, config.resume)
@@ -136,6 +139,7 @@ def train(config: DictConfig, folder: Path) -> dict:
     summary = run_summary(config.name, folder, datamodule, plan, facts)
     if is_first_rank():
         write_summary(folder, summary)
+    leave_report(folder)
     return summary
 
 
@@ -147,17 +151,21 @@ def fit(trainer, model, datamodule, resume: str | None) -> None:
 
 
 @contextmanager
-def _interruptible(checkpoints: str | None) -> Iterator[None]:
-    """Lightning turns Ctrl+C into an exit, which becomes a line that says how to go on from that folder."""
+def _interruptible(folder: Path, checkpoints: str | None) -> Iterator[None]:
+    """Lightning turns Ctrl+C into an exit, which becomes a line that says how to go on from the checkpoints' folder."""
     began = time.time()
     try:
         with exit_on_sigterm():
             yield
     except (SystemExit, KeyboardInterrupt) as stop:
         end_processes()
+        leave_report(folder)
         last = None if checkpoints is None else _last_checkpoint(Path(checkpoints), began)
         go_on = f"go on with resume={last}" if last else "no checkpoint was saved; type the same command again"
         raise Interrupted(go_on, getattr(stop, "code", None) == SIGTERM_CODE) from None
+    except Exception:
+        leave_report(folder)
+        raise
 
 
 def _last_checkpoint(folder: Path, began: float) -> Path | None:

@@ -143,7 +143,7 @@ class EpochTimes(L.Callback):
     thread did, which add up to them; `beside` those of what threads and worker processes did meanwhile; see
     `events.ActivityClock`. `counts` tells of the epoch's batches: batches, seeds, nodes, arcs, bytes of feature rows
     (`row_bytes`); `hop_nodes` and `hop_arcs` where they were sampled hop by hop. `disk_bytes` is what the process had
-    the disk read, None where the system does not tell. `timeline` has `training` and `beside` by bins of `bin_s` seconds.
+    the disk read, None where the system does not tell. `timeline` has one lane of the two by bins of `bin_s` seconds.
 
     Cost: some microseconds a batch; two events an epoch, and two of up to 50 kB a run.
     """

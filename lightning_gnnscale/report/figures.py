@@ -20,6 +20,7 @@ COLORS = {
     "average": "#9b6fc0",
     "exchange": "#c77dbb",
     "validation": "#b9b44a",
+    "save": "#6b7f86",
     "other": "#9aa0a6",
 }
 NAMES = {
@@ -34,6 +35,7 @@ NAMES = {
     "average": "average",
     "exchange": "exchange rows",
     "validation": "validation",
+    "save": "save checkpoints",
     "other": "other",
 }
 RUN_COLORS = ("#3d6fb6", "#d1495b", "#57a773", "#edae49", "#9b6fc0", "#00a5a8", "#9a6a3a", "#9aa0a6")
@@ -112,8 +114,7 @@ def epoch_seconds(run: RunRecord) -> Figure | None:
         ]
         if any(means):
             data.append(_bars(epochs, means, activity))
-    layout = {"barmode": "stack", "bargap": 0.1, "xaxis": {"title": {"text": "epoch"}}, "yaxis": _seconds_axis()}
-    return {"data": data, "layout": layout, "height": 280}
+    return {"data": data, "layout": _by_epoch(data, "seconds"), "height": 280}
 
 
 def seconds_by_run(runs: Sequence[RunRecord]) -> Figure | None:
@@ -143,8 +144,25 @@ def _bars(x: Sequence, y: Sequence[float], activity: str) -> dict:
     }
 
 
-def _seconds_axis() -> dict:
-    return {"title": {"text": "seconds"}, "rangemode": "tozero"}
+def _by_epoch(data: list[dict], unit: str) -> dict:
+    """Return the layout of stacked bars by epoch; a first epoch that compiles goes beyond the top, and is told."""
+    heights = [sum(bars) for bars in zip(*(trace["y"] for trace in data), strict=True)]
+    layout = {"barmode": "stack", "bargap": 0.1, "xaxis": {"title": {"text": "epoch"}}}
+    layout["yaxis"] = {"title": {"text": unit}, "rangemode": "tozero"}
+    most = max(heights[1:], default=0.0)
+    if most and heights[0] > 3 * most:
+        layout["yaxis"]["range"] = [0, 1.25 * most]
+        layout["annotations"] = [
+            {
+                "x": data[0]["x"][0],
+                "y": 1.2 * most,
+                "text": f"first: {heights[0]:.3g}",
+                "showarrow": False,
+                "xanchor": "left",
+                "xshift": 14,
+            }
+        ]
+    return layout
 
 
 def curves(runs: Sequence[RunRecord], losses: bool) -> Figure | None:
@@ -248,7 +266,7 @@ def _matrix(columns: list, rows: list, shares: list[list[float]], across: str, d
         "type": "heatmap",
         "x": [str(one) for one in columns],
         "y": [str(one) for one in rows],
-        "z": [[share for share in row] for row in shares],
+        "z": shares,
         "customdata": percent,
         "hovertemplate": f"{across} %{{x}}, {down} %{{y}}: %{{customdata}}%<extra></extra>",
         "colorscale": "theme",
@@ -284,10 +302,16 @@ def exchanged_bytes(run: RunRecord) -> Figure | None:
             "name": f"layer {layer}, {direction}",
             "marker": {"color": RUN_COLORS[number % len(RUN_COLORS)]},
         }
-        for number, ((layer, direction), by_epoch) in enumerate(sorted(sums.items()))
+        for number, ((layer, direction), by_epoch) in enumerate(sorted(sums.items(), key=in_order))
     ]
-    layout = {"barmode": "stack", "bargap": 0.05, "xaxis": {"title": {"text": "epoch"}}}
-    return {"data": data, "layout": layout | {"yaxis": {"title": {"text": "MiB sent"}}}, "height": 280}
+    return {"data": data, "layout": _by_epoch(data, "MiB sent"), "height": 280}
+
+
+def in_order(entry: tuple[tuple[int, str], Any]) -> tuple[bool, int, int]:
+    """Order layers, forward before backward, what evaluation sends last."""
+    (layer, direction), _ = entry
+    directions = ("static", "forward", "backward", "evaluation")
+    return direction == "evaluation", layer, directions.index(direction) if direction in directions else len(directions)
 
 
 def exchange_seconds(run: RunRecord) -> Figure | None:
@@ -313,8 +337,7 @@ def exchange_seconds(run: RunRecord) -> Figure | None:
         }
         for name, color, value in parts
     ]
-    layout = {"barmode": "stack", "bargap": 0.05, "xaxis": {"title": {"text": "epoch"}}}
-    return {"data": data, "layout": layout | {"yaxis": {"title": {"text": "ms, training step"}}}, "height": 260}
+    return {"data": data, "layout": _by_epoch(data, "ms, training step"), "height": 260}
 
 
 def bytes_by_tier(rows: Sequence[tuple[str, float]]) -> Figure | None:

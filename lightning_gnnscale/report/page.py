@@ -130,7 +130,7 @@ def what_was_trained(run: RunRecord) -> str:
     policy = str(run.get("strategy.exchange._target_", "")).rpartition(".")[2]
     weights = str(run.get("strategy.weights._target_", "")).rpartition(".")[2]
     how = [processes, *(name for name in (weights, policy) if name and name != "NoExchange")]
-    if run.get("sampler.fanouts") and "full_graph" not in str(run.get("datamodule._target_", "")):
+    if run.get("sampler.fanouts") and "FullGraph" not in str(run.get("datamodule._target_", "")):
         how.append(f"neighbours {', '.join(map(str, run.get('sampler.fanouts')))}")
     return f"{text}; {', '.join(how)}"
 
@@ -242,8 +242,9 @@ def _fill(page: Page, runs: Sequence[RunRecord], beside: Path) -> None:
 
 
 _EPOCH_TEXT = (
-    "Each band is one process: what its training thread did. The thinner band below it is what other threads and worker "
-    "processes prepared meanwhile, as high as many were busy. On a GPU the seconds are of the host, which runs ahead."
+    "Each band is one process: what its training thread did. The thinner band below it is what other threads and "
+    "worker processes prepared meanwhile, as high as many were busy. On a GPU the seconds are of the host, which runs "
+    "ahead."
 )
 
 
@@ -352,7 +353,7 @@ def _exchange(page: Page, run: RunRecord) -> list[dict | None]:
     total = sum(layers.values())
     rows = [
         [str(layer), direction, format_bytes(size), _percent(size / max(total, 1))]
-        for (layer, direction), size in sorted(layers.items())
+        for (layer, direction), size in sorted(layers.items(), key=figures.in_order)
     ]
     sent = sum(entry["sent"] for event in told for entry in event["rows"])
     skipped = sum(entry["skipped"] for event in told for entry in event["rows"])
@@ -361,9 +362,10 @@ def _exchange(page: Page, run: RunRecord) -> list[dict | None]:
     )
     shares = (
         f"Of a training step {seconds / max(seconds + computed, 1e-9):.1%} went into exchanging, "
-        f"{waited / max(seconds + computed, 1e-9):.1%} into waiting for the others' rows. "
-        f"Of {sent + skipped:,} rows that were due {skipped / max(sent + skipped, 1):.1%} were skipped."
+        f"{waited / max(seconds + computed, 1e-9):.1%} into waiting for the others' rows."
     )
+    if skipped:
+        shares += f" Of {sent + skipped:,} rows that were due {skipped / (sent + skipped):.1%} were skipped."
     return [
         {"text": shares},
         page.figure(figures.exchange_seconds(run), "Milliseconds of each training step"),

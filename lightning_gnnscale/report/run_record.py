@@ -19,7 +19,7 @@ from ..errors import GNNScaleError
 
 # What the training thread does, in the order in which a step does it; see `events.ActivityClock`.
 TRAINING = ("wait", "transfer", "read", "sample", "forward", "backward", "exchange", "average", "update", "ranks")
-TRAINING += ("validation", "other")
+TRAINING += ("validation", "save", "other")
 BESIDE = ("sample", "read")
 _NO_CURVES = ("_ms", "_bytes", "passes", "step", "epoch", "rows_", "broadcasts_", "loading_share", "locality_scale")
 
@@ -254,7 +254,7 @@ class RunRecord:
     @property
     def last_checkpoint(self) -> Path | None:
         """The checkpoint to go on from."""
-        found = [path for path in (self.folder / "checkpoints").glob("last*.ckpt")]
+        found = (self.folder / "checkpoints").glob("last*.ckpt")
         return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 

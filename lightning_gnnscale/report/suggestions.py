@@ -136,7 +136,7 @@ def averages_often(run: RunRecord) -> Suggestion | None:
         return None
     steps = run.per_epoch("batches") / run.num_ranks
     why = (
-        f"Averaging gradients, waiting for the slower process included, took {share:.0%} of the epoch, {steps:.0f} times. "
+        f"Averaging gradients {steps:.0f} times took {share:.0%} of the epoch, waiting for slower processes included. "
         "Batches of twice the size halve that:"
     )
     return Suggestion(why, f"datamodule.batch_size={2 * size}", share / 2)
@@ -197,9 +197,11 @@ def still_rising(run: RunRecord) -> Suggestion | None:
     if best[0] < values[-2][0] or gained <= 2 * _FLAT:
         return None
     epochs = 2 * (values[-1][0] + 1)
-    why = f"{run.monitor} still rose, by {gained:.4f} in the last {len(values) - len(earlier)} of {len(values)} values:"
-    why = why if run.is_maximised else why.replace("rose", "fell")
-    return Suggestion(why, f"trainer.max_epochs={epochs}", 0.25)
+    late = len(values) - len(earlier)
+    when = "in the last of" if late == 1 else f"in the last {late} of"
+    moved = "rose" if run.is_maximised else "fell"
+    why = f"{run.monitor} still {moved}, by {gained:.4f} {when} {len(values)} validations."
+    return Suggestion(f"{why} Twice as many epochs:", f"trainer.max_epochs={epochs}", 0.25)
 
 
 def cuts_many_edges(run: RunRecord) -> Suggestion | None:

@@ -323,6 +323,10 @@ class GNNScaleStrategy(DDPStrategy):
         return super().lightning_module_state_dict()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        with clock.doing("save"):
+            self._save_checkpoint(checkpoint, filepath, storage_options)
+
+    def _save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None) -> None:
         if self._exchange_run is not None and "optimizer_states" in checkpoint:
             # Stamps alone: rows are exchanged exactly in the first epoch after a resume.
             stamps = _gather_to_rank_zero(self._exchange_run.versions())
