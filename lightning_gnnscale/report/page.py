@@ -178,8 +178,7 @@ def _overview(runs: Sequence[RunRecord]) -> tuple[list[str], list[list[str]]]:
         return lambda run: str(run.facts.get(key, ""))
 
     def waits(run: RunRecord) -> str:
-        told = [f"{run.shares.get(name, 0.0):.1%}" for name in ("wait", "ranks")]
-        return " and ".join(told) if run.shares else ""
+        return f"{run.waiting:.1%} and {run.shares.get('ranks', 0.0):.1%}" if run.shares else ""
 
     names = list(dict.fromkeys(name for run in runs for name in run.results))
     rows = [row(name, lambda run, name=name: _number(run.results.get(name))) for name in names]
@@ -439,9 +438,8 @@ def _settings(run: RunRecord, beside: Path) -> list[dict | None]:
             {"text": "Traces of Lightning's PyTorch profiler; chrome://tracing and ui.perfetto.dev open them:"}
         )
         blocks.append({"links": links})
-    machine = run.machine.get("machine") or {}
-    rows = [[name.replace("_", " "), str(value)] for name, value in machine.items() if value not in ("", None)]
-    rows += [["memory that a process may take", format_bytes(run.machine["memory_bytes"])]] if rows else []
+    rows = [[name.replace("_", " "), str(value)] for name, value in run.machine.items() if value not in ("", None)]
+    rows += [["memory that a process may take", format_bytes(run.memory_limit)]] if run.memory_limit else []
     blocks.append(_table(["machine and versions", ""], rows) if rows else {"text": "This run recorded no versions."})
     if run.config:
         blocks.append({"code": OmegaConf.to_yaml(run.config), "fold": "All settings (config.yaml)"})

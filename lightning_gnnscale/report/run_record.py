@@ -152,6 +152,15 @@ class RunRecord:
         """What was prepared beside training: activity to its seconds over the seconds of an epoch."""
         return _shares(self.warm_epochs, "beside")
 
+    @property
+    def waiting(self) -> float:
+        """Share of an epoch in which training waited for batches, or made them itself."""
+        return sum(self.shares.get(name, 0.0) for name in ("wait", *BESIDE))
+
+    def prepares(self, activity: str) -> float:
+        """Return the seconds of "sample" or "read", whoever did it, over the seconds of an epoch."""
+        return self.shares.get(activity, 0.0) + self.beside_shares.get(activity, 0.0)
+
     def per_epoch(self, name: str) -> float:
         """Return the mean over warm epochs of what all ranks count together: a name of `counts`, or "disk_bytes"."""
         chosen = self.warm_epochs
@@ -244,7 +253,12 @@ class RunRecord:
     @property
     def machine(self) -> dict:
         """What the run's first event says of machine and versions; empty in an older run."""
-        return next((event for event in self.of("run")), {})
+        return next((event.get("machine") or {} for event in self.of("run")), {})
+
+    @property
+    def memory_limit(self) -> int | None:
+        """Bytes of memory that a process of the run might take; None in an older run."""
+        return next((event.get("memory_bytes") for event in self.of("run")), None)
 
     @property
     def traces(self) -> list[Path]:

@@ -67,7 +67,7 @@ def ended_early(run: RunRecord) -> Suggestion | None:
 
 def memory_nearly_full(run: RunRecord) -> Suggestion | None:
     """A stage took most of the machine's memory: smaller batches, or parts where partitioning did."""
-    limit = run.machine.get("memory_bytes")
+    limit = run.memory_limit
     fullest = max(run.stages, key=lambda row: row["peak_bytes"], default=None)
     if not limit or fullest is None or fullest["peak_bytes"] < 0.85 * limit:
         return None
@@ -81,12 +81,11 @@ def memory_nearly_full(run: RunRecord) -> Suggestion | None:
 
 def halo_rows_read_apart(run: RunRecord) -> Suggestion | None:
     """Batches waited for rows on disk, small ones of other parts among them: pack them beside their part."""
-    wait, parts = run.shares.get("wait", 0.0), run.parts
+    wait, parts = run.waiting, run.parts
     row_bytes, halo = parts.get("row_bytes") or 0, parts.get("halo")
-    reads = run.beside_shares.get("read", 0.0)
     if wait < _FEW or not halo or not 0 < row_bytes < _PAGE_BYTES or parts.get("packs_halo", True):
         return None
-    if run.per_epoch("disk_bytes") < 0.1 * run.per_epoch("row_bytes") or reads < run.beside_shares.get("sample", 0.0):
+    if run.per_epoch("disk_bytes") < 0.1 * run.per_epoch("row_bytes") or run.prepares("read") < run.prepares("sample"):
         return None
     packed = format_bytes(sum(halo) * row_bytes)
     why = (
@@ -98,8 +97,8 @@ def halo_rows_read_apart(run: RunRecord) -> Suggestion | None:
 
 def waits_for_reads(run: RunRecord) -> Suggestion | None:
     """Batches waited for rows that were gathered or read: rows of half the bytes."""
-    wait, reads = run.shares.get("wait", 0.0), run.beside_shares.get("read", 0.0)
-    if wait < _FEW or reads <= run.beside_shares.get("sample", 0.0):
+    wait = run.waiting
+    if wait < _FEW or run.prepares("read") <= run.prepares("sample"):
         return None
     stored = run.get("feature_storage") or "as given"
     if stored != "as given" and stored != "float32":
@@ -112,8 +111,8 @@ def waits_for_reads(run: RunRecord) -> Suggestion | None:
 
 def waits_for_samples(run: RunRecord) -> Suggestion | None:
     """Batches waited while neighbours were drawn: another thread where a core is free, else fewer neighbours."""
-    wait, sampled = run.shares.get("wait", 0.0), run.beside_shares.get("sample", 0.0)
-    if wait < _FEW or sampled <= run.beside_shares.get("read", 0.0):
+    wait = run.waiting
+    if wait < _FEW or run.prepares("sample") <= run.prepares("read"):
         return None
     threads, cores = run.get("source.num_threads", 1), run.machine.get("cores")
     why = f"Batches waited {wait:.0%} of the epoch, mostly for neighbours to be drawn"
@@ -209,7 +208,8 @@ def cuts_many_edges(run: RunRecord) -> Suggestion | None:
     cut, method = run.quality.get("edge_cut_ratio"), run.method
     if cut is None or cut < 0.2 or method in (None, "streaming_multilevel", "metis", "kaminpar"):
         return None
-    why = f"{method} left {cut:.0%} of the edges between parts, which batches of a part see for one hop alone:"
+    effect = "over which processes exchange rows" if run.of("exchange") else "which batches of a part see one hop far"
+    why = f"{method} left {cut:.0%} of the edges between parts, {effect}. Fewer are cut by the default:"
     return Suggestion(why, "partitioner=streaming_multilevel", cut / 3)
 
 
