@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -135,3 +136,69 @@ def test_a_wait_ends_after_its_time(tmp_path, capsys):
     assert capsys.readouterr().err == ""
     process.kill()
     process.wait()
+
+
+def test_activities_are_kept_by_time_in_bins_that_widen():
+    activities = events.Activities(begin=100.0)
+    activities.add("read", 99.0, 100.0005)  # what lies before is left out
+    activities.add("read", 100.0, 101.0)
+    activities.add("wait", 101.0, 101.5)
+    assert activities.seconds == pytest.approx({"read": 1.0005, "wait": 0.5})
+    by_time = activities.by_time()
+    assert {len(bins) for bins in by_time.values()} == {int(1.5 / activities.bin_s) + 1}
+    assert len(by_time["read"]) <= 384
+    for name, begin, end in (("read", 0.0, 1.0), ("wait", 1.0, 1.5)):
+        whole = [number for number, seconds in enumerate(by_time[name]) if seconds == round(activities.bin_s, 4)]
+        assert whole[0] * activities.bin_s == pytest.approx(begin, abs=activities.bin_s)
+        assert (whole[-1] + 1) * activities.bin_s == pytest.approx(end, abs=activities.bin_s)
+    assert sum(by_time["wait"]) == pytest.approx(0.5, abs=1e-3)
+
+
+def test_the_training_thread_does_one_thing_at_a_time():
+    clock = events.ActivityClock()
+    with clock.doing("forward"):  # off: nothing is counted
+        pass
+    assert clock.end() is False
+    begun = time.perf_counter()
+    clock.begin()
+    clock.turn_to("forward")
+    with clock.doing("exchange"):
+        time.sleep(0.02)
+    time.sleep(0.01)
+    clock.turn_to("validation")
+    with clock.doing("exchange"):  # of validation
+        time.sleep(0.01)
+
+    def prepare():
+        clock.turn_to("backward")  # another thread's word does not count
+        with clock.doing("sample"):
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=prepare)
+    thread.start()
+    thread.join()
+    assert clock.end() is True
+    took = time.perf_counter() - begun
+    spent = clock.training.seconds
+    assert set(spent) == {"other", "forward", "exchange", "validation"}
+    assert spent["exchange"] >= 0.02 and spent["forward"] >= 0.01 and spent["validation"] >= 0.03
+    assert sum(spent.values()) == pytest.approx(took, abs=0.005)
+    assert set(clock.beside.seconds) == {"sample"}
+    clock.add_beside([("read", begun, begun + 1.0)])  # after the end nothing is counted
+    assert set(clock.beside.seconds) == {"sample"}
+
+
+def test_an_activity_that_fails_ends():
+    clock = events.ActivityClock()
+    clock.begin()
+    with pytest.raises(ValueError), clock.doing("average"):
+        raise ValueError
+    clock.turn_to("forward")
+    clock.end()
+    assert "average" in clock.training.seconds and "forward" in clock.training.seconds
+
+
+def test_a_run_begins_with_its_machine_and_versions():
+    begun = events.begin_run(command="train")
+    assert begun["machine"]["torch"] and begun["machine"]["cores"] >= 1
+    assert begun["memory_bytes"] > 1 << 20

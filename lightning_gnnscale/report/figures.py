@@ -40,6 +40,7 @@ NAMES = {
 }
 RUN_COLORS = ("#3d6fb6", "#d1495b", "#57a773", "#edae49", "#9b6fc0", "#00a5a8", "#9a6a3a", "#9aa0a6")
 MOST_RANKS = 8
+_SLIGHT = 0.002  # shares below this are not drawn
 _MOST_NUMBERS = 12  # parts up to which a matrix shows its numbers
 
 
@@ -81,7 +82,7 @@ def timeline(run: RunRecord, which: str) -> Figure | None:
         top = bottom
         for activity in TRAINING if lane == "training" else BESIDE:
             bins = event["by_time"].get(activity)
-            if not bins or not any(bins):
+            if not bins or sum(bins) < _SLIGHT * sum(busy):
                 continue
             data.append(
                 {
@@ -106,15 +107,15 @@ def epoch_seconds(run: RunRecord) -> Figure | None:
     epochs = sorted(run.epochs)
     if len(epochs) < 2:
         return None
-    data = []
+    data, longest = [], max(event["seconds"] for event in run.warm_epochs)
     for activity in TRAINING:
         means = [
             sum(event["training"].get(activity, 0.0) for event in run.epochs[epoch]) / len(run.epochs[epoch])
             for epoch in epochs
         ]
-        if any(means):
+        if max(means) >= _SLIGHT * longest:
             data.append(_bars(epochs, means, activity))
-    return {"data": data, "layout": _by_epoch(data, "seconds"), "height": 280}
+    return _by_epoch(data, "seconds", 280)
 
 
 def seconds_by_run(runs: Sequence[RunRecord]) -> Figure | None:
@@ -126,7 +127,7 @@ def seconds_by_run(runs: Sequence[RunRecord]) -> Figure | None:
     data = []
     for activity in TRAINING:
         seconds = [run.shares.get(activity, 0.0) * (run.epoch_seconds or 0.0) for run in timed]
-        if any(seconds):
+        if max(seconds) >= _SLIGHT * max(run.epoch_seconds or 0.0 for run in timed):
             bars = _bars(names, seconds, activity) | {"orientation": "h"}
             data.append(bars | {"x": bars["y"], "y": bars["x"]})
     layout = {"barmode": "stack", "xaxis": {"title": {"text": "seconds of an epoch"}}}
@@ -144,25 +145,17 @@ def _bars(x: Sequence, y: Sequence[float], activity: str) -> dict:
     }
 
 
-def _by_epoch(data: list[dict], unit: str) -> dict:
-    """Return the layout of stacked bars by epoch; a first epoch that compiles goes beyond the top, and is told."""
+def _by_epoch(data: list[dict], unit: str, height: int) -> Figure:
+    """Return the figure of stacked bars by epoch; a first epoch that compiles goes beyond the top, and is told."""
     heights = [sum(bars) for bars in zip(*(trace["y"] for trace in data), strict=True)]
-    layout = {"barmode": "stack", "bargap": 0.1, "xaxis": {"title": {"text": "epoch"}}}
-    layout["yaxis"] = {"title": {"text": unit}, "rangemode": "tozero"}
+    axis: dict[str, Any] = {"title": {"text": unit}, "rangemode": "tozero"}
+    layout = {"barmode": "stack", "bargap": 0.1, "xaxis": {"title": {"text": "epoch"}}, "yaxis": axis}
+    figure: Figure = {"data": data, "layout": layout, "height": height}
     most = max(heights[1:], default=0.0)
     if most and heights[0] > 3 * most:
-        layout["yaxis"]["range"] = [0, 1.25 * most]
-        layout["annotations"] = [
-            {
-                "x": data[0]["x"][0],
-                "y": 1.2 * most,
-                "text": f"first: {heights[0]:.3g}",
-                "showarrow": False,
-                "xanchor": "left",
-                "xshift": 14,
-            }
-        ]
-    return layout
+        axis["range"] = [0, 1.25 * most]
+        figure["note"] = f"the first one, {heights[0]:,.4g} {unit.split(',')[0]}, goes beyond the top"
+    return figure
 
 
 def curves(runs: Sequence[RunRecord], losses: bool) -> Figure | None:
@@ -304,7 +297,7 @@ def exchanged_bytes(run: RunRecord) -> Figure | None:
         }
         for number, ((layer, direction), by_epoch) in enumerate(sorted(sums.items(), key=in_order))
     ]
-    return {"data": data, "layout": _by_epoch(data, "MiB sent"), "height": 280}
+    return _by_epoch(data, "MiB", 280)
 
 
 def in_order(entry: tuple[tuple[int, str], Any]) -> tuple[bool, int, int]:
@@ -337,7 +330,7 @@ def exchange_seconds(run: RunRecord) -> Figure | None:
         }
         for name, color, value in parts
     ]
-    return {"data": data, "layout": _by_epoch(data, "ms, training step"), "height": 260}
+    return _by_epoch(data, "ms, training step", 260)
 
 
 def bytes_by_tier(rows: Sequence[tuple[str, float]]) -> Figure | None:

@@ -48,6 +48,7 @@ class Page:
         if figure is None:
             return None
         self.figures.append(figure)
+        about += f"; {figure['note']}" if "note" in figure else ""
         return {"figure": len(self.figures) - 1, "height": figure["height"], "about": about, **more}
 
 
@@ -165,6 +166,8 @@ def _cards(run: RunRecord) -> list[dict]:
         method = f"by {run.method}" if run.method else ""
         below = f"{len(run.quality.get('nodes_per_part', []))} parts {method}"
         cards.append({"name": "edges cut", "value": f"{run.quality['edge_cut_ratio']:.1%}", "below": below})
+    for card in cards:  # a figure and its unit stay on one line
+        card["below"] = re.sub(r"(?<=\d) (?=s\b|min\b|[KMGT]?i?B\b)", "\u00a0", card["below"])
     return cards
 
 
@@ -272,9 +275,10 @@ def _activities(runs: Sequence[RunRecord]) -> dict | None:
         run = timed[0]
         ranks = sorted({event["rank"] for event in run.warm_epochs})[: figures.MOST_RANKS]
         by_rank = [replace(run, log=[e for e in run.log if e.get("rank", rank) == rank]) for rank in ranks]
-        columns = ["share of an epoch", "mean", *(f"rank {rank}" for rank in ranks)]
-        shares = [one.shares for one in (run, *by_rank)]
-        beside = [one.beside_shares for one in (run, *by_rank)]
+        chosen = {"mean": run} if ranks[1:] else {}
+        chosen |= {f"rank {rank}": one for rank, one in zip(ranks, by_rank, strict=True)}
+        columns = ["share of an epoch", *chosen]
+        shares, beside = [one.shares for one in chosen.values()], [one.beside_shares for one in chosen.values()]
     rows = [
         [figures.NAMES[name], *(_percent(one.get(name, 0.0)) for one in shares)]
         for name in TRAINING
@@ -404,7 +408,9 @@ def _parts(page: Page, run: RunRecord) -> list[dict | None]:
         {"text": "Parts are counted in groups, named after their first."} if grouped else None,
         sizes,
         _table(["", "value"], quality) if quality else None,
-        page.figure(cut, f"Where the arcs into each part come from, %{counted}; darkest: most of another part"),
+        page.figure(
+            cut, f"Where the arcs into each part come from, %{counted}; the strongest colour is the most of another"
+        ),
         page.figure(labels, f"Labels of each part, %{counted}"),
     ]
 

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from lightning_gnnscale.triton_kernels.aggregate import aggregate
 from model.row_blocks import NUM_NODES, make_rows
 
 from lightning_gnnscale.model import GAT, GCN, NGNN, SGC, GraphSAGE
 from lightning_gnnscale.model.block import Block
 from lightning_gnnscale.model.row_layers import ArcSums, arcs_from, prepared_rows
 from lightning_gnnscale.model.sparse_linear import SparseInput
+from lightning_gnnscale.triton_kernels.aggregate import aggregate
 
 WEIGHED = [GCN, GraphSAGE, SGC, NGNN]
 PULLED = [GCN, GraphSAGE, NGNN]

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
-from lightning_gnnscale.triton_kernels.gather_rows import RowCode
-from lightning_gnnscale.triton_kernels.gather_rows.reference import decode_codes_reference, encode_codes_reference
 
 from lightning_gnnscale.graph import CSC, build_csc
 from lightning_gnnscale.loader import LoaderOptions, PartData, PartLoader
 from lightning_gnnscale.partition_store import DenseFeatures, PackedFeatures
 from lightning_gnnscale.partition_store.part_graph import PartGraph
+from lightning_gnnscale.triton_kernels.gather_rows import RowCode
+from lightning_gnnscale.triton_kernels.gather_rows.reference import decode_codes_reference, encode_codes_reference
 
 
 @dataclass

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from lightning_gnnscale.triton_kernels.gather_rows import RowCode
-from lightning_gnnscale.triton_kernels.gather_rows.reference import decode_codes_reference, encode_codes_reference
 from scipy.sparse import csr_matrix
 
 from lightning_gnnscale.dataset import GraphDataset
@@ -23,6 +21,8 @@ from lightning_gnnscale.partition_store import (
 from lightning_gnnscale.partition_store.disk import disk_bytes
 from lightning_gnnscale.partition_store.features import FEATURE_STORAGE
 from lightning_gnnscale.partition_store.inputs import check_inputs, feature_bytes
+from lightning_gnnscale.triton_kernels.gather_rows import RowCode
+from lightning_gnnscale.triton_kernels.gather_rows.reference import decode_codes_reference, encode_codes_reference
 from tests.partition_store.small_graphs import all_bytes, random_graph
 
 GRAPH = random_graph(90, 500, 4, to_undirected=True)

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from lightning_gnnscale.triton_kernels.sample_layer import sample_layers
 from test_place import graph, power_law
 
 from lightning_gnnscale.graph import build_csc
 from lightning_gnnscale.placement import access_probability
 from lightning_gnnscale.placement.access_probability import drawn_probability, epoch_batches, layer_probability
+from lightning_gnnscale.triton_kernels.sample_layer import sample_layers
 
 
 def within(csc, node, hops):

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
 from oracles.parts import small_world
 
 from lightning_gnnscale.errors import GNNScaleError
@@ -35,6 +34,7 @@ from lightning_gnnscale.remote.held_rows import (
 from lightning_gnnscale.remote.sampling_owners import DistributedNeighborSampler
 from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.sampler import ClusterSampler, LocalityBias, NeighborSampler
+from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
 
 WORLD = small_world(num_nodes=400, num_arcs=6000, num_parts=5)
 OWNER_OF = ("a", "b", "a", "c", "b")

@@ -4,7 +4,6 @@ import pytest
 
 from lightning_gnnscale.report import suggestions
 from lightning_gnnscale.report.suggestions import RULES, suggest
-
 from tests.report.recorded_runs import CONFIG, PARTS, QUALITY, log_of, recorded, summary_of
 
 

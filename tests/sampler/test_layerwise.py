@@ -5,8 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from lightning_gnnscale.triton_kernels.sample_layer import sample_layers
-from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
 from oracles.parts import part_loader, small_world
 from torch_geometric.nn import GraphConv
 from torch_geometric.utils import trim_to_layer
@@ -15,6 +13,8 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.graph import build_csc
 from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.rng import batch_key
+from lightning_gnnscale.triton_kernels.sample_layer import sample_layers
+from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
 
 WORLD = small_world()
 PART = WORLD.load_part(1)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
 from oracles import links as oracle
 from oracles.parts import part_loader, small_world
 
@@ -20,6 +19,7 @@ from lightning_gnnscale.sampler import (
     draw_positives,
 )
 from lightning_gnnscale.sampler.link_sampler import LinkState
+from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
 
 WORLD = small_world()
 PART = WORLD.load_part(1)

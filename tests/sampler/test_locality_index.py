@@ -8,12 +8,12 @@ import time
 
 import numpy as np
 import pytest
-from lightning_gnnscale.triton_kernels.sample_neighbors import split_rows
 
 from lightning_gnnscale.errors import PartitionStoreError
 from lightning_gnnscale.graph import CSC, build_csc
 from lightning_gnnscale.sampler import locality_index
 from lightning_gnnscale.sampler.locality_index import stored_split_rows
+from lightning_gnnscale.triton_kernels.sample_neighbors import split_rows
 
 
 def random_csc(num_nodes=200, num_arcs=5000, seed=0) -> CSC:

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
-from lightning_gnnscale.triton_kernels.sample_neighbors.reference import sample_neighbors_reference
 from locality_runs import NUM_NODES, PLACED, WEIGHT, WORLD, batches, biased, placement
 from oracles.parts import small_world
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import PlacementError
 from lightning_gnnscale.partition_store import WholeGraph
+from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
+from lightning_gnnscale.triton_kernels.sample_neighbors.reference import sample_neighbors_reference
 
 PART = WORLD.load_part(1)
 TARGETS = WORLD.targets(1) - PART.core_start

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
 from oracles.parts import small_world
 
 from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.sampler import ClusterSampler, FullBatchSampler, NeighborSampler, SaintSampler
 from lightning_gnnscale.sampler.cluster import breadth_first_clusters
+from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
 
 WORLD = small_world()
 PART = WORLD.load_part(1)

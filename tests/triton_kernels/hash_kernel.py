@@ -2,6 +2,7 @@
 
 import triton
 import triton.language as tl
+
 from lightning_gnnscale.triton_kernels.random_bits import combine, mix64
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+
 from lightning_gnnscale.triton_kernels.quantize_rows import decode_rows, encode_rows, op, reference, row_bytes
 
 BITS = [16, 8, 4, 2]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from lightning_gnnscale.triton_kernels.aggregate import add_arcs, aggregate, cpu, edge_add, edge_softmax, reference
 
 

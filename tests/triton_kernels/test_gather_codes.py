@@ -5,6 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from own_python import run_python
+from tier_tables import spread
+
+from lightning_gnnscale.loader import BufferPool
 from lightning_gnnscale.triton_kernels.gather_rows import (
     RowCode,
     RowTables,
@@ -15,10 +19,6 @@ from lightning_gnnscale.triton_kernels.gather_rows import (
     unpack_places,
 )
 from lightning_gnnscale.triton_kernels.gather_rows.reference import decode_codes_reference, encode_codes_reference
-from own_python import run_python
-from tier_tables import spread
-
-from lightning_gnnscale.loader import BufferPool
 
 LAUNCH_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the interpreter takes CPU tensors
 DIMS = [1, 2, 3, 15, 16, 17, 63, 64, 65, 128, 500]

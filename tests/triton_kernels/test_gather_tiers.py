@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lightning_gnnscale.triton_kernels.gather_rows import RowTables, gather_tiers, op, pack_places, unpack_places
-from lightning_gnnscale.triton_kernels.gather_rows.reference import gather_tiers_reference
 from tier_tables import TORCH_DTYPES, as_bytes, random_bits, spread
 
 from lightning_gnnscale.loader import BufferPool
+from lightning_gnnscale.triton_kernels.gather_rows import RowTables, gather_tiers, op, pack_places, unpack_places
+from lightning_gnnscale.triton_kernels.gather_rows.reference import gather_tiers_reference
 
 LAUNCH_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the interpreter takes CPU tensors
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lightning_gnnscale.triton_kernels.quantize_rows import decode_rows, encode_rows, row_bytes
 from quantize_forms import BITS, DTYPES, KEY, odd_ids, odd_rows, run_form, same_bits
 
 from lightning_gnnscale import rng
+from lightning_gnnscale.triton_kernels.quantize_rows import decode_rows, encode_rows, row_bytes
 
 
 def levels_of(bits):

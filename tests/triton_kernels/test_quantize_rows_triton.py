@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from lightning_gnnscale.triton_kernels.quantize_rows import reference
 from own_python import run_python
 from quantize_forms import BITS, DTYPES, KEY, odd_ids, odd_rows, run_form, same_bits
 
 from lightning_gnnscale import rng
+from lightning_gnnscale.triton_kernels.quantize_rows import reference
 
 LAUNCH_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the interpreter takes CPU tensors
 

@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from lightning_gnnscale.graph import CSC, build_csc
+from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.triton_kernels.sample_layer import (
     check_layer_sizes,
     sample_layers,
@@ -11,9 +14,6 @@ from lightning_gnnscale.triton_kernels.sample_layer import (
 )
 from lightning_gnnscale.triton_kernels.sample_layer.reference import inclusion_probabilities
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
-
-from lightning_gnnscale.graph import CSC, build_csc
-from lightning_gnnscale.rng import batch_key
 
 
 def random_graph(num_nodes, num_arcs, seed, skew=2.0) -> CSC:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lightning_gnnscale.triton_kernels.sample_layer import sample_layers
-from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace, sample_neighbors
-from lightning_gnnscale.triton_kernels.sample_neighbors.reference import sample_neighbors_reference
 from oracles.pyg_neighbor import pyg_neighbor_sample
 from sampled_graphs import random_csc, star
 
 from lightning_gnnscale.graph import CSC, build_csc
+from lightning_gnnscale.triton_kernels.sample_layer import sample_layers
+from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace, sample_neighbors
+from lightning_gnnscale.triton_kernels.sample_neighbors.reference import sample_neighbors_reference
 
 ERROR_RATE = 1e-6  # of a false alarm over all comparisons of one statistical test
 

@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from own_python import run_python
+
+from lightning_gnnscale.graph import CSC, build_csc
 from lightning_gnnscale.triton_kernels.sample_neighbors import sample_neighbors, split_rows
 from lightning_gnnscale.triton_kernels.sample_neighbors.device import (
     DeviceWorkspace,
@@ -10,9 +13,6 @@ from lightning_gnnscale.triton_kernels.sample_neighbors.device import (
     sample_with_triton,
 )
 from lightning_gnnscale.triton_kernels.sample_neighbors.reference import sample_neighbors_reference
-from own_python import run_python
-
-from lightning_gnnscale.graph import CSC, build_csc
 
 LAUNCH_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the interpreter takes CPU tensors
 DEGREES = (0, 1, 5, 6, 7, 63, 64, 65, 66, 130, 200)

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampled_graphs import random_csc, star
+
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace, sample_neighbors, split_rows
 from lightning_gnnscale.triton_kernels.sample_neighbors.reference import sample_neighbors_reference
-from sampled_graphs import random_csc, star
 
 ERROR_RATE = 1e-6  # of a false alarm over all comparisons of one statistical test
 

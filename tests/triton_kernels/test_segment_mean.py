@@ -4,8 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lightning_gnnscale.triton_kernels.aggregate import aggregate, device, reference, segment_mean
 from own_python import run_python
+
+from lightning_gnnscale.triton_kernels.aggregate import aggregate, device, reference, segment_mean
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the interpreter takes CPU tensors
 # Sums of at most about 12 terms of order 1 in another order; halves are summed in float32 and rounded once at the end.

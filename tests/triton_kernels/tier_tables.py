@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+
 from lightning_gnnscale.triton_kernels.gather_rows import RowTables, pack_places
 
 TORCH_DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.float64, torch.bool]

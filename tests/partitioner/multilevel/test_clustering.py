@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lightning_gnnscale.triton_kernels.intrinsics import EQUAL_ITEMS, equal_items
 
 from lightning_gnnscale.jit import kernel
 from lightning_gnnscale.partitioner.multilevel import cluster_choice, clustering
@@ -10,6 +9,7 @@ from lightning_gnnscale.partitioner.multilevel import weighted_graph as threads_
 from lightning_gnnscale.partitioner.multilevel.clustering import cluster_limit, cluster_nodes
 from lightning_gnnscale.partitioner.multilevel.clustering import visiting_order as compiled_order
 from lightning_gnnscale.partitioner.multilevel.weighted_graph import RowThreads
+from lightning_gnnscale.triton_kernels.intrinsics import EQUAL_ITEMS, equal_items
 from tests.oracles.label_propagation import label_propagation, visiting_order
 from tests.partitioner.multilevel.graphs import cut_graphs, dense, node_weights, weighted_graph, weighted_graphs
 

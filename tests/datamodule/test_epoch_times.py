@@ -1,0 +1,78 @@
+"""What an epoch's events say of real trainings: activities add up, batches are counted, the first and last by time."""
+
+import lightning as L
+import numpy as np
+import pytest
+
+import lightning_gnnscale as gs
+from lightning_gnnscale import events
+from lightning_gnnscale.datamodule import EpochTimes
+
+SOURCES = {"threads": gs.Threads(), "tasks": gs.TaskGraphs()}
+
+
+def trained(tmp_path, source=None, epochs: int = 3, **options):
+    draw = np.random.default_rng(0)
+    edges = draw.integers(0, 600, (2, 6000))
+    stream = gs.open_edge_stream(edges, num_nodes=600, to_undirected=True)
+    masks = {"train": np.arange(600) % 2 == 0, "val": np.arange(600) % 2 == 1}
+    dm = gs.PartitionDataModule(
+        root=tmp_path / "store", stream=stream, features=draw.normal(size=(600, 8)).astype(np.float32),
+        labels=draw.integers(0, 3, 600), masks=masks, num_parts=2, batch_size=50, source=source or gs.Threads(),
+        sampler=gs.NeighborSampler([4, 3]), **options,
+    )  # fmt: skip
+    dm.prepare_data()
+    model = gs.NodeClassifier(gs.model.GraphSAGE(8, 8, 3, num_layers=2), lr=0.01)
+    before = len(events.recent())
+    trainer = L.Trainer(
+        accelerator="cpu", devices=1, max_epochs=epochs, strategy="gnnscale", callbacks=[EpochTimes()], logger=False,
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(model, dm)
+    log = [event for event in events.recent()[before:] if event["event"] in ("epoch_times", "timeline")]
+    return log, trainer.num_training_batches
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_an_epoch_is_told_whole(tmp_path, name):
+    log, num_batches = trained(tmp_path, SOURCES[name])
+    times = [event for event in log if event["event"] == "epoch_times"]
+    assert [event["epoch"] for event in times] == [0, 1, 2]
+    for event in times:
+        spent = event["training"]
+        assert event["seconds"] == pytest.approx(sum(spent.values()), abs=1e-4)
+        assert {"wait", "transfer", "forward", "backward", "update", "validation", "other"} <= set(spent)
+        assert min(spent.values()) >= 0
+        assert event["counts"]["seeds"] == 300
+        assert event["counts"]["batches"] == num_batches
+        assert event["counts"]["row_bytes"] == 32 * event["counts"]["nodes"]
+        assert event["hop_nodes"][0] == 300
+        assert sum(event["hop_nodes"]) == event["counts"]["nodes"]
+        assert sum(event["hop_arcs"]) == event["counts"]["arcs"]
+        assert {"sample", "read"} <= set(event["beside"])
+    assert times[1]["began"] + times[1]["seconds"] == pytest.approx(times[2]["began"], abs=0.05)
+    shown = [event for event in log if event["event"] == "timeline" and event["lane"] == "training"]
+    assert [event["epoch"] for event in shown] == [0, 2]
+    for event, told in zip(shown, (times[0], times[2]), strict=True):
+        for activity, bins in event["by_time"].items():
+            assert sum(bins) == pytest.approx(told["training"][activity], abs=0.05 * len(bins) * 1e-3 + 1e-3)
+
+
+def test_worker_processes_tell_when_they_sampled_and_read(tmp_path):
+    log, _ = trained(tmp_path, gs.Processes(num_workers=1), epochs=2)
+    last = next(event for event in reversed(log) if event["event"] == "epoch_times")
+    assert last["beside"]["sample"] > 0 and last["beside"]["read"] > 0
+    assert last["beside"]["sample"] + last["beside"]["read"] <= 2 * last["seconds"]
+
+
+@pytest.mark.parametrize("how", ["resident", "planned"])
+def test_rows_that_are_read_ahead_count_as_read(tmp_path, how):
+    log, _ = trained(tmp_path, epochs=2, row_reads=how)
+    last = next(event for event in reversed(log) if event["event"] == "epoch_times")
+    assert last["beside"]["read"] > 0
+
+
+def test_one_epoch_is_shown_once_and_a_failure_ends_it(tmp_path):
+    log, _ = trained(tmp_path, epochs=1)
+    assert [event["lane"] for event in log if event["event"] == "timeline"] == ["training", "beside"]
+    assert events.clock.end() is False
