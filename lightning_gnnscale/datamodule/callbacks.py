@@ -227,7 +227,10 @@ def _sizes(batch: Any) -> dict[str, int]:
         "seeds": int(getattr(batch, "batch_size", 0) or 0),
         "nodes": len(getattr(batch, "n_id", ())),
         "arcs": 0 if arcs is None else len(arcs),
-        "row_bytes": sum(one.numel() * one.element_size() for one in tensors if one is not None),
+        # A batch that is the whole graph is held, not brought.
+        "row_bytes": 0
+        if getattr(batch, "full_graph", False)
+        else sum(one.numel() * one.element_size() for one in tensors if one is not None),
     }
 
 

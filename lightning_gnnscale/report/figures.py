@@ -208,11 +208,12 @@ def memory(runs: Sequence[RunRecord]) -> Figure | None:
                     "y": stages,
                     "x": [value / 2**30 if value else None for value in predicted],
                     "name": f"{name}predicted",
+                    "offsetgroup": str(number),
                     "marker": {"symbol": "line-ns", "size": 20, "line": {"width": 3, "color": "#d98324"}},
                 }
             )
-    layout = {"barmode": "group", "xaxis": {"title": {"text": "GiB, all processes together"}, "rangemode": "tozero"}}
-    layout["yaxis"] = {"autorange": "reversed", "automargin": True}
+    layout = {"barmode": "group", "scattermode": "group", "yaxis": {"autorange": "reversed", "automargin": True}}
+    layout["xaxis"] = {"title": {"text": "GiB, all processes together"}, "rangemode": "tozero"}
     return {"data": data, "layout": layout, "height": 130 + 34 * len(stages) * max(1, len(runs))}
 
 
@@ -333,20 +334,23 @@ def exchange_seconds(run: RunRecord) -> Figure | None:
     return _by_epoch(data, "ms, training step", 260)
 
 
-def bytes_by_tier(rows: Sequence[tuple[str, float]]) -> Figure | None:
-    """MiB of an epoch by where they came from or went."""
-    if not rows:
+def bytes_by_tier(named: Sequence[tuple[str, dict[str, float]]]) -> Figure | None:
+    """MiB of an epoch by where they came from or went, of each run: (label, {name: bytes})."""
+    tiers = list(dict.fromkeys(tier for _, sizes in named for tier in sizes))
+    if not tiers:
         return None
     data = [
         {
             "type": "bar",
             "orientation": "h",
-            "y": [name for name, _ in rows],
-            "x": [round(size / 2**20, 3) for _, size in rows],
-            "marker": {"color": "#3d6fb6"},
+            "y": tiers,
+            "x": [round(sizes[tier] / 2**20, 3) if tier in sizes else None for tier in tiers],
+            "name": label,
+            "marker": {"color": RUN_COLORS[number % len(RUN_COLORS)]},
             "hovertemplate": "%{y}: %{x:.1f} MiB<extra></extra>",
         }
+        for number, (label, sizes) in enumerate(named)
     ]
-    layout = {"xaxis": {"title": {"text": "MiB an epoch, all processes"}, "rangemode": "tozero"}, "showlegend": False}
+    layout = {"xaxis": {"title": {"text": "MiB an epoch, all processes"}, "rangemode": "tozero"}, "barmode": "group"}
     layout["yaxis"] = {"autorange": "reversed", "automargin": True}
-    return {"data": data, "layout": layout, "height": 110 + 30 * len(rows)}
+    return {"data": data, "layout": layout, "height": 110 + (12 + 20 * len(named)) * len(tiers)}

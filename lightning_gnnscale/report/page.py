@@ -235,7 +235,7 @@ def _fill(page: Page, runs: Sequence[RunRecord], beside: Path) -> None:
             page.figure(figures.curves(runs, losses=True), "Losses by epoch"),
         ],
     )
-    page.section("bytes", "Bytes", each(lambda run: _bytes(page, run)))
+    page.section("bytes", "Bytes", [*_bytes(page, runs), *each(lambda run: [_hops(run)])])
     page.section("exchange", "Exchange", each(lambda run: _exchange(page, run)))
     page.section("memory", "Memory", [page.figure(figures.memory(runs), "Peak by stage"), *each(_process_peaks)])
     page.section("parts", "Parts", each(lambda run: _parts(page, run)))
@@ -292,8 +292,8 @@ def _activities(runs: Sequence[RunRecord]) -> dict | None:
     return _table(columns, rows)
 
 
-def tiers(run: RunRecord) -> list[tuple[str, float]]:
-    """Return where the bytes of a mean epoch came from, or went, all processes together: (name, bytes)."""
+def tiers(run: RunRecord) -> dict[str, float]:
+    """Return where the bytes of a mean epoch came from, or went, all processes together: {name: bytes}."""
     num_epochs = max(run.num_epochs, 1)
     row_bytes = run.parts.get("row_bytes") or 0
     rows = [("feature rows in batches", run.per_epoch("row_bytes")), ("read from disk", run.per_epoch("disk_bytes"))]
@@ -305,7 +305,7 @@ def tiers(run: RunRecord) -> list[tuple[str, float]]:
     rows += [("from workers of Ray", received / num_epochs), ("sent: averages", _bytes_of(run, "average") / num_epochs)]
     rows.append(("sent: rows exchanged in training", _bytes_of(run, "exchange") / num_epochs))
     rows.append(("sent: rows exchanged in evaluation", _bytes_of(run, "exchange_evaluation") / num_epochs))
-    return [(name, size) for name, size in rows if size > 0]
+    return {name: size for name, size in rows if size > 0}
 
 
 def _bytes_of(run: RunRecord, kind: str) -> float:
@@ -318,10 +318,15 @@ def _sent_bytes(run: RunRecord) -> float:
     return sum(_bytes_of(run, kind) for kind in _SENT) / max(run.num_epochs, 1)
 
 
-def _bytes(page: Page, run: RunRecord) -> list[dict | None]:
-    rows = tiers(run)
-    table = _table(["an epoch, all processes", "bytes"], [[name, format_bytes(size)] for name, size in rows])
-    return [page.figure(figures.bytes_by_tier(rows), "Bytes by where they came from or went"), table, _hops(run)]
+def _bytes(page: Page, runs: Sequence[RunRecord]) -> list[dict | None]:
+    named = [(run.label, tiers(run)) for run in runs]
+    names = list(dict.fromkeys(name for _, sizes in named for name in sizes))
+    if not names:
+        return []
+    rows = [[name, *(format_bytes(sizes[name]) if name in sizes else "" for _, sizes in named)] for name in names]
+    columns = [label for label, _ in named] if len(runs) > 1 else ["bytes"]
+    figure = page.figure(figures.bytes_by_tier(named), "Bytes by where they came from or went")
+    return [figure, _table(["an epoch, all processes", *columns], rows)]
 
 
 def _hops(run: RunRecord) -> dict | None:
@@ -386,7 +391,8 @@ def _process_peaks(run: RunRecord) -> list[dict | None]:
     fact = run.facts.get("training peak of a process")
     blocks: list[dict | None] = [{"text": f"Training peak of a process: {fact}."}] if fact else []
     if rows:
-        blocks.append(_table(["rank", "stage", "peak beyond the start", "held at the start"], rows))
+        columns = ["rank", "stage", "peak beyond the start", "held at the start"]
+        blocks.append(_table(columns, rows, fold="Peaks by process"))
     return blocks
 
 

@@ -215,7 +215,7 @@ def test_a_run_of_an_older_release_still_has_a_report(tmp_path):
     ]
     run = recorded(tmp_path / "run", log=[*log, *averages])
     assert run.epoch_seconds == 2.0
-    assert tiers(run) == [("sent: averages", 1 << 20)]
+    assert tiers(run) == {"sent: averages": 1 << 20}
     page = write_report([run.folder]).read_text()
     for words in ("0.8125", "The events of this run do not tell what passed", "recorded no versions", "6.2%"):
         assert words in page
@@ -273,7 +273,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
 def test_bytes_of_placed_rows_are_told_by_tier(tmp_path):
     reads = [{"event": "reads", "rank": rank, "local": 400, "peer": 0, "host": 80} for rank in range(2)]
     run = recorded(tmp_path, log=[*log_of(), *reads])
-    found = dict(tiers(run))
+    found = tiers(run)
     assert found["placed rows read: local"] == 2 * 400 * 256 / 4
     assert found["placed rows read: host"] == 2 * 80 * 256 / 4
     assert "placed rows read: peer" not in found
