@@ -220,6 +220,8 @@ def _sizes(batch: Any) -> dict[str, int]:
     """Return the counts of a batch that `EpochTimes` adds up; 0 for what it does not tell."""
     sparse, rows = getattr(batch, "x_csr", None), getattr(batch, "x_dense", None)
     tensors = [rows] if sparse is None else [value for value in vars(sparse).values() if torch.is_tensor(value)]
+    if getattr(batch, "full_graph", False):
+        tensors = []  # held all the time, not brought
     arcs = getattr(batch, "edge_index", None)
     arcs = getattr(batch, "indices", None) if arcs is None else arcs[0]
     return {
@@ -227,10 +229,7 @@ def _sizes(batch: Any) -> dict[str, int]:
         "seeds": int(getattr(batch, "batch_size", 0) or 0),
         "nodes": len(getattr(batch, "n_id", ())),
         "arcs": 0 if arcs is None else len(arcs),
-        # A batch that is the whole graph is held, not brought.
-        "row_bytes": 0
-        if getattr(batch, "full_graph", False)
-        else sum(one.numel() * one.element_size() for one in tensors if one is not None),
+        "row_bytes": sum(one.numel() * one.element_size() for one in tensors if one is not None),
     }
 
 
