@@ -154,7 +154,8 @@ def _by_epoch(data: list[dict], unit: str, height: int) -> Figure:
     most = max(heights[1:], default=0.0)
     if most and heights[0] > 3 * most:
         axis["range"] = [0, 1.25 * most]
-        figure["note"] = f"the first one, {heights[0]:,.4g} {unit.split(',')[0]}, goes beyond the top"
+        first = f"{heights[0]:,.0f}" if heights[0] >= 100 else f"{heights[0]:.3g}"
+        figure["note"] = f"the first one, {first} {unit.split(',')[0]}, goes beyond the top"
     return figure
 
 

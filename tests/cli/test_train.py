@@ -13,6 +13,7 @@ from cli.refusals import refused
 from own_process import gnnscale
 
 from lightning_gnnscale.cli.main import main
+from lightning_gnnscale.events import last_run, read_log
 
 SMALL = [
     "recipe=demo",
@@ -74,6 +75,30 @@ def test_it_leaves_a_whole_run_folder(first_run):
     assert (run / "config.yaml").is_file()
     assert list((run / "checkpoints").glob("*.ckpt"))
     assert pq.read_table(run / "predictions.parquet")["node"].to_pylist() == list(range(2000))
+    page = (run / "report.html").read_text()
+    assert f">{summary['facts']['test_acc']}<" in page
+    for words in (
+        "GraphSAGE, 2 layers of 32 on synthetic (2,000 nodes",
+        "in 3 parts",
+        "2 processes",
+        "Labels of each part",
+    ):
+        assert words in page
+
+
+def test_it_records_what_each_process_did_and_names_the_report_last(first_run):
+    folder, result = first_run
+    log = last_run(read_log(folder / "run" / "events.jsonl"))
+    times = {(event["epoch"], event["rank"]): event for event in log if event["event"] == "epoch_times"}
+    assert set(times) == {(epoch, rank) for epoch in range(3) for rank in range(2)}
+    for event in times.values():
+        assert {"wait", "forward", "backward", "average", "ranks", "validation", "save"} <= set(event["training"])
+        assert {"sample", "read"} <= set(event["beside"])
+    lanes = {(event["epoch"], event["rank"], event["lane"]) for event in log if event["event"] == "timeline"}
+    assert lanes == {(epoch, rank, lane) for epoch in (0, 2) for rank in range(2) for lane in ("training", "beside")}
+    (parts,) = (event for event in log if event["event"] == "parts")
+    assert sum(parts["nodes"]) == 2000 and parts["arcs_share"] == 1.0
+    assert result.stdout.rstrip().endswith("run/report.html")
 
 
 def test_the_next_run_finds_the_store_and_goes_on_from_a_checkpoint(first_run):
