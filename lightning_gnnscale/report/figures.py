@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from .run_record import BESIDE, TRAINING, RunRecord
+from .run_record import TRAINING, RunRecord
 
 Figure = dict[str, Any]
 
@@ -80,7 +80,7 @@ def timeline(run: RunRecord, which: str) -> Figure | None:
             "fixedrange": True,
         }
         top = bottom
-        for activity in TRAINING if lane == "training" else BESIDE:
+        for activity in TRAINING:
             bins = event["by_time"].get(activity)
             if not bins or sum(bins) < _SLIGHT * sum(busy):
                 continue
@@ -214,7 +214,8 @@ def memory(runs: Sequence[RunRecord]) -> Figure | None:
                 }
             )
     layout = {"barmode": "group", "scattermode": "group", "yaxis": {"autorange": "reversed", "automargin": True}}
-    layout["xaxis"] = {"title": {"text": "GiB, all processes together"}, "rangemode": "tozero"}
+    most = max(max(row["peak_bytes"], row.get("predicted_bytes") or 0) for _, row in rows) / 2**30
+    layout["xaxis"] = {"title": {"text": "GiB, all processes together"}, "range": [0, 1.06 * most or 1.0]}
     return {"data": data, "layout": layout, "height": 130 + 34 * len(stages) * max(1, len(runs))}
 
 

@@ -117,6 +117,9 @@ def render(runs: Sequence[RunRecord], beside: Path) -> str:
 
 def what_was_trained(run: RunRecord) -> str:
     """Return one sentence: the model, the graph, its parts, the processes."""
+    if run.is_partitioning:
+        nodes, arcs, parts = run.facts.get("nodes", ""), run.facts.get("arcs stored", ""), run.parts.get("nodes", [])
+        return f"{nodes} nodes, {arcs} arcs in {len(parts)} parts by {run.method}; nothing was trained"
     model = str(run.get("model.backbone._target_", "")).rpartition(".")[2]
     layers, width = run.get("model.backbone.num_layers"), run.get("model.backbone.hidden_channels")
     told = [f"{model}, {layers} layers of {width}" if layers and width else model] if model else []
@@ -224,7 +227,7 @@ def _fill(page: Page, runs: Sequence[RunRecord], beside: Path) -> None:
             page.figure(figures.seconds_by_run(runs), "Seconds of a mean epoch by activity") if several else None,
             _activities(runs),
             *([] if several else [page.figure(figures.epoch_seconds(runs[0]), "Seconds of each epoch")]),
-            None if any(run.epochs for run in runs) else {"text": "The events of this run do not tell what passed."},
+            *each(lambda run: [] if run.epochs or run.is_partitioning else [{"text": _UNTIMED}]),
         ],
     )
     page.section(
@@ -248,6 +251,9 @@ _EPOCH_TEXT = (
     "worker processes prepared meanwhile, as high as many were busy. On a GPU the seconds are of the host, which runs "
     "ahead."
 )
+
+
+_UNTIMED = "The events of this run do not tell what passed in an epoch."
 
 
 def _timelines(page: Page, run: RunRecord) -> list[dict | None]:
@@ -286,7 +292,7 @@ def _activities(runs: Sequence[RunRecord]) -> dict | None:
     ]
     rows += [
         [f"{figures.NAMES[name]}, beside training", *(_percent(one.get(name, 0.0)) for one in beside)]
-        for name in ("sample", "read")
+        for name in TRAINING
         if any(one.get(name) for one in beside)
     ]
     return _table(columns, rows)

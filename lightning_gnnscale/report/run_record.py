@@ -84,6 +84,11 @@ class RunRecord:
         return bool(self.summary)
 
     @property
+    def is_partitioning(self) -> bool:
+        """Whether the run made a store and trained nothing: `gnnscale partition`."""
+        return any(event.get("command") == "partition" for event in self.of("run"))
+
+    @property
     def failed_stage(self) -> str | None:
         """The stage in which the run ended early, or None."""
         return next((event["stage"] for event in reversed(self.of("stage")) if event.get("failed")), None)

@@ -31,9 +31,12 @@ Rule = Callable[[RunRecord], Suggestion | None]
 
 
 def suggest(run: RunRecord) -> Suggestion:
-    """Return the suggestion of the rule that gains most; where none applies, to run other seeds."""
+    """Return the suggestion of the rule that gains most; where none applies, other seeds, or training on the parts."""
     found = [suggestion for rule in RULES if (suggestion := rule(run)) is not None]
-    return max(found, key=lambda one: one.gain, default=_SEEDS)
+    default = _SEEDS
+    if run.is_partitioning and run.facts.get("store"):
+        default = Suggestion("The parts stand ready to train on.", f"gnnscale train store={run.facts['store']}", 0.0)
+    return max(found, key=lambda one: one.gain, default=default)
 
 
 _SEEDS = Suggestion(

@@ -1,5 +1,6 @@
 """The report: what the page says is what the run recorded, read off the page in a browser where there is one."""
 
+import json
 import os
 import re
 import shutil
@@ -217,9 +218,28 @@ def test_a_run_of_an_older_release_still_has_a_report(tmp_path):
     assert run.epoch_seconds == 2.0
     assert tiers(run) == {"sent: averages": 1 << 20}
     page = write_report([run.folder]).read_text()
-    for words in ("0.8125", "The events of this run do not tell what passed", "recorded no versions", "6.2%"):
+    for words in (
+        "0.8125",
+        "The events of this run do not tell what passed in an epoch",
+        "recorded no versions",
+        "6.2%",
+    ):
         assert words in page
     assert run.parts["halo"] == [200, 300]
+
+
+def test_a_run_that_partitioned_and_trained_nothing_has_a_report(tmp_path):
+    kinds = ("run", "partition", "stage", "parts")
+    log = [event for event in log_of() if event["event"] in kinds and event.get("stage") != "train"]
+    log[0] = log[0] | {"command": "partition"}
+    facts = {"nodes": "1,000", "arcs stored": "2,000", "store": "stores/mine"}
+    run = write_run(tmp_path / "run", log=log, finished=False)
+    (run / "run.json").write_text(json.dumps({"title": "parts", "stages": [], "facts": facts, "partitioning": {}}))
+    page = write_report([run]).read_text()
+    for words in ("1,000 nodes, 2,000 arcs in 2 parts by streaming_multilevel", "gnnscale train store=stores/mine"):
+        assert words in page
+    for words in ("did not come to its end", "what passed in an epoch", "0.7600"):
+        assert words not in page
 
 
 def test_a_run_that_did_not_end_is_told_so(tmp_path):
