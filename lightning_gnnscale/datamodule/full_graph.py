@@ -34,6 +34,7 @@ class FullGraphDataModule(StoredGraphDataModule):
 
     Attributes:
         blocks: The `BlockRows` of this rank, after `setup`.
+        whole_block: Its `FullGraphBatch`, which the batches are made from, after `setup`.
 
     Raises:
         ValueError, PartitionStoreError, StrategyError: one line with the remedy.
@@ -49,7 +50,7 @@ class FullGraphDataModule(StoredGraphDataModule):
     ):
         super().__init__(store, seed, **making)
         self.blocks: BlockRows | None = None
-        self._batch: FullGraphBatch | None = None
+        self.whole_block: FullGraphBatch | None = None
         self._loaders: list[FullGraphLoader] = []
 
     def planned_parts(self) -> int:
@@ -103,7 +104,7 @@ class FullGraphDataModule(StoredGraphDataModule):
         rank, world_size = self._rank_and_world()
         if self.blocks is None or (self.blocks.rank, self.blocks.world_size) != (rank, world_size):
             self.blocks = load_block_rows(self.store, rank, world_size)
-            self._batch = block_batch(self.store, self.blocks)
+            self.whole_block = block_batch(self.store, self.blocks)
 
     @property
     def _chooses_parts(self) -> bool:
@@ -156,7 +157,7 @@ class FullGraphDataModule(StoredGraphDataModule):
         begin, end = (offsets[0], offsets[-1]) if whole else offsets[rank : rank + 2]
         known = mask is not None and self.store.labels is not None
         counts = count_labels(self.store, mask, begin, end) if known else (0, 0)
-        self._loaders.append(FullGraphLoader(self._batch, counts, whole, self.seed, split))
+        self._loaders.append(FullGraphLoader(self.whole_block, counts, whole, self.seed, split))
         return self._loaders[-1]
 
     def _batch_shape(self) -> dict:

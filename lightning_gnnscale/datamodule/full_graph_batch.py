@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from ..graph import MASK_NAMES
 from ..partition_store import PartitionStore
-from ..partition_store.block_rows import BlockRows
+from ..partition_store.block_rows import BlockRows, edge_feature_rows, halo_in_arcs
 from ..rng import batch_key
 from ..sampler.minibatch import SparseFeatures, sparse_rows_to_torch
 
@@ -45,6 +46,10 @@ class FullGraphBatch:
         edge_weight: (num_arcs,) float32, or None.
         memo: Values that models keep from batch to batch; all batches of a DataModule on one device share it.
         moved: Maps a device to the tensors there; all batches of a DataModule share it.
+        symmetric: Whether every arc of the graph has its reverse.
+        halo_in_arcs: Returns the `HaloInArcs` of the block, read when it is called.
+        edge_features: Returns the (num_arcs, dim) edge features as the store has them, at most as many arcs as it is
+            given; None: there are none.
         full_graph: Marks the class.
     """
 
@@ -68,6 +73,9 @@ class FullGraphBatch:
     val_mask: Tensor | None = None
     test_mask: Tensor | None = None
     edge_weight: Tensor | None = None
+    symmetric: bool = False
+    halo_in_arcs: Callable[[], Any] | None = field(default=None, repr=False)
+    edge_features: Callable[[int | None], np.ndarray] | None = field(default=None, repr=False)
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
     moved: dict[torch.device, dict[str, Any]] = field(default_factory=dict, repr=False)
     full_graph: ClassVar[bool] = True
@@ -89,6 +97,18 @@ class FullGraphBatch:
     def x(self, value: Tensor | None) -> None:
         # From here on this batch moves its own tensors: other batches keep theirs.
         self.x_dense, self.x_csr, self.moved, self.memo, self._copies = value, None, {}, {}, {}
+
+    @property
+    def has_edge_attr(self) -> bool:
+        return self.edge_features is not None
+
+    def read_edge_attr(self, most: int | None = None) -> Tensor:
+        """Return the (num_arcs, dim) features of the arcs, in their order, on the device of the batch; not kept.
+
+        Args:
+            most: Number of arcs, from the first on, that are enough; None: all.
+        """
+        return _tensor(self.edge_features(most)).to(self.n_id.device)
 
     @property
     def num_nodes(self) -> int:
@@ -161,6 +181,9 @@ def block_batch(store: PartitionStore, blocks: BlockRows) -> FullGraphBatch:
         loss_count=0,
         loss_nodes=0,
         edge_weight=None if blocks.edge_weight is None else _tensor(blocks.edge_weight),
+        symmetric=blocks.symmetric,
+        halo_in_arcs=partial(halo_in_arcs, store, blocks),
+        edge_features=None if store.edge_features is None else partial(edge_feature_rows, store, blocks),
         **data,
     )
 

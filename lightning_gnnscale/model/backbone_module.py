@@ -11,6 +11,7 @@ from ..errors import StrategyError
 from .inference import LayerwiseOutput, layerwise_inference
 from .node_inputs import NodeInputs, TakesInputs
 from .row_layers import prepared_rows
+from .row_model import RowModel
 
 BATCH_ARGUMENTS = ("edge_weight", "degree", "indptr", "num_sampled_nodes")
 MAKE_OPTIMIZER = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -44,6 +45,8 @@ class BackboneModule(TakesInputs):
         self.lr, self.weight_decay = lr, weight_decay
         self.backbone, self.make_optimizer, self.make_scheduler = backbone, optimizer, scheduler
         self._accepted = _accepted_arguments(backbone)
+        # how a model of PyG's layers is run over the rows of one process; models of this package have their own way
+        self.row_model = None if hasattr(backbone, "forward_rows") else RowModel(backbone)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log `train_loss`, by epoch: the mean over all ranks' seeds, or the sum of what are shares of one loss.
@@ -90,14 +93,11 @@ class BackboneModule(TakesInputs):
         backbone = self.backbone
         if self.inputs is not None:
             raise StrategyError("inputs= is for mini-batches, not for the whole graph: use PartitionDataModule")
-        if not hasattr(backbone, "forward_rows"):
-            raise StrategyError(
-                f"{type(backbone).__name__} has no forward_rows(x, arcs), so its layers cannot exchange rows: use GCN, "
-                "GraphSAGE, GAT or SGC, or train on parts with PartitionDataModule"
-            )
         with_gradient = torch.is_grad_enabled()
         # What is prepared at the first call serves training too, which cannot use tensors made in inference mode.
         with torch.inference_mode(False), torch.set_grad_enabled(with_gradient):
+            if self.row_model is not None:
+                return self.row_model(batch, self.training)
             x, arcs = prepared_rows(backbone, batch, self.training and backbone.local_only)
             return backbone.forward_rows(x, arcs)
 

@@ -1,6 +1,7 @@
 """The rows of one process of full-graph training: a contiguous range of store ids, and what it exchanges with whom."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -105,6 +106,64 @@ def load_block_rows(store: PartitionStore, rank: int, world_size: int) -> BlockR
     )
 
 
+class HaloInArcs(NamedTuple):
+    """The in-arcs of a block's halo, as far as degrees need them.
+
+    Attributes:
+        loops: (num_loops,) int64, the position in the halo of each self-loop there.
+        loop_weight: (num_loops,) float32, or None.
+        counts: (num_halo,) int64, in-arcs that are no self-loops.
+        weights: (num_halo,) float64, the sums of their weights, or None.
+        max_degree: The largest number of in-arcs of any node of the graph.
+    """
+
+    loops: np.ndarray
+    loop_weight: np.ndarray | None
+    counts: np.ndarray
+    weights: np.ndarray | None
+    max_degree: int
+
+
+def halo_in_arcs(store: PartitionStore, blocks: BlockRows) -> HaloInArcs:
+    """Return what the halo of a block has of in-arcs in the whole graph.
+
+    Args:
+        store: The partition store.
+        blocks: A block of it.
+
+    Cost: reads the row offsets of all nodes once, and a binary search in the row of each halo node; with edge weights,
+        all weights of these rows.
+    """
+    indptr, nodes = store.csc.indptr, blocks.halo_nodes
+    bounds = np.empty((len(nodes), 2), np.int64)
+    _find_loops(indptr, store.csc.indices, nodes, bounds)
+    num_loops = bounds[:, 1] - bounds[:, 0]
+    loops = np.repeat(np.arange(len(nodes)), num_loops)
+    counts = (indptr[nodes + 1] - indptr[nodes]).astype(np.int64) - num_loops
+    max_degree = 0
+    for start in range(0, store.num_nodes, _BLOCK_ARCS):
+        max_degree = max(max_degree, int(np.diff(indptr[start : start + _BLOCK_ARCS + 1]).max(initial=0)))
+    if store.edge_weight is None:
+        return HaloInArcs(loops, None, counts, None, max_degree)
+    weights = np.zeros(len(nodes))
+    _sum_weights(indptr, store.edge_weight, nodes, bounds, weights)
+    places = np.concatenate([np.arange(*pair) for pair in bounds.tolist()] or [np.empty(0, np.int64)]).astype(np.int64)
+    return HaloInArcs(loops, np.asarray(store.edge_weight[places], np.float32), counts, weights, max_degree)
+
+
+def edge_feature_rows(store: PartitionStore, blocks: BlockRows, most: int | None = None) -> np.ndarray:
+    """Return the (num_arcs, dim) edge features of a block's arcs, of the stored dtype.
+
+    Args:
+        store: A store with edge features.
+        blocks: A block of it.
+        most: Number of arcs, from the first on, that are enough; None: all.
+    """
+    first = int(store.csc.indptr[blocks.offsets[blocks.rank]])
+    num_arcs = blocks.csc.num_arcs if most is None else min(most, blocks.csc.num_arcs)
+    return np.array(store.edge_features[first : first + num_arcs])
+
+
 def part_runs(num_parts: int, world_size: int) -> list[range]:
     """Return the parts of each rank: contiguous runs, as even in their number as can be.
 
@@ -153,6 +212,31 @@ def _degree(store: PartitionStore, begin: int, end: int, halo: np.ndarray) -> np
         return np.concatenate([store.weighted_degree[begin:end], store.weighted_degree[halo]])
     indptr = store.csc.indptr
     return np.concatenate([np.diff(indptr[begin : end + 1]), indptr[halo + 1] - indptr[halo]]).astype(np.int64)
+
+
+@kernel
+def _find_loops(indptr, indices, nodes, bounds):
+    """Write for each node the [first, end) of the arcs from itself; sources ascend within a row."""
+    for i in range(len(nodes)):
+        for side in range(2):
+            low, high = indptr[nodes[i]], indptr[nodes[i] + 1]
+            while low < high:
+                middle = (low + high) // 2
+                if indices[middle] < nodes[i] + side:
+                    low = middle + 1
+                else:
+                    high = middle
+            bounds[i, side] = low
+
+
+@kernel
+def _sum_weights(indptr, weight, nodes, bounds, out):
+    """Add up for each node the weights of its in-arcs, but for those in its bounds."""
+    for i in range(len(nodes)):
+        for arc in range(indptr[nodes[i]], bounds[i, 0]):
+            out[i] += weight[arc]
+        for arc in range(bounds[i, 1], indptr[nodes[i] + 1]):
+            out[i] += weight[arc]
 
 
 @kernel

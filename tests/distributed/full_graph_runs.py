@@ -13,7 +13,9 @@ BACKBONES = {"gcn": GCN, "graphsage": GraphSAGE, "gat": GAT, "sgc": SGC}
 NUM_NODES, NUM_PARTS, DIM, NUM_CLASSES = 90, 5, 12, 4
 
 
-def write_store(root, directed=False, sparse=False, weighted=False, keep=None, sizes=(41, 7, 22, 12, 8)):
+def write_store(
+    root, directed=False, sparse=False, weighted=False, keep=None, sizes=(41, 7, 22, 12, 8), edge_features=0
+):
     """Write a random graph in five parts of very different sizes; the last two have no training nodes.
 
     keep(edges) says which of the (2, num_edges) edges stay; the rest of the store is the same.
@@ -40,6 +42,7 @@ def write_store(root, directed=False, sparse=False, weighted=False, keep=None, s
         labels=rng.integers(0, NUM_CLASSES, NUM_NODES),
         masks=masks,
         **({"edge_weight": rng.random(edges.shape[1]).astype(np.float32) + 0.5} if weighted else {}),
+        **({"edge_features": rng.random((edges.shape[1], edge_features))} if edge_features else {}),
     ).root
 
 

@@ -291,6 +291,8 @@ class LayerExchange:
         """Return (world_size, 2) int64: bytes of rows and of gradients for each rank in the step that begins."""
         self._now = dict(self._coming)
         out = torch.zeros((len(self.route.leaving), 2), dtype=torch.int64)
+        if not self._now:  # a layer that was not asked in the step before
+            return out
         row_bytes = self.clock.codec.row_bytes(self._width, self._dtype)
         due = self._now[transport.FORWARD]
         for rank, positions in enumerate(self.route.leaving):

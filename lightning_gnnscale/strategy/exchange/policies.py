@@ -95,8 +95,9 @@ class ExchangePlan:
 
 
 def exchange_layers(model: nn.Module) -> list[Any]:
-    """Return the modules that read rows through an `exchange` (`RowLayer`s), in the order in which they stand."""
-    return [module for module in model.modules() if hasattr(module, "exchange") and hasattr(module, "can_pull")]
+    """Return what reads rows through an `exchange` (`RowLayer`s), in the order in which it stands in the model."""
+    layers = [module for module in model.modules() if hasattr(module, "exchange") and hasattr(module, "can_pull")]
+    return layers or getattr(getattr(model, "row_model", None), "layers", [])
 
 
 class ExchangePolicy:
@@ -151,10 +152,12 @@ class ExchangePolicy:
                 "use exchange=NoExchange()"
             )
         layers = exchange_layers(trainer.lightning_module)
-        if not layers:
+        row_model = getattr(trainer.lightning_module, "row_model", None)
+        if not layers or not getattr(row_model, "can_exchange", True):
             raise StrategyError(
-                f"{name} finds no layer in {type(trainer.lightning_module).__name__} that exchanges rows: use GCN, "
-                "GraphSAGE, GAT or SGC of lightning_gnnscale.model, or exchange=NoExchange()"
+                f"{name} finds no layer in {type(trainer.lightning_module).__name__} that exchanges rows: use a "
+                "backbone of torch_geometric's MessagePassing layers or of lightning_gnnscale.model, or "
+                "exchange=NoExchange()"
             )
         self.check_trainer(trainer)
         pushing = [type(layer).__name__ for layer in layers if not getattr(layer, "can_pull", False)]

@@ -1,15 +1,19 @@
 """One run under an exchange policy: the route, the state of every layer, the account of what was sent."""
 
 import time
+from functools import partial
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ...apart import of_first_rank
 from ...errors import StrategyError
 from ...events import record
+from ...model.row_trial import try_out
 from .. import averaging
 from .layer_exchange import Blocks, ExchangeClock, LayerExchange, RowTransfer, block_route, halo_route
 from .policies import ExchangePlan, ExchangePolicy, exchange_layers
@@ -42,7 +46,7 @@ class ExchangeRun:
         self.transport = Transport(self.ledger, device)
         shared = (self.route, self.transport, self.clock)
         self.layers = [LayerExchange(*shared, index, pull) for index, pull in enumerate(pulls)]
-        self._modules = layers
+        self._modules, self._norms = layers, []
         for module, exchange in zip(layers, self.layers, strict=True):
             module.exchange = exchange
 
@@ -113,9 +117,18 @@ class ExchangeRun:
         known = slice(rank, rank + 1) if own else slice(None)
         return {layer.layer: torch.from_numpy(layer.versions[known].copy()) for layer in self.layers[1:]}
 
+    def join_norms(self, model: nn.Module) -> None:
+        """Let every BatchNorm of a model take its statistics over the rows of all processes, while it trains."""
+        for module in model.modules():
+            if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
+                object.__setattr__(module, "forward", partial(_joined_norm, module))
+                self._norms.append(module)
+
     def detach(self) -> None:
         """Leave the model as a single process reads it; write down what testing and predicting sent."""
         self._record_evaluation()
+        for norm in self._norms:
+            object.__delattr__(norm, "forward")
         self.transport.close()
         for module in self._modules:
             del module.exchange
@@ -201,12 +214,11 @@ def start_run(policy: ExchangePolicy, trainer: pl.Trainer) -> ExchangeRun | Loca
     blocks = getattr(trainer.datamodule, "blocks", None)
     if blocks is None:
         return None
+    row_model = getattr(trainer.lightning_module, "row_model", None)
+    if row_model is not None:
+        alone = trainer.world_size == 1
+        row_model.adopt(None if alone else of_first_rank(partial(try_out, row_model, trainer.datamodule.whole_block)))
     layers, device = exchange_layers(trainer.lightning_module), trainer.strategy.root_device
-    if trainer.world_size > 1 and any(isinstance(one, _BatchNorm) for one in trainer.lightning_module.modules()):
-        rank_zero_warn(
-            "BatchNorm (norm=batch) takes its statistics from each process's own block: results differ from those of "
-            "one process; norm=layer gives the same on any number of them"
-        )
     plan = policy.plan()
     if plan is None:
         return LocalRows(blocks, layers, device)
@@ -223,4 +235,55 @@ def start_run(policy: ExchangePolicy, trainer: pl.Trainer) -> ExchangeRun | Loca
             'use backward="auto" or "push"'
         )
     pulls = [plan.backward != "push" and undirected and getattr(layer, "can_pull", False) for layer in layers]
-    return ExchangeRun(plan, blocks, layers, pulls, device, trainer.max_epochs or 0)
+    run = ExchangeRun(plan, blocks, layers, pulls, device, trainer.max_epochs or 0)
+    if trainer.world_size > 1 and plan.remote_gradient:
+        run.join_norms(trainer.lightning_module)
+    return run
+
+
+class _JoinedSum(Function):
+    """The sum of a tensor over all processes; so is its gradient."""
+
+    @staticmethod
+    def forward(ctx, value: Tensor) -> Tensor:
+        return _summed(value)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor) -> Tensor:
+        return _summed(grad)
+
+
+def _summed(value: Tensor) -> Tensor:
+    value = value.clone(memory_format=torch.contiguous_format)
+    averaging.all_reduce(value, "sum", "adding up the statistics of BatchNorm")
+    return value
+
+
+def _joined_norm(norm: _BatchNorm, x: Tensor) -> Tensor:
+    """Return what a BatchNorm gives for the rows of this process, with the statistics of all processes' rows.
+
+    Args:
+        norm: The layer; its running statistics are changed as by its own `forward`.
+        x: (num_rows, channels) or (num_rows, channels, length).
+    """
+    if not (norm.training or norm.running_mean is None):
+        return type(norm).forward(norm, x)
+    others = [dim for dim in range(x.dim()) if dim != 1]
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    wide = x if x.dtype.itemsize >= 4 else x.float()
+    count = _summed(torch.tensor(float(x.numel() // max(1, x.shape[1])), dtype=wide.dtype, device=x.device))
+    mean = _JoinedSum.apply(wide.sum(others)) / count
+    centred = wide - mean.view(shape)
+    variance = _JoinedSum.apply((centred * centred).sum(others)) / count
+    if norm.training and norm.running_mean is not None:
+        with torch.no_grad():
+            norm.num_batches_tracked += 1
+            share = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+            norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), share)
+            unbiased = variance * (count / (count - 1).clamp(min=1))
+            norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), share)
+    out = centred * (variance + norm.eps).rsqrt().view(shape)
+    if norm.weight is not None:
+        out = out * norm.weight.view(shape) + norm.bias.view(shape)
+    return out.to(x.dtype)

@@ -1,0 +1,350 @@
+"""Whether a model computes the same rows on blocks of a graph as on the whole, tried on a small graph before training.
+
+The model is run on a small graph whole, and what its layers read and give is noted. It is run on two blocks of that
+graph, with what was noted for rows of the other block. So it is found how each convolution must be called, which rows
+travel, and which layer cannot be computed by blocks.
+"""
+
+import copy
+import inspect
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..errors import StrategyError
+from .row_model import COUNTED, OWN, WEIGHTED, HaloArcs, ReadKey, RowGraph, RowModel, RowPass, RowPlan, convolutions
+from .sparse_linear import as_input, dense_rows, head_rows
+
+NUM_NODES, CUT = 24, 14  # of the small graph; its second block begins at CUT
+LOOKED_AT = 512  # rows of features, and of edge features, among which different ones are looked for
+CACHES = ("_cached_edge_index", "_cached_adj_t", "_cached_x", "_cached_h")
+NORM_REMEDIES = {"LayerNorm": 'LayerNorm(mode="node")'}
+
+
+class _Differs(Exception):
+    """A layer whose rows on a block are not those on the whole graph.
+
+    Args:
+        name: Of the layer.
+        why: What was seen.
+    """
+
+    def __init__(self, name: str, why: str):
+        super().__init__(name)
+        self.name, self.why = name, why
+
+
+def try_out(row_model: RowModel, batch: Any) -> RowPlan:
+    """Return how a model is run over blocks, so that it computes what it computes on the whole graph.
+
+    Args:
+        row_model: The model; a copy of it is run, without gradient, as it trains and as it is evaluated.
+        batch: A `FullGraphBatch`, which gives features of nodes and edges for the small graph.
+
+    Raises:
+        StrategyError: a layer cannot be computed by blocks, or the model fails; one line with the layer and the remedy.
+
+    Cost: about 2 passes over a graph of 24 nodes for each layer of the model.
+    """
+    device = batch.n_id.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+        torch.manual_seed(0)
+        return _Trial(row_model, batch).plan()
+
+
+@dataclass
+class _Noted:
+    """What was seen on the whole graph: rows by read, outputs by layer and call, and the model's."""
+
+    reads: dict[ReadKey, Tensor]
+    outputs: dict[tuple[str, int], Tensor]
+    out: Any = None
+
+
+class _Trial:
+    def __init__(self, row_model: RowModel, batch: Any):
+        try:
+            self.model = copy.deepcopy(row_model.backbone).to(batch.n_id.device)
+        except Exception as error:
+            raise StrategyError(
+                f"{type(row_model.backbone).__name__} cannot be copied, to be tried out before training: {_line(error)}"
+            ) from error
+        self.convs = convolutions(self.model)
+        self.whole, self.blocks = _small_graphs(row_model, batch)
+        self.candidates = {name: _modes_of(conv) for name, conv in self.convs.items()}
+
+    def plan(self) -> RowPlan:
+        noted = self._run_whole(training=False)
+        modes = dict.fromkeys(self.convs, OWN)
+        reads, reasons = None, {}
+        while reads is None:
+            try:
+                reads = self._run_blocks(noted, modes, training=False)
+            except _Differs as found:
+                conv = found.name
+                reasons.setdefault(conv, found.why)
+                following = self._following(conv, modes.get(conv))
+                if following is None:
+                    raise StrategyError(self._refusal(conv, reasons[conv])) from None
+                modes[conv] = following
+        modes, reads = self._with_fewer_reads(noted, modes, reads)
+        return RowPlan(modes, tuple(reads | self._training_reads(modes)))
+
+    def _following(self, conv: str, mode: str | None) -> str | None:
+        modes = self.candidates.get(conv, [])
+        place = modes.index(mode) + 1 if mode in modes else len(modes)
+        return modes[place] if place < len(modes) else None
+
+    def _with_fewer_reads(self, noted: _Noted, modes: dict, reads: dict) -> tuple[dict, dict]:
+        """Let convolutions that map the features before they read them map those of the halo too."""
+        for name, mode in modes.items():
+            before = [key for key in reads if key[0] == name]
+            for other in self.candidates[name][1:] if mode == OWN and before else ():
+                try:
+                    found = self._run_blocks(noted, {**modes, name: other}, training=False)
+                except _Differs:
+                    continue
+                if not any(key[0] == name for key in found):
+                    modes, reads = {**modes, name: other}, found
+                    break
+        return modes, reads
+
+    def _training_reads(self, modes: dict) -> dict[ReadKey, None]:
+        """Return what is read while training; warn where rows are then not those of one process."""
+        noted = self._run_whole(training=True)
+        found: dict[ReadKey, None] = {}
+        try:
+            return self._run_blocks(noted, modes, training=True, found=found)
+        except _Differs as differs:
+            if differs.why.startswith("it fails"):
+                raise StrategyError(self._refusal(differs.name, differs.why)) from None
+            rank_zero_warn(
+                f"{self._called(differs.name)} draws at random while it trains, each process by itself: results differ "
+                "from those of one process; dropout of nodes and arcs alone is the same on any number of them"
+            )
+        return self._run_blocks(noted, modes, training=True, strict=False)
+
+    def _run_whole(self, training: bool) -> _Noted:
+        noted = _Noted({}, {})
+
+        def note(key: ReadKey, own: Tensor, held: Tensor | None) -> None:
+            noted.reads[key] = own.clone()
+
+        def keep(name: tuple[str, int], output: Tensor) -> None:
+            noted.outputs[name] = output.clone()
+
+        try:
+            noted.out = self._run(self.whole, {}, note, training, keep)
+        except _Differs as found:
+            raise StrategyError(
+                f"{self._called(found.name)}: {found.why}, on a small graph of {NUM_NODES} nodes with rows of these "
+                "features, which models are tried on before several processes train them"
+            ) from None
+        if not isinstance(noted.out, Tensor) or noted.out.dim() < 1 or len(noted.out) != NUM_NODES:
+            shape = tuple(noted.out.shape) if isinstance(noted.out, Tensor) else type(noted.out).__name__
+            raise StrategyError(
+                f"{type(self.model).__name__} returns {shape} for {NUM_NODES} nodes, and not a row for each: it must "
+                "not pool nodes, or take them apart"
+            )
+        return noted
+
+    def _run_blocks(
+        self, noted: _Noted, modes: dict, training: bool, found: dict | None = None, strict: bool = True
+    ) -> dict[ReadKey, None]:
+        """Return the keys of what blocks read of each other.
+
+        Raises:
+            _Differs: `strict`, and a layer gives other rows than on the whole graph; or it fails.
+        """
+        found = {} if found is None else found
+        for graph in self.blocks:
+            own, halo = graph.node_ids[: graph.num_own], graph.node_ids[graph.num_own :]
+
+            def fetch(key, rows, held, halo=halo):
+                whole = noted.reads.get(key)
+                if whole is None:
+                    raise StrategyError(f"it reads {key[3]} of other nodes on a block, and not on the whole graph")
+                theirs = whole[halo]
+                if held is not None and _equal(held, theirs):
+                    return None
+                found.setdefault(key)
+                return torch.cat([rows, theirs.to(rows.dtype)])
+
+            def compare(name, output, own=own, num_own=graph.num_own):
+                whole = noted.outputs.get(name)
+                if whole is None or len(whole) != NUM_NODES or not strict:
+                    return
+                if len(output) != num_own or not _equal(output, whole[own]):
+                    raise _Differs(name[0], "it gives other rows on a block of the graph than on the whole")
+
+            out = self._run(graph, modes, fetch, training, compare)
+            if strict and not (isinstance(out, Tensor) and _equal(out, noted.out[own])):
+                raise _Differs("", "it gives other rows on a block of the graph than on the whole")
+        return found
+
+    def _run(self, graph: RowGraph, modes: dict, fetch: Callable, training: bool, look: Callable) -> Any:
+        """Run the model; `look` is called with (name, call) and the output of each layer outside of convolutions."""
+        model, begun, calls = self.model.train(training), [], Counter()
+        for module in model.modules():
+            if isinstance(module, _BatchNorm):
+                module.eval()  # its statistics are those of all processes, and tried elsewhere
+            for cache in CACHES:
+                if getattr(module, cache, None) is not None:
+                    setattr(module, cache, None)
+        torch.manual_seed(1)
+        rows = RowPass(model, graph, modes, fetch)
+
+        def begin(name, module, args):
+            begun.append(name)
+
+        def end(name, module, args, output):
+            begun.pop()
+            if rows.depth or not isinstance(output, Tensor) or not output.dim():
+                return
+            look((name, calls[name]), output)
+            calls[name] += 1
+
+        handles = []
+        with rows:
+            for name, module in model.named_modules():
+                handles += [
+                    module.register_forward_pre_hook(partial(begin, name)),
+                    module.register_forward_hook(partial(end, name)),
+                ]
+            try:
+                return model(graph.own, graph.edge_index, **graph.edges)
+            except _Differs:
+                raise
+            except Exception as error:
+                within = next((name for name in begun if name in self.convs), begun[-1] if begun else "")
+                raise _Differs(within, f"it fails: {_line(error)}") from None
+            finally:
+                for handle in handles:
+                    handle.remove()
+
+    def _called(self, name: str) -> str:
+        module = self.model.get_submodule(name)
+        return f"{f'backbone.{name}' if name else 'the backbone'} ({type(module).__name__})"
+
+    def _refusal(self, name: str, why: str) -> str:
+        module = self.model.get_submodule(name)
+        kind, parts = type(module).__name__, "train on parts with PartitionDataModule"
+        if name in self.convs:
+            inner = [one for one, part in module.named_modules() if isinstance(part, _BatchNorm)]
+            norm = f", and keep BatchNorm ({name}.{inner[0]}) out of it" if inner else ""
+            remedy = f"let it read other nodes in propagate alone, as x_j{norm}, or {parts}"
+        elif "norm" in kind.lower():
+            other = NORM_REMEDIES.get(kind, "BatchNorm or torch.nn.LayerNorm")
+            remedy = f"use {other}, which takes each node or all processes' nodes, or {parts}"
+        else:
+            remedy = f"let it take each node by itself, outside of MessagePassing layers, or {parts}"
+        return f"{self._called(name)} cannot be exchanged by rows: {why}: {remedy}"
+
+
+def _modes_of(conv: nn.Module) -> list[str]:
+    """Return how a convolution may be called, the plainest first."""
+    if any(isinstance(module, _BatchNorm) for module in conv.modules()):
+        return [OWN]  # in the others rows that are made up would be in its statistics
+    takes_weight = "edge_weight" in inspect.signature(conv.forward).parameters
+    return [OWN, *([WEIGHTED] if takes_weight else []), COUNTED]
+
+
+def _equal(one: Tensor, two: Tensor) -> bool:
+    """Whether values are the same but for the order of sums."""
+    if one.shape != two.shape:
+        return False
+    if not one.is_floating_point():
+        return torch.equal(one, two)
+    finite = two[two.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 1.0
+    allowed = 1e3 * torch.finfo(one.dtype).eps * max(scale, torch.finfo(one.dtype).tiny)
+    return torch.allclose(one, two.to(one.dtype), rtol=0, atol=allowed, equal_nan=True)
+
+
+def _line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
+
+
+def _small_graphs(row_model: RowModel, batch: Any) -> tuple[RowGraph, list[RowGraph]]:
+    """Return a small graph of the kind of a given one, whole and in two blocks."""
+    device, dtype = batch.n_id.device, next(row_model.backbone.parameters(), torch.empty(0)).dtype
+    stored = batch.x_dense if batch.x_csr is None else batch.x_csr
+    rows = head_rows(as_input(stored, torch.empty(0, dtype=dtype, device=device)), min(batch.batch_size, LOOKED_AT))
+    sampled = row_model.edges(batch, dtype, LOOKED_AT)
+    symmetric = batch.symmetric and batch.edge_weight is None
+    rng = np.random.default_rng(0)
+    source, target = rng.integers(0, NUM_NODES - 1, (2, 40))  # the last node has no arcs
+    hub = np.arange(0, NUM_NODES - 1, 2)  # a node of the second block has the most in-arcs
+    source, target = np.append(source, hub), np.append(target, np.full(len(hub), CUT + 3))
+    kept = source != target
+    arcs = np.stack([source[kept], target[kept]])
+    arcs = np.concatenate([arcs, arcs[::-1]], axis=1) if symmetric else arcs
+    loops = np.array([[1, CUT + 1]] * 2)
+    arcs = np.unique(np.concatenate([arcs, loops], axis=1), axis=1)
+    arcs = arcs[:, np.lexsort((arcs[0], arcs[1]))]
+    edges = {name: _sample(value, arcs.shape[1], positive=name == "edge_weight") for name, value in sampled.items()}
+    x, edge_index = _sample(dense_rows(rows), NUM_NODES), torch.from_numpy(arcs).to(device)
+    whole = RowGraph(x, edge_index, NUM_NODES, torch.arange(NUM_NODES, device=device), edges, symmetric, _nothing)
+    return whole, [_block(whole, begin, end) for begin, end in ((0, CUT), (CUT, NUM_NODES))]
+
+
+def _nothing() -> HaloArcs:
+    raise AssertionError("the whole graph has no halo")
+
+
+def _block(whole: RowGraph, begin: int, end: int) -> RowGraph:
+    """Return the block of the nodes in [begin, end)."""
+    x, edges, weighted = whole.x, whole.edges, "edge_weight" in whole.edges
+    source, target = whole.edge_index
+    chosen = (target >= begin) & (target < end)
+    outside = torch.unique(source[chosen])
+    halo = outside[(outside < begin) | (outside >= end)]
+    nodes = torch.cat([torch.arange(begin, end, device=x.device), halo])
+    local = torch.full((NUM_NODES,), -1, device=x.device)
+    local[nodes] = torch.arange(len(nodes), device=x.device)
+    loops = source == target
+    place = {int(node): position for position, node in enumerate(halo)}
+    of_halo = loops & torch.isin(target, halo)
+    weight = edges.get("edge_weight", torch.ones_like(source, dtype=x.dtype)).double()
+    rest = torch.zeros(NUM_NODES, dtype=torch.float64, device=x.device)
+    rest.index_add_(0, target[~loops], weight[~loops])
+    arcs = HaloArcs(
+        loops=torch.tensor([place[int(node)] for node in target[of_halo]], dtype=torch.int64, device=x.device),
+        loop_weight=weight[of_halo] if weighted else None,
+        counts=torch.bincount(target[~loops], minlength=NUM_NODES)[halo],
+        weights=rest[halo] if weighted else None,
+        max_degree=int(torch.bincount(target).max()),
+    )
+    return RowGraph(
+        x=x[nodes],
+        edge_index=local[whole.edge_index[:, chosen]],
+        num_own=end - begin,
+        node_ids=nodes,
+        edges={name: value[chosen] for name, value in edges.items()},
+        symmetric=whole.symmetric,
+        read_halo_arcs=lambda: arcs,
+    )
+
+
+def _sample(rows: Tensor, count: int, positive: bool = False) -> Tensor:
+    """Return (count, ...) of the rows, different ones where there are; floats are moved a bit, so that none are equal.
+
+    What is added lies in [0, 1/4): whole numbers keep their integer part.
+    """
+    if positive:
+        return torch.rand(count, dtype=rows.dtype, device=rows.device) + 0.5
+    if len(rows):
+        rows = torch.unique(rows, dim=0)
+        rows = rows[torch.linspace(0, len(rows) - 1, count, device=rows.device).long()]
+    else:
+        rows = rows.new_zeros((count, *rows.shape[1:]))
+    return rows + torch.rand(rows.shape, dtype=rows.dtype, device=rows.device) / 4 if rows.is_floating_point() else rows
