@@ -44,7 +44,7 @@ class Rows(torch.nn.Module):
 
 # Name: what differs from GCN on FullGraphDataModule under HaloExchange and GradientAveraging; pieces of the message.
 EARLY = {
-    "no exchange layers": ({"model": "rows"}, ["HaloExchange", "NodeClassifier", "use GCN", "NoExchange()"]),
+    "no exchange layers": ({"model": "rows"}, ["HaloExchange", "NodeClassifier", "MessagePassing", "NoExchange()"]),
     "parts": ({"data": gs.PartitionDataModule}, ["HaloExchange", "PartitionDataModule", "FullGraphDataModule"]),
     "no DataModule": ({"data": None}, ["no DataModule", "train with FullGraphDataModule"]),
     "pulled attention": ({"model": "gat", "exchange": PULL}, ['"pull"', "GATLayer", 'backward="auto"']),
