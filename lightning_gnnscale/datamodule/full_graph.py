@@ -24,7 +24,9 @@ class FullGraphDataModule(StoredGraphDataModule):
     """Train on the full graph: every process owns a contiguous run of parts, and reads rows of the others.
 
     The strategy's exchange policy decides how rows of other ranks come. Under weight policies that average models, a
-    rank's block is its part and has a loss of its own. Edge features of the store are not read.
+    rank's block is its part and has a loss of its own. Models are those of this package, or any of PyG's
+    `MessagePassing` layers called as (x, edge_index); these are given `edge_weight` and `edge_attr` too, where the
+    store has them and `forward` names them.
 
     Args:
         store: Folder or URL of a partition store, an open store, or a `StoreSource`.

@@ -23,7 +23,8 @@ class BackboneModule(TakesInputs):
 
     Args:
         backbone: A model of this package, or any module called as (x, edge_index). It is also given those of
-            `edge_weight`, `degree`, `indptr` and `num_sampled_nodes` that its `forward` names.
+            `edge_weight`, `degree`, `indptr` and `num_sampled_nodes` that its `forward` names; on the full graph, of
+            `edge_weight` and `edge_attr`.
         lr, weight_decay: Learning rate and weight decay of Adam, used if no optimizer is given. As attributes they may
             be changed before training.
         optimizer: Callable parameters -> optimizer (a partial); None: Adam.

@@ -26,6 +26,7 @@ from .sparse_linear import as_input, dense_rows, head_rows
 NUM_NODES, CUT = 24, 14  # of the small graph; its second block begins at CUT
 LOOKED_AT = 512  # rows of features, and of edge features, among which different ones are looked for
 CACHES = ("_cached_edge_index", "_cached_adj_t", "_cached_x", "_cached_h")
+OTHER_ROWS = "it makes other rows on a block of the graph than on the whole"
 NORM_REMEDIES = {"LayerNorm": 'LayerNorm(mode="node")'}
 
 
@@ -62,10 +63,10 @@ def try_out(row_model: RowModel, batch: Any) -> RowPlan:
 
 @dataclass
 class _Noted:
-    """What was seen on the whole graph: rows by read, outputs by layer and call, and the model's."""
+    """What was seen on the whole graph: rows by read, rows into and out of each layer by call, and the model's."""
 
     reads: dict[ReadKey, Tensor]
-    outputs: dict[tuple[str, int], Tensor]
+    rows: dict[tuple[str, str, int], Tensor]
     out: Any = None
 
 
@@ -82,19 +83,23 @@ class _Trial:
         self.candidates = {name: _modes_of(conv) for name, conv in self.convs.items()}
 
     def plan(self) -> RowPlan:
+        for name, conv in self.convs.items():
+            if conv.flow != "source_to_target":
+                raise StrategyError(
+                    f'{self._called(name)} has flow="{conv.flow}", and a process has the arcs into its nodes alone: '
+                    "write the graph reversed, or train on parts with PartitionDataModule"
+                )
         noted = self._run_whole(training=False)
         modes = dict.fromkeys(self.convs, OWN)
-        reads, reasons = None, {}
+        reads = None
         while reads is None:
             try:
                 reads = self._run_blocks(noted, modes, training=False)
             except _Differs as found:
-                conv = found.name
-                reasons.setdefault(conv, found.why)
-                following = self._following(conv, modes.get(conv))
+                following = self._following(found.name, modes.get(found.name))
                 if following is None:
-                    raise StrategyError(self._refusal(conv, reasons[conv])) from None
-                modes[conv] = following
+                    raise StrategyError(self._refusal(found.name, found.why)) from None
+                modes[found.name] = following
         modes, reads = self._with_fewer_reads(noted, modes, reads)
         return RowPlan(modes, tuple(reads | self._training_reads(modes)))
 
@@ -127,8 +132,8 @@ class _Trial:
             if differs.why.startswith("it fails"):
                 raise StrategyError(self._refusal(differs.name, differs.why)) from None
             rank_zero_warn(
-                f"{self._called(differs.name)} draws at random while it trains, each process by itself: results differ "
-                "from those of one process; dropout of nodes and arcs alone is the same on any number of them"
+                f"{self._called(differs.name)} gives other rows while it trains than on one process, as what draws at "
+                "random does; only dropout of nodes and of attention is the same on any number of processes"
             )
         return self._run_blocks(noted, modes, training=True, strict=False)
 
@@ -138,8 +143,8 @@ class _Trial:
         def note(key: ReadKey, own: Tensor, held: Tensor | None) -> None:
             noted.reads[key] = own.clone()
 
-        def keep(name: tuple[str, int], output: Tensor) -> None:
-            noted.outputs[name] = output.clone()
+        def keep(name: tuple[str, str, int], rows: Tensor, blamed: str) -> None:
+            noted.rows[name] = rows.clone()
 
         try:
             noted.out = self._run(self.whole, {}, note, training, keep)
@@ -178,20 +183,25 @@ class _Trial:
                 found.setdefault(key)
                 return torch.cat([rows, theirs.to(rows.dtype)])
 
-            def compare(name, output, own=own, num_own=graph.num_own):
-                whole = noted.outputs.get(name)
+            def compare(name, rows, blamed, own=own, num_own=graph.num_own):
+                whole = noted.rows.get(name)
                 if whole is None or len(whole) != NUM_NODES or not strict:
                     return
-                if len(output) != num_own or not _equal(output, whole[own]):
-                    raise _Differs(name[0], "it gives other rows on a block of the graph than on the whole")
+                if len(rows) != num_own or not _equal(rows, whole[own]):
+                    raise _Differs(blamed, OTHER_ROWS)
 
             out = self._run(graph, modes, fetch, training, compare)
             if strict and not (isinstance(out, Tensor) and _equal(out, noted.out[own])):
-                raise _Differs("", "it gives other rows on a block of the graph than on the whole")
+                raise _Differs("", OTHER_ROWS)
         return found
 
     def _run(self, graph: RowGraph, modes: dict, fetch: Callable, training: bool, look: Callable) -> Any:
-        """Run the model; `look` is called with (name, call) and the output of each layer outside of convolutions."""
+        """Run the model.
+
+        Args:
+            look: Called with ("in" or "out", layer, call), the rows that the layer takes or gives, and the layer that
+                made them; not for layers within convolutions.
+        """
         model, begun, calls = self.model.train(training), [], Counter()
         for module in model.modules():
             if isinstance(module, _BatchNorm):
@@ -202,21 +212,25 @@ class _Trial:
         torch.manual_seed(1)
         rows = RowPass(model, graph, modes, fetch)
 
+        def seen(way, name, values, blamed):
+            value = values[0] if isinstance(values, tuple) and values else values
+            if not rows.depth and isinstance(value, Tensor) and value.dim():
+                look((way, name, calls[way, name]), value, blamed)
+                calls[way, name] += 1
+
         def begin(name, module, args):
+            seen("in", name, args, begun[-1] if begun else "")
             begun.append(name)
 
         def end(name, module, args, output):
             begun.pop()
-            if rows.depth or not isinstance(output, Tensor) or not output.dim():
-                return
-            look((name, calls[name]), output)
-            calls[name] += 1
+            seen("out", name, output, name)
 
         handles = []
         with rows:
             for name, module in model.named_modules():
                 handles += [
-                    module.register_forward_pre_hook(partial(begin, name)),
+                    module.register_forward_pre_hook(partial(begin, name), prepend=True),  # before it is widened
                     module.register_forward_hook(partial(end, name)),
                 ]
             try:
@@ -240,13 +254,13 @@ class _Trial:
         if name in self.convs:
             inner = [one for one, part in module.named_modules() if isinstance(part, _BatchNorm)]
             norm = f", and keep BatchNorm ({name}.{inner[0]}) out of it" if inner else ""
-            remedy = f"let it read other nodes in propagate alone, as x_j{norm}, or {parts}"
+            remedy = f"let it read other nodes, but for their in-degrees, in propagate alone, as x_j{norm}, or {parts}"
         elif "norm" in kind.lower():
             other = NORM_REMEDIES.get(kind, "BatchNorm or torch.nn.LayerNorm")
-            remedy = f"use {other}, which takes each node or all processes' nodes, or {parts}"
+            remedy = f"use {other}, or {parts}"
         else:
-            remedy = f"let it take each node by itself, outside of MessagePassing layers, or {parts}"
-        return f"{self._called(name)} cannot be exchanged by rows: {why}: {remedy}"
+            remedy = f"only in MessagePassing layers may nodes be read by others: put it into one, or {parts}"
+        return f"{self._called(name)} cannot be computed by blocks: {why}; {remedy}"
 
 
 def _modes_of(conv: nn.Module) -> list[str]:

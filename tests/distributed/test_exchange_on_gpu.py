@@ -7,6 +7,7 @@ import torch
 from full_graph_runs import fit, largest_difference, make_model, write_store
 from lightning.pytorch.callbacks import Callback
 from processes import launch
+from user_models import classify, make_user_model
 
 from lightning_gnnscale.strategy import HaloExchange, Quantized, SkipBroadcast, VariationGap
 
@@ -17,6 +18,7 @@ HELD = {
     "changed rows": SkipBroadcast(VariationGap(0.05), rows="row"),
     "changed rows in 8 bits": SkipBroadcast(VariationGap(0.05), Quantized(8), rows="row"),
 }
+USER_MODELS = ("own forward", "GCN", "GAT", "own attention", "SAGE, LSTM")
 DEVICES = [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("gpu", marks=pytest.mark.gpu)]
 
 
@@ -43,6 +45,8 @@ def run_policies(folder, root, device):
         for name, policy in EXACT.items():
             if (kind, name) != ("gat", "pulled"):
                 results[kind, name] = fit(folder, root, make_model(kind, dropout=0.3), policy, **here)[0]
+    for name in USER_MODELS:
+        results[name, "halo"] = fit(folder, root, classify(make_user_model(name)), EXACT["halo"], **here)[0]
     for name, policy in HELD.items() if world_size == 2 else ():
         held = Held()
         weights, _ = fit(folder, root, make_model("gcn", dropout=0.3), policy, callbacks=[held], **here)
@@ -64,7 +68,10 @@ def runs(request, tmp_path_factory):
     return {n: launch(n, run_policies, folder / str(n), root, request.param, limit_s=200) for n in (1, 2)}
 
 
-@pytest.mark.parametrize("case", [("gcn", "halo"), ("gcn", "pulled"), ("gat", "halo")], ids=", ".join)
+CASES = [("gcn", "halo"), ("gcn", "pulled"), ("gat", "halo"), *((name, "halo") for name in USER_MODELS)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=", ".join)
 def test_two_processes_equal_one(runs, case):
     for results in runs[2]:
         assert largest_difference(results[case], runs[1][0][case]) <= 1e-10

@@ -155,3 +155,36 @@ def test_more_ranks_than_parts(no_disk_wait, tmp_path):
         load_block_rows(store, 0, 4)
     with pytest.raises(ValueError, match=r"rank must be in \[0, 2\), got 2"):
         load_block_rows(store, 2, 2)
+
+
+@FAST
+@given(graph=cut_graphs(), world_size=st.integers(1, 3), weighted=st.booleans())
+def test_in_arcs_of_the_halo_are_those_of_the_graph(no_disk_wait, graph, world_size, weighted):
+    ids = np.arange(len(graph.edges), dtype=np.float32)
+    with tempfile.TemporaryDirectory() as folder:
+        store = write(graph, folder, **({"edge_weight": ids} if weighted else {}))
+        oracle = StoreOracle(graph.edges, graph.part_id, graph.to_undirected, graph.remove_self_loops)
+        for block in load_all(store, min(world_size, store.num_parts)):
+            found = block_rows.halo_in_arcs(store, block)
+            rows = [oracle.rows[node] for node in store.original_nid[block.halo_nodes].tolist()]
+            names = store.original_nid[block.halo_nodes].tolist()
+            loops = [[edge for source, edge in row if source == node] for node, row in zip(names, rows, strict=True)]
+            rest = [[edge for source, edge in row if source != node] for node, row in zip(names, rows, strict=True)]
+            assert found.loops.tolist() == [place for place, own in enumerate(loops) for _ in own]
+            assert found.counts.tolist() == [len(others) for others in rest]
+            assert found.max_degree == max(map(len, oracle.rows.values()), default=0)
+            if weighted:
+                assert found.weights.tolist() == [sum(others) for others in rest]
+                assert sorted(found.loop_weight.tolist()) == sorted(edge for own in loops for edge in own)
+            else:
+                assert found.weights is None and found.loop_weight is None
+
+
+def test_edge_features_are_those_of_the_arcs(no_disk_wait, tmp_path):
+    graph = random_graph(40, 200, 4, seed=3)
+    rows = np.stack([np.arange(200.0), -np.arange(200.0)], axis=1)
+    store = write(graph, tmp_path, edge_features=rows, edge_weight=np.arange(200, dtype=np.float32))
+    for block in load_all(store, 3):
+        found = block_rows.edge_feature_rows(store, block)
+        assert np.array_equal(found, np.stack([block.edge_weight, -block.edge_weight], axis=1))
+        assert np.array_equal(block_rows.edge_feature_rows(store, block, 5), found[:5])

@@ -160,10 +160,11 @@ class ExchangePolicy:
                 "exchange=NoExchange()"
             )
         self.check_trainer(trainer)
-        pushing = [type(layer).__name__ for layer in layers if not getattr(layer, "can_pull", False)]
+        pushing = [layer for layer in layers if not getattr(layer, "can_pull", False)]
         if plan.backward == "pull" and pushing:
+            kind = type(getattr(row_model, "backbone", pushing[0])).__name__
             raise StrategyError(
-                f'{name}(backward="pull"): {pushing[0]} is not linear in its neighbours: use backward="auto" or "push"'
+                f'{name}(backward="pull"): {kind} is not linear in its neighbours: use backward="auto" or "push"'
             )
 
     def __repr__(self) -> str:
