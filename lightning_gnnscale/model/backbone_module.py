@@ -11,7 +11,8 @@ from ..errors import StrategyError
 from .inference import LayerwiseOutput, layerwise_inference
 from .node_inputs import NodeInputs, TakesInputs
 from .row_layers import prepared_rows
-from .row_model import RowModel
+from .row_model import RowModel, RowPlan
+from .row_trial import try_out
 
 BATCH_ARGUMENTS = ("edge_weight", "degree", "indptr", "num_sampled_nodes")
 MAKE_OPTIMIZER = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -101,6 +102,17 @@ class BackboneModule(TakesInputs):
                 return self.row_model(batch, self.training)
             x, arcs = prepared_rows(backbone, batch, self.training and backbone.local_only)
             return backbone.forward_rows(x, arcs)
+
+    def try_out_rows(self, batch: Any) -> RowPlan:
+        """Return how a backbone of PyG's layers is run by several processes on the full graph; see `try_out`.
+
+        Args:
+            batch: The `FullGraphBatch` of this process.
+
+        Raises:
+            StrategyError: a layer cannot be computed by blocks of nodes.
+        """
+        return try_out(self.row_model, batch)
 
     def configure_optimizers(self) -> Any:
         """Return the optimizer, with the scheduler where one is given."""

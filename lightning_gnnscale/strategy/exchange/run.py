@@ -13,7 +13,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...apart import of_first_rank
 from ...errors import StrategyError
 from ...events import record
-from ...model.row_trial import try_out
 from .. import averaging
 from .layer_exchange import Blocks, ExchangeClock, LayerExchange, RowTransfer, block_route, halo_route
 from .policies import ExchangePlan, ExchangePolicy, exchange_layers
@@ -216,8 +215,8 @@ def start_run(policy: ExchangePolicy, trainer: pl.Trainer) -> ExchangeRun | Loca
         return None
     row_model = getattr(trainer.lightning_module, "row_model", None)
     if row_model is not None:
-        alone = trainer.world_size == 1
-        row_model.adopt(None if alone else of_first_rank(partial(try_out, row_model, trainer.datamodule.whole_block)))
+        try_out = partial(trainer.lightning_module.try_out_rows, trainer.datamodule.whole_block)
+        row_model.adopt(None if trainer.world_size == 1 else of_first_rank(try_out))
     layers, device = exchange_layers(trainer.lightning_module), trainer.strategy.root_device
     plan = policy.plan()
     if plan is None:
