@@ -123,7 +123,7 @@ def open_store(config: DictConfig) -> PartitionStore:
     if not is_url(config.store):
         if config.get("store_cache_bytes") is not None:
             raise UsageError(f"store_cache_bytes goes with a store at a URL, got store={config.store}: leave it out")
-        return PartitionStore.open(config.store)
+        return PartitionStore.open(config.store, verify=config.get("verify", False))  # `gnnscale verify` reads it all
     options, timeout_s = storage(config)
     return PartitionStore.open(
         config.store, cache_bytes=config.get("store_cache_bytes"), storage_options=options, timeout_s=timeout_s
