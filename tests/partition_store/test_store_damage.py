@@ -190,7 +190,7 @@ def test_columns_beyond_the_features_are_refused(no_disk_wait, wholes, tmp_path)
     reseal(root, lambda manifest: manifest.update(feature_dim=3))
     for _ in range(2):  # the second one finds the note of the first
         outcome, told = in_child(lambda: PartitionStore.open(root).verify())
-        assert outcome == "refused" and "features: stored rows name columns" in told
+        assert outcome == "refused" and "features_indices.npy: names what does not exist" in told
 
 
 def test_a_store_that_changes_once_it_was_compared_crashes_nobody(no_disk_wait, wholes, tmp_path):

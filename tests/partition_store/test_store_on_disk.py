@@ -286,7 +286,7 @@ def test_another_store_is_never_replaced_in_silence(store):
     assert all_bytes(store.root) == before
     new = write(store.root, FEATURES + 1, overwrite=True)
     assert np.array_equal(new.features.gather(new.store_nid), FEATURES + 1)
-    assert sorted(path.name for path in store.root.parent.iterdir()) == ["store", "store.lock"]
+    assert sorted(path.name for path in store.root.parent.iterdir()) == ["store", "store.lock", "store.verified.json"]
 
 
 def test_the_old_store_stays_until_the_new_one_is_complete(store):
@@ -426,7 +426,7 @@ def test_a_store_behind_a_link_is_replaced_where_it_lies(no_disk_wait, tmp_path)
     write(tmp_path / "link")
     other = write(tmp_path / "link", features=FEATURES + 1, overwrite=True)
     assert (tmp_path / "link").is_symlink()
-    assert set(os.listdir(tmp_path / "disk")) == {"store", "store.lock"}
+    assert set(os.listdir(tmp_path / "disk")) == {"store", "store.lock", "store.verified.json"}
     assert np.array_equal(other.features.gather(other.store_nid), FEATURES + 1)
 
 
