@@ -20,7 +20,7 @@ from .. import events
 from ..errors import PartitionStoreError
 from ..memory import process_bytes
 from ..object_store import ObjectStore, check_storage_options, is_url
-from ..partition_store import PartitionStore, publish
+from ..partition_store import PartitionStore, publish, upgrade_store
 from ..partition_store.manifest import MANIFEST
 from ..planner import Plan
 from ..planner.search import PartRows
@@ -97,9 +97,13 @@ def _print_quality(quality: dict) -> None:
 
 
 def verify(config: DictConfig) -> None:
-    """Print what was checked; exit with 1, and one line on stderr, where the store is not as it was written."""
+    """Print what was checked; exit with 1, and one line on stderr, where the store is not as it was written.
+
+    A store of an older format is brought to that of this version.
+    """
     began = time.perf_counter()
     try:
+        before = None if config.store is None or is_url(config.store) else upgrade_store(config.store)
         store = open_store(config)
         store.verify()
     except PartitionStoreError as error:
@@ -108,6 +112,8 @@ def verify(config: DictConfig) -> None:
     files = store.manifest["files"].values()
     num_bytes, seconds = sum(entry["bytes"] for entry in files), time.perf_counter() - began
     where = config.store if is_url(config.store) else store.root
+    if before is not None:
+        print(f"{where}: was of format {before}, and is of format {store.manifest['format_version']} now")
     print(f"{where}: {len(files)} files, {num_bytes:,} bytes, all as written ({seconds:.1f} s)")
 
 

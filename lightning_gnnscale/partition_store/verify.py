@@ -34,6 +34,11 @@ _BLOCK_ROWS = 1 << 16
 def verify_store(store) -> None:
     """Check a PartitionStore; see its `verify`."""
     read_manifest(store.root)
+    verify_content(store)
+
+
+def verify_content(store) -> None:
+    """Compare the files of a PartitionStore with its manifest, and with each other; see `PartitionStore.verify`."""
     states = {}
     for name, entry in store.manifest["files"].items():
         check_size(store.root / f"{name}.npy", entry["bytes"])

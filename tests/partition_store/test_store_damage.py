@@ -1,6 +1,7 @@
 """Damaged stores, and writers that are killed and then damaged: refused in one line, or the very same content.
 
-`GNNSCALE_FUZZ=1000` sets the number of damaged stores, `GNNSCALE_FUZZ_KILLS=100` that of killed writers.
+`GNNSCALE_FUZZ=1000` sets the number of damaged stores, each of which is read in three ways, `GNNSCALE_FUZZ_KILLS=100`
+that of killed writers.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ from lightning_gnnscale.partition_store.block_rows import load_block_rows
 from lightning_gnnscale.partition_store.verify import compare_once
 from tests.partition_store.small_graphs import Given, all_bytes, reseal
 
-NUM_STORES = int(os.environ.get("GNNSCALE_FUZZ", 30))
+NUM_STORES = int(os.environ.get("GNNSCALE_FUZZ", 100))
 NUM_KILLS = int(os.environ.get("GNNSCALE_FUZZ_KILLS", 6))
 NUM_NODES, NUM_EDGES, NUM_PARTS = 90, 500, 3
 KINDS = ("dense", "sparse")
