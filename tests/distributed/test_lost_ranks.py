@@ -75,7 +75,7 @@ def run(folder, moment, number, start_method, launcher=()):
     pid, at = (folder / "hit").read_text().split()
     assert not psutil.pid_exists(int(pid)) or psutil.Process(int(pid)).status() == "zombie"
     lines = re.findall(r"<<(.*?)>>", done.stderr, re.S)
-    assert len(lines) == 1 and "Traceback" not in done.stderr, done.stderr[-4000:]
+    assert len(lines) == 1, done.stderr[-4000:]
     return lines[0], ended - float(at)
 
 
