@@ -7,7 +7,8 @@ import logging
 import os
 import re
 import sys
-from contextlib import nullcontext
+import threading
+from contextlib import nullcontext, suppress
 from itertools import islice
 
 from .errors import UsageError, one_line, wants_traceback
@@ -78,9 +79,24 @@ _RUN = {
 
 
 def program() -> None:
-    """The `gnnscale` program: `main` on the shell's words."""
+    """The `gnnscale` program: `main` on the shell's words, and then its end.
+
+    What is registered for the end is run, but the interpreter is not taken apart: torch's modules take it seconds.
+    """
     hold_garbage_collection()
-    main()
+    code = 0
+    try:
+        main()
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    threading._shutdown()  # waits for threads, as the interpreter's own end does
+    atexit._run_exitfuncs()
+    with suppress(OSError, ValueError):  # a pipe that nobody reads any more
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def hold_garbage_collection() -> None:

@@ -4,7 +4,6 @@ import csv
 import getpass
 import math
 import os
-import secrets
 import shutil
 import sys
 import tempfile
@@ -19,12 +18,12 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from .. import events
 from ..apart import failing_together, first_in_folder, rank, send_file
-from ..datamodule.scratch import Scratch
 from ..errors import CheckpointError, GNNScaleError, disk_errors
 from ..memory import format_bytes
 from ..model.checkpoint_file import check_is_lightnings, read_checkpoint
 from ..placement.feature_buffer import TIERS
 from ..report.terminal import stage_rows
+from ..scratch import temporary_scratch
 from .errors import UsageError, one_line
 from .ranks import is_first_rank
 
@@ -69,14 +68,11 @@ def temporary_folder() -> Iterator[None]:
     """
     before, variables = tempfile.tempdir, dict(os.environ)
     system = tempfile.gettempdir()
-    parent = Path(system) / f"gnnscale-{os.getuid()}"
-    parent.mkdir(mode=0o700, exist_ok=True)
-    if parent.stat().st_uid != os.getuid():
-        yield  # somebody else's: the system's folder is used as it is
+    folder = temporary_scratch()
+    if folder is None:
+        yield  # the system's folder is used as it is
         return
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{system}/torchinductor_{getpass.getuser()}")
-    folder = Scratch(parent, f"run-{secrets.token_hex(3)}")  # short: paths of sockets lie below, of 107 bytes at most
-    folder.open()
     tempfile.tempdir = os.environ["TMPDIR"] = str(folder.folder)
     os.environ[events.SYSTEM_TEMPORARY] = system
     try:

@@ -20,7 +20,7 @@ from .. import events
 from ..errors import PartitionStoreError
 from ..memory import process_bytes
 from ..object_store import ObjectStore, check_storage_options, is_url
-from ..partition_store import PartitionStore, publish
+from ..partition_store import PartitionStore, publish, upgrade_store
 from ..partition_store.composition import store_composition
 from ..partition_store.manifest import MANIFEST
 from ..planner import Plan
@@ -102,9 +102,13 @@ def _print_quality(quality: dict) -> None:
 
 
 def verify(config: DictConfig) -> None:
-    """Print what was checked; exit with 1, and one line on stderr, where the store is not as it was written."""
+    """Print what was checked; exit with 1, and one line on stderr, where the store is not as it was written.
+
+    A store of an older format is brought to that of this version.
+    """
     began = time.perf_counter()
     try:
+        before = None if config.store is None or is_url(config.store) else upgrade_store(config.store)
         store = open_store(config)
         store.verify()
     except PartitionStoreError as error:
@@ -113,6 +117,8 @@ def verify(config: DictConfig) -> None:
     files = store.manifest["files"].values()
     num_bytes, seconds = sum(entry["bytes"] for entry in files), time.perf_counter() - began
     where = config.store if is_url(config.store) else store.root
+    if before is not None:
+        print(f"{where}: was of format {before}, and is of format {store.manifest['format_version']} now")
     print(f"{where}: {len(files)} files, {num_bytes:,} bytes, all as written ({seconds:.1f} s)")
 
 
@@ -128,7 +134,7 @@ def open_store(config: DictConfig) -> PartitionStore:
     if not is_url(config.store):
         if config.get("store_cache_bytes") is not None:
             raise UsageError(f"store_cache_bytes goes with a store at a URL, got store={config.store}: leave it out")
-        return PartitionStore.open(config.store)
+        return PartitionStore.open(config.store, verify=config.get("verify", False))  # `gnnscale verify` reads it all
     options, timeout_s = storage(config)
     return PartitionStore.open(
         config.store, cache_bytes=config.get("store_cache_bytes"), storage_options=options, timeout_s=timeout_s

@@ -16,8 +16,8 @@ from ..model.layer_source import NodeSet, RowBlock, closure
 from ..partition_store import PartitionStore
 from ..partition_store.features import DenseFeatures
 from ..sampler.minibatch import sparse_rows_to_torch
+from ..scratch import Scratch
 from .evaluation import EvaluationLinks
-from .scratch import Scratch
 
 GAP_BYTES = 64 << 10  # read along rather than skipped: a read from a new place costs about as long
 READ_BYTES = 4 << 20  # of one read

@@ -30,6 +30,7 @@ from ..placement import FeatureBuffer, Placement, PlacementSettings
 from ..sampler import ClusterSampler, FullBatchSampler, NeighborSampler
 from ..sampler.cluster import clusters_by
 from ..sampler.protocol import BatchSampler
+from ..scratch import Scratch, open_scratch
 from ..store_source import StoreSource
 from .evaluation import (
     EvaluationOptions,
@@ -41,7 +42,6 @@ from .evaluation import (
 )
 from .layer_source import EvaluationLoader, EvaluationPass, StoreLayerSource
 from .placed_training import PlacedTraining, RankReads, with_scale
-from .scratch import Scratch, open_scratch
 from .stored_graph import StoredGraphDataModule, check_model
 from .train_loader import (
     check_edge_weights,

@@ -139,9 +139,9 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
             PartitionStoreError: a file of the store is damaged.
         """
         if self.store_source is None:
-            store = PartitionStore.open(self.root)
+            store = PartitionStore.open(self.root, self.verify)
         else:
-            store = self.store_source.prepare(self.planned_parts())
+            store = self.store_source.prepare(self.planned_parts(), self.verify)
             self._store = None
         self.compare_checksums(store)
 
@@ -226,7 +226,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
     def store(self) -> PartitionStore:
         """The open store; opened on first use."""
         if self._store is None:
-            self._store = PartitionStore.open(self.root)
+            self._store = PartitionStore.open(self.root, self.verify)
         return self._store
 
     @property

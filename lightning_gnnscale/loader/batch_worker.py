@@ -13,6 +13,7 @@ import torch
 from ..errors import GNNScaleError
 from ..partition_store.packed_features import features_of_part
 from ..sampler.minibatch import MiniBatch
+from ..scratch import keep_sockets
 from .batch_builder import BatchMaker, batch_error
 from .batch_segments import SegmentMaps, SegmentTicket
 from .batch_source import BatchKey
@@ -87,6 +88,7 @@ class WorkerProcess:
         context = multiprocessing.get_context(start_method)
         if start_method == "forkserver":
             context.set_forkserver_preload([__name__])
+            keep_sockets()
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, maker), name="gnnscale-batch", daemon=True)
         try:

@@ -1,7 +1,10 @@
 """What all backbones share: the loop over layers, trimming, and the layer-wise form."""
 
-from collections.abc import Sequence
+import linecache
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,9 +73,14 @@ class Backbone(nn.Module):
         self.num_layers, self.dropout, self.input_dropout = num_layers, dropout, input_dropout
         self.activation = activation
         self.convs = nn.ModuleList(self.make_layer(index) for index in range(num_layers))
+        drop_templates(self.modules())
         self.norms = nn.ModuleList(
             NORMS[norm](hidden_channels) if norm else nn.Identity() for _ in range(num_layers - 1)
         )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        drop_templates(self.modules())  # written for this process, too
 
     def make_layer(self, index: int) -> nn.Module:
         """Return layer `index`, from `layer_channels(index)` to `layer_channels(index + 1)`."""
@@ -269,3 +277,19 @@ class Backbone(nn.Module):
 def maps_first(x: Tensor | SparseInput, block: Block, in_channels: int, out_channels: int) -> bool:
     """Whether a layer should apply its linear map before it sums over arcs: always for sparse x, else by cost."""
     return is_sparse(x) or block.transform_first(in_channels, out_channels)
+
+
+def drop_templates(layers: Iterable[nn.Module]) -> None:
+    """Delete the modules that PyG has written to the temporary folder for some layers, and never deletes.
+
+    They are loaded, and their lines are kept for tracebacks and `torch.jit.script`.
+    """
+    for kind in {type(layer) for layer in layers}:
+        for function in ("propagate", "edge_updater"):
+            module = sys.modules.get(f"{kind.__module__}_{kind.__name__}_{function}")
+            path = Path(getattr(module, "__file__", None) or "")
+            if path.is_file():
+                lines = linecache.getlines(str(path))
+                linecache.cache[str(path)] = sum(map(len, lines)), None, lines, str(path)  # None: of no file
+                for written in (path, Path(getattr(module, "__cached__", None) or path)):
+                    written.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ from torch import Tensor
 from torch_geometric.nn import SGConv
 
 from ..triton_kernels.aggregate import aggregate
-from .backbone import Backbone
+from .backbone import Backbone, drop_templates
 from .block import Block, normalized
 from .row_dropout import RowDropout
 from .row_layers import Propagation, RowArcs, sum_rows
@@ -51,6 +51,7 @@ class SGC(Backbone):
             raise ValueError("model.out_channels must be given")
         super().__init__(in_channels, out_channels, out_channels, num_layers, dropout, max(dropout, input_dropout))
         self.conv = SGConv(in_channels, out_channels, K=num_layers)
+        drop_templates(self.modules())
         self.maps_first = out_channels <= in_channels
 
     def make_layer(self, index: int) -> Propagation:

@@ -8,6 +8,7 @@ from .part_graph import PartGraph, WholeGraph
 from .planned_reads import RankedNodes
 from .published import publish
 from .reader import PartitionStore
+from .upgrade import upgrade_store
 from .writer import write_partition_store
 
 __all__ = [
@@ -25,5 +26,6 @@ __all__ = [
     "features_of_part",
     "input_fingerprint",
     "publish",
+    "upgrade_store",
     "write_partition_store",
 ]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from .array_file import HEADER_BYTES, checksum, little_endian, npy_header
 from .features import FEATURE_STORAGE, row_code
 
 FORMAT_VERSION = 5
+OLDER_FORMATS = (2, 3)  # that `upgrade_store` brings to this one; there was no 4
 MANIFEST = "manifest.json"
 REMEDY = "write the store again with overwrite=True, or restore the file"
 SOURCE = "source.json"  # the fingerprint of the input: apart, since it tells files apart that hold the same graph
@@ -111,7 +113,7 @@ def read_sealed_manifest(root: Path) -> dict:
     if not path.is_file():
         raise PartitionStoreError(_what_is_missing(root))
     manifest = _read_sealed(path)
-    wrong = _wrong_field(manifest)
+    wrong = wrong_field(manifest) or wrong_files(manifest)
     if wrong:
         raise PartitionStoreError(f"{path}: damaged ({wrong}); {REMEDY}")
     if not (root / SOURCE).is_file():
@@ -175,9 +177,11 @@ def _read_sealed(path: Path) -> dict:
     except (ValueError, AttributeError, RecursionError):
         raise PartitionStoreError(f"{path}: damaged; {REMEDY}") from None
     if version != FORMAT_VERSION:
+        remedy = "write it again with overwrite=True, or use the version that wrote it"
+        if version in OLDER_FORMATS:
+            remedy = f"gnnscale verify {path.parent} checks it and brings it to that format, or {remedy}"
         raise PartitionStoreError(
-            f"{path.parent}: store of format {version}, this version reads {FORMAT_VERSION};"
-            " write it again with overwrite=True, or use the version that wrote it"
+            f"{path.parent}: store of format {version}, this version reads {FORMAT_VERSION}; {remedy}"
         )
     try:
         return unsealed(text)
@@ -185,8 +189,8 @@ def _read_sealed(path: Path) -> dict:
         raise PartitionStoreError(f"{path}: {error}; {REMEDY}") from None
 
 
-def _wrong_field(manifest: dict) -> str | None:
-    """Return what a manifest says that no writer would have said, or None."""
+def wrong_field(manifest: dict) -> str | None:
+    """Return the field of a manifest that is missing, of another type or out of range, or None."""
     kinds: dict[str, Callable[[Any], bool]] = {
         **dict.fromkeys(("num_nodes", "num_arcs"), lambda value: _is_count(value)),
         "num_parts": lambda value: _is_count(value) and value > 0,
@@ -198,7 +202,7 @@ def _wrong_field(manifest: dict) -> str | None:
         "masks": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
         "feature_dim": lambda value: value is None or _is_count(value),
         "feature_storage": lambda value: value is None or value in FEATURE_STORAGE,
-        "least_edge_weight": lambda value: value is None or isinstance(value, float),
+        "least_edge_weight": lambda value: value is None or (isinstance(value, float) and not math.isnan(value)),
         "files": lambda value: isinstance(value, dict) and all(_is_entry(entry) for entry in value.values()),
     }
     for name, fits in kinds.items():
@@ -206,7 +210,7 @@ def _wrong_field(manifest: dict) -> str | None:
             return f"{name} is missing"
         if not fits(manifest[name]):
             return f"{name} is {str(manifest[name])[:80]}"
-    return _wrong_files(manifest)
+    return None
 
 
 def _is_count(value: Any) -> bool:
@@ -228,7 +232,7 @@ def _is_entry(entry: Any) -> bool:
     return dtype.kind in "fiub" and entry["bytes"] == wanted and _is_count(entry["crc32"])
 
 
-def _wrong_files(manifest: dict) -> str | None:
+def wrong_files(manifest: dict) -> str | None:
     """Return what does not fit between the files of a manifest and its counts, or None."""
     files, nodes, arcs = manifest["files"], manifest["num_nodes"], manifest["num_arcs"]
     ids, dim = id_dtype(nodes), manifest["feature_dim"]

@@ -22,7 +22,7 @@ from .packed_features import PackedFeatures, features_of_part
 from .part_graph import PartGraph
 from .planned_reads import RankedNodes, read_ranges, read_slice
 from .published import FETCHED, FetchedFiles, FetchedRows, fetch_store, fetched_again
-from .verify import broken, compare_once, rises, verify_store
+from .verify import READ_LATER, broken, compare_once, rises, verify_store
 
 
 class PartitionStore:
@@ -36,18 +36,18 @@ class PartitionStore:
         fetched: the files behind a URL, which are fetched as they are read; None of a local store.
         manifest: what the store says of itself.
         manifest_digest: tells this store from another of the same folder.
-        compared: files whose checksums this process has compared.
+        verifies: whether files are compared with their checksums before they are first read, see `open`.
+        compared: files that this process has compared.
         part_offsets: (num_parts + 1,) int64, part p owns [part_offsets[p], part_offsets[p + 1]).
         original_nid: (num_nodes,) original id of each store id.
         store_nid: (num_nodes,) store id of each original id.
         labels: (num_nodes,) int64, -1 unknown; (num_nodes, num_labels) float32 for several labels; or None.
         masks: name to (num_nodes,) bool.
-        edge_weight: (num_arcs,) float32 or None. edge_features: (num_arcs, dim) or None.
         symmetric: whether every arc stands in both directions, as often in one as in the other.
     """
 
-    def __init__(self, root: Path, manifest: dict, fetched: FetchedFiles | None = None):
-        self.root, self.manifest, self.fetched = Path(root), manifest, fetched
+    def __init__(self, root: Path, manifest: dict, fetched: FetchedFiles | None = None, verify: bool = True):
+        self.root, self.manifest, self.fetched, self.verifies = Path(root), manifest, fetched, verify
         self.part_offsets = np.array(self._map("part_offsets"))
         self.manifest_digest = digest(manifest)
         self.compared: set[str] = set()
@@ -55,13 +55,11 @@ class PartitionStore:
         self.original_nid, self.store_nid = self._map("original_nid"), self._map("store_nid")
         self.labels = self._map("labels")
         self.masks = {name: self._map(f"mask_{name}") for name in manifest["masks"]}
-        self.edge_weight, self.edge_features = self._map("edge_weight"), self._map("edge_features")
         self._halo_offsets = np.array(self._map("halo_offsets"))
         self._in_degree, self._halo_nodes = self._map("in_degree"), self._map("halo_nodes")
         self._halo_code, self._halo_code_offsets = self._map("halo_code"), self._map("halo_code_offsets")
-        self._halo_form = HaloForm(
-            rows=not manifest["symmetric"], places=self.edge_weight is not None or self.edge_features is not None
-        )
+        has_arc_arrays = not {"edge_weight", "edge_features"}.isdisjoint(manifest["files"])
+        self._halo_form = HaloForm(rows=not manifest["symmetric"], places=has_arc_arrays)
         num_halo = self._halo_offsets[-1] if self._halo_nodes is None else len(self._halo_nodes)
         checked = [("part_offsets", self.part_offsets, self.num_nodes), ("halo_offsets", self._halo_offsets, num_halo)]
         if self._halo_code is not None:
@@ -69,21 +67,27 @@ class PartitionStore:
         for name, offsets, last in checked:
             if not rises(offsets, 0, last) or offsets[0] != 0 or offsets[-1] != last:
                 raise broken(self, name, f"does not rise from 0 to {last}")
+        self._compare(*(name for name in manifest["files"] if name not in READ_LATER))
 
     @classmethod
-    def open(cls, root, **fetching) -> "PartitionStore":
+    def open(cls, root, verify: bool = True, **fetching) -> "PartitionStore":
         """Open a finished store.
 
         Args:
             root: its folder; or the URL that it was published to, for example s3://bucket/store: a part is then
                 fetched when it is first read, in sequence, once for all processes of this machine. Sparse features,
                 values of edges, and what is looked up all over the graph (`csc`, `features.array`) are fetched whole.
+            verify: whether a folder's files are compared with their checksums, once a machine until they change (see
+                `compare_once`): those of a few bytes a node now, arcs and the rows of `load_features` when they are
+                first asked for. Dense rows that are read from `features` itself are compared by `verify()`, and by the
+                DataModules. False: files are read as they are, unless damage could end the process.
             fetching: Options for a URL: cache, cache_bytes, storage_options, timeout_s, see `fetch_store`.
 
         Raises:
             PartitionStoreError: it is missing, unfinished, of another version, its manifest is damaged, or a file has
-                another size than the manifest says. Contents are compared by `verify`, and on first use where
-                damage would lead astray whoever follows it: `csc`, sparse features, the user's ids.
+                another size than the manifest says, or is damaged.
+
+        Cost: the first time on a machine a read of about 25 bytes a node; after that a look at each of these files.
         """
         if is_url(root):
             return cls._of(fetch_store(root, **fetching))
@@ -92,30 +96,34 @@ class PartitionStore:
         root = Path(root).absolute()
         if (root / FETCHED).is_file():  # holes of it must not be read
             return cls._of(FetchedFiles(root))
-        return cls._of(None, root, read_manifest(root))
+        return cls._of(None, root, read_manifest(root), verify)
 
     @classmethod
-    def _of(cls, fetched: FetchedFiles | None, root: Path | None = None, manifest: dict | None = None):
+    def _of(cls, fetched: FetchedFiles | None, root: Path | None = None, manifest: dict | None = None, verify=True):
         if fetched is not None:
             root, manifest = fetched.root, fetched.manifest
         try:
-            return cls(root, manifest, fetched)
+            return cls(root, manifest, fetched, verify)
         except (KeyError, TypeError, AttributeError, ValueError):
             raise PartitionStoreError(f"{root / MANIFEST}: damaged; {REMEDY}") from None
 
     @staticmethod
-    def reopen(root: str, fetching: dict | None, fingerprint: str) -> "PartitionStore":
+    def reopen(root: str, fetching: dict | None, fingerprint: str, verify: bool = True) -> "PartitionStore":
         """Open what another process has open, on this machine or another.
 
         Args:
             root: Its folder.
             fetching: `fetched.settings` of a store behind a URL; it is fetched where the folder is missing.
             fingerprint: Its `layout_fingerprint`.
+            verify: See `open`.
 
         Raises:
             PartitionStoreError: another store lies there, or none.
         """
-        store = PartitionStore.open(root) if fetching is None else PartitionStore._of(fetched_again(root, fetching))
+        if fetching is None:
+            store = PartitionStore.open(root, verify)
+        else:
+            store = PartitionStore._of(fetched_again(root, fetching))
         if store.layout_fingerprint != fingerprint:
             raise PartitionStoreError(
                 f"{root}: holds store {store.layout_fingerprint[:12]} here, and {fingerprint[:12]} where it was sent "
@@ -125,7 +133,7 @@ class PartitionStore:
 
     def __reduce__(self):
         settings = None if self.fetched is None else self.fetched.settings
-        return PartitionStore.reopen, (str(self.root), settings, self.layout_fingerprint)
+        return PartitionStore.reopen, (str(self.root), settings, self.layout_fingerprint, self.verifies)
 
     def __repr__(self) -> str:
         return (
@@ -193,6 +201,18 @@ class PartitionStore:
             return self._csc
 
     @cached_property
+    def edge_weight(self) -> np.ndarray | None:
+        """(num_arcs,) float32 or None; compared as `open` says."""
+        self._compare("edge_weight")
+        return self._map("edge_weight")
+
+    @cached_property
+    def edge_features(self) -> np.ndarray | None:
+        """(num_arcs, dim) or None; compared as `open` says."""
+        self._compare("edge_features")
+        return self._map("edge_features")
+
+    @cached_property
     def features(self) -> FeatureTable | None:
         """Table of (num_nodes, dim), or None; sparse ones are compared as `csc` is."""
         return self._features("features")
@@ -229,7 +249,8 @@ class PartitionStore:
     @property
     def edge_row_bytes(self) -> int:
         """Bytes that an arc takes beside its source: its weight and its features."""
-        return sum(rows[:1].nbytes for rows in (self.edge_weight, self.edge_features) if rows is not None)
+        stored = (self._map(name) for name in ("edge_weight", "edge_features"))
+        return sum(rows[:1].nbytes for rows in stored if rows is not None)
 
     def is_replaced(self) -> bool:
         """Return whether another store has been written to the folder since this one was opened."""
@@ -270,6 +291,7 @@ class PartitionStore:
 
         Cost: one read of the rows; memory of two bits a node of the whole graph.
         """
+        self._compare("csc_indices")
         self._check_rises("csc_indptr", self._csc.indptr[begin : end + 1], self.num_arcs)
         first, last = self._csc.indptr[[begin, end]].tolist()
         with self._held("csc_indices", first, last):
@@ -294,6 +316,7 @@ class PartitionStore:
             whole graph, and reads of the rows of other parts.
         """
         begin, end = self._core(part)
+        self._compare("csc_indices", "halo_code")
         if _checked_hops(hops) >= 2:
             return self._load_far(part, begin, end, hops)
         near = self._load_near(part, begin, end)
@@ -306,7 +329,12 @@ class PartitionStore:
                 pass
 
     def load_features(self, graph: PartGraph) -> np.ndarray | SparseRows | None:
-        """Return the feature rows of a loaded part in local order, codes decoded; packed halo rows are used."""
+        """Return the feature rows of a loaded part in local order, codes decoded; packed halo rows are used.
+
+        Raises:
+            PartitionStoreError: the features are damaged; they are compared as `open` says.
+        """
+        self._compare(*(f"{table}{end}" for table in ("features", "halo_features") for end in ("", "_data")))
         return None if self.features is None else features_of_part(self.part_features, graph.part).gather(graph.nodes)
 
     def verify(self) -> None:
@@ -320,6 +348,11 @@ class PartitionStore:
         if self.fetched is not None:
             self.fetched.whole(*self.manifest["files"])
         verify_store(self)
+
+    def _compare(self, *names: str) -> None:
+        """Compare local files before they are first read; those that were fetched have been."""
+        if self.verifies and self.fetched is None:
+            compare_once(self, names)
 
     def _load_near(self, part: int, begin: int, end: int) -> PartGraph:
         rows = read_slice(self._csc.indptr[begin : end + 1])

@@ -11,10 +11,22 @@ import numpy as np
 from ..errors import PartitionStoreError
 from ..graph import CSC
 from ..jit import kernel
+from .array_file import map_rows
 from .halo_rows import count_halos
 from .manifest import REMEDY, check_file, check_size, read_manifest, sealed, unsealed
 from .packed_features import PackedFeatures
 
+# Files whose size goes by arcs, features or text: they are compared when they are first read, not on opening.
+READ_LATER = {
+    "csc_indices",
+    "halo_code",
+    "edge_weight",
+    "edge_features",
+    "user_ids",
+    "user_id_offsets",
+    "user_id_bytes",
+}
+READ_LATER |= {f"{table}{end}" for table in ("features", "halo_features") for end in ("", "_indices", "_data")}
 _BLOCK_ARCS = 1 << 23
 _BLOCK_ROWS = 1 << 16
 
@@ -22,11 +34,17 @@ _BLOCK_ROWS = 1 << 16
 def verify_store(store) -> None:
     """Check a PartitionStore; see its `verify`."""
     read_manifest(store.root)
+    verify_content(store)
+
+
+def verify_content(store) -> None:
+    """Compare the files of a PartitionStore with its manifest, and with each other; see `PartitionStore.verify`."""
     states = {}
     for name, entry in store.manifest["files"].items():
         check_size(store.root / f"{name}.npy", entry["bytes"])
         states[name] = _file_state(store, name)
         check_file(store.root, name, entry)
+        _check_range(store, name)
     _remember(store, states)
     _check_ids(store)
     _check_rows(store)
@@ -44,8 +62,9 @@ def verify_store(store) -> None:
 
 
 def compare_once(store, names=None) -> int:
-    """Compare the checksums of files that this machine has not compared since they were written or copied.
+    """Compare files that this machine has not compared since they were written or copied with their checksums.
 
+    Pointers must also rise from 0 to the length of what they point into, and ids lie in their range: writers may err.
     What has been compared stands in `<root>.verified.json` with each file's inode, size and times, or in the user's
     cache folder where nothing can be written beside the store; without either it is compared once a process.
 
@@ -72,6 +91,7 @@ def compare_once(store, names=None) -> int:
         state = _file_state(store, name)  # before the file is read, so that no later change of it passes
         if name not in store.compared and known.get(name) != state:
             check_file(store.root, name, files[name])
+            _check_range(store, name)
             new[name] = state
     if new:
         _remember(store, new)
@@ -125,6 +145,27 @@ def _remember(store, states: dict[str, list[int]]) -> None:
 def _file_state(store, name: str) -> list[int]:
     facts = os.stat(store.root / f"{name}.npy")
     return [facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns]
+
+
+def _check_range(store, name: str) -> None:
+    """Refuse pointers that fall or point beyond what they point into, and ids that nothing has."""
+    files, dim = store.manifest["files"], store.manifest["feature_dim"]
+    shape, nodes = files[name]["shape"], store.num_nodes
+    lengths = {f"{to}_indptr": f"{to}_indices" for to in ("csc", "features", "halo_features")}
+    lengths |= {"halo_code_offsets": "halo_code", "user_id_offsets": "user_id_bytes"}
+    limits = dict.fromkeys(("csc_indices", "halo_nodes", "original_nid", "store_nid"), nodes)
+    limits |= {"features_indices": dim, "halo_features_indices": dim, "halo_places": shape[0]}
+    if name == "part_offsets" or name in lengths:
+        last = nodes if name == "part_offsets" else files[lengths[name]]["shape"][0]
+        pointers = map_rows(store.root / f"{name}.npy", np.dtype(np.int64), tuple(shape))
+        if not rises(pointers, 0, last) or pointers[0] != 0 or pointers[-1] != last:
+            raise broken(store, name, f"does not rise from 0 to {last}")
+    elif name in limits:
+        values = map_rows(store.root / f"{name}.npy", np.dtype(files[name]["dtype"]), tuple(shape))
+        for begin in range(0, len(values), _BLOCK_ARCS):
+            block = values[begin : begin + _BLOCK_ARCS]
+            if block.min() < 0 or block.max() >= limits[name]:
+                raise broken(store, name, f"names what does not exist: its values lie in [0, {limits[name]})")
 
 
 def _check_ids(store) -> None:

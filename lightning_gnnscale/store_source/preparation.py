@@ -71,6 +71,7 @@ def prepare_store(
     progress: Callable[[str, int, int | None], None] | None = None,
     store_fingerprint: Callable[[], str | None] | None = None,
     pack_halo: bool | Callable[[Partitioning], bool] = False,
+    verify: bool = True,
     **writer_options,
 ) -> PartitionStore:
     """Partition and write a store, or open the one that was made from the same input.
@@ -85,6 +86,7 @@ def prepare_store(
             their checksums: ranks and later passes prepare again, and must find what the first one wrote.
         store_fingerprint: see `expected_store_fingerprint`; it lets a store be found that something else wrote.
         pack_halo: See `write_partition_store`; or decides it, once the partitioning is known.
+        verify: See `PartitionStore.open`; of a store that stands.
         writer_options: Further ones of `write_partition_store`.
 
     Raises:
@@ -100,13 +102,13 @@ def prepare_store(
     if made_from(root) != fingerprint:  # before the partitioning, which may take long, and before a folder is made
         _check_arrays(dataset, finite=writer_options.get("check_finite", True))
     elif not overwrite and not parts.exists():  # a store that stands may lie on a disk that cannot be written to
-        return _open(root)
+        return _open(root, verify)
     root.parent.mkdir(parents=True, exist_ok=True)
     with held_lock(f"{root}.prepare.lock", f"is preparing the store {root}"):
         check_is_store(root)
         made = made_from(root)
         if made == fingerprint:
-            store = _whole_store(root) if overwrite else _open(root)
+            store = _whole_store(root) if overwrite else _open(root, verify)
             if store is not None:
                 shutil.rmtree(parts, ignore_errors=True)  # of a run that ended between its record and this
                 return store
@@ -118,7 +120,7 @@ def prepare_store(
                 if (root / MANIFEST).is_file():
                     read_manifest(root)  # an older or a damaged store is told for what it is
                 raise _refusal(root, known=made is not None or expected is not None)
-            store = _open(root)
+            store = _open(root, verify)
             _write_record(source, fingerprint, store.fingerprint, _facts_of_store(store))
             return store
         if partitioning is None:
@@ -247,10 +249,10 @@ def _refusal(root: Path, known: bool) -> PartitionStoreError:
     )
 
 
-def _open(root: Path) -> PartitionStore:
+def _open(root: Path, verify: bool = True) -> PartitionStore:
     if not (root / MANIFEST).is_file():
         raise PartitionStoreError(f"{root}: {MANIFEST} is missing; {REMEDY}")
-    return PartitionStore.open(root)
+    return PartitionStore.open(root, verify)
 
 
 def _whole_store(root: Path) -> PartitionStore | None:

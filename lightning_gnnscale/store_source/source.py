@@ -132,8 +132,13 @@ class StoreSource:
             raise ValueError("root must name the folder that the partition store is written to")
         return cls(dataset, root, **options)
 
-    def prepare(self, num_parts: int) -> PartitionStore:
-        """Partition and write the store, or open the same one where it stands; see `prepare_store` for errors."""
+    def prepare(self, num_parts: int, verify: bool = True) -> PartitionStore:
+        """Partition and write the store, or open the same one where it stands; see `prepare_store` for errors.
+
+        Args:
+            num_parts: Number of parts.
+            verify: See `PartitionStore.open`.
+        """
         return prepare_store(
             self.root,
             self.dataset,
@@ -143,6 +148,7 @@ class StoreSource:
             progress=self.progress,
             store_fingerprint=lambda: self._store_fingerprint(num_parts),
             pack_halo=self._packs_halo if self.pack_halo == "auto" else self.pack_halo,
+            verify=verify,
         )
 
     def fingerprint(self, num_parts: int) -> str:

@@ -25,6 +25,7 @@ from ..apart import failing_together, gather_from_ranks
 from ..errors import CheckpointError, StrategyError, check_seconds
 from ..events import clock
 from ..model import checkpoint_file
+from ..scratch import keep_sockets
 from . import averaging, launcher
 from .exchange import EXCHANGE_POLICIES, ExchangePolicy, NoExchange
 from .trainer_check import check_module, check_on_exception
@@ -272,6 +273,8 @@ class GNNScaleStrategy(DDPStrategy):
 
     def _configure_launcher(self) -> None:
         super()._configure_launcher()
+        if self._start_method == "forkserver":
+            keep_sockets()
         if self._start_method != "popen":
             self._launcher = launcher.Launcher(self, start_method=self._start_method)
 

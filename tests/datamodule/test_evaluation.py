@@ -14,10 +14,10 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.datamodule import StoreLayerSource, evaluation, layer_source
 from lightning_gnnscale.datamodule.evaluation import evaluation_work, sample_order
 from lightning_gnnscale.datamodule.layer_source import FileRows
-from lightning_gnnscale.datamodule.scratch import open_scratch
 from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.model.inference import layerwise_inference
 from lightning_gnnscale.model.layer_source import NodeSet, closure
+from lightning_gnnscale.scratch import open_scratch
 
 
 @pytest.fixture

@@ -3,15 +3,17 @@
 import errno
 import multiprocessing
 import os
+import tempfile
 import time
+from multiprocessing.connection import Listener, arbitrary_address
 
 import numpy as np
 import pytest
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.datamodule import scratch
-from lightning_gnnscale.datamodule.scratch import Scratch, open_scratch
+from lightning_gnnscale import scratch
 from lightning_gnnscale.errors import GNNScaleError
+from lightning_gnnscale.scratch import Scratch, keep_sockets, open_scratch
 
 CONTEXT = multiprocessing.get_context("forkserver")
 
@@ -45,6 +47,34 @@ def test_what_a_killed_run_left_is_removed_and_a_living_run_is_not(tmp_path):
     finally:
         living.kill()
         living.join()
+
+
+def listen(folder, made, seconds):
+    tempfile.tempdir = str(folder)
+    multiprocessing.current_process()._config.pop("tempdir", None)  # of whoever started this process
+    keep_sockets()
+    with Listener(arbitrary_address("AF_UNIX")):
+        made.set()
+        time.sleep(seconds)
+
+
+def test_sockets_of_a_killed_run_are_removed_by_the_next(tmp_path):
+    def start(seconds):
+        made = CONTEXT.Event()
+        process = CONTEXT.Process(target=listen, args=(tmp_path, made, seconds))
+        process.start()
+        assert made.wait(60)
+        return process
+
+    process = start(600)
+    process.kill()
+    process.join()
+    assert [path.name for path in tmp_path.iterdir()] == [f"gnnscale-{os.getuid()}"]  # no pymp-*
+    left = list(tmp_path.glob("*/run-*/listener-*"))
+    assert len(left) == 1
+    process = start(0)
+    process.join(60)
+    assert process.exitcode == 0 and list(tmp_path.glob("*/*")) == []
 
 
 def test_a_table_takes_its_bytes_before_it_is_written(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.datamodule.layer_source import StoreLayerSource
-from lightning_gnnscale.datamodule.scratch import Scratch
+from lightning_gnnscale.scratch import Scratch
 
 
 @pytest.mark.parametrize("told", ["absolute", "relative", "link"])

@@ -17,19 +17,21 @@ import pytest
 from lightning_gnnscale.dataset import load_files, load_npz
 from lightning_gnnscale.edge_stream import open_edge_stream
 from lightning_gnnscale.errors import GNNScaleError
-from lightning_gnnscale.partition_store.inputs import load_features
+from lightning_gnnscale.partition_store.inputs import load_arrays, load_features
 
 NUM_NODES, NUM_EDGES = 40, 300
 NUM_CASES = int(os.environ.get("GNNSCALE_FUZZ_CASES", 300))
 SEPARATORS = {"csv": ",", "tsv": "\t", "txt": " "}
 EDGE_KINDS = ["npy", "pairs.npy", "fortran.npy", "int32.npy", "bin", "csv", "tsv", "txt", "csv.gz", "txt.gz", "parquet"]
-ARRAY_KINDS = ["features", "labels", "several_labels", "train_mask", "mask_of_ids", "edge_weight"]
-KINDS = [*EDGE_KINDS, "relabel.csv", *ARRAY_KINDS, "npz"]
+EDGE_KINDS += ["header.csv", "folder.parquet"]
+RELABELLED = ["relabel.csv", "names.tsv", "names.parquet"]
+ARRAY_KINDS = ["features", "labels", "several_labels", "train_mask", "mask_of_ids", "edge_weight", "edge_features"]
+KINDS = [*EDGE_KINDS, *RELABELLED, *ARRAY_KINDS, "npz"]
 
 
 def table(draw, kind):
     """Return the array behind a file of one kind."""
-    if kind in EDGE_KINDS or kind == "relabel.csv":
+    if kind in EDGE_KINDS or kind in RELABELLED:
         edges = draw.integers(0, NUM_NODES, (NUM_EDGES, 2))
         return {
             "npy": edges.T.copy(),
@@ -46,6 +48,8 @@ def table(draw, kind):
         return draw.random(NUM_NODES) < 0.5
     if kind == "mask_of_ids":
         return draw.permutation(NUM_NODES)[:10]
+    if kind == "edge_features":
+        return draw.standard_normal((NUM_EDGES, 3)).astype(np.float32)
     return draw.random(NUM_EDGES)
 
 
@@ -67,19 +71,27 @@ def rewritten(draw, array):
 
 def write(draw, folder, kind, array):
     """Write an array as one kind of file, and return the path."""
-    if kind in ("csv", "tsv", "txt", "csv.gz", "txt.gz", "relabel.csv"):
-        separator = SEPARATORS[kind.removesuffix(".gz").split(".")[-1]]
-        text = "".join(f"{u}{separator}{v}\n" for u, v in array.reshape(-1, 2).tolist()).encode()
+    name = "gène-{}" if kind.startswith("names") else "{}"
+    if separator_of(kind):
+        separator = separator_of(kind)
+        pairs = [[name.format(u), name.format(v)] for u, v in array.reshape(-1, 2).tolist()]
+        head = [["src", "dst"]] if kind == "header.csv" else []
+        text = "".join(f"{u}{separator}{v}\n" for u, v in head + pairs).encode()
         path = folder / f"edges.{kind}"
         path.write_bytes(gzip.compress(text) if kind.endswith(".gz") else text)
     elif kind == "bin":
         path = folder / "edges.bin"
         array.tofile(path)
-    elif kind == "parquet":
+    elif kind.endswith("parquet"):
         path = folder / "edges.parquet"
-        columns = {"src": array[:, 0].tolist(), "dst": array[:, 1].tolist()}
+        if kind == "folder.parquet":
+            (folder / "edges").mkdir()
+            path = folder / "edges" / "0.parquet"
+            pq.write_table(pa.table({"src": [1, 2], "dst": [3, 4]}), folder / "edges" / "1.parquet")
+        ids = [[name.format(u) if kind == "names.parquet" else u for u in column] for column in array.T.tolist()]
         compression = str(draw.choice(["none", "snappy", "zstd"]))
-        pq.write_table(pa.table(columns), path, compression=compression, write_page_checksum=True, row_group_size=100)
+        options = {"compression": compression, "write_page_checksum": True, "row_group_size": 100}
+        pq.write_table(pa.table({"src": ids[0], "dst": ids[1]}), path, **options)
     elif kind == "npz":
         path = folder / "graph.npz"
         arrays = {"edge_index": draw.integers(0, NUM_NODES, (2, NUM_EDGES)), "y": draw.integers(0, 3, NUM_NODES)}
@@ -114,7 +126,12 @@ def damaged(draw, data):
     return bytes(data)
 
 
-def plain_text(path, separator, relabel):
+def separator_of(kind):
+    """Return what separates the fields of a kind of text; None of what is no text."""
+    return SEPARATORS.get(kind.removesuffix(".gz").split(".")[-1])
+
+
+def plain_text(path, separator, relabel, header):
     data = path.read_bytes()
     lines = (gzip.decompress(data) if path.suffix == ".gz" else data).split(b"\n")
     rows = [line.removesuffix(b"\r") for line in lines if line.strip() and line.strip()[:1] not in (b"#", b"%")]
@@ -122,6 +139,9 @@ def plain_text(path, separator, relabel):
         re.split(rb"[ \t]+", row.strip(b" \t")) if separator == " " else row.split(separator.encode()) for row in rows
     ]
     rows = [[field.strip(b" \t").decode() for field in row] for row in rows]
+    if header:
+        assert [len(row) for row in rows[:1]] == [2] and rows[0][0] != rows[0][1]
+        rows = [[row[rows[0].index(name)] for name in ("src", "dst")] for row in rows[1:] if len(row) == 2 or 1 / 0]
     assert len({len(row) for row in rows}) == 1 and all(field for row in rows for field in row[:2])
     if relabel and not all(re.fullmatch(r"-?[0-9]+", field) for row in rows for field in row[:2]):
         return [row[:2] for row in rows]
@@ -131,14 +151,15 @@ def plain_text(path, separator, relabel):
 
 def plain_edges(path, kind):
     """Return the edges as the plainest reader finds them; whatever it raises means that there are none."""
-    separator = SEPARATORS.get(kind.removesuffix(".gz").split(".")[-1])
-    if separator:
-        return plain_text(path, separator, kind == "relabel.csv")
+    if separator_of(kind):
+        return plain_text(path, separator_of(kind), kind in RELABELLED, kind == "header.csv")
     if kind == "bin":
         assert path.stat().st_size % 16 == 0
         return np.fromfile(path, np.int64).reshape(-1, 2).tolist()
-    if kind == "parquet":
-        read = pq.read_table(path, page_checksum_verification=True)
+    if kind.endswith("parquet"):
+        read = pq.ParquetFile(path, page_checksum_verification=True).read()
+        if kind == "folder.parquet":
+            read = pa.concat_tables([read, pq.read_table(path.with_name("1.parquet"))], promote_options="permissive")
         return [list(pair) for pair in zip(read["src"].to_pylist(), read["dst"].to_pylist(), strict=True)]
     array = np.load(path, allow_pickle=False)
     assert array.dtype.kind in "iu" and array.ndim == 2 and 2 in array.shape
@@ -147,9 +168,12 @@ def plain_edges(path, kind):
 
 def own_edges(draw, path, kind):
     options = {"dtype": "int64"} if kind == "bin" else {}
-    if kind.removesuffix(".gz").split(".")[-1] in SEPARATORS:
-        options = {"separator": SEPARATORS[kind.removesuffix(".gz").split(".")[-1]], "header": False}
-    relabel = kind == "relabel.csv"
+    if separator_of(kind):
+        options = {"separator": separator_of(kind), "header": kind == "header.csv"}
+    if kind == "header.csv":
+        options |= {"src": "src", "dst": "dst"}
+    relabel = kind in RELABELLED
+    path = path.parent if kind == "folder.parquet" else path
     stream = open_edge_stream(path, chunk_edges=int(draw.choice([1, 7, 64, 1000])), relabel=relabel, **options)
     edges = np.concatenate([np.stack([chunk.src, chunk.dst], 1) for chunk in stream.chunks()])
     if relabel:
@@ -167,7 +191,10 @@ def own_array(folder, path, kind):
         return load_features(dataset.features, NUM_NODES)
     if key == "train_mask":
         return dataset.masks["train"]
-    return dataset.labels if key == "labels" else np.load(dataset.edge_weight, allow_pickle=False)
+    if key == "labels":
+        return dataset.labels
+    of_edges = dataset.edge_weight, dataset.edge_features  # paths: the store's writer reads them
+    return load_arrays(NUM_NODES, NUM_EDGES, None, None, None, *of_edges)[key]
 
 
 def plain_array(path, kind):

@@ -14,11 +14,11 @@ from processes import launch
 import lightning_gnnscale as gs
 from lightning_gnnscale import apart
 from lightning_gnnscale.datamodule import StoreLayerSource, layer_source
-from lightning_gnnscale.datamodule.scratch import Scratch
 from lightning_gnnscale.edge_stream import SyntheticGraph
 from lightning_gnnscale.errors import CheckpointError, GNNScaleError
 from lightning_gnnscale.model.inference import layerwise_inference
 from lightning_gnnscale.model.layer_source import NodeSet, closure
+from lightning_gnnscale.scratch import Scratch
 
 BACKBONES = {
     "sage": lambda: gs.model.GraphSAGE(24, 16, 5, num_layers=3),

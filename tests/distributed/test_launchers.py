@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lightning as L
 import numpy as np
+import psutil
 import pytest
 import torch
 from lightning.pytorch.callbacks import LearningRateFinder
@@ -70,10 +72,19 @@ def test_trainers_of_a_script_have_as_many_processes(tmp_path, devices, message)
     assert message in done.stderr, done.stderr[-4000:]
 
 
+class Listening(L.Callback):
+    """Notes the addresses that this rank listens at."""
+
+    def on_train_end(self, trainer, module):
+        found = psutil.Process().net_connections(kind="inet")
+        told = sorted({one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN})
+        Path(trainer.default_root_dir, f"listening-{trainer.global_rank}").write_text(" ".join(told))
+
+
 def fork_two(folder):
     torch.set_num_threads(1)
     model = Classifier()
-    trainer = make_trainer(folder, strategy="gnnscale_fork", devices=2)
+    trainer = make_trainer(folder, strategy="gnnscale_fork", devices=2, callbacks=[Listening()])
     trainer.fit(model, datamodule=PartsData(EVEN))
     # Back in the process that forked: it has the weights, and no process group.
     trainer.save_checkpoint(folder / "after.ckpt")
@@ -85,6 +96,8 @@ def test_fork(tmp_path):
     process.start()
     process.join(60)
     process.kill()
+    told = [(tmp_path / f"listening-{rank}").read_text() for rank in (0, 1)]
+    assert told == ["127.0.0.1", "127.0.0.1"]  # see SECURITY.md
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     expected = launch(2, train, tmp_path / "expected", GradientAveraging(), None, PartsData(EVEN))[0]
     assert all(torch.equal(state[name], expected[name]) for name in expected)

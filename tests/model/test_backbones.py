@@ -1,5 +1,10 @@
 """Backbones: the same numbers as PyG's layers, sparse as dense, trimmed as whole, gradients and dtypes."""
 
+import copy
+import inspect
+import os
+import pickle
+
 import pytest
 import torch
 import torch_geometric.nn as pyg
@@ -255,3 +260,12 @@ def test_refuses_batches_that_do_not_fit():
         build(GCN, 5)(to_sparse(graph.x), graph.edge_index)
     with pytest.raises(ValueError, match=r"model\.out_channels must be given"):
         SGC(12)
+
+
+@pytest.mark.parametrize("kind", BACKBONES)
+def test_modules_that_pyg_writes_do_not_stay(kind):
+    for model in (build(kind), pickle.loads(pickle.dumps(build(kind))), copy.deepcopy(build(kind))):
+        layer = next(module for module in model.modules() if isinstance(module, pyg.MessagePassing))
+        written = inspect.getfile(type(layer).propagate)
+        assert "_propagate_" in written and not os.path.exists(written)
+        assert "def propagate" in inspect.getsource(type(layer).propagate)  # tracebacks show its lines all the same

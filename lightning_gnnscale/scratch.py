@@ -1,16 +1,20 @@
-"""A folder for the tables of one run, made with the first of them; what killed runs left beside it is removed."""
+"""A folder for what one run needs for a time: tables, temporary files; what killed runs left beside it is removed."""
 
 import contextlib
+import multiprocessing
+import multiprocessing.util
 import os
 import secrets
 import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
 from filelock import FileLock
 
-from ..apart import first_in_folder
-from ..errors import GNNScaleError
+from .apart import first_in_folder
+from .errors import GNNScaleError
+from .events import SYSTEM_TEMPORARY
 
 _ALLOWED = "give EvaluationOptions(scratch=<a folder on another disk>) (evaluation.scratch=)"
 
@@ -96,6 +100,36 @@ def open_scratch(root: Path, scratch: str | os.PathLike | None, trainer) -> Scra
     if trainer is not None:
         name = trainer.strategy.broadcast(name)
     return Scratch(Path(root.parent if scratch is None else scratch) / f".{root.name}.scratch", name)
+
+
+def temporary_scratch() -> Scratch | None:
+    """Return a folder for the temporary files of this run, in the system's; None where that is somebody else's.
+
+    Raises:
+        OSError: the system's temporary folder cannot be written to.
+    """
+    parent = Path(tempfile.gettempdir()) / f"gnnscale-{os.getuid()}"
+    parent.mkdir(mode=0o700, exist_ok=True)
+    if parent.stat().st_uid != os.getuid():
+        return None
+    folder = Scratch(parent, f"run-{secrets.token_hex(3)}")  # short: paths of sockets lie below, of 107 bytes at most
+    folder.open()
+    return folder
+
+
+def keep_sockets() -> None:
+    """Let multiprocessing lay its sockets into a temporary folder of this run: its own stays where a run is killed.
+
+    Nothing happens where it has a folder already, or the run has one for all temporary files.
+    """
+    config = multiprocessing.current_process()._config
+    if config.get("tempdir") is not None or SYSTEM_TEMPORARY in os.environ:
+        return
+    with contextlib.suppress(OSError):
+        folder = temporary_scratch()
+        if folder is not None:
+            config["tempdir"] = str(folder.folder)
+            multiprocessing.util.Finalize(None, folder.close, exitpriority=-100)  # when mp removes its own
 
 
 def _set_aside(path: Path) -> None:
