@@ -1,7 +1,6 @@
 """`gnnscale train`, from a config to a trained model and its summary; `gnnscale plan`, the terms it would run under."""
 
 import logging
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -36,7 +35,7 @@ from .checks import (
     takes_sampler,
     trains_on_links,
 )
-from .errors import Interrupted, UsageError, one_line, own_settings
+from .errors import Interrupted, UsageError, one_line, own_settings, show_warning
 from .ranks import (
     SIGTERM_CODE,
     accelerator,
@@ -131,7 +130,7 @@ def train(config: DictConfig, folder: Path) -> dict:
     if is_first_rank():
         keep_earlier_run(folder)
     with _interruptible(folder, getattr(trainer.checkpoint_callback, "dirpath", None)):
-        with events.stage("train", note=f"{datamodule.store.num_parts} parts on {trainer.world_size} processes"):
+        with events.stage("train", note=_parts_and_processes(datamodule.store.num_parts, trainer.world_size)):
             fit(trainer, model, datamodule, config.resume)
         facts = fit_facts(folder, trainer.checkpoint_callback, config.resume)
         facts |= _evaluate(config, trainer, model, datamodule, earlier, folder)
@@ -141,6 +140,11 @@ def train(config: DictConfig, folder: Path) -> dict:
         write_summary(folder, summary)
     leave_report(folder)
     return summary
+
+
+def _parts_and_processes(num_parts: int, num_processes: int) -> str:
+    parts = "1 part" if num_parts == 1 else f"{num_parts} parts"
+    return f"{parts} on {'1 process' if num_processes == 1 else f'{num_processes} processes'}"
 
 
 def fit(trainer, model, datamodule, resume: str | None) -> None:
@@ -213,16 +217,12 @@ def _quiet() -> None:
     lightning.propagate = not lightning.handlers  # else the root says all that it says once more
     for name in ("profilers", "callbacks.early_stopping", "validation"):  # which speak when they are asked to
         logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.INFO)
-    warnings.showwarning = _show_warning
+    warnings.showwarning = show_warning
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # inside Lightning
     warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist.*")  # ranks differ in batches
     warnings.filterwarnings("ignore", message=".*torch.jit.script.*")  # inside torch_geometric
     warnings.filterwarnings("ignore", message=".*Couldn't infer the batch indices.*")  # nodes come with predictions
     warnings.filterwarnings("ignore", message="The dirpath has changed from .*")  # `best_checkpoint` compares both
-
-
-def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
-    print(f"gnnscale: warning: {message}", file=sys.stderr)
 
 
 def make_trainer(config: DictConfig, folder: Path):
@@ -357,6 +357,7 @@ def _progress_argument(node: DictConfig, progress) -> dict:
 
 def plan(config: DictConfig) -> None:
     """Print every term of the plan: of the sizes given, or of a recipe's data set."""
+    warnings.showwarning = show_warning
     if "dataset" in config:
         check_settings(config)
         num_devices = planned_devices(config)

@@ -41,16 +41,16 @@ def load_pyg(
             the data set that torch cannot load without running what they hold.
     """
     if (data is None) == (dataset is None):
-        raise ValueError("dataset.data and dataset.dataset: give exactly one of them")
+        raise ValueError("data and dataset: give exactly one of them")
     if data is None:
         import torch_geometric.datasets as classes
 
         if not hasattr(classes, dataset):
-            raise ValueError(f"dataset.dataset: torch_geometric.datasets has no class {dataset!r}")
+            raise ValueError(f"dataset: torch_geometric.datasets has no class {dataset!r}")
         named = {"name": name} if name else {}
         data = _weights_only(getattr(classes, dataset), **dataset_options, **named)[0]
     if getattr(data, "edge_index", None) is None:
-        raise ValueError("dataset.data has no edge_index; of an adj_t make one: torch_geometric.utils.to_edge_index")
+        raise ValueError("data has no edge_index; of an adj_t make one: torch_geometric.utils.to_edge_index")
     masks = {}
     for split in ("train", "val", "test"):
         mask = getattr(data, f"{split}_mask", None)
@@ -91,8 +91,8 @@ def _weights_only(make, **options):
         told = re.search(r"GLOBAL (\S+)|whose module (\S+) is blocked", str(error))
         held = next(filter(None, told.groups())) if told else "objects"
         raise ValueError(
-            f"dataset.dataset={make.__name__}: a file below {options.get('root')} holds {held}, which torch does not "
-            "load without running it: remove the file, or load the data set in Python and give dataset.data"
+            f"dataset={make.__name__}: a file below {options.get('root')} holds {held}, which torch does not "
+            "load without running it: remove the file, or load the data set in Python and give data="
         ) from None
     finally:
         if given is None:

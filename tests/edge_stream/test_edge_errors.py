@@ -79,7 +79,7 @@ def test_floats_are_refused_even_where_they_are_whole(source):
 
 
 def test_other_dtypes_are_refused(tmp_path):
-    refused(np.array([["a", "b"], ["b", "c"]]), "edges must be integers, got <U1; give such ids as text or Parquet")
+    refused(np.array([["a", "b"], ["b", "c"]]), "column 'src' holds strings; pass relabel=True")
     refused(np.array([[True], [False]]), "edges must be integers, got bool")
     np.save(tmp_path / "a.npy", np.zeros((2, 3)))
     refused(tmp_path / "a.npy", "a.npy: edges must be integers, got float64; node ids are whole numbers")
