@@ -27,7 +27,7 @@ class FullGraphDataModule(StoredGraphDataModule):
     rank's block is its part and has a loss of its own. Edge features of the store are not read.
 
     Args:
-        store: Folder or URL of a partition store, an open store, or a `StoreSource`.
+        store: Folder or URL of a partition store, an open store, or a `StoreSource`; or a `Data` of PyG.
         seed: Seed of the partitioning, and of the keys of epochs.
         making: What the store is made from: the keywords of `StoreSource.of` and `StoreSource`. num_parts="auto": the
             planner's number, but at least one per process.

@@ -79,7 +79,8 @@ class PartitionDataModule(StoredGraphDataModule):
     package do not read them; layer-wise inference does not have them, batches of evaluation="sampled" do.
 
     Args:
-        store: Folder or URL of a partition store, an open store, or a `StoreSource`; None: one is made, see `making`.
+        store: Folder or URL of a partition store, an open store, or a `StoreSource`; or a `Data` of PyG, from which one
+            is made (its arcs are kept as they are); None: one is made, see `making`.
         mode: "mini_batch", or "full_batch": each part is one batch.
         sampler: Draws a mini-batch: one of this package's samplers or any `BatchSampler`; None:
             `NeighborSampler([25, 10])`. A `ClusterSampler` without clusters of its own gets SPRING's. Evaluation

@@ -102,8 +102,8 @@ def test_a_pair_of_arrays_must_agree():
 def test_sources_that_are_none():
     refused(7, "source must be a path .*PyG Data, an array or tensor.*got int", ValueError)
     refused(None, "got NoneType", ValueError)
-    refused(HeteroData(), "got HeteroData", ValueError)
-    refused(Data(x=torch.zeros(3, 1)), "Data: has no edge_index")
+    refused(HeteroData(), "HeteroData: graphs with several kinds of nodes or edges are not read yet: give data.to_homog")
+    refused(Data(x=torch.zeros(3, 1)), "Data: has neither edge_index nor adj_t")
 
 
 def test_missing_files_are_told_with_near_names(tmp_path):
