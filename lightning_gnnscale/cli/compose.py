@@ -68,7 +68,7 @@ def register_choices() -> None:
         target = f"{_PACKAGE}.strategy.{bound.__name__}"
         _add_choice("strategy/exchange", f"skip_{name}", "skip_broadcast", bound={"_target_": target, **given})
     for name, base in (("{}", "graphsage"), ("link_{}", "link_predictor")):
-        for backbone in ("GCN", "GAT", "NGNN"):
+        for backbone in ("GCN", "GAT", "GINE", "NGNN"):
             target = f"{_PACKAGE}.model.{backbone}"
             _add_choice("model", name.format(backbone.lower()), base, backbone={"_target_": target})
 

@@ -143,6 +143,7 @@ class StoredData:
     def __init__(self, name: str, store: PartitionStore):
         self.name, self.features, self.labels, self.masks = name, store.features, store.labels, store.masks
         self.links: dict = {}  # a store holds none out
+        self.edge_dim = None if store.edge_features is None else int(store.edge_features.shape[1])
         self.feature_dim = 0 if store.features is None else store.features.dim
         self.multilabel = store.labels is not None and store.labels.ndim == 2
         self.num_classes = None

@@ -1,5 +1,6 @@
 """`gnnscale train`, from a config to a trained model and its summary; `gnnscale plan`, the terms it would run under."""
 
+import inspect
 import logging
 import time
 import warnings
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import torch
 from hydra.core.hydra_config import HydraConfig
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 from rich.box import SIMPLE
 from rich.console import Console
@@ -22,6 +23,7 @@ from ..datamodule import EpochTimes, PeakRecorder, PredictionWriter
 from ..datamodule.stored_graph import accelerator_of, check_edge_weights
 from ..memory import format_bytes, process_bytes
 from ..partition_store.composition import store_composition
+from ..model import Backbone
 from ..partition_store.value_checks import least_value
 from ..report.terminal import ProgressBars, print_summary, write_summary
 from ..strategy import GNNScaleStrategy
@@ -283,9 +285,10 @@ def make_model(config: DictConfig, datamodule):
     seed_everything(config.seed, verbose=False)
     inputs = _inputs(config, datamodule)
     in_channels = datamodule.num_features + getattr(inputs, "dim", 0)
+    outputs = _edge_dim(config, datamodule.num_edge_features)
     if trains_on_links(config):
-        return _build(config, in_channels, {}, {}, inputs)
-    outputs = {"out_channels": datamodule.num_classes}
+        return _build(config, in_channels, outputs, {}, inputs)
+    outputs |= {"out_channels": datamodule.num_classes}
     return _build(config, in_channels, outputs, {"multilabel": datamodule.store.labels.ndim == 2}, inputs)
 
 
@@ -304,10 +307,14 @@ def check_model(config: DictConfig, dataset) -> None:
     in_channels = stored + ((inputs.get("dim") or 0) if inputs else 0)
     if inputs and in_channels == 0:
         return  # inputs whose width only the store tells
+    outputs = {}
+    if config.datamodule.get("stored_edge_features", True):
+        outputs = _edge_dim(config, dataset.edge_dim)
     if trains_on_links(config):
-        module = _build(config, in_channels, {}, {})
+        module = _build(config, in_channels, outputs, {})
     else:
-        module = _build(config, in_channels, {"out_channels": dataset.num_classes}, {"multilabel": dataset.multilabel})
+        outputs |= {"out_channels": dataset.num_classes}
+        module = _build(config, in_channels, outputs, {"multilabel": dataset.multilabel})
     if dataset.edge_weight is not None and not getattr(module.backbone, "takes_negative_weights", True):
         check_edge_weights(module.backbone, least_value(dataset.edge_weight))
     make_optimizer = getattr(module, "make_optimizer", None)
@@ -316,6 +323,33 @@ def check_model(config: DictConfig, dataset) -> None:
             make_optimizer(module.parameters())
         except (ValueError, TypeError) as error:
             raise UsageError(f"model.optimizer: {one_line(error)}") from None
+
+
+def _edge_dim(config: DictConfig, edge_dim: int | None) -> dict:
+    """Return the argument of the backbone that tells it the columns of the edge features, where there are some.
+
+    Raises:
+        UsageError: no layer of the model reads them, or full-graph training, which does not.
+    """
+    if edge_dim is None:
+        return {}
+    backbone = get_object(config.model.backbone._target_)
+    parameters = inspect.signature(backbone).parameters
+    leave_out = "leave dataset.edge_features out"
+    if not takes_sampler(config):
+        raise UsageError(
+            f"dataset.edge_features: full-graph training does not read them: say datamodule=partition, or {leave_out}"
+        )
+    if "edge_dim" in parameters:
+        return {"edge_dim": edge_dim}
+    if "edge_attr" in inspect.signature(getattr(backbone, "forward", backbone)).parameters and not (
+        inspect.isclass(backbone) and issubclass(backbone, Backbone)
+    ):
+        return {}
+    raise UsageError(
+        f"dataset.edge_features: no layer of {backbone.__name__} reads them: say model=gat or model=gine, or {leave_out}"
+        " (of a store: datamodule.stored_edge_features=false)"
+    )
 
 
 def _build(config: DictConfig, in_channels: int, outputs: dict, options: dict, inputs=None):

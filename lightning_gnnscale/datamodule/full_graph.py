@@ -14,7 +14,7 @@ from ..partition_store.block_rows import BlockRows, load_block_rows, part_runs
 from ..planner import Plan
 from ..store_source import StoreSource
 from .full_graph_batch import FullGraphBatch, FullGraphLoader, block_batch
-from .stored_graph import StoredGraphDataModule, check_model
+from .stored_graph import StoredGraphDataModule, check_edge_features, check_model
 
 UNKNOWN = -1
 _LABEL_ROWS = 1 << 18
@@ -97,7 +97,10 @@ class FullGraphDataModule(StoredGraphDataModule):
         super().setup(stage)
         if stage == "fit":
             self._check_trainable()
-            check_model(getattr(self.trainer, "lightning_module", None), self.store)
+            module = getattr(self.trainer, "lightning_module", None)
+            check_model(module, self.store)
+            if hasattr(getattr(module, "backbone", None), "forward_rows"):
+                check_edge_features(module, self.store.edge_features, "write the store without them")
         if self.trainer is not None:
             _check_exchanges(self.trainer)
         rank, world_size = self._rank_and_world()

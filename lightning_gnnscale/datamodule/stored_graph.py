@@ -15,6 +15,7 @@ from ..dataset import GraphDataset
 from ..edge_stream.open import is_pyg_data
 from ..errors import PartitionStoreError, StrategyError
 from ..events import record
+from ..model.backbone import check_edge_attr
 from ..model.checkpoint_file import LoadsWeightsOnly
 from ..object_store import is_url
 from ..partition_store import PartitionStore
@@ -44,6 +45,25 @@ def check_model(module: Any, store: PartitionStore, hops: int | None = None) -> 
     layers = getattr(backbone, "num_layers", None)
     if isinstance(layers, int) and hops and hops != layers:
         rank_zero_warn(f"the sampler draws {hops} hops, and the backbone has {layers} layers: give it one hop a layer")
+
+
+def check_edge_features(module: Any, edge_features: Any, *without: str) -> None:
+    """Refuse edge features that the model does not read, and a model that reads others; raises as `check_model`.
+
+    Args:
+        module: The LightningModule, or None. One that does not say what it reads is left alone.
+        edge_features: (num_arcs, edge_dim) of the store, or None.
+        without: How to do without them; by default what `PartitionDataModule` takes.
+    """
+    reads = getattr(module, "reads_edge_features", None)
+    if reads is None:
+        return
+    backbone, given = module.backbone, None if edge_features is None else edge_features.shape[1]
+    edge_dim = getattr(backbone, "edge_dim", given if reads else None)
+    try:
+        check_edge_attr(type(backbone).__name__, edge_dim, given, *without)
+    except ValueError as error:
+        raise StrategyError(str(error)) from None
 
 
 def check_edge_weights(backbone: Any, least: float | None) -> None:
@@ -237,6 +257,11 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
     def num_features(self) -> int:
         """Width of the stored features that batches have; 0 without."""
         return 0 if self.store.features is None or not self.stored_features else self.store.features.dim
+
+    @property
+    def num_edge_features(self) -> int | None:
+        """Columns of the stored edge features that batches have; None without."""
+        return None if self.store.edge_features is None else int(self.store.edge_features.shape[1])
 
     @property
     def num_classes(self) -> int:

@@ -187,6 +187,11 @@ class GraphDataset:
         return int(self._feature_rows().shape[1]) if self.features is not None else 0
 
     @property
+    def edge_dim(self) -> int | None:
+        """Columns of the edge features; None without."""
+        return None if self.edge_features is None else int(np.shape(opened(self.edge_features))[-1])
+
+    @property
     def feature_bytes(self) -> int:
         """Bytes of the features on disk, as a store of `feature_storage` holds them."""
         return 0 if self.features is None else feature_bytes(self._feature_rows(), self.feature_storage)
