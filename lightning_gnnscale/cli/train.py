@@ -347,8 +347,8 @@ def _edge_dim(config: DictConfig, edge_dim: int | None) -> dict:
     ):
         return {}
     raise UsageError(
-        f"dataset.edge_features: no layer of {backbone.__name__} reads them: say model=gat or model=gine, or {leave_out}"
-        " (of a store: datamodule.stored_edge_features=false)"
+        f"dataset.edge_features: no layer of {backbone.__name__} reads them: say model=gat or model=gine, or "
+        f"{leave_out} (of a store: datamodule.stored_edge_features=false)"
     )
 
 
@@ -386,7 +386,7 @@ def model_widths(config: DictConfig) -> dict:
 
 
 def _progress_argument(node: DictConfig, progress) -> dict:
-    return {"progress": progress} if node._target_.endswith(".generate") else {}
+    return {"progress": progress} if node._target_.endswith((".generate", ".load_ogb")) else {}
 
 
 def plan(config: DictConfig) -> None:

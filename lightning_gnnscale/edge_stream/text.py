@@ -147,8 +147,8 @@ def _looks_like_names(rows: list[list[str]], places: tuple[int, int]) -> bool:
 
 def _tell_header(name: str, line: int, first: tuple[str, ...]) -> None:
     warnings.warn(
-        f"{name}: line {line} ({', '.join(first)}) is taken for the names of the columns, and left out; header=False "
-        "reads it as an edge, header=True says nothing",
+        f"{name}: line {line} ({', '.join(first)}) is taken for the names of the columns, and left out: say "
+        "header=True if that is right, header=False if it is an edge",
         stacklevel=2,
     )
 
@@ -227,7 +227,7 @@ class TextStream(EdgeStream):
 
     def _numbered_blocks(self, first_edge: int) -> Iterator:
         """Also tell of a first line that no other line shares an id with: it may hold the names of the columns."""
-        first, line = self._format.doubtful, 0
+        first = self._format.doubtful
         looks = bool(first) and self.node_ids is not None and not self.node_ids.complete
         num_edges, alone = 0, looks
         try:
@@ -240,9 +240,10 @@ class TextStream(EdgeStream):
                 yield src, dst
         except EdgeStreamError as error:
             strange = re.search(r"node id '(.*)' is not among", str(error))
-            if strange is None or strange[1] not in first:
+            line, text = next(edge_lines(self._path, self._format.comment))
+            given = split_fields(text, self._format.separator)
+            if strange is None or line < self._format.first_line or strange[1] not in given:
                 raise
-            line = next(edge_lines(self._path, self._format.comment))[0]
             raise EdgeStreamError(
                 f"{error}; or say header=True if line {line} holds the names of the columns"
             ) from None

@@ -1,4 +1,4 @@
-"""Layers that read edge features: PyG's are the oracle; batches, exact evaluation and the command line read the same."""
+"""Layers that read edge features, as PyG's do: in batches, in exact evaluation, and refused elsewhere."""
 
 import copy
 
@@ -152,7 +152,7 @@ def check_fit(dm, model) -> None:
 def test_what_no_layer_reads_is_refused(tmp_path):
     dm = gs.PartitionDataModule(**store_of(tmp_path / "s"))
     with pytest.raises(
-        StrategyError, match="no layer of GraphSAGE reads the edge features: use GAT or GINE with edge_"
+        StrategyError, match="no layer of GraphSAGE reads the edge features: use GAT or GINE"
     ):
         check_fit(dm, GraphSAGE(DIM, 8, 4))
     with pytest.raises(StrategyError, match="GAT reads edge features of 5 columns, and they have 3: say edge_dim=3"):
