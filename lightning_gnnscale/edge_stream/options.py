@@ -2,6 +2,7 @@
 
 import operator
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +74,33 @@ def pick_columns(source: str, names: list[str], src: str | int | None, dst: str 
     if places[0] == places[1]:
         raise ValueError(f"{source}: src and dst are the same column {src!r}")
     return places[0], places[1]
+
+
+# Columns that say something of an edge.
+_OF_EDGES = {
+    "weight",
+    "weights",
+    "w",
+    "type",
+    "edge_type",
+    "relation",
+    "rel",
+    "predicate",
+    "kind",
+    "rating",
+    "timestamp",
+}
+
+
+def tell_unread(source: str, names: list[str]) -> None:
+    """Warn of columns that say something of the edges, and are not read with them."""
+    unread = [name for name in names if name.strip().lower() in _OF_EDGES]
+    if unread:
+        warnings.warn(
+            f"{source}: {', '.join(unread)}: not read with the edges; give such columns as edge_weight= or "
+            "edge_features=, in the order of the edges, if they count",
+            stacklevel=3,
+        )
 
 
 def parquet_path(path: str | os.PathLike) -> tuple[Path, list[str] | None] | None:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from ..errors import EdgeStreamError
 from .array import native_ids
 from .id_tables import Strings
-from .options import StreamOptions, pick_columns
+from .options import StreamOptions, pick_columns, tell_unread
 from .stream import EdgeStream, file_identity
 
 BATCH_ROWS = 1 << 17
@@ -39,6 +39,8 @@ class ParquetStream(EdgeStream):
                 places = pick_columns(str(path), names, src, dst)
                 dtypes += [id_dtype_of(path, file.schema_arrow.field(place), options.relabel) for place in places]
                 self._rows.append(file.metadata.num_rows)
+                if path == files[0]:
+                    tell_unread(name, names)
         if sum(self._rows) == 0:
             raise EdgeStreamError(f"{name}: the {'file holds' if len(files) == 1 else 'files hold'} no edges")
         common = np.result_type(*dtypes)
@@ -102,6 +104,8 @@ def arrow_ids(name, column: pa.Array, first_edge: int, keep_uint64: bool) -> np.
     if column.null_count:
         row = column.is_null().to_numpy(zero_copy_only=False).argmax()
         raise EdgeStreamError(f"{name}: edge {first_edge + int(row)}: the id is missing (null)")
+    if pa.types.is_dictionary(column.type) and is_text(column.type):
+        column = column.dictionary.cast(pa.string()).take(column.indices)
     if is_text(column.type):
         return Strings.from_arrow(column.cast(pa.string()))
     return native_ids(f"{name}: edge {first_edge} or later", column.to_numpy(), keep_uint64)

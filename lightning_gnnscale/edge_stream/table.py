@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from ..errors import EdgeStreamError, one_line_of
 from .array import open_array
-from .options import StreamOptions, parquet_path, pick_columns
+from .options import StreamOptions, parquet_path, pick_columns, tell_unread
 from .parquet import BATCH_ROWS, arrow_ids, id_dtype_of, is_text
 from .relabel import NodeIds
 from .stream import EdgeStream
@@ -192,6 +192,7 @@ def open_table(
     """
     name, names = type(source).__name__, column_names(source)
     places = pick_columns(name, names, src, dst)
+    tell_unread(name, names)
     return TableStream(name, tuple(table_columns(source, list(places))), options)
 
 

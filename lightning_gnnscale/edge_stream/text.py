@@ -19,7 +19,7 @@ from pyarrow import csv
 from ..errors import EdgeStreamError
 from .array import native_ids
 from .id_tables import Strings
-from .options import COLUMN_WORDS, StreamOptions, known_pair, pick_columns
+from .options import COLUMN_WORDS, StreamOptions, known_pair, pick_columns, tell_unread
 from .relabel import NodeIds
 from .stream import EdgeStream, file_identity
 from .text_lines import BLANKS, BLOCK_BYTES, PlainText, delimiter, edge_lines, split_fields
@@ -87,6 +87,7 @@ def detect_format(path: Path, separator, comment: str, header, src, dst, id_type
     if guessed:
         _tell_header(str(path), sample[0][0], first)
     if header:
+        tell_unread(str(path), rows[0])
         first_line = sample[0][0] + 1
         rows = rows[1:]
     if not rows:
