@@ -298,7 +298,7 @@ def check_edge_attr(
     if edge_dim == given:
         return
     if given is None:
-        raise ValueError(f"{model} reads edge features of {edge_dim} columns, and there are none: give edge_features")
+        raise ValueError(f"{model} reads edge features of {edge_dim} columns, and there are none: give edge_features=")
     if edge_dim is None:
         raise ValueError(
             f"no layer of {model} reads the edge features: use GAT or GINE with edge_dim={given}, or {without}"

@@ -57,7 +57,7 @@ class GINE(Backbone):
         if edge_dim is None or edge_dim < 1:
             raise ValueError(
                 f"model.edge_dim must be the columns of the edge features, at least 1, got {edge_dim}: GINE reads "
-                "them, so give edge_features with the graph, or take another model"
+                "them, so give edge_features= with the graph, or take another model"
             )
         self.edge_dim = edge_dim
         super().__init__(

@@ -150,7 +150,7 @@ def test_adj_t_with_and_without_values():
     turned = ToSparseTensor(attr="edge_weight", layout=torch.sparse_csr)(given.clone())
     dataset = load_pyg(turned)
     found = np.concatenate([np.stack([chunk.src, chunk.dst]) for chunk in dataset.stream.chunks()], axis=1)
-    by_edge = {pair: weight for pair, weight in zip(map(tuple, EDGES.T.tolist()), weights.tolist(), strict=True)}
+    by_edge = dict(zip(map(tuple, EDGES.T.tolist()), weights.tolist(), strict=True))
     assert [by_edge[pair] for pair in map(tuple, found.T.tolist())] == dataset.edge_weight.tolist()
 
 
@@ -161,7 +161,7 @@ def test_adj_t_with_and_without_values():
         (Data(x=torch.zeros(3, 1)), "data has no edges: set data.edge_index"),
         (
             TemporalData(src=torch.zeros(1), dst=torch.zeros(1), t=torch.zeros(1)),
-            "TemporalData: graphs in time are not",
+            "TemporalData: graphs in time are",
         ),
         (data(train_mask=torch.zeros(NUM_NODES, 2, dtype=torch.bool)), None),
         (7, "store must be the folder or URL .* got int: other graphs are given as dataset=, or stream="),
