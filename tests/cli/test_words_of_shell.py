@@ -65,6 +65,6 @@ def test_edge_features_that_no_layer_reads(tmp_path, capsys):
     told = refused(capsys, *words)
     assert "dataset.edge_features: no layer of GraphSAGE reads them: say model=gat or model=gine, or leave" in told
     assert "full-graph training does not read them" in refused(capsys, *words, "datamodule=full_graph", "model=gat")
-    without = [word for word in words if "edge_features" not in word]
+    without = [word for word in words if not word.startswith("dataset.edge_features=")]
     assert "GINE reads them, so give dataset.edge_features" in refused(capsys, *without, "model=gine")
     assert "has no effect, the run fills it in" in refused(capsys, *words, "model=gat", "model.backbone.edge_dim=2")
