@@ -22,8 +22,8 @@ from ..apart import of_first_rank
 from ..datamodule import EpochTimes, PeakRecorder, PredictionWriter
 from ..datamodule.stored_graph import accelerator_of, check_edge_weights
 from ..memory import format_bytes, process_bytes
-from ..partition_store.composition import store_composition
 from ..model import Backbone
+from ..partition_store.composition import store_composition
 from ..partition_store.value_checks import least_value
 from ..report.terminal import ProgressBars, print_summary, write_summary
 from ..strategy import GNNScaleStrategy

@@ -151,9 +151,7 @@ def check_fit(dm, model) -> None:
 
 def test_what_no_layer_reads_is_refused(tmp_path):
     dm = gs.PartitionDataModule(**store_of(tmp_path / "s"))
-    with pytest.raises(
-        StrategyError, match="no layer of GraphSAGE reads the edge features: use GAT or GINE"
-    ):
+    with pytest.raises(StrategyError, match="no layer of GraphSAGE reads the edge features: use GAT or GINE"):
         check_fit(dm, GraphSAGE(DIM, 8, 4))
     with pytest.raises(StrategyError, match="GAT reads edge features of 5 columns, and they have 3: say edge_dim=3"):
         check_fit(dm, GAT(DIM, 8, 4, edge_dim=5))
