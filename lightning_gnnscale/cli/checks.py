@@ -35,6 +35,7 @@ _FILLED_IN = {
     "planner.prefetch_batches": "source.prefetch_batches=",
     "model.multilabel": "dataset=, whose labels tell",
     "model.backbone.in_channels": "dataset=, whose features tell",
+    "model.backbone.edge_dim": "dataset=, whose edge features tell",
     **{
         f"datamodule.{key}": f"{key}="
         for key in ("dataset", "partitioner", "planner", "num_parts", "overwrite", "feature_storage", *_BATCH_GROUPS)
@@ -258,7 +259,7 @@ def check_dataset(config: DictConfig, dataset) -> None:
     if dataset.features is None and not config.model.get("inputs"):
         raise UsageError(
             f"dataset.features: {dataset.name} has none; training needs a row of features for every node, or "
-            "embeddings in their place: model.inputs, as in recipe=embeddings"
+            "embeddings in their place: model.inputs.dim=64, or recipe=embeddings"
         )
     monitors = [str(callback.get("monitor")) for callback in config.callbacks.values() if callback]
     if trains_on_links(config):

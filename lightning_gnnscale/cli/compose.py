@@ -1,6 +1,7 @@
 """From names to a config: choices and recipes, composition, and which keys and types a config may have."""
 
 import inspect
+import json
 import os
 import re
 import types
@@ -14,7 +15,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_object
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..object_store import FROM_ENVIRONMENT, carries_secret, check_storage_options
 from .errors import UsageError
@@ -68,7 +69,7 @@ def register_choices() -> None:
         target = f"{_PACKAGE}.strategy.{bound.__name__}"
         _add_choice("strategy/exchange", f"skip_{name}", "skip_broadcast", bound={"_target_": target, **given})
     for name, base in (("{}", "graphsage"), ("link_{}", "link_predictor")):
-        for backbone in ("GCN", "GAT", "NGNN"):
+        for backbone in ("GCN", "GAT", "GINE", "NGNN"):
             target = f"{_PACKAGE}.model.{backbone}"
             _add_choice("model", name.format(backbone.lower()), base, backbone={"_target_": target})
 
@@ -146,6 +147,44 @@ def take_recipe(config_name: str, words: list[str]) -> tuple[str | None, str, li
         raise UsageError(f"recipe={name}: no such recipe; there are {', '.join(available_recipes())}")
     _check_command(name, path, config_name)
     return str(path.resolve().parent), path.stem, others
+
+
+def for_other_dataset(config_dir: str | None, config_name: str, words: list[str]) -> list[str]:
+    """Return words that take back what a recipe says of its own data set, where `dataset=` chooses another.
+
+    Its keys are set to what they are in the file of that data set, or are left out where they are not in it.
+
+    Args:
+        config_dir: folder of the recipe; None: there is none.
+        config_name: name of its primary config.
+        words: the words of the command line, which go before.
+    """
+    chosen = next((word.partition("=")[2] for word in words if re.match(r"dataset=[\w-]+$", word)), None)
+    if config_dir is None or chosen is None:
+        return []
+    recipe = OmegaConf.to_container(OmegaConf.load(Path(config_dir) / f"{config_name}.yaml"))
+    entries = [entry for entry in recipe.get("defaults") or [] if isinstance(entry, dict)]
+    own = next((value for entry in entries for key, value in entry.items() if re.search(r"/dataset$", key)), None)
+    file = files(GROUPS).joinpath("dataset", f"{chosen}.yaml")
+    if own == chosen or not file.is_file() or not isinstance(recipe.get("dataset"), dict):
+        return []
+    values = OmegaConf.to_container(OmegaConf.create(file.read_text()))
+    given = {word.partition("=")[0].lstrip("+~") for word in words}
+    keys = [key for key in recipe["dataset"] if f"dataset.{key}" not in given]
+    return [
+        f"dataset.{key}={json.dumps(values[key])}" if key in values else f"~dataset.{key}"
+        for key in keys
+        if key not in values or not isinstance(values[key], dict | list)
+    ]
+
+
+def fill_inputs(config: DictConfig) -> None:
+    """Say what `model.inputs.dim=64` alone means: embeddings that the run learns; in place."""
+    inputs = OmegaConf.select(config, "model.inputs")
+    if OmegaConf.is_dict(inputs) and "_target_" not in inputs:
+        with open_dict(inputs):
+            inputs._target_ = f"{_PACKAGE}.embedding.DistributedEmbedding"
+            inputs.setdefault("seed", config.get("seed", 0))
 
 
 def _check_names(name: str, folder: Path) -> None:

@@ -1,7 +1,9 @@
 """An error as one line that says what was given, what is allowed, and what to do."""
 
+import inspect
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -38,7 +40,8 @@ def one_line(error: BaseException) -> str:
     kind = type(error).__name__
     if kind == "InstantiationException" and error.__cause__ is not None:
         key, cause = re.search(r"full_key: ([\w.]+)", str(error)), one_line(error.__cause__)
-        return cause if key is None else _at_key(key[1], cause)
+        target = re.search(r"call to(?: target)? '([\w.]+)'", str(error))
+        return cause if key is None else _at_key(key[1], cause, target and target[1])
     if kind == "MissingMandatoryValue":
         key = re.search(r"full_key: ([\w.]+)", str(error))
         return f"{key[1] if key else 'a key'} has no value; give {key[1] if key else 'key'}=..."
@@ -58,6 +61,7 @@ def one_line(error: BaseException) -> str:
         key, value = given.groups()
         return f"{key} holds names with values each, got {value}; replace it whole: '~{key}' '+{key}={{name:...}}'"
     text = " ".join(str(error).split())
+    text = text if isinstance(error, UsageError) else in_words_of_shell(text)
     named = isinstance(error, (ValueError, OSError)) or type(error).__module__.startswith("lightning_gnnscale")
     return text if named and text else _of_lost_process(f"{kind}: {text}")
 
@@ -74,18 +78,69 @@ def own_settings(key: str, node: DictConfig) -> Iterator[None]:
     except ValueError as error:
         name = re.match(r"\w*", str(error))[0]
         if name in node and not OmegaConf.is_interpolation(node, name):
-            raise UsageError(f"{key}.{error}") from None
+            raise UsageError(in_words_of_shell(f"{key}.{error}")) from None
         raise
 
 
-def _at_key(key: str, message: str) -> str:
-    """Put the key of a node before what its class says: of "model.backbone", "model.dropout must be ..." too."""
+# Arguments that errors and warnings of the package name as Python says them, by the node that they are keys of.
+_KEYS = {
+    "dataset": (
+        *("relabel", "nodes", "num_nodes", "to_undirected", "remove_self_loops", "layout", "chunk_edges"),
+        *("features", "labels", "edge_weight", "edge_features", "num_classes", "hold_out"),
+    ),
+    "dataset.reader": ("header", "separator", "comment", "src", "dst", "id_type", "bin_layout", "dtype"),
+    "partitioner": ("deduplicate",),
+    "datamodule": ("stored_features", "stored_edge_features", "halo_hops", "row_reads"),
+    "": ("overwrite", "pack_halo", "feature_storage", "evaluation", "num_parts"),
+}
+_KEY_OF = {name: f"{node}.{name}".removeprefix(".") for node, names in _KEYS.items() for name in names}
+_ARGUMENT = re.compile(
+    rf"(?<![\w.\"'])(edge_stream\.)?({'|'.join(_KEY_OF)})=(True|False|None|'[^']*'|\"[^\"]*\"|)(?![\w(\[])"
+)
+_LITERALS = {"True": "true", "False": "false", "None": "null"}
+
+
+def in_words_of_shell(text: str) -> str:
+    """Return a message of the package with `header=True` said as `dataset.reader.header=true`."""
+
+    def said(found: re.Match) -> str:
+        return f"{_KEY_OF[found[2]]}={_LITERALS.get(found[3], found[3][1:-1])}"
+
+    text = _ARGUMENT.sub(said, text)
+    return re.sub(r"\bedge_stream\.(\w+)", lambda found: _KEY_OF.get(found[1], found[0]), text)
+
+
+def show_warning(message, category, filename, lineno, file=None, line=None) -> None:
+    """Print a warning as one line that says keys as the command line does: a `warnings.showwarning`."""
+    print(f"gnnscale: warning: {in_words_of_shell(' '.join(str(message).split()))}", file=sys.stderr)
+
+
+def _at_key(key: str, message: str, target: str | None = None) -> str:
+    """Put the key of a node before what its class says: of "model.backbone", "model.dropout must be ..." too.
+
+    Args:
+        key: key of the node.
+        message: message, which may begin with an argument of the target.
+        target: dotted name of the class or function of the node, where it is known.
+    """
     said = re.match(r"(?:(\w+)\.)?\w+(?:\[\d+\])? must ", message)
     if message.startswith(key):
         return message
     if said and (said[1] is None or said[1] in key.split(".")):
         return f"{key}.{message.removeprefix(f'{said[1]}.')}"
+    first = re.match(r"(\w+)(?=[\s:=.]|$)", message)
+    if first and target is not None and first[1] in _arguments(target):
+        return f"{key}.{message}"
     return f"{key}: {message}"
+
+
+def _arguments(target: str) -> set[str]:
+    from hydra.utils import get_object
+
+    try:
+        return set(inspect.signature(get_object(target)).parameters)
+    except (ImportError, ValueError, TypeError):
+        return set()
 
 
 def _of_lost_process(text: str) -> str:

@@ -226,12 +226,21 @@ def _run(command: str, config_name: str, words: list[str]) -> None:
     import hydra
     from hydra.errors import ConfigCompositionException
 
-    from .compose import GROUPS, allowed_at_top, check_config, check_no_credentials, register_choices, take_recipe
+    from .compose import (
+        GROUPS,
+        allowed_at_top,
+        check_config,
+        check_no_credentials,
+        fill_inputs,
+        for_other_dataset,
+        register_choices,
+        take_recipe,
+    )
     from .run_folder import temporary_folder
 
     config_dir, config_name, words = take_recipe(config_name, words)
     check_no_credentials(config_name, config_dir, words)
-    words = [*shared_run_folder(words), *words]
+    words = [*shared_run_folder(words), *for_other_dataset(config_dir, config_name, words), *words]
     register_choices()
     for name in ("botocore", "aiobotocore"):  # which say where they have found credentials
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -241,6 +250,7 @@ def _run(command: str, config_name: str, words: list[str]) -> None:
 
     def task(config):
         try:
+            fill_inputs(config)
             check_config(config, config_name, config_dir)  # imports whatever the settings name
             resume_garbage_collection()
             module, function = _RUN[command]

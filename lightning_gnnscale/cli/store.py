@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ from ..store_source import StoreSource
 from ..store_source.partitioner_identity import method_name
 from ..store_source.source import refusal
 from .checks import check_settings, planned_devices
-from .errors import UsageError
+from .errors import UsageError, show_warning
 from .ranks import own_start_method
 from .run_folder import leave_report
 
@@ -40,6 +41,7 @@ DEFAULT_BATCHES = {"batch_size": 512, "fanouts": (25, 10), "prefetch_batches": 3
 
 def partition(config: DictConfig) -> dict:
     """Partition, store, and print what it cost and what came of it."""
+    warnings.showwarning = show_warning
     check_settings(config)
     num_devices = planned_devices(config)
     folder = Path(HydraConfig.get().runtime.output_dir)
@@ -147,6 +149,7 @@ class StoredData:
     def __init__(self, name: str, store: PartitionStore):
         self.name, self.features, self.labels, self.masks = name, store.features, store.labels, store.masks
         self.links: dict = {}  # a store holds none out
+        self.edge_dim = None if store.edge_features is None else int(store.edge_features.shape[1])
         self.feature_dim = 0 if store.features is None else store.features.dim
         self.multilabel = store.labels is not None and store.labels.ndim == 2
         self.num_classes = None

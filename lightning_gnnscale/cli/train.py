@@ -1,7 +1,7 @@
 """`gnnscale train`, from a config to a trained model and its summary; `gnnscale plan`, the terms it would run under."""
 
+import inspect
 import logging
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from hydra.core.hydra_config import HydraConfig
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 from rich.box import SIMPLE
 from rich.console import Console
@@ -22,6 +22,7 @@ from ..apart import of_first_rank
 from ..datamodule import EpochTimes, PeakRecorder, PredictionWriter
 from ..datamodule.stored_graph import accelerator_of, check_edge_weights
 from ..memory import format_bytes, process_bytes
+from ..model import Backbone
 from ..partition_store.composition import store_composition
 from ..partition_store.value_checks import least_value
 from ..report.terminal import ProgressBars, print_summary, write_summary
@@ -36,7 +37,7 @@ from .checks import (
     takes_sampler,
     trains_on_links,
 )
-from .errors import Interrupted, UsageError, one_line, own_settings
+from .errors import Interrupted, UsageError, one_line, own_settings, show_warning
 from .ranks import (
     SIGTERM_CODE,
     accelerator,
@@ -131,7 +132,7 @@ def train(config: DictConfig, folder: Path) -> dict:
     if is_first_rank():
         keep_earlier_run(folder)
     with _interruptible(folder, getattr(trainer.checkpoint_callback, "dirpath", None)):
-        with events.stage("train", note=f"{datamodule.store.num_parts} parts on {trainer.world_size} processes"):
+        with events.stage("train", note=_parts_and_processes(datamodule.store.num_parts, trainer.world_size)):
             fit(trainer, model, datamodule, config.resume)
         facts = fit_facts(folder, trainer.checkpoint_callback, config.resume)
         facts |= _evaluate(config, trainer, model, datamodule, earlier, folder)
@@ -141,6 +142,11 @@ def train(config: DictConfig, folder: Path) -> dict:
         write_summary(folder, summary)
     leave_report(folder)
     return summary
+
+
+def _parts_and_processes(num_parts: int, num_processes: int) -> str:
+    parts = "1 part" if num_parts == 1 else f"{num_parts} parts"
+    return f"{parts} on {'1 process' if num_processes == 1 else f'{num_processes} processes'}"
 
 
 def fit(trainer, model, datamodule, resume: str | None) -> None:
@@ -213,16 +219,12 @@ def _quiet() -> None:
     lightning.propagate = not lightning.handlers  # else the root says all that it says once more
     for name in ("profilers", "callbacks.early_stopping", "validation"):  # which speak when they are asked to
         logging.getLogger(f"lightning.pytorch.{name}").setLevel(logging.INFO)
-    warnings.showwarning = _show_warning
+    warnings.showwarning = show_warning
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # inside Lightning
     warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist.*")  # ranks differ in batches
     warnings.filterwarnings("ignore", message=".*torch.jit.script.*")  # inside torch_geometric
     warnings.filterwarnings("ignore", message=".*Couldn't infer the batch indices.*")  # nodes come with predictions
     warnings.filterwarnings("ignore", message="The dirpath has changed from .*")  # `best_checkpoint` compares both
-
-
-def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
-    print(f"gnnscale: warning: {message}", file=sys.stderr)
 
 
 def make_trainer(config: DictConfig, folder: Path):
@@ -283,9 +285,10 @@ def make_model(config: DictConfig, datamodule):
     seed_everything(config.seed, verbose=False)
     inputs = _inputs(config, datamodule)
     in_channels = datamodule.num_features + getattr(inputs, "dim", 0)
+    outputs = _edge_dim(config, datamodule.num_edge_features)
     if trains_on_links(config):
-        return _build(config, in_channels, {}, {}, inputs)
-    outputs = {"out_channels": datamodule.num_classes}
+        return _build(config, in_channels, outputs, {}, inputs)
+    outputs |= {"out_channels": datamodule.num_classes}
     return _build(config, in_channels, outputs, {"multilabel": datamodule.store.labels.ndim == 2}, inputs)
 
 
@@ -304,10 +307,14 @@ def check_model(config: DictConfig, dataset) -> None:
     in_channels = stored + ((inputs.get("dim") or 0) if inputs else 0)
     if inputs and in_channels == 0:
         return  # inputs whose width only the store tells
+    outputs = {}
+    if config.datamodule.get("stored_edge_features", True):
+        outputs = _edge_dim(config, dataset.edge_dim)
     if trains_on_links(config):
-        module = _build(config, in_channels, {}, {})
+        module = _build(config, in_channels, outputs, {})
     else:
-        module = _build(config, in_channels, {"out_channels": dataset.num_classes}, {"multilabel": dataset.multilabel})
+        outputs |= {"out_channels": dataset.num_classes}
+        module = _build(config, in_channels, outputs, {"multilabel": dataset.multilabel})
     if dataset.edge_weight is not None and not getattr(module.backbone, "takes_negative_weights", True):
         check_edge_weights(module.backbone, least_value(dataset.edge_weight))
     make_optimizer = getattr(module, "make_optimizer", None)
@@ -316,6 +323,33 @@ def check_model(config: DictConfig, dataset) -> None:
             make_optimizer(module.parameters())
         except (ValueError, TypeError) as error:
             raise UsageError(f"model.optimizer: {one_line(error)}") from None
+
+
+def _edge_dim(config: DictConfig, edge_dim: int | None) -> dict:
+    """Return the argument of the backbone that tells it the columns of the edge features, where there are some.
+
+    Raises:
+        UsageError: no layer of the model reads them, or full-graph training, which does not.
+    """
+    if edge_dim is None:
+        return {}
+    backbone = get_object(config.model.backbone._target_)
+    parameters = inspect.signature(backbone).parameters
+    leave_out = "leave dataset.edge_features out"
+    if not takes_sampler(config):
+        raise UsageError(
+            f"dataset.edge_features: full-graph training does not read them: say datamodule=partition, or {leave_out}"
+        )
+    if "edge_dim" in parameters:
+        return {"edge_dim": edge_dim}
+    if "edge_attr" in inspect.signature(getattr(backbone, "forward", backbone)).parameters and not (
+        inspect.isclass(backbone) and issubclass(backbone, Backbone)
+    ):
+        return {}
+    raise UsageError(
+        f"dataset.edge_features: no layer of {backbone.__name__} reads them: say model=gat or model=gine, or "
+        f"{leave_out} (of a store: datamodule.stored_edge_features=false)"
+    )
 
 
 def _build(config: DictConfig, in_channels: int, outputs: dict, options: dict, inputs=None):
@@ -352,11 +386,12 @@ def model_widths(config: DictConfig) -> dict:
 
 
 def _progress_argument(node: DictConfig, progress) -> dict:
-    return {"progress": progress} if node._target_.endswith(".generate") else {}
+    return {"progress": progress} if node._target_.endswith((".generate", ".load_ogb")) else {}
 
 
 def plan(config: DictConfig) -> None:
     """Print every term of the plan: of the sizes given, or of a recipe's data set."""
+    warnings.showwarning = show_warning
     if "dataset" in config:
         check_settings(config)
         num_devices = planned_devices(config)

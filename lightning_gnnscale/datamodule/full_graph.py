@@ -14,7 +14,7 @@ from ..partition_store.block_rows import BlockRows, load_block_rows, part_runs
 from ..planner import Plan
 from ..store_source import StoreSource
 from .full_graph_batch import FullGraphBatch, FullGraphLoader, block_batch
-from .stored_graph import StoredGraphDataModule, check_model
+from .stored_graph import StoredGraphDataModule, check_edge_features, check_model
 
 UNKNOWN = -1
 _LABEL_ROWS = 1 << 18
@@ -29,7 +29,7 @@ class FullGraphDataModule(StoredGraphDataModule):
     store has them and `forward` names them.
 
     Args:
-        store: Folder or URL of a partition store, an open store, or a `StoreSource`.
+        store: Folder or URL of a partition store, an open store, or a `StoreSource`; or a `Data` of PyG.
         seed: Seed of the partitioning, and of the keys of epochs.
         making: What the store is made from: the keywords of `StoreSource.of` and `StoreSource`. num_parts="auto": the
             planner's number, but at least one per process.
@@ -100,7 +100,10 @@ class FullGraphDataModule(StoredGraphDataModule):
         super().setup(stage)
         if stage == "fit":
             self._check_trainable()
-            check_model(getattr(self.trainer, "lightning_module", None), self.store)
+            module = getattr(self.trainer, "lightning_module", None)
+            check_model(module, self.store)
+            if hasattr(getattr(module, "backbone", None), "forward_rows"):
+                check_edge_features(module, self.store.edge_features, "write the store without them")
         if self.trainer is not None:
             _check_exchanges(self.trainer)
         rank, world_size = self._rank_and_world()

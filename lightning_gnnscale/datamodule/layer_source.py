@@ -37,6 +37,7 @@ class StoreLayerSource:
             of their own: at each barrier they send each other the rows that were written since the last one.
         block_arcs: arcs a block, at least one row's.
         stored_features: False gives none of them.
+        edge_features: False gives blocks without features of arcs.
     """
 
     def __init__(
@@ -46,12 +47,14 @@ class StoreLayerSource:
         scratch: Scratch,
         block_arcs: int = 1 << 20,
         stored_features: bool = True,
+        edge_features: bool = True,
     ):
         if block_arcs < 1:
             raise ValueError(f"block_arcs must be at least 1, got {block_arcs}")
         self.store, self.parts, self.scratch, self.block_arcs = store, list(parts), scratch, block_arcs
         self.num_nodes = store.num_nodes
         self._features = store.features if stored_features else None
+        self._edge_features = store.edge_features if edge_features else None
         self._files: dict[str, FileRows | None] = {}
         self._unsent: dict[str, tuple[np.ndarray, list[list[int]]]] = {}  # tables, and the rows that others lack
 
@@ -63,7 +66,7 @@ class StoreLayerSource:
         if needed is not None:
             yield from self._needed_blocks(needed)
             return
-        csc, weight = self.store.csc, self.store.edge_weight
+        csc, weight, attr = self.store.csc, self.store.edge_weight, self._edge_features
         for part in self.parts:
             start, end = int(self.store.part_offsets[part]), int(self.store.part_offsets[part + 1])
             while start < end:
@@ -76,12 +79,13 @@ class StoreLayerSource:
                     indptr=np.asarray(csc.indptr[start : stop + 1]) - first,
                     indices=csc.indices[first:last],
                     edge_weight=None if weight is None else weight[first:last],
+                    edge_attr=None if attr is None else attr[first:last],
                 )
                 start = stop
 
     def _needed_blocks(self, needed: NodeSet) -> Iterator[RowBlock]:
         """Yield the blocks of some of this rank's rows."""
-        csc, weight = self.store.csc, self.store.edge_weight
+        csc, weight, attr = self.store.csc, self.store.edge_weight, self._edge_features
         for nodes, arcs, begins, ends in self._needed_rows(needed):
             first = 0
             while first < len(nodes):
@@ -92,6 +96,7 @@ class StoreLayerSource:
                     indptr=arcs[first : chosen.stop + 1] - arcs[first],
                     indices=self._segments(csc.indices, begins[chosen], ends[chosen]),
                     edge_weight=None if weight is None else self._segments(weight, begins[chosen], ends[chosen]),
+                    edge_attr=None if attr is None else self._segments(attr, begins[chosen], ends[chosen]),
                 )
                 first = chosen.stop
 

@@ -42,7 +42,7 @@ from .evaluation import (
 )
 from .layer_source import EvaluationLoader, EvaluationPass, StoreLayerSource
 from .placed_training import PlacedTraining, RankReads, with_scale
-from .stored_graph import StoredGraphDataModule, check_model
+from .stored_graph import StoredGraphDataModule, check_edge_features, check_model
 from .train_loader import (
     check_edge_weights,
     check_even_parts,
@@ -75,11 +75,13 @@ class PartitionDataModule(StoredGraphDataModule):
 
     Parts go to the ranks cyclically, so there may be more parts than ranks.
 
-    Batches have `edge_attr`, the features of their arcs, where the store has edge features. The backbones of this
-    package do not read them; layer-wise inference does not have them, batches of evaluation="sampled" do.
+    Batches have `edge_attr`, the features of their arcs, where the store has edge features; so has evaluation. GAT and
+    GINE read them (`edge_dim=dm.num_edge_features`), and so does any backbone that takes `edge_attr`; others are
+    refused.
 
     Args:
-        store: Folder or URL of a partition store, an open store, or a `StoreSource`; None: one is made, see `making`.
+        store: Folder or URL of a partition store, an open store, or a `StoreSource`; or a `Data` of PyG, from which one
+            is made (its arcs are kept as they are); None: one is made, see `making`.
         mode: "mini_batch", or "full_batch": each part is one batch.
         sampler: Draws a mini-batch: one of this package's samplers or any `BatchSampler`; None:
             `NeighborSampler([25, 10])`. A `ClusterSampler` without clusters of its own gets SPRING's. Evaluation
@@ -106,6 +108,7 @@ class PartitionDataModule(StoredGraphDataModule):
             where they lie.
         stored_features: Whether batches and evaluation read the store's features. False: the model's `inputs` bring
             them.
+        stored_edge_features: Whether they read the store's edge features. False: a model without `edge_dim` may train.
         placement: Where feature rows lie while training, one device per process: `PlacementSettings`, the name of a
             method for its defaults, a `Placement` made before, or None: batches read the store.
         making: What a store is made from, and how: the keywords of `StoreSource.of` and `StoreSource`, among them root,
@@ -136,6 +139,7 @@ class PartitionDataModule(StoredGraphDataModule):
         source: str | SourceSettings = "threads",
         row_reads: "str | OwnerReads" = "auto",
         stored_features: bool = True,
+        stored_edge_features: bool = True,
         placement: PlacementSettings | Placement | str | None = None,
         **making,
     ):
@@ -165,6 +169,7 @@ class PartitionDataModule(StoredGraphDataModule):
             seed,
             num_threads=getattr(self.source, "num_threads", 1),
             prefetch_batches=self.source.batches_ahead,
+            edge_features=stored_edge_features,
         )
         if self.asks_owners and placement is not None:
             raise ValueError('a placement reads rows of its own machine: use row_reads="auto", or placement=None')
@@ -204,6 +209,11 @@ class PartitionDataModule(StoredGraphDataModule):
             self.sampler = self._placed.open(self.store, self.sampler, self.loader_options, self.trainer, reads)
         if getattr(self.sampler, "locality", None) is not None:
             self.sampler.locality.check_store(self.store.num_nodes, self.store.layout_fingerprint)
+
+    @property
+    def num_edge_features(self) -> int | None:
+        """Columns of the stored edge features that batches have; None without."""
+        return super().num_edge_features if self.loader_options.edge_features else None
 
     @property
     def buffer(self) -> FeatureBuffer | None:
@@ -415,7 +425,9 @@ class PartitionDataModule(StoredGraphDataModule):
 
     def _check_fit(self) -> None:
         self._check_trainable()
-        check_model(getattr(self.trainer, "lightning_module", None), self.store, self._hops)
+        module = getattr(self.trainer, "lightning_module", None)
+        check_model(module, self.store, self._hops)
+        check_edge_features(module, self.store.edge_features if self.loader_options.edge_features else None)
 
     @property
     def _hops(self) -> int | None:
@@ -457,6 +469,7 @@ class PartitionDataModule(StoredGraphDataModule):
             self._scratch,
             self.evaluation.block_arcs,
             self.stored_features,
+            self.loader_options.edge_features,
         )
         sample = self._sample(split) if split == "val" and self._is_fitting else None
         return EvaluationLoader(

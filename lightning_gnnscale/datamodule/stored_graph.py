@@ -12,8 +12,10 @@ from lightning.pytorch.accelerators import CUDAAccelerator
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from ..dataset import GraphDataset
+from ..edge_stream.open import is_pyg_data
 from ..errors import PartitionStoreError, StrategyError
 from ..events import record
+from ..model.backbone import check_edge_attr
 from ..model.checkpoint_file import LoadsWeightsOnly
 from ..object_store import is_url
 from ..partition_store import PartitionStore
@@ -43,6 +45,25 @@ def check_model(module: Any, store: PartitionStore, hops: int | None = None) -> 
     layers = getattr(backbone, "num_layers", None)
     if isinstance(layers, int) and hops and hops != layers:
         rank_zero_warn(f"the sampler draws {hops} hops, and the backbone has {layers} layers: give it one hop a layer")
+
+
+def check_edge_features(module: Any, edge_features: Any, *without: str) -> None:
+    """Refuse edge features that the model does not read, and a model that reads others; raises as `check_model`.
+
+    Args:
+        module: The LightningModule, or None. One that does not say what it reads is left alone.
+        edge_features: (num_arcs, edge_dim) of the store, or None.
+        without: How to do without them; by default what `PartitionDataModule` takes.
+    """
+    reads = getattr(module, "reads_edge_features", None)
+    if reads is None:
+        return
+    backbone, given = module.backbone, None if edge_features is None else edge_features.shape[1]
+    edge_dim = getattr(backbone, "edge_dim", given if reads else None)
+    try:
+        check_edge_attr(type(backbone).__name__, edge_dim, given, *without)
+    except ValueError as error:
+        raise StrategyError(str(error)) from None
 
 
 def check_edge_weights(backbone: Any, least: float | None) -> None:
@@ -89,11 +110,12 @@ _log = logging.getLogger(__name__)
 class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
     """Base of the DataModules: partitions and writes the store in `prepare_data`, opens it in `setup`.
 
-    Give either a store that stands, or the keywords of `StoreSource.of`: `dataset`, or `stream` with `features`,
-    `labels`, `masks`, and `root`, where the store is to be written.
+    Give either a store that stands, or what one is made from: a `Data` of PyG, or the keywords of `StoreSource.of`:
+    `dataset`, or `stream` with `features`, `labels`, `masks`; and `root`, where the store is to be written.
 
     Args:
-        store: Folder or URL of a partition store, an open store, or a `StoreSource`; None: one is made from `making`.
+        store: Folder or URL of a partition store, an open store, or a `StoreSource`; or a `Data` of PyG, of which one
+            is made; None: one is made from `making`.
         seed: Seed of the partitioning's random choices.
         making: Keywords of `StoreSource.of` and `StoreSource`.
 
@@ -111,11 +133,13 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
 
     def __init__(self, store: str | os.PathLike | PartitionStore | StoreSource | None, seed: int, **making):
         super().__init__()
-        if store is not None:
+        if is_pyg_data(store):
+            store = StoreSource.of(dataset=store, seed=seed, **making)
+        elif store is not None:
             _check_making(making)
-            self.store_source = store if isinstance(store, StoreSource) else None
         else:
-            self.store_source = StoreSource.of(seed=seed, **making)
+            store = StoreSource.of(seed=seed, **making)
+        self.store_source = store if isinstance(store, StoreSource) else None
         self._root = None if self.store_source is not None else _folder(store)
         planner = making.get("planner") or getattr(self.store_source, "planner", None)
         self._planner, self.seed = planner or plan, seed
@@ -235,6 +259,11 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
         return 0 if self.store.features is None or not self.stored_features else self.store.features.dim
 
     @property
+    def num_edge_features(self) -> int | None:
+        """Columns of the stored edge features that batches have; None without."""
+        return None if self.store.edge_features is None else int(self.store.edge_features.shape[1])
+
+    @property
     def num_classes(self) -> int:
         """Classes, or labels a node where there are several."""
         if self.dataset is not None and self.dataset.num_classes is not None:
@@ -286,7 +315,7 @@ def _check_making(making: dict[str, Any]) -> None:
         if name in ("planner", "progress") or value is None or value is False or value is default:
             continue
         if name in ("dataset", "stream"):
-            raise ValueError("give either store, or dataset (or stream) together with root")
+            raise ValueError("give either store, or dataset, or stream with features, labels and masks")
         if isinstance(value, str) and value == default:
             continue
         said = f"{name}={value}" if isinstance(value, str) else name
@@ -313,6 +342,11 @@ def _sizes(store: PartitionStore) -> dict[str, Any]:
 
 
 def _folder(store: str | os.PathLike | PartitionStore) -> Path:
+    if not isinstance(store, str | os.PathLike | PartitionStore):
+        raise ValueError(
+            "store must be the folder or URL of a partition store, an open store, a StoreSource or a Data of PyG, got "
+            f"{type(store).__name__}: other graphs are given as dataset=, or stream= with features, labels and masks"
+        )
     if is_url(store):
         store = PartitionStore.open(store)
     return store.root if isinstance(store, PartitionStore) else Path(store)

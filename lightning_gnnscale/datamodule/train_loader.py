@@ -265,7 +265,7 @@ def make_part_loader(
     counts = [options.passes * sampler.num_batches(len(nodes), options.batch_size, False) for nodes in targets.values()]
     return PartLoader(
         parts_of_rank(store.num_parts, place.rank, place.world_size),
-        _data(store, partial(load_part_graph, store, halo_hops, rows=features is not None), features),
+        _data(store, partial(load_part_graph, store, halo_hops, rows=features is not None), features, options),
         targets,
         sampler,
         options,
@@ -292,7 +292,7 @@ def make_interleaved_loader(
     """
     return PartLoader(
         range(store.num_parts),
-        _data(store, partial(load_part_graph, store, halo_hops, rows=features is not None), features),
+        _data(store, partial(load_part_graph, store, halo_hops, rows=features is not None), features, options),
         part_targets(store, sampler),
         sampler,
         options,
@@ -328,7 +328,7 @@ def make_graph_loader(
     sampler = sampler if held is None else held.sampler(sampler)
     # A part of the graph is a rank here. With the targets of all of them, all ranks tell workers the same.
     shares = dict(enumerate(split_targets(targets, world_size)))
-    data = _data(store, load, features, is_whole=True)
+    data = _data(store, load, features, options, is_whole=True)
     return PartLoader([rank], data, shares, sampler, options, source=source.connect(place))
 
 
@@ -360,7 +360,7 @@ def make_evaluation_loader(
             f"{len(nodes)} nodes cannot be shared out to {world_size} processes: use devices=1 to evaluate"
         )
     whole, sampler = load_whole_graph(store, rank, arcs=held is None), NeighborSampler([-1] * num_hops)
-    data, mine = _data(store, lambda part: whole, features), np.array_split(nodes, world_size)[rank]
+    data, mine = _data(store, lambda part: whole, features, options), np.array_split(nodes, world_size)[rank]
     options = replace(options, shuffle=False, reads=RowReads())
     return PartLoader([rank], data, {rank: mine}, sampler if held is None else held.sampler(sampler), options)
 
@@ -388,7 +388,7 @@ def epoch_work(store: PartitionStore, sampler, halo_hops: int, scope: str, optio
     for part in list(targets)[:: max(1, len(targets) // 2)][:2]:
         few = permutation(len(targets[part]), fold(options.seed, part))[: _TRIAL_BATCHES * options.batch_size]
         chosen = {part: targets[part][np.sort(few)]}
-        loader = PartLoader([part], _data(store, load, None), chosen, sampler, trial)
+        loader = PartLoader([part], _data(store, load, None, trial), chosen, sampler, trial)
         for batch in loader:
             work += len(batch.n_id) + batch.edge_index.shape[1]
             seeds += batch.batch_size
@@ -396,5 +396,8 @@ def epoch_work(store: PartitionStore, sampler, halo_hops: int, scope: str, optio
     return int(options.passes * work / max(1, seeds) * sum(len(nodes) for nodes in targets.values()))
 
 
-def _data(store: PartitionStore, load_part: Callable[[int], Any], features, is_whole: bool = False) -> PartData:
-    return PartData(load_part, features, store.labels, store.masks, store.edge_weight, store.edge_features, is_whole)
+def _data(
+    store: PartitionStore, load_part: Callable[[int], Any], features, options: LoaderOptions, is_whole: bool = False
+) -> PartData:
+    edge_features = store.edge_features if options.edge_features else None
+    return PartData(load_part, features, store.labels, store.masks, store.edge_weight, edge_features, is_whole)

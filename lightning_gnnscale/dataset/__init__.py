@@ -4,6 +4,7 @@ from .files import load_files
 from .generated import generate
 from .graph_dataset import CSRArrays, GraphDataset
 from .npz import load_npz
+from .ogb import load_ogb
 from .pyg import load_pyg
 from .split import LinkSet, hold_out_edges, random_split
 
@@ -15,6 +16,7 @@ __all__ = [
     "hold_out_edges",
     "load_files",
     "load_npz",
+    "load_ogb",
     "load_pyg",
     "random_split",
 ]

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from ..edge_stream import NodeIds, open_edge_stream
+from ..edge_stream.options import parquet_path
 from ..errors import UNREADABLE, EdgeStreamError, one_line_of
 from ..keywords import passes_on
 from ..object_store import is_url, local_copy
-from .graph_dataset import GraphDataset
+from ..partition_store.inputs import named_file
+from .graph_dataset import GraphDataset, as_mask
 from .split import held_out, random_split
 
 
@@ -25,7 +27,7 @@ def _naming_files(function: Callable) -> Callable:
             return function(*args, **kwargs)
         except ValueError as error:
             told, given = str(error), inspect.signature(function).bind(*args, **kwargs).arguments
-            named = (str(path) for key, path in given.items() if re.match(rf"(dataset\.)?{key}\b", told))
+            named = (str(path) for key, path in given.items() if re.match(rf"{key}\b", told))
             path = next(named, None)
             if path is None or path in told or type(error) is not ValueError:
                 raise
@@ -60,13 +62,14 @@ def load_files(
 
     Args:
         edges: .npy, .bin, .csv, .tsv, .txt (also .gz), .parquet, a folder of parquet, or a glob.
-        features: .npy of (num_nodes, dim), memory-mapped.
-        labels: .npy of (num_nodes,) integers, -1 = unknown, or (num_nodes, num_labels) of 0, 1 and -1.
-        train_mask, val_mask, test_mask: .npy of (num_nodes,) bool, or of node ids, each once, as the edges name them.
-            With none of them the labelled nodes are split at random by `fractions` and `split_seed`.
-        edge_weight, edge_features: .npy of (num_edges,) and (num_edges, dim), by position of the edge.
-        nodes: with relabel, .npy of (num_nodes,) ids, each once: which node each row of the other files is about;
-            features, labels and bool masks need it.
+        features: .npy of (num_nodes, dim), memory-mapped; this and all that follow also .parquet, which is read into
+            memory: "nodes.parquet:label" names a column, "nodes.parquet:a,b" several.
+        labels: (num_nodes,) integers, -1 = unknown, or (num_nodes, num_labels) of 0, 1 and -1.
+        train_mask, val_mask, test_mask: (num_nodes,) bool, or of node ids, each once, as the edges name them. With none
+            of them the labelled nodes are split at random by `fractions` and `split_seed`.
+        edge_weight, edge_features: (num_edges,) and (num_edges, dim), by position of the edge.
+        nodes: with relabel, (num_nodes,) ids, each once: which node each row of the other files is about; features,
+            labels and bool masks need it.
         num_classes: None counts them in the labels.
         name: None takes the edge file's.
         reader: options of the edge reader, for example {"dtype": "int32"} for .bin.
@@ -79,9 +82,9 @@ def load_files(
         FileNotFoundError, ValueError: one line that names the key and the file.
     """
     if reader is not None and not isinstance(reader, Mapping):
-        raise ValueError(f"dataset.reader must be options by name like {{dtype: int32}}, got {reader!r}")
+        raise ValueError(f"reader must be options by name like {{dtype: int32}}, got {reader!r}")
     features, labels, train_mask, val_mask, test_mask, edge_weight, edge_features, nodes = (
-        str(local_copy(path, stream_options.get("storage_options"))) if is_url(path) else path
+        _fetched(path, stream_options.get("storage_options")) if is_url(path) else path
         for path in (features, labels, train_mask, val_mask, test_mask, edge_weight, edge_features, nodes)
     )
     arrays = {
@@ -102,29 +105,26 @@ def load_files(
     node_ids = None if nodes is None else _listed_ids(nodes, relabel, arrays, rows)
     if num_nodes is None:
         num_nodes = rows if node_ids is None else len(node_ids)
-    stream = open_edge_stream(edges, num_nodes=num_nodes, **stream_options, **(reader or {}))
-    if node_ids is not None:
-        stream.node_ids = node_ids
+    stream = open_edge_stream(edges, num_nodes=num_nodes, nodes=node_ids, **stream_options, **(reader or {}))
     if num_nodes is None or (relabel and node_ids is None and any(key.endswith("_mask") for key in arrays)):
         num_nodes, _ = stream.count()
     if rows not in (None, num_nodes):
         key = "features" if "features" in arrays else "labels"
-        raise ValueError(f"dataset.{key}: {rows} rows, but the graph has {num_nodes} nodes")
+        raise ValueError(f"{key}: {rows} rows, but the graph has {num_nodes} nodes")
     label_array = arrays.get("labels")
-    masks = {
-        key[:-5]: _as_mask(key, arrays[key], num_nodes, stream.node_ids) for key in arrays if key.endswith("_mask")
-    }
+    masks = {key[:-5]: as_mask(key, arrays[key], num_nodes, stream.node_ids) for key in arrays if key.endswith("_mask")}
     if not masks and label_array is not None:
         masks = random_split(label_array, fractions, split_seed)
     dataset = GraphDataset(
         name=name or Path(edges).name.split(".")[0].replace("*", "") or "graph",
         stream=stream,
-        features=features,  # as paths: processes that are spawned open the files and are not sent the rows
+        # As paths: processes that are spawned open the files and are not sent the rows.
+        features=arrays.get("features") if _in_memory(features) else features,
         labels=label_array,
         masks=masks,
         num_classes=num_classes,
-        edge_weight=edge_weight,
-        edge_features=edge_features,
+        edge_weight=arrays.get("edge_weight") if _in_memory(edge_weight) else edge_weight,
+        edge_features=arrays.get("edge_features") if _in_memory(edge_features) else edge_features,
         source={key: _stamp(path) for key, path in (("features", features), ("labels", labels)) if path},
     )
     return held_out(dataset, hold_out)
@@ -134,12 +134,12 @@ def _num_rows(arrays: dict[str, np.ndarray], needs_nodes: bool) -> int | None:
     """Return the rows of features and labels, None without them; they must agree, and say whose they are."""
     rows = {key: len(arrays[key]) for key in ("features", "labels") if key in arrays}
     if len(set(rows.values())) > 1:
-        raise ValueError(f"dataset.features has {rows['features']} rows, dataset.labels {rows['labels']}; one a node")
+        raise ValueError(f"features has {rows['features']} rows, labels {rows['labels']}; one a node")
     by_row = [*rows, *(key for key in arrays if key.endswith("_mask") and arrays[key].dtype == bool)]
     if by_row and needs_nodes:
         raise ValueError(
-            f"dataset.nodes: with relabel=true the rows of dataset.{by_row[0]} could belong to any ids; give a "
-            ".npy of the id of each row (a string array: numpy.array(ids, dtype=str))"
+            f"nodes: with relabel=True the rows of {by_row[0]} could belong to any ids; give the id of each row, a "
+            ".npy (of strings: numpy.array(ids, dtype=str)) or a column of a Parquet file: nodes=nodes.parquet:id"
         )
     return next(iter(rows.values()), None)
 
@@ -147,63 +147,52 @@ def _num_rows(arrays: dict[str, np.ndarray], needs_nodes: bool) -> int | None:
 def _listed_ids(nodes: str, relabel: bool, arrays: dict[str, np.ndarray], rows: int | None) -> NodeIds:
     """Return the listed ids, numbered by their rows; edges of other nodes are refused where they are read."""
     if not relabel:
-        raise ValueError("dataset.nodes goes with dataset.relabel=true: without it ids are row numbers already")
+        raise ValueError("nodes goes with relabel=True: without it ids are row numbers already")
+    from ..edge_stream.table import listed_ids  # imports pyarrow
+
     try:
-        node_ids = NodeIds.load(nodes)
-    except EdgeStreamError as error:
-        raise ValueError(f"dataset.nodes: {error}") from None
+        node_ids = listed_ids(nodes)
+    except (EdgeStreamError, ValueError) as error:
+        raise ValueError(f"nodes: {error}") from None
     if rows not in (None, len(node_ids)):
         key = "features" if "features" in arrays else "labels"
-        raise ValueError(f"dataset.nodes: lists {len(node_ids)} ids, but dataset.{key} has {rows} rows; one a node")
+        raise ValueError(f"nodes: lists {len(node_ids)} ids, but {key} has {rows} rows; one a node")
     return node_ids
 
 
+def _in_memory(path: str | None) -> bool:
+    return path is not None and parquet_path(path) is not None
+
+
+def _fetched(url: str, storage_options) -> str:
+    """Fetch a file, and return its path with the columns that the URL names."""
+    file, mark, columns = url.rpartition(".parquet:")
+    local = local_copy(f"{file}.parquet" if mark else url, storage_options)
+    return f"{local}:{columns}" if mark else str(local)
+
+
 def _load(key: str, path: str) -> np.ndarray:
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"dataset.{key}: no file {path}")
+    if not named_file(path).is_file():
+        raise FileNotFoundError(f"{key}: no file {named_file(path)}")
+    if _in_memory(path):
+        from ..edge_stream.table import ids_or_rows, rows_of
+
+        try:
+            return ids_or_rows(path) if key.endswith("_mask") else rows_of(path)
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from None
     try:
         array = np.load(path, mmap_mode="r")
     except UNREADABLE as error:
         told = one_line_of(error)
-        raise ValueError(f"dataset.{key}: {path} is not a .npy file that numpy can map ({told})") from None
+        raise ValueError(f"{key}: {path} is not a .npy file that numpy can map ({told})") from None
     if not isinstance(array, np.ndarray):
         names = ", ".join(array.files)
         array.close()
-        raise ValueError(
-            f"dataset.{key}: {path} is an archive of {names or 'nothing'}; save one of them with numpy.save"
-        )
+        raise ValueError(f"{key}: {path} is an archive of {names or 'nothing'}; save one of them with numpy.save")
     return array
 
 
-def _as_mask(key: str, array: np.ndarray, num_nodes: int, node_ids: NodeIds | None) -> np.ndarray:
-    if array.ndim != 1:
-        raise ValueError(f"dataset.{key} must have one axis, got shape {array.shape}")
-    if array.dtype == bool:
-        if len(array) != num_nodes:
-            raise ValueError(f"dataset.{key}: {len(array)} entries, but the graph has {num_nodes} nodes")
-        return array
-    texts = node_ids is not None and node_ids.are_strings
-    if array.dtype.kind not in ("U" if texts else "iu"):
-        raise ValueError(f"dataset.{key} must hold bool or node ids, got {array.dtype}")
-    if node_ids is not None:
-        try:
-            rows = node_ids.index_of(array)
-        except ValueError as error:
-            raise ValueError(f"dataset.{key}: {error}") from None
-    elif len(array) and not (0 <= array.min() and array.max() < num_nodes):
-        raise ValueError(f"dataset.{key}: node ids must be in [0, {num_nodes}), got {array.min()} to {array.max()}")
-    else:
-        rows = array
-    mask = np.zeros(num_nodes, bool)
-    mask[rows] = True
-    if mask.sum() < len(array):
-        raise ValueError(
-            f"dataset.{key}: {len(array)} ids, but only {mask.sum()} different ones; a mask of 0 and 1 a node must "
-            "be saved as bool: numpy.save(file, mask.astype(bool))"
-        )
-    return mask
-
-
 def _stamp(path: str) -> list:
-    stat = Path(path).stat()
+    stat = named_file(path).stat()
     return [str(Path(path).resolve()), stat.st_size, stat.st_mtime_ns]

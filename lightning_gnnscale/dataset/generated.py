@@ -52,7 +52,7 @@ def generate(
     classes = graph.num_communities if num_classes is None else num_classes
     if not 1 <= classes <= graph.num_communities:
         most = graph.num_communities
-        raise ValueError(f"dataset.num_classes must be in [1, {most}], the communities, got {classes}")
+        raise ValueError(f"num_classes must be in [1, {most}], the communities, got {classes}")
     parameters = json.dumps({**graph.parameters(), **features}, sort_keys=True)
     target = Path(folder) / f"{name}-{fold(*parameters.encode()) >> 32:08x}"
     target.mkdir(parents=True, exist_ok=True)

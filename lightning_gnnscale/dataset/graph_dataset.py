@@ -1,15 +1,17 @@
 """A graph with its features, labels and masks: what a run starts from."""
 
 import math
+import os
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..edge_stream import EdgeStream
+from ..edge_stream import EdgeStream, NodeIds
+from ..edge_stream.options import parquet_path
 from ..graph import MASK_NAMES
 from ..partition_store.features import dense_batch_row_bytes, row_code, sparse_batch_row_bytes
-from ..partition_store.inputs import check_storage, feature_bytes, opened
+from ..partition_store.inputs import check_storage, feature_bytes, load_features, named_file, opened
 from ..partition_store.value_checks import UNKNOWN, blocks, check_label_values
 
 SPARSE_LABELS = 100  # labels that go this many times further than they are many are taken for a mistake
@@ -92,15 +94,19 @@ class GraphDataset:
     """Edges as a stream, and per-node data in the order of the stream's ids.
 
     A stream with `relabel=True` numbers its ids by first appearance: row i is about `np.asarray(stream.node_ids)[i]`.
-    Who gives rows must have looked: before the stream has been read once (`stream.count()`), rows are refused.
+    Who gives rows must have looked: before the stream has been read once (`stream.count()`), rows are refused. With
+    `open_edge_stream(..., nodes=ids)` row i is about ids[i].
+
+    Rows are arrays, memmaps, tensors, tables or columns of pandas, polars or Arrow, or paths: of .npy, which is mapped,
+    or of .parquet, which is read. "nodes.parquet:label" names a column of it.
 
     Attributes:
         name: short, used in the names of folders.
         stream: the edges.
-        features: (num_nodes, dim) array, memmap or .npy path, `CSRArrays` or a tuple of its four, or None.
+        features: (num_nodes, dim) rows; a sparse matrix of SciPy or torch, `CSRArrays` or a tuple of its four; or None.
         labels: (num_nodes,) or (num_nodes, 1) integers with -1 = unknown, or (num_nodes, num_labels) of 0, 1 and -1
             for several labels a node, or None.
-        masks: {"train": bool (num_nodes,), "val": ..., "test": ...}.
+        masks: {"train": bool (num_nodes,), "val": ..., "test": ...}; of integers, the rows of the nodes, each once.
         num_classes: classes, or labels a node where there are several.
         edge_weight, edge_features: by edge id of the stream, or None.
         links: {"val": LinkSet, "test": LinkSet}, edges that the stream does not have, see `hold_out_edges`.
@@ -132,16 +138,45 @@ class GraphDataset:
             raise ValueError(f"masks must be named {', '.join(MASK_NAMES)}; got {', '.join(unknown)}")
         if type(self.features) is tuple and len(self.features) == 4:
             self.features = CSRArrays(*self.features)
-        if isinstance(self.features, list):
-            self.features = np.asarray(self.features)
+        self._take_rows()
         if self.features is not None and len(self._feature_rows().shape) != 2:
             raise ValueError(f"features must have shape (num_nodes, dim), got {self._feature_rows().shape}")
         check_storage(self.feature_storage, None if self.features is None else self._feature_rows())
         self._check_row_order()
+        self.masks = {name: self._mask(name, mask) for name, mask in self.masks.items()}
         if self.labels is not None:
             if np.ndim(self.labels) == 2 and np.shape(self.labels)[1] == 1:
                 self.labels = np.asarray(self.labels)[:, 0]
             self.num_classes = checked_classes(np.asarray(self.labels), self.num_classes)
+
+    def _take_rows(self) -> None:
+        """Turn rows of all kinds into arrays; features at a .npy path stay a path, which processes open themselves."""
+        for name in ("features", "labels", "edge_weight", "edge_features"):
+            rows = getattr(self, name)
+            if rows is None or hasattr(rows, "indptr"):
+                continue
+            if name == "features" and (hasattr(rows, "tocsr") or "sparse" in str(getattr(rows, "layout", ""))):
+                self.features = CSRArrays(*load_features(rows, rows.shape[0]))
+                continue
+            if isinstance(rows, str | os.PathLike):
+                if not named_file(rows).is_file() and "://" not in str(rows):
+                    raise ValueError(f"{name}: no such file: {rows}")
+                if name != "labels" and parquet_path(rows) is None:
+                    continue
+            try:
+                setattr(self, name, np.asanyarray(opened(rows)))
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+
+    def _mask(self, name: str, mask: Any) -> np.ndarray:
+        if isinstance(mask, str | os.PathLike) and not named_file(mask).is_file() and "://" not in str(mask):
+            raise ValueError(f"masks[{name!r}]: no such file: {mask}")
+        mask = np.asarray(opened(mask))
+        if mask.dtype == bool or mask.dtype.kind not in "iu":
+            return mask  # judged where the store is written
+        rows = next((rows for rows in (self.labels, self.features) if rows is not None), None)
+        num_nodes = self.stream.count()[0] if rows is None else np.shape(opened(rows))[0]
+        return as_mask(f"masks[{name!r}]", mask, num_nodes)
 
     @property
     def multilabel(self) -> bool:
@@ -150,6 +185,11 @@ class GraphDataset:
     @property
     def feature_dim(self) -> int:
         return int(self._feature_rows().shape[1]) if self.features is not None else 0
+
+    @property
+    def edge_dim(self) -> int | None:
+        """Columns of the edge features; None without."""
+        return None if self.edge_features is None else int(np.shape(opened(self.edge_features))[-1])
 
     @property
     def feature_bytes(self) -> int:
@@ -183,9 +223,49 @@ class GraphDataset:
         if given and node_ids is not None and not node_ids.complete:
             raise ValueError(
                 f"{given[0]}: the stream's relabel=True numbers ids by first appearance and it has not been read, so "
-                "the rows could belong to any ids: call stream.count(), then place row i of your own at "
-                "stream.node_ids.index_of(ids)[i]"
+                "the rows could belong to any ids: say open_edge_stream(..., nodes=) with the id of each row; or call "
+                "stream.count(), and place row i of your own at stream.node_ids.index_of(ids)[i]"
             )
 
     def _feature_rows(self):
         return self.features if hasattr(self.features, "indptr") else np.asanyarray(opened(self.features))
+
+
+def as_mask(key: str, array: np.ndarray, num_nodes: int, node_ids: NodeIds | None = None) -> np.ndarray:
+    """Return a (num_nodes,) bool mask.
+
+    Args:
+        key: for messages.
+        array: (num_nodes,) bool, or (num,) node ids, each once.
+        num_nodes: nodes of the graph.
+        node_ids: what ids mean; None: row numbers.
+
+    Raises:
+        ValueError: of another shape or type, or an id that is not there, or stands twice.
+    """
+    if array.ndim != 1:
+        raise ValueError(f"{key} must have one axis, got shape {array.shape}")
+    if array.dtype == bool:
+        if len(array) != num_nodes:
+            raise ValueError(f"{key}: {len(array)} entries, but the graph has {num_nodes} nodes")
+        return array
+    texts = node_ids is not None and node_ids.are_strings
+    if array.dtype.kind not in ("UO" if texts else "iu"):
+        raise ValueError(f"{key} must hold bool or node ids, got {array.dtype}")
+    if node_ids is not None:
+        try:
+            rows = node_ids.index_of(array)
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from None
+    elif len(array) and not (0 <= array.min() and array.max() < num_nodes):
+        raise ValueError(f"{key}: node ids must be in [0, {num_nodes}), got {array.min()} to {array.max()}")
+    else:
+        rows = array
+    mask = np.zeros(num_nodes, bool)
+    mask[rows] = True
+    if mask.sum() < len(array):
+        raise ValueError(
+            f"{key}: {len(array)} ids, but only {mask.sum()} different ones; a mask of 0 and 1 a node must "
+            "be saved as bool: numpy.save(file, mask.astype(bool))"
+        )
+    return mask

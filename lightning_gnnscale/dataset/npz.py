@@ -61,7 +61,7 @@ def load_npz(
         ValueError: an unknown split, or "public" where there is none; a damaged file.
     """
     if split not in ("auto", "public", "random"):
-        raise ValueError(f"dataset.split must be auto, public or random, got {split!r}")
+        raise ValueError(f"split must be auto, public or random, got {split!r}")
     path = _find(name, root)
     arrays = load_npz_arrays(path)
     if "edge_index" not in arrays:
@@ -76,7 +76,7 @@ def load_npz(
     num_nodes = max([_nodes_named(arrays["edge_index"]), *rows])
     masks = {key: arrays[f"{key}_mask"] for key in ("train", "val", "test") if f"{key}_mask" in arrays}
     if split == "public" and not masks:
-        raise ValueError(f"{path}: has no public split; say dataset.split=random")
+        raise ValueError(f"{path}: has no public split; say split=random")
     if labels is not None and (split == "random" or not masks):
         masks = random_split(labels, fractions, split_seed)
     stream = open_edge_stream(
@@ -100,12 +100,12 @@ def _find(name: str, root: str | None) -> Path:
     folder = Path(root) if root else data_root()
     if folder is None:
         raise FileNotFoundError(
-            f"dataset.name: no folder {name!r}, and no folder of public graphs is known; set {ENV_ROOT} or dataset.root"
+            f"name: no folder {name!r}, and no folder of public graphs is known; set {ENV_ROOT} or root="
         )
     if (folder / name / "graph.npz").is_file():
         return folder / name / "graph.npz"
     there = sorted(path.parent.name for path in folder.glob("*/graph.npz"))
-    raise FileNotFoundError(f"dataset.name: no graph {name!r} in {folder}; there are {', '.join(there) or 'none'}")
+    raise FileNotFoundError(f"name: no graph {name!r} in {folder}; there are {', '.join(there) or 'none'}")
 
 
 def _nodes_named(edges: np.ndarray) -> int:

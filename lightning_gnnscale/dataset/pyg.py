@@ -3,10 +3,14 @@
 import os
 import pickle
 import re
+import warnings
 
 import numpy as np
 
 from ..edge_stream import open_edge_stream
+from ..edge_stream.adjacency import AdjacencyStream
+from ..edge_stream.open import ONE_KIND
+from ..edge_stream.options import StreamOptions
 from .graph_dataset import CSRArrays, GraphDataset
 from .split import held_out, random_split
 
@@ -23,62 +27,112 @@ def load_pyg(
     remove_self_loops: bool = False,
     chunk_edges: int = 1 << 22,
     hold_out: dict | None = None,
+    split: int = 0,
     **dataset_options,
 ) -> GraphDataset:
     """Take a graph from PyG.
 
     Args:
-        data: A `torch_geometric.data.Data` with `edge_index`, and, if it has them, `x` (may be sparse), `y`,
-            `train_mask`, ..., `edge_weight` and `edge_attr`.
+        data: A `torch_geometric.data.Data` with `edge_index`, or `adj_t`, and, if it has them, `x` (may be sparse),
+            `y`, `train_mask`, ..., `edge_weight` and `edge_attr`. What it has beside these of nodes and edges is not
+            read, which a warning says.
         dataset: Name of a class of `torch_geometric.datasets`, for example "Planetoid", in place of `data`; its first
             graph is taken.
         name: Name of the data set, passed to the class if given; it also names the result.
         hold_out: Which edges to hold out as links: arguments of `hold_out_edges` by name; None: none.
+        split: Column of masks that have several, one for each public split.
         dataset_options: Further arguments of the class, for example `root`.
 
     Raises:
-        ValueError: neither or both of `data` and `dataset`, no such class, a graph without `edge_index`, or files of
-            the data set that torch cannot load without running what they hold.
+        ValueError: neither or both of `data` and `dataset`, no such class, a graph without edges or of several kinds of
+            nodes or edges, no such split, or files of the data set that torch cannot load without running what they
+            hold.
     """
     if (data is None) == (dataset is None):
-        raise ValueError("dataset.data and dataset.dataset: give exactly one of them")
+        raise ValueError("data and dataset: give exactly one of them")
     if data is None:
         import torch_geometric.datasets as classes
 
         if not hasattr(classes, dataset):
-            raise ValueError(f"dataset.dataset: torch_geometric.datasets has no class {dataset!r}")
+            raise ValueError(f"dataset: torch_geometric.datasets has no class {dataset!r}")
         named = {"name": name} if name else {}
         data = _weights_only(getattr(classes, dataset), **dataset_options, **named)[0]
-    if getattr(data, "edge_index", None) is None:
-        raise ValueError("dataset.data has no edge_index; of an adj_t make one: torch_geometric.utils.to_edge_index")
-    masks = {}
-    for split in ("train", "val", "test"):
-        mask = getattr(data, f"{split}_mask", None)
-        if mask is not None:
-            masks[split] = _numpy(mask if mask.dim() == 1 else mask[:, 0])
+    _check_data(data)
+    edge_index, edge_weight, edge_attr = (
+        getattr(data, key, None) for key in ("edge_index", "edge_weight", "edge_attr")
+    )
+    options = {
+        "chunk_edges": chunk_edges,
+        "to_undirected": to_undirected,
+        "remove_self_loops": remove_self_loops,
+    }
+    if edge_index is None:
+        stream = AdjacencyStream("data.adj_t", data.adj_t, StreamOptions(**options), transposed=True)
+        values = stream.values
+        if values is not None and values.ndim > 1 and edge_attr is None:
+            edge_attr = values
+        elif values is not None and edge_weight is None and len(values) and not (values == 1).all():
+            edge_weight = values
+    else:
+        edges = np.ascontiguousarray(_numpy(edge_index))
+        stream = open_edge_stream(edges, num_nodes=int(data.num_nodes), **options)
+    masks = {
+        part: _mask(data, f"{part}_mask", split)
+        for part in ("train", "val", "test")
+        if getattr(data, f"{part}_mask", None) is not None
+    }
     labels = getattr(data, "y", None)
     if labels is not None:
-        labels = _numpy(labels.squeeze(-1) if labels.dim() == 2 and labels.shape[1] == 1 else labels)
+        labels = _numpy(labels)
+        labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if not masks and labels is not None:
         masks = random_split(labels, fractions, split_seed)
-    stream = open_edge_stream(
-        np.ascontiguousarray(_numpy(data.edge_index)),
-        num_nodes=int(data.num_nodes),
-        chunk_edges=chunk_edges,
-        to_undirected=to_undirected,
-        remove_self_loops=remove_self_loops,
-    )
-    features, edge_weight, edge_attr = (getattr(data, key, None) for key in ("x", "edge_weight", "edge_attr"))
+    _tell_unread(data)
     graph = GraphDataset(
         name=(name or dataset or "pyg").lower(),
         stream=stream,
-        features=None if features is None else _features(features),
+        features=_features(getattr(data, "x", None)),
         labels=labels,
         masks=masks,
-        edge_weight=None if edge_weight is None else _numpy(edge_weight.reshape(-1)),
-        edge_features=None if edge_attr is None else _numpy(edge_attr.reshape(len(edge_attr), -1)),
+        edge_weight=None if edge_weight is None else _numpy(edge_weight).reshape(-1),
+        edge_features=None if edge_attr is None else _numpy(edge_attr).reshape(len(edge_attr), -1),
     )
     return held_out(graph, hold_out)
+
+
+def _check_data(data) -> None:
+    kind = type(data).__name__
+    if hasattr(data, "edge_types"):
+        raise ValueError(f"{kind}: {ONE_KIND}")
+    if hasattr(data, "src") and hasattr(data, "dst") and hasattr(data, "t"):
+        raise ValueError(f"{kind}: graphs in time are not read yet: give Data(edge_index=torch.stack([src, dst]), ...)")
+    if getattr(data, "edge_index", None) is None and getattr(data, "adj_t", None) is None:
+        raise ValueError("data has no edges: set data.edge_index, (2, num_edges) node ids, or data.adj_t")
+    if data.num_nodes is None:
+        raise ValueError("data does not say how many nodes it has: set data.num_nodes")
+
+
+_READ = {"x", "y", "edge_index", "adj_t", "edge_weight", "edge_attr", "num_nodes", "n_id", "e_id"}
+_READ |= {f"{part}_mask" for part in ("train", "val", "test")}
+
+
+def _tell_unread(data) -> None:
+    """Warn of what a graph has for nodes and edges that is not read."""
+    unread = [key for key in data.keys() if key not in _READ and (data.is_node_attr(key) or data.is_edge_attr(key))]  # noqa: SIM118
+    if not unread:
+        return
+    types = "edge_type" in unread
+    remedy = ": edge types are read as edge features, data.edge_attr = one_hot(data.edge_type)" if types else ""
+    warnings.warn(f"data.{', data.'.join(unread)}: not read{remedy}", stacklevel=3)
+
+
+def _mask(data, key: str, split: int) -> np.ndarray:
+    mask = _numpy(getattr(data, key))
+    if mask.ndim == 1:
+        return mask
+    if not 0 <= split < mask.shape[1]:
+        raise ValueError(f"split must be in [0, {mask.shape[1]}), the columns of {key}, got {split}")
+    return mask[:, split]
 
 
 def _weights_only(make, **options):
@@ -91,8 +145,8 @@ def _weights_only(make, **options):
         told = re.search(r"GLOBAL (\S+)|whose module (\S+) is blocked", str(error))
         held = next(filter(None, told.groups())) if told else "objects"
         raise ValueError(
-            f"dataset.dataset={make.__name__}: a file below {options.get('root')} holds {held}, which torch does not "
-            "load without running it: remove the file, or load the data set in Python and give dataset.data"
+            f"dataset={make.__name__}: a file below {options.get('root')} holds {held}, which torch does not "
+            "load without running it: remove the file, or load the data set in Python and give data="
         ) from None
     finally:
         if given is None:
@@ -101,13 +155,17 @@ def _weights_only(make, **options):
             os.environ[_WEIGHTS_ONLY] = given
 
 
-def _numpy(tensor) -> np.ndarray:
-    return tensor.detach().cpu().numpy()
+def _numpy(values) -> np.ndarray:
+    return values.detach().cpu().numpy() if hasattr(values, "detach") else np.asarray(values)
 
 
 def _features(x):
-    """Return dense features as an array, sparse ones as CSR."""
-    if not (x.is_sparse or x.is_sparse_csr):
+    """Return dense features as an array, sparse ones as CSR; None of none."""
+    if x is None:
+        return None
+    if hasattr(x, "sparse_sizes"):
+        x = x.to_torch_sparse_csr_tensor()
+    if not hasattr(x, "is_sparse") or not (x.is_sparse or x.is_sparse_csr):
         return _numpy(x)
     x = x.detach().cpu().to_sparse_csr()
     return CSRArrays(x.crow_indices().numpy(), x.col_indices().numpy(), x.values().numpy(), tuple(x.shape))

@@ -1,6 +1,7 @@
 """Train, validation and test masks where a graph comes without them, and links that are held out of a graph."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -31,7 +32,7 @@ def random_split(labels, fractions: Sequence[float] = (0.7, 0.15, 0.15), seed: i
     """
     fractions = [float(fraction) for fraction in fractions]
     if len(fractions) != 3 or min(fractions) < 0 or not sum(fractions) <= 1 + 1e-9:
-        raise ValueError(f"split.fractions must be three numbers in [0, 1] that add up to at most 1, got {fractions}")
+        raise ValueError(f"fractions must be three numbers in [0, 1] that add up to at most 1, got {fractions}")
     labels = np.asarray(labels)
     if labels.dtype.kind not in "biuf":
         raise ValueError(f"labels must be numbers, got {labels.dtype}")
@@ -103,9 +104,9 @@ def hold_out_edges(dataset: GraphDataset, val: float = 0.05, test: float = 0.1, 
     shares = {"val": val, "test": test}
     for name, share in shares.items():
         if not 0 <= share < 1:
-            raise ValueError(f"dataset.hold_out.{name} must be in [0, 1), got {share}")
+            raise ValueError(f"{name} must be in [0, 1), got {share}")
     if not 0 < val + test < 1:
-        raise ValueError(f"dataset.hold_out: val + test must be above 0 and below 1, got {val + test}")
+        raise ValueError(f"val + test must be above 0 and below 1, got {val + test}")
     rule, stream = KeepTraining(np.uint64(fold(seed)), float(val), float(test)), dataset.stream
     carries = dataset.edge_weight is not None or dataset.edge_features is not None
     held: dict[int, list[np.ndarray]] = {VAL: [], TEST: []}
@@ -125,7 +126,7 @@ def hold_out_edges(dataset: GraphDataset, val: float = 0.05, test: float = 0.1, 
             continue
         edges = np.concatenate([np.empty((2, 0), np.int64), *held[number]], axis=1)
         if edges.shape[1] == 0:
-            raise ValueError(f"dataset.hold_out.{name}={shares[name]} holds none of {stream.num_edges} edges: raise it")
+            raise ValueError(f"{name}={shares[name]} holds none of {stream.num_edges} edges: raise it")
         links[name] = LinkSet(_distinct(edges, undirected, rule.key))
     keep = np.concatenate(kept) if kept else None
     described = {"hold_out": [rule.val, rule.test, seed]}
@@ -149,11 +150,15 @@ def held_out(dataset: GraphDataset, options: dict | None) -> GraphDataset:
     if options is None:
         return dataset
     if not isinstance(options, Mapping):
-        raise ValueError(f"dataset.hold_out must be shares by name like {{val: 0.05, test: 0.1}}, got {options!r}")
+        raise ValueError(f"hold_out must be shares by name like {{val: 0.05, test: 0.1}}, got {options!r}")
     unknown = sorted(set(options) - {"val", "test", "seed"})
     if unknown:
-        raise ValueError(f"dataset.hold_out takes val, test and seed, got {', '.join(unknown)}")
-    return hold_out_edges(dataset, **options)
+        raise ValueError(f"hold_out takes val, test and seed, got {', '.join(unknown)}")
+    try:
+        return hold_out_edges(dataset, **options)
+    except ValueError as error:
+        told = str(error)
+        raise ValueError(f"hold_out.{told}" if re.match(r"(val|test)\b", told) else told) from error
 
 
 def _distinct(edges: np.ndarray, undirected: bool, key: np.uint64) -> np.ndarray:

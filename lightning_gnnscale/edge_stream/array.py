@@ -2,8 +2,9 @@
 
 import hashlib
 import os
+import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -144,6 +145,54 @@ def load_npz_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
         raise ValueError(f"{path}: damaged, cut short or not an .npz file of arrays: {told}") from error
 
 
+def map_npz_member(path: Path, name: str, extracted: Callable[[], Path]) -> np.memmap | None:
+    """Return an array of an .npz, mapped where it lies; one that is compressed is written to a .npy first, once.
+
+    Args:
+        path: the archive.
+        name: the array's.
+        extracted: returns the path of that .npy.
+
+    Returns:
+        A read-only map of the archive, or of the .npy; None where the archive has no such array.
+
+    Raises:
+        ValueError: the archive is damaged, or holds something else under that name.
+    """
+    try:
+        with zipfile.ZipFile(path) as members:
+            if f"{name}.npy" not in members.namelist():
+                return None
+            entry = members.getinfo(f"{name}.npy")
+            if entry.compress_type == zipfile.ZIP_STORED:
+                with open(path, "rb") as file:
+                    file.seek(entry.header_offset + 26)
+                    name_bytes, extra_bytes = np.frombuffer(file.read(4), "<u2").tolist()
+                    file.seek(entry.header_offset + 30 + name_bytes + extra_bytes)
+                    shape, fortran, dtype = _npy_header(file)
+                    order = "F" if fortran else "C"
+                    return np.memmap(path, dtype, "r", file.tell(), shape, order)
+            target = extracted()
+            if not target.is_file():
+                temporary = target.with_name(f"{target.name}.tmp{os.getpid()}")
+                with members.open(entry) as source, open(temporary, "wb") as file:
+                    shutil.copyfileobj(source, file, 1 << 20)  # which compares the checksum at its end
+                    os.fsync(file.fileno())
+                os.replace(temporary, target)
+        return np.load(target, mmap_mode="r")
+    except UNREADABLE as error:
+        raise ValueError(f"{name}: damaged, cut short or no array: {one_line_of(error)}") from error
+
+
+def _npy_header(file) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Read (shape, Fortran order, dtype) of the .npy that begins here."""
+    version = np.lib.format.read_magic(file)
+    read_header = np.lib.format.read_array_header_1_0
+    if version != (1, 0):
+        read_header = np.lib.format.read_array_header_2_0
+    return read_header(file)
+
+
 def native_ids(name: str, values: np.ndarray, keep_uint64: bool) -> np.ndarray:
     """Return ids as contiguous int32 or int64 of this machine, or, for relabelling, as uint64 too."""
     if _is_plain(values):
@@ -216,11 +265,7 @@ def open_npy(path: Path, options: StreamOptions) -> ArrayFileStream:
         raise EdgeStreamError(f"{path}: the file is empty")
     try:
         with open(path, "rb") as file:
-            version = np.lib.format.read_magic(file)
-            read_header = np.lib.format.read_array_header_1_0
-            if version != (1, 0):
-                read_header = np.lib.format.read_array_header_2_0
-            shape, fortran_order, dtype = read_header(file)
+            shape, fortran_order, dtype = _npy_header(file)
             offset = file.tell()
     except UNREADABLE as error:
         raise EdgeStreamError(f"{path}: damaged, or not a .npy file: {one_line_of(error)}") from error

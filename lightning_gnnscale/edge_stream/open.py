@@ -9,29 +9,42 @@ from pathlib import Path
 
 from ..errors import EdgeStreamError
 from ..object_store import is_url, local_copy
+from .adjacency import AdjacencyStream, is_adjacency, open_adjacency, told
 from .array import ArrayStream, open_array, open_bin, open_npy
 from .options import CHUNK_EDGES, StreamOptions
+from .relabel import NodeIds
 from .stream import EdgeStream
 from .synthetic import SyntheticGraph
 
 
 def is_pyg_data(source) -> bool:
-    """Whether the source has PyG's `edge_index`; nothing is imported for the answer."""
-    return hasattr(source, "edge_index") or hasattr(source, "adj_t")
+    """Whether the source is a graph of PyG; nothing is imported for the answer."""
+    return any(hasattr(source, name) for name in ("edge_index", "adj_t", "edge_types"))
 
 
-def open_pyg(data, options: StreamOptions) -> ArrayStream:
-    """Stream `data.edge_index` (2, num_edges); num_nodes is the data's own where the options do not say.
+def open_pyg(data, options: StreamOptions) -> EdgeStream:
+    """Stream `data.edge_index` (2, num_edges), or `data.adj_t`; without num_nodes it is the data's own.
 
     Raises:
-        EdgeStreamError: the data has no edge_index, or it holds no integers.
+        EdgeStreamError: the data has neither, or no integers, or has nodes or edges of several kinds.
     """
     name = type(data).__name__
-    if getattr(data, "edge_index", None) is None:
-        raise EdgeStreamError(f"{name}: has no edge_index; convert adj_t with torch_geometric.transforms or give edges")
+    if hasattr(data, "edge_types"):
+        raise EdgeStreamError(f"{name}: {ONE_KIND}")
+    edge_index, adj_t = getattr(data, "edge_index", None), getattr(data, "adj_t", None)
+    if edge_index is None and adj_t is None:
+        raise EdgeStreamError(f"{name}: has neither edge_index nor adj_t, so no edges: set one of them")
+    if edge_index is None:
+        return told(AdjacencyStream(f"{name}.adj_t", adj_t, options, transposed=True))
     if options.num_nodes is None and not options.relabel:
         options = dataclasses.replace(options, num_nodes=_known_num_nodes(data))
-    return ArrayStream(f"{name}.edge_index", data.edge_index, options)
+    return ArrayStream(f"{name}.edge_index", edge_index, options)
+
+
+ONE_KIND = (
+    "graphs with several kinds of nodes or edges are not read yet: give data.to_homogeneous(), which keeps the kinds "
+    "as node_type and edge_type"
+)
 
 
 def _known_num_nodes(data) -> int | None:
@@ -60,6 +73,7 @@ def open_edge_stream(
     to_undirected: bool = False,
     remove_self_loops: bool = False,
     relabel: bool = False,
+    nodes=None,
     storage_options: Mapping | None = None,
     **reader_options,
 ) -> EdgeStream:
@@ -69,7 +83,8 @@ def open_edge_stream(
         source: A path (.npy of shape (2, num_edges) or (num_edges, 2); raw .bin; .csv, .tsv, .txt, also with .gz;
             .parquet, a folder or a glob of them); a URL of one of these, such as s3://bucket/edges.csv, which is
             fetched to this machine once, see `local_copy`; a PyG `Data`; a (2, num_edges) or (num_edges, 2) array or
-            tensor, or a pair of (num_edges,) ones; a `SyntheticGraph`.
+            tensor, or a pair of (num_edges,) ones; a table of pandas, polars or Arrow, or a pair of its columns; a
+            sparse matrix of SciPy or torch, whose entry (i, j) is an edge from i to j; a `SyntheticGraph`.
         num_nodes: Upper bound of the ids, exclusive; None: counted by the first whole pass (`stream.count()`).
         chunk_edges: Edges per chunk, >= 1.
         layout: "once", "both_ways", "directed", or "auto" (consumers find out).
@@ -78,9 +93,13 @@ def open_edge_stream(
         relabel: Whether ids are arbitrary 64-bit integers or strings. They are then numbered by first appearance.
             `stream.node_ids` keeps them and is complete once the stream was read (`stream.count()`). Rows of features
             and labels are in that order: `stream.node_ids.index_of(ids)` gives the row of each id.
+        nodes: With relabel, the id of each row of features, labels and masks, each once: (num_nodes,) array, list,
+            column of a table, or path of .npy or .parquet. Ids are then numbered by their rows, and edges of others
+            refused.
         storage_options: Options of the file system of a URL, see `ObjectStore`.
         reader_options: Options for one kind of source. .bin: dtype="int32", bin_layout="pairs" | "columns". Text:
-            separator, comment, header, src, dst, id_type. Parquet: src, dst.
+            separator, comment, header, src, dst, id_type. Parquet and tables: src, dst. "auto" leaves one to be found
+            out.
 
     Returns:
         The stream. The source is open and its shape is checked; its edges are checked while they are read.
@@ -93,12 +112,27 @@ def open_edge_stream(
     options = StreamOptions(num_nodes, chunk_edges, layout, to_undirected, remove_self_loops, relabel)
     if is_url(source):
         source = local_copy(source, storage_options)
+    if nodes is not None and not relabel:
+        raise ValueError("nodes goes with relabel=True: without it ids are row numbers already")
     kind, reader, opened = _reader_of(source)
+    reader_options = {name: value for name, value in reader_options.items() if value != "auto"}
     _check_reader_options(kind, reader, reader_options)
     try:
-        return reader(opened, options, **reader_options)
+        stream = reader(opened, options, **reader_options)
+        if nodes is not None:
+            stream.list_nodes(nodes if isinstance(nodes, NodeIds) else _listed(nodes))
+        return stream
     except OSError as error:
         raise EdgeStreamError(f"{error.filename or source}: cannot be read: {error.strerror or error}") from error
+
+
+def _listed(nodes) -> NodeIds:
+    from .table import listed_ids
+
+    try:
+        return listed_ids(nodes)
+    except (ValueError, EdgeStreamError) as error:
+        raise ValueError(f"nodes: {str(error).removeprefix('nodes: ')}") from None
 
 
 def _reader_of(source) -> tuple[str, Callable, object]:
@@ -109,13 +143,46 @@ def _reader_of(source) -> tuple[str, Callable, object]:
         return _reader_of_path(Path(source))
     if is_pyg_data(source):
         return "PyG data", open_pyg, source
+    if is_adjacency(source):
+        return "a sparse matrix", open_adjacency, source
+    given = _table_reader(source)
+    if given is not None:
+        return given
     pair = isinstance(source, tuple | list) and len(source) == 2 and all(hasattr(end, "shape") for end in source)
     if pair or hasattr(source, "shape"):
         return "an array", open_array, source
     raise ValueError(
         f"edge_stream: source must be a path ({_ALLOWED}), PyG Data, an array or tensor of shape (2, num_edges), a "
-        f"pair of arrays or a SyntheticGraph, got {type(source).__name__}"
+        f"pair of arrays, a table, a sparse matrix or a SyntheticGraph, got {type(source).__name__}"
     )
+
+
+def _table_reader(source) -> tuple[str, Callable, object] | None:
+    """Return the reader of a table, of a pair of columns, or of arrays of strings; None for another source."""
+    if hasattr(source, "collect_schema") and hasattr(source, "collect"):
+        raise ValueError(f"edge_stream: a {type(source).__name__} holds no rows yet: give source.collect()")
+    if hasattr(source, "read_next_batch"):
+        raise ValueError(
+            f"edge_stream: a {type(source).__name__} can be read once, and edges are read several times: give "
+            "source.read_all(), or the file"
+        )
+    ends = source if isinstance(source, tuple | list) and len(source) == 2 else [source]
+    if not any(map(_is_tabular, ends)):
+        return None
+    from .table import is_table, open_columns, open_table
+
+    if is_table(source):
+        return "a table", open_table, source
+    return "columns", open_columns, source
+
+
+_OF_TABLES = ("__arrow_c_stream__", "__arrow_c_array__", "__dataframe__", "iloc", "get_column")
+
+
+def _is_tabular(source) -> bool:
+    """Whether a source is a table, a column, or an array of strings; nothing is imported for the answer."""
+    strings = getattr(getattr(source, "dtype", None), "kind", None) in ("U", "T", "O") and hasattr(source, "ndim")
+    return strings or any(hasattr(source, name) for name in _OF_TABLES)
 
 
 def _reader_of_path(path: Path) -> tuple[str, Callable, Path]:

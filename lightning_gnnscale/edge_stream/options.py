@@ -1,7 +1,10 @@
 """The options that every edge stream has, and which two columns of a table are the ends of its edges."""
 
 import operator
+import os
+import warnings
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -20,6 +23,16 @@ _NAME_PAIRS = (
     ("node_1", "node_2"),
     ("id_1", "id_2"),
 )
+
+# Words that columns of edges are called by, and that few graphs have for ids.
+COLUMN_WORDS = {
+    "source", "target", "src", "dst", "destination", "from", "to", "head", "tail", "subject", "object", "parent",
+    "child", "user", "item", "node", "vertex", "name", "id", "ids", "package", "packages", "requires", "required",
+    "dependency", "dependent", "depends", "dependencies", "author", "paper", "citing", "cited", "cites", "citation",
+    "follower", "followee", "following", "follows", "friend", "sender", "receiver", "caller", "callee", "owner",
+    "member", "page", "link", "links", "url", "origin", "start", "end", "left", "right", "first", "second", "actor",
+    "movie", "customer", "product", "gene", "protein", "entity",
+}  # fmt: skip
 
 
 def known_pair(names: list[str]) -> tuple[int, int] | None:
@@ -61,6 +74,42 @@ def pick_columns(source: str, names: list[str], src: str | int | None, dst: str 
     if places[0] == places[1]:
         raise ValueError(f"{source}: src and dst are the same column {src!r}")
     return places[0], places[1]
+
+
+# Columns that say something of an edge.
+_OF_EDGES = {
+    "weight",
+    "weights",
+    "w",
+    "type",
+    "edge_type",
+    "relation",
+    "rel",
+    "predicate",
+    "kind",
+    "rating",
+    "timestamp",
+}
+
+
+def tell_unread(source: str, names: list[str]) -> None:
+    """Warn of columns that say something of the edges, and are not read with them."""
+    unread = [name for name in names if name.strip().lower() in _OF_EDGES]
+    if unread:
+        warnings.warn(
+            f"{source}: {', '.join(unread)}: not read with the edges; give such columns as edge_weight= or "
+            "edge_features=, in the order of the edges, if they count",
+            stacklevel=3,
+        )
+
+
+def parquet_path(path: str | os.PathLike) -> tuple[Path, list[str] | None] | None:
+    """Return the file and the columns of "x.parquet" or "x.parquet:label" or "x.parquet:a,b"; None: no Parquet file."""
+    text = os.fspath(path)
+    if text.lower().endswith(".parquet"):
+        return Path(text), None
+    file, mark, columns = text.rpartition(".parquet:")
+    return (Path(f"{file}.parquet"), columns.split(",")) if mark else None
 
 
 LAYOUTS = ("auto", "once", "both_ways", "directed")

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 from ..errors import EdgeStreamError
 from .array import native_ids
 from .id_tables import Strings
-from .options import StreamOptions, pick_columns
+from .options import StreamOptions, pick_columns, tell_unread
 from .stream import EdgeStream, file_identity
 
-_BATCH_ROWS = 1 << 17
+BATCH_ROWS = 1 << 17
 _BUFFER_BYTES = 1 << 20
 
 
@@ -37,8 +37,10 @@ class ParquetStream(EdgeStream):
             with _open(path) as file:
                 names = file.schema_arrow.names
                 places = pick_columns(str(path), names, src, dst)
-                dtypes += [_id_dtype(path, file.schema_arrow.field(place), options.relabel) for place in places]
+                dtypes += [id_dtype_of(path, file.schema_arrow.field(place), options.relabel) for place in places]
                 self._rows.append(file.metadata.num_rows)
+                if path == files[0]:
+                    tell_unread(name, names)
         if sum(self._rows) == 0:
             raise EdgeStreamError(f"{name}: the {'file holds' if len(files) == 1 else 'files hold'} no edges")
         common = np.result_type(*dtypes)
@@ -73,25 +75,40 @@ class ParquetStream(EdgeStream):
                 first_group += 1
             groups = list(range(first_group, len(group_rows)))
             try:
-                for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=columns, use_threads=False):
+                for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=columns, use_threads=False):
                     skipped = min(skip_rows, batch.num_rows)
                     skip_rows -= skipped
                     first_edge += skipped
                     batch = batch.slice(skipped)
                     if batch.num_rows:
-                        yield tuple(self._ids(path, batch.column(name), first_edge) for name in columns)
+                        ids = (batch.column(name) for name in columns)
+                        yield tuple(arrow_ids(path, each, first_edge, self.node_ids is not None) for each in ids)
                     first_edge += batch.num_rows
             except (pa.ArrowException, OSError) as error:
                 detail = " ".join(str(error).split())
                 raise EdgeStreamError(f"{path}: edge {first_edge}: damaged or cut short: {detail}") from error
 
-    def _ids(self, path: Path, column: pa.Array, first_edge: int):
-        if column.null_count:
-            row = column.is_null().to_numpy(zero_copy_only=False).argmax()
-            raise EdgeStreamError(f"{path}: edge {first_edge + int(row)}: the id is missing (null)")
-        if _is_text(column.type):
-            return Strings.from_arrow(column.cast(pa.string()))
-        return native_ids(f"{path}: edge {first_edge} or later", column.to_numpy(), self.node_ids is not None)
+
+def arrow_ids(name, column: pa.Array, first_edge: int, keep_uint64: bool) -> np.ndarray | Strings:
+    """Return a piece of a column as streams take ids: integers, or strings.
+
+    Args:
+        name: of the source, for messages.
+        column: without a missing id; strings may be of any of Arrow's types.
+        first_edge: position of its first row.
+        keep_uint64: ids of 2**63 and above stay what they are.
+
+    Raises:
+        EdgeStreamError: an id is missing; names the edge.
+    """
+    if column.null_count:
+        row = column.is_null().to_numpy(zero_copy_only=False).argmax()
+        raise EdgeStreamError(f"{name}: edge {first_edge + int(row)}: the id is missing (null)")
+    if pa.types.is_dictionary(column.type) and is_text(column.type):
+        column = column.dictionary.cast(pa.string()).take(column.indices)
+    if is_text(column.type):
+        return Strings.from_arrow(column.cast(pa.string()))
+    return native_ids(f"{name}: edge {first_edge} or later", column.to_numpy(), keep_uint64)
 
 
 def open_parquet(path: Path, options: StreamOptions, src=None, dst=None) -> ParquetStream:
@@ -137,20 +154,26 @@ def _open(path: Path) -> pq.ParquetFile:
         raise EdgeStreamError(f"{path}: damaged, cut short or not a Parquet file: {detail}") from error
 
 
-def _is_text(arrow_type: pa.DataType) -> bool:
+def is_text(arrow_type: pa.DataType) -> bool:
+    """Whether a type of Arrow holds strings, plain or numbered."""
     if pa.types.is_dictionary(arrow_type):
         arrow_type = arrow_type.value_type
-    return pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type)
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(is_kind(arrow_type) for is_kind in kinds)
 
 
-def _id_dtype(path: Path, field: pa.Field, relabel: bool) -> np.dtype:
-    """Return the integer dtype of a column, int64 for strings that are to be numbered."""
+def id_dtype_of(name, field: pa.Field, relabel: bool) -> np.dtype:
+    """Return the integer dtype of a column, int64 for strings that are to be numbered.
+
+    Raises:
+        EdgeStreamError: the column holds something else; names the remedy.
+    """
     if pa.types.is_integer(field.type):
         return np.dtype(field.type.to_pandas_dtype())
-    if _is_text(field.type):
+    if is_text(field.type):
         if relabel:
             return np.dtype(np.int64)
-        raise EdgeStreamError(f"{path}: column {field.name!r} holds strings; pass relabel=True to number arbitrary ids")
+        raise EdgeStreamError(f"{name}: column {field.name!r} holds strings; pass relabel=True to number arbitrary ids")
     raise EdgeStreamError(
-        f"{path}: column {field.name!r} must hold integers, or strings with relabel=True, got {field.type}"
+        f"{name}: column {field.name!r} must hold integers, or strings with relabel=True, got {field.type}"
     )

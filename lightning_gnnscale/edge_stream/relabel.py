@@ -3,6 +3,7 @@
 import hashlib
 import os
 import threading
+from collections.abc import Iterable
 from itertools import pairwise
 from numbers import Integral
 from pathlib import Path
@@ -78,7 +79,9 @@ class NodeIds:
             numbers = self._table.encode(src, dst)
             if self.listed is not None and len(self._table) > num_listed:
                 stranger = self.plain(np.array([num_listed]))[0]
-                raise EdgeStreamError(f"node id {stranger!r} is not among the {num_listed} listed; list every node")
+                raise EdgeStreamError(
+                    f"node id {stranger!r} is not among the {num_listed} listed; list every node in nodes="
+                )
             return numbers
 
     def _note_signs(self, *ends: np.ndarray) -> None:
@@ -91,6 +94,13 @@ class NodeIds:
                 "node ids hold both negative numbers and numbers from 2**63 on, which no 64-bit type does: write them "
                 "as strings"
             )
+
+    def has(self, name: str) -> bool:
+        """Whether a text is one of the ids, or the decimal digits of one."""
+        try:
+            return len(self.index_of([name if self.are_strings else int(name)])) > 0
+        except (ValueError, OverflowError):
+            return False
 
     @property
     def are_strings(self) -> bool:
@@ -184,14 +194,21 @@ class NodeIds:
         are_strings = kind == "U" or (kind in "OT" and all(isinstance(one, str) for one in ids.flat))
         if ids.ndim != 1 or not (are_strings or kind in "iu"):
             raise ValueError(f"{ids.dtype} of shape {ids.shape}")
-        node_ids, numbers = cls(), np.empty(len(ids), np.int64)
-        for start in range(0, len(ids), _LISTED_AT_ONCE):
-            piece = ids[start : start + _LISTED_AT_ONCE]
-            values = Strings.of(piece.tolist()) if are_strings else piece
+        starts = range(0, len(ids), _LISTED_AT_ONCE)
+        pieces = (ids[start : start + _LISTED_AT_ONCE] for start in starts)
+        return cls.of_pieces((Strings.of(piece.tolist()) if are_strings else piece for piece in pieces), len(ids))
+
+    @classmethod
+    def of_pieces(cls, pieces: Iterable[np.ndarray | Strings], num_ids: int) -> "NodeIds":
+        """List ids that come in pieces: see `of`."""
+        node_ids, numbers, start = cls(), np.empty(num_ids, np.int64), 0
+        for values in pieces:
             # Each id as src and at once as dst: numbered by its place.
-            numbers[start : start + len(piece)], _ = node_ids.encode(values, values)
-        if len(node_ids) < len(ids):
-            again = int(np.argmax(numbers != np.arange(len(ids))))
+            found, _ = node_ids.encode(values, values)
+            numbers[start : start + len(found)] = found
+            start += len(found)
+        if len(node_ids) < num_ids:
+            again = int(np.argmax(numbers != np.arange(num_ids)))
             raise ValueError(f"id {node_ids.plain(numbers[[again]])[0]!r} stands twice, the second time in row {again}")
         node_ids.complete, node_ids.listed = True, node_ids._digest()
         return node_ids

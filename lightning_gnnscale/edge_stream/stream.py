@@ -73,6 +73,21 @@ class EdgeStream:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, num_nodes={self.num_nodes}, num_edges={self.num_edges})"
 
+    def list_nodes(self, node_ids: NodeIds) -> None:
+        """Take the ids of all nodes, by their rows, in the place of numbers by first appearance.
+
+        Args:
+            node_ids: as `NodeIds.of` makes them.
+
+        Raises:
+            ValueError: the stream was opened without relabel=True, or with another num_nodes.
+        """
+        if self.node_ids is None:
+            raise ValueError("nodes goes with relabel=True: without it ids are row numbers already")
+        if self.options.num_nodes not in (None, len(node_ids)):
+            raise ValueError(f"nodes lists {len(node_ids)} ids, but num_nodes={self.options.num_nodes}")
+        self.node_ids, self.num_nodes = node_ids, len(node_ids)
+
     def chunks(self, start_chunk: int = 0) -> Iterator[EdgeChunk]:
         """Iterate over the source's edges in their order.
 

@@ -6,6 +6,7 @@ several characters, which are taken out before, nor the line that an error is on
 
 import itertools
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,15 +19,18 @@ from pyarrow import csv
 from ..errors import EdgeStreamError
 from .array import native_ids
 from .id_tables import Strings
-from .options import StreamOptions, known_pair, pick_columns
+from .options import COLUMN_WORDS, StreamOptions, known_pair, pick_columns, tell_unread
+from .relabel import NodeIds
 from .stream import EdgeStream, file_identity
 from .text_lines import BLANKS, BLOCK_BYTES, PlainText, delimiter, edge_lines, split_fields
 
 _SAMPLE_LINES = 50
 _LARGEST = 2**63 - 1
 _INTEGER = re.compile(r"-?\d+", re.ASCII)
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 _NO_NAME = re.compile(r"\W+|\W*(\d.*|nan|inf|null|none|n/?a)", re.IGNORECASE)
 _UNUSUAL = re.compile(rb"[\w.+-]+\s*([^\w\s.+-]+)\s*[\w.+-]+")
+_FEWEST_BELOW = 3  # lines that must differ from the first where its look alone makes it a header
 
 
 class TextFormat(NamedTuple):
@@ -39,6 +43,7 @@ class TextFormat(NamedTuple):
         src_field, dst_field: Positions of the two ids in a line, counted from 0.
         id_type: Type of all sampled ids: "int64", "uint64" (an id above the largest int64 was sampled) or "string".
         first_line: Number of the first line after a header, counted from 1.
+        doubtful: The ids of the first line, where it was read as an edge of words that could be names; else ().
     """
 
     separator: bytes
@@ -48,6 +53,7 @@ class TextFormat(NamedTuple):
     dst_field: int
     id_type: str
     first_line: int
+    doubtful: tuple[str, ...] = ()
 
 
 def detect_format(path: Path, separator, comment: str, header, src, dst, id_type: str) -> TextFormat:
@@ -71,18 +77,25 @@ def detect_format(path: Path, separator, comment: str, header, src, dst, id_type
     else:
         between = b"" if separator.isspace() and separator != "\t" else separator.encode()
     rows = [split_fields(line, between) for _, line in sample]
-    if header is None:
+    guesses = header is None
+    if guesses:
         header = isinstance(src, str) or isinstance(dst, str) or _has_header(rows, src, dst)
+    guessed = guesses and not header and _looks_like_names(rows, (0, 1) if src is None else (src, dst))
+    header = header or guessed
     places = _places(str(path), rows[0], header, src, dst)
-    first_line = 1
+    first_line, first = 1, tuple(rows[0][place] for place in places if place < len(rows[0]))
+    if guessed:
+        _tell_header(str(path), sample[0][0], first)
     if header:
+        tell_unread(str(path), rows[0])
         first_line = sample[0][0] + 1
         rows = rows[1:]
     if not rows:
         raise EdgeStreamError(f"{path}: the file holds no edges")
     ids = [row[place] for row in rows for place in places if place < len(row)]
-    num_fields = max(len(rows[0]), max(places) + 1)
-    return TextFormat(between, comment.encode(), num_fields, *places, _id_type(ids, id_type), first_line)
+    num_fields, kind = max(len(rows[0]), max(places) + 1), _id_type(ids, id_type)
+    doubtful = () if header or not guesses or kind != "string" or any(map(_NO_NAME.fullmatch, first)) else first
+    return TextFormat(between, comment.encode(), num_fields, *places, kind, first_line, doubtful)
 
 
 def _detect_separator(path: Path, sample: list[tuple[int, bytes]]) -> bytes:
@@ -108,6 +121,37 @@ def _has_header(rows: list[list[str]], src, dst) -> bool:
         return True
     below = [rows[1][place] for place in places if place < len(rows[1])] if len(rows) > 1 else []
     return bool(below) and all(map(_INTEGER.fullmatch, below))
+
+
+def _looks_like_names(rows: list[list[str]], places: tuple[int, int]) -> bool:
+    """Whether the first line holds names of columns above ids that are words themselves.
+
+    It does where another column has a word above numbers; where its two ids are words that columns are called by, and
+    are no ids below; or where every id below has a digit, and neither of the two has one.
+    """
+    first, below = rows[0], [row for row in rows[1:] if len(row) > max(places)]
+    ids = [first[place] for place in places if place < len(first)]
+    if len(ids) < 2 or ids[0] == ids[1] or not below or any(map(_NO_NAME.fullmatch, ids)):
+        return False
+    others = [column for column in range(len(first)) if column not in places]
+    fields = {column: [row[column] for row in below if column < len(row)] for column in (*others, *places)}
+    if any(not _NUMBER.fullmatch(first[c]) and all(map(_NUMBER.fullmatch, fields[c])) for c in others if first[c]):
+        return True
+    listed = {field for place in places for field in fields[place]}
+    if listed & set(ids):
+        return False
+    if all(COLUMN_WORDS & set(re.split(r"[^a-z]+", name.lower())) for name in ids):
+        return True
+    digits = [any(map(str.isdigit, field)) for field in listed]
+    return len(below) >= _FEWEST_BELOW and all(digits) and not any(map(str.isdigit, "".join(ids)))
+
+
+def _tell_header(name: str, line: int, first: tuple[str, ...]) -> None:
+    warnings.warn(
+        f"{name}: line {line} ({', '.join(first)}) is taken for the names of the columns, and left out: say "
+        "header=True if that is right, header=False if it is an edge",
+        stacklevel=2,
+    )
 
 
 def _places(name: str, names: list[str], header: bool, src, dst) -> tuple[int, int]:
@@ -156,6 +200,19 @@ class TextStream(EdgeStream):
     def source_files(self) -> list[Path]:
         return [Path(self._path)]
 
+    def list_nodes(self, node_ids: NodeIds) -> None:
+        """Take the ids of all nodes; a first line that has none of them, above one that has, is a header."""
+        super().list_nodes(node_ids)
+        if not self._format.doubtful:
+            return
+        lines = list(itertools.islice(edge_lines(self._path, self._format.comment), 2))
+        rows = [split_fields(line, self._format.separator) for _, line in lines]
+        places = self._format.src_field, self._format.dst_field
+        known = [[node_ids.has(row[place]) for place in places if place < len(row)] for row in rows]
+        if len(rows) == 2 and not any(known[0]) and all(known[1]):
+            _tell_header(self.name, lines[0][0], self._format.doubtful)
+            self._format = self._format._replace(first_line=lines[0][0] + 1, doubtful=())
+
     def _identity(self) -> dict:
         return {"text": file_identity(self._path), **self._given}
 
@@ -168,6 +225,35 @@ class TextStream(EdgeStream):
                 num_edges += batch.num_rows
         except pa.ArrowInvalid as error:
             raise self._refusal(num_edges, error) from error
+
+    def _numbered_blocks(self, first_edge: int) -> Iterator:
+        """Also tell of a first line that no other line shares an id with: it may hold the names of the columns."""
+        first = self._format.doubtful
+        looks = bool(first) and self.node_ids is not None and not self.node_ids.complete
+        num_edges, alone = 0, looks
+        try:
+            for src, dst in super()._numbered_blocks(first_edge):
+                if alone:  # ids are numbered as they come: the first line has 0 and 1
+                    rest = slice(1 if num_edges == 0 else 0, None)
+                    alone = src[0] != dst[0] if num_edges == 0 else True
+                    alone = alone and not ((src[rest] < 2) | (dst[rest] < 2)).any()
+                num_edges += len(src)
+                yield src, dst
+        except EdgeStreamError as error:
+            strange = re.search(r"node id '(.*)' is not among", str(error))
+            line, text = next(edge_lines(self._path, self._format.comment))
+            given = split_fields(text, self._format.separator)
+            if strange is None or line < self._format.first_line or strange[1] not in given:
+                raise
+            raise EdgeStreamError(
+                f"{error}; or say header=True if line {line} holds the names of the columns"
+            ) from None
+        if alone and num_edges > 1:
+            warnings.warn(
+                f"{self.name}: the first line is read as an edge of {first[0]!r} and {first[1]!r}, which no other line "
+                "has: if they are the names of the columns say header=True, else header=False",
+                stacklevel=2,
+            )
 
     def _batches(self) -> csv.CSVStreamingReader:
         """Return a reader of the two columns; it reads at most 32 blocks ahead."""
@@ -248,7 +334,7 @@ def open_text(
         options: what all streams have.
         separator: between fields, any string; " " or "\\t " is any run of blanks; None: found out from the head.
         comment: characters that begin a comment line.
-        header: whether the first line holds names; None: found out.
+        header: whether the first line holds names; None: found out, and told where ids are words too.
         src, dst: which fields, by position or by the header's names; None: by customary names, else the first two.
         id_type: with relabel, "integer" or "string"; "auto": from the head.
     """
@@ -258,5 +344,7 @@ def open_text(
         raise EdgeStreamError(f"{path}: the file is empty")
     if not isinstance(comment, str) or not comment.isascii():
         raise ValueError(f"edge_stream.comment must be ASCII characters, got {comment!r}")
+    if header is not None and not isinstance(header, bool):
+        raise ValueError(f"edge_stream.header must be True, False or None (found out), got {header!r}")
     given = {"separator": separator, "comment": comment, "header": header, "src": src, "dst": dst, "id_type": id_type}
     return TextStream(path, detect_format(path, **given), given, options)

@@ -64,6 +64,7 @@ class LoaderOptions:
         prefetch_batches: Batches that are being prepared or ready at a time, >= 1; None: num_threads + 1.
         reads: How batches get their feature rows.
         return_e_id: Whether each batch gets its positions in the store's arc arrays.
+        edge_features: Whether it gets the store's features of its arcs.
 
     Raises:
         ValueError: an argument is out of range.
@@ -78,6 +79,7 @@ class LoaderOptions:
     prefetch_batches: int | None = None
     reads: RowReads = field(default_factory=RowReads)
     return_e_id: bool = False
+    edge_features: bool = True
 
     def __post_init__(self):
         check_count("batch_size", self.batch_size)

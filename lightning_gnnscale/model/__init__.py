@@ -3,6 +3,7 @@
 from .backbone import Backbone
 from .gat import GAT
 from .gcn import GCN
+from .gine import GINE
 from .graphsage import GraphSAGE
 from .inference import LayerwiseOutput, layerwise_inference
 from .layer_source import EvaluationShare, LayerSource, RowBlock
@@ -16,6 +17,7 @@ from .sgc import SGC
 __all__ = [
     "GAT",
     "GCN",
+    "GINE",
     "NGNN",
     "SGC",
     "Backbone",

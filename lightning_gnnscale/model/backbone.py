@@ -44,6 +44,7 @@ class Backbone(nn.Module):
     needs_degree = False
     takes_negative_weights = True  # of edges; False where neighbours are weighed by the root or logarithm of weights
     symmetric_sums = False  # whether `row_scale` is for sources too, and a row's own value is added
+    edge_dim: int | None = None  # columns of the edge features that the layers read; None: they read none
     averages = False  # whether a neighbourhood is averaged, so that weights 1 / degree are the plain ones
 
     def __init__(
@@ -110,6 +111,7 @@ class Backbone(nn.Module):
         degree: Tensor | None = None,
         indptr: Tensor | None = None,
         num_sampled_nodes: Sequence[int] | None = None,
+        edge_attr: Tensor | None = None,
     ) -> Tensor:
         """Run all layers over a batch.
 
@@ -120,14 +122,19 @@ class Backbone(nn.Module):
             degree: (num_nodes,) in-degrees in the full graph, or None: the arcs given are the whole graph.
             indptr: (num_targets + 1,) int64 over the first nodes, or None: the arcs are sorted first.
             num_sampled_nodes: nodes per hop, seeds first; each layer then computes only what later ones read.
+            edge_attr: (num_arcs, edge_dim) features of the arcs, of any number type; None where edge_dim is.
 
         Returns:
             (num_sampled_nodes[0], out_channels), or (num_nodes, out_channels) where that is None.
+
+        Raises:
+            ValueError: edge features that no layer reads, or none where layers do.
         """
+        check_edge_attr(type(self).__name__, self.edge_dim, None if edge_attr is None else edge_attr.shape[-1])
         x = drop(as_input(x, self.reference), self.input_dropout, self.training)
         num_nodes = num_rows(x)
         counts = target_counts(num_sampled_nodes, self.num_layers, num_nodes)
-        block = make_block(edge_index, num_nodes, edge_weight, degree, indptr)
+        block = make_block(edge_index, num_nodes, edge_weight, degree, indptr, edge_attr)
         block = self.prepare(block.head(counts[0]))
         for index, count in enumerate(counts):
             x = self.apply_layer(index, x, block.head(count))
@@ -172,7 +179,15 @@ class Backbone(nn.Module):
             node_ids: (num_sources,) int64, the same number for a node on every process.
             kept: where products of the features are kept; of one graph, one dtype and one value of local_only.
             local_only: leave out arcs from the halo; degrees are then those of what is left.
+
+        Raises:
+            ValueError: the layers read edge features, which rows of a process do not have.
         """
+        if self.edge_dim is not None:
+            raise ValueError(
+                f"{type(self).__name__} with edge_dim reads edge features, which full-graph training does not: train "
+                "on parts with PartitionDataModule, or leave edge_dim out"
+            )
         if local_only:
             block = arcs_from(replace(block, degree=None), 0, block.num_targets)
             node_ids = node_ids[: block.num_targets]
@@ -272,6 +287,31 @@ class Backbone(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return self.reference.dtype
+
+
+def check_edge_attr(
+    model: str, edge_dim: int | None, given: int | None, without: str = "leave them out with stored_edge_features=False"
+) -> None:
+    """Refuse edge features that a model does not read, and a model that reads others than there are.
+
+    Args:
+        model: name of the model.
+        edge_dim: columns that it reads; None: it reads none.
+        given: columns that there are; None: no edge features.
+        without: how to do without them.
+
+    Raises:
+        ValueError: names both, and what to do.
+    """
+    if edge_dim == given:
+        return
+    if given is None:
+        raise ValueError(f"{model} reads edge features of {edge_dim} columns, and there are none: give edge_features=")
+    if edge_dim is None:
+        raise ValueError(
+            f"no layer of {model} reads the edge features: use GAT or GINE with edge_dim={given}, or {without}"
+        )
+    raise ValueError(f"{model} reads edge features of {edge_dim} columns, and they have {given}: say edge_dim={given}")
 
 
 def maps_first(x: Tensor | SparseInput, block: Block, in_channels: int, out_channels: int) -> bool:

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import StrategyError
+from .backbone import Backbone, check_edge_attr
 from .inference import LayerwiseOutput, layerwise_inference
 from .node_inputs import NodeInputs, TakesInputs
 from .row_layers import prepared_rows
 from .row_model import RowModel, RowPlan
 from .row_trial import try_out
 
-BATCH_ARGUMENTS = ("edge_weight", "degree", "indptr", "num_sampled_nodes")
+BATCH_ARGUMENTS = ("edge_weight", "degree", "indptr", "num_sampled_nodes", "edge_attr")
 MAKE_OPTIMIZER = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 MAKE_SCHEDULER = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
@@ -24,8 +25,8 @@ class BackboneModule(TakesInputs):
 
     Args:
         backbone: A model of this package, or any module called as (x, edge_index). It is also given those of
-            `edge_weight`, `degree`, `indptr` and `num_sampled_nodes` that its `forward` names; on the full graph, of
-            `edge_weight` and `edge_attr`.
+            `edge_weight`, `edge_attr`, `degree`, `indptr` and `num_sampled_nodes` that its `forward` names; on the full
+            graph, of `edge_weight` and `edge_attr`.
         lr, weight_decay: Learning rate and weight decay of Adam, used if no optimizer is given. As attributes they may
             be changed before training.
         optimizer: Callable parameters -> optimizer (a partial); None: Adam.
@@ -79,9 +80,20 @@ class BackboneModule(TakesInputs):
                 f"{type(self.backbone).__name__}.forward takes no edge_weight, but the batches carry one: "
                 "use another sampler, or let forward take edge_weight"
             )
+        if getattr(batch, "edge_attr", None) is not None and not self.reads_edge_features:
+            check_edge_attr(type(self.backbone).__name__, None, batch.edge_attr.shape[1])
         if "num_sampled_nodes" in arguments and arguments["num_sampled_nodes"] is None:
             arguments["num_sampled_nodes"] = [batch.batch_size]
         return self.backbone(x, batch.edge_index, **{k: v for k, v in arguments.items() if v is not None})
+
+    @property
+    def reads_edge_features(self) -> bool:
+        """Whether the backbone reads features of arcs: it has an `edge_dim`, or its forward takes `edge_attr`."""
+        backbone = getattr(self.backbone, "_orig_mod", self.backbone)
+        if isinstance(backbone, Backbone):
+            return backbone.edge_dim is not None
+        # PyG's own models name edge_attr, and some leave it alone.
+        return "edge_attr" in self._accepted and getattr(backbone, "supports_edge_attr", True)
 
     def _features(self, batch: Any) -> Any:
         """Return what the backbone reads of a mini-batch; sparse rows stay sparse where it takes them."""

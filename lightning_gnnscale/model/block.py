@@ -20,6 +20,7 @@ class Block:
         num_sources: nodes whose values the layer is given.
         edge_weight: (num_arcs,) floating or None.
         degree: (num_sources,) in-degrees in the full graph, or None: the arcs given are all there are.
+        edge_attr: (num_arcs, edge_dim) features of the arcs, or None.
         row: (num_arcs,) int64, the target of each arc, or None: worked out where it is needed.
     """
 
@@ -29,6 +30,7 @@ class Block:
     edge_weight: Tensor | None = None
     degree: Tensor | None = None
     row: Tensor | None = None
+    edge_attr: Tensor | None = None
 
     @property
     def num_targets(self) -> int:
@@ -45,7 +47,9 @@ class Block:
         num_arcs = int(indptr[-1])
         weight = None if self.edge_weight is None else self.edge_weight[:num_arcs]
         row = None if self.row is None else self.row[:num_arcs]
-        return replace(self, indptr=indptr, indices=self.indices[:num_arcs], edge_weight=weight, row=row)
+        attr = None if self.edge_attr is None else self.edge_attr[:num_arcs]
+        indices = self.indices[:num_arcs]
+        return replace(self, indptr=indptr, indices=indices, edge_weight=weight, row=row, edge_attr=attr)
 
     def target_of_arcs(self) -> Tensor:
         """Return (num_arcs,) int64: the target of each arc."""
@@ -63,7 +67,12 @@ class Block:
 
 
 def make_block(
-    edge_index: Tensor, num_nodes: int, edge_weight: Tensor | None, degree: Tensor | None, indptr: Tensor | None
+    edge_index: Tensor,
+    num_nodes: int,
+    edge_weight: Tensor | None,
+    degree: Tensor | None,
+    indptr: Tensor | None,
+    edge_attr: Tensor | None = None,
 ) -> Block:
     """Build the block of a batch from PyG's arguments.
 
@@ -73,6 +82,7 @@ def make_block(
         edge_weight: (num_arcs,) or None.
         degree: (num_nodes,) or None.
         indptr: (num_targets + 1,) int64 or None: the arcs are sorted by target first.
+        edge_attr: (num_arcs, edge_dim) or None.
 
     Raises:
         ValueError: a target is not below num_nodes, or indptr has more rows than there are nodes.
@@ -80,14 +90,15 @@ def make_block(
     if indptr is not None:
         if len(indptr) - 1 > num_nodes:
             raise ValueError(f"indptr has {len(indptr) - 1} rows, more than the {num_nodes} rows of x")
-        return Block(indptr, edge_index[0], num_nodes, edge_weight, degree, edge_index[1])
+        return Block(indptr, edge_index[0], num_nodes, edge_weight, degree, edge_index[1], edge_attr)
     target, order = torch.sort(edge_index[1], stable=True)
     counts = torch.bincount(target, minlength=num_nodes)
     if len(counts) > num_nodes:
         raise ValueError(f"edge_index has targets up to {len(counts) - 1}, x has {num_nodes} rows")
     indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     weight = None if edge_weight is None else edge_weight[order]
-    return Block(indptr, edge_index[0][order], num_nodes, weight, degree, target)
+    attr = None if edge_attr is None else edge_attr[order]
+    return Block(indptr, edge_index[0][order], num_nodes, weight, degree, target, attr)
 
 
 def target_counts(num_sampled_nodes: list[int] | None, num_layers: int, num_nodes: int) -> list[int]:
@@ -141,21 +152,38 @@ def normalized(block: Block, dtype: torch.dtype) -> Block:
 
 
 def with_self_loops(block: Block) -> Block:
-    """Replace the self-loops of each target by exactly one, as PyG's GATConv does; an added loop has weight 1."""
+    """Replace the self-loops of each target by exactly one, as PyG's GATConv does.
+
+    An added loop has weight 1, and the mean of the features of the arcs into its target, which are floating.
+    """
     row = block.target_of_arcs()
     kept = block.indices != row
     if not bool(kept.all()):
         passed = torch.cat([block.indptr.new_zeros(1), kept.cumsum(0)])
         weight = None if block.edge_weight is None else block.edge_weight[kept]
-        block = replace(block, indptr=passed[block.indptr], indices=block.indices[kept], edge_weight=weight, row=None)
+        attr = None if block.edge_attr is None else block.edge_attr[kept]
+        indptr, indices = passed[block.indptr], block.indices[kept]
+        block = replace(block, indptr=indptr, indices=indices, edge_weight=weight, row=None, edge_attr=attr)
         row = row[kept]
     weight = block.edge_weight
     loops = None if weight is None else weight.new_ones(block.num_targets)
-    return _insert_loops(block, row, weight, loops)
+    attr = block.edge_attr
+    if attr is None:
+        return _insert_loops(block, row, weight, loops)
+    means = attr.new_zeros(block.num_targets, attr.shape[1]).index_add_(0, row, attr)
+    means /= block.indptr.diff().clamp(min=1).unsqueeze(1)
+    looped = _insert_loops(block, row, weight, loops)
+    return replace(looped, edge_attr=_insert_loops(block, row, attr, means).edge_weight)
 
 
 def _insert_loops(block: Block, row: Tensor, weight: Tensor | None, loop_weight: Tensor | None) -> Block:
-    """Put an arc v -> v at the head of each row v; row: (num_arcs,) the row of each arc."""
+    """Put an arc v -> v at the head of each row v.
+
+    Args:
+        block: its features of arcs are left out.
+        row: (num_arcs,) the row of each arc.
+        weight, loop_weight: (num_arcs, ...) and (num_targets, ...), what becomes `edge_weight`; or None.
+    """
     target = torch.arange(block.num_targets, device=row.device)
     place = torch.arange(1, len(row) + 1, device=row.device) + row
     loop_place = block.indptr[:-1] + target
@@ -164,8 +192,8 @@ def _insert_loops(block: Block, row: Tensor, weight: Tensor | None, loop_weight:
     indices[place] = block.indices
     indices[loop_place] = target.to(indices.dtype)
     if weight is None:
-        return replace(block, indptr=indptr, indices=indices, row=None)
-    merged = weight.new_empty(len(indices))
+        return replace(block, indptr=indptr, indices=indices, row=None, edge_attr=None)
+    merged = weight.new_empty((len(indices), *weight.shape[1:]))
     merged[place] = weight
     merged[loop_place] = loop_weight
-    return replace(block, indptr=indptr, indices=indices, edge_weight=merged, row=None)
+    return replace(block, indptr=indptr, indices=indices, edge_weight=merged, row=None, edge_attr=None)

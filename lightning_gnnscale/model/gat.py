@@ -1,5 +1,7 @@
 """GAT over CSC rows."""
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,13 +32,16 @@ class GATLayer(GATConv, RowLayer):
 
         Args:
             projected: (num_sources, heads * out_channels), from `transform`.
-            block: arcs with self-loops.
+            block: arcs with self-loops, and with features where the layer has an edge_dim.
             arc_ids: (num_arcs,) int64 that dropout of the attention hangs on; None: on positions.
         """
         # A block-diagonal map sums each head's channels in one matrix product.
         src_score = F.linear(projected, torch.block_diag(*self.att_src[0]))
         dst_score = F.linear(projected[: block.num_targets], torch.block_diag(*self.att_dst[0]))
         scores = edge_add(src_score, dst_score, block.indptr, block.indices)
+        if block.edge_attr is not None:
+            by_head = self.lin_edge.weight.view(self.heads, self.out_channels, -1) * self.att_edge[0].unsqueeze(-1)
+            scores = scores + F.linear(block.edge_attr, by_head.sum(dim=1))
         scores = F.leaky_relu(scores, self.negative_slope)
         if block.edge_weight is not None:
             scores = scores + block.edge_weight.to(scores.dtype).log().unsqueeze(-1)
@@ -72,6 +77,8 @@ class GAT(Backbone):
             `Backbone`; hidden_channels is the width of all heads together.
         heads: attention heads of each layer, >= 1; divides hidden_channels.
         attention_dropout: probability in [0, 1) on attention; None = dropout.
+        edge_dim: columns of the edge features, which then have a share in each arc's score, as in PyG's `GATConv`; the
+            self-loop has the mean of those of the arcs into its node. None: they are not read.
 
     An `edge_weight` w multiplies an arc's share before the softmax divides (log w is added to its score); the
     self-loop has w = 1.
@@ -96,10 +103,13 @@ class GAT(Backbone):
         activation: str = "elu",
         heads: int = 4,
         attention_dropout: float | None = None,
+        edge_dim: int | None = None,
     ):
         if heads < 1 or hidden_channels % heads:
             raise ValueError(f"model.hidden_channels must be a multiple of heads ({heads}), got {hidden_channels}")
-        self.heads = heads
+        if edge_dim is not None and edge_dim < 1:
+            raise ValueError(f"model.edge_dim must be at least 1, or None, got {edge_dim}")
+        self.heads, self.edge_dim = heads, edge_dim
         self.attention_dropout = dropout if attention_dropout is None else attention_dropout
         if not 0 <= self.attention_dropout < 1:
             raise ValueError(f"model.attention_dropout must be in [0, 1), got {attention_dropout}")
@@ -110,9 +120,10 @@ class GAT(Backbone):
     def make_layer(self, index: int) -> GATLayer:
         last = index == self.num_layers - 1
         width = self.out_channels if last else self.hidden_channels // self.heads
-        return GATLayer(
-            self.layer_channels(index), width, heads=self.heads, concat=not last, dropout=self.attention_dropout
-        )
+        options = {"heads": self.heads, "concat": not last, "dropout": self.attention_dropout}
+        return GATLayer(self.layer_channels(index), width, edge_dim=self.edge_dim, **options)
 
     def prepare(self, block: Block) -> Block:
+        if block.edge_attr is not None:
+            block = replace(block, edge_attr=block.edge_attr.to(self.dtype))
         return with_self_loops(block)

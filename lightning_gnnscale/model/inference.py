@@ -254,7 +254,10 @@ class _Pass:
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Yield (nodes, outputs) of a layer, a block of targets with all that they read at a time."""
         compute = self.backbone.layer_projected if projected else self.backbone.layer
-        limit = self.block_arcs or max(1, self.memory_bytes // (8 * max(1, width)))
+        arc_values = (
+            width if self.backbone.edge_dim is None else 3 * width + self.backbone.edge_dim
+        )  # messages are held
+        limit = self.block_arcs or max(1, self.memory_bytes // (8 * max(1, arc_values)))
         for block in self.source.blocks(targets):
             for piece in split_block(block, limit):
                 nodes, local = self._localise(piece)
@@ -268,7 +271,9 @@ class _Pass:
         indices = _localise_and_clear(nodes, len(rows), sources, self.local_nid)
         degree = self._tensor(self.source.degree(nodes)) if self.backbone.needs_degree else None
         weight = None if block.edge_weight is None else self._tensor(np.array(block.edge_weight))
-        return nodes, Block(self._tensor(block.indptr), self._tensor(indices), len(nodes), weight, degree)
+        attr = None if self.backbone.edge_dim is None else self._tensor(np.array(block.edge_attr))
+        indptr = self._tensor(block.indptr)
+        return nodes, Block(indptr, self._tensor(indices), len(nodes), weight, degree, edge_attr=attr)
 
     def _new_table(self, width: int, held: NodeSet | None, dtype: type) -> np.ndarray:
         """Return the next table; only the last one is still read then, so two names serve in turn."""

@@ -66,12 +66,14 @@ class RowBlock(NamedTuple):
         indptr: (num_rows + 1,) int64, from 0.
         indices: (num_arcs,) int32 or int64, in-neighbours.
         edge_weight: (num_arcs,) floating or None.
+        edge_attr: (num_arcs, edge_dim) features of the arcs, or None.
     """
 
     rows: np.ndarray
     indptr: np.ndarray
     indices: np.ndarray
     edge_weight: np.ndarray | None = None
+    edge_attr: np.ndarray | None = None
 
 
 class LayerSource(Protocol):
@@ -203,7 +205,8 @@ def select_rows(block: RowBlock, needed: NodeSet) -> RowBlock:
     indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     arcs = np.repeat(offset[chosen] - indptr[:-1], lengths) + np.arange(indptr[-1])
     weight = None if block.edge_weight is None else np.asarray(block.edge_weight)[arcs]
-    return RowBlock(chosen + first, indptr, np.asarray(block.indices)[arcs], weight)
+    attr = None if block.edge_attr is None else np.asarray(block.edge_attr)[arcs]
+    return RowBlock(chosen + first, indptr, np.asarray(block.indices)[arcs], weight, attr)
 
 
 def split_block(block: RowBlock, block_arcs: int) -> Iterator[RowBlock]:
@@ -214,9 +217,9 @@ def split_block(block: RowBlock, block_arcs: int) -> Iterator[RowBlock]:
         stop = min(max(stop, start + 1), start + block_arcs, num_rows)
         arcs = slice(int(offset[start]), int(offset[stop]))
         weight = None if block.edge_weight is None else block.edge_weight[arcs]
-        yield RowBlock(
-            np.asarray(block.rows[start:stop]), offset[start : stop + 1] - offset[start], block.indices[arcs], weight
-        )
+        attr = None if block.edge_attr is None else block.edge_attr[arcs]
+        indptr = offset[start : stop + 1] - offset[start]
+        yield RowBlock(np.asarray(block.rows[start:stop]), indptr, block.indices[arcs], weight, attr)
         start = stop
 
 

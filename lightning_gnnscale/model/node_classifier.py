@@ -27,8 +27,8 @@ class NodeClassifier(BackboneModule):
 
     Args:
         backbone: A model of this package, or any module called as (x, edge_index). It is also given those of
-            `edge_weight`, `degree`, `indptr` and `num_sampled_nodes` that its `forward` names; on the full graph, of
-            `edge_weight` and `edge_attr`.
+            `edge_weight`, `edge_attr`, `degree`, `indptr` and `num_sampled_nodes` that its `forward` names; on the full
+            graph, of `edge_weight` and `edge_attr`.
         lr, weight_decay: Learning rate and weight decay of Adam, used if no optimizer is given.
         multilabel: Whether labels are (num_nodes, num_labels) of 0 and 1, -1 = unknown.
         num_classes: Number of classes, or of labels per node; None: the backbone's `out_channels`.

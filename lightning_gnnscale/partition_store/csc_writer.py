@@ -1,5 +1,7 @@
 """Buckets of arcs to CSC rows: the second half of the external sort, and the list of arcs that leave their part."""
 
+import warnings
+
 import numpy as np
 
 from ..graph import id_dtype
@@ -148,6 +150,38 @@ def drop_repeats(offsets, src, edge):
 
 
 @kernel
+def count_listed_repeats(offsets, src, edge):
+    """Return how many listed arcs have an earlier one with the same ends; edge ids as `drop_repeats` takes them."""
+    count = 0
+    for row in range(len(offsets) - 1):
+        listed = False
+        for i in range(offsets[row], offsets[row + 1]):
+            if i == offsets[row] or src[i] != src[i - 1]:
+                listed = False
+            if edge[i] >= 0:
+                count += listed
+                listed = True
+    return count
+
+
+@kernel
+def list_repeats(offsets, src, edge, kept, again):
+    """Fill kept and again with the edge ids of each listed arc that has an earlier one: the first's, and its own."""
+    count = 0
+    for row in range(len(offsets) - 1):
+        first = np.int64(-1)
+        for i in range(offsets[row], offsets[row + 1]):
+            if i == offsets[row] or src[i] != src[i - 1]:
+                first = np.int64(-1)
+            if edge[i] >= 0:
+                if first >= 0:
+                    kept[count], again[count] = first, edge[i]
+                    count += 1
+                else:
+                    first = edge[i]
+
+
+@kernel
 def direction_sums(first_row, offsets, src):
     """Return the sums, modulo 2**64, of hash(u, v) and of hash(v, u) over the arcs u -> v, u != v, repeats included.
 
@@ -185,6 +219,7 @@ class RowWriter:
         state = journal.state(STEP)
         self.bucket = state.get("bucket", 0)
         self.sums = [np.uint64(value) for value in state.get("sums", (0, 0))]
+        self.lost = state.get("lost", 0)  # edges listed again with other values, which are not kept
         self.indptr = journal.open_file(STEP, "csc_indptr.npy", np.int64)
         self.indices = journal.open_file(STEP, "csc_indices.npy", nodes)
         self.degree = journal.open_file(STEP, "in_degree.npy", np.uint8)
@@ -205,6 +240,8 @@ class RowWriter:
     def write(self, first_row: int, offsets: np.ndarray, src: np.ndarray, edge: np.ndarray) -> int:
         """Append sorted rows; offsets: (num_rows + 1,) from 0, changed in place. Return the bytes written."""
         if self.inputs.stream.to_undirected:
+            if self.arc_files:
+                self.lost += self._count_lost(offsets, src, edge)
             num_arcs = drop_repeats(offsets, src, edge)
             src, edge = src[:num_arcs], edge[:num_arcs]
         else:
@@ -229,6 +266,19 @@ class RowWriter:
         if self.weighted_degree is not None:
             self.weighted_degree.append(weight_sums.astype(np.float32))
         return src.nbytes + sum(len(src) * file.row_bytes for file, _ in self.arc_files)
+
+    def _count_lost(self, offsets: np.ndarray, src: np.ndarray, edge: np.ndarray) -> int:
+        """Return how many edges are listed after another of the same two nodes, with other values than the first."""
+        kept, again = np.empty((2, count_listed_repeats(offsets, src, edge)), np.int64)
+        list_repeats(offsets, src, edge, kept, again)
+        lost = np.zeros(len(kept), bool)
+        for _, source in self.arc_files:
+            rows = max(1, _ARC_BLOCK_BYTES // max(1, source[:1].nbytes))
+            for begin in range(0, len(kept), rows):
+                piece = slice(begin, begin + rows)
+                differs = source[kept[piece]] != source[again[piece]]
+                lost[piece] |= differs if differs.ndim == 1 else differs.any(axis=1)
+        return int(lost.sum())
 
     def _write_cross(self, first_row: int, offsets: np.ndarray, src: np.ndarray, base: int) -> None:
         place = _count_cross(first_row, offsets, src, *self.parts)
@@ -256,7 +306,8 @@ class RowWriter:
     def note(self, next_bucket: int) -> None:
         """Write a journal line."""
         states = file_states(*self.files, *self.scratch)
-        self.journal.write(STEP, bucket=next_bucket, sums=[int(value) for value in self.sums], files=states)
+        sums = [int(value) for value in self.sums]
+        self.journal.write(STEP, bucket=next_bucket, sums=sums, lost=self.lost, files=states)
 
     def finish(self) -> None:
         """Close what stays, and write that the rows are done; the cross arcs stay as they are, for the halo."""
@@ -264,6 +315,14 @@ class RowWriter:
         symmetric = undirected or self.sums[0] == self.sums[1]
         for file in self.files:
             file.close()
+        if self.lost:
+            named = [name for name in ("edge_weight", "edge_features") if getattr(self.inputs, name) is not None]
+            warnings.warn(
+                f"{self.inputs.stream.name}: {self.lost} edges are listed after another one of the same two nodes, "
+                f"with other {' and '.join(named)}, and only the first of a pair is kept: say to_undirected=False to "
+                "keep all of them, or join their values in one edge a pair",
+                stacklevel=2,
+            )
         self.journal.write(
             STEP,
             done=True,

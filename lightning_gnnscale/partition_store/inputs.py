@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..edge_stream.options import parquet_path
 from ..edge_stream.stream import backing_file, backing_memmap, file_state, file_states
 from ..errors import UNREADABLE, one_line_of
 from ..graph import id_dtype
@@ -213,12 +214,15 @@ def load_features(features, num_nodes: int) -> np.ndarray | SparseSource | None:
     """Return features as an array (memory-mapped where a path is given) or as a SparseSource.
 
     Args:
-        features: (num_nodes, dim) array, memmap or .npy path; a sparse matrix of SciPy or in CSR; or (indptr, indices,
-            data, shape).
+        features: (num_nodes, dim) array, memmap, table, tensor, or path of .npy or .parquet; a sparse matrix of SciPy
+            or torch; or (indptr, indices, data, shape).
         num_nodes: rows expected.
     """
     if features is None:
         return None
+    if str(getattr(features, "layout", "")).startswith("torch.sparse"):
+        features = features.detach().cpu().to_sparse_csr()
+        features = (features.crow_indices(), features.col_indices(), features.values(), tuple(features.shape))
     if hasattr(features, "tocsr"):
         features = features.tocsr()  # SciPy's other formats have the same attributes, and mean other things by them
     if all(hasattr(features, name) for name in ("indptr", "indices", "data", "shape")):
@@ -249,7 +253,7 @@ def _sparse_source(indptr, indices, data, shape, num_nodes: int) -> SparseSource
 def _load_rows(name: str, array, num_rows: int, ndims: tuple[int, ...]) -> np.ndarray | None:
     if array is None:
         return None
-    if isinstance(array, str | os.PathLike) and not Path(array).is_file():
+    if isinstance(array, str | os.PathLike) and not is_url(array) and not named_file(array).is_file():
         raise ValueError(f"{name}: no such file: {array}")
     file = f" (file {array})" if isinstance(array, str | os.PathLike) else ""
     try:
@@ -264,13 +268,19 @@ def _load_rows(name: str, array, num_rows: int, ndims: tuple[int, ...]) -> np.nd
     return array
 
 
+def named_file(path: str | os.PathLike) -> Path:
+    """Return the file of a path that may name columns of it, as "nodes.parquet:label" does."""
+    found = parquet_path(path)
+    return Path(path) if found is None else found[0]
+
+
 def _one_column(labels):
     """Labels of shape (num_nodes, 1) are single labels."""
     return labels[:, 0] if np.ndim(labels) == 2 and np.shape(labels)[1] == 1 else labels
 
 
 def _load_mask(name: str, mask, num_nodes: int) -> np.ndarray:
-    mask = np.asarray(mask)
+    mask = np.asarray(opened(mask))
     if not str(name).isidentifier():
         raise ValueError(f"masks: a name must be a plain word, got {name!r}")
     if mask.dtype != bool or mask.shape != (num_nodes,):
@@ -340,7 +350,7 @@ def input_files(
     arrays |= {"features": features, "part_id": part_id}
     files = {"edges": file_states(stream)}
     for name, array in arrays.items():
-        parts = [] if array is None else [array]
+        parts = [] if array is None else [named_file(array) if isinstance(array, str | os.PathLike) else array]
         if hasattr(array, "indptr"):
             parts = [array.indptr, array.indices, array.data]
         elif isinstance(array, tuple):
@@ -373,18 +383,28 @@ def identity(array) -> Any:
 
 
 def opened(array):
-    """Return an array as it is, or the .npy file at a path memory-mapped; one at a URL is fetched first.
+    """Return an array as it is, tables, columns and tensors as arrays, or the file at a path.
+
+    A .npy file is memory-mapped, a Parquet file read; one at a URL is fetched first.
 
     Raises:
         ValueError: the file holds no array that can be mapped.
     """
     if not isinstance(array, str | os.PathLike):
-        return array
+        return array if isinstance(array, np.ndarray) else _as_rows(array)
     path = local_copy(array) if is_url(array) else array
+    if parquet_path(path) is not None:
+        return _as_rows(path)
     try:
         return np.load(path, mmap_mode="r")
     except UNREADABLE as error:
         raise ValueError(f"{array}: not a .npy file that numpy can map ({one_line_of(error)})") from None
+
+
+def _as_rows(values):
+    from ..edge_stream.table import rows_of  # imports pyarrow
+
+    return rows_of(values)
 
 
 def check_whole(array) -> None:

@@ -170,6 +170,34 @@ class MiniBatch:
         """
         return self.apply(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
+    def to_data(self):
+        """Return the batch as a `torch_geometric.data.Data` that shares its tensors, for code that asks for PyG's type.
+
+        It has what there is of x (compressed features become dense), edge_index, edge_attr, edge_weight, y, the masks,
+        n_id, e_id, batch_size, input_id (the store ids of the seeds), num_sampled_nodes and num_sampled_edges, the
+        links by PyG's names, and degree, part and key.
+        """
+        from torch_geometric.data import Data
+
+        links = {name: getattr(self, name) for name in ("src_index", "dst_pos_index", "dst_neg_index")}
+        names = (
+            "x",
+            "edge_index",
+            "edge_attr",
+            "edge_weight",
+            "y",
+            "train_mask",
+            "val_mask",
+            "test_mask",
+            "n_id",
+            "e_id",
+        )
+        more = ("batch_size", "num_sampled_nodes", "num_sampled_edges", "degree", "part", "key")
+        given = {name: getattr(self, name) for name in (*names, *more)} | links
+        data = Data(**{name: value for name, value in given.items() if value is not None}, num_nodes=self.num_nodes)
+        data.input_id = self.n_id[: self.batch_size]
+        return data
+
     def pin_memory(self) -> "MiniBatch":
         """Return a copy in page-locked memory, from which copies to a CUDA device do not block."""
         return self.apply(lambda tensor: tensor.pin_memory())

@@ -238,7 +238,7 @@ def _is_own(root: str | os.PathLike, expected: str | None) -> bool:
 
 
 def _refusal(root: Path, known: bool) -> PartitionStoreError:
-    remedy = "give another root (output=), or overwrite=True"
+    remedy = "give another root, or overwrite=True"
     if known:
         return PartitionStoreError(
             f"{root}: a store made from other input or by another partitioner stands here; {remedy}"

@@ -13,8 +13,9 @@ from typing import Any
 
 from filelock import FileLock
 
-from ..dataset import GraphDataset
+from ..dataset import GraphDataset, load_pyg
 from ..edge_stream import EdgeStream
+from ..edge_stream.open import is_pyg_data
 from ..errors import PlanError, check_count
 from ..events import record, stage
 from ..memory import format_bytes, free_memory_bytes
@@ -51,7 +52,8 @@ class StoreSource:
 
     Args:
         dataset: The graph and its rows.
-        root: Folder that the store is written to. If the same store is there already, nothing is written.
+        root: Folder that the store is written to. If the same store is there already, nothing is written. None: one
+            below `stores` in the working directory, named after the graph, the partitioner and a digest of the input.
         partitioner: Name of a method, or a callable (stream, num_parts, seed, masks, progress) -> Partitioning.
         num_parts: Number of parts; "auto" asks the planner.
         planner: Callable with the arguments of `gs.plan`; it may carry memory sizes. None: `gs.plan`.
@@ -72,7 +74,7 @@ class StoreSource:
     def __init__(
         self,
         dataset: GraphDataset,
-        root: str | os.PathLike,
+        root: str | os.PathLike | None = None,
         *,
         partitioner: str | Callable[..., Partitioning] = "streaming_multilevel",
         num_parts: int | str = "auto",
@@ -87,13 +89,27 @@ class StoreSource:
             check_count("num_parts", num_parts)
         if not isinstance(pack_halo, bool) and pack_halo != "auto":
             raise ValueError(f"pack_halo must be true, false or auto, got {pack_halo!r}")
-        self.dataset, self.root = dataset, Path(root)
+        self.dataset = dataset
         if feature_storage is not None:
             self.dataset = replace(dataset, feature_storage=feature_storage)
         self.partitioner, self.num_parts, self.planner = partitioner, num_parts, planner or plan
         self.seed, self.overwrite, self.pack_halo, self.progress = seed, overwrite, pack_halo, progress
+        self._root = None if root is None else Path(root)
         self._measured: tuple[str, Partitioning] | None = None  # the latest of a search, by its fingerprint
         self._both_ways: bool | None = None  # of a stream with layout "auto", once it has been read
+
+    @property
+    def root(self) -> Path:
+        """Folder of the store; one that was not given has a name as soon as it is asked for."""
+        if self._root is None:
+            parts = "auto" if self.num_parts == "auto" else self.num_parts
+            made_of = self.fingerprint(0 if self.num_parts == "auto" else self.num_parts)[:8]
+            self._root = Path("stores") / f"{self.dataset.name}-{method_name(self.partitioner)}-p{parts}-{made_of}"
+        return self._root
+
+    @root.setter
+    def root(self, root: str | os.PathLike) -> None:
+        self._root = Path(root)
 
     @classmethod
     def of(
@@ -108,28 +124,35 @@ class StoreSource:
         edge_features=None,
         **options,
     ) -> "StoreSource":
-        """Return the source of a data set, or of a stream and its arrays.
+        """Return the source of a data set, or of a stream and its rows.
 
         Args:
-            root: Folder that the store is written to.
-            dataset: A `GraphDataset`, in place of the following.
-            stream: The edges. Rows of the arrays are in the order of its nodes.
-            features: (num_nodes, dim) array, memmap, .npy path or SciPy CSR.
+            root: Folder that the store is written to; None: one below `stores`.
+            dataset: A `GraphDataset`, or a `Data` of PyG, whose arcs are kept as they are; in place of the following.
+            stream: The edges. Rows are in the order of its nodes. They are arrays, tensors, tables or columns, or paths
+                of .npy or .parquet, see `GraphDataset`.
+            features: (num_nodes, dim), or a sparse matrix of SciPy or torch.
             labels: (num_nodes,) integers, -1 = unknown, or (num_nodes, num_labels).
-            masks: {"train": (num_nodes,) bool, "val": ..., "test": ...}.
+            masks: {"train": (num_nodes,) bool, "val": ..., "test": ...}; of integers, the rows of the nodes.
             edge_weight, edge_features: (num_edges,) and (num_edges, dim), by position in the stream.
             options: Further arguments of `StoreSource`.
 
         Raises:
-            ValueError: neither a data set nor a stream is given, or no root.
+            ValueError: neither a data set nor a stream is given, or rows beside a data set.
         """
+        rows = {"features": features, "labels": labels, "masks": masks, "edge_weight": edge_weight}
+        given = [name for name, value in (rows | {"edge_features": edge_features}).items() if value is not None]
+        if dataset is not None and (given or stream is not None):
+            raise ValueError(
+                f"{(given or ['stream'])[0]}: the data set has its own: give either it, or stream and rows"
+            )
+        if is_pyg_data(dataset):
+            dataset = load_pyg(dataset, to_undirected=False)
         if stream is not None:
             edges = {"edge_weight": edge_weight, "edge_features": edge_features}
             dataset = GraphDataset("graph", stream, features, labels, masks or {}, **edges)
         if dataset is None:
-            raise ValueError("give either store, or dataset (or stream) together with root")
-        if root is None:
-            raise ValueError("root must name the folder that the partition store is written to")
+            raise ValueError("give either store, or dataset, or stream with features, labels and masks")
         return cls(dataset, root, **options)
 
     def prepare(self, num_parts: int, verify: bool = True) -> PartitionStore:

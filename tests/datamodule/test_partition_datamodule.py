@@ -97,7 +97,6 @@ def test_auto_parts_ask_the_planner(tmp_path, dataset):
         ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
         ({"halo_hops": 4}, "halo_hops must be 0, 1, 2 or 3, got 4"),
         ({"num_parts": "many"}, "num_parts must be an integer of at least 1, got 'many'"),
-        ({"root": None}, "root must name the folder"),
     ],
 )
 def test_bad_arguments(tmp_path, dataset, options, message):

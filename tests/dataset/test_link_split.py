@@ -123,11 +123,11 @@ def test_loaders_take_hold_out(tmp_path, public_graphs):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"val": 1.0}, r"dataset.hold_out.val must be in \[0, 1\), got 1.0"),
+        ({"val": 1.0}, r"val must be in \[0, 1\), got 1.0"),
         ({"val": 0.5, "test": 0.5}, "val \\+ test must be above 0 and below 1, got 1.0"),
         ({"val": 0, "test": 0}, "must be above 0 and below 1, got 0"),
-        ({"test": 1e-9}, "dataset.hold_out.test=1e-09 holds none of 3000 edges: raise it"),
-        ({"tests": 0.1}, "dataset.hold_out takes val, test and seed, got tests"),
+        ({"test": 1e-9}, "test=1e-09 holds none of 3000 edges: raise it"),
+        ({"tests": 0.1}, "hold_out takes val, test and seed, got tests"),
     ],
 )
 def test_bad_shares(options, message):

@@ -32,5 +32,5 @@ def test_seed_decides():
 
 @pytest.mark.parametrize("fractions", [(0.5, 0.5), (0.9, 0.2, 0.1), (-0.1, 0.5, 0.5), (float("nan"), 0, 0)])
 def test_fractions_out_of_range(fractions):
-    with pytest.raises(ValueError, match="split.fractions must be three numbers"):
+    with pytest.raises(ValueError, match="fractions must be three numbers"):
         random_split(np.zeros(10, int), fractions)

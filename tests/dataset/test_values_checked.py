@@ -180,9 +180,9 @@ def files(tmp_path) -> dict:
 @pytest.mark.parametrize(
     ("key", "name", "message"),
     [
-        ("labels", "empty.npy", r"dataset.labels: \S+/empty.npy is not a .npy file that numpy can map"),
-        ("features", "x.npz", r"dataset.features: \S+/x.npz is an archive of x, other; save one of them"),
-        ("features", "broken.npz", r"dataset.features: \S+/broken.npz is not a .npy file"),
+        ("labels", "empty.npy", r"labels: \S+/empty.npy is not a .npy file that numpy can map"),
+        ("features", "x.npz", r"features: \S+/x.npz is an archive of x, other; save one of them"),
+        ("features", "broken.npz", r"features: \S+/broken.npz is not a .npy file"),
     ],
 )
 def test_files_that_hold_no_array(files, key, name, message):
@@ -191,9 +191,9 @@ def test_files_that_hold_no_array(files, key, name, message):
 
 
 def test_options_that_are_not_by_name(files):
-    with pytest.raises(ValueError, match="dataset.reader must be options by name .*, got 3"):
+    with pytest.raises(ValueError, match="reader must be options by name .*, got 3"):
         load_files(files["edges"], reader=3)
-    with pytest.raises(ValueError, match="dataset.hold_out must be shares by name .*, got 0.1"):
+    with pytest.raises(ValueError, match="hold_out must be shares by name .*, got 0.1"):
         load_files(files["edges"], hold_out=0.1)
 
 

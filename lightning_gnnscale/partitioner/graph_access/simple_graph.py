@@ -202,8 +202,9 @@ def tell_graph(graph: SimpleGraph, num_edges: int, deduplicated: bool) -> None:
     if not deduplicated or graph.first_copies is not None:
         phases.keep_graph(graph)
     if report.repeated_share and not deduplicated:
+        share = f"about {report.repeated_share:.1%}" if report.repeated_share >= 0.0005 else "less than 0.1%"
         phases.warn(
-            f"{graph.stream.name}: about {report.repeated_share:.1%} of the edges are listed more often than layout "
+            f"{graph.stream.name}: {share} of the edges are listed more often than layout "
             f"{report.layout!r} says, and count again each time; deduplicate=True drops them"
         )
 

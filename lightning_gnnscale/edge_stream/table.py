@@ -1,0 +1,255 @@
+"""Tables and columns in memory, of pandas, polars and Arrow: their edges as a stream, their rows as arrays."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..errors import EdgeStreamError, one_line_of
+from .array import open_array
+from .options import StreamOptions, parquet_path, pick_columns, tell_unread
+from .parquet import BATCH_ROWS, arrow_ids, id_dtype_of, is_text
+from .relabel import NodeIds
+from .stream import EdgeStream
+
+_PAIR = "a pair of columns"
+
+
+def is_table(source: Any) -> bool:
+    """Whether a source is a table; nothing is imported for the answer."""
+    return hasattr(source, "columns") and (hasattr(source, "__arrow_c_stream__") or hasattr(source, "__dataframe__"))
+
+
+def is_column(source: Any) -> bool:
+    """Whether a source is a column: a Series of pandas or polars, or an array of Arrow."""
+    if is_table(source):
+        return False
+    kinds = ("__arrow_c_stream__", "__arrow_c_array__")
+    return any(hasattr(source, name) for name in kinds) or (hasattr(source, "to_numpy") and hasattr(source, "name"))
+
+
+def as_column(source: Any) -> pa.ChunkedArray:
+    """Return a column, or a list or numpy array of strings, as Arrow's; numbers and Arrow's own strings are shared.
+
+    Raises:
+        EdgeStreamError: Arrow cannot hold it.
+    """
+    try:
+        if isinstance(source, pa.Array):
+            return pa.chunked_array([source])
+        if isinstance(source, pa.ChunkedArray):
+            return source
+        if hasattr(source, "__arrow_c_stream__"):
+            return pa.chunked_array(source)
+        values = source.to_numpy() if hasattr(source, "to_numpy") else np.asarray(source)
+        return pa.chunked_array([pa.array(values.tolist() if values.dtype.kind in "UT" else values)])
+    except (pa.ArrowException, TypeError) as error:
+        raise EdgeStreamError(
+            f"{type(source).__name__}: Arrow cannot hold it as a column: {one_line_of(error)}"
+        ) from None
+
+
+def table_columns(table: Any, names: list[int]) -> list[pa.ChunkedArray]:
+    """Return some columns of a table, by position; what they hold is shared where Arrow takes it as it lies."""
+    if isinstance(table, pa.Table):
+        return [table.column(place) for place in names]
+    if hasattr(table, "iloc"):  # of pandas: the other columns need not be of Arrow's types
+        return [as_column(table.iloc[:, place]) for place in names]
+    if hasattr(table, "get_column"):  # of polars
+        return [as_column(table.get_column(list(table.columns)[place])) for place in names]
+    return [pa.table(table).column(place) for place in names]
+
+
+def column_names(table: Any) -> list[str]:
+    """Return the names of a table's columns, as text."""
+    names = table.column_names if isinstance(table, pa.Table) else table.columns
+    return [str(name) for name in names]
+
+
+def rows_of(values: Any) -> Any:
+    """Return a table as (num_rows, num_columns), a column as (num_rows,), or of lists of one length two axes.
+
+    Numbers of one column, lists of one length, and tables of pandas that hold one block are shared; others are copied.
+    Missing numbers become NaN. A table of one column is a column. Tensors become arrays that share their memory.
+
+    Args:
+        values: A table or a column of pandas, polars or Arrow; a tensor; a path of a Parquet file, see `parquet_path`,
+            which is read whole; what is none of these is returned as it is.
+
+    Raises:
+        ValueError: a column holds no numbers, or a file none.
+    """
+    if isinstance(values, str | os.PathLike):
+        found = parquet_path(values)
+        if found is None:
+            return values
+        values = read_table(*found)
+    if hasattr(values, "detach") and str(values.layout) == "torch.strided":
+        return values.detach().cpu().numpy()
+    if is_column(values):
+        return _numbers(as_column(values), str(getattr(values, "name", None) or "values"))
+    if not is_table(values):
+        return values
+    if hasattr(values, "iloc") and len(set(values.dtypes)) == 1 and len(values.columns) > 1:
+        rows = values.to_numpy()  # of one block: shared
+        if rows.dtype != object:
+            return rows
+    names = column_names(values)
+    columns = table_columns(values, list(range(len(names))))
+    rows = [_numbers(column, name) for column, name in zip(columns, names, strict=True)]
+    return rows[0] if len(rows) == 1 else np.column_stack(rows)
+
+
+def ids_or_rows(path: str | os.PathLike) -> np.ndarray:
+    """Return one column of a Parquet file: strings as an array of objects, else numbers as `rows_of` gives them."""
+    table = read_table(*parquet_path(path))
+    if table.num_columns == 1 and is_text(table.column(0).type):
+        return table.column(0).to_numpy()
+    return rows_of(table)
+
+
+def _numbers(column: pa.ChunkedArray, name: str) -> np.ndarray:
+    kind = column.type
+    if pa.types.is_fixed_size_list(kind):
+        if column.null_count:
+            raise ValueError(f"column {name!r} has rows without values: fill them in")
+        flat = pa.chunked_array([chunk.flatten() for chunk in column.chunks], kind.value_type)
+        return _numbers(flat, name).reshape(len(column), kind.list_size)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        lengths = {len(row) for chunk in column.chunks for row in chunk}
+        if column.null_count or len(lengths) > 1:
+            raise ValueError(f"column {name!r} holds lists of several lengths: give each row as many numbers")
+        return _numbers(column.cast(pa.list_(kind.value_type, lengths.pop() if lengths else 0)), name)
+    if pa.types.is_dictionary(kind) or not (
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    ):
+        raise ValueError(
+            f"column {name!r} must hold numbers or booleans, got {kind}: number such values, as pandas does by "
+            '.astype("category").cat.codes'
+        )
+    if column.null_count and pa.types.is_boolean(kind):
+        raise ValueError(f"column {name!r} has rows without a value: fill them in with true or false")
+    if column.num_chunks == 1 and not column.null_count and not pa.types.is_boolean(kind):
+        return column.chunk(0).to_numpy()
+    return column.to_numpy()
+
+
+class TableStream(EdgeStream):
+    """Edges of two columns, which are shared and not copied; a chunk is.
+
+    Args:
+        name: for messages.
+        ends: the two columns, integers, or strings with relabel.
+        options: what all streams have.
+
+    Raises:
+        EdgeStreamError: other columns, or of different lengths.
+    """
+
+    seekable = True
+
+    def __init__(self, name: str, ends: tuple[pa.ChunkedArray, pa.ChunkedArray], options: StreamOptions):
+        self._ends = ends
+        if len(ends[0]) != len(ends[1]):
+            raise EdgeStreamError(f"{name}: src has {len(ends[0])} rows, dst {len(ends[1])}; one an edge")
+        fields = [pa.field(end, column.type) for end, column in zip(("src", "dst"), ends, strict=True)]
+        dtypes = [id_dtype_of(name, field, options.relabel) for field in fields]
+        common = np.result_type(*dtypes)
+        common = np.dtype(np.int64) if common.kind == "f" else common
+        super().__init__(name, options.out_dtype(common), options, len(ends[0]))
+
+    def _identity(self) -> dict:
+        digest = hashlib.sha256()
+        for start in range(0, self.num_edges, BATCH_ROWS):
+            for column in self._ends:
+                piece = column.slice(start, BATCH_ROWS).combine_chunks()
+                if is_text(column.type):
+                    piece = piece.cast(pa.large_string()) if not pa.types.is_large_string(column.type) else piece
+                    digest.update("\0".join(piece.to_pylist()).encode())
+                else:
+                    digest.update(piece.to_numpy(zero_copy_only=False).astype("<i8").tobytes())
+        return {"array": digest.hexdigest(), "num_edges": self.num_edges}
+
+    def _blocks(self, first_edge: int) -> Iterator[tuple]:
+        for start in range(first_edge, self.num_edges, BATCH_ROWS):
+            pieces = (column.slice(start, BATCH_ROWS).combine_chunks() for column in self._ends)
+            yield tuple(arrow_ids(self.name, piece, start, self.node_ids is not None) for piece in pieces)
+
+
+def open_table(
+    source, options: StreamOptions, src: str | int | None = None, dst: str | int | None = None
+) -> EdgeStream:
+    """Stream a DataFrame of pandas or polars, or a Table of Arrow; other columns are left alone.
+
+    Args:
+        source: The table.
+        options: What all streams have.
+        src, dst: Names or positions of the columns; None: "src" and "dst" or another customary pair, else the only two.
+    """
+    name, names = type(source).__name__, column_names(source)
+    places = pick_columns(name, names, src, dst)
+    tell_unread(name, names)
+    return TableStream(name, tuple(table_columns(source, list(places))), options)
+
+
+def open_columns(source, options: StreamOptions) -> EdgeStream:
+    """Stream a pair of columns, or arrays of strings: a pair, (2, num_edges) or (num_edges, 2)."""
+    if hasattr(source, "shape") and len(source.shape) == 2 and 2 in source.shape:
+        source = tuple(source if source.shape[0] == 2 else source.T)
+    ends = tuple(as_column(end) for end in source)
+    if len(ends) != 2:
+        raise EdgeStreamError(f"edges must be a pair of columns, got {len(ends)}")
+    if not any(is_text(end.type) or pa.types.is_integer(end.type) for end in ends):
+        return open_array(tuple(np.asarray(end) for end in ends), options)  # tells what is allowed
+    return TableStream(_PAIR, ends, options)
+
+
+def listed_ids(ids: Any) -> NodeIds:
+    """List the ids of all nodes, see `NodeIds.of`; of a column of strings nothing is made but the table of ids.
+
+    Args:
+        ids: (num_nodes,) integers or strings, each once: a path of .npy or .parquet, an array, a list, or a column.
+
+    Raises:
+        ValueError, EdgeStreamError: of another shape or type, or an id is missing, or stands twice.
+    """
+    if isinstance(ids, str | os.PathLike):
+        found = parquet_path(ids)
+        if found is None:
+            return NodeIds.load(ids)
+        ids = read_table(*found)
+    if is_table(ids):
+        names = column_names(ids)
+        if len(names) != 1:
+            raise ValueError(f"must be one column of ids, got the columns {', '.join(names)}: choose one")
+        ids = table_columns(ids, [0])[0]
+    column = as_column(ids) if is_column(ids) else None
+    if column is None or not is_text(column.type):
+        return NodeIds.of(ids if column is None else _numbers(column, "nodes"))
+    if column.null_count:
+        raise ValueError(f"nodes: the id of row {column.is_null().to_numpy().argmax()} is missing (null)")
+    starts = range(0, len(column), BATCH_ROWS)
+    pieces = (arrow_ids("nodes", column.slice(start, BATCH_ROWS).combine_chunks(), start, True) for start in starts)
+    return NodeIds.of_pieces(pieces, len(column))
+
+
+def read_table(path: str | os.PathLike, columns: list[str] | None = None) -> pa.Table:
+    """Return a Parquet file, or some of its columns, in memory.
+
+    Raises:
+        ValueError: the file is none, is damaged, or lacks a column.
+    """
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            names = file.schema_arrow.names
+            missing = [name for name in columns or [] if name not in names]
+            if missing:
+                raise ValueError(f"{path}: has no column {missing[0]!r}; it has {', '.join(names)}")
+            return file.read(columns)
+    except (pa.ArrowException, OSError) as error:
+        told = one_line_of(error)
+        raise ValueError(f"{path}: cannot be read, is damaged or not a Parquet file: {told}") from None
