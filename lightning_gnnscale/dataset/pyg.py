@@ -118,7 +118,8 @@ _READ |= {f"{part}_mask" for part in ("train", "val", "test")}
 
 def _tell_unread(data) -> None:
     """Warn of what a graph has for nodes and edges that is not read."""
-    unread = [key for key in data.keys() if key not in _READ and (data.is_node_attr(key) or data.is_edge_attr(key))]  # noqa: SIM118
+    keys = sorted(set(data.keys()) - _READ)  # PyG lists them in any order
+    unread = [key for key in keys if data.is_node_attr(key) or data.is_edge_attr(key)]
     if not unread:
         return
     types = "edge_type" in unread
