@@ -121,5 +121,5 @@ def test_batches_without_features_need_inputs(tmp_path):
 def test_a_data_set_without_features_names_the_recipe(folder):
     config = composed([])
     OmegaConf.update(config, "model.inputs", None)
-    with pytest.raises(UsageError, match=r"has none; training needs .* model\.inputs, as in recipe=embeddings"):
+    with pytest.raises(UsageError, match=r"has none; training needs .* model\.inputs\.dim=64, or recipe=embeddings"):
         check_dataset(config, load_npz("small", root=str(folder), use_features=False))
