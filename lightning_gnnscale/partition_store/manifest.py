@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -202,7 +201,7 @@ def wrong_field(manifest: dict) -> str | None:
         "masks": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
         "feature_dim": lambda value: value is None or _is_count(value),
         "feature_storage": lambda value: value is None or value in FEATURE_STORAGE,
-        "least_edge_weight": lambda value: value is None or (isinstance(value, float) and not math.isnan(value)),
+        "least_edge_weight": lambda value: value is None or isinstance(value, float),
         "files": lambda value: isinstance(value, dict) and all(_is_entry(entry) for entry in value.values()),
     }
     for name, fits in kinds.items():

@@ -359,13 +359,12 @@ def test_no_exchange_is_one_process_on_the_graph_without_crossing_arcs(tmp_path)
             assert losses == pytest.approx(single[key][1], abs=1e-12), key
 
 
-def test_statistics_weigh_by_the_rows_that_they_are_of(runs, graph):
-    sizes = torch.tensor(graph.offsets).diff().double()
-    assert len(set(sizes.tolist())) == WORLD_SIZE
+def test_statistics_are_of_all_rows_on_every_rank(runs):
     for epoch in range(NUM_EPOCHS):
         own = [run["statistics"]["stepped"][epoch] for run in runs]
-        for name in [name for name in own[0] if name.endswith(("running_mean", "running_var"))]:
-            expected = sum(size * state[name] for size, state in zip(sizes, own, strict=True)) / sizes.sum()
-            assert not torch.allclose(own[0][name], own[1][name])
-            for run in runs:
-                assert torch.allclose(run["statistics"]["validated"][epoch][name], expected, atol=1e-12)
+        names = [name for name in own[0] if name.endswith(("running_mean", "running_var"))]
+        assert len(names) >= 2
+        for name in names:
+            for run, state in zip(runs, own, strict=True):
+                assert torch.allclose(state[name], own[0][name], atol=1e-12)
+                assert torch.allclose(run["statistics"]["validated"][epoch][name], own[0][name], atol=1e-12)
