@@ -1,10 +1,10 @@
-# `make demo` and `make test` do all their own set-up in .venv; a second call starts at once.
+# `make demo`, `make test` and `make docs` do all their own set-up in .venv; a second call starts at once.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint format clean
+.PHONY: demo test docs lint format clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/gnnscale train recipe=demo
@@ -12,6 +12,9 @@ demo: $(VENV)/.ready-demo
 test: $(VENV)/.ready-test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/python -m pytest -n 2 --dist loadscope $(PYTEST_ARGS)
+
+docs: $(VENV)/.ready-test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -39,5 +42,5 @@ $(VENV)/.ready-test: $(VENV)/.ready-demo
 	@echo "set-up 3/3: extras for the tests (torch-scatter is compiled: minutes, the first time)"
 	@printf '[build_ext]\nparallel = 2\n' > $(VENV)/build.cfg
 	@DIST_EXTRA_CONFIG=$(CURDIR)/$(VENV)/build.cfg CFLAGS=-g0 \
-		$(PIP) --no-build-isolation -e ".[scatter,metis,kaminpar,ray,dev]"
+		$(PIP) --no-build-isolation -e ".[scatter,metis,kaminpar,ray,docs,dev]"
 	@touch $@
