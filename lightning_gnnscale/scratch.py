@@ -16,6 +16,8 @@ from .apart import first_in_folder
 from .errors import GNNScaleError
 from .events import SYSTEM_TEMPORARY
 
+_LONGEST_OF_SOCKETS = 107 - len("/listener-12345678")  # bytes of a folder: a socket's path has 107 at most
+
 _ALLOWED = "give EvaluationOptions(scratch=<a folder on another disk>) (evaluation.scratch=)"
 
 
@@ -120,14 +122,17 @@ def temporary_scratch() -> Scratch | None:
 def keep_sockets() -> None:
     """Let multiprocessing lay its sockets into a temporary folder of this run: its own stays where a run is killed.
 
-    Nothing happens where it has a folder already, or the run has one for all temporary files.
+    Nothing happens where it has a folder already, the run has one for all temporary files, or paths of sockets would be
+    too long.
     """
     config = multiprocessing.current_process()._config
     if config.get("tempdir") is not None or SYSTEM_TEMPORARY in os.environ:
         return
     with contextlib.suppress(OSError):
         folder = temporary_scratch()
-        if folder is not None:
+        if folder is not None and len(os.fsencode(folder.folder)) > _LONGEST_OF_SOCKETS:
+            folder.close()
+        elif folder is not None:
             config["tempdir"] = str(folder.folder)
             multiprocessing.util.Finalize(None, folder.close, exitpriority=-100)  # when mp removes its own
 

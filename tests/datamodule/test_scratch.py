@@ -6,6 +6,7 @@ import os
 import tempfile
 import time
 from multiprocessing.connection import Listener, arbitrary_address
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,7 +59,27 @@ def listen(folder, made, seconds):
         time.sleep(seconds)
 
 
-def test_sockets_of_a_killed_run_are_removed_by_the_next(tmp_path):
+@pytest.fixture
+def short_path():
+    """A folder whose sockets have paths of less than 108 bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_sockets_lie_where_their_paths_are_not_too_long(short_path):
+    folder = short_path / ("x" * 56)
+    folder.mkdir()
+    made = CONTEXT.Event()
+    process = CONTEXT.Process(target=listen, args=(folder, made, 0))
+    process.start()
+    assert made.wait(60)
+    process.join(60)
+    assert process.exitcode == 0 and list(folder.glob("*/run-*")) == []
+
+
+def test_sockets_of_a_killed_run_are_removed_by_the_next(short_path):
+    tmp_path = short_path
+
     def start(seconds):
         made = CONTEXT.Event()
         process = CONTEXT.Process(target=listen, args=(tmp_path, made, seconds))
