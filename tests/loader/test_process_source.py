@@ -1,5 +1,6 @@
 """Worker processes: the same batches bit for bit, under kills, caps, errors, and with nothing left behind."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -37,6 +38,7 @@ def processes():
         loader.close()
     assert loader_threads() == []
     assert not [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+    gc.collect()  # batches that a failed request's traceback holds
     assert shared_files() <= shared
     assert memory_files() <= open_before
 
