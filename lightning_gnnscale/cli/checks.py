@@ -35,7 +35,6 @@ _FILLED_IN = {
     "planner.prefetch_batches": "source.prefetch_batches=",
     "model.multilabel": "dataset=, whose labels tell",
     "model.backbone.in_channels": "dataset=, whose features tell",
-    "model.backbone.edge_dim": "dataset=, whose edge features tell",
     **{
         f"datamodule.{key}": f"{key}="
         for key in ("dataset", "partitioner", "planner", "num_parts", "overwrite", "feature_storage", *_BATCH_GROUPS)

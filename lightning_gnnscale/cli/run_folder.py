@@ -86,10 +86,10 @@ def temporary_folder() -> Iterator[None]:
 
 def leave_report(folder: Path) -> None:
     """Write the report of a run; the run is whole without it, so that what keeps it from being written is a line."""
-    from ..report.page import write_report  # plotly and Jinja, which nothing before needs
-
     if not is_first_rank():
         return
+    from ..report.page import write_report  # plotly and Jinja, which nothing before needs
+
     try:
         write_report([folder])
     except GNNScaleError as error:

@@ -329,22 +329,27 @@ def _edge_dim(config: DictConfig, edge_dim: int | None) -> dict:
     """Return the argument of the backbone that tells it the columns of the edge features, where there are some.
 
     Raises:
-        UsageError: no layer of the model reads them, or full-graph training, which does not.
+        UsageError: no layer of the model reads them, or it is a model of this package on the full graph, where those
+            read none; or the settings give that argument, which the run fills in.
     """
+    backbone, given = get_object(config.model.backbone._target_), config.model.backbone.get("edge_dim")
+    fills_in = "edge_dim" in inspect.signature(backbone).parameters
+    if fills_in and given is not None:
+        raise UsageError(
+            f"model.backbone.edge_dim={given} has no effect, the run fills it in: say dataset=, whose edge features "
+            "tell"
+        )
     if edge_dim is None:
         return {}
-    backbone = get_object(config.model.backbone._target_)
-    parameters = inspect.signature(backbone).parameters
+    is_own = inspect.isclass(backbone) and issubclass(backbone, Backbone)
     leave_out = "leave dataset.edge_features out"
-    if not takes_sampler(config):
+    if is_own and not takes_sampler(config):
         raise UsageError(
             f"dataset.edge_features: full-graph training does not read them: say datamodule=partition, or {leave_out}"
         )
-    if "edge_dim" in parameters:
+    if fills_in:
         return {"edge_dim": edge_dim}
-    if "edge_attr" in inspect.signature(getattr(backbone, "forward", backbone)).parameters and not (
-        inspect.isclass(backbone) and issubclass(backbone, Backbone)
-    ):
+    if not is_own and "edge_attr" in inspect.signature(getattr(backbone, "forward", backbone)).parameters:
         return {}
     raise UsageError(
         f"dataset.edge_features: no layer of {backbone.__name__} reads them: say model=gat or model=gine, or "

@@ -93,7 +93,7 @@ def arrow_ids(name, column: pa.Array, first_edge: int, keep_uint64: bool) -> np.
     """Return a piece of a column as streams take ids: integers, or strings.
 
     Args:
-        name: of the source, for messages.
+        name: the name of the source, for messages.
         column: without a missing id; strings may be of any of Arrow's types.
         first_edge: position of its first row.
         keep_uint64: ids of 2**63 and above stay what they are.

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from cli.refusals import refused
 from omegaconf import OmegaConf
+from own_process import gnnscale
 
 from lightning_gnnscale.cli.compose import compose_config, fill_inputs, for_other_dataset, recipes_folder
 from lightning_gnnscale.cli.errors import in_words_of_shell
@@ -65,6 +66,10 @@ def test_edge_features_that_no_layer_reads(tmp_path, capsys):
     told = refused(capsys, *words)
     assert "dataset.edge_features: no layer of GraphSAGE reads them: say model=gat or model=gine, or leave" in told
     assert "full-graph training does not read them" in refused(capsys, *words, "datamodule=full_graph", "model=gat")
+    pyg = "+model.backbone={_target_:torch_geometric.nn.GAT,hidden_channels:4,num_layers:2,edge_dim:3}"
+    alone = ["recipe=cagnet", "~model.backbone", pyg, "trainer.max_epochs=1", "test=false"]
+    ended = gnnscale(tmp_path, *words, *alone)
+    assert ended.returncode == 0, ended.stderr
     without = [word for word in words if not word.startswith("dataset.edge_features=")]
     assert "GINE reads them, so give dataset.edge_features" in refused(capsys, *without, "model=gine")
     assert "has no effect, the run fills it in" in refused(capsys, *words, "model=gat", "model.backbone.edge_dim=2")
