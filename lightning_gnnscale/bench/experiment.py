@@ -49,11 +49,10 @@ def _train_case(folder: Path, overrides: list[str]) -> dict:
     summary = train(config, folder)
     averages = [e for e in read_log(folder / "events.jsonl") if e["event"] == "average" and e["rank"] == 0]
     stages = {row["stage"]: row["seconds"] for row in summary["stages"]}
-    facts = summary["facts"]
+    metrics = summary["metrics"]
     return {
-        "test_acc": facts.get("test_acc"),
-        "best_val_acc": facts.get("best val_acc"),
-        "epochs": facts.get("epochs"),
+        **{name: f"{metrics[name]:.4f}" if name in metrics else None for name in ("test_acc", "best_val_acc")},
+        "epochs": summary["epochs"],
         "train_s": round(stages.get("train", 0.0), 2),
         "average_s": round(sum(event["seconds"] for event in averages if event["purpose"] == "round"), 4),
         "evaluation_average_s": round(sum(e["seconds"] for e in averages if e["purpose"] == "evaluation"), 4),

@@ -53,14 +53,27 @@ _FILLED_IN = {
 
 
 def check_settings(config: DictConfig) -> None:
-    """Refuse values that are out of range or without effect, and settings that do not go together.
+    """Refuse what `check_ranges` does, and settings that do not go together; imports what they name.
 
     Args:
-        config: composed from `train.yaml`, or from `partition.yaml`, which has less.
+        config: composed from `train.yaml`.
 
     Raises:
         UsageError: names the key, the value and what is allowed.
     """
+    check_ranges(config)
+    _check_monitors(config)
+    _check_layers(config)
+
+
+def check_ranges(config: DictConfig) -> None:
+    """Refuse values that are out of range or without effect; nothing is imported, and keys that are not there pass.
+
+    Raises:
+        UsageError: names the key, the value and what is allowed.
+    """
+    if "dataset" not in config:  # the sizes that are planned for are given
+        return
     for key, instead in _FILLED_IN.items():
         value = OmegaConf.select(config, key)
         if value is not None:
@@ -81,9 +94,6 @@ def check_settings(config: DictConfig) -> None:
         _check_at_least(config, f"callbacks.{name}.patience", 0)
     _check_number(config, "model.lr", "above 0", lambda value: value > 0)
     _check_number(config, "model.weight_decay", "of at least 0", lambda value: value >= 0)
-    if config.get("model") is not None:
-        _check_monitors(config)
-        _check_layers(config)
 
 
 def _check_at_least(config: DictConfig, key: str, low: int) -> None:
@@ -245,12 +255,13 @@ def trains_on_links(config: DictConfig) -> bool:
     return bool(model)
 
 
-def check_dataset(config: DictConfig, dataset) -> None:
+def check_dataset(config: DictConfig, dataset, command: str = "train") -> None:
     """Refuse a data set that lacks what the run needs.
 
     Args:
         config: composed from `train.yaml`.
         dataset: a `GraphDataset`.
+        command: "train", "test", or "predict", which needs features alone.
 
     Raises:
         UsageError: names the key and the remedy.
@@ -260,7 +271,10 @@ def check_dataset(config: DictConfig, dataset) -> None:
             f"dataset.features: {dataset.name} has none; training needs a row of features for every node, or "
             "embeddings in their place: model.inputs.dim=64, or recipe=embeddings"
         )
+    if command == "predict":
+        return
     monitors = [str(callback.get("monitor")) for callback in config.callbacks.values() if callback]
+    monitors = monitors if command == "train" else []
     if trains_on_links(config):
         _check_links(config, dataset, monitors)
         return
@@ -275,6 +289,8 @@ def check_dataset(config: DictConfig, dataset) -> None:
         del purposes["val"]
     if not config.test:
         del purposes["test"]
+    if command == "test":
+        purposes = {"test": ("testing", "")}
     for split, (purpose, remedy) in purposes.items():
         if split not in dataset.masks or not dataset.masks[split].any():
             raise UsageError(f"dataset.{split}_mask: {purpose} needs {split} nodes, and there are none{remedy}")

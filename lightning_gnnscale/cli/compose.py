@@ -6,7 +6,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -14,11 +14,13 @@ from hydra import compose, initialize_config_dir, initialize_config_module
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import ConfigCompositionException
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..object_store import FROM_ENVIRONMENT, carries_secret, check_storage_options
-from .errors import UsageError
+from .declared import constant, declared
+from .errors import UsageError, did_you_mean
 
 _PACKAGE = "lightning_gnnscale"
 GROUPS = f"{_PACKAGE}.conf"
@@ -42,7 +44,7 @@ TOP_LEVEL = {
     **dict.fromkeys(_SWITCHES, (bool,)),
     **dict.fromkeys(_TEXTS, (str, _NONE)),
 }
-OPEN_GROUPS = ("callbacks",)  # whose entries may have any names
+OPEN_GROUPS = ("callbacks", "logger")  # whose entries may have any names
 OPTIONS = "storage_options"  # whose entries another package reads
 _PLAIN = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
@@ -54,19 +56,17 @@ def register_choices() -> None:
     `placement=pagraph` is `placement/rule.yaml` with `method: pagraph`. A partitioner of the user's own is a choice as
     soon as it is registered. Names that have a file of their own keep it.
     """
-    from ..partitioner import available_partitioners
-    from ..placement.place import METHODS
-    from ..strategy.exchange.bounds import BOUNDS
+    from ..partitioner import available_partitioners  # the only import: a user's own are registered there
 
     for name in available_partitioners():
         _add_choice("partitioner", name, "streaming_multilevel", method=name)
-    for name in METHODS:
+    for name in constant(f"{_PACKAGE}.placement.place.METHODS"):
         _add_choice("placement", name, "rule", method=name)
     _add_choice("source", "fixed_prefetch", "task_graphs", scheduling="fixed_prefetch")
-    for name, bound in BOUNDS.items():
-        defaults = {key: argument.default for key, argument in inspect.signature(bound).parameters.items()}
+    for name, bound in constant(f"{_PACKAGE}.strategy.exchange.bounds.BOUNDS").items():
+        target = f"{_PACKAGE}.strategy.{bound}"
+        defaults = {key: argument.default for key, argument in declared(target).parameters.items()}
         given = {key: value for key, value in defaults.items() if value is not None}
-        target = f"{_PACKAGE}.strategy.{bound.__name__}"
         _add_choice("strategy/exchange", f"skip_{name}", "skip_broadcast", bound={"_target_": target, **given})
     for name, base in (("{}", "graphsage"), ("link_{}", "link_predictor")):
         for backbone in ("GCN", "GAT", "GINE", "NGNN"):
@@ -99,6 +99,30 @@ def compose_config(config_name: str, overrides: list[str], config_dir: str | Non
     finally:
         GlobalHydra.instance().clear()
         GlobalHydra.instance().hydra = running
+
+
+def group_choices() -> dict[str, list[str]]:
+    """Return the names that each group of settings takes, those of the code too; groups of benchmarks are left out."""
+    register_choices()
+    running = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_module(GROUPS, version_base="1.3"):
+            loader, folder = GlobalHydra.instance().config_loader(), Path(str(files(GROUPS)))
+            groups = sorted({str(path.parent.relative_to(folder)) for path in folder.rglob("*.yaml")} - {".", "bench"})
+            return {group: loader.get_group_options(group) for group in groups}
+    finally:
+        GlobalHydra.instance().clear()
+        GlobalHydra.instance().hydra = running
+
+
+def prepare_overrides(words: list[str]) -> list[str]:
+    """Let `a.b=c` set a key whether or not a YAML file lists it; `check_config` then says which keys exist.
+
+    Hydra wants `+` for a key that no file lists. Whether a class takes an argument is a better test.
+    """
+    inner_key = re.compile(r"^(?!hydra\.)[A-Za-z_]\w*(\.\w+)+=")
+    return [f"++{word}" if inner_key.match(word) else word for word in words]
 
 
 def recipes_folder() -> Path:
@@ -144,7 +168,8 @@ def take_recipe(config_name: str, words: list[str]) -> tuple[str | None, str, li
     elif name in available_recipes():
         path = recipes_folder() / f"{name}.yaml"
     else:
-        raise UsageError(f"recipe={name}: no such recipe; there are {', '.join(available_recipes())}")
+        near = did_you_mean(name, available_recipes())
+        raise UsageError(f"recipe={name}: no such recipe{near}; there are {', '.join(available_recipes())}")
     _check_command(name, path, config_name)
     return str(path.resolve().parent), path.stem, others
 
@@ -166,7 +191,7 @@ def for_other_dataset(config_dir: str | None, config_name: str, words: list[str]
     entries = [entry for entry in recipe.get("defaults") or [] if isinstance(entry, dict)]
     own = next((value for entry in entries for key, value in entry.items() if re.search(r"/dataset$", key)), None)
     file = files(GROUPS).joinpath("dataset", f"{chosen}.yaml")
-    if own == chosen or not file.is_file() or not isinstance(recipe.get("dataset"), dict):
+    if "defaults" not in recipe or own == chosen or not file.is_file() or not isinstance(recipe.get("dataset"), dict):
         return []
     values = OmegaConf.to_container(OmegaConf.create(file.read_text()))
     given = {word.partition("=")[0].lstrip("+~") for word in words}
@@ -196,9 +221,23 @@ def _check_names(name: str, folder: Path) -> None:
 
 
 def bench_of(path: Path) -> str | None:
-    """Return the benchmark that a recipe's defaults start from, for example "bench/partition"; None for another one."""
-    defaults = OmegaConf.to_container(OmegaConf.load(path)).get("defaults") or []
-    named = [entry.lstrip("/") for entry in defaults if isinstance(entry, str)]
+    """Return the benchmark that a recipe's defaults start from, for example "bench/partition"; None for another one.
+
+    Raises:
+        UsageError: the file is no YAML, or no recipe.
+    """
+    try:
+        recipe = OmegaConf.to_container(OmegaConf.load(path))
+    except Exception as error:  # of the parser, which has none of its own
+        mark = getattr(error, "problem_mark", None)
+        what = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise UsageError(f"recipe={path}: no YAML ({what}{f' in line {mark.line + 1}' if mark else ''})") from None
+    if not isinstance(recipe, dict) or not isinstance(recipe.get("defaults"), list):
+        raise UsageError(
+            f"recipe={path} has no list of defaults, so most settings would be missing: begin it with "
+            "defaults: [/train, _self_]"
+        )
+    named = [entry.lstrip("/") for entry in recipe["defaults"] if isinstance(entry, str)]
     return next((entry for entry in named if entry.startswith(_BENCH)), None)
 
 
@@ -230,15 +269,57 @@ def check_no_credentials(config_name: str, config_dir: str | None, words: list[s
             check_storage_options(None if options is None else OmegaConf.to_container(options), key)
 
 
-def check_config(config: DictConfig, config_name: str, config_dir: str | None) -> None:
+def check_config(
+    config: DictConfig, primary: str, recipe: tuple[str, str] | None = None, imported: bool = True
+) -> None:
     """Refuse unknown keys and values of the wrong type.
+
+    Args:
+        config: What was composed.
+        primary: The command's own config, whose keys are those that untargeted nodes may have.
+        recipe: Folder and name of the recipe or of the run's config that was composed; None: the command's own.
+        imported: Import what the settings name; False: look at its source, and pass what cannot be told from there.
 
     Raises:
         UsageError: one line that names the key, the value and what is allowed.
     """
-    choices = [word for word in HydraConfig.get().overrides.task if not _sets_value(word)]
-    base = _compose_base(config_name, config_dir, choices)
-    _check_node(config, base, "")
+    base = _compose_base(primary, recipe)
+    missing = [str(key) for key in base if key not in list(config)]
+    if missing:
+        start = f"/{primary}"
+        raise UsageError(
+            f"{recipe[1]}.yaml brings no {', '.join(missing)}: begin its defaults with {start}, then _self_"
+        )
+    written = OmegaConf.to_yaml(config, resolve=False) if recipe else ""
+    _check_node(config, base, "", _parameters if imported else _declared_parameters, written)
+    if "partitioner" in config:
+        _check_partitioner(config.partitioner)
+
+
+def partitioner_options(method: str) -> dict[str, inspect.Parameter] | None:
+    """Return the options of a registered method by name; None where it takes any, or is not registered."""
+    from ..partitioner.registry import SHARED, available_partitioners, get_partitioner
+
+    if method not in available_partitioners():
+        return None
+    found = inspect.signature(get_partitioner(method)).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in found):
+        return None
+    return {each.name: each for each in found if each.kind is each.KEYWORD_ONLY and each.name not in SHARED}
+
+
+def _check_partitioner(node: DictConfig) -> None:
+    """Refuse options that the chosen method does not have."""
+    method = node.get("method")
+    options = partitioner_options(method) if node.get("_target_") == f"{_PACKAGE}.partitioner.partition" else None
+    if options is None:
+        return
+    shared = declared(node._target_).parameters
+    for key in node:
+        if not str(key).startswith("_") and key not in options and key not in shared:
+            names = [*options, *(name for name in shared if name in ("balance", "evaluate"))]
+            near = did_you_mean(str(key), names)
+            raise UsageError(f"partitioner.{key} is not a setting{near}; partitioner={method} takes {', '.join(names)}")
 
 
 def _sets_value(word: str) -> bool:
@@ -250,42 +331,61 @@ def _sets_value(word: str) -> bool:
     return not is_group
 
 
-def allowed_at_top(config_name: str, config_dir: str | None) -> str:
+def settings_at_top(primary: str) -> list[str]:
     """Return the top level's keys, for an error."""
-    return ", ".join(str(key) for key in _compose_base(config_name, config_dir, []))
+    return [str(key) for key in compose_config(primary, [])]
 
 
-def _compose_base(config_name: str, config_dir: str | None, choices: list[str]) -> DictConfig:
-    """Compose the same config without the user's values: its keys are those that untargeted nodes allow."""
-    return compose_config(config_name, choices, config_dir)
+def _compose_base(primary: str, recipe: tuple[str, str] | None) -> DictConfig:
+    """Compose the command's config with the same choices and without anybody's values.
+
+    A config without defaults, as a run leaves it, is its own base.
+    """
+    if recipe is not None:
+        path = Path(recipe[0]) / f"{recipe[1]}.yaml"
+        if "defaults" not in OmegaConf.load(path):
+            return OmegaConf.load(path)
+    chosen = HydraConfig.get().runtime.choices.items()
+    choices = [f"{group}={name}" for group, name in chosen if not group.startswith("hydra/") and name is not None]
+    try:
+        return compose_config(primary, choices)
+    except ConfigCompositionException:  # a recipe of the user's brings groups of its own
+        words = [word for word in HydraConfig.get().overrides.task if not _sets_value(word)]
+        return compose_config(primary, words) if recipe is None else compose_config(recipe[1], words, recipe[0])
 
 
-def _check_node(node: DictConfig, base, path: str) -> None:
+def _check_node(node: DictConfig, base, path: str, parameters_of: Callable | None = None, written: str = "") -> None:
+    parameters_of = parameters_of or _parameters
     target = OmegaConf.to_container(node, resolve=False).get("_target_")
-    parameters, takes_more = _parameters(target, path) if target else ({}, False)
+    parameters, takes_more = parameters_of(target, path) if target else ({}, False)
     for key in node:
         here = f"{path}.{key}" if path else str(key)
         if path.split(".")[0] == OPTIONS:
             continue
         if target and not str(key).startswith("_"):
             if key not in parameters and not takes_more:
-                raise UsageError(f"{here} is not a setting; {path} takes {', '.join(parameters) or 'none'}")
+                near = did_you_mean(str(key), parameters)
+                raise UsageError(f"{here} is not a setting{near}; {path} takes {', '.join(parameters) or 'none'}")
             if key in parameters and not _is_open(node, key) and not _brings_null(base, node, key):
                 _check_type(node[key], parameters[key], here)
         elif not path and key in TOP_LEVEL and not OmegaConf.is_interpolation(node, key):
             _check_plain(node[key], TOP_LEVEL[key], here)
         elif path == "paths" and key in (base or ()) and not OmegaConf.is_interpolation(node, key):
             _check_plain(node[key], (str,), here)
-        elif not target and base is not None and key not in base and not _brings_target(node, key, path):
+        elif not target and base is not None and key not in list(base) and not _brings_target(node, key, path):
+            if not path and re.search(rf"\$\{{{key}\b", written):  # a value that settings of the recipe refer to
+                continue
+            near = did_you_mean(str(key), map(str, base))
             allowed = ", ".join(str(name) for name in base)
-            raise UsageError(f"{here} is not a setting; {path or 'the top level'} takes {allowed}")
+            raise UsageError(f"{here} is not a setting{near}; {path or 'the top level'} takes {allowed}")
         if _is_open(node, key):
             continue
         child = node._get_node(key)
         if isinstance(child, DictConfig) and not child._is_none():
             # An argument that is a plain dict may hold any keys: its target judges them.
             known = base._get_node(key) if not target and isinstance(base, DictConfig) and key in base else None
-            _check_node(child, known if isinstance(known, DictConfig) and not known._is_none() else None, here)
+            known = known if isinstance(known, DictConfig) and not known._is_none() else None
+            _check_node(child, known, here, parameters_of, written)
 
 
 def _is_open(node: DictConfig, key) -> bool:
@@ -302,6 +402,14 @@ def _brings_target(node: DictConfig, key, path: str) -> bool:
     """Whether a new entry of a group whose entries are objects says what it is."""
     child = node._get_node(key)
     return path in OPEN_GROUPS and isinstance(child, DictConfig) and not child._is_none() and "_target_" in child
+
+
+def _declared_parameters(target: str, path: str) -> tuple[dict[str, inspect.Parameter], bool]:
+    """Return what a target takes as its source says it, or that it may take anything."""
+    found = declared(target)
+    if found is None or path.split(".")[0] == "partitioner":  # whose options the method knows
+        return {}, True
+    return found.parameters, found.takes_more
 
 
 def _parameters(target: str, path: str) -> tuple[dict[str, inspect.Parameter], bool]:

@@ -1,10 +1,11 @@
 """An error as one line that says what was given, what is allowed, and what to do."""
 
+import difflib
 import inspect
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from omegaconf import DictConfig, OmegaConf
@@ -28,6 +29,13 @@ class Interrupted(KeyboardInterrupt):
 
 class UsageError(ValueError):
     """The words of the command line are off."""
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Return " (did you mean NAME?)" where a known name is close to the one given, else ""."""
+    names = {name.lower(): name for name in map(str, known)}
+    close = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.6)
+    return f" (did you mean {names[close[0]]}?)" if close else ""
 
 
 def wants_traceback() -> bool:
@@ -161,8 +169,9 @@ def _missing_choice(text: str) -> str:
     if not found:
         return " ".join(text.split())
     group, _, name = found[1].rpartition("/")
-    choices = ", ".join(options[1].split()) if options else "none"
-    return f"{group or 'config'}={name}: no such choice; there are {choices}"
+    choices = options[1].split() if options else []
+    told = ", ".join(choices) or "none"
+    return f"{group or 'config'}={name}: no such choice{did_you_mean(name, choices)}; there are {told}"
 
 
 def _last_line(text: str) -> str:

@@ -8,44 +8,20 @@ import os
 import re
 import sys
 import threading
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import islice
+from pathlib import Path
 
-from .errors import UsageError, one_line, wants_traceback
-
-COMMANDS = {
-    "train": "partition a graph, store the parts, train on them and evaluate on the full graph",
-    "partition": "partition a graph and write the partition store",
-    "plan": "say how many parts a graph needs and what fits where",
-    "bench": "run one benchmark, side by side with its peer",
-    "report": "make the report of a run anew, or put several runs side by side on one page",
-    "verify": "read a whole partition store and say whether every byte is as it was written",
-    "prepare": "start workers that prepare batches for trainers, on this machine or on a Ray cluster",
-}
-
-BENCHES = {
-    "partition": "partitioners side by side: cut, replication, balances, time and memory",
-    "spring": "SPRING's speed, memory and cut",
-    "loader": "seeds per CPU-second of the sampler and loader",
-    "sample": "NeighborLoader beside PyG's and GraphBolt's, uniform and locality-biased: seeds per CPU-second",
-    "gather": "feature rows through placements and caches, beside plain copies",
-    "locality": "locality-aware sampling: host reads saved against variance and accuracy",
-    "placement": "where feature rows are read from under each placement",
-    "prepare": "sources of batches side by side, two-level scheduling beside fixed prefetch, and its replay",
-    "halo": "feature bytes that a part's batches read from a cold disk, halo rows packed or not",
-    "grouping": "bytes that travel for a batch: groups that share rows, beside a row cache",
-    "ownership": "rows and bytes that machines which hold parts ask of each other, by partitioner",
-    "averaging": "accuracy and synchronisation time against the averaging interval, accuracy against halo hops",
-    "exchange": "exchange policies of full-graph training: bytes beside accuracy",
-    "parts": "training on the parts of each partitioner, with and without control variates: accuracy beside the cut",
-    "accuracy": "test accuracy of parts with model averaging beside central training",
-    "memory": "each stage under caps of memory, page cache counted, beside its uncapped run",
-    "startup": "seconds of the package's import beside Lightning's and PyG's, and to a second training's first epoch",
-}
+from .commands import BENCHES, COMMANDS, Command, locate
+from .errors import UsageError, did_you_mean, one_line, wants_traceback
 
 USAGE = """gnnscale: train graph neural networks on graphs that fit neither the GPU nor the host
 
 usage: gnnscale COMMAND [recipe=NAME | recipe=path/to/file.yaml] [key=value ...] [--multirun] [--help]
+       gnnscale test | predict | inspect RUN [key=value ...]     RUN: a run's folder, or a checkpoint in it
+       gnnscale report RUN [RUN ...]
+       gnnscale verify | inspect STORE
+       gnnscale stores [list | sizes | clean] [NAME ...]
 
 commands:
 {commands}
@@ -59,7 +35,9 @@ recipes (gnnscale train recipe=NAME):
 recipes of benchmarks:
 {bench_recipes}
 
-`gnnscale COMMAND --help` lists the settings. GNNSCALE_TRACEBACK=1 shows the traceback of an error."""
+`gnnscale COMMAND --help` lists the settings; test, predict, partition, plan, verify
+and inspect take those of train.
+GNNSCALE_TRACEBACK=1 shows the traceback of an error."""
 
 
 _FLAGS_WITH_VALUE = (
@@ -69,11 +47,17 @@ _FLAGS_WITH_VALUE = (
 # The module and the function of each command.
 _RUN = {
     "train": ("train", "run"),
+    "test": ("evaluate", "test"),
+    "predict": ("evaluate", "predict"),
     "partition": ("store", "partition"),
     "plan": ("train", "plan"),
+    "report": ("report", "run"),
     "bench": ("bench", "run"),
     "report": ("report", "run"),
     "verify": ("store", "verify"),
+    "inspect": ("inspect", "run"),
+    "stores": ("stores", "run"),
+    "doctor": ("doctor", "run"),
     "prepare": ("prepare", "run"),
 }
 
@@ -126,13 +110,17 @@ def main(argv: list[str] | None = None) -> None:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        command, config_name, words = _pick(words)
-        _run(command, config_name, words)
+        command = _pick(words)
+        if command is not None:
+            _run(command)
     except KeyboardInterrupt as stop:
         code = getattr(stop, "code", 130)
         how = "interrupted" if code == 130 else "ended by SIGTERM"
         print(f"gnnscale: {how}; {stop or 'the same command goes on where it stopped'}", file=sys.stderr)
         sys.exit(code)
+    except BrokenPipeError:  # whoever reads has had enough, for example head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except Exception as error:
         if wants_traceback():
             raise
@@ -140,41 +128,38 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(2)
 
 
-def _pick(words: list[str]) -> tuple[str, str, list[str]]:
-    """Return the command, its primary config, and the words left for Hydra."""
+def _pick(words: list[str]) -> Command | None:
+    """Return the command line taken apart; None: all has been said already."""
     if words[:1] == ["--version"]:
         from importlib.metadata import version
 
         print(version("lightning-gnnscale"))
-        sys.exit(0)
+        return None
     if not words or words[0] in ("-h", "--help", "help"):
         print(_usage())
-        sys.exit(0)
-    command, *rest = words
-    if command not in COMMANDS:
-        raise UsageError(f"no command {command!r}; there are {', '.join(COMMANDS)}")
-    if command == "verify":
-        rest = [f"store={_quoted(word)}" if _is_path(word) else word for word in rest]
-    if command == "report":
-        folders = [_quoted(word) for word in rest if _is_path(word)]
-        rest = [*([f"runs=[{','.join(folders)}]"] if folders else []), *(word for word in rest if not _is_path(word))]
-    if command != "bench":
-        return command, command, rest
-    if not rest or rest[0] in ("-h", "--help"):
-        print(_usage())
-        sys.exit(0)
-    if rest[0] not in BENCHES:
-        raise UsageError(f"no benchmark {rest[0]!r}; there are {', '.join(BENCHES)}")
-    return command, f"bench/{rest[0]}", rest[1:]
+        return None
+    name, *rest = words
+    if name == "completion":
+        from .completion import run
 
+        run(rest)
+        return None
+    if name not in COMMANDS:
+        raise UsageError(f"no command {name!r}{did_you_mean(name, COMMANDS)}; there are {', '.join(COMMANDS)}")
+    if name == "bench":
+        if not rest or rest[0] in ("-h", "--help"):
+            print(_usage())
+            return None
+        if rest[0] not in BENCHES:
+            near = did_you_mean(rest[0], BENCHES)
+            raise UsageError(f"no benchmark {rest[0]!r}{near}; there are {', '.join(BENCHES)}")
+    command = locate(name, rest)
+    if any(word in ("-h", "--help") for word in command.words):
+        from .help import print_help
 
-def _is_path(word: str) -> bool:
-    return not word.startswith("-") and not re.match(r"^[+~]*[\w./@]+=", word)
-
-
-def _quoted(word: str) -> str:
-    """A word as Hydra takes it whatever is in it."""
-    return "'" + word.replace("'", "\\'") + "'"
+        print_help(command)
+        return None
+    return command
 
 
 def _usage() -> str:
@@ -189,15 +174,6 @@ def _usage() -> str:
             f"  gnnscale {bench.replace('/', ' ')} recipe={name}" for name, bench in benches.items() if bench
         ),
     )
-
-
-def prepare_overrides(words: list[str]) -> list[str]:
-    """Let `a.b=c` set a key whether or not a YAML file lists it; `check_config` then says which keys exist.
-
-    Hydra wants `+` for a key that no file lists. Whether a class takes an argument is a better test.
-    """
-    inner_key = re.compile(r"^(?!hydra\.)[A-Za-z_]\w*(\.\w+)+=")
-    return [f"++{word}" if inner_key.match(word) else word for word in words]
 
 
 def flags_first(words: list[str]) -> list[str]:
@@ -222,56 +198,91 @@ def shared_run_folder(words: list[str]) -> list[str]:
     return [f"hydra.run.dir=${{paths.runs}}/${{name}}/torchrun-{run_id}-{os.environ.get('MASTER_PORT', '0')}"]
 
 
-def _run(command: str, config_name: str, words: list[str]) -> None:
+def _run(command: Command) -> None:
     import hydra
+    from hydra.core.hydra_config import HydraConfig
     from hydra.errors import ConfigCompositionException
 
+    from .checks import check_ranges
     from .compose import (
         GROUPS,
-        allowed_at_top,
         check_config,
         check_no_credentials,
         fill_inputs,
         for_other_dataset,
+        prepare_overrides,
         register_choices,
-        take_recipe,
+        settings_at_top,
     )
-    from .run_folder import temporary_folder
 
-    config_dir, config_name, words = take_recipe(config_name, words)
-    check_no_credentials(config_name, config_dir, words)
-    words = [*shared_run_folder(words), *for_other_dataset(config_dir, config_name, words), *words]
+    check_no_credentials(command.config_name, command.config_dir, command.words)
+    other = for_other_dataset(command.config_dir, command.config_name, command.words)
+    words = [*shared_run_folder(command.words), *other, *command.words]
     register_choices()
     for name in ("botocore", "aiobotocore"):  # which say where they have found credentials
         logging.getLogger(name).setLevel(logging.WARNING)
     # Hydra prints its own report of an error and exits; asked for the full error, it hands it on to `one_line`.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     failures: list[Exception] = []
+    sweep: list[Path] = []
 
     def task(config):
+        if HydraConfig.get().mode.name == "MULTIRUN" and not sweep:
+            sweep.append(Path(HydraConfig.get().sweep.dir).absolute())
         try:
             fill_inputs(config)
-            check_config(config, config_name, config_dir)  # imports whatever the settings name
-            resume_garbage_collection()
-            module, function = _RUN[command]
-            return getattr(importlib.import_module(f".{module}", __package__), function)(config)
+            # At first without an import: what is off is said within a second.
+            check_config(config, command.primary, command.recipe, imported=False)
+            check_ranges(config)
+            with _temporary_files(command.name):
+                check_config(config, command.primary, command.recipe)
+                resume_garbage_collection()
+                module, function = _RUN[command.name]
+                return getattr(importlib.import_module(f".{module}", __package__), function)(config)
         except Exception as error:  # a sweep goes on; the first failure is told at its end
             if wants_traceback():
                 raise
             failures.append(error)
+            if sweep:
+                _note_failure(error, HydraConfig.get().runtime.output_dir)
 
-    location = [f"--config-dir={config_dir}"] if config_dir else []
+    location = [f"--config-dir={command.config_dir}"] if command.config_dir else []
     before = sys.argv
-    sys.argv = [f"gnnscale {command}", *flags_first([*location, *prepare_overrides(words)])]
+    sys.argv = [f"gnnscale {command.name}", *flags_first([*location, *prepare_overrides(words)])]
     try:
-        with nullcontext() if command == "prepare" else temporary_folder():  # the Ray of "prepare" is found by others
-            hydra.main(version_base="1.3", config_path=f"pkg://{GROUPS}", config_name=config_name)(task)()
+        hydra.main(version_base="1.3", config_path=f"pkg://{GROUPS}", config_name=command.config_name)(task)()
     except ConfigCompositionException as error:
         key = re.match(r"Could not override '(\w+)'", str(error))
         if key is None:
             raise
-        raise UsageError(f"{key[1]} is not a setting; there are {allowed_at_top(config_name, config_dir)}") from None
+        allowed = settings_at_top(command.primary)
+        if command.config_name == "config" and key[1] in allowed:
+            raise UsageError(
+                f"{key[1]}= chooses anew what the run has settled: say {command.name} resume=RUN with all settings"
+            ) from None
+        near = did_you_mean(key[1], [*allowed, "recipe"])
+        raise UsageError(f"{key[1]} is not a setting{near}; there are {', '.join(allowed)}") from None
     finally:
         sys.argv = before
+    if sweep:
+        from .sweep import end_sweep
+
+        end_sweep(sweep[0])
     if failures:
         raise failures[0]
+
+
+def _temporary_files(command: str) -> AbstractContextManager:
+    """Return the block in which a command runs: its temporary files go with it."""
+    if command in ("prepare", "stores"):  # whose Ray is found by others; which has none
+        return nullcontext()
+    from .run_folder import temporary_folder
+
+    return temporary_folder()
+
+
+def _note_failure(error: Exception, folder: str) -> None:
+    """Leave a line in the folder of a sweep's job that failed."""
+    from .sweep import FAILED
+
+    (Path(folder) / FAILED).write_text(one_line(error) + "\n")

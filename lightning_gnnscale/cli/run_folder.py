@@ -1,6 +1,7 @@
 """The folder of a run: what earlier runs left there, temporary files, the checkpoint to evaluate, the summary."""
 
 import csv
+import dataclasses
 import getpass
 import math
 import os
@@ -193,15 +194,15 @@ def fit_facts(folder: Path, checkpoint, resume: str | None = None) -> dict:
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
     epochs = {int(row["epoch"]) for row in rows if row.get("epoch")}
-    facts = {"epochs": 1 + max(epochs, default=-1)}
+    facts: dict[str, Any] = {"epochs": 1 + max(epochs, default=-1)}
     if resume is not None:
-        facts["epochs"] = f"{facts['epochs']}, {len(epochs)} of them in this run"
+        facts["epochs of this run"] = len(epochs)
         facts["goes on from"] = f"{resume} (all other figures are of this run alone)"
     monitor = getattr(checkpoint, "monitor", None) or "val_acc"
     values = [value for _, value in _logged(rows, monitor) if isfinite(value)]
     if values:
         best = min if getattr(checkpoint, "mode", "max") == "min" else max
-        facts[f"best {monitor}"] = f"{best(values):.4f}"
+        facts[f"best {monitor}"] = best(values)
     lost = next((epoch for epoch, loss in _logged(rows, "train_loss") if not isfinite(loss)), None)
     if lost is not None:
         facts["train_loss"] = f"not finite from epoch {lost} on: say a lower model.lr"
@@ -252,9 +253,11 @@ def _logged(rows: list[dict], name: str) -> list[tuple[str, float]]:
     return [(row["epoch"], float(row[name])) for row in rows if row.get(name)]
 
 
-def _exchange_facts(log: list[dict]) -> dict[str, str]:
+def exchange_counts(log: list[dict]) -> dict[str, int | float]:
     """Return what full-graph training sent between processes, from its events; nothing where nobody exchanged."""
     exchanges = [event for event in log if event["event"] == "exchange"]
+    if not exchanges:
+        return {}
     counts: Counter = Counter()
     for event in exchanges:
         for entry in event["bytes"]:
@@ -265,18 +268,27 @@ def _exchange_facts(log: list[dict]) -> dict[str, str]:
             counts["skipped"] += entry["skipped"]
     for event in log:
         counts["evaluation"] += event["bytes"] if event["event"] == "exchange_evaluation" else 0
-    if not exchanges:
-        return {}
-    facts = {
-        "exchanged": f"{format_bytes(counts['forward'])} forward, {format_bytes(counts['backward'])} backward, "
-        f"{format_bytes(counts['evaluation'])} to evaluate (all processes)"
-    }
-    if counts["skipped"]:
-        facts["rows skipped"] = f"{counts['skipped'] / (counts['sent'] + counts['skipped']):.1%}"
     caches: Counter = Counter()
     for event in exchanges:
         caches[event["rank"]] = max(caches[event["rank"]], event["cache_bytes"])
-    facts["exchange caches"] = f"{format_bytes(max(caches.values()))} on the fullest process"
+    return {
+        **{f"{name}_exchange_bytes": counts[name] for name in ("forward", "backward", "evaluation")},
+        "skipped_row_share": counts["skipped"] / max(1, counts["sent"] + counts["skipped"]),
+        "exchange_cache_bytes": max(caches.values()),
+    }
+
+
+def _exchange_facts(log: list[dict]) -> dict[str, str]:
+    counts = exchange_counts(log)
+    if not counts:
+        return {}
+    forward, backward, evaluation = (
+        format_bytes(counts[f"{name}_exchange_bytes"]) for name in ("forward", "backward", "evaluation")
+    )
+    facts = {"exchanged": f"{forward} forward, {backward} backward, {evaluation} to evaluate (all processes)"}
+    if counts["skipped_row_share"]:
+        facts["rows skipped"] = f"{counts['skipped_row_share']:.1%}"
+    facts["exchange caches"] = f"{format_bytes(counts['exchange_cache_bytes'])} on the fullest process"
     return facts
 
 
@@ -372,8 +384,10 @@ def _slowest_reads(placed: list[dict], reads: list[dict]) -> str:
     return f"{counted:.1%} of the cost of reading all from the host (predicted {predicted:.1%})"
 
 
-def run_summary(name: str, folder: Path, datamodule, plan, facts: dict) -> dict:
-    """Return the results of a run: stages, facts in the order they are shown, the parts' quality, the plan, counts.
+def run_summary(name: str, folder: Path, datamodule, plan, facts: dict, command: str = "train") -> dict:
+    """Return the results of a run: what is shown at its end (title, stages, facts), and all figures as numbers.
+
+    `metrics` holds what was measured of the model by name: `best_val_acc`, `test_acc`, ... Sizes end in `_bytes`.
 
     Earlier runs in the same folder are not counted: the log marks where the last one begins.
 
@@ -381,7 +395,8 @@ def run_summary(name: str, folder: Path, datamodule, plan, facts: dict) -> dict:
         name: Name of the run.
         folder: Folder of the run.
         datamodule, plan: DataModule and plan that the run used.
-        facts: Results of training and testing, {title: text}.
+        facts: Results of training and testing, {title: number or text}.
+        command: "train", "test" or "predict".
     """
     quality = datamodule.partitioning_facts.get("quality") or {}
     predicted = dict(plan.host_peak_bytes)
@@ -394,23 +409,37 @@ def run_summary(name: str, folder: Path, datamodule, plan, facts: dict) -> dict:
     }
     for key in ("edge_cut_ratio", "replication_factor", "node_balance"):
         if key in quality:
-            shown[key.replace("_", " ")] = f"{quality[key]:.4f}"
+            shown[key.replace("_", " ")] = float(quality[key])
     owners, workers = owner_counts(log), worker_counts(log)
     shown |= facts | _exchange_facts(log) | _placement_facts(log) | _owner_facts(owners) | _worker_facts(workers)
     peaks = [event["peak_bytes"] for event in log if event["event"] == "training_peak"]
-    shown |= {
-        "training peak of a process": f"{format_bytes(max(peaks, default=0))}, predicted "
-        f"{format_bytes(plan.device_peak_bytes)} (beyond the interpreter)",
-        "store": str(datamodule.root),
-        "run folder": str(folder),
-        "report": str(folder / "report.html"),
-    }
+    if command == "train":
+        shown["training peak of a process"] = (
+            f"{format_bytes(max(peaks, default=0))}, predicted {format_bytes(plan.device_peak_bytes)} (beyond the "
+            "interpreter)"
+        )
+    shown |= {"store": str(datamodule.root), "run folder": str(folder)}
+    if command == "train":
+        shown["report"] = str(folder / "report.html")
     return {
         "title": name,
+        "command": command,
         "stages": stage_rows(log, predicted),
         "facts": shown,
+        "metrics": {key.replace(" ", "_"): value for key, value in facts.items() if isinstance(value, float)},
+        "epochs": facts.get("epochs"),
+        "num_nodes": datamodule.store.num_nodes,
+        "num_arcs": datamodule.store.num_arcs,
+        "num_parts": datamodule.store.num_parts,
+        "method": datamodule.partitioning_facts.get("method"),
+        "training_peak_bytes": max(peaks, default=None),
+        "predicted_peak_bytes": plan.device_peak_bytes,
+        "store": str(datamodule.root),
+        "run_folder": str(folder),
         "quality": quality,
-        "plan": dict(plan.terms()),
+        "plan": dataclasses.asdict(plan),
+        "plan_terms": dict(plan.terms()),
+        **exchange_counts(log),
         **owners,
         **workers,
     }

@@ -35,8 +35,8 @@ from .errors import UsageError, show_warning
 from .ranks import own_start_method
 from .run_folder import leave_report
 
-# What will train on the store is not known yet: the plan is of `PartitionDataModule`'s batches, as they are by default.
-DEFAULT_BATCHES = {"batch_size": 512, "fanouts": (25, 10), "prefetch_batches": 3, "mixed_parts": 4}
+# What the plan assumes of batches where the settings do not say it in numbers: as many are prepared ahead, and mixed.
+_BATCHES = {"batch_size": 512, "fanouts": (25, 10), "prefetch_batches": 3, "mixed_parts": 4}
 
 
 def partition(config: DictConfig) -> dict:
@@ -47,26 +47,17 @@ def partition(config: DictConfig) -> dict:
     folder = Path(HydraConfig.get().runtime.output_dir)
     events.open_log(folder / "events.jsonl")
     events.begin_run(command="partition")
+    if config.store is not None:
+        raise UsageError(f"store={config.store} stands already: leave it out, or say gnnscale inspect {config.store}")
     to_url = is_url(config.output)
     if to_url:  # what cannot be reached is told before the work
         ObjectStore(config.output, *storage(config)).facts(MANIFEST)
     with ProgressBars() as progress:
         with events.stage("load"):
             dataset = instantiate(config.dataset)
-        source = StoreSource(
-            dataset,
-            config.paths.stores,
-            partitioner=instantiate(config.partitioner),
-            planner=instantiate(config.planner),
-            num_parts=config.num_parts,
-            seed=config.seed,
-            overwrite=config.overwrite,
-            pack_halo=config.pack_halo,
-            feature_storage=config.feature_storage,
-            progress=progress,
-        )
+        source = store_source(config, dataset, progress)
         held = {"interpreter_bytes": process_bytes(), "start_method": own_start_method(num_devices)}
-        make_plan = partial(source.make_plan, num_devices, **held, **DEFAULT_BATCHES)
+        make_plan = partial(source.make_plan, num_devices, **held, **_batches(config))
         plan = make_store(config, source, make_plan)
         if to_url:
             publish(source.root, config.output, config.overwrite, *storage(config), progress=progress)
@@ -95,6 +86,29 @@ def partition(config: DictConfig) -> dict:
     return summary
 
 
+def store_source(config: DictConfig, dataset, progress=None) -> StoreSource:
+    """Return what the store of a data set would be made from."""
+    return StoreSource(
+        dataset,
+        config.paths.stores,
+        partitioner=instantiate(config.partitioner),
+        planner=instantiate(config.planner),
+        num_parts=config.num_parts,
+        seed=config.seed,
+        overwrite=config.overwrite,
+        pack_halo=config.pack_halo,
+        feature_storage=config.feature_storage,
+        progress=progress,
+    )
+
+
+def _batches(config: DictConfig) -> dict:
+    """Return what the plan is told of the batches that will be trained on, without a look at the classes."""
+    size, fanouts = OmegaConf.select(config, "datamodule.batch_size"), OmegaConf.select(config, "sampler.fanouts")
+    given = {"batch_size": size, "fanouts": None if fanouts is None else tuple(fanouts)}
+    return _BATCHES | {name: value for name, value in given.items() if value is not None}
+
+
 def _print_quality(quality: dict) -> None:
     table = Table(title="quality", title_justify="left", show_header=False)
     for name, value in quality.items():
@@ -110,18 +124,35 @@ def verify(config: DictConfig) -> None:
     """
     began = time.perf_counter()
     try:
-        before = None if config.store is None or is_url(config.store) else upgrade_store(config.store)
-        store = open_store(config)
+        is_named = "dataset" not in config or config.store is not None
+        before = upgrade_store(config.store) if is_named and not is_url(config.store) else None
+        store = open_store(config) if is_named else found_store(config)
         store.verify()
     except PartitionStoreError as error:
         print(f"gnnscale: {error}", file=sys.stderr)
         sys.exit(1)
     files = store.manifest["files"].values()
     num_bytes, seconds = sum(entry["bytes"] for entry in files), time.perf_counter() - began
-    where = config.store if is_url(config.store) else store.root
+    where = config.store if config.store is not None and is_url(config.store) else store.root
     if before is not None:
         print(f"{where}: was of format {before}, and is of format {store.manifest['format_version']} now")
     print(f"{where}: {len(files)} files, {num_bytes:,} bytes, all as written ({seconds:.1f} s)")
+
+
+def found_store(config: DictConfig, dataset=None) -> PartitionStore:
+    """Return the store that stands of the data set and the partitioner of a config.
+
+    Raises:
+        UsageError: there is none.
+    """
+    dataset = instantiate(config.dataset) if dataset is None else dataset
+    store = standing_store(config, store_source(config, dataset))
+    if store is None:
+        raise UsageError(
+            f"no store of {dataset.name} with these settings stands in {config.output or config.paths.stores}: make it "
+            "with gnnscale partition and the same words, or name a store's folder"
+        )
+    return store
 
 
 def storage(config: DictConfig) -> tuple[dict, float]:

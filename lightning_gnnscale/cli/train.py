@@ -6,8 +6,10 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from hydra.core.hydra_config import HydraConfig
@@ -38,6 +40,7 @@ from .checks import (
     trains_on_links,
 )
 from .errors import Interrupted, UsageError, one_line, own_settings, show_warning
+from .loggers import ConfigLogged, log_results, make_loggers
 from .ranks import (
     SIGTERM_CODE,
     accelerator,
@@ -49,7 +52,6 @@ from .ranks import (
     started_from_outside,
 )
 from .run_folder import (
-    EarlierBest,
     best_checkpoint,
     bring_events,
     earlier_best,
@@ -59,7 +61,10 @@ from .run_folder import (
     run_summary,
     sampled_validation,
 )
+from .run_paths import CONFIG, last_checkpoint
 from .store import StoredData, make_store, open_store, plan_standing, standing_store
+
+PREDICTIONS = "predictions.parquet"
 
 
 def run(config: DictConfig) -> dict:
@@ -80,65 +85,34 @@ def train(config: DictConfig, folder: Path) -> dict:
     Returns:
         The summary that is also written to `summary.json`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    _quiet()
-    check_settings(config)
-    check_unused(config)
-    if is_first_rank():
-        (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True))
-    log = folder / "events.jsonl"
-    log.touch()
-    begin = log.stat().st_size
-    events.open_log(log)
-    if is_first_rank():
-        events.begin_run(command="train", resume=config.resume)
-    # The parent starts no thread of OpenMP: forked processes would wait for it for ever.
-    torch.set_num_threads(1)
-    trainer = make_trainer(config, folder)
+    if config.resume is not None:
+        config.resume = last_checkpoint(config.resume)
+    run = set_up(config, folder, "train")
     # Elsewhere the checkpoint may be no file: the first rank sends it.
-    earlier = earlier_best(config.resume, trainer.checkpoint_callback) if is_first_rank() else None
+    earlier = earlier_best(config.resume, run.trainer.checkpoint_callback) if is_first_rank() else None
     if earlier is not None:
-        trainer.callbacks.append(earlier)
-    if isinstance(trainer.strategy, GNNScaleStrategy):
-        trainer.strategy.check_trainer(trainer)
-    store = None
-    with ProgressBars() as progress, events.stage("load"):
-        if config.store is None:
-            dataset = instantiate(config.dataset, **_progress_argument(config.dataset, progress))
-        else:
-            store = open_store(config)
-            dataset = StoredData(config.store, store)
-    check_dataset(config, dataset)
-    check_model(config, dataset)
-    with ProgressBars() as progress:
-        datamodule = make_datamodule(config, dataset, progress, store)
-        datamodule.check_trainer(trainer)
-        if store is None and config.num_parts != "auto" and not _crosses_parts(trainer, datamodule):
-            check_num_parts(config.num_parts, trainer.world_size)
-        held = {"accelerator": accelerator_of(trainer), "interpreter_bytes": process_bytes()}
-        held["start_method"] = getattr(trainer.strategy, "_start_method", "popen")
-        held["mixed_parts"] = datamodule.mixed_parts(getattr(trainer.strategy, "weights", None))
-        make_plan = partial(datamodule.make_plan, trainer.world_size, **held, **model_widths(config))
-        if store is None:
-            plan = make_store(config, datamodule.store_source, make_plan)
-        else:
-            plan = plan_standing(store, make_plan)
-    if is_first_rank():
-        datamodule.compare_checksums()
-        events.record("parts", **store_composition(datamodule.store))
-    if store is None:
-        datamodule.store_source.progress = None
-    model = make_model(config, datamodule)
+        run.trainer.callbacks.append(earlier)
+    run.prepare(config)
+    trainer, model, datamodule = run.trainer, run.model, run.datamodule
     if is_first_rank():
         keep_earlier_run(folder)
     with _interruptible(folder, getattr(trainer.checkpoint_callback, "dirpath", None)):
         with events.stage("train", note=_parts_and_processes(datamodule.store.num_parts, trainer.world_size)):
             fit(trainer, model, datamodule, config.resume)
         facts = fit_facts(folder, trainer.checkpoint_callback, config.resume)
-        facts |= _evaluate(config, trainer, model, datamodule, earlier, folder)
-    bring_events(log, begin)
-    summary = run_summary(config.name, folder, datamodule, plan, facts)
+        loggers, trainer.loggers = trainer.loggers, []  # further passes must not replace the metrics of training
+        found = of_first_rank(
+            lambda: (*best_checkpoint(trainer.checkpoint_callback, earlier), sampled_validation(folder))
+        )
+        best, note, sampled = found
+        facts |= {"evaluated": note} if note and (config.test or config.predict) else {}
+        if sampled:
+            facts |= run.validate(best, sampled)
+        facts |= run.test(best) if config.test else {}
+        facts |= run.predict(best) if config.predict else {}
+    summary = run.summarise(config.name, facts)
     if is_first_rank():
+        log_results(loggers, summary["metrics"], folder)
         write_summary(folder, summary)
     leave_report(folder)
     return summary
@@ -147,6 +121,114 @@ def train(config: DictConfig, folder: Path) -> dict:
 def _parts_and_processes(num_parts: int, num_processes: int) -> str:
     parts = "1 part" if num_parts == 1 else f"{num_parts} parts"
     return f"{parts} on {'1 process' if num_processes == 1 else f'{num_processes} processes'}"
+
+
+def set_up(config: DictConfig, folder: Path, command: str) -> "CommandRun":
+    """Check the settings, open the run's log, and make the Trainer; nothing is read yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _quiet()
+    check_settings(config)
+    check_unused(config)
+    if is_first_rank():
+        (folder / CONFIG).write_text(OmegaConf.to_yaml(config, resolve=True))
+    log = folder / "events.jsonl"
+    log.touch()
+    begin = log.stat().st_size
+    events.open_log(log)
+    if is_first_rank():
+        events.begin_run(command=command, resume=config.resume)
+    # The parent starts no thread of OpenMP: forked processes would wait for it for ever.
+    torch.set_num_threads(1)
+    trainer = make_trainer(config, folder)
+    if isinstance(trainer.strategy, GNNScaleStrategy):
+        trainer.strategy.check_trainer(trainer)
+    return CommandRun(folder, command, begin, trainer)
+
+
+@dataclass
+class CommandRun:
+    """A run of train, test or predict: its Trainer and, once it is prepared, what the Trainer takes.
+
+    Attributes:
+        folder: Folder of the run.
+        command: "train", "test" or "predict".
+        log_begin: Bytes of the events' log before the run.
+        trainer: The Trainer.
+        datamodule, model, plan: None until `prepare`.
+    """
+
+    folder: Path
+    command: str
+    log_begin: int
+    trainer: Any
+    datamodule: Any = None
+    model: Any = None
+    plan: Any = None
+
+    def prepare(self, config: DictConfig, saved: dict | None = None) -> None:
+        """Open the data set or the store, make the store where none stands, and make the model.
+
+        Args:
+            config: Config composed from `train.yaml`.
+            saved: Widths that a checkpoint says its model has; None: the data set tells.
+
+        Raises:
+            UsageError, PlanError: something does not go together, or does not fit.
+        """
+        trainer, store = self.trainer, None
+        with ProgressBars() as progress, events.stage("load"):
+            if config.store is None:
+                dataset = instantiate(config.dataset, **_progress_argument(config.dataset, progress))
+            else:
+                store = open_store(config)
+                dataset = StoredData(config.store, store)
+        check_dataset(config, dataset, self.command)
+        if saved is None:
+            check_model(config, dataset)
+        with ProgressBars() as progress:
+            datamodule = make_datamodule(config, dataset, progress, store)
+            datamodule.check_trainer(trainer)
+            if store is None and config.num_parts != "auto" and not _crosses_parts(trainer, datamodule):
+                check_num_parts(config.num_parts, trainer.world_size)
+            held = {"accelerator": accelerator_of(trainer), "interpreter_bytes": process_bytes()}
+            held["start_method"] = getattr(trainer.strategy, "_start_method", "popen")
+            held["mixed_parts"] = datamodule.mixed_parts(getattr(trainer.strategy, "weights", None))
+            make_plan = partial(datamodule.make_plan, trainer.world_size, **held, **model_widths(config))
+            if store is None:
+                self.plan = make_store(config, datamodule.store_source, make_plan)
+            else:
+                self.plan = plan_standing(store, make_plan)
+        if is_first_rank():
+            datamodule.compare_checksums()
+            events.record("parts", **store_composition(datamodule.store))
+        if store is None:
+            datamodule.store_source.progress = None
+        self.datamodule, self.model = datamodule, make_model(config, datamodule, saved)
+
+    def validate(self, checkpoint: str | None, sampled: str) -> dict:
+        """Validate on all nodes where training took a sample of them; return what came of it."""
+        with events.stage("validate", note="exact, all nodes, the best checkpoint"):
+            results = self.trainer.validate(self.model, self.datamodule, ckpt_path=checkpoint, verbose=False)
+        exact = {f"{key}_exact": float(value) for result in results for key, value in result.items()}
+        return {"validation in training": sampled, **exact}
+
+    def test(self, checkpoint: str | None) -> dict:
+        """Test a checkpoint, None: the model as it is; return the metrics."""
+        with events.stage("evaluate", note="exact, full graph"):
+            results = self.trainer.test(self.model, self.datamodule, ckpt_path=checkpoint, verbose=False)
+        return {key: float(value) for result in results for key, value in result.items()}
+
+    def predict(self, checkpoint: str | None) -> dict:
+        """Write the predictions of a checkpoint, None: of the model as it is; return where."""
+        with events.stage("predict"):
+            self.trainer.predict(self.model, self.datamodule, ckpt_path=checkpoint, return_predictions=False)
+        written = self.folder / PREDICTIONS
+        return {"predictions": str(written)} if written.is_file() else {}
+
+    def summarise(self, name: str, facts: dict) -> dict:
+        """Return the summary of the run, see `run_summary`; every rank calls it."""
+        bring_events(self.folder / "events.jsonl", self.log_begin)
+        return run_summary(name, self.folder, self.datamodule, self.plan, facts, self.command)
 
 
 def fit(trainer, model, datamodule, resume: str | None) -> None:
@@ -180,30 +262,6 @@ def _last_checkpoint(folder: Path, began: float) -> Path | None:
     return max((path for path, at in written.items() if at >= began), key=written.get, default=None)
 
 
-def _evaluate(config: DictConfig, trainer, model, datamodule, earlier: EarlierBest | None, folder: Path) -> dict:
-    """Test and predict with the best checkpoint as the config says, and return what came of it."""
-    # Further passes must not replace the metrics of training.
-    trainer.loggers = []
-    found = of_first_rank(lambda: (*best_checkpoint(trainer.checkpoint_callback, earlier), sampled_validation(folder)))
-    best, note, sampled = found
-    facts = {"evaluated": note} if note and (config.test or config.predict) else {}
-    if sampled:
-        with events.stage("validate", note="exact, all nodes, the best checkpoint"):
-            results = trainer.validate(model, datamodule, ckpt_path=best, verbose=False)
-        facts["validation in training"] = sampled
-        facts |= {f"{key}_exact": f"{value:.4f}" for result in results for key, value in result.items()}
-    if config.test:
-        with events.stage("evaluate", note="exact, full graph"):
-            results = trainer.test(model, datamodule, ckpt_path=best, verbose=False)
-        facts |= {f"{key}": f"{value:.4f}" for result in results for key, value in result.items()}
-    if config.predict:
-        with events.stage("predict"):
-            trainer.predict(model, datamodule, ckpt_path=best, return_predictions=False)
-        written = folder / "predictions.parquet"
-        facts |= {"predictions": str(written)} if written.is_file() else {}
-    return facts
-
-
 def _crosses_parts(trainer, datamodule) -> bool:
     """Whether a process needs no part of its own: batches belong to none, or every part is shared by all."""
     scope = getattr(datamodule, "scope", None)
@@ -229,21 +287,23 @@ def _quiet() -> None:
 
 def make_trainer(config: DictConfig, folder: Path):
     """Return the Trainer with its strategy, callbacks and loggers; nothing is started."""
-    from lightning.pytorch.loggers import CSVLogger
-
     options = instantiate(config.callbacks) or {}
     callbacks = [*(callback for callback in options.values() if callback is not None), PeakRecorder(), EpochTimes()]
     for callback in callbacks:
         if hasattr(callback, "dirpath") and callback.dirpath is None:
             callback.dirpath = str(folder / "checkpoints")
     if config.predict:
-        callbacks.append(PredictionWriter(folder / "predictions.parquet"))
+        callbacks.append(PredictionWriter(folder / PREDICTIONS))
     trainer_config, strategy_config = config.trainer.copy(), config.strategy.copy()
     trainer_config.accelerator = accelerator(config.trainer)
     strategy_config.start_method = start_method(trainer_config, strategy_config.start_method)
     objects = {"callbacks": callbacks, "strategy": instantiate(strategy_config), "default_root_dir": str(folder)}
     if config.trainer.get("logger") is None:
-        objects["logger"] = CSVLogger(folder, name="metrics", version="")
+        objects["logger"] = make_loggers(config.get("logger") or {}, folder)
+    elif config.get("logger"):
+        raise UsageError("trainer.logger and logger= both choose loggers: leave one of them out")
+    if config.trainer.get("logger") is not False:
+        callbacks.append(ConfigLogged(OmegaConf.to_container(config, resolve=True)))
     return instantiate(trainer_config, **objects)
 
 
@@ -278,8 +338,8 @@ def make_datamodule(config: DictConfig, dataset, progress=None, store=None):
     return datamodule
 
 
-def make_model(config: DictConfig, datamodule):
-    """Return the LightningModule, its input and output widths taken from the store."""
+def make_model(config: DictConfig, datamodule, saved: dict | None = None):
+    """Return the LightningModule, its input and output widths taken from the store, or from what a checkpoint says."""
     from lightning import seed_everything
 
     seed_everything(config.seed, verbose=False)
@@ -288,8 +348,10 @@ def make_model(config: DictConfig, datamodule):
     outputs = _edge_dim(config, datamodule.num_edge_features)
     if trains_on_links(config):
         return _build(config, in_channels, outputs, {}, inputs)
-    outputs |= {"out_channels": datamodule.num_classes}
-    return _build(config, in_channels, outputs, {"multilabel": datamodule.store.labels.ndim == 2}, inputs)
+    saved, labels = saved or {}, datamodule.store.labels
+    outputs |= {"out_channels": saved.get("out_channels") or datamodule.num_classes}
+    multilabel = saved.get("multilabel", labels is not None and labels.ndim == 2)
+    return _build(config, in_channels, outputs, {"multilabel": multilabel}, inputs)
 
 
 def check_model(config: DictConfig, dataset) -> None:
@@ -367,7 +429,11 @@ def _build(config: DictConfig, in_channels: int, outputs: dict, options: dict, i
     OmegaConf.set_struct(own, False)
     for name in ("backbone", "inputs"):
         own.pop(name, None)
-    return instantiate(own, backbone=backbone, **options)
+    module = instantiate(own, backbone=backbone, **options)
+    if hasattr(module, "backbone_settings") and not isinstance(backbone, Backbone):
+        settings = OmegaConf.to_container(config.model.backbone, resolve=True)
+        module.backbone_settings = {**settings, "in_channels": in_channels, **outputs}
+    return module
 
 
 def _inputs(config: DictConfig, datamodule):

@@ -5,10 +5,12 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -22,6 +24,8 @@ from ..sampler.locality import LocalityScale
 
 _OTHER_PATH = "free space, or give PredictionWriter(<a path on another disk>) (hydra.run.dir=)"
 _STATE = ("scale", "previous", "fixed")
+_BLOCK_ROWS = 1 << 18  # rows of predictions that are written at once
+JOINED_BYTES = 256 << 20  # of predictions that are sorted at once
 
 
 class LocalityController(L.Callback):
@@ -247,54 +251,112 @@ class PredictionWriter(BasePredictionWriter):
     Raises:
         GNNScaleError: on every rank, where one cannot write, for example because its disk is full.
 
-    Cost: rank 0 holds the whole table, and its sorted copy, while it joins.
+    Cost: blocks of `JOINED_BYTES` in memory, where a module of this package predicts layer by layer; on the disk twice
+        the rows while rank 0 joins them.
     """
 
     def __init__(self, path: str | os.PathLike):
         super().__init__("epoch")
         self.path = Path(path)
+        self._writer: pq.ParquetWriter | None = None
+
+    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Ask a module of this package for its rows as they are computed, a block at a time."""
+        if hasattr(pl_module, "write_predictions"):
+            pl_module.write_predictions = partial(self._write, trainer.datamodule.store)
+
+    def on_predict_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Let go of the module."""
+        if hasattr(pl_module, "write_predictions"):
+            pl_module.write_predictions = None
 
     def write_on_epoch_end(self, trainer: L.Trainer, pl_module, predictions, batch_indices) -> None:
         """Write this rank's rows and, on rank 0, the whole table."""
         store, own = trainer.datamodule.store, self._part(rank())
         try:
             with failing_together(), disk_errors(own, "written", _OTHER_PATH):
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                tables = [self._table(store, result) for result in predictions]
-                pq.write_table(pa.concat_tables(tables), own, write_page_checksum=True)
+                for result in predictions:
+                    self._write(store, result["nodes"], result["prediction"])
+                if self._writer is None:  # a rank without nodes: the others tell the types
+                    own.parent.mkdir(parents=True, exist_ok=True)
+                    own.touch()
+                else:
+                    self._writer.close()
             firsts = first_in_folder(self.path.parent, _OTHER_PATH)
             for number, first in enumerate(firsts):
                 if first:
                     send_file(number, [0], self._part(number), _OTHER_PATH)
             with failing_together(), disk_errors(self.path, "written", _OTHER_PATH):
                 if rank() == 0:
-                    self._join(len(firsts))
+                    self._join(len(firsts), store.num_nodes)
         finally:
+            self._writer = None
             with suppress(OSError):
                 own.unlink()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Remove this rank's rows."""
+        if self._writer is not None:
+            self._writer = None
+            with suppress(OSError):
+                self._part(rank()).unlink()
+
+    def _write(self, store, nodes, values) -> None:
+        """Add rows to this rank's file."""
+        if len(nodes) == 0:
+            return
+        own = self._part(rank())
+        with disk_errors(own, "written", _OTHER_PATH):
+            for at in range(0, len(nodes), _BLOCK_ROWS):
+                table = self._table(store, nodes[at : at + _BLOCK_ROWS], values[at : at + _BLOCK_ROWS])
+                if self._writer is None:
+                    own.parent.mkdir(parents=True, exist_ok=True)
+                    self._writer = pq.ParquetWriter(own, table.schema, write_page_checksum=True)
+                self._writer.write_table(table)
 
     def _part(self, number: int) -> Path:
         return Path(f"{self.path}.{number}")
 
-    def _join(self, num_ranks: int) -> None:
-        """Write the rows of all ranks as one table, in ascending order of the original ids."""
+    def _join(self, num_ranks: int, num_nodes: int) -> None:
+        """Write the rows of all ranks as one table, in ascending order of the original ids.
+
+        Rows are dealt to files by ranges of ids that fit into memory, and each of these is sorted.
+        """
         parts, temporary = [self._part(number) for number in range(num_ranks)], Path(f"{self.path}.tmp")
+        filled = [pq.ParquetFile(part, page_checksum_verification=True) for part in parts if part.stat().st_size]
+        num_ranges = max(1, -(-sum(map(_bytes_of, filled)) // JOINED_BYTES))
+        span = max(1, -(-num_nodes // num_ranges))
+        pieces = [Path(f"{self.path}.range{number}") for number in range(num_ranges)]
         try:
-            rows = [pq.read_table(part, page_checksum_verification=True) for part in parts]
-            joined = pa.concat_tables(rows).sort_by("original_nid").drop_columns(["original_nid"])
-            pq.write_table(joined, temporary, write_page_checksum=True)
-            os.replace(temporary, self.path)
+            if num_ranges > 1:
+                _deal(filled, pieces, span)
+                filled = [pq.ParquetFile(piece) for piece in pieces if piece.is_file()]
+                tables = (file.read() for file in filled)
+            else:
+                tables = iter([pa.concat_tables(file.read() for file in filled)]) if filled else iter(())
+            writer = None
+            for table in tables:
+                ordered = table.sort_by("original_nid").drop_columns(["original_nid"])
+                writer = writer or pq.ParquetWriter(temporary, ordered.schema, write_page_checksum=True)
+                writer.write_table(ordered)
+            if writer is not None:
+                writer.close()
+                os.replace(temporary, self.path)
         finally:
-            for path in (*parts, temporary):
+            for file in filled:
+                file.close()
+            for path in (*parts, *pieces, temporary):
                 path.unlink(missing_ok=True)
 
     @staticmethod
-    def _table(store, result: dict) -> pa.Table:
-        nodes = result["nodes"]
-        values = result["prediction"].cpu().numpy()
-        # With their types said: a rank without rows has nothing to take them from.
+    def _table(store, nodes, values) -> pa.Table:
+        values = np.asarray(values.cpu().numpy() if isinstance(values, torch.Tensor) else values)
         kind = pa.from_numpy_dtype(values.dtype)
-        column = pa.array(values, kind) if values.ndim == 1 else pa.array(list(values), pa.list_(kind))
+        if values.ndim == 1:
+            column = pa.array(values, kind)
+        else:
+            offsets = pa.array(np.arange(len(values) + 1, dtype=np.int32) * values.shape[1])
+            column = pa.ListArray.from_arrays(offsets, pa.array(np.ascontiguousarray(values).reshape(-1), kind))
         ids = store.user_ids(nodes)
         return pa.table(
             {
@@ -303,3 +365,27 @@ class PredictionWriter(BasePredictionWriter):
                 "prediction": column,
             }
         )
+
+
+def _bytes_of(file: pq.ParquetFile) -> int:
+    """Return the memory that the rows of a file take, by those of its first group."""
+    first = file.read_row_group(0)
+    return first.nbytes * file.metadata.num_rows // max(1, first.num_rows)
+
+
+def _deal(files: list[pq.ParquetFile], pieces: list[Path], span: int) -> None:
+    """Deal the rows of files to one file for each range of `span` original ids."""
+    writers: dict[int, pq.ParquetWriter] = {}
+    try:
+        for file in files:
+            for group in range(file.num_row_groups):
+                rows = file.read_row_group(group)
+                number = rows["original_nid"].to_numpy() // span
+                for at in np.unique(number):
+                    chosen = rows.filter(pa.array(number == at))
+                    if at not in writers:
+                        writers[at] = pq.ParquetWriter(pieces[at], rows.schema)
+                    writers[at].write_table(chosen)
+    finally:
+        for writer in writers.values():
+            writer.close()

@@ -1,8 +1,9 @@
 """What all backbones share: the loop over layers, trimming, and the layer-wise form."""
 
+import functools
 import linecache
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,17 @@ from .sparse_linear import SparseInput, as_input, drop, is_sparse, num_rows
 
 ACTIVATIONS = {"relu": F.relu, "elu": F.elu}
 NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
+
+
+def _remembering(init: Callable) -> Callable:
+    """Keep the arguments of the outermost constructor as `given`: by them a checkpoint says how to make the model."""
+
+    @functools.wraps(init)
+    def remembered(self, *args: Any, **kwargs: Any) -> None:
+        self.__dict__.setdefault("given", (args, kwargs))
+        init(self, *args, **kwargs)
+
+    return remembered
 
 
 class Backbone(nn.Module):
@@ -47,6 +59,12 @@ class Backbone(nn.Module):
     edge_dim: int | None = None  # columns of the edge features that the layers read; None: they read none
     averages = False  # whether a neighbourhood is averaged, so that weights 1 / degree are the plain ones
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = _remembering(cls.__init__)
+
+    @_remembering
     def __init__(
         self,
         in_channels: int,

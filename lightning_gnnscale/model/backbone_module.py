@@ -1,14 +1,15 @@
 """What the Lightning modules share: a backbone run on batches, on rows and layer by layer, and its optimizer."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import StrategyError
+from ..errors import CheckpointError, StrategyError
 from .backbone import Backbone, check_edge_attr
+from .checkpoint_file import MODEL_KEY, plain
 from .inference import LayerwiseOutput, layerwise_inference
 from .node_inputs import NodeInputs, TakesInputs
 from .row_layers import prepared_rows
@@ -50,6 +51,39 @@ class BackboneModule(TakesInputs):
         self._accepted = _accepted_arguments(backbone)
         # how a model of PyG's layers is run over the rows of one process; models of this package have their own way
         self.row_model = None if hasattr(backbone, "forward_rows") else RowModel(backbone)
+        self.write_predictions: Callable | None = None  # (nodes, rows) -> None; `PredictionWriter` sets it
+        self.backbone_settings: dict[str, Any] | None = None  # of one that does not tell: how Hydra made it
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Say in the checkpoint how to make the backbone again, where that is known; `load_from_checkpoint` then does.
+
+        It is known of `Backbone`s with plain arguments, and of what the command line made.
+        """
+        super().on_save_checkpoint(checkpoint)
+        described = self.backbone_settings or _described(self.backbone)
+        if described is not None:
+            checkpoint[MODEL_KEY] = {"backbone": plain(described), **self.saved_arguments()}
+
+    def saved_arguments(self) -> dict[str, Any]:
+        """Return plain arguments of the module that `save_hyperparameters` leaves out."""
+        return {}
+
+    @classmethod
+    def made_again(cls, saved: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments that a caller of `load_from_checkpoint` need not give: the backbone, from its settings.
+
+        Args:
+            saved: What `on_save_checkpoint` has left.
+            given: Arguments of the caller.
+
+        Raises:
+            CheckpointError: the backbone is of a class that a checkpoint may not name.
+        """
+        taken = inspect.signature(cls.__init__).parameters
+        left_out = {name: value for name, value in saved.items() if name in taken and name not in given}
+        if "backbone" in left_out:
+            left_out["backbone"] = make_backbone(left_out["backbone"])
+        return left_out
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log `train_loss`, by epoch: the mean over all ranks' seeds, or the sum of what are shares of one loss.
@@ -162,6 +196,29 @@ class BackboneModule(TakesInputs):
             num_local=max(1, trainer.world_size // trainer.num_nodes) if trainer is not None else 1,
         )
 
+    def _predict_layerwise(self, batch: Any, decide: Callable[[Tensor], Tensor], channels: int) -> dict[str, Any]:
+        """Return this rank's nodes and what `decide` makes of their outputs, or write them a block at a time.
+
+        Args:
+            batch: An `EvaluationShare`.
+            decide: (num_rows, channels) outputs -> (num_rows, ...) predictions.
+            channels: Width of the outputs.
+
+        Returns:
+            As `predict_step`; no rows where `write_predictions` has taken them.
+        """
+        result = self._infer(batch)
+        pieces = ((nodes, decide(torch.from_numpy(outputs))) for nodes, outputs in result.chunks())
+        nothing, kept = decide(torch.zeros(0, channels)), []
+        for nodes, rows in pieces:
+            if self.write_predictions is None:
+                kept.append(rows)
+            else:
+                self.write_predictions(nodes, rows)
+        batch.source.barrier()
+        nodes = result.rows if self.write_predictions is None else result.rows[:0]
+        return {"nodes": nodes, "prediction": torch.cat([nothing, *kept])}
+
     def _edge_weight(self, batch: Any) -> Tensor | None:
         """Return the batch's arc weights, as the backbone sums them.
 
@@ -173,6 +230,61 @@ class BackboneModule(TakesInputs):
         if weight is None or not averaging or getattr(self.backbone, "averages", True):
             return weight
         return weight * batch.degree[batch.edge_index[1]]
+
+
+def make_backbone(settings: Mapping[str, Any]) -> nn.Module:
+    """Return the model that a checkpoint describes: a `Backbone`, also of the user's own once imported, or one of PyG.
+
+    Args:
+        settings: `_target_`, a dotted name, and the arguments.
+
+    Raises:
+        CheckpointError: another class is named, or the arguments do not fit.
+    """
+    arguments = dict(settings)
+    target = str(arguments.pop("_target_", ""))
+    known = {_target(kind): kind for kind in _subclasses(Backbone)}
+    own = {f"{__package__}.{kind.__name__}": kind for kind in known.values() if kind.__module__.startswith(__package__)}
+    found = (known | own).get(target)
+    if found is None and target.startswith("torch_geometric.nn."):
+        import torch_geometric.nn
+
+        found = getattr(torch_geometric.nn, target.rpartition(".")[2], None)
+    if not inspect.isclass(found) or not issubclass(found, nn.Module):
+        raise CheckpointError(
+            f"the checkpoint's model is {target or 'unknown'}, which is no Backbone that is imported: import it, or "
+            "give load_from_checkpoint(..., backbone=...)"
+        )
+    try:
+        return found(**arguments)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoint's model {target} is not made again ({error}): give backbone=..."
+        ) from None
+
+
+def _described(backbone: nn.Module) -> dict[str, Any] | None:
+    """Return the class of a backbone and its arguments; None where one of them is no plain value."""
+    backbone = getattr(backbone, "_orig_mod", backbone)
+    if not isinstance(backbone, Backbone):
+        return None
+    args, kwargs = backbone.given
+    arguments = inspect.signature(type(backbone)).bind(*args, **kwargs).arguments
+    arguments = {
+        **{name: value for name, value in arguments.items() if name != "kwargs"},
+        **arguments.get("kwargs", {}),
+    }
+    values = [plain(value) for value in arguments.values()]
+    is_plain = all(value is None or isinstance(value, bool | int | float | str | list | tuple) for value in values)
+    return {"_target_": _target(type(backbone)), **dict(zip(arguments, values, strict=True))} if is_plain else None
+
+
+def _target(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _subclasses(kind: type) -> list[type]:
+    return [one for below in kind.__subclasses__() for one in (below, *_subclasses(below))]
 
 
 def is_pass(batch: Any) -> bool:

@@ -24,6 +24,7 @@ from ..apart import first_in_folder, gather_from_ranks, rank, send_file, world_s
 from ..errors import CheckpointError
 
 ROWS_KEY = "gnnscale_inputs"  # what a checkpoint says of the rows beside it
+MODEL_KEY = "gnnscale_model"  # and of its model: the backbone's class and plain arguments
 _UNFINISHED = "gnnscale.tmp"  # how the name of a file that is not whole yet ends
 _ARCHIVE = b"PK\x03\x04"  # how a zip archive begins
 _FOLDER = 0x10  # attribute of a member, from DOS
@@ -90,6 +91,9 @@ class LoadsWeightsOnly:
     ):
         """Load as Lightning does, a local file only where it is undamaged.
 
+        A module of this package needs no `backbone=` where the checkpoint says how to make it, see
+        `BackboneModule.on_save_checkpoint`.
+
         Raises:
             CheckpointError: the file is no checkpoint, damaged, of another model, or holds more than plain values.
             ValueError: weights_only is False.
@@ -100,7 +104,19 @@ class LoadsWeightsOnly:
         if path is None:
             return load(checkpoint_path, *args, weights_only=True, **kwargs)
         with of_this_model(path, cls), checked_file(path) as file:
-            return load(file, *args, weights_only=True, **kwargs)
+            if hasattr(cls, "made_again"):
+                saved = _read(path, file, "cpu", mmap=True)
+                kwargs |= cls.made_again((saved if isinstance(saved, dict) else {}).get(MODEL_KEY) or {}, kwargs)
+                file.seek(0)
+            try:
+                return load(file, *args, weights_only=True, **kwargs)
+            except TypeError as error:
+                if "'backbone'" not in str(error):
+                    raise
+                raise CheckpointError(
+                    f"{path} does not say how to make its model: give {cls.__name__}.load_from_checkpoint(..., "
+                    "backbone=...)"
+                ) from None
 
 
 def check_weights_only(given: bool | None) -> None:
@@ -133,10 +149,29 @@ def read_checkpoint(path: PathLike, map_location: Any = "cpu", mmap: bool = Fals
     Cost: one read of the whole file for its checksums, beside the loading.
     """
     with checked_file(path) as file:
-        try:
-            return torch.load(str(path) if mmap else file, map_location=map_location, mmap=mmap, weights_only=True)
-        except (RuntimeError, LookupError, ValueError, TypeError, AttributeError, AssertionError) as error:
-            raise pickle.UnpicklingError(str(error)) from None
+        return _read(path, file, map_location, mmap)
+
+
+def saved_model(path: PathLike) -> dict[str, Any]:
+    """Return what a checkpoint says of its model.
+
+    Returns:
+        "out_channels": the width of its outputs, None where it is not known; the module's hyperparameters by name.
+
+    Raises:
+        CheckpointError: as of `read_checkpoint`, or the file is no checkpoint of Lightning.
+    """
+    checkpoint = check_is_lightnings(read_checkpoint(path, mmap=True), path)
+    saved = dict(checkpoint.get("hyper_parameters") or {})
+    backbone = (checkpoint.get(MODEL_KEY) or {}).get("backbone") or {}
+    return {**saved, "out_channels": backbone.get("out_channels") or saved.get("num_classes")}
+
+
+def _read(path: PathLike, file: IO, map_location: Any, mmap: bool) -> Any:
+    try:
+        return torch.load(str(path) if mmap else file, map_location=map_location, mmap=mmap, weights_only=True)
+    except (RuntimeError, LookupError, ValueError, TypeError, AttributeError, AssertionError) as error:
+        raise pickle.UnpicklingError(str(error)) from None
 
 
 def check_is_lightnings(checkpoint: Any, path: PathLike) -> dict[str, Any]:

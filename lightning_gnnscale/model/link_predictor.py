@@ -167,6 +167,11 @@ class LinkPredictor(BackboneModule):
         self.losses = nn.ModuleDict({split: MeanMetric() for split in ("val", "test")})
         self.scores = nn.ModuleDict({split: self._scores() for split in ("val", "test")})
 
+    def saved_arguments(self) -> dict[str, Any]:
+        """Return the decoder's name, where it is one of `DECODERS`."""
+        names = {DotDecoder: "dot", MLPDecoder: "mlp"}
+        return {"decoder": names[type(self.decoder)]} if type(self.decoder) in names else {}
+
     def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
         """Return the loss over the batch's pairs; 0, with zero gradients, where there are none."""
         if getattr(batch, "pairs", None) is None:
@@ -205,10 +210,7 @@ class LinkPredictor(BackboneModule):
         if not is_pass(batch):
             nodes = batch.n_id[: batch.batch_size].cpu().numpy()
             return {"nodes": nodes, "prediction": self(batch)[: batch.batch_size].float().cpu()}
-        result = self._infer(batch)
-        pieces = [torch.from_numpy(outputs) for _, outputs in result.chunks()]
-        batch.source.barrier()
-        return {"nodes": result.rows, "prediction": torch.cat([torch.zeros(0, self.channels), *pieces])}
+        return self._predict_layerwise(batch, lambda outputs: outputs, self.channels)
 
     def _evaluate(self, batch: Any, split: str) -> None:
         links = getattr(batch, "links", None)

@@ -107,11 +107,7 @@ class NodeClassifier(BackboneModule):
         if not is_pass(batch):
             nodes = batch.n_id[: batch.batch_size].cpu().numpy()
             return {"nodes": nodes, "prediction": self._decide(self(batch)[: batch.batch_size]).cpu()}
-        result = self._infer(batch)
-        pieces = [self._decide(torch.from_numpy(outputs)) for _, outputs in result.chunks()]
-        batch.source.barrier()
-        nothing = self._decide(torch.zeros(0, self.num_classes))
-        return {"nodes": result.rows, "prediction": torch.cat([nothing, *pieces])}
+        return self._predict_layerwise(batch, self._decide, self.num_classes)
 
     def _evaluate(self, batch: Any, split: str) -> Tensor | None:
         score, loss, outputs = self.scores[split], self.losses[split], None

@@ -10,7 +10,7 @@ from .graph_access.scratch import AUTO
 
 _PARTITIONERS: dict[str, Callable] = {}
 _MEMORY: dict[str, Callable[..., float]] = {}
-_SHARED = ("seed", "masks", "balance", "progress")
+SHARED = ("seed", "masks", "balance", "progress")
 WITHOUT_EFFECT = ("checkpoint", "checkpoint_every", "num_threads")
 _SCRATCH = "scratch"
 
@@ -87,7 +87,7 @@ def complete_options(name: str, options: Mapping) -> dict:
     """
     parameters = list(inspect.signature(get_partitioner(name)).parameters.values())
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    own = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in _SHARED}
+    own = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in SHARED}
     unknown = sorted(set(options) - set(own))
     if unknown and not takes_any:
         allowed = ", ".join(own) if own else "none"

@@ -17,6 +17,7 @@ from ..memory import format_bytes, format_seconds
 from . import figures
 from .run_record import TRAINING, RunRecord
 from .suggestions import suggest
+from .terminal import shown
 
 NAME = "report.html"
 _ACTIVITIES_TOLD = 0.001  # smaller shares of an epoch are not in the tables
@@ -181,7 +182,7 @@ def _overview(runs: Sequence[RunRecord]) -> tuple[list[str], list[list[str]]]:
         return [name, *(value(run) or "" for run in runs)]
 
     def fact(key: str):
-        return lambda run: str(run.facts.get(key, ""))
+        return lambda run: shown(run.facts.get(key, ""))
 
     def waits(run: RunRecord) -> str:
         return f"{run.waiting:.1%} and {run.shares.get('ranks', 0.0):.1%}" if run.shares else ""
@@ -438,8 +439,8 @@ def _stages(run: RunRecord) -> list[dict | None]:
         ]
         for row in run.stages
     ]
-    told = [[str(name), str(text)] for name, text in run.facts.items()]
-    plan = run.summary.get("plan")
+    told = [[str(name), shown(value)] for name, value in run.facts.items()]
+    plan = run.summary.get("plan_terms") or run.summary.get("plan")  # older runs have the terms there
     terms = [[str(name), str(text)] for name, text in plan.items()] if isinstance(plan, dict) else []
     return [
         _table(["stage", "time", "peak memory", "predicted", "note"], rows) if rows else None,

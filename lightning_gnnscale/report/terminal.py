@@ -4,9 +4,11 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from ..memory import format_bytes, format_seconds
 
@@ -67,7 +69,7 @@ def write_summary(folder: str | os.PathLike, summary: dict) -> Path:
     """Write `summary.json` into a run folder, whole or not at all."""
     path = Path(folder) / "summary.json"
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(summary, indent=2, default=str) + "\n")
+    temporary.write_text(json.dumps(summary, indent=2, default=_plain) + "\n")
     os.replace(temporary, path)
     return path
 
@@ -76,7 +78,7 @@ def print_summary(summary: dict, console: Console | None = None) -> None:
     """Print the stages, the parts' quality, the results, and where they lie.
 
     Args:
-        summary: {"stages": rows of `stage_rows`, "facts": {title: text}}.
+        summary: {"stages": rows of `stage_rows`, "facts": {title: number or text}}.
     """
     console = console or Console()
     stages = Table(title=str(summary.get("title", "run")), title_justify="left")
@@ -93,6 +95,17 @@ def print_summary(summary: dict, console: Console | None = None) -> None:
             row.get("note", ""),
         )
     console.print(stages)
-    for title, text in summary["facts"].items():
-        # Not a table: a path that is cut cannot be copied.
-        console.print(f"[bold]{title:<28}[/bold]", text, soft_wrap=True, highlight=False)
+    for title, value in summary["facts"].items():
+        text = shown(value)
+        # Not a table: a path that is cut cannot be copied. No markup: a path may hold brackets.
+        console.print(f"[bold]{title:<28}[/bold]", Text(text), soft_wrap=True, highlight=False)
+
+
+def shown(value) -> str:
+    """Return a fact of a summary as it is told: four digits of a number that is none of a count."""
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _plain(value):
+    """Return a number of numpy's as Python's, and text of all else that JSON has no form for."""
+    return value.item() if isinstance(value, np.generic) else str(value)

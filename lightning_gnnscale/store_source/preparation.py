@@ -10,11 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..errors import GNNScaleError, PartitionStoreError
-from ..events import held_lock, stage
+from ..events import held_lock, record, stage
 from ..partition_store import PartitionStore, input_fingerprint, write_partition_store
 from ..partition_store.inputs import changed_inputs, input_files, load_arrays
 from ..partition_store.journal import check_is_store, journal_head, partial_folder, store_folder
 from ..partition_store.manifest import MANIFEST, REMEDY, is_whole, read_manifest, read_source, write_json
+from ..partition_store.shared_files import share_files
 from ..partition_store.value_checks import check_values
 from ..partitioner import Partitioning
 from ..partitioner import partition as partition_by_name
@@ -148,7 +149,11 @@ def prepare_store(
         )
         _write_record(source, fingerprint, store.fingerprint, _facts(partitioning))
         shutil.rmtree(parts)
-        return store
+        del store  # files that others hold as well get their links while nobody maps them
+        shared = share_files(root, sorted(path.parent for path in root.parent.glob(f"*/{MANIFEST}")))
+        if shared:
+            record("shared_files", root=str(root), bytes=shared)
+        return _open(root, verify)
 
 
 def unfinished_packs_halo(root: str | os.PathLike, dataset, made: Partitioning) -> bool | None:

@@ -76,7 +76,7 @@ def test_it_leaves_a_whole_run_folder(first_run):
     assert list((run / "checkpoints").glob("*.ckpt"))
     assert pq.read_table(run / "predictions.parquet")["node"].to_pylist() == list(range(2000))
     page = (run / "report.html").read_text()
-    assert f">{summary['facts']['test_acc']}<" in page
+    assert f">{summary['metrics']['test_acc']:.4f}<" in page
     for words in (
         "GraphSAGE, 2 layers of 32 on synthetic (2,000 nodes",
         "in 3 parts",

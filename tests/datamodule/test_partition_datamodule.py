@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import lightning as L
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from community_graph import small_dataset
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.datamodule import StoreLayerSource
+from lightning_gnnscale.datamodule import StoreLayerSource, callbacks
 from lightning_gnnscale.datamodule.train_loader import check_even_parts
 from lightning_gnnscale.edge_stream import SyntheticGraph
 from lightning_gnnscale.errors import PartitionStoreError, StrategyError
@@ -161,7 +162,6 @@ def test_fit_and_test_learn(store_root, mode):
 
 
 def test_predictions_come_by_original_ids(store_root, tmp_path):
-    import pyarrow.parquet as pq
 
     dm = gs.PartitionDataModule(store=store_root)
     model = classifier(dm)
@@ -177,6 +177,21 @@ def test_predictions_come_by_original_ids(store_root, tmp_path):
     assert table["prediction"].to_pylist() == expected.tolist()
     assert list(path.parent.iterdir()) == [path]
     dm.teardown("predict")
+
+
+def test_predictions_are_joined_in_pieces_where_memory_is_short(tmp_path, store_root, monkeypatch):
+    dm = gs.PartitionDataModule(store=store_root)
+    model, written = classifier(dm), []
+    for name, most in (("whole", 1 << 20), ("pieces", 1000)):
+        monkeypatch.setattr(callbacks, "JOINED_BYTES", most)
+        run = trainer()
+        run.callbacks.append(gs.PredictionWriter(tmp_path / name))
+        run.predict(model, dm, return_predictions=False)
+        written.append(pq.ParquetFile(tmp_path / name))
+    assert written[0].num_row_groups == 1 and written[1].num_row_groups > 3
+    assert written[0].read().equals(written[1].read())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pieces", "whole"]
+    assert written[1].read()["node"].to_pylist() == list(range(400))
 
 
 def test_gradient_averaging_samples_across_parts(store_root):
@@ -358,7 +373,7 @@ def test_predictions_of_a_rank_without_rows_join_those_of_others(ids, shape):
     results = [
         {"nodes": np.arange(count), "prediction": torch.zeros(count, *shape, dtype=torch.float32)} for count in (2, 0)
     ]
-    joined = pa.concat_tables([gs.PredictionWriter._table(store, result) for result in results])
+    joined = pa.concat_tables([gs.PredictionWriter._table(store, *result.values()) for result in results])
     assert joined["node"].to_pylist() == list(ids[:2])
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.datamodule.callbacks import PredictionWriter
@@ -54,7 +55,7 @@ def test_a_flipped_bit_in_a_page_of_written_edges_is_told(tmp_path):
 
 
 def test_predictions_have_checksums(tmp_path):
-    store = SimpleNamespace(original_nid=np.arange(5000), user_ids=lambda nodes: nodes)
+    store = SimpleNamespace(num_nodes=5000, original_nid=np.arange(5000), user_ids=lambda nodes: nodes)
     trainer = SimpleNamespace(
         datamodule=SimpleNamespace(store=store),
         global_rank=0,
@@ -62,7 +63,7 @@ def test_predictions_have_checksums(tmp_path):
         strategy=SimpleNamespace(barrier=lambda name: None),
     )
     nodes = np.arange(5000)
-    result = {"nodes": nodes, "prediction": SimpleNamespace(cpu=lambda: SimpleNamespace(numpy=lambda: nodes % 7))}
+    result = {"nodes": nodes, "prediction": torch.from_numpy(nodes % 7)}
     PredictionWriter(tmp_path / "p.parquet").write_on_epoch_end(trainer, None, [result], None)
     assert pq.read_table(tmp_path / "p.parquet", page_checksum_verification=True)["prediction"].to_pylist() == list(
         nodes % 7

@@ -1,0 +1,153 @@
+"""The commands, and a command line taken apart: its configs, the recipe or the run that it begins with, its words."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from .compose import settings_at_top, take_recipe
+from .errors import UsageError, did_you_mean
+from .run_paths import run_of
+
+COMMANDS = {
+    "train": "partition a graph, store the parts, train on them and evaluate on the full graph",
+    "test": "evaluate a run's best checkpoint, or any other, on the test nodes",
+    "predict": "write the predictions of a run's best checkpoint, or of any other, by your own node ids",
+    "partition": "partition a graph and write the partition store",
+    "plan": "say how many parts a graph needs and what fits where",
+    "verify": "read a whole partition store and say whether every byte is as it was written",
+    "inspect": "say what a run folder, a checkpoint, a partition store or a data set holds",
+    "stores": "list the partition stores here, their sizes, or clean them up",
+    "doctor": "say what this machine offers: versions, GPUs and links, memory limits, disk speed, ports",
+    "report": "make the report of a run anew, or put several runs or a sweep side by side on one page",
+    "bench": "run one benchmark, side by side with its peer",
+    "prepare": "start workers that prepare batches for trainers, on this machine or on a Ray cluster",
+    "completion": "print what lets bash, zsh or fish complete these words",
+}
+
+BENCHES = {
+    "partition": "partitioners side by side: cut, replication, balances, time and memory",
+    "spring": "SPRING's speed, memory and cut",
+    "loader": "seeds per CPU-second of the sampler and loader",
+    "sample": "NeighborLoader beside PyG's and GraphBolt's, uniform and locality-biased: seeds per CPU-second",
+    "gather": "feature rows through placements and caches, beside plain copies",
+    "locality": "locality-aware sampling: host reads saved against variance and accuracy",
+    "placement": "where feature rows are read from under each placement",
+    "prepare": "sources of batches side by side, two-level scheduling beside fixed prefetch, and its replay",
+    "halo": "feature bytes that a part's batches read from a cold disk, halo rows packed or not",
+    "grouping": "bytes that travel for a batch: groups that share rows, beside a row cache",
+    "ownership": "rows and bytes that machines which hold parts ask of each other, by partitioner",
+    "averaging": "accuracy and synchronisation time against the averaging interval, accuracy against halo hops",
+    "exchange": "exchange policies of full-graph training: bytes beside accuracy",
+    "parts": "training on the parts of each partitioner, with and without control variates: accuracy beside the cut",
+    "accuracy": "test accuracy of parts with model averaging beside central training",
+    "memory": "each stage under caps of memory, page cache counted, beside its uncapped run",
+    "startup": "seconds of the package's import beside Lightning's and PyG's, and to a second training's first epoch",
+}
+
+ACTIONS = ("list", "sizes", "clean")  # of gnnscale stores
+# Commands whose settings are those of train, and the words by which some of them leave no folder of their own.
+_LIKE_TRAIN = ("train", "test", "predict", "partition", "plan", "verify", "inspect")
+_NO_FOLDER = ["hydra.run.dir=.", "hydra.output_subdir=null"]
+
+
+class Command(NamedTuple):
+    """A command line, taken apart.
+
+    Attributes:
+        name: The command.
+        primary: Its config, whose keys are those that it takes.
+        config_dir, config_name: Where Hydra begins: the primary config (folder None), a recipe, or a run's own config.
+        words: The words left for Hydra.
+    """
+
+    name: str
+    primary: str
+    config_dir: str | None
+    config_name: str
+    words: list[str]
+
+    @property
+    def recipe(self) -> tuple[str, str] | None:
+        return None if self.config_dir is None else (self.config_dir, self.config_name)
+
+
+def locate(name: str, words: list[str]) -> Command:
+    """Return the configs that a command's words begin with.
+
+    Raises:
+        UsageError: a word that is no setting where the command takes none, or a recipe that is not there.
+    """
+    if name == "bench":
+        return Command(name, f"bench/{words[0]}", *take_recipe(f"bench/{words[0]}", words[1:]))
+    if name == "stores":
+        return Command(name, name, None, name, _actions(words))
+    if name == "report":
+        folders = [_quoted(word) for word in words if _is_path(word)]
+        words = [*([f"runs=[{','.join(folders)}]"] if folders else []), *(w for w in words if not _is_path(w))]
+    if name not in _LIKE_TRAIN:
+        return Command(name, name, *take_recipe(name, words))
+    paths, words = [word for word in words if _is_path(word)], [word for word in words if not _is_path(word)]
+    if name in ("train", "partition", "plan") and paths:
+        raise UsageError(f"{paths[0]} is no setting: say key=value, or --help")
+    if len(paths) > 1:
+        raise UsageError(f"{name} takes one path, got {' '.join(paths)}")
+    if name in ("test", "predict") and paths:
+        return _of_run(name, paths[0], words)
+    primary = _primary(name, paths, words)
+    if name == "inspect" and paths:
+        words = [f"path={_quoted(paths[0])}", *words]
+    elif paths:
+        words = [f"store={_quoted(paths[0])}", *words]
+    if name in ("verify", "inspect") and primary == "train":
+        words = [*_NO_FOLDER, *words]
+    return Command(name, primary, *take_recipe(primary, words))
+
+
+def _primary(name: str, paths: list[str], words: list[str]) -> str:
+    """Return "train" where a command's words are settings of train, and its own config else."""
+    if name not in ("plan", "verify", "inspect"):
+        return "train"
+    own, given = settings_at_top(name), [re.match(r"[+~]*([\w]*)", word)[1] for word in words if "=" in word]
+    of_train = {"recipe", *settings_at_top("train")}
+    return "train" if not paths and any(key in of_train and key not in own for key in given) else name
+
+
+def _of_run(name: str, path: str, words: list[str]) -> Command:
+    """Return the command line of a run that is evaluated: its own settings, and a folder inside its own."""
+    if any(word.startswith("recipe=") for word in words):
+        raise UsageError(f"{name} {path} takes the settings of the run: leave recipe= out, or say resume={path}")
+    folder = run_of(path)
+    words = [f"++resume={_quoted(str(Path(path).absolute()))}", *words]
+    if not any(word.startswith("hydra.run.dir=") for word in words):
+        words = [f"hydra.run.dir={_quoted(str(folder / name))}", *words]
+    return Command(name, "train", str(folder), "config", ["hydra/job_logging=stdout", *words])
+
+
+def check_action(given: str) -> None:
+    """Refuse what `gnnscale stores` does not do.
+
+    Raises:
+        UsageError: there is no such action.
+    """
+    if given not in ACTIONS:
+        near = did_you_mean(str(given), ACTIONS)
+        raise UsageError(f"stores {given}: no such action{near}; there are {', '.join(ACTIONS)}")
+
+
+def _actions(words: list[str]) -> list[str]:
+    """Return the words of `gnnscale stores list NAME ...` as settings."""
+    plain = [word for word in words if _is_path(word)]
+    if not plain:
+        return words
+    check_action(plain[0])
+    names = ",".join(_quoted(word) for word in plain[1:])
+    return [f"action={plain[0]}", *([f"names=[{names}]"] if names else []), *(w for w in words if w not in plain)]
+
+
+def _is_path(word: str) -> bool:
+    return not word.startswith("-") and not re.match(r"^[+~]*[\w./@]+=", word)
+
+
+def _quoted(word: str) -> str:
+    """A word as Hydra takes it whatever is in it."""
+    return "'" + word.replace("'", "\\'") + "'"

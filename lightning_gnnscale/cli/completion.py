@@ -1,0 +1,149 @@
+"""`gnnscale completion SHELL`: what lets a shell complete commands, recipes, choices and keys by the tab key."""
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from .commands import ACTIONS, BENCHES, COMMANDS, locate
+from .compose import available_recipes, compose_config, group_choices, partitioner_options, prepare_overrides
+from .declared import declared
+from .errors import UsageError, did_you_mean
+
+_BASH = """# eval "$(gnnscale completion bash)"
+_gnnscale_complete() {
+    local line="${COMP_LINE:0:COMP_POINT}"
+    local word="${line##* }"
+    local cut="${COMP_WORDS[COMP_CWORD]}"
+    local IFS=$'\\n'
+    COMPREPLY=( $(gnnscale completion query "$line" 2>/dev/null) )
+    # Readline splits words at = and :, and wants what stands behind them.
+    local before="${word%"${cut#[=:]}"}"
+    [[ "$cut" == "=" || "$cut" == ":" ]] && before="$word"
+    COMPREPLY=( "${COMPREPLY[@]#"$before"}" )
+    [[ ${#COMPREPLY[@]} -eq 1 && "${COMPREPLY[0]}" == *[=./] ]] && compopt -o nospace
+}
+complete -F _gnnscale_complete gnnscale
+"""
+_ZSH = """# eval "$(gnnscale completion zsh)"
+autoload -Uz compinit && compinit -u
+_gnnscale_complete() {
+    local -a found
+    found=( ${(f)"$(gnnscale completion query "${words[1,CURRENT]}" 2>/dev/null)"} )
+    compadd -Q -S '' -- ${found}
+}
+compdef _gnnscale_complete gnnscale
+"""
+_FISH = """# gnnscale completion fish | source
+complete -c gnnscale -f -a '(gnnscale completion query (commandline -cp) 2>/dev/null)'
+"""
+SHELLS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
+_TAKE_PATHS = ("test", "predict", "inspect", "verify", "stores")
+_FILES = ("resume", "store", "output", "dataset.edges", "dataset.features", "dataset.labels", "dataset.nodes")
+
+
+def run(words: list[str]) -> None:
+    """Print a shell's script, or what a line that is typed may go on with.
+
+    Raises:
+        UsageError: no shell is named, or one that is not known.
+    """
+    if words[:1] == ["query"]:
+        line = words[1] if len(words) > 1 else ""
+        try:
+            print("\n".join(candidates(line)))
+        except Exception:  # a line that is half typed need not make sense
+            return
+        return
+    if len(words) != 1 or words[0] not in SHELLS:
+        given = " ".join(words)
+        near = did_you_mean(given, SHELLS)
+        raise UsageError(f"completion takes a shell, one of {', '.join(SHELLS)}, got {given or 'nothing'}{near}")
+    print(SHELLS[words[0]], end="")
+
+
+def candidates(line: str) -> list[str]:
+    """Return the words that may stand where a command line ends, sorted.
+
+    Args:
+        line: As typed so far, the program's name first.
+    """
+    *before, last = re.split(r"\s+", line.lstrip())
+    words = before[1:]
+    if not words:
+        return _starting(last, COMMANDS)
+    if words[0] not in COMMANDS:
+        return []
+    if words[0] == "completion":
+        return _starting(last, SHELLS)
+    if words[0] == "bench" and len(words) == 1:
+        return _starting(last, BENCHES)
+    if words[0] == "stores" and len(words) == 1:
+        return _starting(last, ACTIONS)
+    key, is_value, value = last.partition("=")
+    if key == "recipe" and is_value:
+        return _starting(
+            last, [*(f"recipe={name}" for name in available_recipes()), *_paths(value, "recipe=", ".yaml")]
+        )
+    plain = key.lstrip("+~")
+    if is_value and plain in _FILES:
+        return _paths(value, f"{key}=")
+    found = [] if is_value or words[0] not in _TAKE_PATHS else _paths(last, "")
+    return _starting(last, [*found, *_settings(words, key, bool(is_value))])
+
+
+def _settings(words: list[str], key: str, is_value: bool) -> list[str]:
+    """Return key= of the settings that a command takes, or key=value of one that is given."""
+
+    typed = [word for word in words[1:] if "=" in word and not word.endswith("=")]
+    command = locate(words[0], [*([words[1]] if words[0] == "bench" else []), *typed])
+    plain = [word for word in prepare_overrides(command.words) if not word.lstrip("+").startswith("hydra")]
+    config = compose_config(command.config_name, plain, command.config_dir)
+    choices = {
+        group: names
+        for group, names in group_choices().items()
+        if OmegaConf.select(config, group.replace("/", ".")) is not None
+    }
+    if is_value:
+        if key in choices:
+            return [f"{key}={name}" for name in choices[key]]
+        value = OmegaConf.select(config, key.lstrip("+"))
+        values = ["true", "false"] if isinstance(value, bool) else [] if value is None else [str(value)]
+        return [f"{key}={text}" for text in values]
+    return ["recipe=", *(f"{group}=" for group in choices), *_keys(config, "", key)]
+
+
+def _keys(node: DictConfig, path: str, typed: str) -> Iterable[str]:
+    """Yield the keys below a node, of those inside it only where the typed key has come so far."""
+    target = OmegaConf.to_container(node, resolve=False).get("_target_")
+    names = [str(key) for key in node if not str(key).startswith("_")]
+    if target:
+        found = declared(target)
+        names += [] if found is None else [name for name in found.parameters if name not in names]
+        names += [name for name in partitioner_options(str(node.get("method"))) or () if name not in names]
+    for name in names:
+        here, child = path + name, node._get_node(name) if name in node else None
+        if isinstance(child, DictConfig) and not child._is_none():
+            if typed.startswith(f"{here}."):
+                yield from _keys(child, f"{here}.", typed)
+            else:
+                yield f"{here}."
+        else:
+            yield f"{here}="
+
+
+def _paths(typed: str, head: str, suffix: str = "") -> list[str]:
+    """Return files and folders that a path may go on with."""
+    folder, start = os.path.split(typed)
+    here = Path(folder or ".").expanduser()
+    if not here.is_dir():
+        return []
+    found = [one for one in here.iterdir() if one.name.startswith(start) and (start or not one.name.startswith("."))]
+    kept = [one for one in found if one.is_dir() or one.name.endswith(suffix)]
+    return [head + os.path.join(folder, one.name) + "/" * one.is_dir() for one in kept]
+
+
+def _starting(typed: str, words: Iterable[str]) -> list[str]:
+    return sorted({word for word in words if word.startswith(typed)})

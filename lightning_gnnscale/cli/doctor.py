@@ -1,0 +1,264 @@
+"""`gnnscale doctor`: what this machine offers to a run, and what will stand in its way."""
+
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+from rich.console import Console
+
+from ..memory import format_bytes, free_memory_bytes, memory_limit_bytes
+from .errors import UsageError
+
+_PACKAGES = ("lightning-gnnscale", "lightning", "torch", "torch-geometric", "triton", "numpy", "numba", "pyarrow")
+_OPTIONAL = ("pymetis", "kaminpar", "ogb", "ray", "s3fs", "wandb", "tensorboard", "mlflow")
+_BLOCK = 1 << 22
+_SLOW_DISK = 200 << 20  # bytes a second: below, epochs out of core wait for most of their time
+_SMALL_SHM = 1 << 30
+
+
+def run(config: DictConfig) -> None:
+    """Print versions, GPUs and links, memory limits, disk speed and ports, and a line for each thing to look at.
+
+    Raises:
+        UsageError: disk_bytes below 0, or a port out of range.
+    """
+    if config.disk_bytes < 0:
+        raise UsageError(f"disk_bytes must be at least 0, got {config.disk_bytes}")
+    bad = next((port for port in config.ports if isinstance(port, bool) or not 1 <= int(port) <= 65_535), None)
+    if bad is not None:
+        raise UsageError(f"ports must be in [1, 65535], got {bad}")
+    advice: list[str] = []
+    _section("versions", versions(advice))
+    _section("processors", _processors(advice))
+    _section("memory", memory(advice))
+    _section("GPUs", gpus(advice))
+    _section("disk", disk(Path(config.paths.stores), config.disk_bytes, advice))
+    _section("network", _network(list(config.ports), advice))
+    for line in advice or ["nothing stands in the way"]:
+        Console().print(f"- {line}", soft_wrap=True, highlight=False, markup=False)
+
+
+def versions(advice: list[str]) -> dict[str, str]:
+    """Return the versions of Python and of the packages that matter."""
+    found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
+    for name in _PACKAGES:
+        found[name] = _version(name)
+        if found[name] == "not installed" and name != "triton":
+            advice.append(f"{name} is not installed: pip install lightning-gnnscale")
+    found["optional"] = ", ".join(f"{name} {_version(name)}" for name in _OPTIONAL if _version(name) != "not installed")
+    if _version("lightning") in ("2.6.2", "2.6.3"):
+        advice.append(f"lightning {_version('lightning')} is a compromised release: install another one")
+    if sys.platform != "linux":
+        advice.append(f"{sys.platform} is not Linux: partitioning and training on the CPU alone were tried there")
+    return found
+
+
+def memory(advice: list[str]) -> dict[str, str]:
+    """Return what memory the machine and the cgroups of this process allow."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = memory_limit_bytes()
+    found = {"of the machine": format_bytes(total), "free for a run": format_bytes(free_memory_bytes())}
+    if limit < total:
+        found["cap of a cgroup"] = format_bytes(limit)
+        advice.append(
+            f"a cgroup caps memory at {format_bytes(limit)}: runs are planned for that; page cache counts too"
+        )
+    shm = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
+    found["/dev/shm"] = format_bytes(shm)
+    if shm < _SMALL_SHM:
+        advice.append(
+            f"/dev/shm has {format_bytes(shm)}: source=processes hands batches over in it; in Docker say --shm-size=8g"
+        )
+    try:
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        found["open files"] = f"{soft:,} of at most {hard:,}"
+        if soft < 1024:
+            advice.append(f"ulimit -n is {soft}: 1024 or more are needed for many parts")
+    except ImportError:
+        pass
+    return found
+
+
+def gpus(advice: list[str]) -> dict[str, str]:
+    """Return the GPUs, and how each pair is linked."""
+    if not torch.cuda.is_available():
+        if shutil.which("nvidia-smi"):
+            advice.append(f"nvidia-smi is there, and torch {torch.__version__} sees no GPU: install a build with CUDA")
+        return {"none": "training runs on the CPU"}
+    found = {}
+    for number in range(torch.cuda.device_count()):
+        of = torch.cuda.get_device_properties(number)
+        free, total = torch.cuda.mem_get_info(number)
+        found[f"cuda:{number}"] = (
+            f"{of.name}, {format_bytes(total)}, {format_bytes(free)} free, compute {of.major}.{of.minor}"
+        )
+        if free < total / 2:
+            advice.append(f"cuda:{number}: another process holds {format_bytes(total - free)}")
+    pairs = [(a, b) for a in range(len(found)) for b in range(len(found)) if a != b]
+    direct = [f"{a}->{b}" for a, b in pairs if torch.cuda.can_device_access_peer(a, b)]
+    if pairs:
+        found["peer access"] = (
+            "all pairs" if len(direct) == len(pairs) else ", ".join(direct) or "none: rows go by the host"
+        )
+    topology = _output("nvidia-smi", "topo", "-m")
+    for line in (topology or "").splitlines() if pairs else ():
+        if line.startswith("GPU"):
+            name, *links = line.split()
+            found[f"links of {name.lower()}"] = " ".join(links[: torch.cuda.device_count()])
+    found["cuda"] = f"{torch.version.cuda}, NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
+    found["host to device"] = _copy_speed()
+    return found
+
+
+def disk(folder: Path, num_bytes: int, advice: list[str]) -> dict[str, str]:
+    """Return room and speed of the disk of a folder, or of the nearest folder above that is there."""
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.absolute().parent
+    room = shutil.disk_usage(folder)
+    found = {"folder": str(folder), "free": f"{format_bytes(room.free)} of {format_bytes(room.total)}"}
+    if not os.access(folder, os.W_OK):
+        advice.append(f"{folder} cannot be written to: say paths.stores=")
+        return found
+    num_bytes = min(num_bytes, room.free // 4) // _BLOCK * _BLOCK
+    if num_bytes == 0:
+        return found
+    path = folder / f".gnnscale-doctor.{os.getpid()}"
+    try:
+        written, read, rows = _measure_disk(path, num_bytes)
+    finally:
+        path.unlink(missing_ok=True)
+    found["written, synced"] = f"{format_bytes(written)}/s"
+    found["read in order, cold"] = f"{format_bytes(read)}/s"
+    found["4 KiB reads, cold"] = f"{rows:,.0f}/s, one at a time"
+    if read < _SLOW_DISK:
+        advice.append(
+            f"{folder} reads {format_bytes(read)}/s: put stores on a faster disk (paths.stores=), or keep parts in "
+            "memory where they fit (datamodule.row_reads=resident)"
+        )
+    return found
+
+
+def _measure_disk(path: Path, num_bytes: int) -> tuple[float, float, float]:
+    """Return bytes a second written and read, and small reads a second, past the page cache where it can be dropped."""
+    block = np.random.default_rng(0).integers(0, 255, _BLOCK, np.uint8).tobytes()
+    began = time.perf_counter()
+    with open(path, "wb", buffering=0) as file:
+        for _ in range(num_bytes // _BLOCK):
+            file.write(block)
+        os.fsync(file.fileno())
+    written = num_bytes / (time.perf_counter() - began)
+    with open(path, "rb", buffering=0) as file:
+        _forget(file.fileno())
+        began = time.perf_counter()
+        while file.read(_BLOCK):
+            pass
+        read = num_bytes / (time.perf_counter() - began)
+        _forget(file.fileno())
+        places = np.random.default_rng(1).permutation(num_bytes // 4096)[:500] * 4096
+        began = time.perf_counter()
+        for place in places.tolist():
+            os.pread(file.fileno(), 4096, place)
+        return written, read, len(places) / (time.perf_counter() - began)
+
+
+def _forget(fd: int) -> None:
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _processors(advice: list[str]) -> dict[str, str]:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    load = os.getloadavg()[0]
+    if load > usable:
+        advice.append(f"{load:.1f} processes want {usable} CPUs: other work runs here, and runs will take longer")
+    threads = os.environ.get("OMP_NUM_THREADS")
+    return {
+        "CPUs": f"{usable} of {os.cpu_count()} may be used, load {load:.1f}",
+        "threads of torch": f"{torch.get_num_threads()}" + (f" (OMP_NUM_THREADS={threads})" if threads else ""),
+    }
+
+
+def _network(ports: list[int], advice: list[str]) -> dict[str, str]:
+    found = {"host": socket.gethostname()}
+    try:
+        found["its address"] = socket.gethostbyname(socket.gethostname())
+        if found["its address"].startswith("127."):
+            advice.append(
+                f"{found['host']} resolves to {found['its address']}: other machines cannot reach it by its name; give "
+                "torchrun an address of this machine"
+            )
+    except OSError as error:
+        found["its address"] = f"not resolved ({error.strerror or error})"
+        advice.append(f"{found['host']} does not resolve: add it to /etc/hosts, or give torchrun an address")
+    for port in ports:
+        state = _port_state(int(port))
+        found[f"port {port}"] = state
+        if state != "free":
+            advice.append(
+                f"port {port} is not free ({state}): training on several machines needs another --master-port"
+            )
+    try:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            found["loopback"] = "processes of this machine reach each other"
+    except OSError as error:
+        found["loopback"] = f"closed ({error.strerror or error})"
+        advice.append("127.0.0.1 cannot be bound: processes of one run cannot reach each other")
+    return found
+
+
+def _port_state(port: int) -> str:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+            return "free"
+        except OSError as error:
+            return error.strerror or str(error)
+
+
+def _copy_speed() -> str:
+    rows = torch.empty(64 << 20, dtype=torch.uint8, pin_memory=True)
+    rows.to("cuda:0", non_blocking=True)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(4):
+        rows.to("cuda:0", non_blocking=True)
+    torch.cuda.synchronize()
+    return f"{format_bytes(4 * rows.nbytes / (time.perf_counter() - began))}/s, pinned memory to cuda:0"
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _output(*words: str) -> str | None:
+    """Return what a program prints; None where it is not there or fails."""
+    if shutil.which(words[0]) is None:
+        return None
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _section(title: str, facts: dict[str, str]) -> None:
+    console = Console()
+    console.print(f"[bold]{title}[/bold]", highlight=False)
+    for name, value in facts.items():
+        if value:
+            console.print(f"  {name:<22} {value}", soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,64 @@
+"""`gnnscale test` and `gnnscale predict`: a checkpoint of a run, or any other, on the run's graph or on another one."""
+
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from ..errors import CheckpointError
+from ..model.checkpoint_file import saved_model
+from ..report.terminal import print_summary, write_summary
+from .errors import UsageError
+from .ranks import is_first_rank
+from .run_folder import earlier_best
+from .run_paths import last_checkpoint
+from .train import CommandRun, set_up
+
+
+def test(config: DictConfig) -> dict:
+    """Evaluate a checkpoint on the test nodes or links; the results are in `summary.json` of the run folder."""
+    return _evaluate(config, "test")
+
+
+def predict(config: DictConfig) -> dict:
+    """Write `predictions.parquet` of a checkpoint into the run folder, a row a node in the order of your ids."""
+    return _evaluate(config, "predict")
+
+
+def _evaluate(config: DictConfig, command: str) -> dict:
+    if config.resume is None:
+        raise UsageError(f"{command} needs a checkpoint: say gnnscale {command} RUN, or resume=RUN with its settings")
+    OmegaConf.set_struct(config, False)
+    given, config.resume = config.resume, last_checkpoint(config.resume)
+    config.num_devices = "${trainer.devices}"  # as in train.yaml: a run's own config has its number
+    config.test, config.predict = command == "test", command == "predict"
+    config.logger, config.trainer.logger = None, False
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    run = set_up(config, folder, command)
+    checkpoint, note = _checkpoint(given, config.resume, run)
+    try:
+        saved = saved_model(checkpoint)
+    except CheckpointError as error:
+        raise UsageError(f"resume: {error}") from None
+    run.prepare(config, saved)
+    facts = {"checkpoint": checkpoint + note} | (run.test(checkpoint) if command == "test" else run.predict(checkpoint))
+    summary = run.summarise(config.name, facts)
+    if is_first_rank():
+        write_summary(folder, summary)
+        print_summary(summary)
+    return summary
+
+
+def _checkpoint(given: str, last: str, run: CommandRun) -> tuple[str, str]:
+    """Return the checkpoint that is evaluated, and a note on it: a file as given, of a run the best that it knows."""
+    if not Path(given).expanduser().is_dir():
+        return last, ""
+    best = earlier_best(last, run.trainer.checkpoint_callback)
+    if best is None:
+        return last, " (the last one: none is known to be the best)"
+    moved = Path(last).parent / Path(best.path).name  # the run's folder may lie elsewhere by now
+    path = next((one for one in (Path(best.path), moved) if one.is_file()), None)
+    score = f"{run.trainer.checkpoint_callback.monitor} {best.score:.4f}"
+    if path is None:
+        return last, f" (the last one: {Path(best.path).name}, of {score}, is gone)"
+    return str(path), f" ({score})"

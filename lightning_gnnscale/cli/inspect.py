@@ -1,0 +1,169 @@
+"""`gnnscale inspect`: what a run folder, a checkpoint, a partition store or a data set holds, without changing it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import PartitionStoreError
+from ..memory import format_bytes
+from ..object_store import is_url
+from ..partition_store import PartitionStore
+from ..partition_store.manifest import MANIFEST
+from .errors import UsageError
+from .run_paths import CHECKPOINTS, CONFIG
+from .store import open_store, standing_store, store_source
+from .stores import size_by_kind
+
+_MOST_PARTS = 16  # that are shown a row each
+
+
+def run(config: DictConfig) -> None:
+    """Print what a path holds, or the data set that the settings name and the store that they would train on.
+
+    Raises:
+        UsageError: there is nothing that this package knows.
+    """
+    if "dataset" in config:
+        _show_dataset(config)
+        return
+    path = Path(str(config.path)).expanduser()
+    if is_url(config.path):
+        _show_store(open_store(OmegaConf.create({**config, "store": config.path, "store_cache_bytes": None})))
+    elif (path / MANIFEST).is_file():
+        _show_store(PartitionStore.open(path, verify=False))
+    elif path.is_dir() and (path / CONFIG).is_file():
+        _show_run(path)
+    elif path.suffix == ".ckpt":
+        _show_checkpoint(path)
+    elif not path.exists():
+        raise UsageError(f"{config.path}: no such file or folder")
+    else:
+        try:
+            PartitionStore.open(path)  # says what of a store is missing
+        except PartitionStoreError as error:
+            raise UsageError(f"{error}; inspect takes a run's folder, a checkpoint, or a store") from None
+
+
+def _show_facts(title: str, facts: dict) -> None:
+    console = Console()
+    console.print(f"[bold]{title}[/bold]", highlight=False)
+    for name, value in facts.items():
+        if value is not None:
+            console.print(f"  {name:<22} {value}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _show_store(store: PartitionStore) -> None:
+    manifest, features, labels = store.manifest, store.features, store.labels
+    told = None
+    if features is not None:
+        form = "sparse" if features.is_sparse else manifest["feature_storage"] or str(features.dtype)
+        told = f"{features.dim} columns, {form}"
+    sizes = size_by_kind(manifest)
+    facts = {
+        "nodes": f"{store.num_nodes:,}",
+        "arcs": f"{store.num_arcs:,} ({'in both directions' if store.symmetric else 'as given'})",
+        "parts": f"{store.num_parts} by {manifest['method'] or 'the user'}, seed {manifest['seed']}",
+        "features": told,
+        "labels": None if labels is None else _labels(labels),
+        "masks": ", ".join(f"{name} {int(mask.sum()):,}" for name, mask in store.masks.items()) or None,
+        "node ids": "the user's own" if {"user_ids", "user_id_bytes"} & set(manifest["files"]) else "0, 1, ...",
+        "halo rows packed": "yes" if manifest["pack_halo"] else "no",
+        "size": f"{format_bytes(sum(sizes.values()))} ("
+        + ", ".join(f"{kind} {format_bytes(size)}" for kind, size in sorted(sizes.items(), key=lambda one: -one[1]))
+        + ")",
+        "checksums": f"gnnscale verify {store.root}",
+    }
+    _show_facts(f"store {store.root}", facts)
+    nodes, rows = np.diff(store.part_offsets), store.part_rows
+    train = store.masks.get("train")
+    table = Table("part", "nodes", "halo nodes", "train nodes", box=SIMPLE)
+    for part in range(min(store.num_parts, _MOST_PARTS)):
+        own = slice(store.part_offsets[part], store.part_offsets[part + 1])
+        trained = "" if train is None else f"{int(train[own].sum()):,}"
+        table.add_row(str(part), f"{nodes[part]:,}", f"{int(rows[part] - nodes[part]):,}", trained)
+    if store.num_parts > _MOST_PARTS:
+        table.add_row("...", f"largest {nodes.max():,}", f"largest {int((rows - nodes).max()):,}", "")
+    Console().print(table)
+
+
+def _labels(labels: np.ndarray) -> str:
+    if labels.ndim == 2:
+        return f"{labels.shape[1]} a node"
+    if labels.dtype.kind == "f":
+        return "numbers"
+    return f"{int(labels.max(initial=-1)) + 1} classes, {int((np.asarray(labels) >= 0).sum()):,} nodes labelled"
+
+
+def _show_run(folder: Path) -> None:
+    summary_file, config = folder / "summary.json", OmegaConf.load(folder / CONFIG)
+    summary = json.loads(summary_file.read_text()) if summary_file.is_file() else {}
+    facts = {
+        name: f"{value:.4f}" if isinstance(value, float) else value for name, value in summary.get("facts", {}).items()
+    }
+    model = OmegaConf.select(config, "model.backbone._target_") or OmegaConf.select(config, "model._target_")
+    checkpoints = sorted((folder / CHECKPOINTS).glob("*.ckpt")) if (folder / CHECKPOINTS).is_dir() else []
+    facts = {
+        "data set": OmegaConf.select(config, "dataset.name"),
+        "model": str(model).rpartition(".")[2],
+        "finished": "yes"
+        if summary
+        else "no: gnnscale train resume=" + str(folder) + " goes on with the same settings",
+        **facts,
+        "checkpoints": ", ".join(path.name for path in checkpoints) or "none",
+    }
+    _show_facts(f"run {config.get('name', folder.name)}", facts)
+
+
+def _show_checkpoint(path: Path) -> None:
+    from ..model.checkpoint_file import MODEL_KEY, ROWS_KEY, check_is_lightnings, read_checkpoint
+
+    saved = check_is_lightnings(read_checkpoint(path, mmap=True), path)
+    backbone = dict((saved.get(MODEL_KEY) or {}).get("backbone") or {})
+    kind = str(backbone.pop("_target_", "")).rpartition(".")[2]
+    settings = ", ".join(f"{name}={value}" for name, value in backbone.items())
+    weights = saved["state_dict"]
+    watched = [one for one in (saved.get("callbacks") or {}).values() if isinstance(one, dict) and one.get("monitor")]
+    facts = {
+        "epoch": saved.get("epoch"),
+        "step": saved.get("global_step"),
+        "model": f"{kind}({settings})" if kind else "not told: load_from_checkpoint needs backbone=",
+        "module": ", ".join(f"{name}={value}" for name, value in (saved.get("hyper_parameters") or {}).items()) or None,
+        "weights": f"{sum(w.numel() for w in weights.values()):,} numbers in {len(weights)} tensors",
+        "learned rows beside it": (saved.get(ROWS_KEY) or {}).get("folder"),
+        "written by": f"Lightning {saved.get('pytorch-lightning_version', '?')}",
+    }
+    for one in watched:
+        score = one.get("best_model_score")
+        if score is not None:
+            facts[f"best {one['monitor']}"] = f"{float(score):.4f} ({Path(one['best_model_path']).name})"
+    _show_facts(f"checkpoint {path}", facts)
+
+
+def _show_dataset(config: DictConfig) -> None:
+    if config.store is not None:
+        _show_store(open_store(config))
+        return
+    dataset = instantiate(config.dataset)
+    num_nodes, num_edges = dataset.stream.count()
+    features = dataset.features
+    facts = {
+        "nodes": f"{num_nodes:,}",
+        "edges": f"{num_edges:,}" + (" (reverses are added)" if dataset.stream.to_undirected else ""),
+        "features": None
+        if features is None
+        else f"{dataset.feature_dim} columns, {format_bytes(dataset.feature_bytes)}",
+        "labels": None if dataset.labels is None else _labels(np.asarray(dataset.labels)),
+        "masks": ", ".join(f"{name} {int(np.sum(mask)):,}" for name, mask in (dataset.masks or {}).items()) or None,
+    }
+    _show_facts(f"data set {dataset.name}", facts)
+    store = standing_store(config, store_source(config, dataset))
+    if store is None:
+        print(f"no store of it stands in {config.paths.stores}; gnnscale partition makes one, gnnscale train too")
+    else:
+        _show_store(store)

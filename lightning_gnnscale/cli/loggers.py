@@ -1,0 +1,112 @@
+"""Where a run logs: metrics.csv, and W&B, TensorBoard or MLflow beside it; the config and the results too."""
+
+import csv
+import inspect
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import get_object, instantiate
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, WandbLogger
+from omegaconf import DictConfig
+
+from .errors import UsageError
+
+METRICS = "metrics"
+
+
+def make_loggers(chosen: DictConfig, folder: Path) -> list[Logger]:
+    """Return a run's loggers: the CSV file of its folder, and those that are chosen.
+
+    Args:
+        chosen: Settings with a `_target_` by name, None for one that is left out. `save_dir` is the run's folder where
+            it is null.
+        folder: Folder of the run.
+
+    Raises:
+        UsageError: a package that a logger needs is not installed.
+    """
+    loggers: list[Logger] = [CSVLogger(folder, name=METRICS, version="")]
+    for name, node in chosen.items():
+        if node is None:
+            continue
+        target = get_object(node._target_)
+        filled = {}
+        if "save_dir" in inspect.signature(target).parameters and node.get("save_dir") is None:
+            filled["save_dir"] = str(folder)
+        # Processes that are started for training and for evaluation each open the run of one id.
+        if target is WandbLogger and node.get("id") is None:
+            filled["id"] = secrets.token_hex(4)
+        try:
+            logger = instantiate(node, **filled)
+            if target is MLFlowLogger:
+                logger.run_id  # noqa: B018 (makes the run, which started processes then find)
+            loggers.append(logger)
+        except Exception as error:
+            cause = error.__cause__ or error
+            if isinstance(cause, ImportError):
+                raise UsageError(
+                    f"logger={name} needs a package that is missing ({' '.join(str(cause).split())}): "
+                    f"pip install 'lightning-gnnscale[{name}]'"
+                ) from None
+            raise
+    return loggers
+
+
+class ConfigLogged(Callback):
+    """Give every logger the whole config of a run, as the process that logs starts to train.
+
+    Args:
+        config: Plain values.
+    """
+
+    def __init__(self, config: dict[str, Any]):
+        self.config = config
+
+    def on_fit_start(self, trainer, pl_module) -> None:
+        """Log the config; Lightning's loggers write it on rank 0 alone."""
+        for logger in trainer.loggers:
+            logger.log_hyperparams(self.config)
+
+
+def log_results(loggers: list[Logger], metrics: dict[str, float], folder: Path) -> None:
+    """Give every logger what evaluation after training came to, under the last step; the first rank calls it.
+
+    Args:
+        loggers: Those of the run.
+        metrics: Results by name, for example `test_acc`.
+        folder: Folder of the run.
+    """
+    metrics = {name: value for name, value in metrics.items() if not name.startswith("best_")}  # logged as they came
+    if not metrics:
+        return
+    last = _append_row(folder / METRICS / "metrics.csv", metrics)
+    for logger in loggers:
+        if not isinstance(logger, CSVLogger):
+            logger.log_metrics(metrics, step=None if last is None else last + 1)
+        if isinstance(logger, WandbLogger):
+            logger.experiment.finish()
+
+
+def _append_row(path: Path, values: dict[str, float]) -> int | None:
+    """Add a row to a CSV file that another process may have written, and return the step of the row before it.
+
+    The file is whole at any time. None: there is no such file, or nothing in it.
+    """
+    if not path.is_file():
+        return None
+    with open(path, newline="") as file:
+        reader = csv.DictReader(file)
+        rows, names = list(reader), list(reader.fieldnames or ())
+    if not rows:
+        return None
+    place = {name: rows[-1][name] for name in ("epoch", "step") if name in names}
+    temporary = path.with_suffix(".tmp")
+    with open(temporary, "w", newline="") as file:
+        writer = csv.DictWriter(file, [*names, *(name for name in values if name not in names)])
+        writer.writeheader()
+        writer.writerows([*rows, place | values])
+    os.replace(temporary, path)
+    return int(place["step"]) if place.get("step") else None

@@ -1,0 +1,158 @@
+"""`gnnscale predict` and `test` of a run, resume= of a run's folder, and the settings of train for all commands."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from cli.refusals import refused
+from cli.tiny_graph import TINY, write_tiny_graph
+
+import lightning_gnnscale as gs
+from lightning_gnnscale.cli.errors import UsageError
+from lightning_gnnscale.cli.main import main
+from lightning_gnnscale.cli.run_paths import last_checkpoint, run_of
+
+
+def write_graph() -> None:
+    """The tiny graph, its nodes under names of the user's, and with edges of a text file."""
+    write_tiny_graph()
+    names = np.array([f"node {i:02}" for i in range(40)])
+    edges = np.load("edges.npy")
+    Path("named.csv").write_text("".join(f"{names[u]},{names[v]}\n" for u, v in edges.T))
+    np.save("names.npy", names)
+
+
+NAMED = [*(word for word in TINY if not word.startswith("dataset.edges")), "dataset.edges=named.csv"]
+NAMED += ["dataset.relabel=true", "dataset.nodes=names.npy", "trainer.max_epochs=3"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A working folder with a run in it."""
+    folder = tmp_path_factory.mktemp("work")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        write_graph()
+        main(["train", *NAMED, "predict=true", "hydra.run.dir=run"])
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _in_that_folder(trained, monkeypatch):
+    monkeypatch.chdir(trained)
+
+
+def summary(folder: str) -> dict:
+    return json.loads(Path(folder, "summary.json").read_text())
+
+
+def test_the_summary_holds_numbers():
+    told = summary("run")
+    assert isinstance(told["metrics"]["test_acc"], float) and isinstance(told["metrics"]["best_val_acc"], float)
+    assert (told["epochs"], told["num_nodes"], told["num_parts"], told["command"]) == (3, 40, 2, "train")
+    assert isinstance(told["training_peak_bytes"], int) and told["plan"]["num_parts"] == 2
+    assert {type(value) for value in told["metrics"].values()} == {float}
+
+
+def test_predictions_come_by_the_users_ids_as_those_of_training_did():
+    main(["predict", "run"])
+    written, before = (pq.read_table(path) for path in ("run/predict/predictions.parquet", "run/predictions.parquet"))
+    assert written.equals(before)
+    assert sorted(written["node"].to_pylist()) == [f"node {i:02}" for i in range(40)]
+    assert summary("run/predict")["facts"]["checkpoint"].startswith(str(Path("run/checkpoints/epoch").absolute()))
+
+
+def test_a_checkpoint_and_settings_may_be_given():
+    main(["predict", "run/checkpoints/last.ckpt", "model.predict_logits=true", "hydra.run.dir=logits"])
+    assert len(pq.read_table("logits/predictions.parquet")["prediction"][0]) == 2
+    main(["predict", *NAMED, "resume=run", "hydra.run.dir=again"])
+    assert pq.read_table("again/predictions.parquet").equals(pq.read_table("run/predictions.parquet"))
+
+
+def test_testing_finds_what_training_found():
+    main(["test", "run"])
+    assert summary("run/test")["metrics"]["test_acc"] == summary("run")["metrics"]["test_acc"]
+    assert summary("run")["command"] == "train"  # the run's own is as it was
+
+
+def test_a_graph_without_labels_is_predicted():
+    main(["predict", "run", "dataset.labels=null", "hydra.run.dir=bare", "paths.stores=bare/stores"])
+    assert pq.read_table("bare/predictions.parquet").equals(pq.read_table("run/predictions.parquet"))
+
+
+def test_a_run_goes_on_from_its_folder():
+    main(["train", *NAMED, "resume=run", "trainer.max_epochs=4", "hydra.run.dir=longer"])
+    told = summary("longer")
+    assert (told["epochs"], told["facts"]["epochs of this run"]) == (4, 1)
+    assert told["facts"]["goes on from"].startswith("run/checkpoints/last.ckpt")
+
+
+def test_test_metrics_stand_in_the_metrics_file():
+    lines = Path("run/metrics/metrics.csv").read_text().splitlines()
+    last = dict(zip(lines[0].split(","), lines[-1].split(","), strict=True))
+    assert float(last["test_acc"]) == summary("run")["metrics"]["test_acc"] and last["epoch"] == "2"
+    assert "hidden_channels: 4" in Path("run/metrics/hparams.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["predict"], "predict needs a checkpoint: say gnnscale predict RUN"),
+        (["test", "run", "model=gcn"], "model= chooses anew what the run has settled"),
+        (["predict", "run", "recipe=demo"], "takes the settings of the run: leave recipe= out"),
+        (["predict", "run", "again"], "predict takes one path, got run again"),
+        (["predict", "edges.npy"], "edges.npy: no run's folder, and no checkpoint in one"),
+        (["train", "run"], "run is no setting: say key=value"),
+        (["predict", "run", "model.backbone.hidden_channels=8"], "a checkpoint of another model than this"),
+        (["train", *NAMED, "resume=stores"], "resume=stores: there is no checkpoint in stores"),
+        (["inspect", "edges.npy"], "inspect takes a run's folder, a checkpoint, or a store"),
+        (["inspect", "nowhere"], "nowhere: no such file or folder"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(capsys, words, part):
+    assert part in refused(capsys, *words)
+
+
+def test_partition_verify_inspect_and_plan_take_the_words_of_train(capsys):
+    for command, part in (
+        ("partition", "arcs stored"),
+        ("verify", "all as written"),
+        ("inspect", "labels                 2 classes"),
+        ("plan", "p, parts"),
+    ):
+        main([command, *NAMED])
+        assert part in capsys.readouterr().out
+    assert "no store of my_graph with these settings stands in" in refused(capsys, "verify", *NAMED, "num_parts=3")
+
+
+def test_inspect_tells_runs_and_checkpoints_and_stores(capsys):
+    store = summary("run")["store"]
+    for path, parts in (
+        ("run", ["run my_graph", "GraphSAGE", "last.ckpt", "test_acc"]),
+        ("run/checkpoints/last.ckpt", ["GraphSAGE(in_channels=6, hidden_channels=4, out_channels=2", "best val_acc"]),
+        (store, ["nodes                  40", "2 by random", "the user's own", "train nodes"]),
+    ):
+        main(["inspect", path])
+        out = capsys.readouterr().out
+        for part in parts:
+            assert part in out
+
+
+def test_checkpoints_open_without_a_backbone():
+    model = gs.NodeClassifier.load_from_checkpoint("run/checkpoints/last.ckpt")
+    assert (model.backbone.in_channels, model.backbone.out_channels, model.num_classes) == (6, 2, 2)
+
+
+def test_a_path_of_a_run_is_told_apart(tmp_path):
+    assert run_of("run") == run_of("run/checkpoints/last.ckpt") == Path("run").absolute()
+    for job in ("0", "1"):
+        (tmp_path / job).mkdir()
+        (tmp_path / job / "config.yaml").touch()
+    with pytest.raises(UsageError, match=r"holds several runs: give one of them \(0, 1\)"):
+        run_of(str(tmp_path))
+    assert last_checkpoint("some.ckpt") == "some.ckpt"
+    (tmp_path / "last.ckpt").touch()
+    (tmp_path / "epoch3.ckpt").touch()
+    assert last_checkpoint(str(tmp_path)) == str(tmp_path / "last.ckpt")
