@@ -53,7 +53,6 @@ _RUN = {
     "plan": ("train", "plan"),
     "report": ("report", "run"),
     "bench": ("bench", "run"),
-    "report": ("report", "run"),
     "verify": ("store", "verify"),
     "inspect": ("inspect", "run"),
     "stores": ("stores", "run"),

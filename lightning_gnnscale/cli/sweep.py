@@ -69,17 +69,13 @@ def end_sweep(folder: Path) -> None:
     table = Table(title="sweep", title_justify="left", box=SIMPLE)
     for heading in ("job", *keys, *metrics, "epochs", "train", "peak"):
         table.add_column(heading, overflow="fold")
-    best = {name: max(row["metrics"][name] for row in rows if name in row["metrics"]) for name in metrics}
+    scores = [name for name in metrics if "loss" not in name]
+    best = {name: max(row["metrics"][name] for row in rows if name in row["metrics"]) for name in scores}
     for row in rows:
         values = [row["metrics"].get(name) for name in metrics]
-        shown = [
-            ""
-            if value is None
-            else f"[bold]{value:.4f}[/bold]"
-            if value == best[name] and _is_score(name)
-            else f"{value:.4f}"
-            for name, value in zip(metrics, values, strict=True)
-        ]
+        shown = ["" if value is None else f"{value:.4f}" for value in values]
+        bold = [name in best and value == best[name] for name, value in zip(metrics, values, strict=True)]
+        shown = [f"[bold]{text}[/bold]" if is_best else text for text, is_best in zip(shown, bold, strict=True)]
         seconds, peak = row["train_s"], row["training_peak_bytes"]
         table.add_row(
             row["job"],
@@ -106,7 +102,3 @@ def end_sweep(folder: Path) -> None:
 
 def _tell(text: str) -> None:
     Console().print(text, soft_wrap=True, highlight=False, markup=False)
-
-
-def _is_score(name: str) -> bool:
-    return "loss" not in name
