@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from cli.refusals import refused
 from cli.tiny_graph import TINY, write_tiny_graph
+from own_process import gnnscale
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.cli.errors import UsageError
@@ -35,7 +36,8 @@ def trained(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         write_graph()
-        main(["train", *NAMED, "predict=true", "hydra.run.dir=run"])
+    done = gnnscale(folder, "train", *NAMED, "predict=true", "hydra.run.dir=run")
+    assert done.returncode == 0, done.stderr
     return folder
 
 

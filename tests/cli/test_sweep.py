@@ -18,7 +18,7 @@ def job(folder: Path, name: str, words: list[str], acc: float | None) -> None:
         (folder / name / "failed.txt").write_text("model.lr must be above 0\n")
     else:
         summary = {"metrics": {"test_acc": acc}, "epochs": 3, "training_peak_bytes": 1 << 20}
-        summary["stages"] = [{"stage": "train", "seconds": 2.0}]
+        summary["stages"] = [{"stage": "train", "seconds": 2.0, "peak_bytes": 1 << 20}]
         (folder / name / "summary.json").write_text(json.dumps(summary))
 
 

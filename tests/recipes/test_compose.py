@@ -41,6 +41,7 @@ BENCH_OF = {name: bench_of(recipes_folder() / f"{name}.yaml") for name in availa
 PACKAGES = {
     "trainer": "lightning",
     "callbacks": None,
+    "logger": None,
     "paths": None,
     "source": ("lightning_gnnscale.loader", "lightning_gnnscale.remote"),
     "evaluation": "lightning_gnnscale.datamodule",
