@@ -25,7 +25,7 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
         ("gnnscale tra", ["train"]),
         ("gnnscale train recipe=dem", ["recipe=demo"]),
         ("gnnscale train recipe=mi", ["recipe=mine.yaml"]),
-        ("gnnscale train model=g", ["model=gat", "model=gcn", "model=graphsage"]),
+        ("gnnscale train model=g", ["model=gat", "model=gcn", "model=gine", "model=graphsage"]),
         ("gnnscale train model=gcn strategy/w", ["strategy/weights="]),
         ("gnnscale train trainer.max", ["trainer.max_epochs=", "trainer.max_steps=", "trainer.max_time="]),
         ("gnnscale train partitioner=ldg partitioner.pa", ["partitioner.passes="]),
