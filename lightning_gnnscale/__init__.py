@@ -9,6 +9,7 @@ from importlib import import_module
 from .registration import register_with_lightning
 
 # Where each public name lives. Submodules (`gs.model`, `gs.events`) are reached as attributes too.
+# `__init__.pyi` says the same to type checkers; `tests/test_types.py` compares the two.
 _HOME = {
     "open_edge_stream": "edge_stream",
     "EdgeStream": "edge_stream",
@@ -92,6 +93,7 @@ _SUBMODULES = (
     "strategy",
 )
 
+__version__ = "0.1.0"
 __all__ = sorted(_HOME)
 
 register_with_lightning()

@@ -3,12 +3,13 @@
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def passes_on(*takers: Callable, **defaults: Any) -> Callable[[Callable], Callable]:
+def passes_on(*takers: Callable, **defaults: Any) -> Callable[[_F], _F]:
     """Return a decorator for a function whose `**` goes to `takers`.
 
     The signature that `help` and the command line see has the takers' named parameters in place of the `**`. Parameters
@@ -22,7 +23,7 @@ def passes_on(*takers: Callable, **defaults: Any) -> Callable[[Callable], Callab
         TypeError: raised by the decorated function for a keyword that neither it nor a taker has.
     """
 
-    def decorate(function: Callable) -> Callable:
+    def decorate(function: _F) -> _F:
         own = [each for each in inspect.signature(function).parameters.values() if each.kind is not each.VAR_KEYWORD]
         found = {each.name: each for each in own}
         for taker in takers:

@@ -2,6 +2,7 @@
 
 import os
 from itertools import pairwise
+from typing import Unpack
 
 import lightning.pytorch as pl
 import numpy as np
@@ -12,7 +13,7 @@ from ..keywords import passes_on
 from ..partition_store import PartitionStore
 from ..partition_store.block_rows import BlockRows, load_block_rows, part_runs
 from ..planner import Plan
-from ..store_source import StoreSource
+from ..store_source import StoreMaking, StoreSource
 from .full_graph_batch import FullGraphBatch, FullGraphLoader, block_batch
 from .stored_graph import StoredGraphDataModule, check_edge_features, check_model
 
@@ -48,7 +49,11 @@ class FullGraphDataModule(StoredGraphDataModule):
 
     @passes_on(StoreSource.of, StoreSource, pack_halo=False)
     def __init__(
-        self, store: str | os.PathLike | PartitionStore | StoreSource | None = None, *, seed: int = 0, **making
+        self,
+        store: str | os.PathLike | PartitionStore | StoreSource | None = None,
+        *,
+        seed: int = 0,
+        **making: Unpack[StoreMaking],
     ):
         super().__init__(store, seed, **making)
         self.blocks: BlockRows | None = None

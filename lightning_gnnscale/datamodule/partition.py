@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from ..sampler import ClusterSampler, FullBatchSampler, NeighborSampler
 from ..sampler.cluster import clusters_by
 from ..sampler.protocol import BatchSampler
 from ..scratch import Scratch, open_scratch
-from ..store_source import StoreSource
+from ..store_source import StoreMaking, StoreSource
 from .evaluation import (
     EvaluationOptions,
     ValidationSample,
@@ -141,7 +141,7 @@ class PartitionDataModule(StoredGraphDataModule):
         stored_features: bool = True,
         stored_edge_features: bool = True,
         placement: PlacementSettings | Placement | str | None = None,
-        **making,
+        **making: Unpack[StoreMaking],
     ):
         super().__init__(store, seed, **making)
         _check_choice("mode", mode, MODES)
@@ -247,7 +247,7 @@ class PartitionDataModule(StoredGraphDataModule):
         """The strategy's policy; under another strategy than this package's None, and a pass over each part."""
         return getattr(getattr(self.trainer, "strategy", None), "weights", None)
 
-    def train_dataloader(self):
+    def train_dataloader(self) -> PartLoader:
         """Return this rank's batches: a plain iterable that shards itself."""
         self._check_trainable()
         scope, place = self.scope_under(self._weights), self._place()
@@ -312,7 +312,7 @@ class PartitionDataModule(StoredGraphDataModule):
         options = replace(options, passes=getattr(weights, "passes_per_epoch", 1))
         return make_part_loader(self.store, self.sampler, self.halo_hops, options, features, source, place)
 
-    def val_dataloader(self):
+    def val_dataloader(self) -> EvaluationLoader | PartLoader | list:
         on_links = trains_on_links(self.sampler)
         if "val" not in (self.links if on_links else self.store.masks):
             return []
@@ -320,11 +320,11 @@ class PartitionDataModule(StoredGraphDataModule):
             self._check_labels("validation")
         return self._evaluation("val")
 
-    def test_dataloader(self):
+    def test_dataloader(self) -> EvaluationLoader | PartLoader:
         self._check_testable()
         return self._evaluation("test")
 
-    def predict_dataloader(self):
+    def predict_dataloader(self) -> EvaluationLoader | PartLoader:
         return self._evaluation(None)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:

@@ -180,10 +180,12 @@ class GraphDataset:
 
     @property
     def multilabel(self) -> bool:
+        """Whether a node has several labels, one a column."""
         return self.labels is not None and np.ndim(self.labels) == 2
 
     @property
     def feature_dim(self) -> int:
+        """Features of a node; 0 without."""
         return int(self._feature_rows().shape[1]) if self.features is not None else 0
 
     @property

@@ -83,9 +83,11 @@ class Threads:
 
     @property
     def batches_ahead(self) -> int:
+        """Batches requested ahead of their use: `prefetch_batches`, or one more than there are threads."""
         return self.prefetch_batches or self.num_threads + 1
 
     def connect(self, place: RankPlace) -> SourceFactory:
+        """Return the factory of this rank's `LocalSource`; nothing is started yet."""
         return partial(LocalSource, num_threads=self.num_threads)
 
 
@@ -117,9 +119,11 @@ class Processes:
 
     @property
     def batches_ahead(self) -> int:
+        """Batches requested ahead of their use: `prefetch_batches`, or one more than there are workers."""
         return self.prefetch_batches or self.num_workers + 1
 
     def connect(self, place: RankPlace) -> SourceFactory:
+        """Return the factory of this rank's `ProcessSource`; no process is started yet."""
         return partial(
             ProcessSource, num_workers=self.num_workers, queue_bytes=self.queue_bytes, timeout_s=self.timeout_s
         )
@@ -174,6 +178,7 @@ class TaskGraphs:
 
     @property
     def batches_ahead(self) -> int:
+        """Batches requested ahead of their use: `prefetch_batches`, or what the scheduling can use."""
         if self.prefetch_batches is not None:
             return self.prefetch_batches
         # One of them is the trainer's; beyond these the policy decides.
@@ -197,4 +202,5 @@ class TaskGraphs:
         return TwoLevelPolicy(self.num_threads, queue_bytes=most, utilisation=busy, **sigma)
 
     def connect(self, place: RankPlace) -> SourceFactory:
+        """Return the factory of this rank's `TaskSource`; nothing is started yet."""
         return partial(TaskSource, policy=self.policy, operators=self.operators, pieces=self.num_pieces)

@@ -304,6 +304,7 @@ class Backbone(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of the parameters, to which features are cast."""
         return self.reference.dtype
 
 

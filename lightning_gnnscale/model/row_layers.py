@@ -73,18 +73,22 @@ class RowArcs:
 
     @property
     def num_local(self) -> int:
+        """Rows that this process owns, the targets of the arcs."""
         return self.block.num_targets
 
     @property
     def num_halo(self) -> int:
+        """Rows of other processes that the arcs read."""
         return self.block.num_sources - self.num_local
 
     @cached_property
     def own_ids(self) -> Tensor:
+        """(num_local,) int64 store ids of the own rows."""
         return self.node_ids[: self.num_local].contiguous()
 
     @cached_property
     def halo_ids(self) -> Tensor:
+        """(num_halo,) int64 store ids of the rows of other processes."""
         return self.node_ids[self.num_local :].contiguous()
 
     @cached_property

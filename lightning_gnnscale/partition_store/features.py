@@ -24,9 +24,15 @@ class FeatureTable(Protocol):
     dtype: np.dtype
     is_sparse: bool
 
-    def gather(self, nodes: np.ndarray): ...
+    def gather(self, nodes: np.ndarray):
+        """Return a copy of the rows of (num,) integers in [0, num_rows): dense, or `SparseRows`."""
 
-    def load(self, nodes: np.ndarray) -> "tuple[FeatureTable, np.ndarray | None]": ...
+    def load(self, nodes: np.ndarray) -> "tuple[FeatureTable, np.ndarray | None]":
+        """Read the rows of (num,) ascending ids into a table in memory.
+
+        Returns:
+            The table, and (num,) the row of it that each node has; None where row i is that of nodes[i].
+        """
 
 
 @dataclass(frozen=True)
@@ -61,10 +67,12 @@ class DenseFeatures:
 
     @property
     def num_rows(self) -> int:
+        """Number of rows, one a node."""
         return self.array.shape[0]
 
     @property
     def dim(self) -> int:
+        """Features of a row, decoded."""
         return self.array.shape[1] if self.storage is None else self.storage.dim
 
     @property
@@ -129,6 +137,7 @@ class SparseRows:
 
     @property
     def num_rows(self) -> int:
+        """Number of rows."""
         return len(self.indptr) - 1
 
     def dense(self, out: np.ndarray | None = None) -> np.ndarray:
@@ -161,10 +170,12 @@ class CSRFeatures:
 
     @property
     def num_rows(self) -> int:
+        """Number of rows, one a node."""
         return len(self.indptr) - 1
 
     @property
     def dtype(self) -> np.dtype:
+        """The dtype of the stored values, which `gather` gives."""
         return self.data.dtype
 
     @property
@@ -234,14 +245,17 @@ class LoadedRows:
 
     @property
     def dim(self) -> int:
+        """Features of a row, as of the table."""
         return self.table.dim
 
     @property
     def dtype(self) -> np.dtype:
+        """What `gather` gives, as of the table."""
         return self.table.dtype
 
     @property
     def is_sparse(self) -> bool:
+        """Whether rows come as `SparseRows`."""
         return self.table.is_sparse
 
     @property

@@ -46,14 +46,17 @@ class PackedFeatures:
 
     @property
     def num_rows(self) -> int:
+        """Number of rows, one a node; packed copies do not count."""
         return self.owned.num_rows
 
     @property
     def dim(self) -> int:
+        """Features of a row, decoded."""
         return self.owned.dim
 
     @property
     def dtype(self) -> np.dtype:
+        """What `gather` gives: float32 for codes."""
         return self.owned.dtype
 
     @property
@@ -68,6 +71,7 @@ class PackedFeatures:
 
     @property
     def is_sparse(self) -> bool:
+        """Whether rows come as `SparseRows`."""
         return self.owned.is_sparse
 
     @property

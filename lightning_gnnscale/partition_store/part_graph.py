@@ -39,10 +39,12 @@ class PartGraph:
 
     @property
     def num_halo(self) -> int:
+        """Number of nodes that the part reads and does not own."""
         return len(self.halo_nodes)
 
     @property
     def num_local(self) -> int:
+        """Number of core and halo nodes, which have the local ids 0 to num_local - 1, core first."""
         return self.num_core + self.num_halo
 
     @property
@@ -110,14 +112,17 @@ class WholeGraph:
 
     @property
     def num_core(self) -> int:
+        """Number of nodes: all are core."""
         return self.csc.num_rows
 
     @property
     def num_local(self) -> int:
+        """Number of nodes; local ids are store ids."""
         return self.csc.num_rows
 
     @property
     def halo_nodes(self) -> np.ndarray:
+        """(0,) int64: the whole graph has no halo."""
         return np.empty(0, np.int64)
 
     def symmetrised(self) -> "WholeGraph":

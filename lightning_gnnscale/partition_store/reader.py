@@ -143,18 +143,22 @@ class PartitionStore:
 
     @property
     def num_nodes(self) -> int:
+        """Number of nodes of the whole graph."""
         return self.manifest["num_nodes"]
 
     @property
     def num_arcs(self) -> int:
+        """Number of stored arcs; an undirected edge is two."""
         return self.manifest["num_arcs"]
 
     @property
     def num_parts(self) -> int:
+        """Number of parts."""
         return self.manifest["num_parts"]
 
     @property
     def symmetric(self) -> bool:
+        """Whether each arc's reverse is stored too."""
         return self.manifest["symmetric"]
 
     @property

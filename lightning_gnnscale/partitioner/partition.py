@@ -51,6 +51,7 @@ class Partitioning:
 
     @property
     def num_nodes(self) -> int:
+        """Number of nodes of the graph."""
         return len(self.part_id)
 
     def save(self, path: str | os.PathLike) -> None:

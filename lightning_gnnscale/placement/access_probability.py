@@ -248,7 +248,9 @@ def layer_probability(store: "GraphRows", train_nodes: np.ndarray, nodes_per_lay
 class GraphRows(Protocol):
     """What is asked of a store."""
 
-    csc: CSC
+    @property
+    def csc(self) -> CSC:
+        """All arcs."""
 
 
 def access_probability(

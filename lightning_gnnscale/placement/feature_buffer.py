@@ -195,6 +195,7 @@ class FeatureBuffer:
 
     @property
     def hits(self) -> dict[str, int]:
+        """Rows read from each of `TIERS` since `reset_hits`, or since the buffer was made."""
         counts = (self._last if self._tiers is None else self._tiers.reads()) - self._before
         found = dict.fromkeys(TIERS, 0)
         for tier, count in zip(tier_of_tables(self.device, self.placement.num_devices), counts.tolist(), strict=True):

@@ -36,6 +36,7 @@ class Placement:
 
     @property
     def num_devices(self) -> int:
+        """Number of devices that rows are placed on."""
         return len(self.rows)
 
     @cached_property

@@ -62,6 +62,7 @@ class Plan:
 
     @property
     def parts_per_device(self) -> int:
+        """Parts that a device takes in turn, at most."""
         return math.ceil(self.num_parts / self.num_devices)
 
     @property

@@ -41,17 +41,21 @@ class FullBatchSampler:
         check_direction(self.direction)
 
     def num_batches(self, num_targets: int, batch_size: int, drop_last: bool) -> int:
+        """Return 1, or 0 for a part without target nodes."""
         return int(num_targets > 0)
 
     def prepare(self, part: Any, targets: np.ndarray, seed: int) -> WholePart:
+        """Return the part's arcs and how many nodes it owns; nothing is copied."""
         return WholePart(part.csc, part.num_core)
 
     def items(self, state: WholePart, batch_size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
+        """Return one batch, of all core nodes."""
         return [np.arange(state.num_core)]
 
     def draw(
         self, state: WholePart, items: np.ndarray, key: int, workspace: Workspace, allocate: Allocate, return_e_id: bool
     ) -> Subgraph:
+        """Return the whole part, halo included; nothing is drawn. Cost: O(num_local + num_arcs)."""
         csc = state.csc
         n_id = np.arange(csc.num_rows, dtype=np.int64)
         indptr = np.array(csc.indptr, np.int64)
@@ -128,9 +132,15 @@ class ClusterSampler:
         check_direction(self.direction)
 
     def num_batches(self, num_targets: int, batch_size: int, drop_last: bool) -> int:
+        """Return the batches of a pass: each has at most `clusters_per_batch` clusters."""
         return -(-min(self.num_clusters, num_targets) // self.clusters_per_batch)
 
     def prepare(self, part: Any, targets: np.ndarray, seed: int) -> ClusterState:
+        """Cut the core of a part into clusters.
+
+        Raises:
+            ValueError: `cluster` returns another shape than (num_core,), or ids that are out of range.
+        """
         num_clusters = min(self.num_clusters, len(targets))
         cluster_id = (self.cluster or breadth_first_clusters)(part, num_clusters, seed)
         if cluster_id.shape != (part.num_core,) or (len(cluster_id) and not 0 <= cluster_id.min()):
@@ -143,6 +153,7 @@ class ClusterSampler:
         return ClusterState(part.csc, np.argsort(cluster_id, kind="stable"), offsets, is_target)
 
     def items(self, state: ClusterState, batch_size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
+        """Return the ids of each batch's clusters; `batch_size` and `drop_last` play no part."""
         num_clusters = len(state.offsets) - 1
         order = np.arange(num_clusters) if order_key is None else permutation(num_clusters, order_key)
         targets_before = np.concatenate([[0], np.cumsum(state.is_target[state.nodes])])
@@ -160,6 +171,7 @@ class ClusterSampler:
         allocate: Allocate,
         return_e_id: bool,
     ) -> Subgraph:
+        """Return all arcs between the nodes of the clusters `items`; nothing is drawn."""
         members = [state.nodes[state.offsets[cluster] : state.offsets[cluster + 1]] for cluster in items]
         nodes, num_seeds = seeds_first(np.concatenate(members), state.is_target)
         return induced_subgraph(state.csc, nodes, num_seeds, workspace, allocate, return_e_id)

@@ -65,9 +65,11 @@ class LayerwiseSampler:
         check_direction(self.direction)
 
     def num_batches(self, num_targets: int, batch_size: int, drop_last: bool) -> int:
+        """Return the batches of one pass: `batch_size` target nodes each."""
         return num_slices(num_targets, batch_size, drop_last)
 
     def prepare(self, part: Any, targets: np.ndarray, seed: int) -> LayerState:
+        """Return the part's arcs, and with `locality` the preferred nodes of each hop."""
         if self.locality is None:
             return LayerState(part.csc, targets, None)
         # Masks are made at scale 1 too: the scale may rise while the part stays in memory.
@@ -78,6 +80,7 @@ class LayerwiseSampler:
         return LayerState(part.csc, targets, tuple(preferred))
 
     def items(self, state: LayerState, batch_size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
+        """Return the seeds of each batch, target nodes in the order of the key."""
         return seed_slices(state.targets, batch_size, drop_last, order_key)
 
     def draw(
@@ -89,6 +92,7 @@ class LayerwiseSampler:
         allocate: Allocate,
         return_e_id: bool,
     ) -> Subgraph:
+        """Draw the layers of one batch, from its seeds outwards."""
         drawn = sample_layers(
             state.csc,
             items,

@@ -120,6 +120,7 @@ class LinkSampler:
 
     @property
     def direction(self) -> str:
+        """The wrapped sampler's."""
         return self.sampler.direction
 
     @property
@@ -133,9 +134,11 @@ class LinkSampler:
         return 2 + (0 if self.share_negatives else self.num_negatives)
 
     def num_batches(self, num_targets: int, batch_size: int, drop_last: bool) -> int:
+        """Return the batches of one pass: `batch_size` seeds or edges each."""
         return num_slices(self._num_items(num_targets), batch_size, drop_last)
 
     def prepare(self, part: Any, targets: np.ndarray, seed: int) -> LinkState:
+        """Return the wrapped sampler's state, and what links are drawn from."""
         table = None
         if self.negatives == "degree":
             degree = np.asarray(part.degree[: part.num_core], np.float64)
@@ -148,6 +151,7 @@ class LinkSampler:
         return LinkState(self.sampler.prepare(part, targets, seed), targets, part.num_core, table, offsets)
 
     def items(self, state: LinkState, batch_size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
+        """Return what each batch starts from: its seeds, or with positives="edge" its edges."""
         if self.positives != "edge":
             return seed_slices(state.targets, batch_size, drop_last, order_key)
         num_edges, num_items = int(state.offsets[-1]), self._num_items(len(state.targets))
@@ -166,6 +170,7 @@ class LinkSampler:
         allocate: Allocate,
         return_e_id: bool,
     ) -> Subgraph:
+        """Draw a batch's links, and the neighbourhoods of all their nodes."""
         seeds = self.first_ends(state, items)
         positives = self.other_ends(state, items, seeds, key)
         links = self.join(seeds, positives, self.false_ends(state, len(seeds), key), workspace)

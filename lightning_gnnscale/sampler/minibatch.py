@@ -26,6 +26,7 @@ class SparseFeatures(NamedTuple):
 
     @property
     def num_rows(self) -> int:
+        """Number of rows."""
         return len(self.indptr) - 1
 
     def dense(self) -> Tensor:
@@ -140,14 +141,17 @@ class MiniBatch:
 
     @property
     def num_nodes(self) -> int:
+        """Number of nodes, seeds included."""
         return len(self.n_id)
 
     @property
     def num_edges(self) -> int:
+        """Number of arcs."""
         return self.edge_index.shape[1]
 
     @property
     def num_targets(self) -> int:
+        """Number of nodes that have a row of `indptr`; they come first."""
         return len(self.indptr) - 1
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> "MiniBatch":

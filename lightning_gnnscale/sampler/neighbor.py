@@ -65,9 +65,11 @@ class NeighborSampler:
             raise ValueError("replace must be False with locality, got True: rows are drawn without replacement")
 
     def num_batches(self, num_targets: int, batch_size: int, drop_last: bool) -> int:
+        """Return the batches of one pass: `batch_size` target nodes each."""
         return num_slices(num_targets, batch_size, drop_last)
 
     def prepare(self, part: Any, targets: np.ndarray, seed: int) -> NeighborState:
+        """Return the part's arcs; with `locality` rows that have the preferred neighbours first."""
         if self.locality is None:
             return NeighborState(part.csc, targets)
         preferred = PreferredRows(part, self.locality, len(self.fanouts))
@@ -76,6 +78,7 @@ class NeighborSampler:
         return NeighborState(part.csc, targets, preferred)
 
     def items(self, state: NeighborState, batch_size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
+        """Return the seeds of each batch, target nodes in the order of the key."""
         return seed_slices(state.targets, batch_size, drop_last, order_key)
 
     def draw(

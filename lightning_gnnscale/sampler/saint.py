@@ -77,9 +77,11 @@ class SaintSampler:
         check_direction(self.direction)
 
     def num_batches(self, num_targets: int, batch_size: int, drop_last: bool) -> int:
+        """Return `batches_per_pass`, or 0 for a part without target nodes."""
         return self.batches_per_pass if num_targets else 0
 
     def prepare(self, part: Any, targets: np.ndarray, seed: int) -> SaintState:
+        """Draw `num_norm_samples` subgraphs of the part, and count how often nodes and arcs are in them."""
         is_target = np.zeros(part.num_local, np.bool_)
         is_target[targets] = True
         rows = targets if self.kind == "walk" else np.flatnonzero(np.diff(part.csc.indptr))
@@ -92,6 +94,7 @@ class SaintSampler:
         )
 
     def items(self, state: SaintState, batch_size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
+        """Return `batches_per_pass` empty arrays: a batch starts from its key alone."""
         return [np.empty(0, np.int64)] * self.batches_per_pass
 
     def draw(
@@ -103,6 +106,7 @@ class SaintSampler:
         allocate: Allocate,
         return_e_id: bool,
     ) -> Subgraph:
+        """Draw a subgraph by the key, and weigh its arcs and the losses of its seeds."""
         drawn = self._draw(state, key, workspace, allocate)
         edge_weight = allocate(drawn.e_id.shape, np.float32)
         np.take(state.arc_weight, drawn.e_id, out=edge_weight)

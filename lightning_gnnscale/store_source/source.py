@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from filelock import FileLock
 
@@ -45,6 +45,26 @@ _WHOLE_PAGES = 4096  # bytes of a row
 
 _QUOTIENT = "quotient_edges_per_node"
 SMALLEST_HALOS = "streaming_multilevel"  # the partitioner that ships here and has the smallest halos on large graphs
+
+
+class StoreMaking(TypedDict, total=False):
+    """The keywords of `StoreSource.of` and `StoreSource`, for type checkers; `tests/test_types.py` compares them."""
+
+    root: str | os.PathLike | None
+    dataset: GraphDataset | None
+    stream: EdgeStream | None
+    features: Any
+    labels: Any
+    masks: Any
+    edge_weight: Any
+    edge_features: Any
+    partitioner: str | Callable[..., Partitioning]
+    num_parts: int | str
+    planner: Callable[..., Plan] | None
+    overwrite: bool
+    pack_halo: bool | str
+    feature_storage: str | None
+    progress: Callable[[str, int, int | None], None] | None
 
 
 class StoreSource:

@@ -164,6 +164,7 @@ class GNNScaleStrategy(DDPStrategy):
 
     @property
     def checkpoint_io(self) -> CheckpointIO:
+        """What writes and reads checkpoint files: as given, or `CheckpointFiles`."""
         if self._checkpoint_io is None:
             self._checkpoint_io = checkpoint_file.CheckpointFiles()
         elif getattr(self._checkpoint_io, "checkpoint_io", self) is None:  # one that wraps, such as AsyncCheckpointIO
@@ -255,6 +256,7 @@ class GNNScaleStrategy(DDPStrategy):
         atexit.register(_destroy_process_group)
 
     def setup_distributed(self) -> None:
+        """Join the processes; on one machine they listen on its loopback alone."""
         here = self._starts_processes and self.cluster_environment.main_address in ("127.0.0.1", "localhost")
         torchrun = "LOCAL_WORLD_SIZE" in os.environ and os.environ["LOCAL_WORLD_SIZE"] == os.environ.get("WORLD_SIZE")
         if self.num_nodes == 1 and (here or torchrun):
@@ -290,6 +292,7 @@ class GNNScaleStrategy(DDPStrategy):
             )
 
     def configure_ddp(self) -> None:
+        """Send the first process' parameters and buffers to all; the model is not wrapped in DDP."""
         averaging.broadcast_state(averaging.module_state(self.lightning_module))
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
@@ -373,6 +376,7 @@ class GNNScaleStrategy(DDPStrategy):
         return checkpoint_file.with_rows_located(loaded, checkpoint_path)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Load the weights of a checkpoint; another model's are refused in one line."""
         with checkpoint_file.of_this_model(self._loaded_from, type(self.lightning_module)):
             super().load_model_state_dict(checkpoint, strict)
 
@@ -381,6 +385,7 @@ class GNNScaleStrategy(DDPStrategy):
         checkpoint_file.remove_rows(filepath)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Load the states of optimizers and weight policy, and warn of another exchange policy."""
         super().load_optimizer_state_dict(checkpoint)
         trained_under = checkpoint.get(STAMPS_KEY, {}).get("policy", repr(self.exchange))
         if trained_under != repr(self.exchange):

@@ -111,6 +111,7 @@ class ExchangePolicy:
 
     @property
     def live(self) -> bool:
+        """Whether gradients flow back to the rows of other processes."""
         plan = self.plan()
         return plan is not None and plan.remote_gradient
 
