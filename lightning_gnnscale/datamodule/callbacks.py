@@ -54,6 +54,11 @@ class LocalityController(L.Callback):
         self.state = LocalityScale(lower, upper, max_scale)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Refuse a datamodule or a sampler without a scale that can be changed.
+
+        Raises:
+            StrategyError: the message names it.
+        """
         if stage != "fit":
             return
         datamodule = trainer.datamodule
@@ -71,9 +76,11 @@ class LocalityController(L.Callback):
             )
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Set the scale to begin with, or that of a checkpoint."""
         trainer.datamodule.set_locality_scale(self.state.scale)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Log the share of loading and the scale, and set the scale of the next epoch."""
         share = torch.tensor(trainer.datamodule.loading_share(), dtype=torch.float32, device=pl_module.device)
         share = min(max(float(trainer.strategy.reduce(share, reduce_op="mean")), 0.0), 1.0)
         values = {"loading_share": share, "locality_scale": float(self.state.scale)}

@@ -141,16 +141,19 @@ class FullGraphDataModule(StoredGraphDataModule):
         return self._loader("train", None)
 
     def val_dataloader(self) -> FullGraphLoader | list:
+        """Return the loader of the validation nodes of this rank's block; an empty list without a mask for them."""
         if "val" not in self.store.masks:
             return []
         self._check_labels("validation")
         return self._loader("val", "val")
 
     def test_dataloader(self) -> FullGraphLoader:
+        """Return the loader of the test nodes of this rank's block."""
         self._check_testable()
         return self._loader("test", "test")
 
     def predict_dataloader(self) -> FullGraphLoader:
+        """Return the loader of all nodes of this rank's block."""
         return self._loader(None, "predict")
 
     def teardown(self, stage: str) -> None:

@@ -313,6 +313,7 @@ class PartitionDataModule(StoredGraphDataModule):
         return make_part_loader(self.store, self.sampler, self.halo_hops, options, features, source, place)
 
     def val_dataloader(self) -> EvaluationLoader | PartLoader | list:
+        """Return this rank's share of the validation nodes or links, or an empty list without any."""
         on_links = trains_on_links(self.sampler)
         if "val" not in (self.links if on_links else self.store.masks):
             return []
@@ -321,10 +322,12 @@ class PartitionDataModule(StoredGraphDataModule):
         return self._evaluation("val")
 
     def test_dataloader(self) -> EvaluationLoader | PartLoader:
+        """Return this rank's share of the test nodes or links."""
         self._check_testable()
         return self._evaluation("test")
 
     def predict_dataloader(self) -> EvaluationLoader | PartLoader:
+        """Return this rank's share of all nodes."""
         return self._evaluation(None)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:

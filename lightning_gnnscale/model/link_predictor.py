@@ -188,9 +188,11 @@ class LinkPredictor(BackboneModule):
         return loss + self._negative_weight(num_negatives) * F.softplus(negative).sum() / (num_pairs * num_negatives)
 
     def on_validation_epoch_start(self) -> None:
+        """Start the validation metrics anew."""
         self._reset("val")
 
     def on_test_epoch_start(self) -> None:
+        """Start the test metrics anew."""
         self._reset("test")
 
     def validation_step(self, batch: Any, batch_idx: int = 0) -> None:

@@ -84,9 +84,11 @@ class NodeClassifier(BackboneModule):
         return losses.sum() / counts.sum().clamp(min=1)
 
     def on_validation_epoch_start(self) -> None:
+        """Start the validation metrics anew."""
         self._reset("val")
 
     def on_test_epoch_start(self) -> None:
+        """Start the test metrics anew."""
         self._reset("test")
 
     def validation_step(self, batch: Any, batch_idx: int = 0) -> Tensor | None:

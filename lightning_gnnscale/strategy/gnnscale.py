@@ -182,6 +182,7 @@ class GNNScaleStrategy(DDPStrategy):
 
     @property
     def handles_gradient_accumulation(self) -> bool:
+        """Whether the weight policy accumulates gradients itself."""
         return self.weights.handles_gradient_accumulation
 
     def check_trainer(self, trainer: pl.Trainer) -> None:
@@ -195,6 +196,11 @@ class GNNScaleStrategy(DDPStrategy):
         self.exchange.check_trainer(trainer)
 
     def setup(self, trainer: pl.Trainer) -> None:
+        """Set up model, optimizer and policies.
+
+        Raises:
+            StrategyError: the policies cannot go with the model or with a setting of the Trainer.
+        """
         fitting = trainer.state.fn == TrainerFn.FITTING
         if fitting:
             check_module(self.lightning_module)
@@ -220,6 +226,11 @@ class GNNScaleStrategy(DDPStrategy):
                 trainer.callbacks.insert(0, RoundCallback(self.weights))
 
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
+        """Make the optimizer and its schedulers.
+
+        Raises:
+            StrategyError: the model asks for several optimizers.
+        """
         try:
             super().setup_optimizers(trainer)
         except RuntimeError as error:
@@ -232,6 +243,7 @@ class GNNScaleStrategy(DDPStrategy):
             ) from error
 
     def setup_environment(self) -> None:
+        """Check what can be checked before work, then join the processes."""
         trainer = self.lightning_module.trainer
         if trainer.state.fn == TrainerFn.FITTING:
             self.exchange.check(trainer)
@@ -296,6 +308,7 @@ class GNNScaleStrategy(DDPStrategy):
         averaging.broadcast_state(averaging.module_state(self.lightning_module))
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        """Begin a step under the policies, seed it by the batch's key, and move the batch; None: no batch is left."""
         # The one hook that sees every training batch, None included, before anything is done with it.
         if self.lightning_module is not None and self.lightning_module.trainer.training:
             self.weights.begin_batch(batch)
@@ -318,6 +331,7 @@ class GNNScaleStrategy(DDPStrategy):
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any], model: torch.nn.Module | None = None, **kwargs: Any
     ) -> Any:
+        """Take a step as the weight policy does; see `take_step`."""
         return self.weights.optimizer_step(optimizer, closure, partial(self.take_step, model=model, **kwargs))
 
     def take_step(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
@@ -325,10 +339,12 @@ class GNNScaleStrategy(DDPStrategy):
         return super().optimizer_step(optimizer, closure, **kwargs)
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
+        """Return the model's state, after the weight policy has put the weights there that are to be seen."""
         self.weights.publish()
         return super().lightning_module_state_dict()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        """Write a checkpoint on the first rank, with state and learned rows of all ranks; every rank calls it."""
         with clock.doing("save"):
             self._save_checkpoint(checkpoint, filepath, storage_options)
 
@@ -381,6 +397,7 @@ class GNNScaleStrategy(DDPStrategy):
             super().load_model_state_dict(checkpoint, strict)
 
     def remove_checkpoint(self, filepath: Any) -> None:
+        """Remove a checkpoint, and the learned rows beside it."""
         super().remove_checkpoint(filepath)
         checkpoint_file.remove_rows(filepath)
 
@@ -395,19 +412,27 @@ class GNNScaleStrategy(DDPStrategy):
         self.weights.load_state_dict(checkpoint.get(CHECKPOINT_KEY))
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Wait for all ranks.
+
+        Raises:
+            StrategyError: one of them is lost or silent for `timeout`.
+        """
         launcher.end_on_sigterm()  # the first barrier behind Lightning's handler is that of the stage
         with averaging.clear_error("waiting for the other processes"):
             super().barrier(*args, **kwargs)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """Return the object of rank `src` on all ranks; raises as `barrier` does."""
         with averaging.clear_error(f"receiving from rank {src}"):
             return super().broadcast(obj, src)
 
     def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
+        """Return a metric's tensor reduced over all ranks; raises as `barrier` does."""
         with averaging.clear_error("reducing a metric"):
             return super().reduce(tensor, group, reduce_op)
 
     def teardown(self) -> None:
+        """Let go of processes, streams and what the policies hold."""
         super().teardown()
         self.weights.teardown()
         if self._exchange_run is not None:
