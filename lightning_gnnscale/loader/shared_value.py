@@ -139,7 +139,10 @@ def room(num_bytes: int) -> int:
 
     Raises:
         OSError: there is no room.
+        GNNScaleError: the system is not Linux.
     """
+    if not hasattr(os, "memfd_create"):
+        raise GNNScaleError("worker processes share memory in a way that Linux alone has: use source=threads")
     fd = os.memfd_create("gnnscale")
     try:
         if num_bytes:

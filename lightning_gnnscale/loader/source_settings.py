@@ -37,15 +37,15 @@ class RankPlace(NamedTuple):
 
 
 class SourceSettings(Protocol):
-    """Settings of a `BatchSource`; plain values, the same on every rank.
+    """Settings of a `BatchSource`; plain values, the same on every rank."""
 
-    Attributes:
-        batches_ahead: batches that are requested ahead of their use.
-        in_process: it prepares them in the training process, and reaches features that lie there.
-    """
+    @property
+    def batches_ahead(self) -> int:
+        """Batches that are requested ahead of their use."""
 
-    batches_ahead: int
-    in_process: bool
+    @property
+    def in_process(self) -> bool:
+        """Whether it prepares them in the training process, and reaches features that lie there."""
 
     def connect(self, place: RankPlace) -> SourceFactory:
         """Return a factory of this rank's source, called with (stage, maker). Every rank calls this method.
