@@ -150,12 +150,13 @@ given = dict(features=rng.random((400, 8), np.float32), labels=rng.integers(0, 3
 sampler = gs.NeighborSampler([4, 4])
 dm = gs.PartitionDataModule(root="store", stream=stream, **given, num_parts=4, sampler=sampler, row_reads="planned")
 model = gs.NodeClassifier(gs.model.GraphSAGE(8, 8, 3, num_layers=2))
-quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False)
+quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
 trainer = L.Trainer(accelerator="cpu", devices=1, max_epochs=1, strategy="gnnscale", **quiet)
 trainer.fit(model, dm)
 assert trainer.test(model, dm, verbose=False)[0]["test_acc"] > 0
 workers = gs.PartitionDataModule("store", sampler=sampler, source="processes")
 try:
+    trainer.fit_loop.max_epochs = 2
     trainer.fit(model, workers)
 except gs.GNNScaleError as error:
     print(error)
