@@ -3,6 +3,7 @@
 import ast
 import importlib.metadata
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -19,9 +20,13 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lightning_gnnscale"
 
 FACE = """
+from dataclasses import dataclass
+from typing import Any
+
 import lightning as L
 import numpy as np
 import lightning_gnnscale as gs
+from torch_geometric.data import Data  # type: ignore[import-untyped]
 
 stream = gs.open_edge_stream("edges.npy", num_nodes=10, to_undirected=True)
 parts: gs.Partitioning = gs.partition(stream, method="spring", num_parts=8, seed=0)
@@ -37,6 +42,7 @@ gs.PartitionDataModule(
     evaluation=gs.EvaluationOptions(sample=1), row_reads=gs.OwnerReads(), placement=gs.PlacementSettings(),
 )
 full = gs.FullGraphDataModule("root", pack_halo=True)
+gs.PartitionDataModule(Data(), num_parts=4)
 reads = gs.access_probability(store, np.arange(3), num_layers=2, method="vip", fanouts=[15, 10], batch_size=1024)
 placement: gs.Placement = gs.place(reads, num_devices=2, buffer_rows=1000, alpha=0.2)
 gs.LayerwiseSampler([512, 512], locality=gs.LocalityBias(placement=placement))
@@ -50,10 +56,24 @@ for batch in dm.train_dataloader():
     if batch is not None:
         print(batch.num_nodes + 1)
 
+for source in (gs.Threads(), gs.Processes(), gs.TaskGraphs(), gs.RayWorkers()):
+    gs.PartitionDataModule("root", source=source)
+for sampler in (gs.SaintSampler("node"), gs.ClusterSampler(3), gs.LinkSampler(), gs.LayerwiseSampler([512])):
+    gs.PartitionDataModule("root", sampler=sampler)
+
 class EightBits(gs.strategy.ExchangePolicy):
     def plan(self):
         return None
 
+@dataclass(frozen=True)
+class Inline:
+    in_process = True
+    batches_ahead = 1
+
+    def connect(self, place: Any) -> Any:
+        return None
+
+gs.PartitionDataModule("root", source=Inline())
 print(gs.__version__.split("."), gs.available_partitioners()[0].upper(), EightBits)
 """
 # What a checker must refuse, and the word by which it does. Each passed while the names were `Any`.
@@ -92,35 +112,44 @@ def test_the_version_is_that_of_the_build():
     assert gs.__version__ == importlib.metadata.version("lightning-gnnscale")
 
 
-@pytest.fixture(scope="module")
-def checked(tmp_path_factory, pytestconfig):
-    """Lines that mypy prints of FACE and of WRONG. About 30 s the first time, since it reads torch and Lightning."""
-    if find_spec("mypy") is None:
-        pytest.skip("no type checker: mypy is of the extra dev, pip install -e .[dev]")
+def mypy_errors(folder: Path, cache: str) -> list[tuple[str, int, str]]:
+    """About 30 s the first time, since mypy reads torch and Lightning."""
+    words = ["mypy", "--no-error-summary", "--cache-dir", cache, "right.py", "wrong.py"]
+    lines = [line.split(":", 3) for line in run_checker(words, folder).splitlines() if ": error:" in line]
+    return [(file, int(line), message) for file, line, _, message in lines]
+
+
+def pyright_errors(folder: Path, cache: str) -> list[tuple[str, int, str]]:
+    said = json.loads(run_checker(["pyright", "--outputjson", "--pythonpath", sys.executable, "."], folder))
+    found = [each for each in said["generalDiagnostics"] if each["severity"] == "error"]
+    return [(Path(each["file"]).name, each["range"]["start"]["line"] + 1, each["message"]) for each in found]
+
+
+def run_checker(words: list[str], folder: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # checkers do not follow the import hook of `pip install -e`
+    done = subprocess.run([sys.executable, "-m", *words], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout + done.stderr  # there are errors, and no others than are read
+    return done.stdout
+
+
+@pytest.fixture(scope="module", params=[mypy_errors, pyright_errors], ids=["mypy", "pyright"])
+def checked(request, tmp_path_factory, pytestconfig):
+    """The errors that a checker finds in FACE and in WRONG: (file, line, message)."""
+    name = request.param.__name__.removesuffix("_errors")
+    if find_spec(name) is None:
+        pytest.skip(f"pip install {name}: it is not installed" + (", and of the extra dev" if name == "mypy" else ""))
     folder = tmp_path_factory.mktemp("face")
     (folder / "right.py").write_text(FACE)
     (folder / "wrong.py").write_text("\n".join(["import lightning_gnnscale as gs", *WRONG]) + "\n")
-    cache = str(pytestconfig.cache.mkdir("mypy"))
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--no-error-summary", "--cache-dir", cache, "right.py", "wrong.py"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},  # a checker does not follow the import hook of `pip install -e`
-        capture_output=True,
-        text=True,
-    )
-    assert not done.stderr, done.stderr
-    return [line for line in done.stdout.splitlines() if ": error:" in line]
+    return request.param(folder, str(pytestconfig.cache.mkdir("mypy")))
 
 
-def test_a_type_checker_accepts_the_public_face(checked):
-    assert [line for line in checked if not line.startswith("wrong.py")] == []
-
-
-@pytest.mark.parametrize("line", range(len(WRONG)), ids=WRONG)
-def test_a_type_checker_refuses(checked, line):
-    found = [message for message in checked if message.startswith(f"wrong.py:{line + 2}:")]
-    assert len(found) == 1, checked
-    assert list(WRONG.values())[line] in found[0]
+def test_a_type_checker_accepts_the_public_face_and_refuses_what_is_wrong(checked):
+    assert [error for error in checked if error[0] != "wrong.py"] == []
+    refused = {line: message for _, line, message in checked}
+    assert set(refused) == set(range(2, 2 + len(WRONG))), checked
+    for line, word in enumerate(WRONG.values(), start=2):
+        assert word in refused[line]
 
 
 def public_classes() -> list[type]:

@@ -2,7 +2,7 @@
 
 import os
 from itertools import pairwise
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import lightning.pytorch as pl
 import numpy as np
@@ -16,6 +16,9 @@ from ..planner import Plan
 from ..store_source import StoreMaking, StoreSource
 from .full_graph_batch import FullGraphBatch, FullGraphLoader, block_batch
 from .stored_graph import StoredGraphDataModule, check_edge_features, check_model
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
 
 UNKNOWN = -1
 _LABEL_ROWS = 1 << 18
@@ -50,7 +53,7 @@ class FullGraphDataModule(StoredGraphDataModule):
     @passes_on(StoreSource.of, StoreSource, pack_halo=False)
     def __init__(
         self,
-        store: str | os.PathLike | PartitionStore | StoreSource | None = None,
+        store: "str | os.PathLike | PartitionStore | StoreSource | Data | None" = None,
         *,
         seed: int = 0,
         **making: Unpack[StoreMaking],

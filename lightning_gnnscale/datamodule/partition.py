@@ -61,6 +61,8 @@ from .train_loader import (
 )
 
 if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
     from ..remote import OwnerReads
     from ..remote.holder import HeldGraph
 
@@ -126,7 +128,7 @@ class PartitionDataModule(StoredGraphDataModule):
     @passes_on(StoreSource.of, StoreSource)
     def __init__(
         self,
-        store: str | os.PathLike | PartitionStore | StoreSource | None = None,
+        store: "str | os.PathLike | PartitionStore | StoreSource | Data | None" = None,
         *,
         mode: str = "mini_batch",
         sampler: BatchSampler | None = None,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..errors import check_count, check_seconds
 from .batch_builder import BatchMaker
@@ -40,12 +40,12 @@ class SourceSettings(Protocol):
     """Settings of a `BatchSource`; plain values, the same on every rank."""
 
     @property
-    def batches_ahead(self) -> int:
-        """Batches that are requested ahead of their use."""
+    def in_process(self) -> bool:
+        """Whether it prepares batches in the training process, and reaches features that lie there."""
 
     @property
-    def in_process(self) -> bool:
-        """Whether it prepares them in the training process, and reaches features that lie there."""
+    def batches_ahead(self) -> int:
+        """Batches that are requested ahead of their use."""
 
     def connect(self, place: RankPlace) -> SourceFactory:
         """Return a factory of this rank's source, called with (stage, maker). Every rank calls this method.
@@ -75,7 +75,7 @@ class Threads:
 
     num_threads: int = 1
     prefetch_batches: int | None = None
-    in_process: ClassVar[bool] = True
+    in_process = True
 
     def __post_init__(self):
         check_count("num_threads", self.num_threads)
@@ -109,7 +109,7 @@ class Processes:
     queue_bytes: int = QUEUE_BYTES
     timeout_s: float = TIMEOUT_S
     prefetch_batches: int | None = None
-    in_process: ClassVar[bool] = False
+    in_process = False
 
     def __post_init__(self):
         check_count("num_workers", self.num_workers)
@@ -158,7 +158,7 @@ class TaskGraphs:
     pieces: int | None = None
     operators: Operators | None = None
     prefetch_batches: int | None = None
-    in_process: ClassVar[bool] = True
+    in_process = True
 
     def __post_init__(self):
         check_count("num_threads", self.num_threads)

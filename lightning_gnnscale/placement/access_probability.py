@@ -1,7 +1,7 @@
 """How likely each node is to be read as input of a training batch."""
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -9,6 +9,9 @@ from ..graph import CSC
 from ..jit import kernel
 from ..rng import batch_key, fold, permutation
 from ..triton_kernels.sample_neighbors import Workspace, check_fanouts, sample_neighbors
+
+if TYPE_CHECKING:
+    from ..partition_store import PartitionStore
 
 
 @kernel
@@ -254,7 +257,7 @@ class GraphRows(Protocol):
 
 
 def access_probability(
-    store: GraphRows,
+    store: "PartitionStore | GraphRows",  # a cached property is no property to some type checkers
     train_nodes: np.ndarray,
     num_layers: int = 3,
     method: str = "vip",

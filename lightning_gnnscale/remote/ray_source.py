@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from ..errors import GNNScaleError, check_count
 from ..events import record
@@ -329,7 +329,7 @@ class RayWorkers:
     timeout_s: float = 60.0
     slow_s: float = SLOW_S
     prefetch_batches: int | None = None
-    in_process: ClassVar[bool] = False
+    in_process = False
 
     def __post_init__(self):
         if self.num_workers != "auto":

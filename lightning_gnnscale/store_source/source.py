@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from filelock import FileLock
 
@@ -38,6 +38,9 @@ from .preparation import (
     unfinished_packs_halo,
 )
 
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
 _log = logging.getLogger(__name__)
 
 _MOST_HALO = 0.5  # of the graph: beyond it, reading the whole table in order costs at most twice as much
@@ -51,7 +54,7 @@ class StoreMaking(TypedDict, total=False):
     """The keywords of `StoreSource.of` and `StoreSource`, for type checkers; `tests/test_types.py` compares them."""
 
     root: str | os.PathLike | None
-    dataset: GraphDataset | None
+    dataset: "GraphDataset | Data | None"
     stream: EdgeStream | None
     features: Any
     labels: Any
