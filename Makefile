@@ -1,4 +1,4 @@
-# `make demo` and `make test` do all their own set-up in .venv; a second call starts at once.
+# `make demo`, `make test` and `make docs` do all their own set-up in .venv; a second call starts at once.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +10,7 @@ PIP := $(BIN)/$(PIP_INSTALL) -c constraints.txt $(if $(LOCKED),-c lock.txt)
 OLD := .venv-oldest/bin
 OLDEST_TORCH ?=
 
-.PHONY: demo test test-oldest lint format lock clean
+.PHONY: demo test test-oldest docs lint format lock clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/gnnscale train recipe=demo
@@ -26,6 +26,9 @@ test-oldest: .venv-oldest/.ready
 		tests/partitioner/test_partition.py tests/sampler/test_samplers.py tests/model tests/triton_kernels \
 		tests/datamodule/test_partition_datamodule.py tests/distributed/test_end_to_end.py \
 		tests/recipes/test_compose.py tests/cli/test_bad_words.py tests/report
+
+docs: $(VENV)/.ready-test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -61,7 +64,7 @@ $(VENV)/.ready-test: $(VENV)/.ready-demo
 	@echo "set-up 3/3: extras for the tests (torch-scatter is compiled: minutes, the first time)"
 	@printf '[build_ext]\nparallel = 2\n' > $(VENV)/build.cfg
 	@DIST_EXTRA_CONFIG=$(CURDIR)/$(VENV)/build.cfg CFLAGS=-g0 \
-		$(PIP) --no-build-isolation -e ".[scatter,metis,kaminpar,ray,dev]"
+		$(PIP) --no-build-isolation -e ".[scatter,metis,kaminpar,ray,docs,dev]"
 	@touch $@
 
 .venv-oldest/.ready: pyproject.toml tests/oldest.py
