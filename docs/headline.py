@@ -31,7 +31,9 @@ def picture() -> str:
     store, cap = rows["store"], int(rows["store"]["cap_bytes"]) / 2**30
     lines = [_bar(0, "the store on disk", int(store["disk_bytes"]), "disk", "", 0)]
     for place, (stage, label) in enumerate(STAGES.items(), 1):
-        lines.append(_bar(place, label, int(rows[stage]["peak_bytes"]), "peak", f", {int(rows[stage]['seconds']):,} s", cap))
+        lines.append(
+            _bar(place, label, int(rows[stage]["peak_bytes"]), "peak", f", {int(rows[stage]['seconds']):,} s", cap)
+        )
     bottom = TOP + STEP * len(lines)
     at_cap = LEFT + cap * GIB
     nodes, edges = int(store["nodes"]), int(store["edges"])

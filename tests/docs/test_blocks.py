@@ -74,7 +74,9 @@ def write_graph() -> None:
     alike = (labels[src] == labels[dst]) | (random.random(len(src)) < 0.1)
     edges = np.stack([src[alike], dst[alike]])
     features = (np.eye(16)[labels] + random.normal(0, 1, (NUM_NODES, 16))).astype(np.float32)
-    masks = dict(zip(("train", "val", "test"), np.eye(3, dtype=bool)[random.integers(3, size=NUM_NODES)].T, strict=True))
+    masks = dict(
+        zip(("train", "val", "test"), np.eye(3, dtype=bool)[random.integers(3, size=NUM_NODES)].T, strict=True)
+    )
     arrays = {"edges": edges, "features": features, "x": features, "labels": labels, "y": labels, **masks}
     for name, array in arrays.items():
         np.save(f"{name}.npy", array)
@@ -153,7 +155,8 @@ def check_line(words: list[str], composed: list) -> None:
     elif program == "pip":
         extras = re.findall(r"\[([\w,]+)\]", " ".join(rest))
         known = re.search(r"optional-dependencies\]\n(.*?)\n\n", (ROOT / "pyproject.toml").read_text(), re.DOTALL)[1]
-        assert {name for names in extras for name in names.split(",")} <= set(re.findall(r"^(\w+) =", known, re.MULTILINE))
+        asked = {name for names in extras for name in names.split(",")}
+        assert asked <= set(re.findall(r"^(\w+) =", known, re.MULTILINE))
     elif program == "python":
         assert rest[0] in ("-m", "-c") or Path(rest[0]).is_file(), f"no block is titled {rest[0]}"
     else:

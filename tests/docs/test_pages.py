@@ -13,7 +13,8 @@ import lightning_gnnscale as gs
 
 ROOT = Path(__file__).parents[2]
 DIRECTIVE = re.compile(r"^::: (\S+)\n    options: \{heading: gs\.(\S+), toc_label: \w+\}$", re.MULTILINE)
-NAMES = {shown: path for page in (ROOT / "docs" / "reference").glob("*.md") for path, shown in DIRECTIVE.findall(page.read_text())}
+REFERENCE = "".join(page.read_text() for page in sorted((ROOT / "docs" / "reference").glob("*.md")))
+NAMES = {shown: path for path, shown in DIRECTIVE.findall(REFERENCE)}
 
 
 @pytest.fixture(scope="module")
