@@ -42,8 +42,8 @@ def picture() -> str:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 740 {bottom + 8}" role="img">',
             f"<title>Memory of each stage under a cap of {cap:.0f} GiB</title>",
             f"<style>{STYLE}\n</style>",
-            f'<text x="12" y="24">{nodes / 1e6:.0f} million nodes, {edges / 1e9:.1f} billion edges, {store["feature_dim"]} '
-            f"features, {store['cores']} cores: peak memory, seconds</text>",
+            f'<text x="12" y="24">{nodes / 1e6:.0f} million nodes, {edges / 1e9:.1f} billion edges, '
+            f"{store['feature_dim']} features, {store['cores']} cores: peak memory, seconds</text>",
             *lines,
             f'<line class="cap" x1="{at_cap}" x2="{at_cap}" y1="{TOP - 12}" y2="{bottom}"/>',
             f'<text class="small of-cap" x="{at_cap - 4}" y="{TOP - 17}" text-anchor="middle">'
