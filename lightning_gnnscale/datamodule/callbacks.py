@@ -230,7 +230,7 @@ def _rounded(seconds: dict[str, float]) -> dict[str, float]:
 def _sizes(batch: Any) -> dict[str, int]:
     """Return the counts of a batch that `EpochTimes` adds up; 0 for what it does not tell."""
     sparse, rows = getattr(batch, "x_csr", None), getattr(batch, "x_dense", None)
-    tensors = [rows] if sparse is None else [value for value in vars(sparse).values() if torch.is_tensor(value)]
+    tensors = [rows] if sparse is None else [value for value in sparse if torch.is_tensor(value)]
     if getattr(batch, "full_graph", False):
         tensors = []  # held all the time, not brought
     arcs = getattr(batch, "edge_index", None)

@@ -3,6 +3,7 @@
 import lightning as L
 import numpy as np
 import pytest
+import scipy.sparse
 
 import lightning_gnnscale as gs
 from lightning_gnnscale import events
@@ -11,14 +12,17 @@ from lightning_gnnscale.datamodule import EpochTimes
 SOURCES = {"threads": gs.Threads(), "tasks": gs.TaskGraphs()}
 
 
-def trained(tmp_path, source=None, epochs: int = 3, **options):
+def trained(tmp_path, source=None, epochs: int = 3, sparse: bool = False, **options):
     draw = np.random.default_rng(0)
     edges = draw.integers(0, 600, (2, 6000))
     stream = gs.open_edge_stream(edges, num_nodes=600, to_undirected=True)
+    features = draw.normal(size=(600, 8)).astype(np.float32)
+    if sparse:
+        features = scipy.sparse.csr_array(np.maximum(features, 0))
     masks = {"train": np.arange(600) % 2 == 0, "val": np.arange(600) % 2 == 1}
     dm = gs.PartitionDataModule(
-        root=tmp_path / "store", stream=stream, features=draw.normal(size=(600, 8)).astype(np.float32),
-        labels=draw.integers(0, 3, 600), masks=masks, num_parts=2, batch_size=50, source=source or gs.Threads(),
+        root=tmp_path / "store", stream=stream, features=features, labels=draw.integers(0, 3, 600),
+        masks=masks, num_parts=2, batch_size=50, source=source or gs.Threads(),
         sampler=gs.NeighborSampler([4, 3]), **options,
     )  # fmt: skip
     dm.prepare_data()
@@ -70,6 +74,13 @@ def test_rows_that_are_read_ahead_count_as_read(tmp_path, how):
     log, _ = trained(tmp_path, epochs=2, row_reads=how)
     last = next(event for event in reversed(log) if event["event"] == "epoch_times")
     assert last["beside"]["read"] > 0
+
+
+def test_sparse_rows_count_by_the_bytes_that_are_brought(tmp_path):
+    log, _ = trained(tmp_path, epochs=1, sparse=True)
+    counts = next(event["counts"] for event in log if event["event"] == "epoch_times")
+    pointers = 8 * (counts["nodes"] + counts["batches"])
+    assert pointers < counts["row_bytes"] <= pointers + 12 * 8 * counts["nodes"]
 
 
 def test_one_epoch_is_shown_once_and_a_failure_ends_it(tmp_path):
