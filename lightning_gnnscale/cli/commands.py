@@ -24,6 +24,16 @@ COMMANDS = {
     "completion": "print what lets bash, zsh or fish complete these words",
 }
 
+# What stands before the settings, of commands that take more than settings.
+TAKES = {
+    "test": "[RUN | CHECKPOINT] ",
+    "predict": "[RUN | CHECKPOINT] ",
+    "verify": "[STORE] ",
+    "inspect": "[RUN | CHECKPOINT | STORE] ",
+    "stores": "[list | sizes | clean] [NAME ...] ",
+    "report": "RUN [RUN ...] ",
+}
+
 BENCHES = {
     "partition": "partitioners side by side: cut, replication, balances, time and memory",
     "spring": "SPRING's speed, memory and cut",
@@ -145,7 +155,7 @@ def _actions(words: list[str]) -> list[str]:
 
 
 def _is_path(word: str) -> bool:
-    return not word.startswith("-") and not re.match(r"^[+~]*[\w./@]+=", word)
+    return not re.match(r"-|[+~]*[\w./@]+=|~\w[\w./@]*$", word)
 
 
 def _quoted(word: str) -> str:

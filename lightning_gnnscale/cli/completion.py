@@ -57,6 +57,10 @@ def run(words: list[str]) -> None:
         except Exception:  # a line that is half typed need not make sense
             return
         return
+    if words in (["-h"], ["--help"]):
+        print("gnnscale completion: print what lets a shell complete these words by the tab key\n")
+        print("usage: " + "\n       ".join(script.splitlines()[0].removeprefix("# ") for script in SHELLS.values()))
+        return
     if len(words) != 1 or words[0] not in SHELLS:
         given = " ".join(words)
         near = did_you_mean(given, SHELLS)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf
 
-from .commands import COMMANDS, Command
+from .commands import COMMANDS, TAKES, Command
 from .compose import compose_config, group_choices, partitioner_options, prepare_overrides
 from .declared import declared
 
@@ -25,7 +25,8 @@ def print_help(command: Command) -> None:
     config = compose_config(command.config_name, prepare_overrides(words), command.config_dir)
     what = " ".join([command.name, *([command.config_name.partition("/")[2]] if command.name == "bench" else [])])
     print(f"gnnscale {what}: {COMMANDS[command.name]}\n")
-    print(f"usage: gnnscale {what} [recipe=NAME | recipe=FILE.yaml] [key=value ...] [--multirun] [--cfg job]\n")
+    recipe = "" if command.name in ("stores", "report", "doctor") else "[recipe=NAME | recipe=FILE.yaml] "
+    print(f"usage: gnnscale {what} {TAKES.get(command.name, '')}{recipe}[key=value ...] [--multirun] [--cfg job]\n")
     groups = {group: choices for group, choices in group_choices().items() if _has(config, group)}
     if groups:
         print("choices (key=NAME; their settings below change with them):")

@@ -7,7 +7,9 @@ import sys
 import pytest
 from cli.refusals import refused
 
+from lightning_gnnscale.cli.commands import locate
 from lightning_gnnscale.cli.compose import prepare_overrides
+from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.main import flags_first, main
 
 
@@ -122,3 +124,14 @@ def test_traceback_when_asked(tmp_path):
 )
 def test_flags_may_stand_anywhere(words, expected):
     assert flags_first(words) == expected
+
+
+@pytest.mark.parametrize("word", ["~model.backbone", "~logger", "+dataset.x=1", "--cfg", "a.b=~/c"])
+def test_what_takes_a_setting_away_is_no_path(word):
+    assert locate("train", [word]).words == [word]
+
+
+@pytest.mark.parametrize("word", ["stores/mine", "~/stores/mine", "mine"])
+def test_a_path_is_none_of_the_settings_of_train(word):
+    with pytest.raises(UsageError, match="is no setting: say key=value"):
+        locate("train", [word])

@@ -84,3 +84,9 @@ def test_bash_completes_behind_an_equals_sign(tmp_path, capsys):
 
 def test_a_shell_must_be_named(capsys):
     assert "completion takes a shell, one of bash, zsh, fish, got nothing" in refused(capsys, "completion")
+
+
+def test_help_says_how_each_shell_takes_it(capsys):
+    main(["completion", "--help"])
+    told = capsys.readouterr().out
+    assert 'eval "$(gnnscale completion zsh)"' in told and "gnnscale completion fish | source" in told

@@ -13,8 +13,10 @@ from typing import NamedTuple
 import lightning as L
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 import lightning_gnnscale as gs
+from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.partitioner import registry
 
 cli = importlib.import_module("lightning_gnnscale.cli.main")  # the package's `main` is its function
@@ -83,6 +85,10 @@ def write_graph() -> None:
     stream = gs.open_edge_stream(edges, num_nodes=NUM_NODES)
     for name in ("edges.csv", "edges.parquet", "edges.bin"):
         gs.write_edges(stream, name)
+    for run in ("demo", "sdt_gnn"):
+        folder = Path(f"runs/{run}/DATE")
+        folder.mkdir(parents=True)
+        OmegaConf.save(compose_config("train", []), folder / "config.yaml")
 
 
 def write_files(blocks: list[Block]) -> None:
