@@ -14,11 +14,12 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.utilities import imports
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 
 from ..apart import failing_together, gather_from_ranks
@@ -108,8 +109,8 @@ class GNNScaleStrategy(DDPStrategy):
         accelerator: as for DDPStrategy; the Trainer sets it.
         weights: how replicas become one, a policy or its name; GradientAveraging() by default.
         exchange: how layers read rows of other processes, a policy or its name; NoExchange() by default.
-        start_method: "popen" runs the script again for each process (not in notebooks); "fork" copies this one (in
-            notebooks, before CUDA is used); "spawn" and "forkserver" import it (which needs a `__main__` guard).
+        start_method: "popen" runs the script again for each process, in notebooks it is "fork"; "fork" copies this one
+            (before CUDA is used); "spawn" and "forkserver" import it (which needs a `__main__` guard).
         process_group_backend: "gloo", "nccl", ...; by the device where None.
         timeout: longest wait for another process, seconds or a timedelta: more than one rank may take longer than
             another between two averages, or over a layer of evaluation.
@@ -287,6 +288,12 @@ class GNNScaleStrategy(DDPStrategy):
 
     def _configure_launcher(self) -> None:
         super()._configure_launcher()
+        if self._start_method == "popen" and imports._IS_INTERACTIVE and self._starts_processes:
+            if self.num_processes == 1:
+                self._launcher = None
+                return
+            rank_zero_info("A notebook or a Python shell: processes are forked, as by strategy='gnnscale_fork'")
+            self._start_method = "fork"
         if self._start_method == "forkserver":
             keep_sockets()
         if self._start_method != "popen":

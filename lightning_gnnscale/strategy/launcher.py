@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -27,6 +28,7 @@ LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 _PATIENCE_S = 3.0  # for processes to end by themselves, once one has failed
 _START_LIMIT = timedelta(seconds=60)
 _PR_SET_PDEATHSIG = 1  # of Linux' prctl
+_OMP_PAUSE_HARD = 2  # of omp.h
 CAUSES = {
     signal.SIGSEGV: "a file of the store may be damaged: check it by gnnscale verify STORE",
     signal.SIGBUS: "a mapped file was shortened while it was read, or its disk is gone or full: check the store by "
@@ -69,6 +71,8 @@ class Launcher(_MultiProcessingLauncher):
         """
         if dist.is_initialized() and dist.get_world_size() == 1:
             dist.destroy_process_group()  # of an earlier run in this process: the others are to meet at its port
+        if self._start_method == "fork":
+            _end_openmp_threads()
         try:
             return super().launch(function, *args, **kwargs)
         except ProcessRaisedException:
@@ -78,6 +82,18 @@ class Launcher(_MultiProcessingLauncher):
                 line = f"rank {error.error_index} (process {error.error_pid}) stood stopped for strategy.timeout"
                 raise StrategyError(f"{line}, and was ended: start again from the last checkpoint") from None
             raise StrategyError(exit_line(error.error_index, error.error_pid, error.exit_code)) from None
+
+
+def _end_openmp_threads() -> None:
+    """End the threads that GNU OpenMP keeps for this one: a forked process would wait for them, and has none.
+
+    They start again where they are next used. Other OpenMP libraries see to it themselves.
+    """
+    with suppress(OSError):
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        for path in {line.split(maxsplit=5)[-1] for line in maps if "libgomp" in line}:
+            with suppress(OSError, AttributeError):  # AttributeError: older than OpenMP 5.0
+                ctypes.CDLL(path).omp_pause_resource_all(_OMP_PAUSE_HARD)
 
 
 def _terminate(pid: int) -> None:

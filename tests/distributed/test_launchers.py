@@ -10,7 +10,9 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from lightning.fabric.utilities import imports
 from lightning.pytorch.callbacks import LearningRateFinder
+from lightning.pytorch.trainer.connectors import accelerator_connector
 from partition_stand_ins import Classifier, PartsData, make_trainer, train
 from processes import CONTEXT, launch
 
@@ -79,9 +81,16 @@ class Listening(L.Callback):
         found = psutil.Process().net_connections(kind="inet")
         told = sorted({one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN})
         Path(trainer.default_root_dir, f"listening-{trainer.global_rank}").write_text(" ".join(told))
+        use_threads()
+
+
+def use_threads():
+    torch.set_num_threads(2)
+    torch.ones(1000, 1000).exp().sum()
 
 
 def fork_two(folder):
+    use_threads()  # of which a forked process has none
     torch.set_num_threads(1)
     model = Classifier()
     trainer = make_trainer(folder, strategy="gnnscale_fork", devices=2, callbacks=[Listening()])
@@ -103,6 +112,27 @@ def test_fork(tmp_path):
     assert all(torch.equal(state[name], expected[name]) for name in expected)
     saved = torch.load(tmp_path / "after.ckpt", weights_only=True)
     assert all(torch.equal(saved["state_dict"][name], expected[name]) for name in expected)
+
+
+def in_a_notebook(folder):
+    imports._IS_INTERACTIVE = accelerator_connector._IS_INTERACTIVE = True
+    for devices in (1, 2):
+        model = Classifier()
+        trainer = make_trainer(folder, strategy="gnnscale", devices=devices)
+        trainer.fit(model, datamodule=PartsData(EVEN))
+        torch.save(model.state_dict(), folder / f"state-{devices}.pt")
+
+
+def test_a_notebook_needs_no_strategy_of_its_own(tmp_path):
+    process = CONTEXT.Process(target=in_a_notebook, args=(tmp_path,))
+    process.start()
+    process.join(60)
+    process.kill()
+    for devices in (1, 2):
+        state = torch.load(tmp_path / f"state-{devices}.pt", weights_only=True)
+        folder = tmp_path / f"expected-{devices}"
+        expected = launch(devices, train, folder, GradientAveraging(), None, PartsData(EVEN))[0]
+        assert all(torch.equal(state[name], expected[name]) for name in expected)
 
 
 QUIET = (
