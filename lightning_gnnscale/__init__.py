@@ -43,6 +43,7 @@ _HOME = {
     "LocalityBias": "sampler",
     "MiniBatch": "sampler",
     "NeighborLoader": "loader",
+    "LinkNeighborLoader": "loader",
     "Threads": "loader",
     "Processes": "loader",
     "OwnerReads": "remote",

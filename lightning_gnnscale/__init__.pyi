@@ -30,7 +30,7 @@ from .errors import (
     PlanError,
     StrategyError,
 )
-from .loader import NeighborLoader, Processes, TaskGraphs, Threads
+from .loader import LinkNeighborLoader, NeighborLoader, Processes, TaskGraphs, Threads
 from .model import LinkPredictor, NodeClassifier
 from .partition_store import PartitionStore, write_partition_store
 from .partitioner import (
@@ -89,6 +89,7 @@ __all__ = [
     "GraphDataset",
     "HaloExchange",
     "LayerwiseSampler",
+    "LinkNeighborLoader",
     "LinkPredictor",
     "LinkSampler",
     "LinkSet",

@@ -3,7 +3,7 @@
 from .batch_source import BatchKey, BatchSource
 from .buffer_pool import BufferPool
 from .local_source import LocalSource
-from .neighbor_loader import NeighborLoader
+from .neighbor_loader import LinkNeighborLoader, NeighborLoader
 from .part_loader import LoaderOptions, PartData, PartLoader
 from .part_walk import (
     Interleave,
@@ -28,6 +28,7 @@ __all__ = [
     "BufferPool",
     "Interleave",
     "InterleavedWalk",
+    "LinkNeighborLoader",
     "LoaderOptions",
     "LocalSource",
     "NeighborLoader",

@@ -27,8 +27,8 @@ def check_data(data) -> tuple[np.ndarray, np.ndarray]:
 
     if not isinstance(data, Data):
         raise ValueError(
-            f"data must be a homogeneous torch_geometric.data.Data, got {type(data).__name__}: other graphs need "
-            "torch_geometric's NeighborLoader"
+            f"data must be a torch_geometric.data.Data or HeteroData, got {type(data).__name__}: other graphs need "
+            "torch_geometric's own loaders"
         )
     if data.edge_index is None:
         other = next((name for name in ("adj_t", "adj") if name in data), None)
@@ -218,3 +218,23 @@ def _look_up(table, rows, out):
         if i + _AHEAD < num:
             prefetch(table, rows[i + _AHEAD])
         out[i] = table[rows[i]]
+
+
+class SampledBatchBuilder(BatchBuilder):
+    """Let one of PyG's loaders make each batch, out of what a `DataSampler` draws; from several threads at once.
+
+    Args:
+        loader: A `NodeLoader` or `LinkLoader`, whose sampler is the next argument; only its batches are asked for.
+        data_sampler: Draws by the key of the batch.
+        sampler: Hands out positions in the loader's input.
+        pool: Memory of batches; not used.
+    """
+
+    def __init__(self, loader, data_sampler, sampler: NeighborSampler, pool: BufferPool):
+        super().__init__(sampler, None, pool)
+        self.loader, self.data_sampler = loader, data_sampler
+
+    def build(self, staged: StagedPart, items: np.ndarray, key: int):
+        """Return the `Data` or `HeteroData` that (items, key) decide; arguments as in `BatchBuilder.build`."""
+        with self.data_sampler.keyed(key):
+            return self.loader(torch.from_numpy(items))

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
+from ..graph import CSC
 from ..partition_store.part_graph import WholeGraph
 from ..sampler import NeighborSampler
 from .buffer_pool import BufferPool
-from .data_batch import DataBatchBuilder, check_data, compress
+from .data_batch import DataBatchBuilder, SampledBatchBuilder, check_data, compress
 from .part_loader import LoaderOptions, PartData, PartLoader
 from .part_walk import split_targets
 
@@ -27,17 +28,21 @@ _WITHOUT_EFFECT = {
     "collate_fn",
     "dataset",
 }
-# Those that would change it: the value that asks for nothing, and what to do instead.
+# Those that `DataSampler` and PyG's own cutting follow, with what asks for nothing.
+_SAMPLED = {
+    "input_time": None,
+    "time_attr": None,
+    "temporal_strategy": "uniform",
+    "strictly_before": False,
+    "weight_attr": None,
+    "disjoint": False,
+    "transform_sampler_output": None,
+    "custom_cls": None,
+    "input_id": None,
+}
+# Those that would change the result: the value that asks for nothing, and what to do instead.
 _REFUSED = {
-    "input_time": (None, "sampling by time needs torch_geometric's NeighborLoader with pyg-lib"),
-    "time_attr": (None, "sampling by time needs torch_geometric's NeighborLoader with pyg-lib"),
-    "temporal_strategy": ("uniform", "sampling by time needs torch_geometric's NeighborLoader with pyg-lib"),
-    "weight_attr": (None, "sampling by edge weight needs torch_geometric's NeighborLoader with pyg-lib"),
-    "disjoint": (False, "disjoint subgraphs need torch_geometric's NeighborLoader with pyg-lib"),
     "neighbor_sampler": (None, "pass num_neighbors, replace and subgraph_type"),
-    "transform_sampler_output": (None, "pass transform, which is given the batch"),
-    "custom_cls": (None, "pass transform, which may return any class"),
-    "input_id": (None, "look the ids up by batch.input_id in transform"),
     "sampler": (None, "pass the seeds as input_nodes, in their order, with shuffle=False"),
     "batch_sampler": (None, "pass the seeds as input_nodes, in their order, with batch_size"),
     "generator": (None, "pass seed, which decides order and draws"),
@@ -45,21 +50,30 @@ _REFUSED = {
 }
 
 
-def check_options(options: Mapping) -> None:
-    """Accept those of PyG's arguments that change no result.
+def check_options(loader: str, options: Mapping) -> dict:
+    """Accept those of PyG's arguments that change no result, and return those that only `DataSampler` follows.
+
+    Args:
+        loader: The loader's name.
+        options: Arguments that it does not name itself.
 
     Raises:
-        ValueError: one would change it.
+        ValueError: one would change the result, and is not followed.
         TypeError: one is not PyG's.
     """
+    found = {}
     for name, value in options.items():
         if name in _WITHOUT_EFFECT:
             continue
-        if name not in _REFUSED:
-            raise TypeError(f"NeighborLoader got an unexpected argument {name!r}")
-        nothing, instead = _REFUSED[name]
-        if value is not nothing and not (isinstance(value, bool | str) and value == nothing):
-            raise ValueError(f"NeighborLoader does not follow {name}={_short(value)}: {instead}")
+        if name not in _REFUSED and name not in _SAMPLED:
+            raise TypeError(f"{loader} got an unexpected argument {name!r}")
+        nothing, instead = _REFUSED.get(name, (_SAMPLED.get(name), ""))
+        if value is nothing or (isinstance(value, bool | str) and value == nothing):
+            continue
+        if name in _REFUSED:
+            raise ValueError(f"{loader} does not follow {name}={_short(value)}: {instead}")
+        found[name] = value
+    return found
 
 
 def check_subgraph_type(subgraph_type, directed: bool, locality, data) -> str:
@@ -138,81 +152,20 @@ def _short(value) -> str:
     return text if len(text) <= 40 and "\n" not in text else type(value).__name__
 
 
-class NeighborLoader(PartLoader):
-    """Sample neighbours of seed nodes from a homogeneous PyG `Data`, and yield batches of its own type.
-
-    A batch is what PyG's loader makes of the same draws: node attributes at `n_id`, edge attributes at `e_id`,
-    everything else as it is; `n_id` (seeds first), `e_id` (positions in `data.edge_index`), `input_id`, `batch_size`,
-    and, where the subgraph is directional, `num_sampled_nodes` and `num_sampled_edges`. A node with at most as many
-    neighbours as the fan-out gives them all, in the order in which PyG sorts them: then n_id, edge_index and e_id equal
-    those of PyG with torch-sparse bit for bit. Neither pyg-lib nor torch-sparse is needed.
-
-    Every choice follows from (seed, epoch, batch): threads and restarts change nothing. The next iteration is the next
-    epoch, other draws in another order; `set_epoch`, which Lightning calls, chooses one.
+class SeedLoader(PartLoader):
+    """Batches around seeds of a graph in memory, which is the one part, prepared by threads.
 
     Args:
-        data: A `torch_geometric.data.Data` with `edge_index`; attributes are read from it without a copy.
-        num_neighbors: Neighbours per node for each hop, >= 1, or -1 for all.
-        input_nodes: Seeds: distinct node ids as a tensor, array or list, or a (num_nodes,) bool mask; None: all nodes.
-        batch_size: Seeds per batch, >= 1.
-        shuffle: Whether the seeds come in a new order every epoch. (PyG's default is False as well.)
-        replace: Whether neighbours are drawn with replacement.
-        subgraph_type: "directional": the drawn edges; "bidirectional": those and their reverses; "induced": all edges
-            between the drawn nodes.
-        directed: False means subgraph_type="induced" (PyG's older name for it).
-        transform: Called on each batch in the thread that iterates, in the order of the batches.
-        is_sorted: Whether `data.edge_index` is sorted by target; if so, it is not sorted again. (PyG's sort may reorder
-            edges into one node, differently on different machines.)
-        locality: `LocalityBias` that prefers rows of a placement. The batch then has an `edge_weight` that keeps the
-            mean unbiased. Not allowed together with weights in the data, or with other subgraph types.
-        rank, world_size: Rank of this process, and number of processes that share the seeds, each getting the same
-            number; None: one process alone.
-        options: drop_last, whether a short last batch is left out (False); seed, of the order of the seeds and of the
-            draws (0); num_threads, the threads that prepare batches, each a whole one (1; 0: batches are prepared in
-            the calling thread), or num_workers, PyG's name for them (nothing is copied between threads). Other
-            arguments of PyG and DataLoader that do not change the result are taken too (`pin_memory`,
-            `persistent_workers`, `prefetch_factor`, `filter_per_worker`, ...).
-
-    Raises:
-        ValueError: an argument is out of range, or is one of PyG's that this loader does not follow.
-        PlacementError: the placement of locality is for another number of nodes.
-        TypeError: an argument that PyG does not know either.
-
-    Cost: one sort of the edges unless is_sorted; the CSC of the graph, 4 bytes an edge (4 more for `e_id` unless
-    is_sorted); 4 bytes a node and thread.
-    Source: `torch_geometric.loader.NeighborLoader` (2.6 to 2.8). Differs: seeds must be distinct; a fan-out of 0 is
-    refused; the counts of a hop are there without pyg-lib too.
+        data: The user's graph.
+        seeds: (num_seeds,) what batches start from.
+        csc: Its rows are as many as there may be seeds.
+        builder, sampler: Make the batches, and hand out the seeds.
+        rank, world_size, transform: See `NeighborLoader`.
+        options: Those of `LoaderOptions`.
     """
 
-    def __init__(
-        self,
-        data,
-        num_neighbors: Sequence[int],
-        input_nodes=None,
-        *,
-        batch_size: int = 1,
-        shuffle: bool = False,
-        replace: bool = False,
-        subgraph_type: str = "directional",
-        directed: bool = True,
-        transform: Callable | None = None,
-        is_sorted: bool = False,
-        locality=None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        **options,
-    ):
-        own = {name: options.pop(name) for name in ("seed", "drop_last") if name in options}
-        own["num_threads"] = check_threads(options.pop("num_threads", None), options.pop("num_workers", None))
-        check_options(options)
-        sources, targets = check_data(data)
-        subgraph_type = check_subgraph_type(subgraph_type, directed, locality, data)
-        sampler = _sampler(num_neighbors, replace, locality)
-        seeds, input_id = seeds_of(input_nodes, data.num_nodes)
-        if locality is not None:
-            locality.check_store(data.num_nodes)
-        csc, edge_order = compress(sources, targets, data.num_nodes, is_sorted)
-        self.data, self.transform, self.input_nodes = data, transform, input_nodes
+    def __init__(self, data, seeds: np.ndarray, csc: CSC, builder, sampler, rank, world_size, transform, **options):
+        self.data, self.transform = data, transform
         self.rank, self.world_size = 0 if rank is None else rank, world_size
         if (rank is None) != (world_size is None) and world_size != 1:
             raise ValueError(f"rank and world_size go together, got rank={rank} and world_size={world_size}")
@@ -228,8 +181,28 @@ class NeighborLoader(PartLoader):
             PartData(lambda part: graph),
             {self.rank: seeds},
             sampler,
-            LoaderOptions(batch_size, shuffle=shuffle, **own),
-            builder=DataBatchBuilder(data, sampler, BufferPool(), subgraph_type, edge_order, input_id),
+            LoaderOptions(**options),
+            builder=builder,
+        )
+
+    def _sample_by_data(self, loader: str, sampler, rank, world_size, transform, own: dict, **inputs) -> None:
+        """Begin with what one of PyG's loaders makes of a `DataSampler`'s draws.
+
+        Args:
+            loader: "NodeLoader" or "LinkLoader".
+            sampler: The `DataSampler`.
+            own: Options of the batches.
+            inputs: The loader's seeds, and what else it takes.
+        """
+        import torch_geometric.loader as pyg
+
+        made = getattr(pyg, loader)(sampler.data, sampler, **inputs)
+        _check_inputs(made.input_data, sampler.num_nodes)
+        hand_out, num_seeds = NeighborSampler([-1]), len(made.dataset)
+        builder = SampledBatchBuilder(made, sampler, hand_out, BufferPool())
+        csc = CSC(np.zeros(num_seeds + 1, np.int64), np.empty(0, np.int32))
+        SeedLoader.__init__(
+            self, sampler.data, np.arange(num_seeds), csc, builder, hand_out, rank, world_size, transform, **own
         )
 
     def set_epoch(self, epoch: int) -> None:
@@ -259,15 +232,229 @@ class NeighborLoader(PartLoader):
             processes = torch.distributed.get_world_size()
             if processes > 1:
                 raise ValueError(
-                    f"each of {processes} processes would train on all seeds: pass NeighborLoader rank= and "
-                    "world_size=, or world_size=1 where input_nodes are this process's own"
+                    f"each of {processes} processes would train on all seeds: pass {type(self).__name__} rank= and "
+                    "world_size=, or world_size=1 where the seeds are this process's own"
                 )
+
+
+class NeighborLoader(SeedLoader):
+    """Sample neighbours of seed nodes from a PyG `Data` or `HeteroData`, and yield batches of its own type.
+
+    A batch is what PyG's loader makes of the same draws: node attributes at `n_id`, edge attributes at `e_id`,
+    everything else as it is; `n_id` (seeds first), `e_id` (positions in `data.edge_index`), `input_id`, `batch_size`,
+    and, where the subgraph is directional, `num_sampled_nodes` and `num_sampled_edges`. A node with at most as many
+    neighbours as the fan-out gives them all, in the order in which PyG sorts them: then n_id, edge_index and e_id equal
+    those of PyG with torch-sparse bit for bit. Neither pyg-lib nor torch-sparse is needed.
+
+    Every choice follows from (seed, epoch, batch): threads and restarts change nothing. The next iteration is the next
+    epoch, other draws in another order; `set_epoch`, which Lightning calls, chooses one.
+
+    Args:
+        data: A `Data` or `HeteroData` with `edge_index`; attributes are read from it without a copy.
+        num_neighbors: Neighbours per node for each hop, >= 1, or -1 for all; of a `HeteroData` for every relation, or a
+            list by edge type, in which 0 follows no edge.
+        input_nodes: Seeds: distinct node ids as a tensor, array or list, or a (num_nodes,) bool mask; None: all nodes.
+            Of a `HeteroData` a kind of nodes, or (kind, seeds).
+        batch_size: Seeds per batch, >= 1.
+        shuffle: Whether the seeds come in a new order every epoch. (PyG's default is False as well.)
+        replace: Whether neighbours are drawn with replacement.
+        subgraph_type: "directional": the drawn edges; "bidirectional": those and their reverses; "induced": all edges
+            between the drawn nodes.
+        directed: False means subgraph_type="induced" (PyG's older name for it).
+        transform: Called on each batch in the thread that iterates, in the order of the batches.
+        is_sorted: Whether `data.edge_index` is sorted by target; if so, it is not sorted again. (PyG's sort may reorder
+            edges into one node, differently on different machines.)
+        locality: `LocalityBias` that prefers rows of a placement. The batch then has an `edge_weight` that keeps the
+            mean unbiased. Not allowed together with weights in the data, or with other subgraph types.
+        rank, world_size: Rank of this process, and number of processes that share the seeds, each getting the same
+            number; None: one process alone.
+        options: drop_last, whether a short last batch is left out (False); seed, of the order of the seeds and of the
+            draws (0); num_threads, the threads that prepare batches, each a whole one (1; 0: batches are prepared in
+            the calling thread), or num_workers, PyG's name for them (nothing is copied between threads). Other
+            arguments of PyG and DataLoader that do not change the result are taken too (`pin_memory`,
+            `persistent_workers`, `prefetch_factor`, `filter_per_worker`, ...). time_attr, the attribute of nodes or
+            edges that says when they are there: no neighbour is later than the seed, or than its input_time,
+            (num_seeds,); nor of the same time with strictly_before=True, which PyG has not. temporal_strategy,
+            "uniform", or "last", which takes the latest that may be drawn. weight_attr, the attribute of edges by which
+            they are drawn. disjoint, whether each seed has a subgraph of its own, named by `batch` (always with times).
+            transform_sampler_output, custom_cls and input_id as in PyG.
+
+    Raises:
+        ValueError: an argument is out of range, or is one of PyG's that this loader does not follow.
+        PlacementError: the placement of locality is for another number of nodes.
+        TypeError: an argument that PyG does not know either.
+
+    Cost: one sort of the edges unless is_sorted; the CSC of the graph, 4 bytes an edge (4 more for `e_id` unless
+    is_sorted); 4 bytes a node and thread.
+    Source: `torch_geometric.loader.NeighborLoader` (2.6 to 2.8). Differs: seeds must be distinct, but in disjoint
+    subgraphs; a fan-out of 0 is refused where there is one relation; the counts of a hop are there without pyg-lib too.
+    With kinds, times, weights or disjoint subgraphs: see `DataSampler`.
+    """
+
+    def __init__(
+        self,
+        data,
+        num_neighbors: Sequence[int] | Mapping,
+        input_nodes=None,
+        *,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        replace: bool = False,
+        subgraph_type: str = "directional",
+        directed: bool = True,
+        transform: Callable | None = None,
+        is_sorted: bool = False,
+        locality=None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        **options,
+    ):
+        own = _own_options(options, batch_size, shuffle)
+        sampled = check_options("NeighborLoader", options)
+        self.input_nodes = input_nodes
+        if sampled or _has_kinds(data):
+            if locality is not None:
+                raise ValueError("locality goes with one kind of nodes, without times, weights and disjoint subgraphs")
+            subgraph_type = check_subgraph_type(subgraph_type, directed, None, data)
+            made = _data_sampler(data, num_neighbors, subgraph_type, replace, is_sorted, own, sampled)
+            seeds = _as_tensors(data, input_nodes)
+            self._sample_by_data("NodeLoader", made, rank, world_size, transform, own, input_nodes=seeds, **sampled)
+            return
+        sources, targets = check_data(data)
+        subgraph_type = check_subgraph_type(subgraph_type, directed, locality, data)
+        sampler = _sampler(num_neighbors, replace, locality)
+        seeds, input_id = seeds_of(input_nodes, data.num_nodes)
+        if locality is not None:
+            locality.check_store(data.num_nodes)
+        csc, edge_order = compress(sources, targets, data.num_nodes, is_sorted)
+        builder = DataBatchBuilder(data, sampler, BufferPool(), subgraph_type, edge_order, input_id)
+        super().__init__(data, seeds, csc, builder, sampler, rank, world_size, transform, **own)
+
+
+class LinkNeighborLoader(SeedLoader):
+    """Sample neighbours of the ends of links, and of false ones, from a PyG `Data` or `HeteroData`.
+
+    A batch is PyG's: `edge_label_index` and `edge_label`, or `src_index`, `dst_pos_index` and `dst_neg_index` of
+    triplets, with the subgraph around them; of a `HeteroData` they stand in the links' edge type. Every choice follows
+    from (seed, epoch, batch), false ends too.
+
+    Args:
+        data: A `Data` or `HeteroData`.
+        num_neighbors, replace, subgraph_type, directed, is_sorted, batch_size, shuffle, transform, rank, world_size: As
+            for `NeighborLoader`.
+        edge_label_index: Links: (2, num_links) node ids, or None for all edges; of a `HeteroData` an edge type, or
+            (edge type, links).
+        edge_label: (num_links, ...) labels of the links.
+        edge_label_time: (num_links,) time of each link; with `time_attr` alone.
+        neg_sampling: PyG's `NegativeSampling`, its mode ("binary", "triplet"), or a dict of its arguments; None: none.
+        neg_sampling_ratio: Number of false links for each link (PyG's older form).
+        options: Those of `NeighborLoader`; `input_nodes` and `input_time` have no place here.
+
+    Raises:
+        ValueError: an argument is out of range, or is one of PyG's that this loader does not follow; times without
+            `time_attr`, or the other way round.
+        TypeError: an argument that PyG does not know either.
+
+    Cost: as of `NeighborLoader` with times.
+    Source: `torch_geometric.loader.LinkNeighborLoader` (2.6 to 2.8).
+    """
+
+    def __init__(
+        self,
+        data,
+        num_neighbors: Sequence[int] | Mapping,
+        edge_label_index=None,
+        edge_label=None,
+        edge_label_time=None,
+        *,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        replace: bool = False,
+        subgraph_type: str = "directional",
+        directed: bool = True,
+        neg_sampling=None,
+        neg_sampling_ratio: float | None = None,
+        transform: Callable | None = None,
+        is_sorted: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        **options,
+    ):
+        own = _own_options(options, batch_size, shuffle)
+        sampled = check_options("LinkNeighborLoader", options)
+        if "input_time" in sampled:
+            raise ValueError("LinkNeighborLoader does not follow input_time: pass edge_label_time")
+        if (edge_label_time is None) != ("time_attr" not in sampled):
+            raise ValueError("edge_label_time and time_attr go together: links have times where neighbours do")
+        subgraph_type = check_subgraph_type(subgraph_type, directed, None, data)
+        made = _data_sampler(data, num_neighbors, subgraph_type, replace, is_sorted, own, sampled)
+        self.edge_label_index = edge_label_index
+        self._sample_by_data(
+            "LinkLoader", made, rank, world_size, transform, own, edge_label_index=_as_tensors(data, edge_label_index),
+            edge_label=edge_label, edge_label_time=edge_label_time, neg_sampling=neg_sampling,
+            neg_sampling_ratio=neg_sampling_ratio, **sampled,
+        )  # fmt: skip
+
+
+def _own_options(options: dict, batch_size: int, shuffle: bool) -> dict:
+    """Take what decides order and threads out of a loader's further arguments, and return it."""
+    own = {name: options.pop(name) for name in ("seed", "drop_last") if name in options}
+    own["num_threads"] = check_threads(options.pop("num_threads", None), options.pop("num_workers", None))
+    return own | {"batch_size": batch_size, "shuffle": shuffle}
+
+
+def _has_kinds(data) -> bool:
+    from torch_geometric.data import HeteroData
+
+    return isinstance(data, HeteroData)
+
+
+def _data_sampler(data, num_neighbors, subgraph_type: str, replace: bool, is_sorted: bool, own: dict, sampled: dict):
+    """Return a `DataSampler`; its own arguments are taken out of `sampled`."""
+    if not _has_kinds(data):
+        check_data(data)
+    from ..sampler.data_sampler import DataSampler
+
+    names = ("time_attr", "temporal_strategy", "strictly_before", "weight_attr", "disjoint")
+    drawn = {name: sampled.pop(name) for name in names if name in sampled}
+    return DataSampler(
+        data, num_neighbors, subgraph_type, replace, is_sorted=is_sorted, seed=own.get("seed", 0), **drawn
+    )
+
+
+def _as_tensors(data, seeds):
+    """Return seeds as PyG takes them: arrays as tensors, and with them the kind or edge type where there are several.
+
+    Raises:
+        ValueError: a graph with kinds, and no kind, or one that it has not.
+    """
+    if not _has_kinds(data):
+        return torch.from_numpy(seeds) if isinstance(seeds, np.ndarray) else seeds
+    alone = isinstance(seeds, str) or (isinstance(seeds, tuple) and all(isinstance(one, str) for one in seeds))
+    kind, ids = (seeds, None) if alone or seeds is None else seeds
+    known = data.edge_types if isinstance(kind, tuple) else data.node_types
+    if kind not in known:
+        raise ValueError(f"seeds of a HeteroData are a kind, or (kind, seeds): got {_short(kind)}; kinds are {known}")
+    return kind, torch.from_numpy(ids) if isinstance(ids, np.ndarray) else ids
+
+
+def _check_inputs(inputs, num_nodes: int | dict) -> None:
+    """Raise ValueError for seeds that are no nodes, or times of another number."""
+    kinds = (None, None) if inputs.input_type is None else inputs.input_type
+    links = hasattr(inputs, "row")
+    ends = ((inputs.row, kinds[0]), (inputs.col, kinds[-1])) if links else ((inputs.node, inputs.input_type),)
+    for ids, kind in ends:
+        count = num_nodes if kind is None else num_nodes[kind]
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < count:
+            raise ValueError(f"seeds must be in [0, {count}), got {int(ids.min())} to {int(ids.max())}")
+    if inputs.time is not None and len(inputs.time) != len(ends[0][0]):
+        raise ValueError(f"there are {len(ends[0][0])} seeds, and {len(inputs.time)} times of seeds: one a seed")
 
 
 def _sampler(num_neighbors: Sequence[int], replace: bool, locality) -> NeighborSampler:
     """Return the sampler; errors name the argument as PyG does."""
     if isinstance(num_neighbors, dict):
-        raise ValueError("num_neighbors by edge type needs a heterogeneous graph: use torch_geometric's NeighborLoader")
+        raise ValueError("num_neighbors by edge type needs a graph with several: a HeteroData")
     if isinstance(num_neighbors, str) or not isinstance(num_neighbors, Sequence | np.ndarray | torch.Tensor):
         raise ValueError(
             f"num_neighbors must be a list with a fan-out for each hop, like [15, 10, 5], got {num_neighbors!r}"

@@ -128,15 +128,35 @@ def induced_subgraph(
     Cost: O(sum of the nodes' degrees).
     """
     count = workspace.place(nodes)
-    indptr = allocate((len(nodes) + 1,), np.int64)
-    _count_inside(csc.indptr, csc.indices, nodes, workspace.label, workspace.base, indptr)
-    edge_index = allocate((2, int(indptr[-1])), np.int64)
-    e_id = allocate((int(indptr[-1]),), np.int64) if return_e_id else np.empty(0, np.int64)
-    _emit_inside(csc.indptr, csc.indices, nodes, workspace.label, workspace.base, edge_index, e_id)
+    edge_index, indptr, e_id = arcs_between(csc.indptr, csc.indices, nodes, workspace, allocate, return_e_id)
     workspace.finish(count)
     n_id = allocate((len(nodes),), np.int64)
     n_id[:] = nodes
-    return Subgraph(n_id, edge_index, indptr, num_seeds, e_id if return_e_id else None)
+    return Subgraph(n_id, edge_index, indptr, num_seeds, e_id)
+
+
+def arcs_between(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    targets: np.ndarray,
+    workspace: Workspace,
+    allocate: Allocate,
+    return_e_id: bool,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Return edge_index, indptr and e_id of all arcs from nodes that the workspace has placed into some targets.
+
+    Args:
+        indptr, indices: the arcs by target.
+        targets: (num_targets,) rows.
+        workspace: with the sources in their places.
+        allocate, return_e_id: as for `induced_subgraph`.
+    """
+    inside = allocate((len(targets) + 1,), np.int64)
+    _count_inside(indptr, indices, targets, workspace.label, workspace.base, inside)
+    edge_index = allocate((2, int(inside[-1])), np.int64)
+    e_id = allocate((int(inside[-1]),), np.int64) if return_e_id else np.empty(0, np.int64)
+    _emit_inside(indptr, indices, targets, workspace.label, workspace.base, edge_index, e_id)
+    return edge_index, inside, e_id if return_e_id else None
 
 
 @kernel

@@ -1,0 +1,299 @@
+"""PyG's `NeighborSampler` without a compiled library: kinds, times, weights and disjoint trees, drawn by a key."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from threading import local
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.data import HeteroData
+from torch_geometric.sampler import HeteroSamplerOutput, NegativeSampling, SamplerOutput
+from torch_geometric.sampler import NeighborSampler as PyGNeighborSampler
+from torch_geometric.sampler.base import DataType, SubgraphType
+from torch_geometric.sampler.utils import to_csc, to_hetero_csc
+
+from ..graph import id_dtype
+from ..rng import combine_array, combine_int, fold
+from ..triton_kernels.sample_neighbors import Workspace
+from ..triton_kernels.sample_neighbors.relations import (
+    DrawOptions,
+    Relation,
+    SampledRelations,
+    sample_relations,
+)
+from .protocol import arcs_between
+
+STRATEGIES = ("uniform", "last")
+_NODE, _EDGE = "node", ("node", "to", "node")  # what the one kind and relation of a homogeneous graph are called here
+
+
+class DataSampler(PyGNeighborSampler):
+    """Sample neighbours in a PyG graph in memory, of one kind or of several, for PyG's own loaders and ours.
+
+    Every choice follows from the key that `keyed` sets, otherwise from `seed` and the seeds of the call. Where
+    neighbourhoods are whole, the result equals that of PyG with pyg-lib bit for bit.
+
+    Args:
+        data: A `Data` or `HeteroData`.
+        num_neighbors: Neighbours a node for each hop, >= 0, or -1 for all: a list, or one by edge type. A relation with
+            a fan-out of 0 is not followed.
+        subgraph_type: "directional", "bidirectional" or "induced", as PyG means them.
+        replace: Whether neighbours are drawn with replacement.
+        disjoint: Whether each seed has a subgraph of its own; always so with times.
+        temporal_strategy: "uniform", or "last": the latest neighbours that may be drawn.
+        time_attr: Attribute with the time of nodes, or of edges: no neighbour is drawn that is later than the seed.
+        weight_attr: Attribute of edges by which they are drawn, >= 0.
+        is_sorted: Whether edges are sorted by target, and within it by time.
+        strictly_before: Whether a neighbour of the seed's own time is left out too (PyG's loaders draw it).
+        seed: Seed of draws without a key.
+
+    Raises:
+        ValueError: an argument is out of range, or no attribute of the data.
+
+    Cost: one sort of the edges unless is_sorted; 4 bytes an edge (8 from 2**31 nodes on), 8 more for their numbers.
+    Source: `torch_geometric.sampler.NeighborSampler` (2.6 to 2.8). Differs: weights go with times, and with
+        "induced" kinds do; zero weights are drawn with the whole row alone.
+    """
+
+    def __init__(
+        self,
+        data,
+        num_neighbors,
+        subgraph_type: str = "directional",
+        replace: bool = False,
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        time_attr: str | None = None,
+        weight_attr: str | None = None,
+        is_sorted: bool = False,
+        strictly_before: bool = False,
+        seed: int = 0,
+    ):
+        if temporal_strategy not in STRATEGIES:
+            raise ValueError(f"temporal_strategy must be one of {', '.join(STRATEGIES)}, got {temporal_strategy!r}")
+        self.data, self.data_type = data, DataType.from_data(data)
+        self.sample_direction = "forward"
+        self.seed, self.strictly_before = seed, strictly_before
+        self.num_neighbors, self.replace, self.disjoint = num_neighbors, replace, disjoint
+        self.subgraph_type = SubgraphType(subgraph_type)
+        self.temporal_strategy, self.keep_orig_edges = temporal_strategy, False
+        kinds = isinstance(data, HeteroData)
+        self.node_types, self.edge_types = data.metadata() if kinds else ([_NODE], [_EDGE])
+        self.num_nodes = {kind: data[kind].num_nodes for kind in self.node_types} if kinds else data.num_nodes
+        self._counts = list(self.num_nodes.values()) if kinds else [data.num_nodes]
+        for kind, count in zip(self.node_types, self._counts, strict=True):
+            if count is None:
+                raise ValueError(
+                    f"the number of {kind} nodes is not known: set data{[kind] if kinds else ''}.num_nodes"
+                )
+        self.node_time, self.edge_time = _times(data, time_attr)
+        weights = {} if weight_attr is None else _collected(data, weight_attr, edges=True)
+        if weight_attr is not None and not weights:
+            raise ValueError(f"weight_attr={weight_attr!r} is no attribute of edges")
+        if kinds:
+            indptrs, rows, self.perm = to_hetero_csc(
+                data, "cpu", is_sorted=is_sorted, node_time_dict=self.node_time, edge_time_dict=self.edge_time
+            )
+        else:
+            found = to_csc(data, "cpu", is_sorted=is_sorted, src_node_time=self.node_time, edge_time=self.edge_time)
+            indptrs, rows, self.perm = ({_EDGE: one} for one in found)
+        self._fanouts = _fanouts(self.num_neighbors, self.edge_types, kinds)
+        if self.disjoint and self.subgraph_type == SubgraphType.induced:
+            raise ValueError('disjoint trees have no subgraph of type "induced": use "directional"')
+        self._relations = [
+            self._relation(edge_type, indptrs[edge_type], rows.pop(edge_type), weights) for edge_type in self.edge_types
+        ]
+        self.edge_weight = weights or None
+        if not kinds:
+            self.perm = self.perm[_EDGE]
+        self._spaces: SimpleQueue[list[Workspace]] = SimpleQueue()
+        self._keys = local()
+
+    def _relation(self, edge_type: tuple, indptr: Tensor, row: Tensor, weights: Mapping) -> Relation:
+        """Return a relation of its CSC, with the times and weights of its edges."""
+        source, target = (self.node_types.index(edge_type[end]) for end in (0, 2))
+        perm = self.perm.get(edge_type)
+        indices = row.numpy().astype(id_dtype(self._counts[source]))
+        if len(indices) and not (indices.min() >= 0 and indices.max() < self._counts[source]):
+            raise ValueError(
+                f"edge_index of {edge_type} must be in [0, {self._counts[source]}), got {indices.min()} to "
+                f"{indices.max()}"
+            )
+        weight = weights.get(edge_type)
+        if weight is not None:
+            weight = torch.as_tensor(weight).double().flatten()
+            if not bool(torch.isfinite(weight).all() and (weight >= 0).all()):
+                raise ValueError(
+                    f"weights of {edge_type} must be finite and >= 0, got {weight.min()} to {weight.max()}"
+                )
+            weight = (weight if perm is None else weight[perm]).numpy()
+        time, by_arc = None, self.edge_time is not None
+        if by_arc:
+            time = self.edge_time if edge_type == _EDGE else self.edge_time.get(edge_type)
+            time = None if time is None else (time if perm is None else time[perm]).numpy()
+        elif self.node_time is not None:
+            time = self.node_time if edge_type == _EDGE else self.node_time.get(edge_type[0])
+            time = None if time is None else time.numpy()
+        return Relation(source, target, indptr.numpy(), indices, time, weight, by_arc)
+
+    @property
+    def is_hetero(self) -> bool:
+        """Whether the graph has several kinds of nodes or edges."""
+        return self.data_type == DataType.heterogeneous
+
+    @contextmanager
+    def keyed(self, key: int) -> Iterator[None]:
+        """Let a uint64 decide all draws of this thread in a block."""
+        self._keys.key = key
+        try:
+            yield
+        finally:
+            del self._keys.key
+
+    def sample_from_edges(self, inputs, neg_sampling: NegativeSampling | None = None):
+        """Sample around the ends of edges and of negatives; see PyG."""
+        key = self._key(inputs.row.numpy())
+        drawn = None if neg_sampling is None else _KeyedNegatives(neg_sampling, combine_int(key, 1))
+        return super().sample_from_edges(inputs, drawn)
+
+    def _key(self, seeds: np.ndarray) -> int:
+        key = getattr(self._keys, "key", None)
+        if key is None:
+            hashes = combine_array(combine_array(self.seed, seeds), np.arange(len(seeds)))
+            key = fold(self.seed, int(np.bitwise_xor.reduce(hashes)) if len(hashes) else 0)
+        return key
+
+    def _sample(self, seed, seed_time=None, **options: Any) -> SamplerOutput | HeteroSamplerOutput:
+        """Sample from seeds, in place of the compiled routines that PyG calls here."""
+        hetero = isinstance(seed, dict)
+        seeds = {self.node_types.index(kind): ids for kind, ids in seed.items()} if hetero else {0: seed}
+        seeds = [(kind, ids.cpu().numpy()) for kind, ids in seeds.items()]
+        times = self._seed_times(seed, seed_time)
+        draw_options = DrawOptions(self.replace, self.disjoint, self.temporal_strategy == "last", self.strictly_before)
+        key = self._key(np.concatenate([ids for _, ids in seeds]))
+        with self._workspaces() as spaces:
+            drawn = sample_relations(self._relations, seeds, self._fanouts, key, spaces, draw_options, times)
+            if self.subgraph_type == SubgraphType.induced:
+                drawn = self._induced(drawn, spaces)
+        return self._output(drawn, hetero)
+
+    def _seed_times(self, seed, seed_time) -> np.ndarray | None:
+        """Return the times of all seeds in one array, None without times."""
+        if not self.is_temporal:
+            if seed_time is not None:
+                raise ValueError("seeds have times, and neighbours have none: name time_attr")
+            return None
+        if seed_time is not None:
+            times = list(seed_time.values()) if isinstance(seed_time, dict) else [seed_time]
+            return torch.cat([torch.as_tensor(one) for one in times]).numpy()
+        if self.node_time is None:
+            raise ValueError("times of edges need the times of the seeds: pass input_time (edge_label_time)")
+        if not isinstance(seed, dict):
+            return self.node_time[seed].numpy()
+        missing = [kind for kind in seed if kind not in self.node_time]
+        if missing:
+            raise ValueError(f"{missing[0]} nodes have no time: pass input_time (edge_label_time)")
+        return torch.cat([self.node_time[kind][ids] for kind, ids in seed.items()]).numpy()
+
+    def _induced(self, drawn: SampledRelations, spaces: list[Workspace]) -> SampledRelations:
+        """Return all edges between the nodes that were drawn, by relation."""
+        parts = []
+        for relation in self._relations:
+            space, targets = spaces[relation.source], drawn.n_id[relation.target]
+            count = space.place(drawn.n_id[relation.source])
+            edge_index, _, e_id = arcs_between(relation.indptr, relation.indices, targets, space, np.empty, True)
+            parts.append((*edge_index, e_id))
+            space.finish(count)
+        row, col, e_id = (list(part) for part in zip(*parts, strict=True))
+        return drawn._replace(row=row, col=col, e_id=e_id)
+
+    @contextmanager
+    def _workspaces(self) -> Iterator[list[Workspace]]:
+        try:
+            spaces = self._spaces.get_nowait()
+        except Empty:
+            spaces = [Workspace(count, np.int64) for count in self._counts]
+        try:
+            yield spaces
+        finally:
+            self._spaces.put(spaces)
+
+    def _output(self, drawn: SampledRelations, hetero: bool) -> SamplerOutput | HeteroSamplerOutput:
+        directional = self.subgraph_type == SubgraphType.directional
+        parts = [drawn.n_id, drawn.row, drawn.col, drawn.e_id]
+        node, row, col, edge = ([torch.from_numpy(one) for one in part] for part in parts)
+        batch = None if drawn.batch is None else [torch.from_numpy(one) for one in drawn.batch]
+        nodes, edges = (drawn.num_sampled_nodes, drawn.num_sampled_edges) if directional else (None, None)
+        if not hetero:
+            first = [None if part is None else part[0] for part in (batch, nodes, edges)]
+            return SamplerOutput(node[0], row[0], col[0], edge[0], *first)
+        by_kind = [None if part is None else dict(zip(self.node_types, part, strict=True)) for part in (batch, nodes)]
+        return HeteroSamplerOutput(
+            dict(zip(self.node_types, node, strict=True)),
+            *(dict(zip(self.edge_types, part, strict=True)) for part in (row, col, edge)),
+            *by_kind,
+            None if edges is None else dict(zip(self.edge_types, edges, strict=True)),
+        )
+
+
+class _KeyedNegatives(NegativeSampling):
+    """The false ends of one batch, drawn by a key: as often as PyG asks, other ones each time."""
+
+    def __init__(self, asked: NegativeSampling, key: int):
+        super().__init__(asked.mode, asked.amount, asked.src_weight, asked.dst_weight)
+        self._key, self._calls = key, 0
+
+    def sample(self, num_samples: int, endpoint: str, num_nodes: int | None = None) -> Tensor:
+        """Return (num_samples,) int64 nodes, uniform or by the weights of this end; see PyG."""
+        weight = self.src_weight if endpoint == "src" else self.dst_weight
+        if weight is not None and num_nodes is not None and len(weight) != num_nodes:
+            raise ValueError(f"{endpoint}_weight must have {num_nodes} entries, one a node, got {len(weight)}")
+        self._calls += 1
+        words = combine_array(combine_int(self._key, self._calls), np.arange(num_samples))
+        share = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        if weight is None:
+            return torch.from_numpy((share * num_nodes).astype(np.int64))
+        sums = np.cumsum(weight.cpu().numpy().astype(np.float64))
+        return torch.from_numpy(np.searchsorted(sums, share * sums[-1], side="right"))
+
+
+def _times(data, name: str | None) -> tuple[Any, Any]:
+    """Return the times of nodes and of edges, by kind or relation where the graph has them; one of the two is None."""
+    if name is None:
+        return None, None
+    of_nodes, of_edges = _collected(data, name, edges=False), _collected(data, name, edges=True)
+    if bool(of_nodes) == bool(of_edges):
+        found = "attribute of both nodes and edges" if of_nodes else "attribute of neither nodes nor edges"
+        raise ValueError(f"time_attr={name!r} is an {found}: name one of nodes, or of edges")
+    found = of_nodes or of_edges
+    if not isinstance(data, HeteroData):
+        found = next(iter(found.values()))
+    return (found, None) if of_nodes else (None, found)
+
+
+def _collected(data, name: str, edges: bool) -> dict:
+    """Return the tensors of this name, by kind or by relation."""
+    if isinstance(data, HeteroData):
+        stores = data.edge_items() if edges else data.node_items()
+        return {kind: torch.as_tensor(store[name]) for kind, store in stores if name in store}
+    if name not in data or not (data.is_edge_attr(name) if edges else data.is_node_attr(name)):
+        return {}
+    return {_EDGE if edges else _NODE: torch.as_tensor(data[name])}
+
+
+def _fanouts(num_neighbors, edge_types: list, kinds: bool) -> list[list[int]]:
+    """Return the fan-outs of each hop by relation.
+
+    Raises:
+        ValueError: one is below -1, or relations have other numbers of hops.
+    """
+    values = num_neighbors.get_values(edge_types) if kinds else {_EDGE: num_neighbors.get_values()}
+    for edge_type, fanouts in values.items():
+        for hop, fanout in enumerate(fanouts):
+            if isinstance(fanout, bool) or int(fanout) != fanout or fanout < -1:
+                where = f"num_neighbors[{edge_type}][{hop}]" if kinds else f"num_neighbors[{hop}]"
+                raise ValueError(f"{where} must be an integer >= 0, or -1 for all neighbours, got {fanout!r}")
+    return [[int(fanout) for fanout in values[edge_type]] for edge_type in edge_types]
