@@ -24,6 +24,7 @@ _HOME = {
     "register_partitioner": "partitioner",
     "write_partition_store": "partition_store",
     "PartitionStore": "partition_store",
+    "PyGStore": "partition_store.pyg_store",
     "access_probability": "placement",
     "place": "placement",
     "Placement": "placement",

@@ -33,6 +33,7 @@ from .errors import (
 from .loader import LinkNeighborLoader, NeighborLoader, Processes, TaskGraphs, Threads
 from .model import LinkPredictor, NodeClassifier
 from .partition_store import PartitionStore, write_partition_store
+from .partition_store.pyg_store import PyGStore
 from .partitioner import (
     Partitioning,
     PartitionQuality,
@@ -114,6 +115,7 @@ __all__ = [
     "PlanError",
     "PredictionWriter",
     "Processes",
+    "PyGStore",
     "Quantized",
     "RayWorkers",
     "SaintSampler",

@@ -237,4 +237,8 @@ class SampledBatchBuilder(BatchBuilder):
     def build(self, staged: StagedPart, items: np.ndarray, key: int):
         """Return the `Data` or `HeteroData` that (items, key) decide; arguments as in `BatchBuilder.build`."""
         with self.data_sampler.keyed(key):
-            return self.loader(torch.from_numpy(items))
+            batch = self.loader(torch.from_numpy(items))
+        values = getattr(self.loader.data[0], "edge_values", None) if isinstance(self.loader.data, tuple) else None
+        for name, value in {} if values is None else values(batch.e_id.numpy()).items():
+            batch[name] = value  # which PyG leaves in its stores
+        return batch

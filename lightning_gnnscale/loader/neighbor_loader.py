@@ -250,7 +250,8 @@ class NeighborLoader(SeedLoader):
     epoch, other draws in another order; `set_epoch`, which Lightning calls, chooses one.
 
     Args:
-        data: A `Data` or `HeteroData` with `edge_index`; attributes are read from it without a copy.
+        data: A `Data` or `HeteroData` with `edge_index`; attributes are read from it without a copy. Or a `PyGStore`,
+            or PyG's (feature store, graph store): rows are read as they are needed.
         num_neighbors: Neighbours per node for each hop, >= 1, or -1 for all; of a `HeteroData` for every relation, or a
             list by edge type, in which 0 follows no edge.
         input_nodes: Seeds: distinct node ids as a tensor, array or list, or a (num_nodes,) bool mask; None: all nodes.
@@ -312,7 +313,7 @@ class NeighborLoader(SeedLoader):
         own = _own_options(options, batch_size, shuffle)
         sampled = check_options("NeighborLoader", options)
         self.input_nodes = input_nodes
-        if sampled or _has_kinds(data):
+        if sampled or _has_kinds(data) or _of_stores(data):
             if locality is not None:
                 raise ValueError("locality goes with one kind of nodes, without times, weights and disjoint subgraphs")
             subgraph_type = check_subgraph_type(subgraph_type, directed, None, data)
@@ -409,11 +410,24 @@ def _has_kinds(data) -> bool:
     return isinstance(data, HeteroData)
 
 
+def _of_stores(data) -> bool:
+    """Whether a graph lies in PyG's stores: a pair of them, or a `PyGStore`, which is both."""
+    from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
+
+    if isinstance(data, Data | HeteroData):  # which are both as well
+        return False
+    pair = data if isinstance(data, tuple) and len(data) == 2 else (data, data)
+    return isinstance(pair[0], FeatureStore) and isinstance(pair[1], GraphStore)
+
+
 def _data_sampler(data, num_neighbors, subgraph_type: str, replace: bool, is_sorted: bool, own: dict, sampled: dict):
     """Return a `DataSampler`; its own arguments are taken out of `sampled`."""
-    if not _has_kinds(data):
-        check_data(data)
     from ..sampler.data_sampler import DataSampler
+
+    if _of_stores(data):
+        data = data if isinstance(data, tuple) else (data, data)
+    elif not _has_kinds(data):
+        check_data(data)
 
     names = ("time_attr", "temporal_strategy", "strictly_before", "weight_attr", "disjoint")
     drawn = {name: sampled.pop(name) for name in names if name in sampled}
@@ -428,6 +442,8 @@ def _as_tensors(data, seeds):
     Raises:
         ValueError: a graph with kinds, and no kind, or one that it has not.
     """
+    if _of_stores(data) and seeds is None:
+        return torch.arange(data.num_nodes)
     if not _has_kinds(data):
         return torch.from_numpy(seeds) if isinstance(seeds, np.ndarray) else seeds
     alone = isinstance(seeds, str) or (isinstance(seeds, tuple) and all(isinstance(one, str) for one in seeds))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import HeteroData
+from torch_geometric.data import FeatureStore, GraphStore, HeteroData, remote_backend_utils
 from torch_geometric.sampler import HeteroSamplerOutput, NegativeSampling, SamplerOutput
 from torch_geometric.sampler import NeighborSampler as PyGNeighborSampler
 from torch_geometric.sampler.base import DataType, SubgraphType
@@ -37,7 +37,7 @@ class DataSampler(PyGNeighborSampler):
     neighbourhoods are whole, the result equals that of PyG with pyg-lib bit for bit.
 
     Args:
-        data: A `Data` or `HeteroData`.
+        data: A `Data` or `HeteroData`, or PyG's (feature store, graph store), which stay where they are.
         num_neighbors: Neighbours a node for each hop, >= 0, or -1 for all: a list, or one by edge type. A relation with
             a fan-out of 0 is not followed.
         subgraph_type: "directional", "bidirectional" or "induced", as PyG means them.
@@ -80,15 +80,33 @@ class DataSampler(PyGNeighborSampler):
         self.num_neighbors, self.replace, self.disjoint = num_neighbors, replace, disjoint
         self.subgraph_type = SubgraphType(subgraph_type)
         self.temporal_strategy, self.keep_orig_edges = temporal_strategy, False
+        if self.data_type == DataType.remote:
+            kinds, indptrs, rows = self._read_stores(*data, time_attr or weight_attr)
+            weights: Mapping = {}
+        else:
+            kinds, indptrs, rows, weights = self._read_data(data, time_attr, weight_attr, is_sorted)
+        self._fanouts = _fanouts(self.num_neighbors, self.edge_types, kinds)
+        if self.disjoint and self.subgraph_type == SubgraphType.induced:
+            raise ValueError('disjoint trees have no subgraph of type "induced": use "directional"')
+        self._relations = [
+            self._relation(edge_type, indptrs[edge_type], rows.pop(edge_type), weights) for edge_type in self.edge_types
+        ]
+        self.edge_weight = weights or None
+        self._kinds = kinds
+        if not kinds:
+            self.perm = self.perm[_EDGE]
+        self._spaces: SimpleQueue[list[Workspace]] = SimpleQueue()
+        self._keys = local()
+
+    def _read_data(self, data, time_attr: str | None, weight_attr: str | None, is_sorted: bool) -> tuple:
+        """Note kinds, relations and times of a graph; return (kinds, indptr, rows, weights) of it."""
         kinds = isinstance(data, HeteroData)
         self.node_types, self.edge_types = data.metadata() if kinds else ([_NODE], [_EDGE])
         self.num_nodes = {kind: data[kind].num_nodes for kind in self.node_types} if kinds else data.num_nodes
         self._counts = list(self.num_nodes.values()) if kinds else [data.num_nodes]
         for kind, count in zip(self.node_types, self._counts, strict=True):
             if count is None:
-                raise ValueError(
-                    f"the number of {kind} nodes is not known: set data{[kind] if kinds else ''}.num_nodes"
-                )
+                raise ValueError(f"{kind}.num_nodes is not known: set it")
         self.node_time, self.edge_time = _times(data, time_attr)
         weights = {} if weight_attr is None else _collected(data, weight_attr, edges=True)
         if weight_attr is not None and not weights:
@@ -100,24 +118,33 @@ class DataSampler(PyGNeighborSampler):
         else:
             found = to_csc(data, "cpu", is_sorted=is_sorted, src_node_time=self.node_time, edge_time=self.edge_time)
             indptrs, rows, self.perm = ({_EDGE: one} for one in found)
-        self._fanouts = _fanouts(self.num_neighbors, self.edge_types, kinds)
-        if self.disjoint and self.subgraph_type == SubgraphType.induced:
-            raise ValueError('disjoint trees have no subgraph of type "induced": use "directional"')
-        self._relations = [
-            self._relation(edge_type, indptrs[edge_type], rows.pop(edge_type), weights) for edge_type in self.edge_types
-        ]
-        self.edge_weight = weights or None
-        if not kinds:
-            self.perm = self.perm[_EDGE]
-        self._spaces: SimpleQueue[list[Workspace]] = SimpleQueue()
-        self._keys = local()
+        return kinds, indptrs, rows, weights
+
+    def _read_stores(self, features: FeatureStore, graph: GraphStore, attribute: str | None) -> tuple:
+        """Note kinds and relations of PyG's stores; return whether there are kinds, and indptr and rows by relation."""
+        if attribute is not None:
+            raise ValueError(f"{attribute!r}: times and weights need a Data or HeteroData, got stores")
+        attrs = graph.get_all_edge_attrs()
+        self.node_time = self.edge_time = None
+        kinds = [attr.edge_type for attr in attrs] != [None]
+        rows, indptrs, self.perm = graph.csc()
+        if kinds:
+            self.edge_types = [attr.edge_type for attr in attrs]
+            self.node_types = list(dict.fromkeys(kind for edge_type in self.edge_types for kind in edge_type[::2]))
+            self.num_nodes = {kind: remote_backend_utils.size(features, graph, kind)[0] for kind in self.node_types}
+            self._counts = list(self.num_nodes.values())
+            return kinds, indptrs, rows
+        self.edge_types, self.node_types, self.num_nodes = [_EDGE], [_NODE], max(attrs[0].size)
+        self._counts, self.perm = [self.num_nodes], {_EDGE: self.perm}
+        return kinds, {_EDGE: indptrs}, {_EDGE: rows}
 
     def _relation(self, edge_type: tuple, indptr: Tensor, row: Tensor, weights: Mapping) -> Relation:
         """Return a relation of its CSC, with the times and weights of its edges."""
         source, target = (self.node_types.index(edge_type[end]) for end in (0, 2))
         perm = self.perm.get(edge_type)
-        indices = row.numpy().astype(id_dtype(self._counts[source]))
-        if len(indices) and not (indices.min() >= 0 and indices.max() < self._counts[source]):
+        indices, mapped = row.numpy(), self.data_type == DataType.remote
+        indices = indices if mapped else indices.astype(id_dtype(self._counts[source]))
+        if len(indices) and not mapped and not (indices.min() >= 0 and indices.max() < self._counts[source]):
             raise ValueError(
                 f"edge_index of {edge_type} must be in [0, {self._counts[source]}), got {indices.min()} to "
                 f"{indices.max()}"
@@ -141,8 +168,8 @@ class DataSampler(PyGNeighborSampler):
 
     @property
     def is_hetero(self) -> bool:
-        """Whether the graph has several kinds of nodes or edges."""
-        return self.data_type == DataType.heterogeneous
+        """Whether the graph has kinds of nodes and edges by name."""
+        return self._kinds
 
     @contextmanager
     def keyed(self, key: int) -> Iterator[None]:
