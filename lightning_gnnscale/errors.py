@@ -145,6 +145,16 @@ def one_line_of(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def why_no_array(error: BaseException) -> str:
+    """Return on one line why `numpy.load` read no array, in place of its advice to unpickle."""
+    told = one_line_of(error)
+    if "Object arrays" in told or "Python objects in dtype" in told:
+        return "it holds Python objects: save numpy.array(ids, dtype=str), or give a Parquet or CSV column, x.csv:id"
+    if "pickled (object) data" in told:
+        return "it does not begin as .npy files do: give one, or a Parquet or CSV column, x.csv:id"
+    return told
+
+
 @contextmanager
 def disk_errors(
     path: str | os.PathLike, doing: str, remedy: str = "", kind: type[GNNScaleError] = GNNScaleError

@@ -26,7 +26,7 @@ _FILLED_IN = {
     "datamodule.root": "output=, or paths.stores=",
     "datamodule.store": "store=",
     "datamodule.stream": "dataset=",
-    "datamodule.masks": "dataset=files and dataset.train_mask=, val_mask=, test_mask=",
+    "datamodule.masks": "dataset=files and dataset.masks=, or train_mask=, val_mask=, test_mask=",
     "partitioner.num_parts": "num_parts=",
     "planner.num_parts": "num_parts=",
     "planner.num_devices": "trainer.devices=, or num_devices= where only the store is made",

@@ -2,18 +2,20 @@
 
 import functools
 import inspect
+import os
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from ..edge_stream import NodeIds, open_edge_stream
-from ..edge_stream.options import parquet_path
-from ..errors import UNREADABLE, EdgeStreamError, one_line_of
+from ..edge_stream.options import split_columns, table_path
+from ..errors import UNREADABLE, EdgeStreamError, why_no_array
 from ..keywords import passes_on
 from ..object_store import is_url, local_copy
-from ..partition_store.inputs import named_file
+from ..partition_store.inputs import masks_by_name, named_file
 from .graph_dataset import GraphDataset, as_mask
 from .split import held_out, random_split
 
@@ -27,9 +29,9 @@ def _naming_files(function: Callable) -> Callable:
             return function(*args, **kwargs)
         except ValueError as error:
             told, given = str(error), inspect.signature(function).bind(*args, **kwargs).arguments
-            named = (str(path) for key, path in given.items() if re.match(rf"{key}\b", told))
-            path = next(named, None)
-            if path is None or path in told or type(error) is not ValueError:
+            paths = {key: path for key, path in given.items() if isinstance(path, str | os.PathLike)}
+            path = next((str(path) for key, path in paths.items() if re.match(rf"{key}\b", told)), None)
+            if path is None or str(named_file(path)) in told or type(error) is not ValueError:
                 raise
             raise ValueError(f"{told} (file {path})") from error
 
@@ -54,6 +56,7 @@ def load_files(
     split_seed: int = 0,
     reader: dict | None = None,
     hold_out: dict | None = None,
+    masks: str | None = None,
     **stream_options,
 ) -> GraphDataset:
     """Open a graph from files; features, labels and masks stay in them, and are mapped.
@@ -62,30 +65,32 @@ def load_files(
 
     Args:
         edges: .npy, .bin, .csv, .tsv, .txt (also .gz), .parquet, a folder of parquet, or a glob.
-        features: .npy of (num_nodes, dim), memory-mapped; this and all that follow also .parquet, which is read into
-            memory: "nodes.parquet:label" names a column, "nodes.parquet:a,b" several.
+        features: .npy of (num_nodes, dim), memory-mapped; this and all that follow also .parquet, .csv or .tsv (these
+            two also with .gz), which are read into memory: "nodes.csv:label" names a column, "nodes.csv:a,b" several.
         labels: (num_nodes,) integers, -1 = unknown, or (num_nodes, num_labels) of 0, 1 and -1.
         train_mask, val_mask, test_mask: (num_nodes,) bool, or of node ids, each once, as the edges name them. With none
             of them the labelled nodes are split at random by `fractions` and `split_seed`.
         edge_weight, edge_features: (num_edges,) and (num_edges, dim), by position of the edge.
-        nodes: with relabel, (num_nodes,) ids, each once: which node each row of the other files is about; features,
-            labels and bool masks need it.
+        nodes: (num_nodes,) ids, each once: which node each row of the other files is about; with relabel, which it
+            implies, features, labels and bool masks need it.
         num_classes: None counts them in the labels.
         name: None takes the edge file's.
         reader: options of the edge reader, for example {"dtype": "int32"} for .bin.
         hold_out: edges held out as links, arguments of `hold_out_edges` by name, or None.
+        masks: In place of train_mask, val_mask and test_mask, a column of the words train, val and test, such as
+            "nodes.csv:split", see `GraphDataset`.
         stream_options: num_nodes (None takes the rows of the features or labels, else counts them), relabel (ids in the
-            edge file are any 64-bit integers or strings), to_undirected, here true by default, and the others of
-            `open_edge_stream`.
+            edge file are any 64-bit integers or strings; None: where nodes are given), to_undirected, here true
+            by default, and the others of `open_edge_stream`.
 
     Raises:
         FileNotFoundError, ValueError: one line that names the key and the file.
     """
     if reader is not None and not isinstance(reader, Mapping):
         raise ValueError(f"reader must be options by name like {{dtype: int32}}, got {reader!r}")
-    features, labels, train_mask, val_mask, test_mask, edge_weight, edge_features, nodes = (
+    features, labels, train_mask, val_mask, test_mask, masks, edge_weight, edge_features, nodes = (
         _fetched(path, stream_options.get("storage_options")) if is_url(path) else path
-        for path in (features, labels, train_mask, val_mask, test_mask, edge_weight, edge_features, nodes)
+        for path in (features, labels, train_mask, val_mask, test_mask, masks, edge_weight, edge_features, nodes)
     )
     arrays = {
         key: _load(key, path)
@@ -100,28 +105,29 @@ def load_files(
         }.items()
         if path is not None
     }
-    num_nodes, relabel = stream_options.pop("num_nodes", None), stream_options.get("relabel", False)
-    rows = _num_rows(arrays, needs_nodes=relabel and nodes is None)
-    node_ids = None if nodes is None else _listed_ids(nodes, relabel, arrays, rows)
+    arrays |= _of_words(masks, [key for key in arrays if key.endswith("_mask")])
+    num_nodes, relabel = stream_options.pop("num_nodes", None), stream_options.pop("relabel", None)
+    relabel = nodes is not None if relabel is None else relabel
+    _check_named(arrays, needs_nodes=relabel and nodes is None)
+    node_ids = None if nodes is None else _listed_ids(nodes, relabel)
+    rows = _num_rows(arrays, {"num_nodes": num_nodes, "nodes": None if node_ids is None else len(node_ids)})
     if num_nodes is None:
         num_nodes = rows if node_ids is None else len(node_ids)
-    stream = open_edge_stream(edges, num_nodes=num_nodes, nodes=node_ids, **stream_options, **(reader or {}))
+    stream_options |= {"num_nodes": num_nodes, "relabel": relabel, "nodes": node_ids}
+    stream = open_edge_stream(edges, **stream_options, **(reader or {}))
     if num_nodes is None or (relabel and node_ids is None and any(key.endswith("_mask") for key in arrays)):
         num_nodes, _ = stream.count()
-    if rows not in (None, num_nodes):
-        key = "features" if "features" in arrays else "labels"
-        raise ValueError(f"{key}: {rows} rows, but the graph has {num_nodes} nodes")
     label_array = arrays.get("labels")
-    masks = {key[:-5]: as_mask(key, arrays[key], num_nodes, stream.node_ids) for key in arrays if key.endswith("_mask")}
-    if not masks and label_array is not None:
-        masks = random_split(label_array, fractions, split_seed)
+    split = {key[:-5]: as_mask(key, arrays[key], num_nodes, stream.node_ids) for key in arrays if key.endswith("_mask")}
+    if not split and label_array is not None:
+        split = random_split(label_array, fractions, split_seed)
     dataset = GraphDataset(
         name=name or Path(edges).name.split(".")[0].replace("*", "") or "graph",
         stream=stream,
         # As paths: processes that are spawned open the files and are not sent the rows.
         features=arrays.get("features") if _in_memory(features) else features,
         labels=label_array,
-        masks=masks,
+        masks=split,
         num_classes=num_classes,
         edge_weight=arrays.get("edge_weight") if _in_memory(edge_weight) else edge_weight,
         edge_features=arrays.get("edge_features") if _in_memory(edge_features) else edge_features,
@@ -130,45 +136,69 @@ def load_files(
     return held_out(dataset, hold_out)
 
 
-def _num_rows(arrays: dict[str, np.ndarray], needs_nodes: bool) -> int | None:
-    """Return the rows of features and labels, None without them; they must agree, and say whose they are."""
-    rows = {key: len(arrays[key]) for key in ("features", "labels") if key in arrays}
-    if len(set(rows.values())) > 1:
-        raise ValueError(f"features has {rows['features']} rows, labels {rows['labels']}; one a node")
-    by_row = [*rows, *(key for key in arrays if key.endswith("_mask") and arrays[key].dtype == bool)]
+def _of_words(masks: str | None, others: list[str]) -> dict[str, np.ndarray]:
+    """Return the masks of a column of words, by their keys."""
+    if masks is None:
+        return {}
+    if others:
+        raise ValueError(f"masks: {others[0]} is given too: leave one of them out")
+    if not named_file(masks).is_file():
+        raise FileNotFoundError(f"masks: no file {named_file(masks)}")
+    return {f"{name}_mask": mask for name, mask in masks_by_name(masks).items()}
+
+
+def _check_named(arrays: dict[str, np.ndarray], needs_nodes: bool) -> None:
+    """Refuse rows where nothing says whose they are."""
+    by_row = [key for key in arrays if key in ("features", "labels")]
+    by_row += [key for key in arrays if key.endswith("_mask") and arrays[key].dtype == bool]
     if by_row and needs_nodes:
         raise ValueError(
             f"nodes: with relabel=True the rows of {by_row[0]} could belong to any ids; give the id of each row, a "
-            ".npy (of strings: numpy.array(ids, dtype=str)) or a column of a Parquet file: nodes=nodes.parquet:id"
+            ".npy (of strings: numpy.array(ids, dtype=str)) or a column of a Parquet or CSV file: nodes=nodes.csv:id"
         )
+
+
+def _num_rows(arrays: dict[str, np.ndarray], known: dict[str, int | None]) -> int | None:
+    """Return the rows of features and labels, None without them; these and what is known must agree."""
+    rows = {key: len(arrays[key]) for key in ("features", "labels") if key in arrays}
+    counts = rows | {key: count for key, count in known.items() if count is not None}
+    if len(set(counts.values())) > 1:
+        if len(counts) == 2 and len(rows) == 2:
+            masks = [key for key, array in arrays.items() if key.endswith("_mask") and array.dtype == bool]
+            counts |= {key: len(arrays[key]) for key in masks}
+        common, votes = Counter(counts.values()).most_common(1)[0]
+        if len(rows) == 1:
+            common, votes = next(count for key, count in counts.items() if key not in rows), 2
+        odd = [key for key, count in counts.items() if count != common]
+        if votes > 1 and len(odd) == 1:
+            others = ", ".join(f"{key} {common}" for key in counts if key not in odd)
+            raise ValueError(f"{odd[0]}: {counts[odd[0]]} rows, but {others}; one a node")
+        listed = ", ".join(f"{key} {count}" for key, count in counts.items())
+        raise ValueError(f"numbers of nodes differ: {listed}; give each one row a node")
     return next(iter(rows.values()), None)
 
 
-def _listed_ids(nodes: str, relabel: bool, arrays: dict[str, np.ndarray], rows: int | None) -> NodeIds:
+def _listed_ids(nodes: str, relabel: bool) -> NodeIds:
     """Return the listed ids, numbered by their rows; edges of other nodes are refused where they are read."""
     if not relabel:
-        raise ValueError("nodes goes with relabel=True: without it ids are row numbers already")
+        raise ValueError("nodes goes with relabel=True, or without relabel: False says that ids are row numbers")
     from ..edge_stream.table import listed_ids  # imports pyarrow
 
     try:
-        node_ids = listed_ids(nodes)
+        return listed_ids(nodes)
     except (EdgeStreamError, ValueError) as error:
-        raise ValueError(f"nodes: {error}") from None
-    if rows not in (None, len(node_ids)):
-        key = "features" if "features" in arrays else "labels"
-        raise ValueError(f"nodes: lists {len(node_ids)} ids, but {key} has {rows} rows; one a node")
-    return node_ids
+        raise ValueError(f"nodes: {str(error).removeprefix('nodes: ')}") from None
 
 
 def _in_memory(path: str | None) -> bool:
-    return path is not None and parquet_path(path) is not None
+    return path is not None and table_path(path) is not None
 
 
 def _fetched(url: str, storage_options) -> str:
     """Fetch a file, and return its path with the columns that the URL names."""
-    file, mark, columns = url.rpartition(".parquet:")
-    local = local_copy(f"{file}.parquet" if mark else url, storage_options)
-    return f"{local}:{columns}" if mark else str(local)
+    file, columns = split_columns(url)
+    local = local_copy(file, storage_options)
+    return str(local) if columns is None else f"{local}:{columns}"
 
 
 def _load(key: str, path: str) -> np.ndarray:
@@ -184,7 +214,7 @@ def _load(key: str, path: str) -> np.ndarray:
     try:
         array = np.load(path, mmap_mode="r")
     except UNREADABLE as error:
-        told = one_line_of(error)
+        told = why_no_array(error)
         raise ValueError(f"{key}: {path} is not a .npy file that numpy can map ({told})") from None
     if not isinstance(array, np.ndarray):
         names = ", ".join(array.files)

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..edge_stream import EdgeStream, NodeIds
-from ..edge_stream.options import parquet_path
+from ..edge_stream.options import table_path
 from ..graph import MASK_NAMES
 from ..partition_store.features import dense_batch_row_bytes, row_code, sparse_batch_row_bytes
-from ..partition_store.inputs import check_storage, feature_bytes, load_features, named_file, opened
+from ..partition_store.inputs import check_storage, feature_bytes, load_features, masks_by_name, named_file, opened
 from ..partition_store.value_checks import UNKNOWN, blocks, check_label_values
 
 SPARSE_LABELS = 100  # labels that go this many times further than they are many are taken for a mistake
@@ -98,7 +98,7 @@ class GraphDataset:
     `open_edge_stream(..., nodes=ids)` row i is about ids[i].
 
     Rows are arrays, memmaps, tensors, tables or columns of pandas, polars or Arrow, or paths: of .npy, which is mapped,
-    or of .parquet, which is read. "nodes.parquet:label" names a column of it.
+    or of .parquet, .csv or .tsv, which are read. "nodes.csv:label" names a column.
 
     Attributes:
         name: short, used in the names of folders.
@@ -107,6 +107,8 @@ class GraphDataset:
         labels: (num_nodes,) or (num_nodes, 1) integers with -1 = unknown, or (num_nodes, num_labels) of 0, 1 and -1
             for several labels a node, or None.
         masks: {"train": bool (num_nodes,), "val": ..., "test": ...}; of integers, the rows of the nodes, each once.
+            Or (num_nodes,) words, "nodes.csv:split" or a column: train, val (valid, validation) and test in any case of
+            letters; a node with another word or none is in no mask.
         num_classes: classes, or labels a node where there are several.
         edge_weight, edge_features: by edge id of the stream, or None.
         links: {"val": LinkSet, "test": LinkSet}, edges that the stream does not have, see `hold_out_edges`.
@@ -133,6 +135,7 @@ class GraphDataset:
     feature_storage: str | None = None
 
     def __post_init__(self):
+        self.masks = masks_by_name(self.masks)
         unknown = sorted(set(self.masks) - set(MASK_NAMES))
         if unknown:
             raise ValueError(f"masks must be named {', '.join(MASK_NAMES)}; got {', '.join(unknown)}")
@@ -161,7 +164,7 @@ class GraphDataset:
             if isinstance(rows, str | os.PathLike):
                 if not named_file(rows).is_file() and "://" not in str(rows):
                     raise ValueError(f"{name}: no such file: {rows}")
-                if name != "labels" and parquet_path(rows) is None:
+                if name != "labels" and table_path(rows) is None:
                     continue
             try:
                 setattr(self, name, np.asanyarray(opened(rows)))
@@ -268,6 +271,6 @@ def as_mask(key: str, array: np.ndarray, num_nodes: int, node_ids: NodeIds | Non
     if mask.sum() < len(array):
         raise ValueError(
             f"{key}: {len(array)} ids, but only {mask.sum()} different ones; a mask of 0 and 1 a node must "
-            "be saved as bool: numpy.save(file, mask.astype(bool))"
+            "be saved as bool: numpy.save(file, mask.astype(bool)), or hold true and false in a column"
         )
     return mask

@@ -72,7 +72,7 @@ def open_edge_stream(
     layout: str = "auto",
     to_undirected: bool = False,
     remove_self_loops: bool = False,
-    relabel: bool = False,
+    relabel: bool | None = None,
     nodes=None,
     storage_options: Mapping | None = None,
     **reader_options,
@@ -90,12 +90,13 @@ def open_edge_stream(
         layout: "once", "both_ways", "directed", or "auto" (consumers find out).
         to_undirected, remove_self_loops: Instructions for consumers; the stream itself yields the source's edges
             unchanged.
-        relabel: Whether ids are arbitrary 64-bit integers or strings. They are then numbered by first appearance.
+        relabel: Whether ids are arbitrary 64-bit integers or strings; None: where nodes are given. They are then
+            numbered by first appearance.
             `stream.node_ids` keeps them and is complete once the stream was read (`stream.count()`). Rows of features
             and labels are in that order: `stream.node_ids.index_of(ids)` gives the row of each id.
-        nodes: With relabel, the id of each row of features, labels and masks, each once: (num_nodes,) array, list,
-            column of a table, or path of .npy or .parquet. Ids are then numbered by their rows, and edges of others
-            refused.
+        nodes: The id of each row of features, labels and masks, each once: (num_nodes,) array, list, column of a
+            table, path of .npy or of a column, "nodes.csv:id" (.parquet, .csv, .tsv). Ids are then numbered by their
+            rows, and edges of others refused.
         storage_options: Options of the file system of a URL, see `ObjectStore`.
         reader_options: Options for one kind of source. .bin: dtype="int32", bin_layout="pairs" | "columns". Text:
             separator, comment, header, src, dst, id_type. Parquet and tables: src, dst. "auto" leaves one to be found
@@ -109,11 +110,12 @@ def open_edge_stream(
         ObjectStoreError: a URL is not reachable, or nothing is there.
         ValueError: an option or the kind of source is not supported.
     """
+    relabel = nodes is not None if relabel is None else relabel
     options = StreamOptions(num_nodes, chunk_edges, layout, to_undirected, remove_self_loops, relabel)
     if is_url(source):
         source = local_copy(source, storage_options)
     if nodes is not None and not relabel:
-        raise ValueError("nodes goes with relabel=True: without it ids are row numbers already")
+        raise ValueError("nodes goes with relabel=True, or without relabel: False says that ids are row numbers")
     kind, reader, opened = _reader_of(source)
     reader_options = {name: value for name, value in reader_options.items() if value != "auto"}
     _check_reader_options(kind, reader, reader_options)

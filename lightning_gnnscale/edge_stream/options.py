@@ -2,6 +2,7 @@
 
 import operator
 import os
+import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,13 +104,21 @@ def tell_unread(source: str, names: list[str]) -> None:
         )
 
 
-def parquet_path(path: str | os.PathLike) -> tuple[Path, list[str] | None] | None:
-    """Return the file and the columns of "x.parquet" or "x.parquet:label" or "x.parquet:a,b"; None: no Parquet file."""
-    text = os.fspath(path)
-    if text.lower().endswith(".parquet"):
-        return Path(text), None
-    file, mark, columns = text.rpartition(".parquet:")
-    return (Path(f"{file}.parquet"), columns.split(",")) if mark else None
+_TABLE_FILE = re.compile(r"(.+?\.(?:parquet|(?:csv|tsv)(?:\.gz)?))(?::(.*))?", re.IGNORECASE | re.DOTALL)
+
+
+def split_columns(path: str | os.PathLike) -> tuple[str, str | None]:
+    """Return the file, or the URL, and the columns of "nodes.csv:a,b" as they are written; None: it names none."""
+    found = _TABLE_FILE.fullmatch(os.fspath(path))
+    return (os.fspath(path), None) if found is None else (found[1], found[2])
+
+
+def table_path(path: str | os.PathLike) -> tuple[Path, list[str] | None] | None:
+    """Return the file and the columns of "x.parquet", "x.csv:label" or "x.tsv:a,b"; None: no file that is a table."""
+    if _TABLE_FILE.fullmatch(os.fspath(path)) is None:
+        return None
+    file, columns = split_columns(path)
+    return Path(file), columns.split(",") if columns is not None else None
 
 
 LAYOUTS = ("auto", "once", "both_ways", "directed")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import UNREADABLE, EdgeStreamError, disk_errors, one_line_of
+from ..errors import UNREADABLE, EdgeStreamError, disk_errors, why_no_array
 from .id_tables import IntegerTable, Strings, StringTable
 
 
@@ -170,7 +170,7 @@ class NodeIds:
         try:
             ids = np.load(path, allow_pickle=False)
         except UNREADABLE as error:
-            raise EdgeStreamError(f"{path}: cannot be read as node ids: {one_line_of(error)}") from error
+            raise EdgeStreamError(f"{path}: cannot be read as node ids: {why_no_array(error)}") from error
         if not isinstance(ids, np.ndarray):
             ids.close()
             raise EdgeStreamError(f"{path}: cannot be read as node ids: it is an archive; save one array of it")

@@ -83,7 +83,7 @@ class EdgeStream:
             ValueError: the stream was opened without relabel=True, or with another num_nodes.
         """
         if self.node_ids is None:
-            raise ValueError("nodes goes with relabel=True: without it ids are row numbers already")
+            raise ValueError("nodes goes with relabel=True, or without relabel: False says that ids are row numbers")
         if self.options.num_nodes not in (None, len(node_ids)):
             raise ValueError(f"nodes lists {len(node_ids)} ids, but num_nodes={self.options.num_nodes}")
         self.node_ids, self.num_nodes = node_ids, len(node_ids)

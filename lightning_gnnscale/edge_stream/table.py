@@ -1,17 +1,23 @@
 """Tables and columns in memory, of pandas, polars and Arrow: their edges as a stream, their rows as arrays."""
 
+import gzip
 import hashlib
 import os
+import re
 from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
 import pyarrow.parquet as pq
 
 from ..errors import EdgeStreamError, one_line_of
 from .array import open_array
-from .options import StreamOptions, parquet_path, pick_columns, tell_unread
+from .options import StreamOptions, pick_columns, table_path, tell_unread
 from .parquet import BATCH_ROWS, arrow_ids, id_dtype_of, is_text
 from .relabel import NodeIds
 from .stream import EdgeStream
@@ -77,17 +83,19 @@ def rows_of(values: Any) -> Any:
     Missing numbers become NaN. A table of one column is a column. Tensors become arrays that share their memory.
 
     Args:
-        values: A table or a column of pandas, polars or Arrow; a tensor; a path of a Parquet file, see `parquet_path`,
-            which is read whole; what is none of these is returned as it is.
+        values: A table or a column of pandas, polars or Arrow; a tensor; a path of a Parquet, .csv or .tsv file, see
+            `table_path`, which is read whole; what is none of these is returned as it is.
 
     Raises:
         ValueError: a column holds no numbers, or a file none.
     """
     if isinstance(values, str | os.PathLike):
-        found = parquet_path(values)
+        found = table_path(values)
         if found is None:
             return values
-        values = read_table(*found)
+        path, values = values, read_table(*found)
+        if found[1] is None:
+            _check_numbers(path, values)
     if hasattr(values, "detach") and str(values.layout) == "torch.strided":
         return values.detach().cpu().numpy()
     if is_column(values):
@@ -105,11 +113,65 @@ def rows_of(values: Any) -> Any:
 
 
 def ids_or_rows(path: str | os.PathLike) -> np.ndarray:
-    """Return one column of a Parquet file: strings as an array of objects, else numbers as `rows_of` gives them."""
-    table = read_table(*parquet_path(path))
+    """Return one column of a table file: strings as an array of objects, else numbers as `rows_of` gives them."""
+    table = read_table(*_named_columns(path), of_ids=True)
     if table.num_columns == 1 and is_text(table.column(0).type):
         return table.column(0).to_numpy()
     return rows_of(table)
+
+
+def marked_by_words(values: Any, words: dict[str, list[str]]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return a mask for each name, true where a column holds one of its words, and up to five other words of it.
+
+    Args:
+        values: (num_nodes,) strings: an array, a list, a column or a table of one, or the path of a column.
+        words: What to look for, in small letters, by name; letters of any case are taken, and blanks around them.
+
+    Raises:
+        ValueError, EdgeStreamError: the values are no strings, or several columns.
+    """
+    if isinstance(values, str | os.PathLike):
+        values = read_table(*_named_columns(values), of_ids=True)
+    column = as_column(_only_column(values, "words") if is_table(values) else values)
+    if not is_text(column.type):
+        raise ValueError(f"must be words, {', '.join(words)}, got {column.type}")
+    column = pc.utf8_lower(pc.utf8_trim_whitespace(column.cast(pa.string())))
+    masks = {name: pc.is_in(column, pa.array(known)).to_numpy() for name, known in words.items()}
+    others = (word for word in column.unique().to_pylist() if word and word not in {*chain(*words.values())})
+    return masks, list(islice(others, 5))
+
+
+def _only_column(table: Any, of: str) -> pa.ChunkedArray:
+    names = column_names(table)
+    if len(names) != 1:
+        raise ValueError(f"must be one column of {of}, got the columns {', '.join(names)}: choose one")
+    return table_columns(table, [0])[0]
+
+
+def _named_columns(path: str | os.PathLike) -> tuple[Path, list[str] | None]:
+    """Return the file and columns of a path of ids; a text file must name one: its first line could be an id."""
+    file, columns = table_path(path)
+    if columns is None and not _is_parquet(file):
+        raise ValueError(f"{path}: name a column of it, {path}:COLUMN; it has {', '.join(_header(file)[0])}")
+    return file, columns
+
+
+def _holds_numbers(kind: pa.DataType) -> bool:
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+
+
+def _check_numbers(path: str | os.PathLike, table: pa.Table) -> None:
+    """Refuse a file that is taken whole and has columns that hold no numbers; tells those that do."""
+    other = next((field for field in table.schema if not _holds_numbers(field.type)), None)
+    if other is None:
+        return
+    numbers = [field.name for field in table.schema if _holds_numbers(field.type)]
+    told = f"{path}: column {other.name!r} holds {other.type}, no numbers"
+    if not numbers:
+        raise ValueError(f"{told}, nor does another: {', '.join(table.column_names)}")
+    raise ValueError(f"{told}: name columns, as {path}:{numbers[-1]}; numbers are in {', '.join(numbers)}")
 
 
 def _numbers(column: pa.ChunkedArray, name: str) -> np.ndarray:
@@ -212,44 +274,121 @@ def listed_ids(ids: Any) -> NodeIds:
     """List the ids of all nodes, see `NodeIds.of`; of a column of strings nothing is made but the table of ids.
 
     Args:
-        ids: (num_nodes,) integers or strings, each once: a path of .npy or .parquet, an array, a list, or a column.
+        ids: (num_nodes,) integers or strings, each once: a path of .npy, or of a column of a Parquet, .csv or .tsv
+            file, an array, a list, or a column.
 
     Raises:
         ValueError, EdgeStreamError: of another shape or type, or an id is missing, or stands twice.
     """
     if isinstance(ids, str | os.PathLike):
-        found = parquet_path(ids)
+        found = table_path(ids)
         if found is None:
             return NodeIds.load(ids)
-        ids = read_table(*found)
+        ids = read_table(*_named_columns(ids), of_ids=True)
     if is_table(ids):
-        names = column_names(ids)
-        if len(names) != 1:
-            raise ValueError(f"must be one column of ids, got the columns {', '.join(names)}: choose one")
-        ids = table_columns(ids, [0])[0]
+        ids = _only_column(ids, "ids")
     column = as_column(ids) if is_column(ids) else None
+    if column is not None and column.null_count:
+        raise ValueError(f"nodes: the id of row {column.is_null().to_numpy().argmax()} is missing (null)")
     if column is None or not is_text(column.type):
         return NodeIds.of(ids if column is None else _numbers(column, "nodes"))
-    if column.null_count:
-        raise ValueError(f"nodes: the id of row {column.is_null().to_numpy().argmax()} is missing (null)")
     starts = range(0, len(column), BATCH_ROWS)
     pieces = (arrow_ids("nodes", column.slice(start, BATCH_ROWS).combine_chunks(), start, True) for start in starts)
     return NodeIds.of_pieces(pieces, len(column))
 
 
-def read_table(path: str | os.PathLike, columns: list[str] | None = None) -> pa.Table:
-    """Return a Parquet file, or some of its columns, in memory.
+def read_table(path: str | os.PathLike, columns: list[str] | None = None, of_ids: bool = False) -> pa.Table:
+    """Return a Parquet, .csv or .tsv file (these two also with .gz), or some of its columns, in memory.
+
+    Columns of text files become whole numbers, else other numbers or booleans, else they stay strings. An empty field
+    is missing; in a column of numbers so are NA, NaN, null and None.
+
+    Args:
+        path: The file. A text file begins with a line of names; columns are separated by tabs in .tsv, else by the
+            first of comma, tab, semicolon and bar that is in that line.
+        columns: Their names; None: all.
+        of_ids: Columns of text files that are no whole numbers or booleans stay strings.
 
     Raises:
         ValueError: the file is none, is damaged, or lacks a column.
+
+    Cost: the columns asked for in memory, of text files once more as text.
     """
+    path = Path(path)
+    kind = "Parquet" if _is_parquet(path) else "text"
     try:
+        if kind == "text":
+            return _read_text(path, columns, of_ids)
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            names = file.schema_arrow.names
-            missing = [name for name in columns or [] if name not in names]
-            if missing:
-                raise ValueError(f"{path}: has no column {missing[0]!r}; it has {', '.join(names)}")
+            _check_columns(path, file.schema_arrow.names, columns)
             return file.read(columns)
-    except (pa.ArrowException, OSError) as error:
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file") from None
+    except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
         told = one_line_of(error)
-        raise ValueError(f"{path}: cannot be read, is damaged or not a Parquet file: {told}") from None
+        raise ValueError(f"{path}: cannot be read, is damaged or not a {kind} file: {told}") from None
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() == ".parquet"
+
+
+def _check_columns(path: Path, names: list[str], columns: list[str] | None) -> None:
+    missing = [name for name in columns or [] if name not in names]
+    if missing:
+        raise ValueError(f"{path}: has no column {missing[0]!r}; it has {', '.join(names)}")
+
+
+def _header(path: Path) -> tuple[list[str], str]:
+    """Return the names and the separator of a text file's columns."""
+    with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
+        line = file.readline(_LONGEST_HEADER)
+    separator = "\t" if ".tsv" in path.name.lower() else next((mark for mark in ",\t;|" if mark in line), ",")
+    if not line.strip():
+        raise ValueError(f"{path}: begins with no line of names of columns")
+    rows = pyarrow.csv.read_csv(
+        pa.BufferReader(line.encode()), parse_options=pyarrow.csv.ParseOptions(delimiter=separator)
+    )
+    if all(re.fullmatch(r"[-+.\deE]+", name) for name in rows.column_names):
+        raise ValueError(f"{path}: its first line must name the columns, got {line.strip()[:60]!r}: add such a line")
+    return rows.column_names, separator
+
+
+def _read_text(path: Path, columns: list[str] | None, of_ids: bool) -> pa.Table:
+    names, separator = _header(path)
+    _check_columns(path, names, columns)
+    wanted = columns or names
+    with pyarrow.csv.open_csv(
+        path,
+        # As text in pieces, typed at the end: Arrow would hold all columns to find types, or guess by the first piece.
+        parse_options=pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True),
+        convert_options=pyarrow.csv.ConvertOptions(
+            include_columns=wanted,
+            column_types=dict.fromkeys(wanted, pa.string()),
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=True,
+        ),
+    ) as file:
+        table = file.read_all()
+    for place, name in enumerate(wanted):
+        table = table.set_column(place, name, _typed(table.column(place), of_ids))
+    return table
+
+
+_LONGEST_HEADER = 1 << 20
+_MISSING = pa.array(["NA", "N/A", "NaN", "nan", "null", "NULL", "None"])
+_WHOLE = (pa.int64(), pa.uint64(), pa.bool_())
+
+
+def _typed(texts: pa.ChunkedArray, of_ids: bool) -> pa.ChunkedArray:
+    """Return a column of strings as numbers or booleans where all of them are."""
+    values = pc.utf8_trim_whitespace(texts)
+    if not of_ids:
+        values = pc.if_else(pc.is_in(values, _MISSING), pa.scalar(None, pa.string()), values)
+    for kind in _WHOLE if of_ids else (*_WHOLE, pa.float64()):
+        try:
+            return values.cast(kind)
+        except pa.ArrowInvalid:
+            continue
+    return texts

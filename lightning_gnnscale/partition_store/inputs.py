@@ -4,6 +4,7 @@ import hashlib
 import json
 import mmap
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..edge_stream.options import parquet_path
+from ..edge_stream.options import split_columns, table_path
 from ..edge_stream.stream import backing_file, backing_memmap, file_state, file_states
-from ..errors import UNREADABLE, one_line_of
+from ..errors import UNREADABLE, EdgeStreamError, why_no_array
 from ..graph import id_dtype
 from ..jit import kernel
 from ..object_store import is_url, local_copy
@@ -167,7 +168,7 @@ def load_arrays(num_nodes: int, num_edges: int, features, labels, masks, edge_we
     return {
         "features": load_features(features, num_nodes),
         "labels": _one_column(_load_rows("labels", labels, num_nodes, (1, 2))),
-        "masks": {str(name): _load_mask(name, mask, num_nodes) for name, mask in sorted((masks or {}).items())},
+        "masks": {str(name): _load_mask(name, mask, num_nodes) for name, mask in sorted(masks_by_name(masks).items())},
         "edge_weight": _load_rows("edge_weight", edge_weight, num_edges, (1,)),
         "edge_features": _load_rows("edge_features", edge_features, num_edges, (2,)),
     }
@@ -214,8 +215,8 @@ def load_features(features, num_nodes: int) -> np.ndarray | SparseSource | None:
     """Return features as an array (memory-mapped where a path is given) or as a SparseSource.
 
     Args:
-        features: (num_nodes, dim) array, memmap, table, tensor, or path of .npy or .parquet; a sparse matrix of SciPy
-            or torch; or (indptr, indices, data, shape).
+        features: (num_nodes, dim) array, memmap, table, tensor, or path of .npy, .parquet or .csv; a sparse matrix of
+            SciPy or torch; or (indptr, indices, data, shape).
         num_nodes: rows expected.
     """
     if features is None:
@@ -270,13 +271,49 @@ def _load_rows(name: str, array, num_rows: int, ndims: tuple[int, ...]) -> np.nd
 
 def named_file(path: str | os.PathLike) -> Path:
     """Return the file of a path that may name columns of it, as "nodes.parquet:label" does."""
-    found = parquet_path(path)
+    found = table_path(path)
     return Path(path) if found is None else found[0]
 
 
 def _one_column(labels):
     """Labels of shape (num_nodes, 1) are single labels."""
     return labels[:, 0] if np.ndim(labels) == 2 and np.shape(labels)[1] == 1 else labels
+
+
+_SPLITS = {"train": ["train"], "val": ["val", "valid", "validation"], "test": ["test"]}
+
+
+def masks_by_name(masks) -> dict[str, Any]:
+    """Return masks by name: those given so as they are, or made of a column of words.
+
+    Args:
+        masks: {"train": mask, ...}; None; or (num_nodes,) words, an array, a column or its path ("nodes.csv:split"). A
+            node is in the mask train, val (also valid, validation) or test of its word, in any case of letters; with
+            another word or none it is in no mask.
+
+    Raises:
+        ValueError: the column holds no words, or none of these three.
+    """
+    if masks is None or isinstance(masks, Mapping):
+        return dict(masks or {})
+    from ..edge_stream.table import marked_by_words
+
+    if isinstance(masks, str | os.PathLike):
+        masks = _local(masks)
+        if table_path(masks) is None:
+            masks = opened(masks)
+    try:
+        found, others = marked_by_words(masks, _SPLITS)
+    except (ValueError, EdgeStreamError) as error:
+        raise ValueError(f"masks: {error}") from None
+    empty = [name for name, mask in found.items() if not mask.any()]
+    if len(empty) == len(found):
+        raise ValueError(f"masks: none of the words {', '.join(found)} is there, the column holds {', '.join(others)}")
+    if empty and others:
+        warnings.warn(
+            f"masks: no node is in {' or in '.join(empty)}; nodes with {', '.join(others)} are in no mask", stacklevel=2
+        )
+    return {name: mask for name, mask in found.items() if name not in empty}
 
 
 def _load_mask(name: str, mask, num_nodes: int) -> np.ndarray:
@@ -385,20 +422,28 @@ def identity(array) -> Any:
 def opened(array):
     """Return an array as it is, tables, columns and tensors as arrays, or the file at a path.
 
-    A .npy file is memory-mapped, a Parquet file read; one at a URL is fetched first.
+    A .npy file is memory-mapped, a table file (Parquet, .csv, .tsv) read; one at a URL is fetched first.
 
     Raises:
         ValueError: the file holds no array that can be mapped.
     """
     if not isinstance(array, str | os.PathLike):
         return array if isinstance(array, np.ndarray) else _as_rows(array)
-    path = local_copy(array) if is_url(array) else array
-    if parquet_path(path) is not None:
+    path = _local(array)
+    if table_path(path) is not None:
         return _as_rows(path)
     try:
         return np.load(path, mmap_mode="r")
     except UNREADABLE as error:
-        raise ValueError(f"{array}: not a .npy file that numpy can map ({one_line_of(error)})") from None
+        raise ValueError(f"{array}: not a .npy file that numpy can map ({why_no_array(error)})") from None
+
+
+def _local(path: str | os.PathLike) -> str | os.PathLike:
+    """Return a path as it is, or that of the copy of a URL, with the columns that it names."""
+    if not is_url(path):
+        return path
+    file, columns = split_columns(path)
+    return local_copy(file) if columns is None else f"{local_copy(file)}:{columns}"
 
 
 def _as_rows(values):

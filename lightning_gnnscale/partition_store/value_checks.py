@@ -1,10 +1,13 @@
 """Values that no run could learn from, refused before any work; arrays are read a bounded block at a time."""
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
+from ..graph import MASK_NAMES
 from .inputs import check_whole, opened
 from .node_tables import not_finite
 
@@ -35,6 +38,29 @@ def check_values(features: Any, labels: Any, edge_weight: Any, edge_features: An
     for name, values in (("edge_weight", edge_weight), ("edge_features", edge_features)):
         if finite and values is not None:
             check_edge_values(name, values)
+
+
+def tell_odd_nodes(labels: Any, masks: Mapping[str, np.ndarray]) -> None:
+    """Warn of nodes that are in two masks, and of labels that are NaN.
+
+    Args:
+        labels: (num_nodes,) or (num_nodes, num_labels), or None.
+        masks: (num_nodes,) bool, by name.
+
+    Cost: one read of masks, and of labels that are floats.
+    """
+    names = sorted(masks, key=lambda name: (MASK_NAMES.index(name) if name in MASK_NAMES else len(MASK_NAMES), name))
+    shared = {pair: int(np.count_nonzero(masks[pair[0]] & masks[pair[1]])) for pair in combinations(names, 2)}
+    told = ", ".join(f"{one} and {other} {count}" for (one, other), count in shared.items() if count)
+    if told:
+        warnings.warn(
+            f"masks share nodes, {told}: what is trained or chosen on is no test; make them disjoint", stacklevel=3
+        )
+    if labels is not None and labels.dtype.kind == "f":
+        missing = sum(int(np.isnan(rows).sum()) for _, rows in blocks(labels))
+        if missing:
+            told = f"labels: {missing} of {len(labels)} nodes have NaN, and count as unlabelled (-1)"
+            warnings.warn(told, stacklevel=3)
 
 
 def check_sparse_features(features: Any) -> None:

@@ -17,7 +17,16 @@ from .csc_writer import drop_cross, write_rows
 from .disk import WriteBudget, check_disk
 from .features import CSRFeatures, DenseFeatures, stored_form, to_stored
 from .halo import pack_halo_features, write_halo
-from .inputs import SparseSource, StoreIds, StoreInputs, changed_inputs, check_inputs, input_files, relabel
+from .inputs import (
+    SparseSource,
+    StoreIds,
+    StoreInputs,
+    changed_inputs,
+    check_inputs,
+    input_files,
+    masks_by_name,
+    relabel,
+)
 from .journal import (
     Journal,
     check_partial,
@@ -33,7 +42,7 @@ from .journal import (
 from .manifest import FORMAT_VERSION, describe_files, write_manifest
 from .node_tables import Progress, write_sparse_table, write_table
 from .reader import PartitionStore
-from .value_checks import check_values, least_value
+from .value_checks import check_values, least_value, tell_odd_nodes
 
 
 def write_partition_store(
@@ -68,7 +77,7 @@ def write_partition_store(
             (indptr, indices, data, shape). All per-node arrays are in original order: with `node_ids`, row i is about
             `np.asarray(stream.node_ids)[i]`, the ids by first appearance, which nothing here can check.
         labels: (num_nodes,) classes, -1 (or NaN) unknown; or (num_nodes, num_labels).
-        masks: name to (num_nodes,) bool.
+        masks: Name to (num_nodes,) bool; or a column of the words train, val and test, see `GraphDataset`.
         edge_weight: (num_edges,) by source edge id. edge_features: (num_edges, dim) by source edge id.
         progress: called with (what, done, total) about once a block.
         overwrite: write anew even if a store stands at root, and discard an unfinished one of other input; the old
@@ -94,13 +103,14 @@ def write_partition_store(
         and per part one sequential pass over what it owns; memory O(num_nodes) plus the buffers of `budget`; scratch
         disk of about two times the arcs, which shrinks as the rows are written.
     """
-    root = store_folder(root)
+    root, masks = store_folder(root), masks_by_name(masks)
     budget = budget or WriteBudget()
     files_now = partial(input_files, stream, features, labels, masks, edge_weight, edge_features, p.part_id)
     files = files_now()  # before anything of them is read
     inputs = check_inputs(stream, p, features, labels, masks, edge_weight, edge_features, pack_halo, feature_storage)
     # Features, sparse ones too, are checked while they are stored.
     check_values(None, inputs.labels, inputs.edge_weight, inputs.edge_features, check_finite)
+    tell_odd_nodes(inputs.labels, inputs.masks)
     source = {"fingerprint": inputs.fingerprint(), "part_id_crc32": zlib.crc32(inputs.part_id)}
     folder = partial_folder(root)
     remedy = "make room, and run the same command: it goes on from there"

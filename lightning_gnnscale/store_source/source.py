@@ -153,10 +153,11 @@ class StoreSource:
             root: Folder that the store is written to; None: one below `stores`.
             dataset: A `GraphDataset`, or a `Data` of PyG, whose arcs are kept as they are; in place of the following.
             stream: The edges. Rows are in the order of its nodes. They are arrays, tensors, tables or columns, or paths
-                of .npy or .parquet, see `GraphDataset`.
+                of .npy, .parquet or .csv, see `GraphDataset`.
             features: (num_nodes, dim), or a sparse matrix of SciPy or torch.
             labels: (num_nodes,) integers, -1 = unknown, or (num_nodes, num_labels).
-            masks: {"train": (num_nodes,) bool, "val": ..., "test": ...}; of integers, the rows of the nodes.
+            masks: {"train": (num_nodes,) bool, "val": ..., "test": ...}; of integers, the rows of the nodes;
+                or a column of the words train, val and test, see `GraphDataset`.
             edge_weight, edge_features: (num_edges,) and (num_edges, dim), by position in the stream.
             options: Further arguments of `StoreSource`.
 
@@ -173,7 +174,7 @@ class StoreSource:
             dataset = load_pyg(dataset, to_undirected=False)
         if stream is not None:
             edges = {"edge_weight": edge_weight, "edge_features": edge_features}
-            dataset = GraphDataset("graph", stream, features, labels, masks or {}, **edges)
+            dataset = GraphDataset("graph", stream, features, labels, {} if masks is None else masks, **edges)
         if dataset is None:
             raise ValueError("give either store, or dataset, or stream with features, labels and masks")
         return cls(dataset, root, **options)

@@ -1,10 +1,12 @@
 """Where graphs come from: public folders, a user's own files, PyG, the generator; and what each says of bad input."""
 
+import gzip
 import os
 import pickle
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,6 +17,7 @@ from lightning_gnnscale.dataset import CSRArrays, GraphDataset, generate, load_f
 from lightning_gnnscale.dataset.split import random_split
 from lightning_gnnscale.edge_stream import open_edge_stream
 from lightning_gnnscale.errors import EdgeStreamError
+from lightning_gnnscale.partition_store.inputs import opened
 
 
 def edges_of(dataset: GraphDataset) -> np.ndarray:
@@ -109,7 +112,7 @@ def test_processes_that_are_spawned_are_not_sent_the_rows(files, tmp_path):
         ("test_mask", np.ones(4), "test_mask must hold bool or node ids, got float64"),
         ("train_mask", np.array([1, 0, 1, 1]), "4 ids, but only 2 different ones; a mask of 0 and 1"),
         ("train_mask", np.ones((4, 2), bool), r"train_mask must have one axis, got shape \(4, 2\)"),
-        ("labels", np.zeros(5, int), "features has 4 rows, labels 5"),
+        ("labels", np.zeros(5, int), "numbers of nodes differ: features 4, labels 5; give each one row"),
     ],
 )
 def test_files_that_do_not_fit(files, tmp_path, key, array, message):
@@ -235,7 +238,7 @@ def test_names_of_rows_that_do_not_fit(named, tmp_path):
     with pytest.raises(ValueError, match="nodes goes with relabel=True"):
         load_files(**{**options, "relabel": False})
     np.save(tmp_path / "nodes.npy", ids[:3])
-    with pytest.raises(ValueError, match="nodes: lists 3 ids, but features has 4 rows"):
+    with pytest.raises(ValueError, match="features: 4 rows, but nodes 3; one a node"):
         load_files(**options)
     np.save(tmp_path / "nodes.npy", ids[[0, 1, 2, 1]])
     with pytest.raises(ValueError, match=f"nodes: .* id {ids[1].item()!r} stands twice, .* in row 3"):
@@ -359,3 +362,149 @@ def test_files_of_pygs_data_sets_are_loaded_without_running_them(tmp_path):
         load_pyg(dataset="Planetoid", name="Cora", root=str(tmp_path))
     assert not (tmp_path / "trap").exists()
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+
+
+TABLE = """id,category,train,x,y,split,note
+ann,0,true,.5,1,Train,"a
+b"
+bob,1,true,NA,2,val,
+cyd,,false,2,3,validation,c
+dan,1,false,2,4,test,d
+"""
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """A folder with a CSV file of four nodes, in three forms, and edges of their names."""
+    monkeypatch.chdir(tmp_path)
+    Path("nodes.csv").write_text(TABLE)
+    Path("nodes.tsv").write_text(TABLE.replace(",", "\t"))
+    Path("semicolons.csv").write_text(TABLE.replace(",", ";"))
+    Path("nodes.csv.gz").write_bytes(gzip.compress(TABLE.encode()))
+    Path("edges.csv").write_text("src,dst\nann,bob\nbob,cyd\ncyd,dan\n")
+    return {"edges": "edges.csv", "nodes": "nodes.csv:id"}
+
+
+@pytest.mark.parametrize("name", ["nodes.csv", "nodes.tsv", "nodes.csv.gz", "semicolons.csv"])
+def test_columns_of_text_files(table, name):
+    dataset = load_files(
+        "edges.csv", nodes=f"{name}:id", labels=f"{name}:category", features=f"{name}:x,y", train_mask=f"{name}:train"
+    )
+    np.testing.assert_array_equal(dataset.labels, [0, 1, np.nan, 1])
+    np.testing.assert_array_equal(dataset.features, [[0.5, 1], [np.nan, 2], [2, 3], [2, 4]])
+    assert dataset.masks["train"].tolist() == [True, True, False, False]
+    assert dataset.stream.node_ids.plain(np.arange(4)) == ["ann", "bob", "cyd", "dan"]
+    same = GraphDataset("x", dataset.stream, Path(f"{name}:x,y"), f"{name}:category", {"train": f"{name}:train"})
+    np.testing.assert_array_equal(same.labels, dataset.labels)
+    np.testing.assert_array_equal(opened(same.features), dataset.features)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"nodes": "nodes.csv"}, "nodes: nodes.csv: name a column of it, nodes.csv:COLUMN; it has id, category, train"),
+        ({"nodes": "nodes.csv:name"}, r"nodes: nodes.csv: has no column 'name'; it has id, category, .*note$"),
+        ({"nodes": "nodes.csv:category"}, r"nodes: the id of row 2 is missing \(null\)"),
+        ({"nodes": "none.csv:id"}, "nodes: none.csv: no such file"),
+        ({"labels": "none.csv:id"}, "labels: no file none.csv"),
+        ({"train_mask": "nodes.csv"}, "train_mask: nodes.csv: name a column of it, nodes.csv:COLUMN"),
+        (
+            {"features": "nodes.csv"},
+            "features: nodes.csv: column 'id' holds string, no numbers: name columns, as nodes.csv:y; numbers are in "
+            "category, train, x, y",
+        ),
+        ({"features": "words.csv"}, "words.csv: column 'a' holds string, no numbers, nor does another: a, b"),
+        ({"labels": "numbers.csv"}, "labels: numbers.csv: its first line must name the columns, got '0;1': add such"),
+        ({"labels": "empty.csv:a"}, "labels: empty.csv: begins with no line of names"),
+        ({"labels": "ragged.csv:a"}, "labels: ragged.csv: cannot be read, is damaged or not a text file: .*Expected 2"),
+    ],
+)
+def test_columns_of_text_files_that_are_not_there(table, given, message):
+    Path("words.csv").write_text("a,b\nx,y\n")
+    Path("numbers.csv").write_text("0;1\n2;3\n")
+    Path("empty.csv").touch()
+    Path("ragged.csv").write_text("a,b\n1,2\n3\n")
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        load_files(**table | given)
+
+
+def test_numbers_as_ids_keep_their_digits_and_words_stay_words(table):
+    Path("edges.csv").write_text(f"src,dst\n{2**63 + 9},7\n7,0\n")
+    Path("nodes.csv").write_text(f"id,version\n{2**63 + 9},1.10\n7,1.1\n0,2\n")
+    assert np.asarray(load_files(**table).stream.node_ids).tolist() == [2**63 + 9, 7, 0]
+    Path("edges.csv").write_text("src,dst\n1.10,1.1\n1.1,2\n")
+    ids = load_files("edges.csv", nodes="nodes.csv:version", reader={"id_type": "string"}).stream.node_ids
+    assert ids.plain(np.arange(3)) == ["1.10", "1.1", "2"]
+
+
+def test_a_column_of_words_splits_the_nodes(table):
+    dataset = load_files(**table, labels="nodes.csv:category", masks="nodes.csv:split")
+    expected = {"train": [0], "val": [1, 2], "test": [3]}
+    assert {name: np.flatnonzero(mask).tolist() for name, mask in dataset.masks.items()} == expected
+    words = np.array(["train", "VALID", "test", "none"])
+    for masks in ("nodes.csv:split", words, pd.Series(words), pd.Series(words).astype("category"), words.tolist()):
+        made = GraphDataset("x", dataset.stream, labels=dataset.labels, masks=masks).masks
+        assert [*made] == ["train", "val", "test"] and made["train"].tolist() == [True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a", "b", "a", None], "masks: none of the words train, val, test is there, the column holds a, b"),
+        ([0, 1, 2, 2], "masks: must be words, train, val, test, got int64"),
+        (["train", "vaild", "test", "test"], "masks: no node is in val; nodes with vaild are in no mask"),
+    ],
+)
+def test_words_that_split_nothing(table, words, message):
+    Path("split.csv").write_text("split,\n" + "".join(f"{'' if word is None else word},\n" for word in words))
+    kind = pytest.warns(UserWarning, match=message) if "vaild" in words else pytest.raises(ValueError, match=message)
+    with kind:
+        load_files(**table, masks="split.csv:split")
+
+
+def test_two_forms_of_masks_at_once_are_refused(table):
+    with pytest.raises(ValueError, match="masks: train_mask is given too: leave one of them out"):
+        load_files(**table, masks="nodes.csv:split", train_mask="nodes.csv:train")
+
+
+@pytest.mark.parametrize("given", [{}, {"relabel": None}, {"relabel": True}])
+def test_nodes_imply_relabel(table, given):
+    assert load_files(**table, **given).stream.count() == (4, 3)
+    assert open_edge_stream("edges.csv", nodes=["dan", "cyd", "bob", "ann"], **given).count() == (4, 3)
+    with pytest.raises(ValueError, match="nodes goes with relabel=True, or without relabel"):
+        open_edge_stream("edges.csv", nodes="nodes.csv:id", relabel=False)
+
+
+def test_messages_name_no_file_where_there_is_none(table):
+    with pytest.raises(ValueError, match=r"nodes=nodes.csv:id$"):
+        load_files("edges.csv", relabel=True, features="nodes.csv:x,y")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"nodes": "nodes.csv:id"}, "labels: 3 rows, but features 4, nodes 4; one a node .file y.npy"),
+        ({"num_nodes": 4}, "labels: 3 rows, but features 4, num_nodes 4; one a node"),
+        ({"num_nodes": 3}, "features: 4 rows, but labels 3, num_nodes 3; one a node"),
+        ({"num_nodes": 4, "features": "y.npy"}, "num_nodes: 4 rows, but features 3, labels 3; one a node"),
+        ({"num_nodes": 4, "features": None}, "labels: 3 rows, but num_nodes 4; one a node .file y.npy"),
+        ({"train_mask": "nodes.csv:train"}, "labels: 3 rows, but features 4, train_mask 4; one a node"),
+        ({}, "numbers of nodes differ: features 4, labels 3; give each one row a node"),
+    ],
+)
+def test_the_array_of_another_length_is_named(table, given, message):
+    np.save("x.npy", np.ones((4, 2)))
+    np.save("y.npy", np.zeros(3, int))
+    np.save("edges.npy", np.array([[0, 1], [1, 2]]))
+    edges = "edges.csv" if "nodes" in given else "edges.npy"
+    with pytest.raises(ValueError, match=message):
+        load_files(**{"edges": edges, "features": "x.npy", "labels": "y.npy"} | given)
+
+
+@pytest.mark.parametrize("key", ["nodes", "train_mask", "labels"])
+def test_strings_that_were_saved_as_objects_have_a_remedy(table, key):
+    np.save("objects.npy", np.array(["ann", "bob"], dtype=object), allow_pickle=True)
+    Path("ids.txt").write_text("ann\nbob\n")
+    for path, told in (("objects.npy", r"save numpy.array\(ids, dtype=str\)"), ("ids.txt", "does not begin as .npy")):
+        with pytest.raises(ValueError, match=f"{key}: {path}.*{told}.*or CSV column, x.csv:id"):
+            load_files(**table | {key: path})

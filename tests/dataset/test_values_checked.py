@@ -251,6 +251,21 @@ def test_values_are_read_when_the_store_is_made_alone(tmp_path, monkeypatch):
     prepare_once_more()
 
 
+def test_nodes_in_two_masks_and_labels_without_a_number_are_told(block, prepare, recwarn):
+    masks = {"train": [1, 1, 0, 0], "val": [1, 1, 1, 0], "test": [0, 1, 0, 1]}
+    masks = {name: np.array(mask, bool) for name, mask in masks.items()}
+    prepare(labels=np.array([0, NAN, 1, NAN]), masks=masks)
+    told = [str(warning.message) for warning in recwarn if "nodes" in str(warning.message)]
+    assert told == [
+        "masks share nodes, train and val 2, train and test 1, val and test 1: what is trained or chosen on is no "
+        "test; make them disjoint",
+        "labels: 2 of 4 nodes have NaN, and count as unlabelled (-1)",
+    ]
+    recwarn.clear()
+    prepare(labels=np.array([0, -1.0, 1, 1]), masks={"train": masks["train"], "test": ~masks["train"]})
+    assert not [warning for warning in recwarn if "nodes" in str(warning.message)]
+
+
 def test_finite_features_whose_sum_is_not_are_stored(tmp_path):
     store = write(tmp_path / "store", np.full((4, 3), 1.7e308))
     assert (store.features.gather(np.arange(4)) == 1.7e308).all()

@@ -85,6 +85,9 @@ def write_graph() -> None:
     stream = gs.open_edge_stream(edges, num_nodes=NUM_NODES)
     for name in ("edges.csv", "edges.parquet", "edges.bin"):
         gs.write_edges(stream, name)
+    split = np.choose(masks["val"] + 2 * masks["test"], ["train", "val", "test"])
+    rows = zip(np.arange(NUM_NODES), labels, split, *features[:, :3].T, strict=True)
+    Path("nodes.csv").write_text("id,label,split,x0,x1,x2\n" + "".join(",".join(map(str, row)) + "\n" for row in rows))
     for run in ("demo", "sdt_gnn"):
         folder = Path(f"runs/{run}/DATE")
         folder.mkdir(parents=True)
