@@ -13,12 +13,13 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from ..dataset import GraphDataset
 from ..edge_stream.open import is_pyg_data
-from ..errors import PartitionStoreError, StrategyError
+from ..errors import GNNScaleError, PartitionStoreError, StrategyError
 from ..events import record
 from ..model.backbone import check_edge_attr
 from ..model.checkpoint_file import LoadsWeightsOnly
 from ..object_store import is_url
 from ..partition_store import PartitionStore
+from ..partition_store.manifest import read_manifest
 from ..partition_store.verify import compare_once
 from ..planner import Plan, plan
 from ..store_source import StoreSource, partitioning_facts
@@ -145,6 +146,21 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
         self._planner, self.seed = planner or plan, seed
         self.stored_features = True
         self._store: PartitionStore | None = None
+
+    def __str__(self) -> str:
+        """Say on one line what is known of store, graph and batches; a store's manifest is all that is read for it."""
+        facts = {"store": self._root, "num_parts": None, "num_nodes": None, "num_features": None, "num_classes": None}
+        try:
+            if self.store_source is not None:
+                facts |= self.store_source.facts
+            manifest = self._store.manifest if self._store is not None else self._root and read_manifest(self._root)
+            names = {"num_parts": "num_parts", "num_nodes": "num_nodes", "feature_dim": "num_features"}
+            facts |= {name: manifest[key] for key, name in names.items() if manifest and manifest.get(key) is not None}
+        except (GNNScaleError, OSError, ValueError):
+            pass  # what is not there yet, or no longer, is left out
+        facts["batch_size"] = getattr(getattr(self, "loader_options", None), "batch_size", None)
+        told = ", ".join(f"{name}={value}" for name, value in facts.items() if value is not None)
+        return f"{type(self).__name__}({told})"
 
     @property
     def root(self) -> Path:

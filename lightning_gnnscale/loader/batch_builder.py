@@ -80,6 +80,11 @@ class BatchBuilder:
         with clock.doing("sample"):
             with self._workspace(staged.graph) as space:
                 drawn = self.sampler.draw(staged.state, items, key, space, self.pool.take, self.with_arcs)
+            if not hasattr(drawn, "n_id"):
+                raise TypeError(
+                    f"{type(self.sampler).__name__}.draw must return a Subgraph (n_id, edge_index, indptr, num_seeds), "
+                    f"such as induced_subgraph makes, got {type(drawn).__name__}"
+                )
             return self.assemble(staged, drawn, key)
 
     @property

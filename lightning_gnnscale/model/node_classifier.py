@@ -115,6 +115,9 @@ class NodeClassifier(BackboneModule):
         score, loss, outputs = self.scores[split], self.losses[split], None
         if is_pass(batch):
             result = self._infer(batch)
+            if not len(result.rows):  # more ranks than parts
+                labels = torch.as_tensor(batch.labels[result.rows]).long()
+                self._update(score, loss, torch.empty(0, self.num_classes), labels)
             for nodes, rows in result.chunks():
                 chosen = batch.masks[split][nodes]
                 labels = torch.as_tensor(batch.labels[nodes[chosen]]).long()

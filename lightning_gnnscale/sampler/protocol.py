@@ -125,9 +125,15 @@ def induced_subgraph(
         allocate: gives memory for the results.
         return_e_id: also return the positions of the arcs.
 
+    Raises:
+        ValueError: a node is given twice.
+
     Cost: O(sum of the nodes' degrees).
     """
     count = workspace.place(nodes)
+    if count < len(nodes):
+        workspace.finish(count)
+        raise ValueError(f"nodes must be distinct, got {len(nodes)} ids of {count} nodes: give each once, seeds first")
     edge_index, indptr, e_id = arcs_between(csc.indptr, csc.indices, nodes, workspace, allocate, return_e_id)
     workspace.finish(count)
     n_id = allocate((len(nodes),), np.int64)

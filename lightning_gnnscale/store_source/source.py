@@ -122,6 +122,17 @@ class StoreSource:
         self._both_ways: bool | None = None  # of a stream with layout "auto", once it has been read
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """What is known of the store without reading the graph, by name; None: not yet."""
+        return {
+            "store": self._root,
+            "num_parts": self.num_parts,
+            "num_nodes": self.dataset.stream.num_nodes,
+            "num_features": self.dataset.feature_dim,
+            "num_classes": self.dataset.num_classes,
+        }
+
+    @property
     def root(self) -> Path:
         """Folder of the store; one that was not given has a name as soon as it is asked for."""
         if self._root is None:

@@ -105,6 +105,25 @@ def test_bad_arguments(tmp_path, dataset, options, message):
         gs.PartitionDataModule(**{"root": tmp_path / "s", "dataset": dataset, **options})
 
 
+@pytest.mark.parametrize("kind", [gs.PartitionDataModule, gs.FullGraphDataModule])
+def test_what_is_known_is_printed_and_nothing_is_read(tmp_path, dataset, store_root, kind, monkeypatch):
+    name, batches = kind.__name__, ", batch_size=512" if kind is gs.PartitionDataModule else ""
+    sizes = f"num_features={dataset.feature_dim}, num_classes={dataset.num_classes}{batches}"
+    made = kind(dataset=dataset, num_parts=2)
+    num_nodes = dataset.stream.num_nodes
+    nodes = "" if num_nodes is None else f"num_nodes={num_nodes}, "
+    assert str(made) == f"{name}(num_parts=2, {nodes}{sizes})"
+    made = kind(dataset=dataset, num_parts=2, partitioner="random", root=tmp_path / "s")
+    made.prepare_data()
+    assert str(made) == f"{name}(store={tmp_path / 's'}, num_parts=2, num_nodes={dataset.stream.num_nodes}, {sizes})"
+    given = kind(store_root)
+    monkeypatch.setattr(gs.PartitionStore, "open", None)
+    for _ in range(2):
+        known = f"num_parts=4, num_nodes={dataset.stream.num_nodes}, num_features={dataset.feature_dim}{batches}"
+        assert str(given) == f"{name}(store={store_root}, {known})"
+    assert str(kind(tmp_path / "nothing")) == f"{name}(store={tmp_path / 'nothing'}{batches})"
+
+
 def test_neither_store_nor_data(tmp_path):
     with pytest.raises(ValueError, match="give either store, or dataset"):
         gs.PartitionDataModule(root=tmp_path)

@@ -390,6 +390,19 @@ def test_bad_options(option, message):
         make_loader(**option)
 
 
+class DrawsNothing(type(SAMPLERS["full"])):
+    """A sampler of a user's own, of which a line was forgotten."""
+
+    def draw(self, *args):
+        return None
+
+
+def test_a_draw_that_returns_no_subgraph_is_named():
+    told = r"part 0, batch 0 of epoch 0: .*DrawsNothing.draw must return a Subgraph \(n_id, .*, got NoneType$"
+    with pytest.raises(GNNScaleError, match=told):
+        list(make_loader(sampler=DrawsNothing(), num_threads=0))
+
+
 def test_a_sampler_with_other_batches_is_refused():
     with pytest.raises(ValueError, match="part 0 has .* batches, with the new sampler it would have 3"):
         make_loader().set_sampler(SAMPLERS["saint"])

@@ -230,6 +230,25 @@ def test_a_rank_without_nodes_of_the_split_adds_nothing(graph):
 
 
 @pytest.mark.usefixtures("unlogged")
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_a_rank_without_rows_is_not_warned_about(graph, recwarn, multilabel):
+    nothing = Pass(graph, "val")
+    nothing.labels = np.eye(4, dtype=int)[nothing.labels] if multilabel else nothing.labels
+    model = NodeClassifier(GCN(12, 8, 4), multilabel=multilabel).eval()
+    model.test_step(nothing)  # its tables are there then
+    nothing.source.world_size, nothing.source.rank, nothing.source.chunk = 1, 1, 1000
+    nothing.source.blocks = lambda needed=None: iter(())
+    nothing.labels.flags.writeable = False  # as a store's
+    recwarn.clear()
+    model.validation_step(nothing)
+    assert float(model.scores["val"].compute()) == 0 and float(model.losses["val"].weight) == 0
+    assert not [str(warning.message) for warning in recwarn]
+    model._reset("test")
+    model.scores["test"].compute()  # nothing was added to it: an error elsewhere is still told
+    assert [warning for warning in recwarn if "before the ``update``" in str(warning.message)]
+
+
+@pytest.mark.usefixtures("unlogged")
 def test_sampled_evaluation_of_a_mini_batch(graph):
     model = NodeClassifier(GCN(12, 8, 4)).eval()
     exact, sampled_ = NodeClassifier(model.backbone).eval(), model

@@ -9,6 +9,7 @@ from oracles.parts import small_world
 from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.sampler import ClusterSampler, FullBatchSampler, NeighborSampler, SaintSampler
 from lightning_gnnscale.sampler.cluster import breadth_first_clusters
+from lightning_gnnscale.sampler.protocol import induced_subgraph
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
 
 WORLD = small_world()
@@ -107,6 +108,17 @@ class TestNeighborSampler:
     def test_it_is_a_plain_value(self):
         assert NeighborSampler([5, 3]) == NeighborSampler((5, 3))
         assert hash(NeighborSampler([5])) == hash(NeighborSampler([5]))
+
+
+def test_nodes_that_are_given_twice_are_refused_and_leave_the_workspace_clean():
+    space, nodes = Workspace(PART.num_local, PART.csc.indices.dtype), TARGETS[:9]
+    fresh = Workspace(PART.num_local, PART.csc.indices.dtype)
+    expected = induced_subgraph(PART.csc, nodes, 4, fresh, np.empty, True)
+    with pytest.raises(ValueError, match="nodes must be distinct, got 12 ids of 10 nodes: give each once"):
+        induced_subgraph(PART.csc, TARGETS[[1, 3, 3, *range(4, 12), 1]], 4, space, np.empty, True)
+    again = induced_subgraph(PART.csc, nodes, 4, space, np.empty, True)
+    for name in ("n_id", "edge_index", "indptr", "e_id"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(expected, name))
 
 
 class TestFullBatchSampler:
