@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from ..errors import EdgeStreamError
 from .array import native_ids
 from .id_tables import Strings
-from .options import StreamOptions, pick_columns, tell_unread
+from .options import LIST_NODES, StreamOptions, pick_columns, tell_unread
 from .stream import EdgeStream, file_identity
 
 BATCH_ROWS = 1 << 17
@@ -173,7 +173,9 @@ def id_dtype_of(name, field: pa.Field, relabel: bool) -> np.dtype:
     if is_text(field.type):
         if relabel:
             return np.dtype(np.int64)
-        raise EdgeStreamError(f"{name}: column {field.name!r} holds strings; pass relabel=True to number arbitrary ids")
+        raise EdgeStreamError(
+            f"{name}: column {field.name!r} holds strings; pass relabel=True to number arbitrary ids{LIST_NODES}"
+        )
     raise EdgeStreamError(
         f"{name}: column {field.name!r} must hold integers, or strings with relabel=True, got {field.type}"
     )

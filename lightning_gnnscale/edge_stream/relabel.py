@@ -71,7 +71,12 @@ class NodeIds:
             if self._table is None:
                 self._table = kind()
             if not isinstance(self._table, kind):
-                raise EdgeStreamError("node ids must all be integers or all be strings, got both")
+                told = "node ids must all be integers or all be strings, got both"
+                if self.listed is not None and self.are_strings:
+                    told += ": the listed ones are strings; id_type='string' reads those of text files so too"
+                elif self.listed is not None:
+                    told += ": the listed ones are integers; list every node in nodes="
+                raise EdgeStreamError(told)
             num_listed = len(self._table)
             if kind is IntegerTable:
                 self._note_signs(src, dst)

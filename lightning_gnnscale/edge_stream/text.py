@@ -19,7 +19,7 @@ from pyarrow import csv
 from ..errors import EdgeStreamError
 from .array import native_ids
 from .id_tables import Strings
-from .options import COLUMN_WORDS, StreamOptions, known_pair, pick_columns, tell_unread
+from .options import COLUMN_WORDS, LIST_NODES, StreamOptions, known_pair, pick_columns, tell_unread
 from .relabel import NodeIds
 from .stream import EdgeStream, file_identity
 from .text_lines import BLANKS, BLOCK_BYTES, PlainText, delimiter, edge_lines, split_fields
@@ -301,8 +301,9 @@ class TextStream(EdgeStream):
                 except UnicodeEncodeError:
                     return "an id is not UTF-8 text"
             elif self._id_type != "string" and not is_whole_number(field, self._id_type):
-                remedy = "relabel=True" if self.node_ids is None else "id_type='string'"
-                return f"{field[:60]!r} is not a whole number of 64 bits; pass {remedy} to number arbitrary ids"
+                remedy = f"relabel=True to number arbitrary ids{LIST_NODES}"
+                remedy = remedy if self.node_ids is None else "id_type='string' to number arbitrary ids"
+                return f"{field[:60]!r} is not a whole number of 64 bits; pass {remedy}"
         return None
 
     def _position(self, edge: int) -> str:

@@ -437,6 +437,20 @@ def test_numbers_as_ids_keep_their_digits_and_words_stay_words(table):
     assert ids.plain(np.arange(3)) == ["1.10", "1.1", "2"]
 
 
+def test_words_beside_numbers_have_a_remedy(table):
+    Path("edges.csv").write_text("src,dst\n1,2\n2,1\n")
+    Path("nodes.csv").write_text("id\n1\n2\nx\n")
+    with pytest.raises(EdgeStreamError, match="got both: the listed ones are strings; id_type='string' reads those"):
+        edges_of(load_files(**table))
+    assert edges_of(load_files(**table, reader={"id_type": "string"})).tolist() == [[0, 1], [1, 0]]
+    Path("edges.csv").write_text("src,dst\n1,2\n2,x\n")
+    Path("nodes.csv").write_text("id\n1\n2\n3\n")
+    with pytest.raises(EdgeStreamError, match=r"the listed ones are integers; list every node in nodes=$"):
+        edges_of(load_files(**table))
+    with pytest.raises(EdgeStreamError, match="pass relabel=True to number arbitrary ids, or nodes= with the id"):
+        edges_of(load_files("edges.csv", labels="nodes.csv:id"))
+
+
 def test_a_column_of_words_splits_the_nodes(table):
     dataset = load_files(**table, labels="nodes.csv:category", masks="nodes.csv:split")
     expected = {"train": [0], "val": [1, 2], "test": [3]}
