@@ -313,3 +313,24 @@ def test_seeds_are_refused():
         sampler.sample_from_nodes(NodeSamplerInput(None, torch.tensor([1, 1]), None, "paper"))
     inputs = NodeSamplerInput(None, torch.tensor([1, 2]), None, "paper")
     assert sampler.sample_from_nodes(inputs).node["paper"].tolist()[:2] == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["paper", "author"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"disjoint": True}, {"time_attr": "time"}, {"time_attr": "when"},
+     {"time_attr": "time", "temporal_strategy": "last"}, {"time_attr": "when", "temporal_strategy": "last"}],
+)  # fmt: skip
+def test_it_equals_pyg_with_its_compiled_sampler(options, kind):
+    pytest.importorskip("pyg_lib", reason="pyg-lib has no wheel for this torch: build it to compare")
+    from torch_geometric.sampler import NeighborSampler
+
+    data, fanouts = typed_graph(3), [3, 2] if "temporal_strategy" in options else [-1, -1, -1]
+    times = torch.tensor([20, 40, 33, 7]) if "time_attr" in options else None
+    inputs = NodeSamplerInput(None, torch.tensor([5, 3, 39, 20]), times, kind)
+    ours, theirs = (one(data, fanouts, **options).sample_from_nodes(inputs) for one in (DataSampler, NeighborSampler))
+    for name in ("node", "row", "col", "edge", "batch"):
+        for key, found in (getattr(theirs, name) or {}).items():
+            assert torch.equal(getattr(ours, name)[key], found)
+    assert ours.num_sampled_nodes == theirs.num_sampled_nodes
+    assert ours.num_sampled_edges == theirs.num_sampled_edges
