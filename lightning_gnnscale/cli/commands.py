@@ -1,12 +1,17 @@
 """The commands, and a command line taken apart: its configs, the recipe or the run that it begins with, its words."""
 
+import atexit
+import os
 import re
+import shutil
+import tempfile
+from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
-from .compose import settings_at_top, take_recipe
+from .compose import GROUPS, settings_at_top, take_recipe
 from .errors import UsageError, did_you_mean
-from .run_paths import run_of
+from .run_paths import CONFIG, run_of
 
 COMMANDS = {
     "train": "partition a graph, store the parts, train on them and evaluate on the full graph",
@@ -54,10 +59,17 @@ BENCHES = {
     "startup": "seconds of the package's import beside Lightning's and PyG's, and to a second training's first epoch",
 }
 
+FLAGS_WITH_VALUE = (  # Hydra's own
+    *("--cfg", "-c", "--package", "-p", "--info", "-i", "--experimental-rerun"),
+    *("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd"),
+)
 ACTIONS = ("list", "sizes", "clean")  # of gnnscale stores
 # Commands whose settings are those of train, and the words by which some of them leave no folder of their own.
 _LIKE_TRAIN = ("train", "test", "predict", "partition", "plan", "verify", "inspect")
 _NO_FOLDER = ["hydra.run.dir=.", "hydra.output_subdir=null"]
+_RESUME = re.compile(r"\+{0,2}resume=(.+)$")
+# As in conf/run_folder.yaml: a run's own config has no such line.
+_NEW_FOLDER = "${paths.runs}/${name}/${now:%Y-%m-%d_%H-%M-%S}"
 
 
 class Command(NamedTuple):
@@ -96,13 +108,19 @@ def locate(name: str, words: list[str]) -> Command:
         words = [*([f"runs=[{','.join(folders)}]"] if folders else []), *(w for w in words if not _is_path(w))]
     if name not in _LIKE_TRAIN:
         return Command(name, name, *take_recipe(name, words))
-    paths, words = [word for word in words if _is_path(word)], [word for word in words if not _is_path(word)]
+    before = ["", *words]
+    paths = [word for word, flag in zip(words, before, strict=False) if _is_path(word) and flag not in FLAGS_WITH_VALUE]
+    words = [word for word in words if word not in paths]
+    words = [_path_quoted(word) for word in words]
     if name in ("train", "partition", "plan") and paths:
         raise UsageError(f"{paths[0]} is no setting: say key=value, or --help")
     if len(paths) > 1:
         raise UsageError(f"{name} takes one path, got {' '.join(paths)}")
     if name in ("test", "predict") and paths:
         return _of_run(name, paths[0], words)
+    run = _gone_on_from(words) if name == "train" else None
+    if run is not None:
+        return _of_run(name, run, [word for word in words if not _RESUME.match(word)])
     primary = _primary(name, paths, words)
     if name == "inspect" and paths:
         words = [f"path={_quoted(paths[0])}", *words]
@@ -122,15 +140,43 @@ def _primary(name: str, paths: list[str], words: list[str]) -> str:
     return "train" if not paths and any(key in of_train and key not in own for key in given) else name
 
 
+def _gone_on_from(words: list[str]) -> str | None:
+    """Return the run that `train resume=RUN` goes on from with its settings; None where the words give all settings."""
+    given = [found[1].strip("'\"") for word in words if (found := _RESUME.match(word))]
+    chosen = any(word.startswith("recipe=") or _is_choice(word) for word in words)
+    return given[0] if len(given) == 1 and given[0] != "null" and "://" not in given[0] and not chosen else None
+
+
+def _is_choice(word: str) -> bool:
+    """Whether a word chooses from a group of settings: dataset=files, strategy/weights=model_averaging."""
+    found = re.match(r"[+~]*([a-z_/]+)(@[\w.]+)?=", word)
+    return found is not None and files(GROUPS).joinpath(found[1]).is_dir()
+
+
 def _of_run(name: str, path: str, words: list[str]) -> Command:
-    """Return the command line of a run that is evaluated: its own settings, and a folder inside its own."""
+    """Return the command line of a run that goes on with its own settings, or that is evaluated: inside its folder."""
     if any(word.startswith("recipe=") for word in words):
         raise UsageError(f"{name} {path} takes the settings of the run: leave recipe= out, or say resume={path}")
     folder = run_of(path)
-    words = [f"++resume={_quoted(str(Path(path).absolute()))}", *words]
-    if not any(word.startswith("hydra.run.dir=") for word in words):
-        words = [f"hydra.run.dir={_quoted(str(folder / name))}", *words]
-    return Command(name, "train", str(folder), "config", ["hydra/job_logging=stdout", *words])
+    own = ["hydra/job_logging=stdout", f"++resume={_quoted(str(Path(path).expanduser().absolute()))}"]
+    if name == "train":
+        new = [f"hydra.sweep.dir={_NEW_FOLDER}", "hydra.sweep.subdir=${hydra.job.num}"]
+        # Else ranks that torchrun starts would name a folder each.
+        own += new if "TORCHELASTIC_RUN_ID" in os.environ else [f"hydra.run.dir={_NEW_FOLDER}", *new]
+        own.append("num_devices=${trainer.devices}")  # as in train.yaml: a run's own config has its number
+    else:
+        own.append(f"hydra.run.dir={_quoted(str(folder / name))}")
+    given = {word.partition("=")[0] for word in words}
+    own = [word for word in own if word.partition("=")[0] not in given]
+    return Command(name, "train", str(_config_alone(folder)), "config", [*own, *words])
+
+
+def _config_alone(folder: Path) -> Path:
+    """Return a folder with nothing but a run's config: Hydra takes what lies beside it, test/, for settings' groups."""
+    alone = Path(tempfile.mkdtemp(prefix="gnnscale-"))
+    atexit.register(shutil.rmtree, alone, ignore_errors=True)
+    shutil.copyfile(folder / CONFIG, alone / CONFIG)
+    return alone
 
 
 def check_action(given: str) -> None:
@@ -155,7 +201,18 @@ def _actions(words: list[str]) -> list[str]:
 
 
 def _is_path(word: str) -> bool:
-    return not re.match(r"-|[+~]*[\w./@]+=|~\w[\w./@]*$", word)
+    """Whether a word is a path and no setting; of an existing one = may be a part, as in Lightning's checkpoints."""
+    if not re.match(r"-|[+~]*[\w./@]+=|~\w[\w./@]*$", word):
+        return True
+    named = "/" in word or word.endswith(".ckpt")
+    return named and not word.startswith("-") and Path(word).expanduser().exists()
+
+
+def _path_quoted(word: str) -> str:
+    """`resume=epoch=7.ckpt` as Hydra takes it."""
+    key, _, value = word.partition("=")
+    plain = key.lstrip("+") not in ("resume", "store") or "=" not in value or value[0] in "'\""
+    return word if plain or not Path(value).expanduser().exists() else f"{key}={_quoted(value)}"
 
 
 def _quoted(word: str) -> str:

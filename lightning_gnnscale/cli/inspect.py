@@ -111,13 +111,17 @@ def _show_run(folder: Path) -> None:
     facts = {
         "data set": OmegaConf.select(config, "dataset.name"),
         "model": str(model).rpartition(".")[2],
-        "finished": "yes"
-        if summary
-        else "no: gnnscale train resume=" + str(folder) + " goes on with the same settings",
+        "finished": "yes" if summary else _how_to_go_on(folder, checkpoints),
         **facts,
         "checkpoints": ", ".join(path.name for path in checkpoints) or "none",
     }
     _show_facts(f"run {config.get('name', folder.name)}", facts)
+
+
+def _how_to_go_on(folder: Path, checkpoints: list[Path]) -> str:
+    if not checkpoints:
+        return "no, and no checkpoint was saved: the command that started it starts it again"
+    return f"no: gnnscale train resume={folder} goes on with the same settings"
 
 
 def _show_checkpoint(path: Path) -> None:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import islice
 from pathlib import Path
 
-from .commands import BENCHES, COMMANDS, Command, locate
+from .commands import BENCHES, COMMANDS, FLAGS_WITH_VALUE, Command, locate
 from .errors import UsageError, did_you_mean, one_line, wants_traceback
 
 USAGE = """gnnscale: train graph neural networks on graphs that fit neither the GPU nor the host
@@ -40,10 +40,6 @@ and inspect take those of train.
 GNNSCALE_TRACEBACK=1 shows the traceback of an error."""
 
 
-_FLAGS_WITH_VALUE = (
-    *("--cfg", "-c", "--package", "-p", "--info", "-i", "--experimental-rerun"),
-    *("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd"),
-)
 # The module and the function of each command.
 _RUN = {
     "train": ("train", "run"),
@@ -182,7 +178,7 @@ def flags_first(words: list[str]) -> list[str]:
     for word in words:
         if not word.startswith("-"):
             overrides.append(word)
-        elif word in _FLAGS_WITH_VALUE:
+        elif word in FLAGS_WITH_VALUE:
             flags += [word, *islice(words, 1)]
         else:
             flags.append(word)

@@ -26,8 +26,8 @@ def run_of(path: str) -> Path:
         shown = ", ".join(jobs[:5]) + (", ..." if len(jobs) > 5 else "")
         raise UsageError(f"{path} holds several runs: give one of them ({shown})")
     raise UsageError(
-        f"{path}: no run's folder, and no checkpoint in one ({CONFIG} is missing): give the settings of train, and "
-        f"resume={path}"
+        f"{path}: no run's folder, and no checkpoint in one ({CONFIG} is missing): give the settings of train, "
+        f"dataset= and model= among them, and resume={path}"
     )
 
 

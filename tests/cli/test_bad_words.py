@@ -131,6 +131,11 @@ def test_what_takes_a_setting_away_is_no_path(word):
     assert locate("train", [word]).words == [word]
 
 
+def test_the_value_of_a_flag_is_no_path(capsys):
+    main(["train", "recipe=demo", "--cfg", "job", "seed=7"])
+    assert "seed: 7\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("word", ["stores/mine", "~/stores/mine", "mine"])
 def test_a_path_is_none_of_the_settings_of_train(word):
     with pytest.raises(UsageError, match="is no setting: say key=value"):

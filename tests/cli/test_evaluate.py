@@ -1,6 +1,7 @@
 """`gnnscale predict` and `test` of a run, resume= of a run's folder, and the settings of train for all commands."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from cli.tiny_graph import TINY, write_tiny_graph
 from own_process import gnnscale
 
 import lightning_gnnscale as gs
+from lightning_gnnscale.cli.commands import locate
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.main import main
 from lightning_gnnscale.cli.run_paths import last_checkpoint, run_of
@@ -91,6 +93,52 @@ def test_a_run_goes_on_from_its_folder():
     assert told["facts"]["goes on from"].startswith("run/checkpoints/last.ckpt")
 
 
+def test_a_run_goes_on_with_its_own_settings():
+    Path("run/test").mkdir(exist_ok=True)  # as `gnnscale test` leaves it: no group of settings
+    main(["train", "resume=run", "trainer.max_epochs=4", "test=false", "paths.runs=own"])
+    (folder,) = Path("own/my_graph").iterdir()
+    told = summary(str(folder))
+    assert (told["epochs"], told["num_nodes"], told["store"]) == (4, 40, summary("run")["store"])
+    assert "hidden_channels: 4" in (folder / "config.yaml").read_text()
+
+
+def test_a_choice_or_a_recipe_gives_all_settings(monkeypatch):
+    own = locate("train", ["resume=run", "trainer.max_epochs=4", "~callbacks.last", "+trainer.max_steps=3"])
+    assert Path(own.config_dir, f"{own.config_name}.yaml").read_text() == Path("run/config.yaml").read_text()
+    for words in (["dataset=files"], ["strategy/weights=model_averaging"], ["recipe=demo"]):
+        assert locate("train", ["resume=run", *words]).config_name in ("train", "demo")
+    assert locate("train", ["resume=null"]).config_name == "train"
+    own = locate("train", ["resume=run", "hydra.run.dir=there"])
+    assert [word for word in own.words if word.startswith("hydra.run.dir=")] == ["hydra.run.dir=there"]
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # whose ranks share a folder
+    assert not [word for word in locate("train", ["resume=run"]).words if word.startswith("hydra.run.dir=")]
+
+
+def test_a_path_may_hold_an_equals_sign(capsys):
+    folder = Path("lightning_logs/v=0/checkpoints")
+    folder.mkdir(parents=True)
+    shutil.copy("run/config.yaml", folder.parent)
+    named = shutil.copy("run/checkpoints/last.ckpt", folder / "epoch=7-step=64.ckpt")
+    main(["predict", str(named)])
+    assert pq.read_table("lightning_logs/v=0/predict/predictions.parquet").num_rows == 40
+    main(["inspect", str(named)])
+    assert "GraphSAGE" in capsys.readouterr().out
+    assert f"++resume='{Path(named).absolute()}'" in locate("train", [f"resume={named}"]).words
+    assert f"resume='{named}'" in locate("train", [f"resume={named}", "recipe=demo"]).words
+
+
+def test_an_unfinished_run_says_how_it_goes_on(capsys):
+    for name in ("killed", "failed"):
+        Path(name).mkdir()
+        shutil.copy("run/config.yaml", name)
+    shutil.copytree("run/checkpoints", "killed/checkpoints")
+    main(["inspect", "killed"])
+    assert "gnnscale train resume=killed goes on with the same settings" in capsys.readouterr().out
+    main(["inspect", "failed"])
+    told = capsys.readouterr().out
+    assert "no, and no checkpoint was saved" in told and "resume=" not in told
+
+
 def test_test_metrics_stand_in_the_metrics_file():
     lines = Path("run/metrics/metrics.csv").read_text().splitlines()
     last = dict(zip(lines[0].split(","), lines[-1].split(","), strict=True))
@@ -108,6 +156,8 @@ def test_test_metrics_stand_in_the_metrics_file():
         (["predict", "edges.npy"], "edges.npy: no run's folder, and no checkpoint in one"),
         (["train", "run"], "run is no setting: say key=value"),
         (["predict", "run", "model.backbone.hidden_channels=8"], "a checkpoint of another model than this"),
+        (["train", "resume=nowhere"], "nowhere: no such run"),
+        (["train", "resume=edges.npy"], "give the settings of train, dataset= and model= among them, and resume=edges"),
         (["train", *NAMED, "resume=stores"], "resume=stores: there is no checkpoint in stores"),
         (["inspect", "edges.npy"], "inspect takes a run's folder, a checkpoint, or a store"),
         (["inspect", "nowhere"], "nowhere: no such file or folder"),
