@@ -19,7 +19,7 @@ LARGEST_SEED = 2**32 - 1  # of numpy's generator
 _OF_MAKING = ("dataset", "partitioner", "num_parts", "output", "overwrite", "feature_storage", "pack_halo")
 _BATCH_GROUPS = ("sampler", "source", "placement", "pack_halo", "evaluation")
 # Keys that a run fills in itself, so that a value given there would be lost, and what to say in their place.
-_FILLED_IN = {
+FILLED_IN = {
     "trainer.strategy": "strategy= and strategy.weights, strategy.exchange",
     "trainer.callbacks": "callbacks=, for example callbacks=early_stopping",
     "trainer.default_root_dir": "hydra.run.dir=",
@@ -74,7 +74,7 @@ def check_ranges(config: DictConfig) -> None:
     """
     if "dataset" not in config:  # the sizes that are planned for are given
         return
-    for key, instead in _FILLED_IN.items():
+    for key, instead in FILLED_IN.items():
         value = OmegaConf.select(config, key)
         if value is not None:
             raise UsageError(f"{key}={_plain(value)} has no effect, the run fills it in: say {instead}")

@@ -6,12 +6,16 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir, initialize_config_module
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
+from hydra.core.default_element import ConfigDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException
@@ -19,6 +23,7 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ..object_store import FROM_ENVIRONMENT, carries_secret, check_storage_options
+from .checks import FILLED_IN
 from .declared import constant, declared
 from .errors import UsageError, did_you_mean
 
@@ -104,16 +109,80 @@ def compose_config(config_name: str, overrides: list[str], config_dir: str | Non
 def group_choices() -> dict[str, list[str]]:
     """Return the names that each group of settings takes, those of the code too; groups of benchmarks are left out."""
     register_choices()
+    with _own_configs() as loader:
+        folder = Path(str(files(GROUPS)))
+        groups = sorted({str(path.parent.relative_to(folder)) for path in folder.rglob("*.yaml")} - {".", "bench"})
+        return {group: loader.get_group_options(group) for group in groups}
+
+
+def choices_with(key: str) -> list[str]:
+    """Return the choices of a key's group that have this setting: of "dataset.edges", "dataset=files".
+
+    Args:
+        key: The setting, for example "model.backbone.heads".
+    """
+    *path, name = key.split(".")
+    folder = files(GROUPS)
+    depth = next((n for n in range(len(path), 0, -1) if folder.joinpath(*path[:n]).is_dir()), 0)
+    group, inner = "/".join(path[:depth]), path[depth:]
+    return [f"{group}={one}" for one in _options(group) if _has_setting(group, one, inner, name)] if group else []
+
+
+def _options(group: str) -> list[str]:
+    register_choices()
+    with _own_configs() as loader:
+        return loader.get_group_options(group)
+
+
+@contextmanager
+def _own_configs() -> Iterator[ConfigLoader]:
+    """Read this package's configs apart from the Hydra application that may be running."""
     running = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module(GROUPS, version_base="1.3"):
-            loader, folder = GlobalHydra.instance().config_loader(), Path(str(files(GROUPS)))
-            groups = sorted({str(path.parent.relative_to(folder)) for path in folder.rglob("*.yaml")} - {".", "bench"})
-            return {group: loader.get_group_options(group) for group in groups}
+            yield GlobalHydra.instance().config_loader()
     finally:
         GlobalHydra.instance().clear()
         GlobalHydra.instance().hydra = running
+
+
+def _has_setting(group: str, choice: str, inner: list[str], name: str) -> bool:
+    options = partitioner_options(choice) if group == "partitioner" and not inner else None
+    if options is not None:
+        return name in options
+    node = OmegaConf.select(_choice(group, choice), ".".join(inner)) if inner else _choice(group, choice)
+    if not OmegaConf.is_dict(node):
+        return False
+    found = declared(node._target_) if "_target_" in node else None
+    path = ".".join([group.replace("/", "."), *inner])
+    return name in node or (found is not None and name in found.parameters and _is_settable(path, name))
+
+
+@cache
+def _choice(group: str, name: str) -> DictConfig:
+    """Return what a choice says, with the one that it changes: a composition would take ten times as long."""
+    with _own_configs() as loader:
+        found = loader.repository.load_config(f"{group}/{name}")
+    plain = [one.path for one in found.defaults_list or [] if isinstance(one, ConfigDefault)]
+    return OmegaConf.merge(*(_choice(group, one) for one in plain if one != "_self_"), found.config)
+
+
+def _is_settable(path: str, name: str) -> bool:
+    """Whether an argument is the user's to give, and not filled in by the run."""
+    return name not in ("stream", "progress", "callbacks") and f"{path}.{name}" not in FILLED_IN
+
+
+def _not_a_setting(key: str, allowed: list[str], taker: str) -> str:
+    """Return what is said of an unknown key: the other choices of its group that have it, or what is allowed."""
+    others = choices_with(key)
+    if others:
+        told = (
+            " or ".join(others) if len(others) <= 3 else f"{', '.join(others[:3])} and {len(others) - 3} more choices"
+        )
+        return f"{key} is a setting of {told}: say {'that' if len(others) == 1 else 'one of them'} too"
+    near = did_you_mean(key.rpartition(".")[2], allowed)
+    return f"{key} is not a setting{near}; {taker} takes {', '.join(allowed) or 'none'}"
 
 
 def prepare_overrides(words: list[str]) -> list[str]:
@@ -318,8 +387,7 @@ def _check_partitioner(node: DictConfig) -> None:
     for key in node:
         if not str(key).startswith("_") and key not in options and key not in shared:
             names = [*options, *(name for name in shared if name in ("balance", "evaluate"))]
-            near = did_you_mean(str(key), names)
-            raise UsageError(f"partitioner.{key} is not a setting{near}; partitioner={method} takes {', '.join(names)}")
+            raise UsageError(_not_a_setting(f"partitioner.{key}", names, f"partitioner={method}"))
 
 
 def _sets_value(word: str) -> bool:
@@ -364,8 +432,7 @@ def _check_node(node: DictConfig, base, path: str, parameters_of: Callable | Non
             continue
         if target and not str(key).startswith("_"):
             if key not in parameters and not takes_more:
-                near = did_you_mean(str(key), parameters)
-                raise UsageError(f"{here} is not a setting{near}; {path} takes {', '.join(parameters) or 'none'}")
+                raise UsageError(_not_a_setting(here, [name for name in parameters if _is_settable(path, name)], path))
             if key in parameters and not _is_open(node, key) and not _brings_null(base, node, key):
                 _check_type(node[key], parameters[key], here)
         elif not path and key in TOP_LEVEL and not OmegaConf.is_interpolation(node, key):
@@ -375,9 +442,7 @@ def _check_node(node: DictConfig, base, path: str, parameters_of: Callable | Non
         elif not target and base is not None and key not in list(base) and not _brings_target(node, key, path):
             if not path and re.search(rf"\$\{{{key}\b", written):  # a value that settings of the recipe refer to
                 continue
-            near = did_you_mean(str(key), map(str, base))
-            allowed = ", ".join(str(name) for name in base)
-            raise UsageError(f"{here} is not a setting{near}; {path or 'the top level'} takes {allowed}")
+            raise UsageError(_not_a_setting(here, [str(name) for name in base], path or "the top level"))
         if _is_open(node, key):
             continue
         child = node._get_node(key)

@@ -67,7 +67,7 @@ def test_training_refuses_samplers_that_do_not_go_with_the_run(capsys, words, pa
         (["feature_storage=int2"], ["feature_storage must be null or one of float32, float16, int8, int4, got 'int2'"]),
         (["feature_storage=8"], ["feature_storage must be text, got 8"]),
         (["datamodule.feature_storage=int8"], ["feature_storage=int8 has no effect", "say feature_storage="]),
-        (["datamodule.batchsize=4"], ["datamodule.batchsize is not a setting", "pack_halo", "batch_size"]),
+        (["datamodule.batchsize=4"], ["datamodule.batchsize is not a setting", "takes mode, batch_size, halo_hops"]),
         (["datamodule.num_parts=4"], ["datamodule.num_parts=4 has no effect", "say num_parts="]),
         (["planner.batch_size=0"], ["planner.batch_size=0 has no effect", "say datamodule.batch_size="]),
         (["+trainer.accumulate_grad_batches=0"], ["trainer.accumulate_grad_batches", "of at least 1, got 0"]),
