@@ -173,7 +173,7 @@ def _of_run(name: str, path: str, words: list[str]) -> Command:
 
 def _config_alone(folder: Path) -> Path:
     """Return a folder with nothing but a run's config: Hydra takes what lies beside it, test/, for settings' groups."""
-    alone = Path(tempfile.mkdtemp(prefix="gnnscale-"))
+    alone = Path(tempfile.mkdtemp(prefix="gnnscale_config_"))
     atexit.register(shutil.rmtree, alone, ignore_errors=True)
     shutil.copyfile(folder / CONFIG, alone / CONFIG)
     return alone

@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from ..object_store import FROM_ENVIRONMENT, carries_secret, check_storage_options
 from .checks import FILLED_IN
 from .declared import constant, declared
-from .errors import UsageError, did_you_mean
+from .errors import UsageError, did_you_mean, in_place
 
 _PACKAGE = "lightning_gnnscale"
 GROUPS = f"{_PACKAGE}.conf"
@@ -432,6 +432,10 @@ def _check_node(node: DictConfig, base, path: str, parameters_of: Callable | Non
             continue
         if target and not str(key).startswith("_"):
             if key not in parameters and not takes_more:
+                if _is_put_in_place(path):
+                    raise UsageError(
+                        f"{here} is a setting of what {target} takes the place of: say {in_place(path, target)}"
+                    )
                 raise UsageError(_not_a_setting(here, [name for name in parameters if _is_settable(path, name)], path))
             if key in parameters and not _is_open(node, key) and not _brings_null(base, node, key):
                 _check_type(node[key], parameters[key], here)
@@ -451,6 +455,12 @@ def _check_node(node: DictConfig, base, path: str, parameters_of: Callable | Non
             known = base._get_node(key) if not target and isinstance(base, DictConfig) and key in base else None
             known = known if isinstance(known, DictConfig) and not known._is_none() else None
             _check_node(child, known, here, parameters_of, written)
+
+
+def _is_put_in_place(path: str) -> bool:
+    """Whether a word gives the target of a node, and leaves its settings as they were chosen."""
+    words = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    return any(word.lstrip("+").startswith(f"{path}._target_=") for word in words)
 
 
 def _is_open(node: DictConfig, key) -> bool:
@@ -494,7 +504,10 @@ def _parameters(target: str, path: str) -> tuple[dict[str, inspect.Parameter], b
             if not getattr(taker, "__module__", "").startswith("lightning_gnnscale."):
                 break
     except Exception as error:
-        raise UsageError(f"{path}._target_: {target!r} cannot be imported ({error})") from None
+        raise UsageError(
+            f"{path}._target_: {target!r} cannot be imported ({error.__cause__ or error}); modules are looked for in "
+            "the current folder and on PYTHONPATH too"
+        ) from None
     return named, takes_more
 
 

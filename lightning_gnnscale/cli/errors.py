@@ -38,6 +38,11 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     return f" (did you mean {names[close[0]]}?)" if close else ""
 
 
+def in_place(key: str, target: str) -> str:
+    """Return the words that put a class or function of the user's in the place of what is chosen for a key."""
+    return f"'~{key}' '+{key}={{_target_: {target}, ...}}'"
+
+
 def wants_traceback() -> bool:
     """Whether the user asked for tracebacks (`GNNSCALE_TRACEBACK=1`)."""
     return os.environ.get("GNNSCALE_TRACEBACK", "0") not in ("", "0")
@@ -170,6 +175,8 @@ def _missing_choice(text: str) -> str:
     if not found:
         return " ".join(text.split())
     group, _, name = found[1].rpartition("/")
+    if group and re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", name):
+        return f"{group}={name}: no such choice; for a class of your own say {in_place(group.replace('/', '.'), name)}"
     choices = options[1].split() if options else []
     told = ", ".join(choices) or "none"
     return f"{group or 'config'}={name}: no such choice{did_you_mean(name, choices)}; there are {told}"

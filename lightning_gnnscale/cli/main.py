@@ -8,7 +8,8 @@ import os
 import re
 import sys
 import threading
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import islice
 from pathlib import Path
 
@@ -107,7 +108,8 @@ def main(argv: list[str] | None = None) -> None:
     try:
         command = _pick(words)
         if command is not None:
-            _run(command)
+            with _own_modules():
+                _run(command)
     except KeyboardInterrupt as stop:
         code = getattr(stop, "code", 130)
         how = "interrupted" if code == 130 else "ended by SIGTERM"
@@ -121,6 +123,17 @@ def main(argv: list[str] | None = None) -> None:
             raise
         print(f"gnnscale: {one_line(error)}", file=sys.stderr)
         sys.exit(2)
+
+
+@contextmanager
+def _own_modules() -> Iterator[None]:
+    """Find modules of the current folder, after all others; processes that this one starts take its `sys.path`."""
+    folder, before = os.getcwd(), list(sys.path)
+    sys.path += [] if folder in sys.path else [folder]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def _pick(words: list[str]) -> Command | None:
@@ -216,6 +229,7 @@ def _run(command: Command) -> None:
     register_choices()
     for name in ("botocore", "aiobotocore"):  # which say where they have found credentials
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # which logs the error that it raises
     # Hydra prints its own report of an error and exits; asked for the full error, it hands it on to `one_line`.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     failures: list[Exception] = []

@@ -31,9 +31,18 @@ def is_first_rank() -> bool:
 
 
 def accelerator(trainer_config: DictConfig) -> str:
-    """Return what the Trainer runs on: of "auto", the CPU where there are fewer GPUs than processes, and say so."""
+    """Return what the Trainer runs on: of "auto", the CPU where there are fewer GPUs than processes, and say so.
+
+    Raises:
+        UsageError: a GPU is asked for, and there is none.
+    """
     gpus = torch.cuda.device_count()
     wanted, processes = trainer_config.accelerator, trainer_config.devices
+    if (wanted == "cuda" or (wanted == "gpu" and not torch.backends.mps.is_available())) and gpus == 0:
+        raise UsageError(
+            f"trainer.accelerator={wanted}: no GPU was found; say trainer.accelerator=auto or cpu (gnnscale doctor says "
+            "what this machine and torch offer)"
+        )
     if wanted != "auto" or not isinstance(processes, int) or not 0 < gpus < processes:
         return wanted
     if is_first_rank():

@@ -1,6 +1,8 @@
 """Settings that are unknown, without effect or out of range: one line before the store is made."""
 
 import os
+import sys
+import uuid
 from pathlib import Path
 
 import numpy as np
@@ -192,6 +194,15 @@ def test_more_processes_than_gpus_run_on_the_cpu(monkeypatch, capsys, words, gpu
     assert (said in capsys.readouterr().err) == (taken == "cpu")
 
 
+@pytest.mark.parametrize("wanted", ["gpu", "cuda"])
+def test_a_gpu_that_is_not_there(monkeypatch, wanted):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    said = rf"^trainer.accelerator={wanted}: no GPU was found; say trainer.accelerator=auto or cpu \(gnnscale doctor"
+    with pytest.raises(UsageError, match=said):
+        accelerator(compose_config("train", [f"trainer.accelerator={wanted}"]).trainer)
+
+
 def test_a_list_of_devices_is_counted():
     for devices, number in [("[0,1]", 2), ("3", 3), ("'4'", 4)]:
         assert planned_devices(compose_config("train", [f"trainer.devices={devices}"])) == number
@@ -231,6 +242,34 @@ def test_plus_still_adds_what_a_target_takes():
     main(["train", *ONE_EPOCH, *words])
     assert len(list(Path("run/checkpoints").glob("*.ckpt"))) == 2
     assert len(os.listdir("stores")) >= 1
+
+
+@pytest.fixture
+def own_sampler():
+    """A sampler of the user's, in a module of the working folder, whose name no other test uses."""
+    name = f"walks_{uuid.uuid4().hex}"
+    text = (Path(__file__).parents[2] / "docs/howto/own_sampler.md").read_text()
+    source = text[text.index("from dataclasses") : text.index("```\n\n`draw`")]
+    Path(f"{name}.py").write_text(source.replace('direction = "in"', 'length: int = 3\n    direction = "in"'))
+    return f"{name}.SeedsOnly"
+
+
+def test_a_module_of_the_working_folder_is_found(own_sampler):
+    words = [word for word in ONE_EPOCH if not word.startswith("sampler.")]
+    own = ["~sampler", f"+sampler={{_target_: {own_sampler}, length: 4}}", "source=processes", "test=false"]
+    before = list(sys.path)
+    main(["train", *words, *own, "hydra.run.dir=run"])
+    assert "length: 4" in Path("run/config.yaml").read_text()
+    assert sys.path == before
+
+
+def test_the_form_that_puts_an_own_class_in_place_is_named(capsys, own_sampler):
+    words = [word for word in ONE_EPOCH if not word.startswith("sampler.")]
+    form = f"say '~sampler' '+sampler={{_target_: {own_sampler}, ...}}'"
+    for given in (f"sampler._target_={own_sampler}", f"sampler={own_sampler}"):
+        assert form in refused(capsys, "train", *words, given)
+    missing = refused(capsys, "train", *words, "~sampler", f"+sampler={{_target_: no_{own_sampler}}}")
+    assert "(No module named 'no_walks_" in missing and "looked for in the current folder and on PYTHONPATH" in missing
 
 
 @pytest.mark.parametrize(
