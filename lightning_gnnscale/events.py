@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -27,6 +27,8 @@ from .memory import MemoryPeak, memory_limit_bytes
 PACKAGES = ("lightning-gnnscale", "numpy", "numba", "torch", "lightning", "torch-geometric", "pymetis", "kaminpar")
 ENV_FILE = "GNNSCALE_EVENTS"  # started processes find the run's file by it
 SYSTEM_TEMPORARY = "GNNSCALE_SYSTEM_TEMPORARY"  # and the system's temporary folder by this: a run has one of its own
+
+on_stage: Callable[[str], None] | None = None  # called with the name of each stage of this process as it begins
 
 _recent: list[dict] = []
 _MOST_RECENT = 10_000
@@ -132,6 +134,8 @@ def stage(name: str, **fields) -> Iterator[dict]:
         A dict to which the stage may add fields; it becomes the event `stage` with `stage=name`, `seconds`,
         `peak_bytes` (anonymous + shared resident, all processes of the tree) and `failed`.
     """
+    if on_stage is not None:
+        on_stage(name)
     extra = dict(fields)
     start = time.perf_counter()
     failed = True

@@ -4,6 +4,7 @@ import csv
 import inspect
 import os
 import secrets
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, WandbLogger
 from omegaconf import DictConfig
 
+from ..report.terminal import print_line
 from .errors import UsageError
 
 METRICS = "metrics"
@@ -53,6 +55,30 @@ def make_loggers(chosen: DictConfig, folder: Path) -> list[Logger]:
                 ) from None
             raise
     return loggers
+
+
+class EpochLines(Callback):
+    """Print a line after each epoch of training: its number, loss, validation metrics and seconds."""
+
+    def __init__(self):
+        self._begin, self._validated = 0.0, False
+
+    def on_train_epoch_start(self, trainer, pl_module) -> None:
+        self._begin, self._validated = time.monotonic(), False
+
+    def on_validation_end(self, trainer, pl_module) -> None:
+        self._validated = True
+
+    def on_train_epoch_end(self, trainer, pl_module) -> None:
+        metrics = trainer.callback_metrics  # asked for on every rank: they may still have to be averaged
+        if not trainer.is_global_zero:
+            return
+        shown = {name: value for name, value in metrics.items() if name.startswith("val_") and self._validated}
+        shown = {name: metrics[name] for name in ("train_loss",) if name in metrics} | shown
+        last = trainer.max_epochs
+        told = [f"{name} {float(value):.4f}" for name, value in shown.items()]
+        told = ", ".join([*told, f"{time.monotonic() - self._begin:.1f} s"])
+        print_line(f"epoch {trainer.current_epoch + 1}{f' of {last}' if last and last > 0 else ''}: {told}")
 
 
 class ConfigLogged(Callback):

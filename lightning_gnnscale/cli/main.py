@@ -247,7 +247,9 @@ def _run(command: Command) -> None:
                 check_config(config, command.primary, command.recipe)
                 resume_garbage_collection()
                 module, function = _RUN[command.name]
-                return getattr(importlib.import_module(f".{module}", __package__), function)(config)
+                run = getattr(importlib.import_module(f".{module}", __package__), function)
+                with _stage_lines(command.name, config):
+                    return run(config)
         except Exception as error:  # a sweep goes on; the first failure is told at its end
             if wants_traceback():
                 raise
@@ -288,6 +290,18 @@ def _temporary_files(command: str) -> AbstractContextManager:
     from .run_folder import temporary_folder
 
     return temporary_folder()
+
+
+def _stage_lines(command: str, config) -> AbstractContextManager:
+    """Return the block in which each stage is a line: where no bars are drawn, though they are not switched off."""
+    from ..report.terminal import is_terminal, stage_lines
+
+    wanted = command in ("train", "test", "predict", "partition") and "trainer" in config
+    if not wanted or config.trainer.get("enable_progress_bar") is False or is_terminal():
+        return nullcontext()
+    from .ranks import is_first_rank
+
+    return stage_lines() if is_first_rank() else nullcontext()
 
 
 def _note_failure(error: Exception, folder: str) -> None:

@@ -40,8 +40,8 @@ def accelerator(trainer_config: DictConfig) -> str:
     wanted, processes = trainer_config.accelerator, trainer_config.devices
     if (wanted == "cuda" or (wanted == "gpu" and not torch.backends.mps.is_available())) and gpus == 0:
         raise UsageError(
-            f"trainer.accelerator={wanted}: no GPU was found; say trainer.accelerator=auto or cpu (gnnscale doctor says "
-            "what this machine and torch offer)"
+            f"trainer.accelerator={wanted}: no GPU was found; say trainer.accelerator=auto or cpu (gnnscale doctor "
+            "says what there is)"
         )
     if wanted != "auto" or not isinstance(processes, int) or not 0 < gpus < processes:
         return wanted

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_object, instantiate
+from lightning.pytorch.callbacks import ProgressBar
 from omegaconf import DictConfig, OmegaConf
 from rich.box import SIMPLE
 from rich.console import Console
@@ -27,7 +28,7 @@ from ..memory import format_bytes, process_bytes
 from ..model import Backbone
 from ..partition_store.composition import store_composition
 from ..partition_store.value_checks import least_value
-from ..report.terminal import ProgressBars, print_summary, write_summary
+from ..report.terminal import ProgressBars, is_terminal, print_summary, write_summary
 from ..strategy import GNNScaleStrategy
 from .checks import (
     check_dataset,
@@ -40,7 +41,7 @@ from .checks import (
     trains_on_links,
 )
 from .errors import Interrupted, UsageError, one_line, own_settings, show_warning
-from .loggers import ConfigLogged, log_results, make_loggers
+from .loggers import ConfigLogged, EpochLines, log_results, make_loggers
 from .ranks import (
     SIGTERM_CODE,
     accelerator,
@@ -298,6 +299,10 @@ def make_trainer(config: DictConfig, folder: Path):
     trainer_config.accelerator = accelerator(config.trainer)
     strategy_config.start_method = start_method(trainer_config, strategy_config.start_method)
     objects = {"callbacks": callbacks, "strategy": instantiate(strategy_config), "default_root_dir": str(folder)}
+    shows_bar = config.trainer.get("enable_progress_bar") is not False
+    if shows_bar and not is_terminal() and not any(isinstance(one, ProgressBar) for one in callbacks):
+        callbacks.append(EpochLines())
+        objects["enable_progress_bar"] = False
     if config.trainer.get("logger") is None:
         objects["logger"] = make_loggers(config.get("logger") or {}, folder)
     elif config.get("logger"):

@@ -2,6 +2,9 @@
 
 import json
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from .. import events
 from ..memory import format_bytes, format_seconds
 
 
@@ -45,15 +49,36 @@ class ProgressBars:
         self._progress.__exit__(*error)
 
 
-def stage_rows(events: list[dict], predicted: dict[str, int]) -> list[dict]:
+def is_terminal() -> bool:
+    """Whether what is printed reaches a terminal, where progress bars can be drawn."""
+    return Console().is_terminal
+
+
+def print_line(text: str) -> None:
+    """Print one line of progress with the time of day, at once: for files that are read while a run lasts."""
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
+
+
+@contextmanager
+def stage_lines() -> Iterator[None]:
+    """Print a line as each stage of this process begins."""
+    process = os.getpid()
+    events.on_stage = lambda name: print_line(name.replace("_", " ")) if os.getpid() == process else None
+    try:
+        yield
+    finally:
+        events.on_stage = None
+
+
+def stage_rows(log: list[dict], predicted: dict[str, int]) -> list[dict]:
     """Return one row per stage: the sum of its seconds, its largest peak, and the prediction beside it.
 
     Args:
-        events: Events of a run, see `events.py`.
+        log: Events of a run, see `events.py`.
         predicted: Predicted bytes for each stage, for example `plan.host_peak_bytes`.
     """
     rows: dict[str, dict] = {}
-    for event in events:
+    for event in log:
         if event["event"] != "stage":
             continue
         row = rows.setdefault(event["stage"], {"stage": event["stage"], "seconds": 0.0, "peak_bytes": 0})

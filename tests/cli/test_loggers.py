@@ -1,6 +1,8 @@
 """logger=tensorboard, mlflow and wandb: the config, the curves and the test metrics are in each of them."""
 
 import json
+import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,10 @@ from cli.tiny_graph import TINY, write_tiny_graph
 from omegaconf import OmegaConf
 from own_process import gnnscale
 
+from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.cli.loggers import log_results
-from lightning_gnnscale.cli.main import main
+from lightning_gnnscale.cli.main import _stage_lines, main
+from lightning_gnnscale.report import terminal
 
 WORDS = [*TINY, "trainer.max_epochs=2", "hydra.run.dir=run"]
 
@@ -24,6 +28,27 @@ def _in_a_folder_with_a_graph(tmp_path, monkeypatch):
 
 def metrics() -> dict:
     return json.loads(Path("run/summary.json").read_text())["metrics"]
+
+
+def test_a_line_a_stage_and_an_epoch_where_no_bar_is_drawn(monkeypatch, capsys):
+    every_second = ["trainer.check_val_every_n_epoch=2", "callbacks.checkpoint=null", "hydra.run.dir=lines"]
+    words = [*(word for word in WORDS if "progress_bar" not in word), *every_second]
+    main(["train", *words])
+    lines = [line for line in capsys.readouterr().out.splitlines() if re.match(r"\[\d\d:\d\d:\d\d\] ", line)]
+    told = [re.sub(r"\d+\.\d+", "#", line[11:]) for line in lines]
+    epochs = ["epoch 1 of 2: train_loss #, # s", "epoch 2 of 2: train_loss #, val_acc #, val_loss #, # s"]
+    assert told == ["load", "partition", "partition store", "train", *epochs, "evaluate"]
+    main(["train", *words, "trainer.enable_progress_bar=false", "test=false"])
+    assert not re.search(r"^\[\d\d:", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_terminal_shows_bars_and_no_lines(monkeypatch):
+    config = compose_config("train", [*TINY, "trainer.enable_progress_bar=true"])
+    assert isinstance(_stage_lines("plan", config), nullcontext)
+    monkeypatch.setattr(terminal, "is_terminal", lambda: False)
+    assert not isinstance(_stage_lines("train", config), nullcontext)
+    monkeypatch.setattr(terminal, "is_terminal", lambda: True)
+    assert isinstance(_stage_lines("train", config), nullcontext)
 
 
 def test_tensorboard():
