@@ -63,6 +63,10 @@ FLAGS_WITH_VALUE = (  # Hydra's own
     *("--cfg", "-c", "--package", "-p", "--info", "-i", "--experimental-rerun"),
     *("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd"),
 )
+_FLAGS = (
+    *("--help", "--hydra-help", "--version", "--resolve", "--run", "--multirun", "--shell-completion"),
+    *(flag for flag in FLAGS_WITH_VALUE if flag.startswith("--")),
+)
 ACTIONS = ("list", "sizes", "clean")  # of gnnscale stores
 # Commands whose settings are those of train, and the words by which some of them leave no folder of their own.
 _LIKE_TRAIN = ("train", "test", "predict", "partition", "plan", "verify", "inspect")
@@ -99,6 +103,7 @@ def locate(name: str, words: list[str]) -> Command:
     Raises:
         UsageError: a word that is no setting where the command takes none, or a recipe that is not there.
     """
+    _check_flags(words)
     if name == "bench":
         return Command(name, f"bench/{words[0]}", *take_recipe(f"bench/{words[0]}", words[1:]))
     if name == "stores":
@@ -129,6 +134,17 @@ def locate(name: str, words: list[str]) -> Command:
     if name in ("verify", "inspect") and primary == "train":
         words = [*_NO_FOLDER, *words]
     return Command(name, primary, *take_recipe(primary, words))
+
+
+def _check_flags(words: list[str]) -> None:
+    """Refuse settings that are given as flags: `--num_parts 4`."""
+    for number, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if not re.match(r"--[a-zA-Z]", word) or flag in _FLAGS:
+            continue
+        if not equals and words[number + 1 :] and not re.match(r"-|[+~]*[\w./@]+=", words[number + 1]):
+            value = words[number + 1]
+        raise UsageError(f"{flag} is no flag: say {flag.lstrip('-').replace('-', '_')}={value or '...'}")
 
 
 def _primary(name: str, paths: list[str], words: list[str]) -> str:

@@ -236,6 +236,8 @@ def take_recipe(config_name: str, words: list[str]) -> tuple[str | None, str, li
         raise UsageError(f"recipe={name} is {_NOW[name]} now")
     elif name in available_recipes():
         path = recipes_folder() / f"{name}.yaml"
+    elif path.with_name(f"{path.name}.yaml").is_file():
+        raise UsageError(f"recipe={name}: no such recipe in the package; of the file here say recipe={name}.yaml")
     else:
         near = did_you_mean(name, available_recipes())
         raise UsageError(f"recipe={name}: no such recipe{near}; there are {', '.join(available_recipes())}")

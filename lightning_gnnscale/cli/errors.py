@@ -109,7 +109,7 @@ _KEYS = {
 }
 _KEY_OF = {name: f"{node}.{name}".removeprefix(".") for node, names in _KEYS.items() for name in names}
 _ARGUMENT = re.compile(
-    rf"(?<![\w.\"'])(edge_stream\.)?({'|'.join(_KEY_OF)})=(True|False|None|'[^']*'|\"[^\"]*\"|)(?![\w(\[])"
+    rf"(?<![\w.\"'])(edge_stream\.)?({'|'.join(_KEY_OF)})=(True|False|None|'[^']*'|\"[^\"]*\"|\d+|)(?![\w(\[])"
 )
 _LITERALS = {"True": "true", "False": "false", "None": "null"}
 
@@ -118,7 +118,8 @@ def in_words_of_shell(text: str) -> str:
     """Return a message of the package with `header=True` said as `dataset.reader.header=true`."""
 
     def said(found: re.Match) -> str:
-        return f"{_KEY_OF[found[2]]}={_LITERALS.get(found[3], found[3][1:-1])}"
+        value = _LITERALS.get(found[3], found[3].strip("'\""))
+        return f"{_KEY_OF[found[2]]}={value}"
 
     text = _ARGUMENT.sub(said, text)
     return re.sub(r"\bedge_stream\.(\w+)", lambda found: _KEY_OF.get(found[1], found[0]), text)

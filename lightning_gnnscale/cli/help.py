@@ -1,12 +1,14 @@
 """`gnnscale COMMAND --help`: the choices, the settings with their values, and what else each of them takes."""
 
 import inspect
+import re
 from collections.abc import Iterator
+from importlib.resources import files
 
 from omegaconf import DictConfig, OmegaConf
 
 from .commands import COMMANDS, TAKES, Command
-from .compose import compose_config, group_choices, partitioner_options, prepare_overrides
+from .compose import GROUPS, compose_config, group_choices, partitioner_options, prepare_overrides
 from .declared import declared
 
 _WIDTH = 116
@@ -34,7 +36,10 @@ def print_help(command: Command) -> None:
             _wrapped(f"  {group + '=':<22} ", ", ".join(choices))
         print()
     print("settings (key.name=value):")
-    print("\n".join("  " + line for line in OmegaConf.to_yaml(config, resolve=False).rstrip().splitlines()))
+    told = _told_in_file(command.primary)
+    for line in OmegaConf.to_yaml(config, resolve=False).rstrip().splitlines():
+        text = told.get(line.partition(":")[0])
+        print(f"  {line:<26}  # {text}" if text else f"  {line}")
     further = list(_further(config))
     if further:
         print("\nfurther settings, which need no + either:")
@@ -58,6 +63,12 @@ def print_help(command: Command) -> None:
             every = {**{key: value for key, value in taken.items() if key not in _FILLED}, **own}
             _wrapped(f"  {name:<22} ", ", ".join(_named(key, value) for key, value in every.items()))
     print("\nflags: --multirun runs every combination of key=a,b; --cfg job prints the settings; GNNSCALE_TRACEBACK=1")
+
+
+def _told_in_file(primary: str) -> dict[str, str]:
+    """Return what the comments of a command's own config say of its keys."""
+    lines = files(GROUPS).joinpath(f"{primary}.yaml").read_text().splitlines()
+    return {found[1]: found[2] for line in lines if (found := re.match(r"(\w+):.*?[ ]#[ ](.*)", line))}
 
 
 def _has(config: DictConfig, group: str) -> bool:

@@ -43,6 +43,11 @@ def run(config: DictConfig) -> None:
         _show_checkpoint(path)
     elif not path.exists():
         raise UsageError(f"{config.path}: no such file or folder")
+    elif (path / ".hydra").is_dir():
+        raise UsageError(
+            f"{config.path} is the folder of a run that ended before it trained; the words of its command are in "
+            f"{path / '.hydra' / 'overrides.yaml'}"
+        )
     else:
         try:
             PartitionStore.open(path)  # says what of a store is missing

@@ -77,6 +77,9 @@ def test_a_recipe_may_not_be_named_like_a_config_of_the_package(capsys, tmp_path
         assert "verify.yaml has the name of a config of the package; rename it" in refused(
             capsys, "train", f"recipe={name}"
         )
+    assert "recipe=mine: no such recipe in the package; of the file here say recipe=mine.yaml" in refused(
+        capsys, "train", "recipe=mine"
+    )
     (tmp_path / "mine.yml").touch()
     assert "files that end in .yaml; rename it" in refused(capsys, "train", "recipe=mine.yml")
 

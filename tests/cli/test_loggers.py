@@ -43,7 +43,7 @@ def test_a_line_a_stage_and_an_epoch_where_no_bar_is_drawn(monkeypatch, capsys):
 
 
 def test_a_terminal_shows_bars_and_no_lines(monkeypatch):
-    config = compose_config("train", [*TINY, "trainer.enable_progress_bar=true"])
+    config = compose_config("train", [])
     assert isinstance(_stage_lines("plan", config), nullcontext)
     monkeypatch.setattr(terminal, "is_terminal", lambda: False)
     assert not isinstance(_stage_lines("train", config), nullcontext)

@@ -26,6 +26,9 @@ WRONG = {
     "train strategy.weights.every_n_epochs=3": "a setting of strategy/weights=model_averaging: say that too",
     "train callbacks.early_stopping.patience=3": "a setting of callbacks=early_stopping or callbacks=locality: say one",
     "train dataset.nodez=3": "train, val, name, hold_out, num_communities",  # not progress, which nobody sets
+    "train --num_parts 4": "--num_parts is no flag: say num_parts=4",
+    "train --num-parts=4 seed=1": "--num-parts is no flag: say num_parts=4",
+    "train --overwrite seed=1": "--overwrite is no flag: say overwrite=...",
     "train seed=-1": "seed must be an integer in [0, 4294967295], got -1",
     "train model.lr=-1": "model.lr must be a number above 0, got -1",
     "partition datamodule.batch_size=many": "datamodule.batch_size must be an integer, got 'many'",

@@ -22,6 +22,8 @@ from lightning_gnnscale.cli.errors import in_words_of_shell
         ('give evaluation="sampled"', "give evaluation=sampled"),
         ("edge_stream.num_nodes must be", "dataset.num_nodes must be"),
         ("edge_stream.separator must be", "dataset.reader.separator must be"),
+        ("or set num_classes=100001", "or set dataset.num_classes=100001"),
+        ("num_classes=3a", "num_classes=3a"),
         ("dataset.relabel=true, self.nodes=3, my_header=True", "dataset.relabel=true, self.nodes=3, my_header=True"),
         ("a file nodes=x.npy", "a file nodes=x.npy"),
     ],
