@@ -1,5 +1,6 @@
 """The errors of this package. Bad arguments raise `ValueError`; everything else is a `GNNScaleError`."""
 
+import difflib
 import os
 import re
 import signal
@@ -8,7 +9,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -175,3 +176,10 @@ def disk_errors(
     except OSError as error:
         detail = error.strerror or one_line_of(error)
         raise kind(f"{error.filename or path}: cannot be {doing}: {detail}{'; ' + remedy if remedy else ''}") from error
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Return " (did you mean NAME?)" where a known name is close to the one given, else ""."""
+    names = {name.lower(): name for name in map(str, known)}
+    close = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.6)
+    return f" (did you mean {names[close[0]]}?)" if close else ""

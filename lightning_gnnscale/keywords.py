@@ -5,6 +5,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
+from .errors import did_you_mean
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -38,7 +40,9 @@ def passes_on(*takers: Callable, **defaults: Any) -> Callable[[_F], _F]:
             try:
                 signature.bind(*args, **kwargs)
             except TypeError as error:
-                raise TypeError(f"{function.__qualname__.removesuffix('.__init__')}: {error}") from None
+                unknown = next((name for name in kwargs if name not in found), None)
+                near = "" if unknown is None else did_you_mean(unknown, found)
+                raise TypeError(f"{function.__qualname__.removesuffix('.__init__')}: {error}{near}") from None
             return function(*args, **{**defaults, **kwargs})
 
         checked.__signature__ = signature

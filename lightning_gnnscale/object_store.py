@@ -44,6 +44,13 @@ def is_url(path: Any) -> bool:
     return isinstance(path, str) and _URL.match(path) is not None
 
 
+def graph_name(edges: str | os.PathLike) -> str:
+    """Return a name for the graph whose edges lie at a path or URL: the file's, or its folder's for "edges"."""
+    path = Path(edges) if is_url(edges) else Path(edges).expanduser().absolute()
+    names = (re.sub(r"[^\w-]+", "_", one.name.split(".")[0]).strip("_-") for one in (path, *path.parents))
+    return next((name for name in names if name not in ("", "edges")), "graph")
+
+
 def check_storage_options(options: Mapping | None, name: str = "storage_options") -> dict:
     """Return the options as a dict.
 

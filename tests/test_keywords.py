@@ -29,10 +29,14 @@ def test_own_defaults_are_passed_on_and_given_values_win():
 
 
 def test_a_keyword_of_nobody_is_refused_by_the_fronts_name():
-    with pytest.raises(TypeError, match="^front: got an unexpected keyword argument 'pcak'$"):
+    with pytest.raises(TypeError, match=r"^front: got an unexpected keyword argument 'pcak' \(did you mean pack\?\)$"):
         front("x", pcak=True)
-    with pytest.raises(TypeError, match="^PartitionDataModule: got an unexpected keyword argument 'bach_size'$"):
+    with pytest.raises(
+        TypeError, match="^PartitionDataModule: got an unexpected keyword argument 'bach_size' .*mean batch_size"
+    ):
         gs.PartitionDataModule(bach_size=4)
+    with pytest.raises(TypeError, match=r"argument 'nun_parts' \(did you mean num_parts\?\)$"):
+        gs.PartitionDataModule("stores/x", nun_parts=4)
 
 
 def test_a_datamodule_shows_what_a_store_is_made_from():

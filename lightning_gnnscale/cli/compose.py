@@ -22,7 +22,7 @@ from hydra.errors import ConfigCompositionException
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from ..object_store import FROM_ENVIRONMENT, carries_secret, check_storage_options
+from ..object_store import FROM_ENVIRONMENT, carries_secret, check_storage_options, graph_name
 from .checks import FILLED_IN
 from .declared import constant, declared
 from .errors import UsageError, did_you_mean, in_place
@@ -52,6 +52,14 @@ TOP_LEVEL = {
 OPEN_GROUPS = ("callbacks", "logger")  # whose entries may have any names
 OPTIONS = "storage_options"  # whose entries another package reads
 _PLAIN = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+
+
+def _name_of(key: str, *, _parent_: DictConfig) -> str:
+    """Resolve ${name_of:edges}, the name of the graph whose edges a key beside it names."""
+    return "graph" if OmegaConf.is_missing(_parent_, key) else graph_name(str(_parent_[key]))
+
+
+OmegaConf.register_new_resolver("name_of", _name_of, replace=True)
 
 
 def register_choices() -> None:

@@ -1,14 +1,15 @@
 """An error as one line that says what was given, what is allowed, and what to do."""
 
-import difflib
 import inspect
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from omegaconf import DictConfig, OmegaConf
+
+from ..errors import did_you_mean as did_you_mean
 
 
 class Interrupted(KeyboardInterrupt):
@@ -29,13 +30,6 @@ class Interrupted(KeyboardInterrupt):
 
 class UsageError(ValueError):
     """The words of the command line are off."""
-
-
-def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """Return " (did you mean NAME?)" where a known name is close to the one given, else ""."""
-    names = {name.lower(): name for name in map(str, known)}
-    close = difflib.get_close_matches(given.lower(), names, n=1, cutoff=0.6)
-    return f" (did you mean {names[close[0]]}?)" if close else ""
 
 
 def in_place(key: str, target: str) -> str:

@@ -14,7 +14,7 @@ from ..edge_stream import NodeIds, open_edge_stream
 from ..edge_stream.options import split_columns, table_path
 from ..errors import UNREADABLE, EdgeStreamError, why_no_array
 from ..keywords import passes_on
-from ..object_store import is_url, local_copy
+from ..object_store import graph_name, is_url, local_copy
 from ..partition_store.inputs import masks_by_name, named_file
 from .graph_dataset import GraphDataset, as_mask
 from .split import held_out, random_split
@@ -74,7 +74,7 @@ def load_files(
         nodes: (num_nodes,) ids, each once: which node each row of the other files is about; with relabel, which it
             implies, features, labels and bool masks need it.
         num_classes: None counts them in the labels.
-        name: None takes the edge file's.
+        name: None takes the edge file's, without its suffix, or its folder's where the file is called edges.
         reader: options of the edge reader, for example {"dtype": "int32"} for .bin.
         hold_out: edges held out as links, arguments of `hold_out_edges` by name, or None.
         masks: In place of train_mask, val_mask and test_mask, a column of the words train, val and test, such as
@@ -122,7 +122,7 @@ def load_files(
     if not split and label_array is not None:
         split = random_split(label_array, fractions, split_seed)
     dataset = GraphDataset(
-        name=name or Path(edges).name.split(".")[0].replace("*", "") or "graph",
+        name=name or graph_name(edges),
         stream=stream,
         # As paths: processes that are spawned open the files and are not sent the rows.
         features=arrays.get("features") if _in_memory(features) else features,

@@ -96,7 +96,7 @@ def test_a_run_goes_on_from_its_folder():
 def test_a_run_goes_on_with_its_own_settings():
     Path("run/test").mkdir(exist_ok=True)  # as `gnnscale test` leaves it: no group of settings
     main(["train", "resume=run", "trainer.max_epochs=4", "test=false", "paths.runs=own"])
-    (folder,) = Path("own/my_graph").iterdir()
+    (folder,) = Path("own/named").iterdir()
     told = summary(str(folder))
     assert (told["epochs"], told["num_nodes"], told["store"]) == (4, 40, summary("run")["store"])
     assert "hidden_channels: 4" in (folder / "config.yaml").read_text()
@@ -176,13 +176,13 @@ def test_partition_verify_inspect_and_plan_take_the_words_of_train(capsys):
     ):
         main([command, *NAMED])
         assert part in capsys.readouterr().out
-    assert "no store of my_graph with these settings stands in" in refused(capsys, "verify", *NAMED, "num_parts=3")
+    assert "no store of named with these settings stands in" in refused(capsys, "verify", *NAMED, "num_parts=3")
 
 
 def test_inspect_tells_runs_and_checkpoints_and_stores(capsys):
     store = summary("run")["store"]
     for path, parts in (
-        ("run", ["run my_graph", "GraphSAGE", "last.ckpt", "test_acc"]),
+        ("run", ["run named", "GraphSAGE", "last.ckpt", "test_acc"]),
         ("run/checkpoints/last.ckpt", ["GraphSAGE(in_channels=6, hidden_channels=4, out_channels=2", "best val_acc"]),
         (store, ["nodes                  40", "2 by random", "the user's own", "train nodes"]),
     ):

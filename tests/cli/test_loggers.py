@@ -70,7 +70,7 @@ def test_mlflow_of_two_processes():
     done = gnnscale(Path.cwd(), "train", *words, "trainer.devices=2", "logger=mlflow")
     assert done.returncode == 0, done.stderr
     client = mlflow.MlflowClient(f"sqlite:///{Path('runs/mlflow.db').absolute()}")
-    found = client.get_experiment_by_name("my_graph")
+    found = client.get_experiment_by_name(Path.cwd().name)
     (run,) = client.search_runs([found.experiment_id])
     assert run.data.metrics["test_acc"] == pytest.approx(metrics()["test_acc"])
     assert "val_acc" in run.data.metrics and run.data.params["model/backbone/hidden_channels"] == "4"

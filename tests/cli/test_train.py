@@ -185,8 +185,8 @@ def test_what_a_data_set_lacks_is_said_before_work(tmp_path, monkeypatch, capsys
     np.save(tmp_path / "train.npy", np.array([0, 1]))
     edges, x, y = ("dataset.edges=edges.npy", "dataset.features=x.npy", "dataset.labels=y.npy")
     for words, part in [
-        ([edges], "dataset.features: my_graph has none"),
-        ([edges, x], "dataset.labels: my_graph has none"),
+        ([edges], f"dataset.features: {tmp_path.name} has none"),
+        ([edges, x], f"dataset.labels: {tmp_path.name} has none"),
         (
             [edges, x, y, "dataset.train_mask=train.npy"],
             "dataset.val_mask: a callback that monitors val_* needs val nodes",

@@ -35,9 +35,9 @@ def test_words(told, said):
 def test_what_a_recipe_says_of_its_own_data_set():
     words = ["dataset=files", "dataset.edges=e.npy"]
     back = for_other_dataset(str(recipes_folder()), "embeddings", words)
-    assert back == ['dataset.name="my_graph"', "~dataset.use_features"]
+    assert back == ['dataset.name="${name_of:edges}"', "~dataset.use_features"]
     config = compose_config("embeddings", [*back, *words], str(recipes_folder()))
-    assert config.name == "embeddings-my_graph" and "use_features" not in config.dataset
+    assert config.name == "embeddings-e" and "use_features" not in config.dataset
     assert for_other_dataset(str(recipes_folder()), "embeddings", [*words, "dataset.name=mine"]) == back[1:]
     for same in (["dataset=npz"], ["dataset.name=cora"], ["dataset=no_such"], []):
         assert for_other_dataset(str(recipes_folder()), "embeddings", same) == []

@@ -17,6 +17,7 @@ from lightning_gnnscale.dataset import CSRArrays, GraphDataset, generate, load_f
 from lightning_gnnscale.dataset.split import random_split
 from lightning_gnnscale.edge_stream import open_edge_stream
 from lightning_gnnscale.errors import EdgeStreamError
+from lightning_gnnscale.object_store import graph_name
 from lightning_gnnscale.partition_store.inputs import opened
 
 
@@ -89,8 +90,23 @@ def test_files_take_masks_as_bool_or_as_ids(files, tmp_path):
     dataset = load_files(**files, train_mask=str(tmp_path / "train.npy"), test_mask=str(tmp_path / "test.npy"))
     assert dataset.masks["train"].tolist() == [True, False, False, True]
     assert dataset.masks["test"].tolist() == [False, True, False, False]
-    assert (dataset.name, dataset.num_classes, dataset.stream.num_nodes) == ("edges", 2, 4)
+    assert (dataset.name, dataset.num_classes, dataset.stream.num_nodes) == (tmp_path.name, 2, 4)
     assert (dataset.feature_dim, dataset.features) == (np.load(files["features"]).shape[1], files["features"])
+
+
+@pytest.mark.parametrize(
+    ("edges", "name"),
+    [
+        ("/data/authors/authors.csv.gz", "authors"),
+        ("/data/authors/edges.csv", "authors"),
+        ("/data/my authors/edges/part-*.parquet", "part"),
+        ("/data/my authors/edges/*.parquet", "my_authors"),
+        ("s3://bucket/authors/edges.csv", "authors"),
+        ("/edges", "graph"),
+    ],
+)
+def test_a_graph_is_named_by_its_file_or_folder(edges, name):
+    assert graph_name(edges) == name
 
 
 def test_processes_that_are_spawned_are_not_sent_the_rows(files, tmp_path):
