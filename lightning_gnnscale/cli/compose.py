@@ -56,7 +56,9 @@ _PLAIN = {int: "an integer", float: "a number", bool: "true or false", str: "tex
 
 def _name_of(key: str, *, _parent_: DictConfig) -> str:
     """Resolve ${name_of:edges}, the name of the graph whose edges a key beside it names."""
-    return "graph" if OmegaConf.is_missing(_parent_, key) else graph_name(str(_parent_[key]))
+    # Hydra also resolves it where it lists the words of the command, beside which there are no keys.
+    known = isinstance(_parent_, DictConfig) and key in _parent_ and not OmegaConf.is_missing(_parent_, key)
+    return graph_name(str(_parent_[key])) if known else "graph"
 
 
 OmegaConf.register_new_resolver("name_of", _name_of, replace=True)
@@ -133,7 +135,9 @@ def choices_with(key: str) -> list[str]:
     folder = files(GROUPS)
     depth = next((n for n in range(len(path), 0, -1) if folder.joinpath(*path[:n]).is_dir()), 0)
     group, inner = "/".join(path[:depth]), path[depth:]
-    return [f"{group}={one}" for one in _options(group) if _has_setting(group, one, inner, name)] if group else []
+    if group in ("", "bench"):  # whose files are commands of their own
+        return []
+    return [f"{group}={one}" for one in _options(group) if _has_setting(group, one, inner, name)]
 
 
 def _options(group: str) -> list[str]:
