@@ -1,6 +1,7 @@
 """Public graphs in one neutral form: a folder with `graph.npz`."""
 
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from .graph_dataset import CSRArrays, GraphDataset
 from .split import held_out, random_split
 
 ENV_ROOT = "GNNSCALE_DATA"
+_READ = {"edge_index", "x", "x_data", "x_indices", "x_indptr", "x_shape", "y", "train_mask", "val_mask", "test_mask"}
 DENSE_ABOVE = 0.1  # share of nonzeros from which dense rows cost less than sparse ones
 
 
@@ -54,7 +56,8 @@ def load_npz(
 
     The file holds `edge_index` (2, num_edges); `x` (num_nodes, dim) or `x_data`, `x_indices`, `x_indptr`, `x_shape`;
     `y` (num_nodes,), -1 = unknown, or (num_nodes, num_labels); `train_mask`, `val_mask`, `test_mask`. Everything but
-    the edges is optional. Sparse features with more than a tenth of nonzeros are made dense.
+    the edges is optional, and what else it holds is named in a warning. Sparse features with more than a tenth of nonzeros
+    are made dense.
 
     Raises:
         FileNotFoundError: no such folder; the message lists those that are there.
@@ -66,6 +69,7 @@ def load_npz(
     arrays = load_npz_arrays(path)
     if "edge_index" not in arrays:
         raise ValueError(f"{path}: holds no edge_index, so there is no graph to train on")
+    _tell_unread(path, arrays)
     features = _features(arrays, normalize)
     labels = arrays.get("y")
     if labels is not None and labels.dtype.kind != "f":  # fractions and NaN are the data set's to judge
@@ -106,6 +110,15 @@ def _find(name: str, root: str | None) -> Path:
         return folder / name / "graph.npz"
     there = sorted(path.parent.name for path in folder.glob("*/graph.npz"))
     raise FileNotFoundError(f"name: no graph {name!r} in {folder}; there are {', '.join(there) or 'none'}")
+
+
+def _tell_unread(path: Path, arrays: dict) -> None:
+    """Warn of arrays of numbers that are not read."""
+    unread = [name for name in arrays if name not in _READ and np.asarray(arrays[name]).dtype.kind not in "US"]
+    if not unread:
+        return
+    types = ": kinds of edges are not told apart" if "edge_type" in unread else ""
+    warnings.warn(f"{path}: {', '.join(unread)} not read{types}", stacklevel=3)
 
 
 def _nodes_named(edges: np.ndarray) -> int:

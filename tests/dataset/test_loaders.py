@@ -538,3 +538,14 @@ def test_strings_that_were_saved_as_objects_have_a_remedy(table, key):
     for path, told in (("objects.npy", r"save numpy.array\(ids, dtype=str\)"), ("ids.txt", "does not begin as .npy")):
         with pytest.raises(ValueError, match=f"{key}: {path}.*{told}.*or CSV column, x.csv:id"):
             load_files(**table | {key: path})
+
+
+def test_arrays_that_are_not_read_are_named(tmp_path):
+    arrays = {
+        "edge_index": np.array([[0, 1], [1, 2]]),
+        "edge_type": np.array([0, 1]),
+        "names": np.array(["a", "b", "c"]),
+    }
+    np.savez(tmp_path / "graph.npz", **arrays)
+    with pytest.warns(UserWarning, match="edge_type not read: kinds of edges are not told apart"):
+        load_npz(str(tmp_path))
