@@ -56,7 +56,7 @@ def load_npz(
 
     The file holds `edge_index` (2, num_edges); `x` (num_nodes, dim) or `x_data`, `x_indices`, `x_indptr`, `x_shape`;
     `y` (num_nodes,), -1 = unknown, or (num_nodes, num_labels); `train_mask`, `val_mask`, `test_mask`. Everything but
-    the edges is optional, and what else it holds is named in a warning. Sparse features with more than a tenth of nonzeros
+    the edges is optional; what else it holds is named in a warning. Sparse features with more than a tenth of nonzeros
     are made dense.
 
     Raises:
