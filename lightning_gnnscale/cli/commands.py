@@ -221,14 +221,14 @@ def _is_path(word: str) -> bool:
     if not re.match(r"-|[+~]*[\w./@]+=|~\w[\w./@]*$", word):
         return True
     named = "/" in word or word.endswith(".ckpt")
-    return named and not word.startswith("-") and Path(word).expanduser().exists()
+    return named and not word.startswith("-") and os.path.exists(os.path.expanduser(word))
 
 
 def _path_quoted(word: str) -> str:
     """`resume=epoch=7.ckpt` as Hydra takes it."""
     key, _, value = word.partition("=")
     plain = key.lstrip("+") not in ("resume", "store") or "=" not in value or value[0] in "'\""
-    return word if plain or not Path(value).expanduser().exists() else f"{key}={_quoted(value)}"
+    return word if plain or not os.path.exists(os.path.expanduser(value)) else f"{key}={_quoted(value)}"
 
 
 def _quoted(word: str) -> str:

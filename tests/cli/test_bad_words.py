@@ -129,7 +129,7 @@ def test_flags_may_stand_anywhere(words, expected):
     assert flags_first(words) == expected
 
 
-@pytest.mark.parametrize("word", ["~model.backbone", "~logger", "+dataset.x=1", "--cfg", "a.b=~/c"])
+@pytest.mark.parametrize("word", ["~model.backbone", "~strategy/weights", "+dataset.x=1", "--cfg", "a.b=~/c"])
 def test_what_takes_a_setting_away_is_no_path(word):
     assert locate("train", [word]).words == [word]
 
