@@ -57,4 +57,4 @@ def test_a_setting_of_mini_batches_is_refused(capsys, tmp_path, monkeypatch):
     with pytest.raises(SystemExit):
         main(["train", "datamodule=full_graph", "datamodule.batch_size=4"])
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "datamodule.batch_size is not a setting; datamodule takes" in line
+    assert "datamodule.batch_size is a setting of datamodule=partition: say that too" in line
