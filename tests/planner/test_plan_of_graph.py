@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.cli.store import DEFAULT_BATCHES
 from lightning_gnnscale.dataset import CSRArrays, GraphDataset
 from lightning_gnnscale.partitioner.graph_access.layout import lists_both_ways, scan
 
@@ -117,8 +116,9 @@ def test_figures_of_the_parts_count_feature_rows(tmp_path, features):
     assert quality["bytes_per_part"] == np.ceil(needed * row + rest).astype(int).tolist()
 
 
-def test_gnnscale_partition_plans_for_the_default_batches(tmp_path):
+def test_a_store_is_planned_for_the_default_batches(tmp_path):
+    batches = {"batch_size": 512, "fanouts": (25, 10), "prefetch_batches": 3, "mixed_parts": 4}
     graph = gs.SyntheticGraph(400, 1600, num_communities=4, seed=0)
     dm = gs.PartitionDataModule(root=tmp_path / "s", stream=graph.stream(), features=graph.features(8), num_parts=2)
-    assert dm._batch_shape() == DEFAULT_BATCHES
-    assert dm.store_source.make_plan(2, **DEFAULT_BATCHES) == dm.make_plan(2)
+    assert dm._batch_shape() == batches
+    assert dm.store_source.make_plan(2, **batches) == dm.make_plan(2)
