@@ -44,7 +44,8 @@ class DataSampler(PyGNeighborSampler):
         replace: Whether neighbours are drawn with replacement.
         disjoint: Whether each seed has a subgraph of its own; always so with times.
         temporal_strategy: "uniform", or "last": the latest neighbours that may be drawn.
-        time_attr: Attribute with the time of nodes, or of edges: no neighbour is drawn that is later than the seed.
+        time_attr: Attribute with the time of nodes, or of edges: no neighbour is drawn that is later than the seed. Kinds
+            or relations without it are always there, as in PyG.
         weight_attr: Attribute of edges by which they are drawn, >= 0.
         is_sorted: Whether edges are sorted by target, and within it by time.
         strictly_before: Whether a neighbour of the seed's own time is left out too (PyG's loaders draw it).
@@ -198,6 +199,9 @@ class DataSampler(PyGNeighborSampler):
         hetero = isinstance(seed, dict)
         seeds = {self.node_types.index(kind): ids for kind, ids in seed.items()} if hetero else {0: seed}
         seeds = [(kind, ids.cpu().numpy()) for kind, ids in seeds.items()]
+        for kind, ids in seeds:
+            if len(ids) and not 0 <= ids.min() <= ids.max() < self._counts[kind]:
+                raise ValueError(f"seeds must be in [0, {self._counts[kind]}), got {ids.min()} to {ids.max()}")
         times = self._seed_times(seed, seed_time)
         draw_options = DrawOptions(self.replace, self.disjoint, self.temporal_strategy == "last", self.strictly_before)
         key = self._key(np.concatenate([ids for _, ids in seeds]))
@@ -284,7 +288,10 @@ class _KeyedNegatives(NegativeSampling):
         if weight is None:
             return torch.from_numpy((share * num_nodes).astype(np.int64))
         sums = np.cumsum(weight.cpu().numpy().astype(np.float64))
-        return torch.from_numpy(np.searchsorted(sums, share * sums[-1], side="right"))
+        if not sums[-1] > 0:
+            raise ValueError(f"{endpoint}_weight must be >= 0 with a sum above 0, got a sum of {sums[-1]}")
+        last = np.searchsorted(sums, sums[-1])  # where share * sum is rounded up to the sum
+        return torch.from_numpy(np.minimum(np.searchsorted(sums, share * sums[-1], side="right"), last))
 
 
 def _times(data, name: str | None) -> tuple[Any, Any]:
@@ -305,10 +312,15 @@ def _collected(data, name: str, edges: bool) -> dict:
     """Return the tensors of this name, by kind or by relation."""
     if isinstance(data, HeteroData):
         stores = data.edge_items() if edges else data.node_items()
-        return {kind: torch.as_tensor(store[name]) for kind, store in stores if name in store}
+        found = {kind: (torch.as_tensor(store[name]).cpu(), store) for kind, store in stores if name in store}
+        for kind, (values, store) in found.items():
+            count = store.num_edges if edges else store.num_nodes
+            if values.numel() != count:
+                raise ValueError(f"{kind}.{name} must have {count} entries, one each, got {tuple(values.shape)}")
+        return {kind: values.flatten() for kind, (values, _) in found.items()}
     if name not in data or not (data.is_edge_attr(name) if edges else data.is_node_attr(name)):
         return {}
-    return {_EDGE if edges else _NODE: torch.as_tensor(data[name])}
+    return {_EDGE if edges else _NODE: torch.as_tensor(data[name]).cpu().flatten()}
 
 
 def _fanouts(num_neighbors, edge_types: list, kinds: bool) -> list[list[int]]:

@@ -307,6 +307,11 @@ def test_seeds_are_refused():
     with pytest.raises(ValueError, match="seeds have times, and neighbours have none"):
         inputs = NodeSamplerInput(None, torch.tensor([1]), torch.tensor([5]), "paper")
         DataSampler(data, [2]).sample_from_nodes(inputs)
+    with pytest.raises(ValueError, match=r"seeds must be in \[0, 60\), got 3 to 60"):
+        DataSampler(data, [2]).sample_from_nodes(NodeSamplerInput(None, torch.tensor([3, 60]), None, "paper"))
+    data["paper"].short = torch.zeros(59)
+    with pytest.raises(ValueError, match="paper.short must have 60 entries"):
+        DataSampler(data, [2], time_attr="short")
     # Refused seeds leave no labels behind.
     sampler = DataSampler(data, [-1])
     with pytest.raises(ValueError, match="distinct"):
