@@ -44,8 +44,8 @@ class DataSampler(PyGNeighborSampler):
         replace: Whether neighbours are drawn with replacement.
         disjoint: Whether each seed has a subgraph of its own; always so with times.
         temporal_strategy: "uniform", or "last": the latest neighbours that may be drawn.
-        time_attr: Attribute with the time of nodes, or of edges: no neighbour is drawn that is later than the seed. Kinds
-            or relations without it are always there, as in PyG.
+        time_attr: Attribute with the time of nodes, or of edges: no neighbour is drawn that is later than the seed.
+            Kinds or relations without it are always there, as in PyG.
         weight_attr: Attribute of edges by which they are drawn, >= 0.
         is_sorted: Whether edges are sorted by target, and within it by time.
         strictly_before: Whether a neighbour of the seed's own time is left out too (PyG's loaders draw it).
