@@ -443,6 +443,8 @@ def _as_tensors(data, seeds):
         ValueError: a graph with kinds, and no kind, or one that it has not.
     """
     if _of_stores(data) and seeds is None:
+        if not hasattr(data, "num_nodes"):
+            raise ValueError("stores do not say all their nodes: pass input_nodes, of several kinds (kind, seeds)")
         return torch.arange(data.num_nodes)
     if not _has_kinds(data):
         return torch.from_numpy(seeds) if isinstance(seeds, np.ndarray) else seeds

@@ -16,6 +16,7 @@ from torch_geometric.sampler.base import DataType, SubgraphType
 from torch_geometric.sampler.utils import to_csc, to_hetero_csc
 
 from ..graph import id_dtype
+from ..partition_store.pyg_store import PyGStore
 from ..rng import combine_array, combine_int, fold
 from ..triton_kernels.sample_neighbors import Workspace
 from ..triton_kernels.sample_neighbors.relations import (
@@ -119,6 +120,8 @@ class DataSampler(PyGNeighborSampler):
         else:
             found = to_csc(data, "cpu", is_sorted=is_sorted, src_node_time=self.node_time, edge_time=self.edge_time)
             indptrs, rows, self.perm = ({_EDGE: one} for one in found)
+        if is_sorted:
+            _check_sorted(data.edge_items() if kinds else [(_EDGE, data)])
         return kinds, indptrs, rows, weights
 
     def _read_stores(self, features: FeatureStore, graph: GraphStore, attribute: str | None) -> tuple:
@@ -132,7 +135,7 @@ class DataSampler(PyGNeighborSampler):
         if kinds:
             self.edge_types = [attr.edge_type for attr in attrs]
             self.node_types = list(dict.fromkeys(kind for edge_type in self.edge_types for kind in edge_type[::2]))
-            self.num_nodes = {kind: remote_backend_utils.size(features, graph, kind)[0] for kind in self.node_types}
+            self.num_nodes = {kind: remote_backend_utils.num_nodes(features, graph, kind) for kind in self.node_types}
             self._counts = list(self.num_nodes.values())
             return kinds, indptrs, rows
         self.edge_types, self.node_types, self.num_nodes = [_EDGE], [_NODE], max(attrs[0].size)
@@ -143,7 +146,7 @@ class DataSampler(PyGNeighborSampler):
         """Return a relation of its CSC, with the times and weights of its edges."""
         source, target = (self.node_types.index(edge_type[end]) for end in (0, 2))
         perm = self.perm.get(edge_type)
-        indices, mapped = row.numpy(), self.data_type == DataType.remote
+        indices, mapped = row.numpy(), isinstance(self.data, tuple) and isinstance(self.data[1], PyGStore)
         indices = indices if mapped else indices.astype(id_dtype(self._counts[source]))
         if len(indices) and not mapped and not (indices.min() >= 0 and indices.max() < self._counts[source]):
             raise ValueError(
@@ -292,6 +295,14 @@ class _KeyedNegatives(NegativeSampling):
             raise ValueError(f"{endpoint}_weight must be >= 0 with a sum above 0, got a sum of {sums[-1]}")
         last = np.searchsorted(sums, sums[-1])  # where share * sum is rounded up to the sum
         return torch.from_numpy(np.minimum(np.searchsorted(sums, share * sums[-1], side="right"), last))
+
+
+def _check_sorted(relations) -> None:
+    """Raise ValueError unless the edges of each relation are sorted by target."""
+    for edge_type, store in relations:
+        targets = None if "edge_index" not in store else store.edge_index[1]
+        if targets is not None and bool((targets[1:] < targets[:-1]).any()):
+            raise ValueError(f"is_sorted=True needs edge_index[1] of {edge_type} ascending: pass is_sorted=False")
 
 
 def _times(data, name: str | None) -> tuple[Any, Any]:

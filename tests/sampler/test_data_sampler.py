@@ -339,3 +339,21 @@ def test_it_equals_pyg_with_its_compiled_sampler(options, kind):
             assert torch.equal(getattr(ours, name)[key], found)
     assert ours.num_sampled_nodes == theirs.num_sampled_nodes
     assert ours.num_sampled_edges == theirs.num_sampled_edges
+
+
+def test_stores_with_kinds_are_read_as_the_data():
+    data = typed_graph()
+    inputs = NodeSamplerInput(None, torch.tensor([5, 3]), None, "paper")
+    ours, other = (DataSampler(one, [-1, -1]).sample_from_nodes(inputs) for one in (data, (data, data)))
+    for kind in COUNTS:
+        assert set(ours.node[kind].tolist()) == set(other.node[kind].tolist())
+    for edge_type in EDGES:
+        assert len(ours.edge[edge_type]) == len(other.edge[edge_type])
+
+
+@pytest.mark.parametrize("kinds", [False, True])
+def test_edges_that_are_not_sorted_are_refused(kinds):
+    data = typed_graph()
+    data = data if kinds else Data(edge_index=data["paper", "cites", "paper"].edge_index, num_nodes=60)
+    with pytest.raises(ValueError, match="is_sorted=True needs"):
+        DataSampler(data, [2], is_sorted=True)
