@@ -64,12 +64,15 @@ class EpochLines(Callback):
         self._begin, self._validated = 0.0, False
 
     def on_train_epoch_start(self, trainer, pl_module) -> None:
+        """Note when the epoch began."""
         self._begin, self._validated = time.monotonic(), False
 
     def on_validation_end(self, trainer, pl_module) -> None:
+        """Note that the validation metrics are of this epoch."""
         self._validated = True
 
     def on_train_epoch_end(self, trainer, pl_module) -> None:
+        """Print the line, on rank 0."""
         metrics = trainer.callback_metrics  # asked for on every rank: they may still have to be averaged
         if not trainer.is_global_zero:
             return
