@@ -1,5 +1,6 @@
 """The graph vocabulary that every stage shares: id dtypes, compressed columns, mask names."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +33,86 @@ class CSC(NamedTuple):
     def in_degree(self) -> np.ndarray:
         """(num_rows,) int64."""
         return np.diff(self.indptr)
+
+
+@dataclass(frozen=True)
+class GraphSchema:
+    """The kinds of nodes of a graph, and the relations between them.
+
+    A kind and a relation are known by their numbers, which are their places here.
+
+    Attributes:
+        node_types: Names of the kinds.
+        edge_types: (kind of the sources, name, kind of the targets) of the relations.
+        reverse: (num_relations,) relation that the reverse of an edge belongs to, where reverses were added; the
+            relation itself where both directions are one. Empty: reverses were not added.
+
+    Raises:
+        ValueError: a name stands twice, or a relation names a kind that is not there.
+    """
+
+    node_types: tuple[str, ...]
+    edge_types: tuple[tuple[str, str, str], ...]
+    reverse: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        for what, names in (("node_types", self.node_types), ("edge_types", self.edge_types)):
+            twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
+            if twice is not None or not names:
+                raise ValueError(f"{what} must be at least one name, each once, got {twice or 'none'}")
+        for edge_type in self.edge_types:
+            if len(edge_type) != 3 or not {edge_type[0], edge_type[2]} <= set(self.node_types):
+                raise ValueError(
+                    f"an edge type must be (source kind, name, target kind) with kinds of "
+                    f"{', '.join(self.node_types)}, got {edge_type}"
+                )
+
+    @property
+    def num_kinds(self) -> int:
+        """Number of kinds of nodes."""
+        return len(self.node_types)
+
+    @property
+    def num_relations(self) -> int:
+        """Number of relations."""
+        return len(self.edge_types)
+
+    @property
+    def sources(self) -> np.ndarray:
+        """(num_relations,) int64 kind of each relation's sources."""
+        return np.array([self.node_types.index(source) for source, _, _ in self.edge_types])
+
+    @property
+    def targets(self) -> np.ndarray:
+        """(num_relations,) int64 kind of each relation's targets."""
+        return np.array([self.node_types.index(target) for _, _, target in self.edge_types])
+
+    def relation(self, name) -> int:
+        """Return the number of a relation, by its three names, "source,name,target", or its name where that is one's.
+
+        Raises:
+            ValueError: no relation, or several, are called so.
+        """
+        wanted = tuple(part.strip() for part in name.split(",")) if isinstance(name, str) else tuple(name)
+        found = [at for at, one in enumerate(self.edge_types) if wanted in (one, one[1:2])]
+        if len(found) != 1:
+            known = "; ".join(",".join(one) for one in self.edge_types)
+            raise ValueError(f"edge type {','.join(wanted)!r} must be one of: {known}")
+        return found[0]
+
+    def as_json(self) -> dict:
+        """Return plain values, of which `of_json` makes the same again."""
+        return {
+            "node_types": list(self.node_types),
+            "edge_types": [list(edge_type) for edge_type in self.edge_types],
+            "reverse": list(self.reverse),
+        }
+
+    @classmethod
+    def of_json(cls, values: dict) -> "GraphSchema":
+        """Return the schema of `as_json`."""
+        edge_types = tuple(tuple(edge_type) for edge_type in values["edge_types"])
+        return cls(tuple(values["node_types"]), edge_types, tuple(values["reverse"]))
 
 
 def id_dtype(num_nodes: int) -> np.dtype:

@@ -22,6 +22,8 @@ class Block:
         degree: (num_sources,) in-degrees in the full graph, or None: the arcs given are all there are.
         edge_attr: (num_arcs, edge_dim) features of the arcs, or None.
         row: (num_arcs,) int64, the target of each arc, or None: worked out where it is needed.
+        edge_type: (num_arcs,) int64 relation of each arc, or None.
+        node_type: (num_sources,) int64 kind of each node, or None.
     """
 
     indptr: Tensor
@@ -31,6 +33,8 @@ class Block:
     degree: Tensor | None = None
     row: Tensor | None = None
     edge_attr: Tensor | None = None
+    edge_type: Tensor | None = None
+    node_type: Tensor | None = None
 
     @property
     def num_targets(self) -> int:
@@ -48,8 +52,11 @@ class Block:
         weight = None if self.edge_weight is None else self.edge_weight[:num_arcs]
         row = None if self.row is None else self.row[:num_arcs]
         attr = None if self.edge_attr is None else self.edge_attr[:num_arcs]
+        kinds = None if self.edge_type is None else self.edge_type[:num_arcs]
         indices = self.indices[:num_arcs]
-        return replace(self, indptr=indptr, indices=indices, edge_weight=weight, row=row, edge_attr=attr)
+        return replace(
+            self, indptr=indptr, indices=indices, edge_weight=weight, row=row, edge_attr=attr, edge_type=kinds
+        )
 
     def target_of_arcs(self) -> Tensor:
         """Return (num_arcs,) int64: the target of each arc."""
@@ -73,6 +80,8 @@ def make_block(
     degree: Tensor | None,
     indptr: Tensor | None,
     edge_attr: Tensor | None = None,
+    edge_type: Tensor | None = None,
+    node_type: Tensor | None = None,
 ) -> Block:
     """Build the block of a batch from PyG's arguments.
 
@@ -83,6 +92,8 @@ def make_block(
         degree: (num_nodes,) or None.
         indptr: (num_targets + 1,) int64 or None: the arcs are sorted by target first.
         edge_attr: (num_arcs, edge_dim) or None.
+        edge_type: (num_arcs,) int64 or None.
+        node_type: (num_nodes,) int64 or None.
 
     Raises:
         ValueError: a target is not below num_nodes, or indptr has more rows than there are nodes.
@@ -90,7 +101,9 @@ def make_block(
     if indptr is not None:
         if len(indptr) - 1 > num_nodes:
             raise ValueError(f"indptr has {len(indptr) - 1} rows, more than the {num_nodes} rows of x")
-        return Block(indptr, edge_index[0], num_nodes, edge_weight, degree, edge_index[1], edge_attr)
+        return Block(
+            indptr, edge_index[0], num_nodes, edge_weight, degree, edge_index[1], edge_attr, edge_type, node_type
+        )
     target, order = torch.sort(edge_index[1], stable=True)
     counts = torch.bincount(target, minlength=num_nodes)
     if len(counts) > num_nodes:
@@ -98,7 +111,8 @@ def make_block(
     indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     weight = None if edge_weight is None else edge_weight[order]
     attr = None if edge_attr is None else edge_attr[order]
-    return Block(indptr, edge_index[0][order], num_nodes, weight, degree, target, attr)
+    kinds = None if edge_type is None else edge_type[order]
+    return Block(indptr, edge_index[0][order], num_nodes, weight, degree, target, attr, kinds, node_type)
 
 
 def target_counts(num_sampled_nodes: list[int] | None, num_layers: int, num_nodes: int) -> list[int]:

@@ -67,6 +67,7 @@ class RowBlock(NamedTuple):
         indices: (num_arcs,) int32 or int64, in-neighbours.
         edge_weight: (num_arcs,) floating or None.
         edge_attr: (num_arcs, edge_dim) features of the arcs, or None.
+        edge_type: (num_arcs,) integers, the relation of each arc, or None.
     """
 
     rows: np.ndarray
@@ -74,6 +75,7 @@ class RowBlock(NamedTuple):
     indices: np.ndarray
     edge_weight: np.ndarray | None = None
     edge_attr: np.ndarray | None = None
+    edge_type: np.ndarray | None = None
 
 
 class LayerSource(Protocol):
@@ -89,7 +91,7 @@ class LayerSource(Protocol):
         """
 
     def gather(self, nodes: np.ndarray, table: np.ndarray | None = None) -> Any:
-        """Return the features of (num,) int64 nodes: (num, dim) tensor or array, or sparse rows.
+        """Return the features of (num,) int64 nodes: (num, dim) tensor or array, sparse rows, or `RowsByKind`.
 
         Args:
             nodes: ascending ones are read in the order of the file.
@@ -104,6 +106,9 @@ class LayerSource(Protocol):
 
     def degree(self, nodes: np.ndarray) -> np.ndarray:
         """Return the (num,) in-degrees of nodes in the full graph."""
+
+    def node_type(self, nodes: np.ndarray) -> np.ndarray | None:
+        """Return the (num,) int64 kinds of nodes; None in a graph of one kind and one relation."""
 
     def table(self, name: str, dim: int, num_rows: int | None = None, dtype: type = np.float32) -> np.ndarray:
         """Return a writable (num_rows, dim) array that all ranks share; num_rows None: one a node.
@@ -218,8 +223,9 @@ def split_block(block: RowBlock, block_arcs: int) -> Iterator[RowBlock]:
         arcs = slice(int(offset[start]), int(offset[stop]))
         weight = None if block.edge_weight is None else block.edge_weight[arcs]
         attr = None if block.edge_attr is None else block.edge_attr[arcs]
+        kinds = None if block.edge_type is None else block.edge_type[arcs]
         indptr = offset[start : stop + 1] - offset[start]
-        yield RowBlock(np.asarray(block.rows[start:stop]), indptr, block.indices[arcs], weight, attr)
+        yield RowBlock(np.asarray(block.rows[start:stop]), indptr, block.indices[arcs], weight, attr, kinds)
         start = stop
 
 

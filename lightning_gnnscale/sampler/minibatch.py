@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..graph import GraphSchema
+
 
 class SparseFeatures(NamedTuple):
     """Feature rows in compressed form, as tensors.
@@ -51,6 +53,36 @@ def sparse_rows_to_torch(rows) -> SparseFeatures:
     return SparseFeatures(indptr, indices, data, int(rows.dim))
 
 
+class RowsByKind(NamedTuple):
+    """Features of some nodes of several kinds, each kind of its own width and dtype.
+
+    Attributes:
+        kind: (num_rows,) int64, the kind of each node.
+        tables: By kind, the rows of its nodes in the order in which they come: (num, dim), or `SparseFeatures`; None
+            for a kind without features.
+    """
+
+    kind: Tensor
+    tables: list
+
+    @property
+    def num_rows(self) -> int:
+        """Number of nodes."""
+        return len(self.kind)
+
+    def places(self, kind: int) -> Tensor:
+        """Return the (num,) int64 positions of a kind's nodes."""
+        return torch.nonzero(self.kind == kind).flatten()
+
+    def apply(self, function: Callable[[Tensor], Tensor]) -> "RowsByKind":
+        """Return the rows with the function applied to each tensor."""
+        tables = [
+            table if table is None else function(table) if isinstance(table, Tensor) else table.apply(function)
+            for table in self.tables
+        ]
+        return RowsByKind(function(self.kind), tables)
+
+
 @dataclass
 class MiniBatch:
     """One batch: a small graph with features and labels, its target nodes first.
@@ -83,6 +115,13 @@ class MiniBatch:
             where all pairs share them, or None.
         edge_attr: (num_arcs, dim) features of the arcs in the order of edge_index, of the stored dtype, or None where
             the store has none. An arc that was added as the reverse of an edge has that edge's.
+        node_type: (num_nodes,) int64 kind of each node, or None in a graph of one kind and one relation.
+        edge_type: (num_arcs,) int64 relation of each arc, or None likewise.
+        x_by_kind: `RowsByKind` in place of `x_dense` and `x_csr` where kinds have features of their own, or None.
+        schema: `GraphSchema` that node_type and edge_type are numbers of, or None.
+        seed_time: (batch_size,) int64 time of each seed, no later than which its neighbours were drawn, or None.
+        edge_time: (num_arcs,) int64 time of each arc, or None.
+        seed_of: (num_nodes,) int64 seed that each node was drawn for, in a batch of disjoint trees; else None.
     """
 
     n_id: Tensor
@@ -107,10 +146,22 @@ class MiniBatch:
     pairs: Tensor | None = None
     negatives: Tensor | None = None
     edge_attr: Tensor | None = None
+    node_type: Tensor | None = None
+    edge_type: Tensor | None = None
+    x_by_kind: RowsByKind | None = None
+    schema: GraphSchema | None = None
+    seed_time: Tensor | None = None
+    edge_time: Tensor | None = None
+    seed_of: Tensor | None = None
 
     @property
-    def x(self) -> Tensor | None:
-        """(num_nodes, dim) features; compressed ones are made dense on their device at the first access, and kept."""
+    def x(self) -> Tensor | RowsByKind | None:
+        """(num_nodes, dim) features; compressed ones are made dense on their device at the first access, and kept.
+
+        Of kinds with features of their own `RowsByKind`.
+        """
+        if self.x_by_kind is not None:
+            return self.x_by_kind
         if self.x_dense is None and self.x_csr is not None:
             self.x_dense = self.x_csr.dense()
         return self.x_dense
@@ -161,7 +212,7 @@ class MiniBatch:
             value = getattr(self, field.name)
             if isinstance(value, Tensor):
                 changed[field.name] = function(value)
-            elif isinstance(value, SparseFeatures):
+            elif isinstance(value, SparseFeatures | RowsByKind):
                 changed[field.name] = value.apply(function)
         return replace(self, **changed)
 
@@ -200,6 +251,51 @@ class MiniBatch:
         given = {name: getattr(self, name) for name in (*names, *more)} | links
         data = Data(**{name: value for name, value in given.items() if value is not None}, num_nodes=self.num_nodes)
         data.input_id = self.n_id[: self.batch_size]
+        return data
+
+    def to_hetero(self):
+        """Return the batch as a `torch_geometric.data.HeteroData`, for models that take PyG's dicts.
+
+        Nodes of a kind come in the order in which they stand here, so that the seeds are first; each has `n_id`, `x`,
+        `y` and the masks where the batch has them, and the seeds' kind `batch_size`. Each relation has `edge_index`,
+        and `edge_attr`, `edge_weight` and `time` where there are any.
+
+        Raises:
+            ValueError: the graph has one kind of nodes and one relation; or seeds are of several kinds.
+        """
+        from torch_geometric.data import HeteroData
+
+        if self.schema is None:
+            raise ValueError("to_hetero needs a batch of a graph with kinds: use to_data() for one kind")
+        data, place = HeteroData(), torch.empty_like(self.node_type)
+        kinds = self.node_type[: self.batch_size].unique()
+        if len(kinds) > 1:
+            raise ValueError(f"seeds must be of one kind for to_hetero, got {len(kinds)} kinds")
+        by_node = {"n_id": self.n_id, "y": self.y, "seed_of": self.seed_of}
+        by_node |= {f"{name}_mask": getattr(self, f"{name}_mask") for name in ("train", "val", "test")}
+        for kind, name in enumerate(self.schema.node_types):
+            chosen = torch.nonzero(self.node_type == kind).flatten()
+            place[chosen] = torch.arange(len(chosen), device=chosen.device)
+            store = data[name]
+            store.num_nodes = len(chosen)
+            for key, values in by_node.items():
+                if values is not None:
+                    store[key] = values[chosen]
+            x = self.x_dense[chosen] if self.x_dense is not None else None
+            if self.x_by_kind is not None:
+                x = self.x_by_kind.tables[kind]
+                x = x.dense() if isinstance(x, SparseFeatures) else x
+            if x is not None:
+                store.x = x
+            if kinds.numel() and kind == int(kinds[0]):
+                store.batch_size = self.batch_size
+        by_arc = {"edge_attr": self.edge_attr, "edge_weight": self.edge_weight, "time": self.edge_time}
+        for number, edge_type in enumerate(self.schema.edge_types):
+            chosen = torch.nonzero(self.edge_type == number).flatten()
+            data[edge_type].edge_index = place[self.edge_index[:, chosen]]
+            for key, values in by_arc.items():
+                if values is not None:
+                    data[edge_type][key] = values[chosen]
         return data
 
     def pin_memory(self) -> "MiniBatch":
