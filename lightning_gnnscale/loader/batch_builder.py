@@ -120,6 +120,8 @@ class BatchBuilder:
             e_id=_tensor(e_id) if self.return_e_id else None,
             pairs=_tensor(drawn.pairs),
             negatives=_tensor(drawn.negatives),
+            pair_type=_tensor(drawn.pair_type),
+            source_negatives=_tensor(drawn.source_negatives),
             **(self.node_data(staged, drawn.n_id) if with_nodes else {}),
         )
 

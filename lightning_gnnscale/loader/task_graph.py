@@ -84,7 +84,7 @@ def operators_of(sampler: BatchSampler) -> Operators | None:
     """Return the operators that draw what a sampler draws, bit for bit, or None where there are none."""
     if isinstance(sampler, NeighborSampler) or getattr(sampler, "asks", False):
         return Operators(FanoutNeighborhood(sampler))
-    if isinstance(sampler, LinkSampler) and isinstance(sampler.sampler, NeighborSampler):
+    if isinstance(sampler, LinkSampler) and isinstance(sampler.sampler, NeighborSampler) and sampler.neighborhoods:
         return Operators(FanoutNeighborhood(sampler.sampler), links=sampler)
     return None
 

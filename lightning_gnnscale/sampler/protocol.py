@@ -34,6 +34,8 @@ class Subgraph(NamedTuple):
         pairs: (2, num_pairs) int64 positions in n_id below num_seeds, the links to train on; None without.
         negatives: (num_pairs, num_negatives) int64 likewise, each the false other end of pairs[0]; one row where all
             pairs share them; None without.
+        pair_type: (num_pairs,) int64 relation of each pair; None without relations.
+        source_negatives: As negatives, each the false first end of pairs[1]; None where there are none.
     """
 
     n_id: np.ndarray
@@ -49,6 +51,8 @@ class Subgraph(NamedTuple):
     averaging_weights: bool = False
     pairs: np.ndarray | None = None
     negatives: np.ndarray | None = None
+    pair_type: np.ndarray | None = None
+    source_negatives: np.ndarray | None = None
 
 
 class BatchSampler(Protocol):
