@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_object, instantiate
@@ -24,6 +25,7 @@ from .. import events
 from ..apart import of_first_rank
 from ..datamodule import EpochTimes, PeakRecorder, PredictionWriter
 from ..datamodule.stored_graph import accelerator_of, check_edge_weights
+from ..graph import GraphSchema
 from ..memory import format_bytes, process_bytes
 from ..model import Backbone
 from ..partition_store.composition import store_composition
@@ -352,7 +354,7 @@ def make_model(config: DictConfig, datamodule, saved: dict | None = None):
     in_channels = datamodule.num_features + getattr(inputs, "dim", 0)
     outputs = _edge_dim(config, datamodule.num_edge_features)
     if trains_on_links(config):
-        return _build(config, in_channels, outputs, {}, inputs)
+        return _build(config, in_channels, outputs, _relations(config, datamodule.store.schema), inputs)
     saved, labels = saved or {}, datamodule.store.labels
     outputs |= {"out_channels": saved.get("out_channels") or datamodule.num_classes}
     multilabel = saved.get("multilabel", labels is not None and labels.ndim == 2)
@@ -378,7 +380,7 @@ def check_model(config: DictConfig, dataset) -> None:
     if config.datamodule.get("stored_edge_features", True):
         outputs = _edge_dim(config, dataset.edge_dim)
     if trains_on_links(config):
-        module = _build(config, in_channels, outputs, {})
+        module = _build(config, in_channels, outputs, _relations(config, dataset.schema))
     else:
         outputs |= {"out_channels": dataset.num_classes}
         module = _build(config, in_channels, outputs, {"multilabel": dataset.multilabel})
@@ -390,6 +392,13 @@ def check_model(config: DictConfig, dataset) -> None:
             make_optimizer(module.parameters())
         except (ValueError, TypeError) as error:
             raise UsageError(f"model.optimizer: {one_line(error)}") from None
+
+
+def _relations(config: DictConfig, schema: GraphSchema | None) -> dict:
+    """Return the argument of the module that tells it how many relations links may have, where there are some."""
+    if schema is None or "num_relations" not in inspect.signature(get_object(config.model._target_)).parameters:
+        return {}
+    return {"num_relations": int(np.flatnonzero(schema.listed)[-1]) + 1}
 
 
 def _edge_dim(config: DictConfig, edge_dim: int | None) -> dict:

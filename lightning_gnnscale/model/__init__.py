@@ -1,14 +1,16 @@
 """Models over CSC mini-batches, their Lightning module, and exact layer-wise inference."""
 
 from .backbone import Backbone
+from .decoders import ComplEx, DistMult, DotDecoder, LinkDecoder, MLPDecoder, RelationDecoder, TransE
 from .gat import GAT
 from .gcn import GCN
 from .gine import GINE
 from .graphsage import GraphSAGE
 from .inference import LayerwiseOutput, layerwise_inference
 from .layer_source import EvaluationShare, LayerSource, RowBlock
-from .link_predictor import DotDecoder, HitsAt, LinkPredictor, MeanReciprocalRank, MLPDecoder, link_ranks
+from .link_predictor import HitsAt, LinkPredictor, MeanReciprocalRank, link_ranks
 from .ngnn import NGNN
+from .no_layers import NoLayers
 from .node_classifier import NodeClassifier
 from .node_inputs import NodeInputs, TakesInputs
 from .row_layers import RowArcs, RowLayer, prepared_rows
@@ -21,21 +23,27 @@ __all__ = [
     "NGNN",
     "SGC",
     "Backbone",
+    "ComplEx",
+    "DistMult",
     "DotDecoder",
     "EvaluationShare",
     "GraphSAGE",
     "HitsAt",
     "LayerSource",
     "LayerwiseOutput",
+    "LinkDecoder",
     "LinkPredictor",
     "MLPDecoder",
     "MeanReciprocalRank",
+    "NoLayers",
     "NodeClassifier",
     "NodeInputs",
+    "RelationDecoder",
     "RowArcs",
     "RowBlock",
     "RowLayer",
     "TakesInputs",
+    "TransE",
     "layerwise_inference",
     "link_ranks",
     "prepared_rows",

@@ -23,7 +23,9 @@ class LinkDecoder(nn.Module):
         """Return the scores of (..., channels) ends that broadcast."""
         raise NotImplementedError
 
-    def against(self, ends: Tensor, candidates: Tensor, relation: Tensor | None = None, reverse: bool = False) -> Tensor:
+    def against(
+        self, ends: Tensor, candidates: Tensor, relation: Tensor | None = None, reverse: bool = False
+    ) -> Tensor:
         """Return the (num_ends, num_candidates) scores of each end with each candidate.
 
         Args:
@@ -44,7 +46,9 @@ class DotDecoder(LinkDecoder):
         """Return the scores of (..., channels) ends that broadcast."""
         return (source * other).sum(dim=-1)
 
-    def against(self, ends: Tensor, candidates: Tensor, relation: Tensor | None = None, reverse: bool = False) -> Tensor:
+    def against(
+        self, ends: Tensor, candidates: Tensor, relation: Tensor | None = None, reverse: bool = False
+    ) -> Tensor:
         """Return the scores of each end with each candidate; see `LinkDecoder.against`."""
         return ends @ candidates.T
 
@@ -107,7 +111,9 @@ class RelationDecoder(LinkDecoder):
             return self.match(self.query(other, self._embedded(relation, True)), source)
         return self.match(self.query(source, self._embedded(relation, False)), other)
 
-    def against(self, ends: Tensor, candidates: Tensor, relation: Tensor | None = None, reverse: bool = False) -> Tensor:
+    def against(
+        self, ends: Tensor, candidates: Tensor, relation: Tensor | None = None, reverse: bool = False
+    ) -> Tensor:
         """Return the scores of each end with each candidate; see `LinkDecoder.against`."""
         find = self.query_head if reverse and not self.inverse else self.query
         return self.match_all(find(ends, self._embedded(relation, reverse)), candidates)
@@ -218,9 +224,7 @@ class TransE(RelationDecoder):
         are not normalised.
     """
 
-    def __init__(
-        self, channels: int, num_relations: int, inverse: bool = False, norm: int = 1, margin: float = 9.0
-    ):
+    def __init__(self, channels: int, num_relations: int, inverse: bool = False, norm: int = 1, margin: float = 9.0):
         if norm not in (1, 2):
             raise ValueError(f"norm of TransE must be 1 or 2, got {norm}")
         super().__init__(channels, num_relations, inverse)

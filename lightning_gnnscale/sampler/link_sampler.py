@@ -180,10 +180,11 @@ class LinkSampler:
         inner = self.sampler.prepare(part, targets, seed)
         if self.positives != "edge":
             return LinkState(inner, targets, part.num_core, table, None)
-        edge_type = getattr(part, "edge_type", None)
+        kinds = getattr(part, "kinds", None)
+        edge_type, schema = (None, None) if kinds is None else (kinds.edge_type, kinds.schema)
         indptr = np.asarray(part.csc.indptr)
         lengths, arcs = indptr[targets + 1] - indptr[targets], None
-        chosen = self._drawn_relations(edge_type, getattr(part, "schema", None))
+        chosen = self._drawn_relations(edge_type, schema)
         if chosen is not None:
             lengths, arcs = _arcs_of(indptr, np.asarray(targets, np.int64), np.asarray(edge_type), chosen)
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -198,10 +199,7 @@ class LinkSampler:
             if max(self.relations) >= known:
                 raise ValueError(f"relations must be below {known}, got {list(self.relations)}")
             return np.isin(np.arange(known), self.relations)
-        if edge_type is None or schema is None or not schema.reverse:
-            return None
-        listed = np.arange(schema.num_relations) <= np.asarray(schema.reverse)  # added reverses stand behind
-        return None if listed.all() else listed
+        return None if edge_type is None or schema is None or schema.listed.all() else schema.listed
 
     def items(self, state: LinkState, batch_size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
         """Return what each batch starts from: its seeds, or with positives="edge" its edges."""

@@ -113,7 +113,7 @@ class MiniBatch:
             follows from them (`src_index`, `dst_pos_index`, `dst_neg_index`) are there too.
         negatives: (num_pairs, num_negatives) int64 positions of false other ends of pairs[0], or (1, num_negatives)
             where all pairs share them, or None.
-        pair_type: (num_pairs,) int64 relation of each of the pairs, which then are (head, tail); None without relations.
+        pair_type: (num_pairs,) int64 relation of each pair, which then is (head, tail); None without relations.
         source_negatives: As negatives: positions of false first ends of pairs[1], or None.
         edge_attr: (num_arcs, dim) features of the arcs in the order of edge_index, of the stored dtype, or None where
             the store has none. An arc that was added as the reverse of an edge has that edge's.

@@ -217,7 +217,7 @@ def test_parts_without_edges_or_targets(positives):
     ("options", "message"),
     [
         ({"positives": "all"}, "positives must be one of neighbor, walk, edge, got 'all'"),
-        ({"negatives": "hard"}, "negatives must be one of degree, uniform, got 'hard'"),
+        ({"negatives": "hard"}, "negatives must be one of degree, uniform, all, got 'hard'"),
         ({"num_negatives": 0}, "num_negatives must be an integer of at least 1, got 0"),
         ({"walk_length": 0}, "walk_length must be an integer of at least 1, got 0"),
         ({"sampler": ClusterSampler(4)}, "must be a NeighborSampler or a LayerwiseSampler, got ClusterSampler"),
