@@ -297,7 +297,7 @@ class LinkPredictor(BackboneModule):
     def _rank_among_all(self, output: LayerwiseOutput, queries: Any) -> tuple[Tensor, Tensor]:
         """Return (num_queries,) ranks and losses of links among all nodes but those that are known to be true.
 
-        Cost: the embeddings of all nodes are read once; CHUNK_BYTES of them and SCORE_BYTES of scores are held at a time.
+        Cost: the embeddings of all nodes are read once; CHUNK_BYTES of them and SCORE_BYTES of scores are held.
         """
         relation = queries.relation if queries.relation is None else torch.from_numpy(queries.relation)
         relation = self._relation(relation, "links with edge_type")
