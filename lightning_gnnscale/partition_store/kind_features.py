@@ -73,7 +73,7 @@ class KindFeatures:
     tables: tuple[DenseFeatures | CSRFeatures | None, ...]
     kinds: NodeKinds
     is_sparse = False
-    storage = None
+    by_kind = True  # rows come as `KindRows`
 
     @property
     def num_rows(self) -> int:

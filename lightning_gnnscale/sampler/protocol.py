@@ -36,6 +36,8 @@ class Subgraph(NamedTuple):
             pairs share them; None without.
         pair_type: (num_pairs,) int64 relation of each pair; None without relations.
         source_negatives: As negatives, each the false first end of pairs[1]; None where there are none.
+        seed_of: (num_nodes,) int64 seed that each node was drawn for, in disjoint trees; else None.
+        seed_time: (num_seeds,) int64 time of each seed, where times count; else None.
     """
 
     n_id: np.ndarray
@@ -53,6 +55,8 @@ class Subgraph(NamedTuple):
     negatives: np.ndarray | None = None
     pair_type: np.ndarray | None = None
     source_negatives: np.ndarray | None = None
+    seed_of: np.ndarray | None = None
+    seed_time: np.ndarray | None = None
 
 
 class BatchSampler(Protocol):
