@@ -347,6 +347,9 @@ def evaluation_links(
 
     Cost: 16 bytes a link of all splits, and 8 a node.
     """
+    without = [name for name, given in links.items() if given.edge_type is None]
+    if 0 < len(without) < len(links):
+        raise StrategyError(f"links must have relations in all splits or in none, those of {without[0]} have none")
     known, kinds = [], {}
     for name, given in links.items():
         edges = np.asarray(given.edges)
@@ -370,9 +373,6 @@ def evaluation_links(
     both = np.concatenate(known, axis=1)
     held = build_csc(np.concatenate([both[0], both[1]]), np.concatenate([both[1], both[0]]), store.num_nodes)
     edges, given, edge_type = known[list(links).index(split)], links[split].negatives, kinds[split]
-    if len({values is None for values in kinds.values()}) > 1:
-        without = ", ".join(name for name, values in kinds.items() if values is None)
-        raise StrategyError(f"links must have relations in all splits or in none, those of {without} have none")
     bounds = [edges.shape[1] * r // world_size for r in (rank, rank + 1)]
     mine = slice(*bounds)
     if given is not None:

@@ -267,7 +267,8 @@ def make_decoder(name: str, channels: int, num_relations: int | None = None, **o
     if name not in DECODERS:
         raise ValueError(f"decoder must be a module or one of {', '.join(DECODERS)}, got {name!r}")
     kind = DECODERS[name]
-    taken = inspect.signature(kind).parameters
+    parameters = inspect.signature(kind).parameters.values()
+    taken = [one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     unknown = sorted(set(options) - set(taken) | {"channels", "num_relations"} & set(options))
     if unknown:
         known = ", ".join(option for option in taken if option not in ("channels", "num_relations")) or "none"
