@@ -119,15 +119,18 @@ def _published_links(path: Path, arrays: dict) -> dict[str, LinkSet]:
     """Return the links that the file holds out of its edges, by split."""
     links = {}
     for split, words in _LINKS.items():
-        for word in words:
-            edges, kinds = arrays.get(f"{word}_edge_index"), arrays.get(f"{word}_edge_type")
-            if edges is None:
-                continue
-            if edges.ndim != 2 or len(edges) != 2 or (kinds is not None and kinds.shape != edges.shape[1:]):
-                raise ValueError(f"{path}: {word}_edge_index must be (2, num_links), and {word}_edge_type one each")
-            if (kinds is None) != ("edge_type" not in arrays):
-                raise ValueError(f"{path}: {word}_edge_type and edge_type must be there both or neither")
-            links[split] = LinkSet(edges.astype(np.int64), None, None if kinds is None else kinds.astype(np.int64))
+        there = [word for word in words if f"{word}_edge_index" in arrays]
+        if not there:
+            continue
+        if len(there) > 1:
+            raise ValueError(f"{path}: {there[0]}_edge_index and {there[1]}_edge_index are both there: leave one out")
+        word = there[0]
+        edges, kinds = arrays[f"{word}_edge_index"], arrays.get(f"{word}_edge_type")
+        if edges.ndim != 2 or len(edges) != 2 or (kinds is not None and kinds.shape != edges.shape[1:]):
+            raise ValueError(f"{path}: {word}_edge_index must be (2, num_links), and {word}_edge_type one each")
+        if (kinds is None) != ("edge_type" not in arrays):
+            raise ValueError(f"{path}: {word}_edge_type and edge_type must be there both or neither")
+        links[split] = LinkSet(edges.astype(np.int64), None, None if kinds is None else kinds.astype(np.int64))
     return links
 
 
