@@ -43,8 +43,14 @@ ALONE = ["sampler=links", "callbacks=links", "sampler.positives=edge"]
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([*ALONE, "model=embedding"], "sampler draws neighbourhoods, and the model has no layers: say sampler.neighbor"),
-        ([*ALONE, "model=link_gcn", "sampler.neighborhoods=false"], "neighborhoods=false draws none, and the model has 2"),
+        (
+            [*ALONE, "model=embedding"],
+            "sampler draws neighbourhoods, and the model has no layers: say sampler.neighbor",
+        ),
+        (
+            [*ALONE, "model=link_gcn", "sampler.neighborhoods=false"],
+            "neighborhoods=false draws none, and the model has 2",
+        ),
     ],
 )
 def test_a_model_without_layers_goes_with_links_alone(words, message):
