@@ -478,7 +478,12 @@ class PartitionDataModule(StoredGraphDataModule):
             features = self.store.features if held is None else held.features
             features = features if self.stored_features else None
             return make_evaluation_loader(
-                self.store, self._hops or 2, split, self.loader_options, features, rank, world_size, held
+                self.store, self._hops or 2, split, self.loader_options, features, rank, world_size, held, self.sampler
+            )
+        if getattr(self.sampler, "temporal_strategy", None) is not None:
+            raise StrategyError(
+                'evaluation="layerwise" computes a node once, from neighbours of any time, the sampler draws by time: '
+                'use evaluation="sampled"'
             )
         source = StoreLayerSource(
             self.store,
