@@ -102,10 +102,15 @@ class FullGraphDataModule(StoredGraphDataModule):
 
         Raises:
             PartitionStoreError: the store has no features.
-            StrategyError: to train it has no labels or no train mask; there are more processes than parts; the
-                strategy of several processes exchanges nothing.
+            StrategyError: the graph has several relations; to train it has no labels or no train mask; there are more
+                processes than parts; the strategy of several processes exchanges nothing.
         """
         super().setup(stage)
+        if self.store.schema is not None:
+            raise StrategyError(
+                "training on the full graph does not tell relations apart, and the store has "
+                f"{self.store.schema.num_relations}: use PartitionDataModule"
+            )
         if stage == "fit":
             self._check_trainable()
             module = getattr(self.trainer, "lightning_module", None)
