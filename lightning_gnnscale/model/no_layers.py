@@ -31,8 +31,14 @@ class NoLayers(Backbone):
         self.convs, self.norms = nn.ModuleList(), nn.ModuleList()
         self.empty = nn.Parameter(torch.empty(0), requires_grad=False)  # its device and dtype are the model's
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
-        """Return the (num_nodes, in_channels) rows as they are."""
+    def forward(
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        edge_weight: Tensor | None = None,
+        edge_type: Tensor | None = None,
+    ) -> Tensor:
+        """Return the (num_nodes, in_channels) rows as they are; arcs and what they carry pass no message."""
         return x
 
     def layer_channels(self, index: int) -> int:
