@@ -286,3 +286,22 @@ def test_layers_over_a_graph_of_triples_are_ranked_too(root):
     rows[dm.store.original_nid[result["nodes"]]] = result["prediction"]
     ranks = brute_force(score_by(module, rows))
     assert logged["test_mrr"] == pytest.approx((1 / ranks).mean(), abs=2e-3)
+
+
+@pytest.mark.parametrize("neighborhoods", [False, True])
+@pytest.mark.parametrize("share", [False, True])
+def test_every_source_gives_the_same_triples(root, neighborhoods, share):
+    found = {}
+    for source in ("threads", "processes", "task_graphs"):
+        dm = data(root, sampler=gs.NeighborSampler([3, 2]), neighborhoods=neighborhoods, share_negatives=share)
+        dm = gs.PartitionDataModule(store=root, sampler=dm.sampler, batch_size=64, source=source)
+        dm.setup("fit")
+        found[source] = list(dm.train_dataloader())
+        dm.teardown("fit")
+    names = ("n_id", "edge_index", "edge_type", "pairs", "negatives", "pair_type", "source_negatives")
+    for batches in zip(*found.values(), strict=True):
+        for name in names:
+            first, *others = (getattr(batch, name) for batch in batches)
+            assert all(torch.equal(first, other) for other in others), name
+    parts = sum(len(batch.pair_type) for batch in found["threads"])
+    assert parts == NODES  # a triple a node, drawn in its part
