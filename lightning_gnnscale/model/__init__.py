@@ -5,12 +5,16 @@ from .gat import GAT
 from .gcn import GCN
 from .gine import GINE
 from .graphsage import GraphSAGE
+from .hgt import HGT
 from .inference import LayerwiseOutput, layerwise_inference
 from .layer_source import EvaluationShare, LayerSource, RowBlock
 from .link_predictor import DotDecoder, HitsAt, LinkPredictor, MeanReciprocalRank, MLPDecoder, link_ranks
 from .ngnn import NGNN
 from .node_classifier import NodeClassifier
 from .node_inputs import NodeInputs, TakesInputs
+from .relational import RelationalBackbone
+from .rgat import RGAT
+from .rgcn import RGCN
 from .row_layers import RowArcs, RowLayer, prepared_rows
 from .sgc import SGC
 
@@ -18,7 +22,10 @@ __all__ = [
     "GAT",
     "GCN",
     "GINE",
+    "HGT",
     "NGNN",
+    "RGAT",
+    "RGCN",
     "SGC",
     "Backbone",
     "DotDecoder",
@@ -32,6 +39,7 @@ __all__ = [
     "MeanReciprocalRank",
     "NodeClassifier",
     "NodeInputs",
+    "RelationalBackbone",
     "RowArcs",
     "RowBlock",
     "RowLayer",
