@@ -42,6 +42,9 @@ def check_model(module: Any, store: PartitionStore, hops: int | None = None) -> 
         _check_equal("backbone.in_channels", width, "columns of the store's features", store.features.dim)
     if hasattr(module, "multilabel") and store.labels is not None:
         _check_labels(module, store.labels)
+    if isinstance(targets := getattr(module, "num_targets", None), int) and store.labels is not None:
+        labels = 1 if store.labels.ndim == 1 else store.labels.shape[1]
+        _check_equal("out_channels", targets, "targets a node", labels)
     check_edge_weights(backbone, store.least_edge_weight)
     layers = getattr(backbone, "num_layers", None)
     if isinstance(layers, int) and hops and hops != layers:

@@ -1,10 +1,12 @@
 """Models over CSC mini-batches, their Lightning module, and exact layer-wise inference."""
 
 from .backbone import Backbone
+from .edge_classifier import EdgeClassifier
 from .gat import GAT
 from .gcn import GCN
 from .gine import GINE
 from .graphsage import GraphSAGE
+from .hetero import Hetero
 from .hgt import HGT
 from .inference import LayerwiseOutput, layerwise_inference
 from .layer_source import EvaluationShare, LayerSource, RowBlock
@@ -12,6 +14,7 @@ from .link_predictor import DotDecoder, HitsAt, LinkPredictor, MeanReciprocalRan
 from .ngnn import NGNN
 from .node_classifier import NodeClassifier
 from .node_inputs import NodeInputs, TakesInputs
+from .node_regressor import NodeRegressor
 from .relational import RelationalBackbone
 from .rgat import RGAT
 from .rgcn import RGCN
@@ -29,8 +32,10 @@ __all__ = [
     "SGC",
     "Backbone",
     "DotDecoder",
+    "EdgeClassifier",
     "EvaluationShare",
     "GraphSAGE",
+    "Hetero",
     "HitsAt",
     "LayerSource",
     "LayerwiseOutput",
@@ -39,6 +44,7 @@ __all__ = [
     "MeanReciprocalRank",
     "NodeClassifier",
     "NodeInputs",
+    "NodeRegressor",
     "RelationalBackbone",
     "RowArcs",
     "RowBlock",

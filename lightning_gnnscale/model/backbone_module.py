@@ -156,14 +156,17 @@ class BackboneModule(TakesInputs):
         sparse = getattr(batch, "x_csr", None) if getattr(self.backbone, "accepts_sparse", False) else None
         return batch.x if sparse is None else sparse
 
+    def _check_full_graph(self) -> None:
+        if getattr(self.backbone, "reads_relations", False):
+            raise StrategyError(
+                f"{type(self.backbone).__name__} reads kinds and relations, which full-graph training does not: train "
+                "on parts with PartitionDataModule"
+            )
+
     def _forward_rows(self, batch: Any) -> Tensor:
         """Return the outputs of this process's rows of the whole graph."""
         backbone = self.backbone
-        if getattr(backbone, "reads_relations", False):
-            raise StrategyError(
-                f"{type(backbone).__name__} reads kinds and relations, which full-graph training does not: train on "
-                "parts with PartitionDataModule"
-            )
+        self._check_full_graph()
         if self.inputs is not None:
             raise StrategyError("inputs= is for mini-batches, not for the whole graph: use PartitionDataModule")
         with_gradient = torch.is_grad_enabled()
@@ -183,6 +186,7 @@ class BackboneModule(TakesInputs):
         Raises:
             StrategyError: a layer cannot be computed by blocks of nodes.
         """
+        self._check_full_graph()
         return try_out(self.row_model, batch)
 
     def configure_optimizers(self) -> Any:
