@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -9,7 +10,8 @@ import numpy as np
 
 from ..edge_stream import EdgeStream, NodeIds
 from ..edge_stream.options import table_path
-from ..graph import MASK_NAMES
+from ..edge_stream.relations import RelationEdges, RelationStream
+from ..graph import MASK_NAMES, GraphSchema
 from ..partition_store.features import dense_batch_row_bytes, row_code, sparse_batch_row_bytes
 from ..partition_store.inputs import check_storage, feature_bytes, load_features, masks_by_name, named_file, opened
 from ..partition_store.value_checks import UNKNOWN, blocks, check_label_values
@@ -114,6 +116,10 @@ class GraphDataset:
         links: {"val": LinkSet, "test": LinkSet}, edges that the stream does not have, see `hold_out_edges`.
         source: what identifies it beyond the stream, for fingerprints: plain values.
         feature_storage: How a store of it holds the features, see `write_partition_store`; None: as given.
+        edge_type: (num_edges,) integers, relation of each edge, in a graph of one kind of nodes; None: one relation.
+            Graphs of several kinds are described by `TypedGraph`.
+        schema: Names of the relations of `edge_type`; None: they are named by their numbers.
+        node_time, edge_time: (num_nodes,) and (num_edges,) integers, when a node or an edge is there; or None.
 
     Raises:
         ValueError: a shape, rows whose order cannot be known yet, or labels that are no classes. Other values are
@@ -133,18 +139,33 @@ class GraphDataset:
     source: dict = field(default_factory=dict)
     links: dict[str, Any] = field(default_factory=dict)
     feature_storage: str | None = None
+    edge_type: Any = None
+    schema: GraphSchema | None = None
+    node_time: Any = None
+    edge_time: Any = None
 
     def __post_init__(self):
         self.masks = masks_by_name(self.masks)
+        if isinstance(self.stream, RelationStream):
+            self.schema = self.stream.schema
+        elif self.edge_type is not None:
+            self.edge_type = np.asarray(opened(self.edge_type))
+            self.stream = with_relations(self.stream, self.edge_type, self.schema)
+            self.schema = self.stream.schema
         unknown = sorted(set(self.masks) - set(MASK_NAMES))
         if unknown:
             raise ValueError(f"masks must be named {', '.join(MASK_NAMES)}; got {', '.join(unknown)}")
         if type(self.features) is tuple and len(self.features) == 4:
             self.features = CSRArrays(*self.features)
         self._take_rows()
-        if self.features is not None and len(self._feature_rows().shape) != 2:
-            raise ValueError(f"features must have shape (num_nodes, dim), got {self._feature_rows().shape}")
-        check_storage(self.feature_storage, None if self.features is None else self._feature_rows())
+        if isinstance(self.features, Mapping):
+            self.features = {kind: rows for kind, rows in self.features.items() if rows is not None} or None
+        for rows in self._tables():
+            if len(rows.shape) != 2:
+                raise ValueError(f"features must have shape (num_nodes, dim), got {rows.shape}")
+            check_storage(self.feature_storage, rows)
+        if self.features is None:
+            check_storage(self.feature_storage, None)
         self._check_row_order()
         self.masks = {name: self._mask(name, mask) for name, mask in self.masks.items()}
         if self.labels is not None:
@@ -154,9 +175,9 @@ class GraphDataset:
 
     def _take_rows(self) -> None:
         """Turn rows of all kinds into arrays; features at a .npy path stay a path, which processes open themselves."""
-        for name in ("features", "labels", "edge_weight", "edge_features"):
+        for name in ("features", "labels", "edge_weight", "edge_features", "node_time", "edge_time"):
             rows = getattr(self, name)
-            if rows is None or hasattr(rows, "indptr"):
+            if rows is None or hasattr(rows, "indptr") or isinstance(rows, Mapping):
                 continue
             if name == "features" and (hasattr(rows, "tocsr") or "sparse" in str(getattr(rows, "layout", ""))):
                 self.features = CSRArrays(*load_features(rows, rows.shape[0]))
@@ -188,8 +209,16 @@ class GraphDataset:
 
     @property
     def feature_dim(self) -> int:
-        """Features of a node; 0 without."""
-        return int(self._feature_rows().shape[1]) if self.features is not None else 0
+        """Features of a node, of the kind that has most; 0 without."""
+        return max((int(rows.shape[1]) for rows in self._tables()), default=0)
+
+    @property
+    def feature_dims(self) -> dict[str, int] | None:
+        """Features of a node by kind, 0 for a kind without; None where kinds have none of their own."""
+        if not isinstance(self.features, Mapping):
+            return None
+        widths = dict(zip(self.features, (int(rows.shape[1]) for rows in self._tables()), strict=True))
+        return {kind: widths.get(kind, 0) for kind in self.schema.node_types}
 
     @property
     def edge_dim(self) -> int | None:
@@ -199,12 +228,14 @@ class GraphDataset:
     @property
     def feature_bytes(self) -> int:
         """Bytes of the features on disk, as a store of `feature_storage` holds them."""
-        return 0 if self.features is None else feature_bytes(self._feature_rows(), self.feature_storage)
+        return sum(feature_bytes(rows, self.feature_storage) for rows in self._tables())
 
     @property
     def edge_row_bytes(self) -> int:
         """Bytes that one arc of the store takes beside its source: its float32 weight, its features as given."""
         weight = 0 if self.edge_weight is None else 4
+        weight += 0 if self.edge_time is None else 8
+        weight += self.stream.relation_dtype.itemsize if isinstance(self.stream, RelationStream) else 0
         if self.edge_features is None:
             return weight
         rows = np.asanyarray(opened(self.edge_features))
@@ -213,13 +244,17 @@ class GraphDataset:
     @property
     def batch_row_bytes(self) -> float:
         """Bytes of one feature row in a batch: as gathered, and its float32 copy; of sparse rows the nonzeros."""
-        if self.features is None:
-            return 0.0
-        if hasattr(self.features, "indptr"):
-            return sparse_batch_row_bytes(len(self.features.indices), self.features.shape[0])
-        code = row_code(self.feature_storage, self.feature_dim)
-        gathered = np.float32 if code is not None else self.feature_storage or self._feature_rows().dtype
-        return dense_batch_row_bytes(self.feature_dim, np.dtype(gathered))
+        tables = self._tables()
+        total = sum(self._batch_row_bytes(rows) * rows.shape[0] for rows in tables)
+        num_nodes = self.stream.num_nodes if self.feature_dims is not None else sum(rows.shape[0] for rows in tables)
+        return total / max(1, num_nodes)
+
+    def _batch_row_bytes(self, rows) -> float:
+        if hasattr(rows, "indptr"):
+            return sparse_batch_row_bytes(len(rows.indices), rows.shape[0])
+        code = row_code(self.feature_storage, rows.shape[1])
+        gathered = np.float32 if code is not None else self.feature_storage or rows.dtype
+        return dense_batch_row_bytes(rows.shape[1], np.dtype(gathered))
 
     def _check_row_order(self) -> None:
         node_ids = getattr(self.stream, "node_ids", None)
@@ -232,8 +267,45 @@ class GraphDataset:
                 "stream.count(), and place row i of your own at stream.node_ids.index_of(ids)[i]"
             )
 
-    def _feature_rows(self):
-        return self.features if hasattr(self.features, "indptr") else np.asanyarray(opened(self.features))
+    def _tables(self) -> list:
+        """Return the features, of each kind that has some, as arrays with a shape."""
+        if self.features is None:
+            return []
+        tables = list(self.features.values()) if isinstance(self.features, Mapping) else [self.features]
+        return [rows if hasattr(rows, "indptr") else np.asanyarray(opened(rows)) for rows in tables]
+
+
+def with_relations(stream: EdgeStream, edge_type: np.ndarray, schema: GraphSchema | None) -> RelationStream:
+    """Return the edges of a graph of one kind of nodes, told apart by relation.
+
+    Args:
+        stream: Edges. With `to_undirected` the reverse of an edge is of a relation of its own, "rev_" before its name.
+        edge_type: (num_edges,) relation of each edge, from 0.
+        schema: Names of the relations, without those of reverses; None: their numbers.
+
+    Raises:
+        ValueError: integers of another number than the edges, or the graph has several kinds.
+    """
+    if edge_type.ndim != 1 or edge_type.dtype.kind not in "iu":
+        raise ValueError(f"edge_type must be (num_edges,) integers, got {edge_type.dtype} of shape {edge_type.shape}")
+    if schema is None:
+        numbers = range(int(edge_type.max(initial=0)) + 1)
+        schema = GraphSchema(("node",), tuple(("node", str(number), "node") for number in numbers))
+    if schema.num_kinds > 1:
+        raise ValueError("edge_type= is for graphs of one kind of nodes: describe several kinds by a TypedGraph")
+    kind, num_relations = schema.node_types[0], schema.num_relations
+    if stream.to_undirected and not schema.reverse:
+        back = tuple((kind, f"rev_{name}", kind) for _, name, _ in schema.edge_types)
+        there = tuple(range(num_relations))
+        reverse = tuple(number + num_relations for number in there) + there
+        schema = GraphSchema(schema.node_types, schema.edge_types + back, reverse)
+    num_nodes, _ = stream.count()
+    options = {"chunk_edges": stream.chunk_edges, "remove_self_loops": stream.remove_self_loops}
+    found = RelationStream(
+        [RelationEdges(stream, edge_type)], schema, [num_nodes], to_undirected=stream.to_undirected, **options
+    )
+    found.node_ids = stream.node_ids
+    return found
 
 
 def as_mask(key: str, array: np.ndarray, num_nodes: int, node_ids: NodeIds | None = None) -> np.ndarray:

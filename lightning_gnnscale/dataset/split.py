@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..edge_stream.relations import RelationStream
 from ..edge_stream.stream import FilteredStream
 from ..jit import kernel
 from ..partition_store.inputs import load_arrays
@@ -108,7 +109,9 @@ def hold_out_edges(dataset: GraphDataset, val: float = 0.05, test: float = 0.1, 
     if not 0 < val + test < 1:
         raise ValueError(f"val + test must be above 0 and below 1, got {val + test}")
     rule, stream = KeepTraining(np.uint64(fold(seed)), float(val), float(test)), dataset.stream
-    carries = dataset.edge_weight is not None or dataset.edge_features is not None
+    if isinstance(stream, RelationStream):
+        raise ValueError("hold_out is for one relation: give held-out links of a graph with several as links=")
+    carries = dataset.edge_weight is not None or dataset.edge_features is not None or dataset.edge_time is not None
     held: dict[int, list[np.ndarray]] = {VAL: [], TEST: []}
     kept = []
     for chunk in stream.chunks():
@@ -118,7 +121,8 @@ def hold_out_edges(dataset: GraphDataset, val: float = 0.05, test: float = 0.1, 
             pieces.append(np.stack([chunk.src[chosen], chunk.dst[chosen]]).astype(np.int64))
         if carries:
             kept.append(split == KEPT)
-    arrays = load_arrays(*stream.count(), None, None, None, dataset.edge_weight, dataset.edge_features)
+    edges = dataset.edge_weight, dataset.edge_features, None, dataset.edge_time
+    arrays = load_arrays(stream, None, None, None, *edges)
     undirected = stream.to_undirected or stream.layout in ("once", "both_ways")
     links = {}
     for name, number in SPLITS.items():
@@ -133,7 +137,7 @@ def hold_out_edges(dataset: GraphDataset, val: float = 0.05, test: float = 0.1, 
     return replace(
         dataset,
         stream=FilteredStream(stream, rule, described),
-        **{name: None if arrays[name] is None else arrays[name][keep] for name in ("edge_weight", "edge_features")},
+        **{name: rows[keep] for name, rows in arrays.items() if name.startswith("edge_") and rows is not None},
         links=links,
     )
 

@@ -15,9 +15,9 @@ from ..graph import MASK_NAMES
 from ..jit import kernel
 from ..partition_store.features import LoadedRows
 from ..partition_store.packed_features import features_of_part
-from ..partition_store.part_graph import WholeGraph
+from ..partition_store.part_graph import GraphKinds, WholeGraph
 from ..rng import batch_key
-from ..sampler.minibatch import MiniBatch, sparse_rows_to_torch
+from ..sampler.minibatch import MiniBatch, rows_by_kind, sparse_rows_to_torch
 from ..sampler.protocol import BatchSampler, Subgraph
 from ..triton_kernels.gather_rows import gather_rows
 from ..triton_kernels.intrinsics import prefetch
@@ -79,7 +79,8 @@ class BatchBuilder:
         """
         with clock.doing("sample"):
             with self._workspace(staged.graph) as space:
-                drawn = self.sampler.draw(staged.state, items, key, space, self.pool.take, self.with_arcs)
+                with_arcs = self.asks_arcs(staged.graph)
+                drawn = self.sampler.draw(staged.state, items, key, space, self.pool.take, with_arcs)
             if not hasattr(drawn, "n_id"):
                 raise TypeError(
                     f"{type(self.sampler).__name__}.draw must return a Subgraph (n_id, edge_index, indptr, num_seeds), "
@@ -92,6 +93,10 @@ class BatchBuilder:
         """Whether a sampler is asked for the positions of arcs."""
         return self.return_e_id or self.edge_weight is not None or self.edge_features is not None
 
+    def asks_arcs(self, graph) -> bool:
+        """Whether a sampler is asked for the positions of arcs, by which also relations and times are read."""
+        return self.with_arcs or getattr(graph, "kinds", None) is not None
+
     def assemble(self, staged: StagedPart, drawn: Subgraph, key: int, with_nodes: bool = True) -> MiniBatch:
         """Return the batch of a drawn subgraph, without its features.
 
@@ -103,6 +108,7 @@ class BatchBuilder:
         """
         n_id = self.store_ids(staged.graph, drawn.n_id)
         e_id = _arc_ids(staged.graph, drawn) if self.with_arcs else None
+        kinds = getattr(staged.graph, "kinds", None)
         weight, averaging = self._edge_weight(drawn, e_id)
         return MiniBatch(
             n_id=torch.from_numpy(n_id),
@@ -120,6 +126,9 @@ class BatchBuilder:
             e_id=_tensor(e_id) if self.return_e_id else None,
             pairs=_tensor(drawn.pairs),
             negatives=_tensor(drawn.negatives),
+            seed_of=_tensor(drawn.seed_of),
+            seed_time=_tensor(drawn.seed_time),
+            **({} if kinds is None else self._kind_data(kinds, n_id, drawn)),
             **(self.node_data(staged, drawn.n_id) if with_nodes else {}),
         )
 
@@ -135,7 +144,9 @@ class BatchBuilder:
             return batch
         features = features_of_part(self.features, batch.part) if loaded is None else loaded
         with clock.doing("read"):
-            if self.features.is_sparse:
+            if getattr(self.features, "by_kind", False):
+                batch.x_by_kind = rows_by_kind(features.gather(n_id, self.pool.take))
+            elif self.features.is_sparse:
                 batch.x_csr = sparse_rows_to_torch(features.gather(n_id))
             else:
                 out = self.pool.take((len(n_id), self.features.dim), self.features.dtype)
@@ -185,6 +196,18 @@ class BatchBuilder:
         if staged.labels is not None:
             out = self.pool.take((len(local), *staged.labels.shape[1:]), staged.labels.dtype)
             data["y"] = torch.from_numpy(gather_rows(staged.labels, local, out))
+        return data
+
+    def _kind_data(self, kinds: GraphKinds, n_id: np.ndarray, drawn: Subgraph) -> dict:
+        """Return kinds of nodes, relations and times of arcs, by their names in a batch."""
+        data = {"schema": kinds.schema}
+        for name, values in (("edge_type", kinds.edge_type), ("edge_time", kinds.edge_time)):
+            if values is not None:
+                if drawn.e_id is None:
+                    raise ValueError(f"the sampler gave no e_id, by which {name} is read: fill Subgraph.e_id")
+                data[name] = torch.from_numpy(values[drawn.e_id].astype(np.int64))
+        if kinds.node_kinds is not None:
+            data["node_type"] = torch.from_numpy(kinds.node_kinds.kind_of(n_id))
         return data
 
     def _edge_attr(self, e_id: np.ndarray | None) -> np.ndarray | None:

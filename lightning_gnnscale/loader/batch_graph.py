@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..sampler.minibatch import MiniBatch, SparseFeatures
+from ..sampler.minibatch import MiniBatch, RowsByKind, SparseFeatures
 
 
 class TaskTime(NamedTuple):
@@ -131,5 +131,6 @@ class BatchGraph:
 def batch_bytes(batch: MiniBatch) -> int:
     """Return the bytes of a batch's tensors."""
     values = list(vars(batch).values())
+    values += [part for value in values if isinstance(value, RowsByKind) for part in value.tables]
     values += [part for value in values if isinstance(value, SparseFeatures) for part in value]
     return sum(value.nbytes for value in values if isinstance(value, Tensor))

@@ -13,7 +13,7 @@ from ..jit import kernel
 from ..partition_store.features import stack_rows
 from ..partition_store.packed_features import features_of_part
 from ..rng import combine_int
-from ..sampler.minibatch import MiniBatch, sparse_rows_to_torch
+from ..sampler.minibatch import MiniBatch, rows_by_kind, sparse_rows_to_torch
 from ..sampler.protocol import Allocate, Subgraph
 from .buffer_pool import BufferPool
 from .operators import FetchOperator
@@ -57,7 +57,7 @@ class RowBuffer:
             total: rows of the whole batch, None: not known yet.
         """
         end = first + len(nodes)
-        if first == end:
+        if first == end or getattr(self._fetch, "by_kind", False):
             return None
         later = getattr(self._fetch, "gather_later", None)
         if self._fetch.is_sparse:
@@ -79,6 +79,9 @@ class RowBuffer:
 
     def attach(self, batch: MiniBatch) -> None:
         """Give the batch its rows, all of which are gathered."""
+        if getattr(self._fetch, "by_kind", False):  # in one piece, since kinds are gathered apart from each other
+            batch.x_by_kind = rows_by_kind(self._fetch.gather(batch.n_id.numpy(), self._pool.take))
+            return
         total = batch.num_nodes
         self._size.largest = max(self._size.largest, total)
         if self._fetch.is_sparse:
@@ -274,7 +277,7 @@ class BatchTasks:
     def _begin(self, branch: int, nodes: np.ndarray, key: int, space) -> None:
         self._spaces[branch] = space
         begin = self._operators.neighborhood.begin
-        self._hoods[branch] = begin(self._staged, nodes, key, space, self._builder.with_arcs)
+        self._hoods[branch] = begin(self._staged, nodes, key, space, self._builder.asks_arcs(self._staged.graph))
         self._keep(branch)
 
     def _sample(self, branch: int, hop: int, piece: int) -> None:

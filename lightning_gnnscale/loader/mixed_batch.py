@@ -7,11 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..sampler.minibatch import MiniBatch, SparseFeatures
+from ..sampler.minibatch import MiniBatch, RowsByKind, SparseFeatures
 
 Take = Callable[[tuple[int, ...], np.dtype], np.ndarray]
-_OF_NODES = ("n_id", "degree", "x_dense", "y", "train_mask", "val_mask", "test_mask")
-_OF_ARCS = ("edge_weight", "e_id", "edge_attr")
+_OF_NODES = ("n_id", "degree", "x_dense", "y", "train_mask", "val_mask", "test_mask", "node_type")
+_OF_ARCS = ("edge_weight", "e_id", "edge_attr", "edge_type", "edge_time")
+_OF_SEEDS = ("loss_weight", "seed_time")
 
 
 def mixed_batches(batches, num_pieces: int, take: Take):
@@ -76,7 +77,13 @@ def mix(pieces: Sequence[MiniBatch], take: Take) -> MiniBatch:
         num_sampled_nodes=_sums([piece.num_sampled_nodes for piece in pieces]),
         num_sampled_edges=_sums([piece.num_sampled_edges for piece in pieces]),
         x_csr=_joined_rows(pieces, runs),
-        loss_weight=None if pieces[0].loss_weight is None else torch.cat([piece.loss_weight for piece in pieces]),
+        x_by_kind=_joined_kinds(pieces, places),
+        schema=pieces[0].schema,
+        seed_of=_joined_seeds(pieces, places),
+        **{
+            name: None if getattr(pieces[0], name) is None else torch.cat([getattr(piece, name) for piece in pieces])
+            for name in _OF_SEEDS
+        },
         averaging_weights=pieces[0].averaging_weights,
         **{name: joined(name, nodes) for name in _OF_NODES},
         **{name: joined(name, arcs) for name in _OF_ARCS},
@@ -123,6 +130,48 @@ def _joined_rows(pieces: Sequence[MiniBatch], runs) -> SparseFeatures | None:
         data=torch.cat([rows.data[start:stop] for rows, _, start, stop in spans]),
         dim=pieces[0].x_csr.dim,
     )
+
+
+def _joined_kinds(pieces: Sequence[MiniBatch], places: list[Tensor]) -> RowsByKind | None:
+    """Return the features of kinds, those of each in the order in which its nodes stand in the mixed batch."""
+    if pieces[0].x_by_kind is None:
+        return None
+    rows, where = [piece.x_by_kind for piece in pieces], torch.cat(places)
+    kind = torch.cat([one.kind for one in rows])
+    in_order = torch.empty_like(kind)
+    in_order[where] = kind
+    tables: list = []
+    for number, table in enumerate(rows[0].tables):
+        order = torch.argsort(where[kind == number])
+        given = [one.tables[number] for one in rows]
+        if table is None:
+            tables.append(None)
+        elif isinstance(table, SparseFeatures):
+            tables.append(_sparse_in_order(given, order))
+        else:
+            tables.append(torch.cat(given)[order])
+    return RowsByKind(in_order, tables)
+
+
+def _sparse_in_order(tables: list[SparseFeatures], order: Tensor) -> SparseFeatures:
+    lengths = torch.cat([table.indptr.diff() for table in tables])
+    starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])[:-1][order]
+    taken = lengths[order]
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), taken.cumsum(0)])
+    at = torch.arange(int(indptr[-1])) + torch.repeat_interleave(starts - indptr[:-1], taken)
+    indices, data = (torch.cat([getattr(table, name) for table in tables])[at] for name in ("indices", "data"))
+    return SparseFeatures(indptr, indices, data, tables[0].dim)
+
+
+def _joined_seeds(pieces: Sequence[MiniBatch], places: list[Tensor]) -> Tensor | None:
+    """Return the seed that each node was drawn for; those of a piece follow those of the piece before."""
+    if pieces[0].seed_of is None:
+        return None
+    before = [0, *accumulate(piece.batch_size for piece in pieces)]
+    seeds = torch.cat([piece.seed_of + first for piece, first in zip(pieces, before, strict=False)])
+    out = torch.empty_like(seeds)
+    out[torch.cat(places)] = seeds
+    return out
 
 
 def _sums(counts: list[list[int] | None]) -> list[int] | None:

@@ -82,6 +82,8 @@ class Operators:
 
 def operators_of(sampler: BatchSampler) -> Operators | None:
     """Return the operators that draw what a sampler draws, bit for bit, or None where there are none."""
+    if getattr(getattr(sampler, "sampler", sampler), "by_relation", False):
+        return None
     if isinstance(sampler, NeighborSampler) or getattr(sampler, "asks", False):
         return Operators(FanoutNeighborhood(sampler))
     if isinstance(sampler, LinkSampler) and isinstance(sampler.sampler, NeighborSampler):

@@ -123,21 +123,37 @@ def _sort_rows(row, src, edge, out_src, out_edge, num_rows):
 
 
 @kernel
-def drop_repeats(offsets, src, edge):
+def order_relations(offsets, src, edge, relation):
+    """Sort arcs of equal sources within each row by relation, stably, in place."""
+    for row in range(len(offsets) - 1):
+        for i in range(offsets[row] + 1, offsets[row + 1]):
+            kind, name, place = relation[i], edge[i], i
+            while place > offsets[row] and src[place - 1] == src[i] and relation[place - 1] > kind:
+                relation[place], edge[place] = relation[place - 1], edge[place - 1]
+                place -= 1
+            relation[place], edge[place] = kind, name
+
+
+@kernel
+def drop_repeats(offsets, src, edge, relation):
     """Keep one of equal sources in each row, in place: the first that is listed, else the first added reverse.
 
     offsets are moved along, and edge ids stored as complements (see `buckets`) come out plain. Return the arcs left.
+    Where relations are given, arcs of different ones are different.
     """
-    with_edge = len(edge) > 0
+    with_edge, with_relation = len(edge) > 0, len(relation) > 0
     count = 0
     begin = offsets[0]
     for row in range(len(offsets) - 1):
         end = offsets[row + 1]
         for i in range(begin, end):
-            if i == begin or src[i] != src[count - 1]:
+            fresh = i == begin or src[i] != src[count - 1]
+            if fresh or (with_relation and relation[i] != relation[count - 1]):
                 src[count] = src[i]
                 if with_edge:
                     edge[count] = edge[i]
+                if with_relation:
+                    relation[count] = relation[i]
                 count += 1
             elif with_edge and edge[count - 1] < 0 <= edge[i]:
                 edge[count - 1] = edge[i]
@@ -150,13 +166,13 @@ def drop_repeats(offsets, src, edge):
 
 
 @kernel
-def count_listed_repeats(offsets, src, edge):
+def count_listed_repeats(offsets, src, edge, relation):
     """Return how many listed arcs have an earlier one with the same ends; edge ids as `drop_repeats` takes them."""
-    count = 0
+    count, with_relation = 0, len(relation) > 0
     for row in range(len(offsets) - 1):
         listed = False
         for i in range(offsets[row], offsets[row + 1]):
-            if i == offsets[row] or src[i] != src[i - 1]:
+            if i == offsets[row] or src[i] != src[i - 1] or (with_relation and relation[i] != relation[i - 1]):
                 listed = False
             if edge[i] >= 0:
                 count += listed
@@ -165,13 +181,13 @@ def count_listed_repeats(offsets, src, edge):
 
 
 @kernel
-def list_repeats(offsets, src, edge, kept, again):
+def list_repeats(offsets, src, edge, relation, kept, again):
     """Fill kept and again with the edge ids of each listed arc that has an earlier one: the first's, and its own."""
-    count = 0
+    count, with_relation = 0, len(relation) > 0
     for row in range(len(offsets) - 1):
         first = np.int64(-1)
         for i in range(offsets[row], offsets[row + 1]):
-            if i == offsets[row] or src[i] != src[i - 1]:
+            if i == offsets[row] or src[i] != src[i - 1] or (with_relation and relation[i] != relation[i - 1]):
                 first = np.int64(-1)
             if edge[i] >= 0:
                 if first >= 0:
@@ -224,10 +240,12 @@ class RowWriter:
         self.indices = journal.open_file(STEP, "csc_indices.npy", nodes)
         self.degree = journal.open_file(STEP, "in_degree.npy", np.uint8)
         self.arc_files: list[tuple[ArrayFile, np.ndarray]] = []
-        for name, source in (("edge_weight", inputs.edge_weight), ("edge_features", inputs.edge_features)):
-            if source is not None:
-                dtype = np.float32 if name == "edge_weight" else source.dtype
-                self.arc_files.append((journal.open_file(STEP, f"{name}.npy", dtype, source.shape[1:]), source))
+        for name, source in inputs.arc_values.items():
+            dtype = {"edge_weight": np.float32, "edge_time": np.int64}.get(name, source.dtype)
+            self.arc_files.append((journal.open_file(STEP, f"{name}.npy", dtype, source.shape[1:]), source))
+        self.edge_type = None
+        if inputs.relations is not None:
+            self.edge_type = journal.open_file(STEP, "edge_type.npy", inputs.relations.relation_dtype)
         self.weighted_degree = None
         if inputs.edge_weight is not None:
             self.weighted_degree = journal.open_file(STEP, "weighted_degree.npy", np.float32)
@@ -239,11 +257,17 @@ class RowWriter:
 
     def write(self, first_row: int, offsets: np.ndarray, src: np.ndarray, edge: np.ndarray) -> int:
         """Append sorted rows; offsets: (num_rows + 1,) from 0, changed in place. Return the bytes written."""
-        if self.inputs.stream.to_undirected:
+        relation = np.empty(0, np.uint8)
+        if self.edge_type is not None:
+            relation = self.inputs.relations.relation_of(edge)
+            order_relations(offsets, src, edge, relation)
+        if self.inputs.stream.to_undirected and self.inputs.edge_time is not None:
+            edge = np.maximum(edge, ~edge)  # each is an event of its own, and none a repeat
+        elif self.inputs.stream.to_undirected:
             if self.arc_files:
-                self.lost += self._count_lost(offsets, src, edge)
-            num_arcs = drop_repeats(offsets, src, edge)
-            src, edge = src[:num_arcs], edge[:num_arcs]
+                self.lost += self._count_lost(offsets, src, edge, relation)
+            num_arcs = drop_repeats(offsets, src, edge, relation)
+            src, edge, relation = src[:num_arcs], edge[:num_arcs], relation[:num_arcs]
         else:
             for i, value in enumerate(direction_sums(first_row, offsets, src)):
                 self.sums[i] = np.uint64((int(self.sums[i]) + int(value)) & 0xFFFFFFFFFFFFFFFF)
@@ -253,6 +277,8 @@ class RowWriter:
         self.indptr.append(offsets[1:] + base)
         self.degree.append(np.minimum(np.diff(offsets), MOST_DEGREE).astype(np.uint8))
         self.indices.append(src)
+        if self.edge_type is not None:
+            self.edge_type.append(relation)
         weight_sums = np.zeros(len(offsets) - 1)
         for file, source in self.arc_files:
             step = max(1, _ARC_BLOCK_BYTES // max(1, file.row_bytes))
@@ -267,10 +293,10 @@ class RowWriter:
             self.weighted_degree.append(weight_sums.astype(np.float32))
         return src.nbytes + sum(len(src) * file.row_bytes for file, _ in self.arc_files)
 
-    def _count_lost(self, offsets: np.ndarray, src: np.ndarray, edge: np.ndarray) -> int:
+    def _count_lost(self, offsets: np.ndarray, src: np.ndarray, edge: np.ndarray, relation: np.ndarray) -> int:
         """Return how many edges are listed after another of the same two nodes, with other values than the first."""
-        kept, again = np.empty((2, count_listed_repeats(offsets, src, edge)), np.int64)
-        list_repeats(offsets, src, edge, kept, again)
+        kept, again = np.empty((2, count_listed_repeats(offsets, src, edge, relation)), np.int64)
+        list_repeats(offsets, src, edge, relation, kept, again)
         lost = np.zeros(len(kept), bool)
         for _, source in self.arc_files:
             rows = max(1, _ARC_BLOCK_BYTES // max(1, source[:1].nbytes))
@@ -295,8 +321,8 @@ class RowWriter:
     @property
     def files(self) -> list[ArrayFile]:
         """What stays in the store."""
-        weights = [] if self.weighted_degree is None else [self.weighted_degree]
-        return [self.indptr, self.indices, self.degree, *(file for file, _ in self.arc_files), *weights]
+        more = [file for file in (self.edge_type, self.weighted_degree) if file is not None]
+        return [self.indptr, self.indices, self.degree, *(file for file, _ in self.arc_files), *more]
 
     @property
     def scratch(self) -> list[ArrayFile]:
@@ -316,7 +342,7 @@ class RowWriter:
         for file in self.files:
             file.close()
         if self.lost:
-            named = [name for name in ("edge_weight", "edge_features") if getattr(self.inputs, name) is not None]
+            named = list(self.inputs.arc_values)
             warnings.warn(
                 f"{self.inputs.stream.name}: {self.lost} edges are listed after another one of the same two nodes, "
                 f"with other {' and '.join(named)}, and only the first of a pair is kept: say to_undirected=False to "

@@ -66,8 +66,9 @@ def disk_bytes(inputs: StoreInputs, edge_cut_ratio: float = 1.0, halo_rows: int 
     edge_id = 8 if inputs.carries_edge_ids else 0
     both = bool(inputs.stream.to_undirected)
     num_arcs = inputs.stream.num_edges * (2 if both else 1)
-    arc_arrays = [array for array in (inputs.edge_weight, inputs.edge_features) if array is not None]
-    per_arc = sum(_row_bytes(array) for array in arc_arrays)
+    per_arc = sum(_row_bytes(array) for array in inputs.arc_values.values())
+    if inputs.relations is not None:
+        per_arc += inputs.relations.relation_dtype.itemsize
     if inputs.edge_weight is not None:
         per_arc += 4 - _row_bytes(inputs.edge_weight)  # stored as float32
     runs = num_arcs * (4 + ids + edge_id)

@@ -259,6 +259,11 @@ class LoadedRows:
         return self.table.is_sparse
 
     @property
+    def by_kind(self) -> bool:
+        """Whether rows come as `KindRows`."""
+        return getattr(self.table, "by_kind", False)
+
+    @property
     def nbytes(self) -> int:
         """Bytes in memory, but for the rows beside."""
         order = 0 if self.order is None else self.order.nbytes
@@ -280,7 +285,16 @@ class LoadedRows:
 
 
 def as_stored(features: FeatureTable) -> tuple[FeatureTable, RowCode | None]:
-    """Return the table whose rows are what is stored, and their code; of plain numbers the table itself and None."""
+    """Return the table whose rows are what is stored, and their code; of plain numbers the table itself and None.
+
+    Raises:
+        ValueError: kinds have tables of their own, which cannot be moved as rows of one width.
+    """
+    if getattr(features, "by_kind", False):
+        raise ValueError(
+            "placement, caches and Ray workers move rows of one width, and each kind of this graph has its own: "
+            "use placement=null with source=threads, processes or tasks"
+        )
     code = getattr(features, "storage", None)
     return (features, None) if code is None else (features.raw, code)
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..edge_stream.options import split_columns, table_path
+from ..edge_stream.relations import RelationStream
 from ..edge_stream.stream import backing_file, backing_memmap, file_state, file_states
 from ..errors import UNREADABLE, EdgeStreamError, why_no_array
 from ..graph import id_dtype
@@ -104,6 +105,24 @@ class StoreInputs:
     edge_features: np.ndarray | None
     pack_halo: bool
     feature_storage: str | None = None
+    node_time: np.ndarray | None = None
+    edge_time: np.ndarray | None = None
+
+    @property
+    def relations(self) -> RelationStream | None:
+        """The stream, where it tells kinds and relations apart; else None."""
+        return self.stream if isinstance(self.stream, RelationStream) else None
+
+    @property
+    def kind_features(self) -> dict[int, Any]:
+        """Features by the number of their kind, in a graph whose kinds have features of their own; else none."""
+        return self.features if isinstance(self.features, dict) else {}
+
+    @property
+    def arc_values(self) -> dict[str, np.ndarray]:
+        """Values by edge id that are given, by the name of their file."""
+        values = {"edge_weight": self.edge_weight, "edge_features": self.edge_features, "edge_time": self.edge_time}
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def num_nodes(self) -> int:
@@ -111,30 +130,42 @@ class StoreInputs:
 
     @property
     def carries_edge_ids(self) -> bool:
-        return self.edge_weight is not None or self.edge_features is not None
+        return bool(self.arc_values) or self.relations is not None
 
     @property
     def row_code(self) -> RowCode | None:
         """The code of the feature rows; None where they are plain numbers, or none."""
-        return None if self.features is None else row_code(self.feature_storage, self.features.shape[1])
+        rows = None if isinstance(self.features, dict) else self.features
+        return None if rows is None else row_code(self.feature_storage, rows.shape[1])
 
     def fingerprint(self) -> str:
         """Return `input_fingerprint` of these inputs."""
         return input_fingerprint(
             self.stream, self.method, self.num_parts, self.seed, self.options, self.features, self.labels,
-            self.masks, self.edge_weight, self.edge_features, self.pack_halo, self.feature_storage,
+            self.masks, self.edge_weight, self.edge_features, self.pack_halo, self.feature_storage, self.node_time,
+            self.edge_time,
         )  # fmt: skip
 
 
 def check_inputs(
-    stream, p, features, labels, masks, edge_weight, edge_features, pack_halo, feature_storage=None
+    stream,
+    p,
+    features,
+    labels,
+    masks,
+    edge_weight,
+    edge_features,
+    pack_halo,
+    feature_storage=None,
+    node_time=None,
+    edge_time=None,
 ) -> StoreInputs:  # the arguments of write_partition_store
     """Load what is given by path, and check shapes, dtypes and ranges.
 
     Raises:
         ValueError: an argument does not fit the graph; the message names it, what came and what is allowed.
     """
-    num_nodes, num_edges = stream.count()
+    num_nodes, _ = stream.count()
     part_id = np.asarray(p.part_id)
     if part_id.shape != (num_nodes,):
         raise ValueError(f"part_id must have one entry per node, ({num_nodes},), got {part_id.shape}")
@@ -144,7 +175,7 @@ def check_inputs(
         raise ValueError(f"num_parts must be an integer of at least 1, got {p.num_parts}")
     if num_nodes and not 0 <= part_id.min() <= part_id.max() < p.num_parts:
         raise ValueError(f"part_id must be in [0, {p.num_parts}), got {part_id.min()} to {part_id.max()}")
-    arrays = load_arrays(num_nodes, num_edges, features, labels, masks, edge_weight, edge_features)
+    arrays = load_arrays(stream, features, labels, masks, edge_weight, edge_features, node_time, edge_time)
     check_storage(feature_storage, arrays["features"])
     return StoreInputs(
         stream=stream,
@@ -154,24 +185,62 @@ def check_inputs(
         method=str(getattr(p, "method", "given")),
         options=dict(getattr(p, "options", None) or {}),
         **arrays,
-        pack_halo=bool(pack_halo) and features is not None,
+        pack_halo=packs_halo(pack_halo, arrays["features"]),
         feature_storage=feature_storage,
     )
 
 
-def load_arrays(num_nodes: int, num_edges: int, features, labels, masks, edge_weight, edge_features) -> dict[str, Any]:
+def packs_halo(asked: bool, features) -> bool:
+    """Return whether halo rows are packed: not without features, nor where each kind has its own."""
+    return bool(asked) and features is not None and not isinstance(features, Mapping)
+
+
+def load_arrays(
+    stream, features, labels, masks, edge_weight, edge_features, node_time=None, edge_time=None
+) -> dict[str, Any]:
     """Return the arrays of nodes and edges as `StoreInputs` holds them, by its names.
+
+    Args:
+        stream: Edges, counted. The others are as for `write_partition_store`.
 
     Raises:
         ValueError: one has another shape or dtype than the graph asks for.
     """
+    num_nodes, num_edges = stream.count()
+    by_kind = isinstance(features, Mapping)
     return {
-        "features": load_features(features, num_nodes),
+        "features": _features_by_kind(features, stream) if by_kind else load_features(features, num_nodes),
         "labels": _one_column(_load_rows("labels", labels, num_nodes, (1, 2))),
         "masks": {str(name): _load_mask(name, mask, num_nodes) for name, mask in sorted(masks_by_name(masks).items())},
         "edge_weight": _load_rows("edge_weight", edge_weight, num_edges, (1,)),
         "edge_features": _load_rows("edge_features", edge_features, num_edges, (2,)),
+        "node_time": _load_times("node_time", node_time, num_nodes),
+        "edge_time": _load_times("edge_time", edge_time, num_edges),
     }
+
+
+def _features_by_kind(features: Mapping, stream) -> dict[int, np.ndarray | SparseSource]:
+    """Return features by the number of their kind."""
+    if not isinstance(stream, RelationStream):
+        raise ValueError("features by kind need a graph with kinds: give one array, or a TypedGraph")
+    names, loaded = stream.schema.node_types, {}
+    unknown = sorted(set(features) - set(names))
+    if unknown:
+        raise ValueError(f"features: no kind {unknown[0]!r}, there are {', '.join(names)}")
+    for number, (name, count) in enumerate(zip(names, np.diff(stream.kind_offsets), strict=True)):
+        if features.get(name) is not None:
+            try:
+                loaded[number] = load_features(features[name], int(count))
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+    return loaded
+
+
+def _load_times(name: str, times, num_rows: int) -> np.ndarray | None:
+    times = _load_rows(name, times, num_rows, (1,))
+    if times is not None and times.dtype.kind not in "iu":
+        raise ValueError(f"{name} must be whole numbers, such as seconds, got {times.dtype}: round them, or scale them")
+    return times
 
 
 def check_storage(storage: str | None, features) -> None:
@@ -185,6 +254,10 @@ def check_storage(storage: str | None, features) -> None:
         ValueError: one line with the remedy.
     """
     if storage is None:
+        return
+    if isinstance(features, Mapping) and storage in FEATURE_STORAGE:
+        for rows in features.values():
+            check_storage(storage, rows)
         return
     if storage not in FEATURE_STORAGE:
         raise ValueError(f"feature_storage must be null or one of {', '.join(FEATURE_STORAGE)}, got {storage!r}")
@@ -204,6 +277,8 @@ def feature_bytes(features, storage: str | None) -> int:
     """Return the bytes of features as a store holds them; arguments as for `check_storage`."""
     if features is None:
         return 0
+    if isinstance(features, Mapping):
+        return sum(feature_bytes(rows, storage) for rows in features.values())
     if hasattr(features, "indptr"):
         width = np.dtype(storage or features.data.dtype).itemsize
         return len(features.indices) * (4 + width) + len(features.indptr) * 8
@@ -330,7 +405,7 @@ def _load_mask(name: str, mask, num_nodes: int) -> np.ndarray:
 
 def input_fingerprint(
     stream, method, num_parts, seed, options, features=None, labels=None, masks=None,
-    edge_weight=None, edge_features=None, pack_halo=False, feature_storage=None,
+    edge_weight=None, edge_features=None, pack_halo=False, feature_storage=None, node_time=None, edge_time=None,
 ) -> str:  # fmt: skip
     """Return a digest of a store's input, computed before any partitioning is made.
 
@@ -339,7 +414,7 @@ def input_fingerprint(
     Args:
         stream: EdgeStream whose `fingerprint()` is used.
         method, num_parts, seed, options: The partitioner and its arguments, as recorded in a `Partitioning`.
-        features, labels, masks, edge_weight, edge_features, pack_halo, feature_storage: As for
+        features, labels, masks, edge_weight, edge_features, pack_halo, feature_storage, node_time, edge_time: As for
             `write_partition_store`.
 
     Returns:
@@ -347,22 +422,32 @@ def input_fingerprint(
 
     Cost: one read of the arrays that are in memory, about 0.8 GB/s.
     """
-    if features is not None and not isinstance(features, np.ndarray | SparseSource):
+    if isinstance(features, Mapping):
+        features = _features_by_kind(features, stream) if isinstance(next(iter(features), 0), str) else features
+    elif features is not None and not isinstance(features, np.ndarray | SparseSource):
         features = load_features(features, _num_rows(features))
     facts: dict[str, Any] = {
         "stream": stream.fingerprint(),
         "to_undirected": bool(stream.to_undirected),
         "remove_self_loops": bool(stream.remove_self_loops),
         "partitioner": [str(method), int(num_parts), int(seed), _plain(options)],
-        "features": [identity(part) for part in features] if isinstance(features, tuple) else identity(features),
+        "features": _feature_identity(features),
         "labels": identity(_one_column(opened(labels))),
         "masks": {str(name): identity(mask) for name, mask in (masks or {}).items()},
         "edges": [identity(edge_weight), identity(edge_features)],
-        "pack_halo": bool(pack_halo) and features is not None,
+        "pack_halo": packs_halo(pack_halo, features),
     }
     if feature_storage is not None:  # left out where it says nothing, so that stores of older releases stand
         facts["feature_storage"] = str(feature_storage)
+    if node_time is not None or edge_time is not None:
+        facts["times"] = [identity(node_time), identity(edge_time)]
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _feature_identity(features) -> Any:
+    if isinstance(features, Mapping):
+        return {str(kind): _feature_identity(rows) for kind, rows in sorted(features.items())}
+    return [identity(part) for part in features] if isinstance(features, tuple) else identity(features)
 
 
 def changed_inputs(before: dict, after: dict) -> str | None:
@@ -374,7 +459,15 @@ def changed_inputs(before: dict, after: dict) -> str | None:
 
 
 def input_files(
-    stream, features=None, labels=None, masks=None, edge_weight=None, edge_features=None, part_id=None
+    stream,
+    features=None,
+    labels=None,
+    masks=None,
+    edge_weight=None,
+    edge_features=None,
+    part_id=None,
+    node_time=None,
+    edge_time=None,
 ) -> dict:
     """Return the state of the files that lie behind a store's inputs, by name: [path, size, change, inode] each.
 
@@ -384,7 +477,12 @@ def input_files(
     """
     arrays = {"labels": labels, "edge_weight": edge_weight, "edge_features": edge_features}
     arrays |= {f"masks[{str(name)!r}]": mask for name, mask in (masks or {}).items()}
-    arrays |= {"features": features, "part_id": part_id}
+    arrays |= {"part_id": part_id, "node_time": node_time, "edge_time": edge_time}
+    arrays |= (
+        {f"features[{kind!r}]": rows for kind, rows in features.items()}
+        if isinstance(features, Mapping)
+        else {"features": features}
+    )
     files = {"edges": file_states(stream)}
     for name, array in arrays.items():
         parts = [] if array is None else [named_file(array) if isinstance(array, str | os.PathLike) else array]

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import PartitionStoreError
-from ..graph import id_dtype
+from ..graph import GraphSchema, id_dtype
 from .array_file import HEADER_BYTES, checksum, little_endian, npy_header
 from .features import FEATURE_STORAGE, row_code
 
 FORMAT_VERSION = 5
+ARC_FILES = {"edge_weight", "edge_features", "edge_time", "edge_type"}  # values of arcs, in the order of the rows
 OLDER_FORMATS = (2, 3)  # that `upgrade_store` brings to this one; there was no 4
 MANIFEST = "manifest.json"
 REMEDY = "write the store again with overwrite=True, or restore the file"
@@ -202,9 +203,12 @@ def wrong_field(manifest: dict) -> str | None:
         "feature_dim": lambda value: value is None or _is_count(value),
         "feature_storage": lambda value: value is None or value in FEATURE_STORAGE,
         "least_edge_weight": lambda value: value is None or isinstance(value, float),
+        "schema": lambda value: value is None or _is_schema(value),
         "files": lambda value: isinstance(value, dict) and all(_is_entry(entry) for entry in value.values()),
     }
     for name, fits in kinds.items():
+        if name not in manifest and name == "schema":
+            continue  # of a graph of one kind and one relation
         if name not in manifest:
             return f"{name} is missing"
         if not fits(manifest[name]):
@@ -214,6 +218,22 @@ def wrong_field(manifest: dict) -> str | None:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_schema(value: Any) -> bool:
+    try:
+        schema = GraphSchema.of_json(value)
+        sizes, dims = value["kind_sizes"], value["feature_dims"]
+    except (KeyError, TypeError, ValueError):
+        return False
+    kinds = schema.num_kinds
+    return (
+        isinstance(sizes, list)
+        and len(sizes) == kinds
+        and all(_is_count(size) for size in sizes)
+        and (dims is None or (isinstance(dims, list) and len(dims) == kinds))
+        and all(width is None or _is_count(width) for width in dims or ())
+    )
 
 
 def _is_entry(entry: Any) -> bool:
@@ -235,7 +255,7 @@ def wrong_files(manifest: dict) -> str | None:
     """Return what does not fit between the files of a manifest and its counts, or None."""
     files, nodes, arcs = manifest["files"], manifest["num_nodes"], manifest["num_arcs"]
     ids, dim = id_dtype(nodes), manifest["feature_dim"]
-    has_arc_arrays = "edge_weight" in files or "edge_features" in files
+    has_arc_arrays = not ARC_FILES.isdisjoint(files)
     halo = _length(files, "halo_nodes")
     expected: dict[str, tuple[Any, tuple]] = {
         "part_offsets": (np.int64, (manifest["num_parts"] + 1,)),
@@ -257,19 +277,30 @@ def wrong_files(manifest: dict) -> str | None:
         expected |= {"edge_weight": (np.float32, (arcs,)), "weighted_degree": (np.float32, (nodes,))}
     if "edge_features" in files:
         expected["edge_features"] = (None, (arcs, None))
+    if "edge_time" in files:
+        expected["edge_time"] = (np.int64, (arcs,))
+    if "node_time" in files:
+        expected["node_time"] = (np.int64, (nodes,))
+    schema = manifest.get("schema")
+    tables = [("features", nodes, dim), ("halo_features", halo, dim if manifest["pack_halo"] else None)]
+    if schema is not None:
+        sizes, dims = schema["kind_sizes"], schema["feature_dims"] or ()
+        tables += [(kind_table(kind), sizes[kind], width) for kind, width in enumerate(dims)]
+        expected["edge_type"] = (np.uint8 if len(schema["edge_types"]) <= 256 else np.uint16, (arcs,))
+        expected["kind_starts"] = (np.int64, (manifest["num_parts"] * len(schema["node_types"]) + 1,))
     if "labels" in files:
         several = len(files["labels"]["shape"]) == 2
         expected["labels"] = (np.float32, (nodes, None)) if several else (np.int64, (nodes,))
-    for name, rows in (("features", nodes), ("halo_features", halo)):
-        if dim is not None and (name == "features" or manifest["pack_halo"]):
+    for name, rows, width in tables:
+        if width is not None:
             values = _length(files, f"{name}_data")
             sparse = {
                 f"{name}_indptr": (np.int64, (rows + 1,)),
                 f"{name}_indices": (np.int32, (values,)),
                 f"{name}_data": (None, (values,)),
             }
-            code = row_code(manifest["feature_storage"], dim)
-            dense = (None, (rows, dim)) if code is None else (np.uint8, (rows, code.row_bytes))
+            code = row_code(manifest["feature_storage"], width)
+            dense = (None, (rows, width)) if code is None else (np.uint8, (rows, code.row_bytes))
             expected |= sparse if f"{name}_indptr" in files else {name: dense}
     if "user_id_offsets" in files:
         expected |= {"user_id_offsets": (np.int64, (nodes + 1,)), "user_id_bytes": (np.uint8, (None,))}
@@ -285,6 +316,11 @@ def wrong_files(manifest: dict) -> str | None:
         if not fits or (dtype is not None and np.dtype(entry["dtype"]) != little_endian(dtype)):
             return f"files: {name} is {entry['dtype']} of shape {entry['shape']}"
     return None
+
+
+def kind_table(kind: int) -> str:
+    """Return the name of the features of a kind."""
+    return f"kind{kind}_features"
 
 
 def _length(files: dict, name: str) -> int:

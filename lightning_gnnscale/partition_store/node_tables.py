@@ -76,10 +76,12 @@ def write_sparse_table(
     progress: Progress,
     finite: bool = True,
     dtype: np.dtype | None = None,
+    name: str = "features",
 ) -> None:
     """Write CSR features in store order as three files; a row's values keep their order.
 
     Args:
+        name: Name of the step, and head of the names of the files.
         finite: refuse NaN and infinities, also those that `dtype` would make.
         dtype: The dtype of stored values; None: as given.
 
@@ -89,19 +91,19 @@ def write_sparse_table(
 
     Cost: one sequential read of the source; 16 bytes a node and two blocks of memory.
     """
-    if journal.is_done("features"):
+    if journal.is_done(name):
         return
     num_nodes = len(part_id)
     dtype = np.dtype(dtype or source.data.dtype)
     indptr = np.zeros(num_nodes + 1, np.int64)
     row_lengths(np.asarray(source.indptr), ids.original_nid, indptr)
-    pointers = ArrayFile(journal.folder / "features_indptr.npy", np.int64)
+    pointers = ArrayFile(journal.folder / f"{name}_indptr.npy", np.int64)
     pointers.append(indptr)
     files = [
-        journal.open_file("features", "features_indices.npy", np.int32, num_rows=int(indptr[-1])),
-        journal.open_file("features", "features_data.npy", dtype, num_rows=int(indptr[-1])),
+        journal.open_file(name, f"{name}_indices.npy", np.int32, num_rows=int(indptr[-1])),
+        journal.open_file(name, f"{name}_data.npy", dtype, num_rows=int(indptr[-1])),
     ]
-    start = journal.state("features").get("rows", 0)
+    start = journal.state(name).get("rows", 0)
     cursor = _cursor(ids.part_offsets, part_id[:start])
     most_values = max(1, block_bytes // (4 + dtype.itemsize))
     while start < num_nodes:
@@ -116,9 +118,9 @@ def write_sparse_table(
         if journal.due(written):
             for file in files:
                 file.sync()
-            journal.write("features", rows=start, files=file_states(*files))
-        progress("storing features", start, num_nodes)
-    journal.finish("features", pointers, *files)
+            journal.write(name, rows=start, files=file_states(*files))
+        progress(f"storing {name}", start, num_nodes)
+    journal.finish(name, pointers, *files)
 
 
 def _copy_sparse_block(source, begin, end, part_id, indptr, cursor, files) -> int:

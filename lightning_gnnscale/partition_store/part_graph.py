@@ -2,11 +2,60 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from ..graph import CSC
+from ..graph import CSC, GraphSchema
 from ..jit import kernel
+from .kind_features import NodeKinds
+from .planned_reads import read_rows, read_slice
+
+
+class GraphKinds(NamedTuple):
+    """What tells nodes and arcs of a graph apart.
+
+    Attributes:
+        schema: Kinds and relations; None of a graph of one kind and one relation.
+        node_kinds: Where the nodes of each kind are among the store's ids; None without a schema.
+        edge_type: (num_arcs,) relation of each arc of the graph's CSC, or None.
+        edge_time: (num_arcs,) int64 time of each arc, or None.
+        node_time: (num_local,) int64 time of each local node, or None.
+    """
+
+    schema: GraphSchema | None
+    node_kinds: NodeKinds | None
+    edge_type: np.ndarray | None = None
+    edge_time: np.ndarray | None = None
+    node_time: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, store, graph) -> "GraphKinds | None":
+        """Return what a `PartitionStore` knows of a graph that was loaded from it; mapped of a `WholeGraph`."""
+        if store.schema is None and store.edge_time is None and store.node_time is None:
+            return None
+        arcs, nodes = [store.edge_type, store.edge_time], store.node_time
+        if graph.arc_id is not None:
+            num_core_arcs = int(graph.csc.indptr[graph.num_core])
+            arcs = [None if values is None else _arc_values(values, graph.arc_id, num_core_arcs) for values in arcs]
+        if nodes is not None and len(graph.halo_nodes):
+            core = nodes[graph.core_start : graph.core_start + graph.num_core]
+            nodes = np.concatenate([core, nodes[graph.halo_nodes]])
+        elif nodes is not None:
+            nodes = nodes[graph.core_start : graph.core_start + graph.num_core]
+        return cls(store.schema, store.node_kinds, *arcs, nodes)
+
+
+def _arc_values(values: np.ndarray, arc_id: np.ndarray, num_core_arcs: int) -> np.ndarray:
+    """Return values of a part's arcs: those of its core rows stand in one run, the others are read in order."""
+    out = np.empty(len(arc_id), values.dtype)
+    own, others = arc_id[:num_core_arcs], arc_id[num_core_arcs:]
+    if len(own):
+        low = int(own.min())
+        out[:num_core_arcs] = read_slice(values[low : int(own.max()) + 1])[own - low]
+    order = np.argsort(others)
+    out[num_core_arcs:][order] = read_rows(values, others[order])
+    return out
 
 
 @dataclass(frozen=True)
@@ -25,6 +74,8 @@ class PartGraph:
         arc_id: (num_arcs,) int64 position of each arc in the store's arc arrays; None in a store without them.
         hops: how far the halo reaches.
         symmetric: whether every arc stands in both directions.
+        kinds: Kinds and relations of its nodes and arcs, and when they are there; None of a graph of one kind and one
+            relation without times.
     """
 
     part: int
@@ -36,6 +87,7 @@ class PartGraph:
     arc_id: np.ndarray | None
     hops: int = 1
     symmetric: bool = False
+    kinds: "GraphKinds | None" = None
 
     @property
     def num_halo(self) -> int:
@@ -64,6 +116,11 @@ class PartGraph:
         """
         if self.symmetric:
             return self
+        if self.kinds is not None:
+            raise ValueError(
+                'direction="both" would give reverses the relation of the arc itself: use direction="in", or write the '
+                "store with to_undirected=True, whose reverses have relations of their own"
+            )
         indptr, indices = self.csc
         carry = self.arc_id is not None
         arc_id = self.arc_id if carry else np.zeros(0, np.int64)
@@ -86,6 +143,7 @@ class WholeGraph:
         degree: (num_nodes,) in-degree.
         symmetric: Whether every arc has its reverse.
         root, fingerprint: Folder and fingerprint of the store that holds the graph; None and "" if no store holds it.
+        kinds: As for `PartGraph`.
     """
 
     part: int
@@ -95,6 +153,8 @@ class WholeGraph:
     symmetric: bool = False
     root: Path | None = None
     fingerprint: str = ""
+    kinds: GraphKinds | None = None
+    arc_id = None  # positions in its CSC are those of the store
 
     @classmethod
     def of(
@@ -188,12 +248,14 @@ def _merge(indptr_a, indices_a, arc_a, indptr_b, indices_b, arc_b, carry):
 def load_part_graph(store, halo_hops: int, part: int, rows: bool = False) -> PartGraph:
     """Return a part's graph; of a store behind a URL the part is fetched first, with `rows` its features as well."""
     store.fetch_part(part, rows)
-    return _weighted(store, store.load_part(part, halo_hops))
+    graph = _weighted(store, store.load_part(part, halo_hops))
+    return replace(graph, kinds=GraphKinds.of(store, graph))
 
 
 def load_whole_graph(store, part: int, arcs: bool = True) -> WholeGraph:
     """Return the whole graph as one part sees it; see `WholeGraph.of_store`."""
-    return _weighted(store, WholeGraph.of_store(store, part, arcs))
+    graph = _weighted(store, WholeGraph.of_store(store, part, arcs))
+    return replace(graph, kinds=GraphKinds.of(store, graph))
 
 
 def _weighted(store, graph):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import PartitionStoreError
-from ..graph import CSC
+from ..graph import CSC, GraphSchema
 from ..object_store import is_url
 from .array_file import map_rows
 from .csc_writer import MOST_DEGREE
@@ -17,12 +17,13 @@ from .features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows, row_
 from .halo import degree_dtype
 from .halo_depth import assigned_arcs, distances, keep_arcs, localise, rows_within
 from .halo_rows import HaloForm, add_sources, decode_halo, decode_lengths, halo_of_rows, transpose_halo
-from .manifest import MANIFEST, REMEDY, digest, read_manifest, read_source
+from .kind_features import KindFeatures, NodeKinds
+from .manifest import ARC_FILES, MANIFEST, REMEDY, digest, kind_table, read_manifest, read_source
 from .packed_features import PackedFeatures, features_of_part
 from .part_graph import PartGraph
 from .planned_reads import RankedNodes, read_ranges, read_slice
 from .published import FETCHED, FetchedFiles, FetchedRows, fetch_store, fetched_again
-from .verify import READ_LATER, broken, compare_once, rises, verify_store
+from .verify import broken, compare_once, read_later, rises, verify_store
 
 
 class PartitionStore:
@@ -58,7 +59,7 @@ class PartitionStore:
         self._halo_offsets = np.array(self._map("halo_offsets"))
         self._in_degree, self._halo_nodes = self._map("in_degree"), self._map("halo_nodes")
         self._halo_code, self._halo_code_offsets = self._map("halo_code"), self._map("halo_code_offsets")
-        has_arc_arrays = not {"edge_weight", "edge_features"}.isdisjoint(manifest["files"])
+        has_arc_arrays = not ARC_FILES.isdisjoint(manifest["files"])
         self._halo_form = HaloForm(rows=not manifest["symmetric"], places=has_arc_arrays)
         num_halo = self._halo_offsets[-1] if self._halo_nodes is None else len(self._halo_nodes)
         checked = [("part_offsets", self.part_offsets, self.num_nodes), ("halo_offsets", self._halo_offsets, num_halo)]
@@ -67,7 +68,7 @@ class PartitionStore:
         for name, offsets, last in checked:
             if not rises(offsets, 0, last) or offsets[0] != 0 or offsets[-1] != last:
                 raise broken(self, name, f"does not rise from 0 to {last}")
-        self._compare(*(name for name in manifest["files"] if name not in READ_LATER))
+        self._compare(*(name for name in manifest["files"] if not read_later(name)))
 
     @classmethod
     def open(cls, root, verify: bool = True, **fetching) -> "PartitionStore":
@@ -217,14 +218,50 @@ class PartitionStore:
         return self._map("edge_features")
 
     @cached_property
+    def schema(self) -> GraphSchema | None:
+        """The kinds and relations of the graph; None of a graph of one kind and one relation."""
+        schema = self.manifest.get("schema")
+        return None if schema is None else GraphSchema.of_json(schema)
+
+    @cached_property
+    def node_kinds(self) -> NodeKinds | None:
+        """Where the nodes of each kind are: in every part a run of store ids; None without a schema."""
+        return None if self.schema is None else NodeKinds.of_runs(self._map("kind_starts"), self.schema.num_kinds)
+
+    @cached_property
+    def edge_type(self) -> np.ndarray | None:
+        """(num_arcs,) uint8 or uint16 relation of each arc, None without a schema; compared as `open` says."""
+        self._compare("edge_type")
+        return self._map("edge_type")
+
+    @cached_property
+    def edge_time(self) -> np.ndarray | None:
+        """(num_arcs,) int64 time of each arc, or None; compared as `open` says."""
+        self._compare("edge_time")
+        return self._map("edge_time")
+
+    @cached_property
+    def node_time(self) -> np.ndarray | None:
+        """(num_nodes,) int64 time of each node, or None."""
+        return self._map("node_time")
+
+    def node_type(self, nodes: np.ndarray) -> np.ndarray | None:
+        """Return the (num,) int64 kinds of store ids; None in a graph of one kind and one relation."""
+        return None if self.node_kinds is None else self.node_kinds.kind_of(np.asarray(nodes, np.int64))
+
+    @cached_property
     def features(self) -> FeatureTable | None:
-        """Table of (num_nodes, dim), or None; sparse ones are compared as `csc` is."""
-        return self._features("features")
+        """Table of (num_nodes, dim), `KindFeatures` where kinds have their own, or None; see `csc` for sparse ones."""
+        dims = (self.manifest.get("schema") or {}).get("feature_dims")
+        if dims is None:
+            return self._features("features", self.manifest["feature_dim"])
+        tables = [self._features(kind_table(kind), width) for kind, width in enumerate(dims)]
+        return KindFeatures(tuple(tables), self.node_kinds)
 
     @cached_property
     def part_features(self) -> FeatureTable | None:
         """What batches of parts read: `features`, or with the packed rows of halos where the store has them."""
-        packed = self._features("halo_features")
+        packed = self._features("halo_features", self.manifest["feature_dim"])
         if packed is None:
             return self.features
         places, count = self._map("halo_places"), self._map("halo_count")
@@ -253,7 +290,7 @@ class PartitionStore:
     @property
     def edge_row_bytes(self) -> int:
         """Bytes that an arc takes beside its source: its weight and its features."""
-        stored = (self._map(name) for name in ("edge_weight", "edge_features"))
+        stored = (self._map(name) for name in sorted(ARC_FILES))
         return sum(rows[:1].nbytes for rows in stored if rows is not None)
 
     def is_replaced(self) -> bool:
@@ -338,7 +375,8 @@ class PartitionStore:
         Raises:
             PartitionStoreError: the features are damaged; they are compared as `open` says.
         """
-        self._compare(*(f"{table}{end}" for table in ("features", "halo_features") for end in ("", "_data")))
+        rows = (name for name in self.manifest["files"] if read_later(name) and "features" in name)
+        self._compare(*(name for name in rows if name != "edge_features"))
         return None if self.features is None else features_of_part(self.part_features, graph.part).gather(graph.nodes)
 
     def verify(self) -> None:
@@ -482,9 +520,9 @@ class PartitionStore:
             return None
         return map_rows(self.root / f"{name}.npy", np.dtype(entry["dtype"]), tuple(entry["shape"]))
 
-    def _features(self, name: str) -> DenseFeatures | CSRFeatures | None:
+    def _features(self, name: str, width: int | None) -> DenseFeatures | CSRFeatures | None:
         if name in self.manifest["files"]:
-            code = row_code(self.feature_storage, self.manifest["feature_dim"])
+            code = row_code(self.feature_storage, width)
             rows = self._map(name)
             return DenseFeatures(rows, code) if self.fetched is None else FetchedRows(self.fetched, name, rows, code)
         indptr = self._map(f"{name}_indptr")
@@ -493,7 +531,7 @@ class PartitionStore:
         compare_once(self, (f"{name}_indptr", f"{name}_indices"))
         columns, values = self._map(f"{name}_indices"), self._map(f"{name}_data")
         self._check_rises(f"{name}_indptr", indptr, len(columns))
-        return CSRFeatures(indptr, columns, values, self.manifest["feature_dim"])
+        return CSRFeatures(indptr, columns, values, width)
 
 
 def _checked_hops(hops: int) -> int:

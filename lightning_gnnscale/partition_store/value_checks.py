@@ -33,8 +33,9 @@ def check_values(features: Any, labels: Any, edge_weight: Any, edge_features: An
     """
     if labels is not None:
         check_label_values(np.asarray(labels))
-    if finite and hasattr(features, "indptr"):
-        check_sparse_features(features)
+    for rows in features.values() if isinstance(features, Mapping) else (features,):
+        if finite and hasattr(rows, "indptr"):
+            check_sparse_features(rows)
     for name, values in (("edge_weight", edge_weight), ("edge_features", edge_features)):
         if finite and values is not None:
             check_edge_values(name, values)

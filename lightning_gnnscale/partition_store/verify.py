@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,13 +23,20 @@ READ_LATER = {
     "halo_code",
     "edge_weight",
     "edge_features",
+    "edge_time",
+    "edge_type",
     "user_ids",
     "user_id_offsets",
     "user_id_bytes",
 }
-READ_LATER |= {f"{table}{end}" for table in ("features", "halo_features") for end in ("", "_indices", "_data")}
+_ROWS = re.compile(r"((kind\d+_)?|halo_)features(_indices|_data)?")
 _BLOCK_ARCS = 1 << 23
 _BLOCK_ROWS = 1 << 16
+
+
+def read_later(name: str) -> bool:
+    """Whether a file is compared when it is first read, and not on opening."""
+    return name in READ_LATER or _ROWS.fullmatch(name) is not None
 
 
 def verify_store(store) -> None:
@@ -48,7 +56,8 @@ def verify_content(store) -> None:
     _remember(store, states)
     _check_ids(store)
     _check_rows(store)
-    for table in (store.features, getattr(store.part_features, "packed", None)):
+    tables = list(getattr(store.features, "tables", [store.features]))
+    for table in [*tables, getattr(store.part_features, "packed", None)]:
         if table is not None and table.is_sparse:
             for begin in range(0, table.num_rows, _BLOCK_ROWS):
                 table.gather(np.arange(begin, min(begin + _BLOCK_ROWS, table.num_rows)))  # refuses what does not fit

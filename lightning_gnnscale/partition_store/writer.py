@@ -4,6 +4,7 @@ import warnings
 import zlib
 from dataclasses import asdict
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from .array_file import ArrayFile, map_rows
 from .buckets import bucket_edges, bucket_layout, drop_runs, open_runs
 from .csc_writer import drop_cross, write_rows
 from .disk import WriteBudget, check_disk
-from .features import CSRFeatures, DenseFeatures, stored_form, to_stored
+from .features import CSRFeatures, DenseFeatures, row_code, stored_form, to_stored
 from .halo import pack_halo_features, write_halo
 from .inputs import (
     SparseSource,
@@ -39,7 +40,7 @@ from .journal import (
     store_folder,
     writer_lock,
 )
-from .manifest import FORMAT_VERSION, describe_files, write_manifest
+from .manifest import FORMAT_VERSION, describe_files, kind_table, write_manifest
 from .node_tables import Progress, write_sparse_table, write_table
 from .reader import PartitionStore
 from .value_checks import check_values, least_value, tell_odd_nodes
@@ -61,6 +62,8 @@ def write_partition_store(
     lock_timeout_s: float = 0,
     check_finite: bool = True,
     feature_storage: str | None = None,
+    node_time=None,
+    edge_time=None,
 ) -> PartitionStore:
     """Write the store of a partitioned graph, or go on with one that was interrupted, or open the one that stands.
 
@@ -69,8 +72,9 @@ def write_partition_store(
 
     Args:
         root: folder of the store.
-        stream: EdgeStream; its `to_undirected` adds reverses and drops repeats (of an arc's weights that of the first
-            edge in its direction stays, else that of the first one the other way), its `remove_self_loops` drops
+        stream: EdgeStream; its `to_undirected` adds reverses and drops repeats of one relation (of an arc's weights
+            that of the first edge in its direction stays, else that of the first one the other way; edges with times
+            are all kept), its `remove_self_loops` drops
             self-loops, its `node_ids` are kept as the user's ids.
         p: Partitioning, or anything with `part_id` (num_nodes,) and `num_parts`.
         features: (num_nodes, dim) array, memmap or .npy path of any number dtype; a scipy CSR matrix; or
@@ -89,6 +93,8 @@ def write_partition_store(
         feature_storage: How features are stored: None, as given; "float32" or "float16"; "int8" or "int4", dense rows
             as codes of 8 or 4 bits with a scale a row, off by at most half a scale (a row's largest magnitude / 127,
             or / 7) and decoded to float32 as batches are filled. A row that is no finite numbers is then all NaN.
+        node_time, edge_time: (num_nodes,) and (num_edges,) integers, when a node or an edge is there; the reverse of an
+            edge is there when it is.
 
     Returns:
         PartitionStore, opened.
@@ -105,9 +111,12 @@ def write_partition_store(
     """
     root, masks = store_folder(root), masks_by_name(masks)
     budget = budget or WriteBudget()
-    files_now = partial(input_files, stream, features, labels, masks, edge_weight, edge_features, p.part_id)
+    files_now = partial(input_files, stream, features, labels, masks, edge_weight, edge_features, p.part_id,
+                        node_time, edge_time)  # fmt: skip
     files = files_now()  # before anything of them is read
-    inputs = check_inputs(stream, p, features, labels, masks, edge_weight, edge_features, pack_halo, feature_storage)
+    inputs = check_inputs(
+        stream, p, features, labels, masks, edge_weight, edge_features, pack_halo, feature_storage, node_time, edge_time
+    )
     # Features, sparse ones too, are checked while they are stored.
     check_values(None, inputs.labels, inputs.edge_weight, inputs.edge_features, check_finite)
     tell_odd_nodes(inputs.labels, inputs.masks)
@@ -190,12 +199,23 @@ def _write_ids(journal: Journal, inputs: StoreInputs, ids: StoreIds) -> None:
     if journal.is_done("ids"):
         return
     arrays = ids._asdict()
+    if inputs.relations is not None:
+        arrays["kind_starts"] = _kind_starts(inputs)
     if getattr(inputs.stream, "node_ids", None) is not None:
         arrays |= _user_ids(inputs.stream.node_ids, ids.original_nid)
     files = [ArrayFile(journal.folder / f"{name}.npy", array.dtype) for name, array in arrays.items()]
     for file, array in zip(files, arrays.values(), strict=True):
         file.append(array)
     journal.finish("ids", *files)
+
+
+def _kind_starts(inputs: StoreInputs) -> np.ndarray:
+    """Return (num_parts * num_kinds + 1,) store ids at which the kinds of each part begin, part by part."""
+    offsets, num_parts = inputs.relations.kind_offsets, inputs.num_parts
+    counts = np.stack(
+        [np.bincount(inputs.part_id[first:last], minlength=num_parts) for first, last in pairwise(offsets)]
+    )
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts.T.reshape(-1), dtype=np.int64)])
 
 
 def _user_ids(node_ids, original_nid: np.ndarray) -> dict[str, np.ndarray]:
@@ -212,20 +232,28 @@ def _user_ids(node_ids, original_nid: np.ndarray) -> dict[str, np.ndarray]:
 def _write_node_arrays(
     journal, inputs: StoreInputs, ids: StoreIds, budget: WriteBudget, progress: Progress, check_finite: bool
 ) -> None:
-    common, storage = (inputs.part_id, ids, budget.block_bytes, progress), inputs.feature_storage
+    common = (inputs.part_id, ids, budget.block_bytes, progress)
     if inputs.labels is not None:
         write_table(journal, "labels", "labels.npy", inputs.labels, *common, convert=_stored_labels)
+    if inputs.node_time is not None:
+        write_table(journal, "node times", "node_time.npy", inputs.node_time, *common, convert=_as_int64)
     for name, mask in inputs.masks.items():
         write_table(journal, f"mask {name}", f"mask_{name}.npy", mask, *common)
-    if isinstance(inputs.features, SparseSource):
-        write_sparse_table(journal, inputs.features, *common, finite=check_finite, dtype=storage)
-    elif inputs.features is not None:
-        options = {
-            "convert": partial(to_stored, storage=storage),
-            "finite": check_finite,
-            "holds": storage if inputs.row_code is None else np.float32,
-        }
-        write_table(journal, "features", "features.npy", inputs.features, *common, **options)
+    if inputs.features is not None and not inputs.kind_features:
+        _write_features(journal, "features", inputs.features, inputs.feature_storage, check_finite, *common)
+    for kind, rows in inputs.kind_features.items():  # the nodes of a kind are those of a graph of its own
+        part_id = inputs.part_id[slice(*inputs.relations.kind_offsets[kind : kind + 2].tolist())]
+        common = (part_id, relabel(part_id, inputs.num_parts), budget.block_bytes, progress)
+        _write_features(journal, kind_table(kind), rows, inputs.feature_storage, check_finite, *common)
+
+
+def _write_features(journal: Journal, name: str, features, storage: str | None, finite: bool, *common) -> None:
+    if isinstance(features, SparseSource):
+        write_sparse_table(journal, features, *common, finite=finite, dtype=storage, name=name)
+        return
+    holds = storage if row_code(storage, features.shape[1]) is None else np.float32
+    options = {"convert": partial(to_stored, storage=storage), "finite": finite, "holds": holds}
+    write_table(journal, name, f"{name}.npy", features, *common, **options)
 
 
 def _stored_labels(labels: np.ndarray) -> np.ndarray:
@@ -235,6 +263,10 @@ def _stored_labels(labels: np.ndarray) -> np.ndarray:
     if labels.dtype.kind != "f":
         return labels.astype(np.int64)
     return np.where(np.isnan(labels), -1, labels).astype(np.int64)
+
+
+def _as_int64(times: np.ndarray) -> np.ndarray:
+    return times.astype(np.int64)
 
 
 def _map_csc(journal: Journal, inputs: StoreInputs) -> CSC:
@@ -274,13 +306,24 @@ def _write_manifest(journal: Journal, inputs: StoreInputs, source: dict) -> None
         "method": inputs.method,
         "seed": inputs.seed,
         "masks": sorted(inputs.masks),
-        "feature_dim": None if inputs.features is None else _dim(inputs.features),
+        "feature_dim": None if inputs.features is None or inputs.kind_features else _dim(inputs.features),
         "feature_storage": inputs.feature_storage,
         "pack_halo": inputs.pack_halo,
         "least_edge_weight": None if inputs.edge_weight is None else least_value(inputs.edge_weight),
         "files": describe_files(journal.folder, checksums),
     }
+    if inputs.relations is not None:
+        kinds = {"kind_sizes": np.diff(inputs.relations.kind_offsets).tolist(), "feature_dims": _dims(inputs)}
+        manifest["schema"] = inputs.relations.schema.as_json() | kinds
     write_manifest(journal.folder, manifest, source)
+
+
+def _dims(inputs: StoreInputs) -> list[int | None] | None:
+    """Return the widths of the features of each kind, None for a kind without; None: kinds have none of their own."""
+    if not inputs.kind_features:
+        return None
+    features = [inputs.kind_features.get(kind) for kind in range(inputs.relations.num_kinds)]
+    return [None if rows is None else _dim(rows) for rows in features]
 
 
 def _dim(features) -> int:

@@ -83,6 +83,15 @@ class RowsByKind(NamedTuple):
         return RowsByKind(function(self.kind), tables)
 
 
+def rows_by_kind(rows) -> RowsByKind:
+    """Return what a `KindFeatures` has gathered as tensors that share its memory."""
+    tables = [
+        table if table is None else torch.from_numpy(table) if hasattr(table, "ndim") else sparse_rows_to_torch(table)
+        for table in rows.tables
+    ]
+    return RowsByKind(torch.from_numpy(rows.kind), tables)
+
+
 @dataclass
 class MiniBatch:
     """One batch: a small graph with features and labels, its target nodes first.

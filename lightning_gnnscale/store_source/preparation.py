@@ -59,8 +59,9 @@ def expected_store_fingerprint(
 def _input_fingerprint(dataset, method="", num_parts=0, seed=0, options=None, pack_halo=False) -> str:
     rows = (dataset.features, dataset.labels, dataset.masks, dataset.edge_weight, dataset.edge_features)
     return input_fingerprint(
-        dataset.stream, method, num_parts, seed, options or {}, *rows, pack_halo, dataset.feature_storage
-    )
+        dataset.stream, method, num_parts, seed, options or {}, *rows, pack_halo, dataset.feature_storage,
+        dataset.node_time, dataset.edge_time,
+    )  # fmt: skip
 
 
 def prepare_store(
@@ -142,6 +143,8 @@ def prepare_store(
             edge_weight=dataset.edge_weight,
             edge_features=dataset.edge_features,
             feature_storage=dataset.feature_storage,
+            node_time=dataset.node_time,
+            edge_time=dataset.edge_time,
             overwrite=overwrite,
             progress=progress,
             pack_halo=pack_halo(partitioning) if callable(pack_halo) else pack_halo,
@@ -167,14 +170,15 @@ def unfinished_packs_halo(root: str | os.PathLike, dataset, made: Partitioning) 
 
 def _input_files(dataset) -> dict:
     rows = (dataset.features, dataset.labels, dataset.masks, dataset.edge_weight, dataset.edge_features)
-    return input_files(dataset.stream, *rows)
+    return input_files(dataset.stream, *rows, node_time=dataset.node_time, edge_time=dataset.edge_time)
 
 
 def _check_arrays(dataset, finite: bool) -> None:
     """Refuse arrays that do not fit the graph, or whose values would spoil training."""
     rows, edges = (dataset.features, dataset.labels), (dataset.edge_weight, dataset.edge_features)
-    if dataset.masks or any(array is not None for array in (*rows, *edges)):
-        load_arrays(*dataset.stream.count(), *rows, dataset.masks, *edges)
+    times = (dataset.node_time, dataset.edge_time)
+    if dataset.masks or any(array is not None for array in (*rows, *edges, *times)):
+        load_arrays(dataset.stream, *rows, dataset.masks, *edges, *times)
     check_values(*rows, *edges, finite=finite)
 
 

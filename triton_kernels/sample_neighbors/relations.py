@@ -4,11 +4,13 @@ A kind has its own numbers of nodes, a relation its own CSC, whose rows are targ
 sources of another. One kind and one relation are an ordinary graph, with the draws of `sample_neighbors`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
+from ...graph import CSC
 from ...jit import kernel
 from ...rng import GOLDEN, combine_int, mix64, unit
 from . import cpu
@@ -29,6 +31,9 @@ class Relation(NamedTuple):
             (num_sources,); None: always.
         weight: (num_arcs,) float64 >= 0, by which arcs are drawn; None: uniformly.
         time_by_arc: See `time`.
+        edge_type: (num_arcs,) integers where the rows hold arcs of several relations, this one's and others': those of
+            `number` are picked out of a row when it is drawn from. None: all are this relation's.
+        number: See `edge_type`.
     """
 
     source: int
@@ -38,6 +43,8 @@ class Relation(NamedTuple):
     time: np.ndarray | None = None
     weight: np.ndarray | None = None
     time_by_arc: bool = False
+    edge_type: np.ndarray | None = None
+    number: int = 0
 
 
 class SampledRelations(NamedTuple):
@@ -50,6 +57,7 @@ class SampledRelations(NamedTuple):
         batch: By kind, (num_nodes,) int64 seed that a node was found for; None where seeds share nodes.
         num_sampled_nodes: By kind, seeds, then new nodes of each hop.
         num_sampled_edges: By relation, arcs of each hop.
+        scale: By relation, (num_arcs,) float32 arcs that could be drawn over arcs drawn from the row, or None.
     """
 
     n_id: list[np.ndarray]
@@ -59,6 +67,7 @@ class SampledRelations(NamedTuple):
     batch: list[np.ndarray] | None
     num_sampled_nodes: list[list[int]]
     num_sampled_edges: list[list[int]]
+    scale: list[np.ndarray] | None = None
 
 
 class DrawOptions(NamedTuple):
@@ -69,12 +78,14 @@ class DrawOptions(NamedTuple):
         disjoint: Each seed has a tree of its own: a node that two of them find is there twice.
         latest: Of the arcs that may be drawn the last ones, in place of a uniform draw.
         strict: Arcs of a seed's own time may not be drawn.
+        with_scale: See `SampledRelations.scale`.
     """
 
     replace: bool = False
     disjoint: bool = False
     latest: bool = False
     strict: bool = False
+    with_scale: bool = False
 
 
 def sample_relations(
@@ -103,7 +114,7 @@ def sample_relations(
         ValueError: seeds that are repeated, without `disjoint`.
 
     Cost: as `sample_neighbors`, and a few microseconds a hop and relation; of a row that is drawn by weight all weights
-    are read.
+    are read, and of one that holds several relations the relation of every arc.
     Source: `hetero_neighbor_sample` of pyg-lib, whose order of nodes and arcs it has.
     """
     draw = _Draw(relations, seeds, fanouts, key, spaces, options, times)
@@ -165,6 +176,10 @@ class _Draw:
         start, degree = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
         indptr = np.zeros(num_rows + 1, np.int64)
         largest = cpu.count_hop(relation.indptr, node, 0, num_rows, fanout, options.replace, start, degree, indptr)
+        picked = None
+        if relation.edge_type is not None:
+            relation, picked, largest = _picked_rows(relation, start, degree, self.time is not None)
+            _lay_out(degree, fanout, options.replace, indptr)
         if relation.time is not None and self.time is not None:
             largest = _until(
                 relation.time, relation.indices, relation.time_by_arc, self.time, owner, options.strict, start, degree
@@ -181,11 +196,17 @@ class _Draw:
         else:
             taken = np.zeros((largest >> 6) + 1, np.uint64)
             cpu.pick_hop(key, name, 0, num_rows, fanout, options.replace, start, degree, indptr, taken, arc)
+        if picked is not None:
+            arc = picked[arc]
         neighbor = np.empty(len(arc), np.int64)
         cpu.read_hop(relation.indices, arc, 0, len(arc), neighbor)
         target = np.repeat(np.arange(begin, end), np.diff(indptr))
         owners = None if owner is None else np.repeat(owner, np.diff(indptr))
-        self.arcs[number].append((self._find(relation.source, neighbor, owners), target, arc))
+        drawn = [self._find(relation.source, neighbor, owners), target, arc]
+        if options.with_scale:
+            taken = np.diff(indptr)
+            drawn.append(np.repeat((degree / np.maximum(taken, 1)).astype(np.float32), taken))
+        self.arcs[number].append(drawn)
         self.sizes[number].append(len(arc))
 
     def _find(self, kind: int, ids: np.ndarray, owner: np.ndarray | None) -> np.ndarray:
@@ -211,15 +232,16 @@ class _Draw:
     def collect(self) -> SampledRelations:
         pieces = [
             [np.concatenate([hop[part] for hop in hops]) if hops else np.empty(0, np.int64) for hops in self.arcs]
-            for part in range(3)
+            for part in range(3 + self.options.with_scale)
         ]
-        row, col, e_id = ([one.astype(np.int64, copy=False) for one in part] for part in pieces)
+        row, col, e_id = ([one.astype(np.int64, copy=False) for one in part] for part in pieces[:3])
         kinds = list(zip(self.spaces, self.count, strict=True))
         n_id = [space.node[:count].astype(np.int64) for space, count in kinds]
         batch = None
         if self.options.disjoint:
             batch = [owner[:count].astype(np.int64) for owner, count in zip(self.owner, self.count, strict=True)]
-        return SampledRelations(n_id, row, col, e_id, batch, self.nodes, self.sizes)
+        scale = [one.astype(np.float32) for one in pieces[3]] if self.options.with_scale else None
+        return SampledRelations(n_id, row, col, e_id, batch, self.nodes, self.sizes, scale)
 
     def free(self) -> None:
         if not self.options.disjoint:
@@ -227,8 +249,165 @@ class _Draw:
                 space.finish(count)
 
 
+def _picked_rows(relation: Relation, start: np.ndarray, degree: np.ndarray, timed: bool) -> tuple:
+    """Pick the arcs of a relation out of rows of several.
+
+    Args:
+        start, degree: (num_rows,) int64 of the rows; replaced by those of what is picked.
+        timed: Whether times count: arcs of a row are then put in the order of their times.
+
+    Returns:
+        The relation over what was picked, the (num_picked,) int64 positions of its arcs, the largest number of a row.
+    """
+    picked = np.empty(_count_picked(relation.edge_type, relation.number, start, degree), np.int64)
+    largest = _pick_rows(relation.edge_type, relation.number, start, degree, picked)
+    time, weight = relation.time, relation.weight
+    if time is not None and timed:
+        time = time[picked] if relation.time_by_arc else time[relation.indices[picked]]
+        _sort_runs(time, picked, start, degree)
+    weight = None if weight is None else weight[picked]
+    return relation._replace(time=time if timed else None, weight=weight, time_by_arc=True), picked, largest
+
+
 def _new_table(least: int) -> np.ndarray:
     return np.full(1 << max(int(least - 1).bit_length(), 6), _EMPTY, np.int64)
+
+
+@kernel
+def _count_picked(edge_type, number, start, degree):
+    count = 0
+    for i in range(len(start)):
+        for arc in range(start[i], start[i] + degree[i]):
+            count += edge_type[arc] == number
+    return count
+
+
+@kernel
+def _pick_rows(edge_type, number, start, degree, picked):
+    count, largest = 0, 0
+    for i in range(len(start)):
+        first = count
+        for arc in range(start[i], start[i] + degree[i]):
+            if edge_type[arc] == number:
+                picked[count] = arc
+                count += 1
+        start[i], degree[i] = first, count - first
+        largest = max(largest, count - first)
+    return largest
+
+
+@kernel
+def _sort_runs(time, position, start, degree):
+    """Sort runs by time, stably, and positions along."""
+    for i in range(len(start)):
+        first, last = start[i], start[i] + degree[i]
+        rising = True
+        for j in range(first + 1, last):
+            rising = rising and time[j] >= time[j - 1]
+        if not rising:
+            order = np.argsort(time[first:last], kind="mergesort")
+            time[first:last] = time[first:last][order]
+            position[first:last] = position[first:last][order]
+
+
+def group_relations(
+    csc: CSC, edge_type: np.ndarray, num_relations: int, time: np.ndarray | None = None, time_by_arc: bool = False
+) -> tuple[list[Relation], np.ndarray, np.ndarray]:
+    """Return the arcs of a graph in memory relation by relation, over its own ids, as `sample_relations` takes them.
+
+    Args:
+        csc: The graph.
+        edge_type: (num_arcs,) relation of each arc.
+        num_relations: Number of relations.
+        time: (num_arcs,) times where `time_by_arc`, else (num_nodes,); None: no times. Arcs of a row of a relation are
+            put in their order.
+
+    Returns:
+        The relations; the (num_arcs,) position in the CSC of each of their arcs, relation by relation; and the
+        (num_relations + 1,) int64 places where each begins.
+
+    Cost: 12 bytes an arc (16 from 2**31 arcs on), 8 bytes a node and relation; three passes over the arcs.
+    """
+    offsets = np.zeros((num_relations, csc.num_rows + 1), np.int64)
+    order = np.empty(csc.num_arcs, np.int32 if csc.num_arcs < 2**31 else np.int64)
+    indptr, indices = np.asarray(csc.indptr), np.asarray(csc.indices)
+    _group(indptr, edge_type, offsets, order)
+    first = np.concatenate([np.zeros(1, np.int64), np.cumsum(offsets[:, -1])])
+    by_arc = None
+    if time is not None:
+        by_arc = time[order] if time_by_arc else time[indices[order]]
+        for relation in range(num_relations):
+            begin, end = first[relation : relation + 2]
+            starts, lengths = offsets[relation, :-1].copy(), np.diff(offsets[relation])
+            _sort_runs(by_arc[begin:end], order[begin:end], starts, lengths)
+    grouped = indices[order]
+    relations = [
+        Relation(0, 0, offsets[r], grouped[a:b], None if by_arc is None else by_arc[a:b], None, True)
+        for r, (a, b) in enumerate(pairwise(first.tolist()))
+    ]
+    return relations, order, first
+
+
+@kernel
+def _group(indptr, edge_type, offsets, order):
+    num_relations, num_rows = offsets.shape[0], len(indptr) - 1
+    for row in range(num_rows):
+        for arc in range(indptr[row], indptr[row + 1]):
+            offsets[edge_type[arc], row + 1] += 1
+    for relation in range(num_relations):
+        for row in range(num_rows):
+            offsets[relation, row + 1] += offsets[relation, row]
+    cursor = np.zeros(num_relations, np.int64)
+    for relation in range(1, num_relations):
+        cursor[relation] = cursor[relation - 1] + offsets[relation - 1, num_rows]
+    for row in range(num_rows):  # rows come in order, so that a relation's arcs do
+        for arc in range(indptr[row], indptr[row + 1]):
+            relation = edge_type[arc]
+            order[cursor[relation]] = arc
+            cursor[relation] += 1
+
+
+def join_relations(drawn: SampledRelations, allocate: Callable[[tuple[int, ...], type], np.ndarray]) -> tuple:
+    """Return what was sampled of a graph of one kind as one graph, arcs by target and then by relation.
+
+    Args:
+        drawn: As `sample_relations` gives it; e_id are positions that count in all relations together.
+        allocate: Gives memory for the results, called with (shape, dtype).
+
+    Returns:
+        (2, num_arcs) int64 edge_index, (num_targets + 1,) int64 indptr, (num_arcs,) int64 e_id, and (num_arcs,) float32
+        scale where there is one, else (0,). Targets are the nodes of all hops but the last.
+    """
+    num_targets = sum(drawn.num_sampled_nodes[0][:-1])
+    num_arcs = sum(len(row) for row in drawn.row)
+    indptr, edge_index = allocate((num_targets + 1,), np.int64), allocate((2, num_arcs), np.int64)
+    e_id = allocate((num_arcs,), np.int64)
+    scale = allocate((0 if drawn.scale is None else num_arcs,), np.float32)
+    none = np.empty(0, np.float32)
+    indptr[:] = 0
+    for col in drawn.col:
+        _count_targets(col, indptr)
+    np.cumsum(indptr, out=indptr)
+    cursor = indptr[:-1].copy()
+    for at, (row, col, arc) in enumerate(zip(drawn.row, drawn.col, drawn.e_id, strict=True)):
+        _place_arcs(row, col, arc, none if drawn.scale is None else drawn.scale[at], cursor, edge_index, e_id, scale)
+    return edge_index, indptr, e_id, scale
+
+
+@kernel
+def _count_targets(col, indptr):
+    for target in col:
+        indptr[target + 1] += 1
+
+
+@kernel
+def _place_arcs(row, col, arc, scale, cursor, edge_index, e_id, out_scale):
+    for i in range(len(col)):
+        place = cursor[col[i]]
+        cursor[col[i]] += 1
+        edge_index[0, place], edge_index[1, place], e_id[place] = row[i], col[i], arc[i]
+        if len(scale):
+            out_scale[place] = scale[i]
 
 
 @kernel

@@ -1,0 +1,195 @@
+"""The edges of several relations as one stream: nodes of all kinds in one space, and the relation of each edge."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import EdgeStreamError
+from ..graph import GraphSchema, id_dtype
+from .options import StreamOptions
+from .stream import EdgeStream, backing_file
+
+_HASH_BLOCK = 1 << 22
+
+
+class RelationEdges(NamedTuple):
+    """Edges of one relation, or of several that a number beside each edge tells apart.
+
+    Attributes:
+        stream: Edges; ids count the nodes of a kind from 0.
+        relation: Number of the relation; or (num_edges,) integers, the relation of each edge.
+    """
+
+    stream: EdgeStream
+    relation: int | np.ndarray
+
+
+class RelationStream(EdgeStream):
+    """The edges of several relations, one source behind the other, over the nodes of all kinds.
+
+    Node i of kind k is node `kind_offsets[k] + i` of the stream. With `to_undirected`, the reverse of an edge belongs
+    to the relation that `schema.reverse` names.
+
+    Args:
+        sources: Edges, in this order.
+        schema: Kinds and relations, those of reverses included.
+        num_nodes: By kind, number of nodes.
+        chunk_edges, to_undirected, remove_self_loops: See `open_edge_stream`.
+
+    Attributes:
+        kind_offsets: (num_kinds + 1,) int64.
+
+    Raises:
+        ValueError: counts or relations do not fit the schema, or reverses are asked for that it does not name.
+
+    Cost: that of the sources, and a copy of each chunk.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[RelationEdges],
+        schema: GraphSchema,
+        num_nodes: Sequence[int],
+        chunk_edges: int = 1 << 22,
+        to_undirected: bool = False,
+        remove_self_loops: bool = False,
+    ):
+        if len(num_nodes) != schema.num_kinds:
+            raise ValueError(f"num_nodes must have {schema.num_kinds} counts, one a kind, got {len(num_nodes)}")
+        if to_undirected and len(schema.reverse) != schema.num_relations:
+            raise ValueError("to_undirected needs a schema with the reverse of each relation, which this one has not")
+        self.schema, self.sources = schema, list(sources)
+        self.kind_offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(num_nodes, dtype=np.int64)])
+        total = int(self.kind_offsets[-1])
+        options = StreamOptions(total, chunk_edges, "auto", to_undirected, remove_self_loops)
+        counts = [source.stream.num_edges for source in self.sources]
+        name = ", ".join(dict.fromkeys(source.stream.name for source in self.sources)) or "no edges"
+        super().__init__(name, id_dtype(total), options, None if None in counts else sum(counts))
+        for number, source in enumerate(self.sources):
+            self._check_relation(number, source)
+
+    @property
+    def seekable(self) -> bool:
+        """Whether edges can be left out without reading them: their number in each source is known."""
+        return all(source.stream.num_edges is not None for source in self.sources)
+
+    @property
+    def num_kinds(self) -> int:
+        """Number of kinds of nodes."""
+        return self.schema.num_kinds
+
+    @property
+    def relation_dtype(self) -> np.dtype:
+        """The smallest unsigned integers that hold a relation's number."""
+        return np.dtype(np.uint8 if self.schema.num_relations <= 256 else np.uint16)
+
+    def kind_of(self, nodes: np.ndarray) -> np.ndarray:
+        """Return the (num,) int64 kinds of nodes of the stream."""
+        return np.searchsorted(self.kind_offsets, nodes, side="right") - 1
+
+    def relation_of(self, edges: np.ndarray) -> np.ndarray:
+        """Return the relations of edges, (num,) of `relation_dtype`.
+
+        Args:
+            edges: (num,) int64 positions in the stream; the complement of one, below 0, stands for its reverse. All
+                edges have been counted.
+        """
+        reverse = edges < 0
+        listed = np.where(reverse, ~edges, edges)
+        first = self._first_edges()
+        source = np.searchsorted(first, listed, side="right") - 1
+        relation = np.empty(len(edges), np.int64)
+        for number in np.unique(source):
+            given = self.sources[number].relation
+            chosen = source == number
+            relation[chosen] = given if np.ndim(given) == 0 else given[listed[chosen] - first[number]]
+        if reverse.any():
+            relation[reverse] = np.array(self.schema.reverse)[relation[reverse]]
+        return relation.astype(self.relation_dtype)
+
+    def count(self, progress=None) -> tuple[int, int]:
+        """Return (num_nodes, num_edges), reading sources whose edges are not counted yet."""
+        for source in self.sources:
+            source.stream.count(progress)
+        self.num_edges = sum(source.stream.num_edges for source in self.sources)
+        for number, source in enumerate(self.sources):
+            self._check_relation(number, source)
+        return self.num_nodes, self.num_edges
+
+    def source_files(self) -> list[Path]:
+        """Return the files of all sources, and those of the relations of edges."""
+        files = [path for source in self.sources for path in source.stream.source_files()]
+        relations = (backing_file(source.relation) for source in self.sources if np.ndim(source.relation))
+        return files + [path for path in relations if path is not None]
+
+    def _identity(self) -> dict:
+        named = [_digest(source.relation) if np.ndim(source.relation) else source.relation for source in self.sources]
+        return {
+            "relations": [source.stream.fingerprint() for source in self.sources],
+            "numbers": named,
+            "schema": self.schema.as_json(),
+            "kind_offsets": self.kind_offsets.tolist(),
+        }
+
+    def _first_edges(self) -> np.ndarray:
+        counts = [source.stream.num_edges for source in self.sources]
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])[:-1]
+
+    def _numbered_blocks(self, first_edge: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        passed = 0
+        for number, source in enumerate(self.sources):
+            num_edges = source.stream.num_edges
+            if num_edges is not None and passed + num_edges <= first_edge:
+                passed += num_edges
+                continue
+            skip = max(0, first_edge - passed)
+            with closing(source.stream.chunks(skip // source.stream.chunk_edges)) as chunks:
+                for chunk in chunks:
+                    begin = max(0, skip - chunk.first_edge)
+                    if begin < len(chunk.src):
+                        yield self._in_one_space(number, chunk.src[begin:], chunk.dst[begin:], chunk.first_edge + begin)
+            passed += source.stream.num_edges
+
+    def _in_one_space(self, number: int, src: np.ndarray, dst: np.ndarray, first: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ends of some edges of a source as nodes of the stream."""
+        relation, schema = self.sources[number].relation, self.schema
+        if np.ndim(relation):
+            relation = np.asarray(relation[first : first + len(src)])
+        ends = []
+        for what, nodes, kinds in (("source", src, schema.sources), ("target", dst, schema.targets)):
+            kind = kinds[relation]
+            count = (self.kind_offsets[1:] - self.kind_offsets[:-1])[kind]
+            bad = nodes >= count
+            if len(nodes) and bool(np.any(bad)):
+                at = int(np.argmax(bad))
+                named = int(np.broadcast_to(relation, len(nodes))[at])
+                edge_type = schema.edge_types[named]
+                raise EdgeStreamError(
+                    f"{self.sources[number].stream.name}: edge {first + at}: {what} {int(nodes[at])} of "
+                    f"{','.join(edge_type)} is not below the {int(np.broadcast_to(count, len(nodes))[at])} nodes of "
+                    f"kind {edge_type[0 if what == 'source' else 2]}"
+                )
+            ends.append((nodes + self.kind_offsets[kind]).astype(self.dtype, copy=False))
+        return ends[0], ends[1]
+
+    def _check_relation(self, number: int, source: RelationEdges) -> None:
+        limit, given = self.schema.num_relations, source.relation
+        low, high = (given, given) if np.ndim(given) == 0 else (given.min(initial=0), given.max(initial=0))
+        if not 0 <= low <= high < limit:
+            raise ValueError(f"relations of {source.stream.name} must be in [0, {limit}), got {low} to {high}")
+        if np.ndim(given) and source.stream.num_edges not in (None, len(given)):
+            raise ValueError(
+                f"{source.stream.name}: {source.stream.num_edges} edges, but {len(given)} relations: give one an edge"
+            )
+
+
+def _digest(relation: np.ndarray) -> str:
+    """Return a hash of the content of (num_edges,) integers."""
+    digest = hashlib.sha256()
+    for start in range(0, len(relation), _HASH_BLOCK):
+        digest.update(np.ascontiguousarray(relation[start : start + _HASH_BLOCK], "<i8"))
+    return digest.hexdigest()

@@ -1,0 +1,153 @@
+"""Features of graphs with several kinds of nodes: a table a kind, each of its own width, dtype and storage."""
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..jit import kernel
+from .features import CSRFeatures, DenseFeatures, checked_rows
+
+
+class KindRows(NamedTuple):
+    """Gathered rows of nodes of several kinds.
+
+    Attributes:
+        kind: (num_rows,) int64 kind of each node.
+        tables: By kind, the rows of its nodes in the order in which they come: (num, dim) array or `SparseRows`; None
+            for a kind without features.
+    """
+
+    kind: np.ndarray
+    tables: list
+
+    @property
+    def num_rows(self) -> int:
+        """Number of nodes."""
+        return len(self.kind)
+
+
+class NodeKinds(NamedTuple):
+    """Which kind a node is of, and which row of its kind it has: kinds stand in runs of ids.
+
+    Attributes:
+        starts: (num_runs + 1,) int64, ascending: run r is [starts[r], starts[r + 1]), of kind r % num_kinds.
+        rows: (num_runs,) int64 row of the first node of each run among the nodes of its kind.
+        num_kinds: Number of kinds.
+    """
+
+    starts: np.ndarray
+    rows: np.ndarray
+    num_kinds: int
+
+    @classmethod
+    def of_runs(cls, starts: np.ndarray, num_kinds: int) -> "NodeKinds":
+        """Return the kinds of runs that follow each other; rows count up from 0 in each kind."""
+        lengths = np.diff(starts).reshape(-1, num_kinds)
+        return cls(starts, (np.cumsum(lengths, axis=0) - lengths).reshape(-1), num_kinds)
+
+    def among(self, nodes: np.ndarray) -> "NodeKinds":
+        """Return the kinds of positions in (num,) ascending ids, in place of the ids themselves."""
+        return NodeKinds.of_runs(np.searchsorted(nodes, self.starts), self.num_kinds)
+
+    def locate(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the (num,) int64 kinds of nodes, and their rows."""
+        kind, row = np.empty(len(nodes), np.int64), np.empty(len(nodes), np.int64)
+        _locate(self.starts, self.rows, self.num_kinds, nodes, kind, row)
+        return kind, row
+
+    def kind_of(self, nodes: np.ndarray) -> np.ndarray:
+        """Return the (num,) int64 kinds of nodes."""
+        return self.locate(nodes)[0]
+
+
+@dataclass(frozen=True)
+class KindFeatures:
+    """The features of all kinds, gathered by node; a `FeatureTable` but for the rows, which are `KindRows`.
+
+    Attributes:
+        tables: By kind, its rows in the order of its nodes' ids; None for a kind without features.
+        kinds: Where the nodes of each kind are.
+    """
+
+    tables: tuple[DenseFeatures | CSRFeatures | None, ...]
+    kinds: NodeKinds
+    is_sparse = False
+    by_kind = True  # rows come as `KindRows`
+
+    @property
+    def num_rows(self) -> int:
+        """Number of nodes, also of kinds without features."""
+        return int(self.kinds.starts[-1])
+
+    @property
+    def dims(self) -> list[int]:
+        """Width of each kind's rows; 0 without features."""
+        return [0 if table is None else table.dim for table in self.tables]
+
+    @property
+    def dim(self) -> int:
+        """Width of the widest rows."""
+        return max(self.dims)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype that holds the values of all kinds."""
+        return np.result_type(*(table.dtype for table in self.tables if table is not None))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk."""
+        return sum(table.nbytes for table in self.tables if table is not None)
+
+    @property
+    def batch_row_bytes(self) -> float:
+        """Mean bytes of one row in a batch, over the nodes of all kinds."""
+        total = sum(table.batch_row_bytes * table.num_rows for table in self.tables if table is not None)
+        return total / max(1, self.num_rows)
+
+    def gather(self, nodes: np.ndarray, take: Any = None) -> KindRows:
+        """Copy rows.
+
+        Args:
+            nodes: (num,) integers in [0, num_rows).
+            take: Gives memory for dense rows, called with (shape, dtype); None: new memory.
+        """
+        kind, row = self.kinds.locate(checked_rows(nodes, self.num_rows))
+        rows: list = []
+        for number, table in enumerate(self.tables):
+            chosen = row[kind == number]
+            if table is None:
+                rows.append(None)
+            elif table.is_sparse or take is None:
+                rows.append(table.gather(chosen))
+            else:
+                rows.append(table.gather(chosen, out=take((len(chosen), table.dim), table.dtype)))
+        return KindRows(kind, rows)
+
+    def load(self, nodes: np.ndarray) -> tuple["KindFeatures", None]:
+        """Read the rows of (num,) ascending ids into tables in memory, kind by kind; see `DenseFeatures.load`."""
+        nodes = checked_rows(nodes, self.num_rows)
+        kind, row = self.kinds.locate(nodes)
+        loaded = [
+            None if table is None else table.load(row[kind == number])[0] for number, table in enumerate(self.tables)
+        ]
+        return replace(self, tables=tuple(loaded), kinds=self.kinds.among(nodes)), None
+
+
+@kernel
+def _locate(starts, rows, num_kinds, nodes, kind, row):
+    run = 0
+    for i in range(len(nodes)):
+        node = nodes[i]
+        if not (starts[run] <= node < starts[run + 1]):  # ids near each other are mostly of one run
+            low, high = 0, len(starts) - 1
+            while low < high:
+                middle = (low + high) >> 1
+                if starts[middle + 1] <= node:
+                    low = middle + 1
+                else:
+                    high = middle
+            run = low
+        kind[i] = run % num_kinds
+        row[i] = rows[run] + node - starts[run]
