@@ -15,7 +15,7 @@ from ..jit import kernel
 from ..model.layer_source import NodeSet, RowBlock, closure
 from ..partition_store import PartitionStore
 from ..partition_store.features import DenseFeatures
-from ..sampler.minibatch import RowsByKind, sparse_rows_to_torch
+from ..sampler.minibatch import rows_by_kind, sparse_rows_to_torch
 from ..scratch import Scratch
 from .evaluation import EvaluationLinks
 
@@ -137,7 +137,7 @@ class StoreLayerSource:
             if type(self._features) is not DenseFeatures:
                 rows = self._features.gather(nodes)
                 if hasattr(rows, "tables"):
-                    return _kinds_to_torch(rows)
+                    return rows_by_kind(rows)
                 return sparse_rows_to_torch(rows) if self._features.is_sparse else torch.from_numpy(rows)
             dense = self._features.array
         file, nodes = self._file(dense), np.asarray(nodes, np.int64)
@@ -373,15 +373,6 @@ class EvaluationLoader:
 
     def __iter__(self) -> Iterator[EvaluationPass]:
         yield self.evaluation
-
-
-def _kinds_to_torch(rows) -> RowsByKind:
-    """Return the rows of several kinds as tensors that share their memory; rows: `kind` and `tables` of arrays."""
-    tables = [
-        table if table is None else sparse_rows_to_torch(table) if hasattr(table, "indptr") else torch.from_numpy(table)
-        for table in rows.tables
-    ]
-    return RowsByKind(torch.from_numpy(np.asarray(rows.kind, np.int64)), tables)
 
 
 def _add_runs(runs: list[list[int]], rows: np.ndarray) -> None:

@@ -37,6 +37,8 @@ def check_model(module: Any, store: PartitionStore, hops: int | None = None) -> 
         StrategyError: batches would not fit the model; the message names both numbers.
     """
     backbone = getattr(module, "backbone", None)
+    if store.schema is not None and hasattr(module, "check_relations"):
+        module.check_relations(store.schema.num_relations > 1, getattr(store.features, "by_kind", False))
     width = getattr(backbone, "in_channels", None)
     if isinstance(width, int) and store.features is not None and getattr(module, "inputs", None) is None:
         _check_equal("backbone.in_channels", width, "columns of the store's features", store.features.dim)

@@ -105,7 +105,7 @@ class BackboneModule(TakesInputs):
         """Return the outputs for a mini-batch, (num_rows, out_channels) with the seeds first."""
         if getattr(batch, "full_graph", False):
             return self._forward_rows(batch)
-        self._check_relations(batch)
+        self._check_batch(batch)
         x = self._features(batch)
         if isinstance(x, Tensor):
             x = x.to(next(self.backbone.parameters()).dtype)
@@ -123,22 +123,33 @@ class BackboneModule(TakesInputs):
             arguments["num_sampled_nodes"] = [batch.batch_size]
         return self.backbone(x, batch.edge_index, **{k: v for k, v in arguments.items() if v is not None})
 
-    def _check_relations(self, batch: Any) -> None:
-        """Refuse kinds and relations that the backbone does not read; raises StrategyError."""
-        name, edge_type = type(self.backbone).__name__, getattr(batch, "edge_type", None)
-        if edge_type is not None and "edge_type" not in self._accepted:
-            schema = getattr(batch, "schema", None)
-            several = schema.num_relations > 1 if schema is not None else bool((edge_type != edge_type[:1]).any())
-            if several:
-                raise StrategyError(
-                    f"{name} does not read edge_type, and the graph has several relations: train RGCN, RGAT, HGT or "
-                    "Hetero(model), or let forward take edge_type"
-                )
-        if getattr(batch, "x_by_kind", None) is not None and "node_type" not in self._accepted:
+    def check_relations(self, several: bool, own_features: bool) -> None:
+        """Refuse kinds and relations that the backbone does not read.
+
+        Args:
+            several: Whether the graph has more than one relation.
+            own_features: Whether its kinds of nodes have features of their own.
+
+        Raises:
+            StrategyError: names what is not read, and the remedy.
+        """
+        name = type(self.backbone).__name__
+        if several and "edge_type" not in self._accepted:
+            raise StrategyError(
+                f"{name} does not read edge_type, and the graph has several relations: train RGCN, RGAT, HGT or "
+                "Hetero(model), or let forward take edge_type"
+            )
+        if own_features and "node_type" not in self._accepted:
             raise StrategyError(
                 f"{name} reads one table of features, and kinds of nodes have features of their own: train RGCN, RGAT, "
                 "HGT or Hetero(model), or let forward take node_type, and x as RowsByKind"
             )
+
+    def _check_batch(self, batch: Any) -> None:
+        edge_type, schema, several = getattr(batch, "edge_type", None), getattr(batch, "schema", None), False
+        if edge_type is not None and "edge_type" not in self._accepted:
+            several = schema.num_relations > 1 if schema is not None else bool((edge_type != edge_type[:1]).any())
+        self.check_relations(several, getattr(batch, "x_by_kind", None) is not None)
 
     @property
     def reads_edge_features(self) -> bool:

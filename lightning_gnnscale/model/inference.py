@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import StrategyError
 from ..jit import kernel
 from ..memory import free_memory_bytes
 from ..triton_kernels.aggregate import add_arcs
@@ -87,8 +88,8 @@ def layerwise_inference(
         This rank's rows, and the table of outputs.
 
     Raises:
-        ValueError: block_arcs below 1, an unknown table_dtype, relations that the backbone does not read, or one that
-            reads times.
+        ValueError: block_arcs below 1, an unknown table_dtype, or a backbone that reads times.
+        StrategyError: relations that the backbone does not read.
 
     Cost: memory_bytes, 4 bytes a node, and the tables (num_nodes x width, on the disk of the source): two at a time,
     each as wide as a layer or as the linear map in it. Time: each arc is read once a layer, and the layer's input once
@@ -273,7 +274,7 @@ class _Pass:
         """Yield this rank's rows; relations that the backbone does not read are refused."""
         for block in self.source.blocks(targets):
             if block.edge_type is not None and not self.backbone.reads_relations and np.any(block.edge_type):
-                raise ValueError(
+                raise StrategyError(
                     f"{type(self.backbone).__name__} does not read relations, and the graph has several: train RGCN, "
                     "RGAT or HGT"
                 )

@@ -363,7 +363,7 @@ def test_relations_are_never_dropped_in_silence():
     batch.edge_type = batch.schema = None
     with pytest.raises(StrategyError, match="GraphSAGE reads one table of features"):
         plain(batch)
-    with pytest.raises(ValueError, match="GraphSAGE does not read relations, and the graph has several"):
+    with pytest.raises(StrategyError, match="GraphSAGE does not read relations, and the graph has several"):
         layerwise_inference(plain.backbone, TypedSource(one_kind))
     single = batch_without_attr(one_kind.batch())
     single.edge_type, single.schema = torch.zeros_like(single.edge_type), None
