@@ -72,6 +72,6 @@ $(VENV)/.ready-test: $(VENV)/.ready-demo
 	@$(OLD)/$(PIP_INSTALL) packaging "setuptools>=77" wheel
 	@$(OLD)/python tests/oldest.py $(if $(OLDEST_TORCH),torch) > .venv-oldest/oldest.txt
 	@$(OLD)/$(PIP_INSTALL) -r .venv-oldest/oldest.txt $(if $(OLDEST_TORCH),torch==$(OLDEST_TORCH)) \
-		pytest pytest-timeout pytest-xdist hypothesis networkx scipy
+		pytest pytest-timeout pytest-xdist hypothesis networkx scipy pandas "jsonargparse[signatures]"
 	@$(OLD)/$(PIP_INSTALL) --no-build-isolation --no-deps -e .
 	@touch $@

@@ -35,6 +35,8 @@ _HOME = {
     "Plan": "planner",
     "GraphDataset": "dataset",
     "LinkSet": "dataset",
+    "TypedGraph": "dataset",
+    "GraphSchema": "graph",
     "hold_out_edges": "dataset",
     "NeighborSampler": "sampler",
     "ClusterSampler": "sampler",

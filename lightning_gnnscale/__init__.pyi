@@ -18,7 +18,7 @@ from .datamodule import (
     PartitionDataModule,
     PredictionWriter,
 )
-from .dataset import GraphDataset, LinkSet, hold_out_edges
+from .dataset import GraphDataset, LinkSet, TypedGraph, hold_out_edges
 from .edge_stream import EdgeStream, SyntheticGraph, lfr_graph, open_edge_stream, write_edges
 from .embedding import DistributedEmbedding, SparseAdam, SparseSGD
 from .errors import (
@@ -30,6 +30,7 @@ from .errors import (
     PlanError,
     StrategyError,
 )
+from .graph import GraphSchema
 from .loader import LinkNeighborLoader, NeighborLoader, Processes, TaskGraphs, Threads
 from .model import LinkPredictor, NodeClassifier
 from .partition_store import PartitionStore, write_partition_store
@@ -88,6 +89,7 @@ __all__ = [
     "GNNScaleStrategy",
     "GradientAveraging",
     "GraphDataset",
+    "GraphSchema",
     "HaloExchange",
     "LayerwiseSampler",
     "LinkNeighborLoader",
@@ -126,6 +128,7 @@ __all__ = [
     "SyntheticGraph",
     "TaskGraphs",
     "Threads",
+    "TypedGraph",
     "VariationGap",
     "WorkerEmbedding",
     "access_probability",

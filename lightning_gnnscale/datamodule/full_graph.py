@@ -102,15 +102,14 @@ class FullGraphDataModule(StoredGraphDataModule):
 
         Raises:
             PartitionStoreError: the store has no features.
-            StrategyError: to train it has no labels or no train mask; there are more processes than parts; the
-                strategy of several processes exchanges nothing; the store has kinds or relations.
+            StrategyError: the graph has several relations; to train it has no labels or no train mask; there are more
+                processes than parts; the strategy of several processes exchanges nothing.
         """
         super().setup(stage)
         if self.store.schema is not None:
             raise StrategyError(
-                f"{self.root}: the graph has {self.store.schema.num_kinds} kinds of nodes and "
-                f"{self.store.schema.num_relations} relations, which full-graph training does not read: train on parts "
-                "with PartitionDataModule"
+                "training on the full graph does not tell relations apart, and the store has "
+                f"{self.store.schema.num_relations}: use PartitionDataModule"
             )
         if stage == "fit":
             self._check_trainable()

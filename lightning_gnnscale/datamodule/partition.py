@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from ..errors import StrategyError, check_count
 from ..events import record
@@ -201,6 +202,7 @@ class PartitionDataModule(StoredGraphDataModule):
         super().setup(stage)
         if stage == "fit":
             self._check_fit()
+            self._tell_times()
         if self._scratch is None:
             self._scratch = open_scratch(self.root, self.evaluation.scratch, self.trainer)
         if stage in ("fit", None) and self._placed is not None and self.buffer is None:
@@ -211,6 +213,16 @@ class PartitionDataModule(StoredGraphDataModule):
             self.sampler = self._placed.open(self.store, self.sampler, self.loader_options, self.trainer, reads)
         if getattr(self.sampler, "locality", None) is not None:
             self.sampler.locality.check_store(self.store.num_nodes, self.store.layout_fingerprint)
+
+    def _tell_times(self) -> None:
+        """Warn where the store has times and neighbours are drawn without looking at them."""
+        drawn_by = getattr(self.sampler, "sampler", self.sampler)
+        times = [name for name in ("node_time", "edge_time") if name in self.store.manifest["files"]]
+        if times and getattr(drawn_by, "temporal_strategy", None) is None:
+            rank_zero_warn(
+                f"the store has {' and '.join(times)}, and neighbours of any time are drawn, also later ones than the "
+                "target: say temporal_strategy=uniform or last to NeighborSampler, or write the store without times"
+            )
 
     @property
     def num_edge_features(self) -> int | None:

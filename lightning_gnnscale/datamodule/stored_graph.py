@@ -15,6 +15,7 @@ from ..dataset import GraphDataset
 from ..edge_stream.open import is_pyg_data
 from ..errors import GNNScaleError, PartitionStoreError, StrategyError
 from ..events import record
+from ..graph import GraphSchema
 from ..model.backbone import check_edge_attr
 from ..model.checkpoint_file import LoadsWeightsOnly
 from ..object_store import is_url
@@ -276,8 +277,21 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
 
     @property
     def num_features(self) -> int:
-        """Width of the stored features that batches have; 0 without."""
+        """Width of the stored features that batches have, of the widest kind; 0 without. By kind: `feature_dims`."""
         return 0 if self.store.features is None or not self.stored_features else self.store.features.dim
+
+    @property
+    def schema(self) -> GraphSchema | None:
+        """The kinds and relations of the graph; None of a graph of one kind and one relation."""
+        return self.store.schema if self.dataset is None else self.dataset.schema
+
+    @property
+    def feature_dims(self) -> dict[str, int] | None:
+        """Width of the stored features by kind, 0 for a kind without; None where kinds have none of their own."""
+        table = self.store.features if self.stored_features else None
+        if not getattr(table, "by_kind", False):
+            return None
+        return dict(zip(self.store.schema.node_types, table.dims, strict=True))
 
     @property
     def num_edge_features(self) -> int | None:

@@ -7,11 +7,13 @@ from .npz import load_npz
 from .ogb import load_ogb
 from .pyg import load_pyg
 from .split import LinkSet, hold_out_edges, random_split
+from .typed_graph import TypedGraph
 
 __all__ = [
     "CSRArrays",
     "GraphDataset",
     "LinkSet",
+    "TypedGraph",
     "generate",
     "hold_out_edges",
     "load_files",

@@ -127,6 +127,22 @@ def _tell_unread(data) -> None:
     warnings.warn(f"data.{', data.'.join(unread)}: not read{remedy}", stacklevel=3)
 
 
+_READ_OF_KINDS = {"x", "y", "time", "edge_index", "edge_attr", "edge_weight", "num_nodes", "n_id", "e_id"}
+_READ_OF_KINDS |= {f"{part}_mask" for part in ("train", "val", "test")}
+
+
+def tell_unread_kinds(data) -> None:
+    """Warn of what a `HeteroData` has for the nodes of a kind or the edges of a relation that is not read."""
+    unread = []
+    for kind, store in (*data.node_items(), *data.edge_items()):
+        name = ",".join(kind) if isinstance(kind, tuple) else kind
+        unread += [
+            f"{name}.{key}" for key in sorted(set(store.keys()) - _READ_OF_KINDS) if hasattr(store[key], "shape")
+        ]
+    if unread:
+        warnings.warn(f"{', '.join(unread)}: not read", stacklevel=4)
+
+
 def _mask(data, key: str, split: int) -> np.ndarray:
     mask = _numpy(getattr(data, key))
     if mask.ndim == 1:

@@ -256,4 +256,4 @@ def _whole_numbers(ids) -> np.ndarray:
 
 def _as_int64(ids: np.ndarray) -> np.ndarray:
     # A fresh array where the given one is read-only: compiled loops then see one kind.
-    return np.array(ids, dtype=np.int64, copy=None if ids.flags.writeable else True, order="C")
+    return np.ascontiguousarray(ids, np.int64) if ids.flags.writeable else np.array(ids, np.int64, order="C")

@@ -10,7 +10,9 @@ import numpy as np
 
 from ..errors import EdgeStreamError
 from ..graph import GraphSchema, id_dtype
+from ..jit import kernel
 from .options import StreamOptions
+from .relabel import NodeIds
 from .stream import EdgeStream, backing_file
 
 _HASH_BLOCK = 1 << 22
@@ -126,6 +128,14 @@ class RelationStream(EdgeStream):
         relations = (backing_file(source.relation) for source in self.sources if np.ndim(source.relation))
         return files + [path for path in relations if path is not None]
 
+    def fingerprint(self) -> str:
+        """Return a hex digest of what identifies the edges; the ids that they are named by are those of the sources."""
+        node_ids, self.node_ids = self.node_ids, None
+        try:
+            return super().fingerprint()
+        finally:
+            self.node_ids = node_ids
+
     def _identity(self) -> dict:
         named = [_digest(source.relation) if np.ndim(source.relation) else source.relation for source in self.sources]
         return {
@@ -193,3 +203,90 @@ def _digest(relation: np.ndarray) -> str:
     for start in range(0, len(relation), _HASH_BLOCK):
         digest.update(np.ascontiguousarray(relation[start : start + _HASH_BLOCK], "<i8"))
     return digest.hexdigest()
+
+
+class PairIds:
+    """The ids of edges between two kinds: each end is numbered by the ids of its own kind; in place of `NodeIds`.
+
+    Args:
+        source, target: `NodeIds` of all nodes of either kind; None: its ids are numbers of rows.
+    """
+
+    complete, are_strings = True, False
+
+    def __init__(self, source: NodeIds | None, target: NodeIds | None):
+        self.ends = (source, target)
+
+    @property
+    def listed(self) -> list[str | None]:
+        """Digests of the ids."""
+        return [None if ids is None else ids.listed for ids in self.ends]
+
+    def encode(self, src, dst) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers of both ends; see `NodeIds.encode`."""
+        pairs = zip(self.ends, (src, dst), strict=True)
+        first, second = (_rows(values) if ids is None else ids.encode(values, values)[0] for ids, values in pairs)
+        return first, second
+
+
+def _rows(values) -> np.ndarray:
+    if not isinstance(values, np.ndarray):
+        raise EdgeStreamError("ids of a kind without nodes= must be row numbers, got strings: give the ids of its rows")
+    return values.astype(np.int64)
+
+
+class IdsByKind:
+    """The user's ids of the nodes of all kinds, kind after kind; the same id may stand in several kinds.
+
+    Args:
+        ids: By kind, `NodeIds`; None: row numbers.
+        counts: By kind, number of nodes.
+    """
+
+    complete, listed = True, None
+
+    def __init__(self, ids: Sequence[NodeIds | None], counts: Sequence[int]):
+        self.ids, self.offsets = list(ids), np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        self.are_strings = any(one is not None and one.are_strings for one in self.ids)
+
+    def __len__(self) -> int:
+        return int(self.offsets[-1])
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        counts = np.diff(self.offsets)
+        parts = [
+            np.arange(count) if ids is None else np.asarray(ids) for ids, count in zip(self.ids, counts, strict=True)
+        ]
+        out = np.concatenate(parts)
+        return out if dtype is None else out.astype(dtype)
+
+    def strings(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of (num,) nodes as texts: (num + 1,) int64 offsets and (num_bytes,) uint8."""
+        kind = np.searchsorted(self.offsets, numbers, side="right") - 1
+        lengths, texts = np.zeros(len(numbers), np.int64), []
+        for number, ids in enumerate(self.ids):
+            rows = numbers[kind == number] - self.offsets[number]
+            if ids is None or not ids.are_strings:
+                named = rows if ids is None else np.asarray(ids)[rows]
+                encoded = [str(name).encode() for name in named.tolist()]
+                offsets = np.concatenate([[0], np.cumsum([len(text) for text in encoded], dtype=np.int64)])
+                data = np.frombuffer(b"".join(encoded), np.uint8)
+            else:
+                offsets, data = ids.strings(rows)
+            lengths[kind == number] = np.diff(offsets)
+            texts.append(data)
+        out_offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        out = np.empty(int(out_offsets[-1]), np.uint8)
+        for number, data in enumerate(texts):
+            _place_texts(kind, number, out_offsets, np.asarray(data), out)
+        return out_offsets, out
+
+
+@kernel
+def _place_texts(kind, number, offsets, data, out):
+    at = 0
+    for i in range(len(kind)):
+        if kind[i] == number:
+            for place in range(offsets[i], offsets[i + 1]):
+                out[place] = data[at]
+                at += 1

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from ..edge_stream import NodeIds
+from ..edge_stream.relations import IdsByKind
 from ..errors import EdgeStreamError, PartitionStoreError, disk_errors
 from ..events import stage
 from ..graph import CSC, id_dtype
@@ -222,7 +223,7 @@ def _user_ids(node_ids, original_nid: np.ndarray) -> dict[str, np.ndarray]:
     """Return the user's ids in store order: integers, or strings by their offsets in their bytes."""
     if len(node_ids) != len(original_nid):
         raise ValueError(f"node_ids must name all {len(original_nid)} nodes, got {len(node_ids)}; leave num_nodes out")
-    if not isinstance(node_ids, NodeIds):
+    if not isinstance(node_ids, NodeIds | IdsByKind):
         node_ids = NodeIds.of(node_ids)
     if not node_ids.are_strings:
         return {"user_ids": np.asarray(node_ids)[original_nid]}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from filelock import FileLock
 
-from ..dataset import GraphDataset, load_pyg
+from ..dataset import GraphDataset, TypedGraph, load_pyg
 from ..edge_stream import EdgeStream
 from ..edge_stream.open import is_pyg_data
 from ..errors import PlanError, check_count
@@ -39,7 +39,7 @@ from .preparation import (
 )
 
 if TYPE_CHECKING:
-    from torch_geometric.data import Data
+    from torch_geometric.data import Data, HeteroData
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class StoreMaking(TypedDict, total=False):
     """The keywords of `StoreSource.of` and `StoreSource`, for type checkers; `tests/test_types.py` compares them."""
 
     root: str | os.PathLike | None
-    dataset: "GraphDataset | Data | None"
+    dataset: "GraphDataset | TypedGraph | Data | HeteroData | None"
     stream: EdgeStream | None
     features: Any
     labels: Any
@@ -162,7 +162,8 @@ class StoreSource:
 
         Args:
             root: Folder that the store is written to; None: one below `stores`.
-            dataset: A `GraphDataset`, or a `Data` of PyG, whose arcs are kept as they are; in place of the following.
+            dataset: A `GraphDataset`, a `TypedGraph`, or a `Data` or `HeteroData` of PyG, whose arcs are kept as they
+                are; in place of the following.
             stream: The edges. Rows are in the order of its nodes. They are arrays, tensors, tables or columns, or paths
                 of .npy, .parquet or .csv, see `GraphDataset`.
             features: (num_nodes, dim), or a sparse matrix of SciPy or torch.
@@ -181,7 +182,11 @@ class StoreSource:
             raise ValueError(
                 f"{(given or ['stream'])[0]}: the data set has its own: give either it, or stream and rows"
             )
-        if is_pyg_data(dataset):
+        if isinstance(dataset, TypedGraph):
+            dataset = dataset.dataset()
+        elif hasattr(dataset, "edge_types"):
+            dataset = TypedGraph.of_hetero(dataset).dataset()
+        elif is_pyg_data(dataset):
             dataset = load_pyg(dataset, to_undirected=False)
         if stream is not None:
             edges = {"edge_weight": edge_weight, "edge_features": edge_features}

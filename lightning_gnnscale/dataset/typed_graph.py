@@ -1,0 +1,308 @@
+"""Graphs with kinds of nodes and relations between them: their description, and the data set that it makes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..edge_stream.open import open_edge_stream
+from ..edge_stream.options import CHUNK_EDGES
+from ..edge_stream.relations import IdsByKind, PairIds, RelationEdges, RelationStream
+from ..graph import MASK_NAMES, GraphSchema
+from ..partition_store.inputs import load_features, masks_by_name, opened
+from .graph_dataset import CSRArrays, GraphDataset, as_mask
+from .split import random_split
+
+_OF_NODES = ("num_nodes", "features", "labels", "masks", "time", "nodes")
+_OF_EDGES = ("edges", "time", "weight", "features", "relation", "reader")
+ALWAYS = np.iinfo(np.int64).min  # the time of what has none: there from the beginning
+EdgeType = tuple[str, str, str]
+
+
+@dataclass
+class TypedGraph:
+    """The kinds of nodes of a graph, the relations between them, and what belongs to each.
+
+    Everything may be an array, a tensor, a column, a table or a path, as for `GraphDataset` and `open_edge_stream`.
+
+    Args:
+        nodes: By name of a kind, its number of nodes, or a mapping of what is known of them: `num_nodes`; `features`,
+            (num_nodes, dim), dense or sparse; `labels`, (num_nodes,) or (num_nodes, num_labels); `masks`, by name or a
+            column of words; `time`, (num_nodes,) integers; `nodes`, the (num_nodes,) ids by which the edges name them,
+            each once. Without `nodes` the edges name rows.
+        edges: By relation, "source,name,target" or a tuple of the three, the edges; or a mapping of `edges` and, one an
+            edge, `time`, `weight`, `features`; `reader`, options of the edge reader. Ids of either end are those of its
+            kind. "*" stands for one source of several relations, with `relation`, (num_edges,) names or numbers of
+            `edge_types`.
+        edge_types: The relations, in this order; None: the keys of `edges`.
+        to_undirected: Whether reverses are added: of a relation within one kind to the relation itself, of another as a
+            relation "target,rev_name,source". `reverse_apart` gives those within one kind a relation of their own, too.
+        remove_self_loops: Whether edges from a node to itself are left out.
+        chunk_edges: See `open_edge_stream`.
+        name: Name of the data set.
+        fractions, split_seed: Random split of the labelled nodes where no kind has masks; see `random_split`.
+        num_classes: Number of classes; None: counted in the labels.
+        feature_storage: See `write_partition_store`.
+
+    Raises:
+        ValueError: a kind, a relation or a key that there is not, or rows that do not fit the nodes.
+
+    Cost: labels and masks of all nodes in memory; where several relations have times, weights or features, these too.
+    """
+
+    nodes: Mapping[str, Any]
+    edges: Mapping[Any, Any]
+    edge_types: Sequence[Any] | None = None
+    to_undirected: bool = True
+    reverse_apart: bool = False
+    remove_self_loops: bool = False
+    chunk_edges: int = CHUNK_EDGES
+    name: str = "typed"
+    fractions: tuple[float, float, float] = (0.7, 0.15, 0.15)
+    split_seed: int = 0
+    num_classes: int | None = None
+    feature_storage: str | None = None
+    _kinds: dict[str, dict] = field(init=False, repr=False)
+
+    def __post_init__(self):
+        self._kinds = {str(kind): _keyed(f"nodes[{kind!r}]", given, _OF_NODES, "num_nodes")
+                       for kind, given in self.nodes.items()}  # fmt: skip
+        given = [_edge_type(name) for name in (self.edges if self.edge_types is None else self.edge_types)]
+        self._listed = GraphSchema(tuple(self._kinds), tuple(name for name in given if name != ("*",)))
+        self._sources = []
+        for name, source in self.edges.items():
+            number = None if _edge_type(name) == ("*",) else self._listed.relation(_edge_type(name))
+            self._sources.append((number, _keyed(f"edges[{name!r}]", source, _OF_EDGES, "edges")))
+
+    @classmethod
+    def of_hetero(cls, data, to_undirected: bool = False, **options) -> "TypedGraph":
+        """Return the description of a PyG `HeteroData`.
+
+        Of a kind it reads `x`, `y`, the masks, `time` and `num_nodes`; of a relation `edge_index`, `edge_attr`,
+        `edge_weight` and `time`. What else belongs to nodes or edges is named in a warning.
+
+        Args:
+            data: The graph.
+            to_undirected: Whether reverses are added; most graphs of PyG have them.
+            options: Further arguments of `TypedGraph`.
+        """
+        from .pyg import tell_unread_kinds
+
+        nodes, edges = {}, {}
+        for kind in data.node_types:
+            store = data[kind]
+            masks = {name: store[f"{name}_mask"] for name in MASK_NAMES if f"{name}_mask" in store}
+            given = {"features": store.get("x"), "labels": store.get("y"), "time": store.get("time")}
+            nodes[kind] = {"num_nodes": store.num_nodes, **given, "masks": masks or None}
+        for edge_type in data.edge_types:
+            store = data[edge_type]
+            if "edge_index" not in store:
+                raise ValueError(f"{edge_type}: has no edge_index: adj_t is not read of graphs with kinds")
+            features = store.get("edge_attr")
+            if features is not None and features.dim() == 1:
+                features = features.unsqueeze(1)
+            edges[edge_type] = {
+                "edges": store.edge_index,
+                "time": store.get("time"),
+                "weight": store.get("edge_weight"),
+                "features": features,
+            }
+        tell_unread_kinds(data)
+        return cls(nodes, edges, to_undirected=to_undirected, **options)
+
+    def dataset(self) -> GraphDataset:
+        """Return the data set: nodes of all kinds in one space, kind after kind."""
+        counts = {kind: self._num_nodes(kind) for kind in self._kinds}
+        schema = self._schema()
+        ids = {kind: self._kinds[kind]["nodes"] for kind in counts}
+        sources, values = [], []
+        for number, given in self._sources:
+            sources.append(self._edges_of(number, given, ids, counts))
+            values.append(given)
+        options = {"chunk_edges": self.chunk_edges, "remove_self_loops": self.remove_self_loops}
+        sizes = list(counts.values())
+        stream = RelationStream(sources, schema, sizes, to_undirected=self.to_undirected, **options)
+        stream.node_ids = IdsByKind(list(ids.values()), sizes) if any(one is not None for one in ids.values()) else None
+        labels = self._rows_of_all("labels", counts, -1)
+        masks = self._masks(counts)
+        if not masks and labels is not None:
+            masks = random_split(labels, self.fractions, self.split_seed)
+        of_edges = {f"edge_{name}": _joined(name, values, sources) for name in ("weight", "features", "time")}
+        return GraphDataset(
+            name=self.name,
+            stream=stream,
+            features=self._features() or None,
+            labels=labels,
+            masks=masks,
+            num_classes=self.num_classes,
+            feature_storage=self.feature_storage,
+            node_time=self._rows_of_all("time", counts, ALWAYS),
+            **of_edges,
+        )
+
+    def _schema(self) -> GraphSchema:
+        """Return kinds and relations, those of reverses behind the listed ones."""
+        listed = self._listed
+        if not self.to_undirected:
+            return listed
+        names, reverse = list(listed.edge_types), [0] * listed.num_relations
+        for number, (source, name, target) in enumerate(listed.edge_types):
+            if source == target and not self.reverse_apart:
+                reverse[number] = number
+                continue
+            reverse[number] = len(names)
+            names.append((target, f"rev_{name}", source))
+            reverse.append(number)
+        return GraphSchema(listed.node_types, tuple(names), tuple(reverse))
+
+    def _num_nodes(self, kind: str) -> int:
+        """Return the number of nodes of a kind, which everything that is given agrees on."""
+        given, counts = self._kinds[kind], {}
+        if given["num_nodes"] is not None:
+            counts["num_nodes"] = int(given["num_nodes"])
+        for name in ("features", "labels", "time"):
+            if given[name] is not None:
+                rows = given[name]
+                counts[name] = int(rows.shape[0]) if hasattr(rows, "shape") else len(opened(rows))
+        if given["nodes"] is not None:
+            given["nodes"] = _listed(kind, given["nodes"])
+            counts["nodes"] = len(given["nodes"])
+        if not counts:
+            raise ValueError(f"nodes[{kind!r}]: how many are there? give num_nodes, features, labels, time or nodes")
+        if len(set(counts.values())) > 1:
+            told = ", ".join(f"{name} {count}" for name, count in counts.items())
+            raise ValueError(f"nodes[{kind!r}]: numbers of nodes differ: {told}; give each one row a node")
+        return next(iter(counts.values()))
+
+    def _edges_of(self, number: int | None, given: dict, ids: dict, counts: dict[str, int]) -> RelationEdges:
+        """Return the edges of one source, with the relation of each."""
+        relation = number
+        ends = list(self._listed.edge_types) if number is None else [self._listed.edge_types[number]]
+        named = [{ids[edge_type[end]] is not None for edge_type in ends} for end in (0, 2)]
+        listed = True in named[0] | named[1]
+        if listed and number is None:
+            raise ValueError('edges["*"]: edges of several relations name rows: leave out nodes= of the kinds')
+        reader = dict(given["reader"] or {})
+        stream = open_edge_stream(given["edges"], chunk_edges=self.chunk_edges, relabel=listed or None, **reader)
+        if listed:
+            source, _, target = ends[0]
+            stream.node_ids = PairIds(ids[source], ids[target])
+            stream.num_nodes = max(counts[source], counts[target])
+        if number is None:
+            relation = _relation_numbers(given["relation"], self._listed)
+        elif given["relation"] is not None:
+            raise ValueError('relation= is for edges["*"], whose relations differ: leave it out')
+        return RelationEdges(stream, relation)
+
+    def _features(self) -> dict[str, Any]:
+        """Return features by kind, sparse ones as `CSRArrays`; those at a .npy path stay there."""
+        found = {}
+        for kind, given in self._kinds.items():
+            rows = given["features"]
+            if rows is None:
+                continue
+            if hasattr(rows, "tocsr") or "sparse" in str(getattr(rows, "layout", "")):
+                rows = CSRArrays(*load_features(rows, int(rows.shape[0])))
+            found[kind] = rows if isinstance(rows, str) or hasattr(rows, "indptr") else np.asanyarray(opened(rows))
+        return found
+
+    def _rows_of_all(self, name: str, counts: dict[str, int], missing: int) -> np.ndarray | None:
+        """Return (num_nodes,) values of all kinds, `missing` for kinds without; None where no kind has some."""
+        given = {kind: np.asarray(opened(one[name])) for kind, one in self._kinds.items() if one[name] is not None}
+        if not given:
+            return None
+        for kind, rows in given.items():
+            given[kind] = rows[:, 0] if rows.ndim == 2 and rows.shape[1] == 1 else rows
+        shapes = {rows.shape[1:] for rows in given.values()}
+        if len(shapes) > 1:
+            raise ValueError(f"{name}: kinds have {sorted(shapes)} columns: give all of them as many")
+        dtype = np.result_type(*(rows.dtype for rows in given.values()), np.int64 if name == "time" else np.int8)
+        out = np.full((sum(counts.values()), *shapes.pop()), missing, dtype)
+        first = 0
+        for kind, count in counts.items():
+            if kind in given:
+                out[first : first + count] = given[kind]
+            first += count
+        return out
+
+    def _masks(self, counts: dict[str, int]) -> dict[str, np.ndarray]:
+        """Return masks over the nodes of all kinds; a kind without them is in none."""
+        masks: dict[str, np.ndarray] = {}
+        first, total = 0, sum(counts.values())
+        for kind, count in counts.items():
+            for name, mask in masks_by_name(self._kinds[kind]["masks"]).items():
+                whole = masks.setdefault(name, np.zeros(total, bool))
+                where = f"nodes[{kind!r}].masks[{name!r}]"
+                whole[first : first + count] = as_mask(where, np.asarray(opened(mask)), count)
+            first += count
+        return masks
+
+
+def _keyed(where: str, given: Any, allowed: Sequence[str], single: str) -> dict:
+    """Return what is known of a kind or a relation, all keys of it; what is no mapping is the one that is meant."""
+    if not isinstance(given, Mapping):
+        given = {single: given}
+    unknown = sorted(set(given) - set(allowed))
+    if unknown:
+        raise ValueError(f"{where}: unknown key {unknown[0]!r}, allowed: {', '.join(allowed)}")
+    return {name: given.get(name) for name in allowed}
+
+
+def _edge_type(name: Any) -> tuple[str, ...]:
+    parts = tuple(part.strip() for part in name.split(",")) if isinstance(name, str) else tuple(name)
+    if parts != ("*",) and len(parts) != 3:
+        raise ValueError(f'an edge type must be "source,name,target", or "*" for several, got {name!r}')
+    return parts
+
+
+def _listed(kind: str, nodes: Any):
+    from ..edge_stream.table import listed_ids  # imports pyarrow
+
+    try:
+        return listed_ids(nodes)
+    except ValueError as error:
+        raise ValueError(f"nodes[{kind!r}].nodes: {error}") from None
+
+
+def _relation_numbers(relation: Any, schema: GraphSchema) -> np.ndarray:
+    """Return (num_edges,) numbers of relations that are given as numbers or names."""
+    if relation is None:
+        raise ValueError('edges["*"] needs relation=, the name or number of the relation of each edge')
+    if isinstance(relation, str):
+        from ..edge_stream.table import ids_or_rows
+
+        relation = ids_or_rows(relation) if not relation.endswith(".npy") else opened(relation)
+    relation = np.asarray(relation)
+    if relation.dtype.kind in "iu":
+        return relation
+    names, places = np.unique(relation.astype(str), return_inverse=True)
+    return np.array([schema.relation(str(name)) for name in names])[places]
+
+
+def _joined(name: str, values: list[dict], sources: list[RelationEdges]) -> Any:
+    """Return the values of all edges, source after source; those of sources without are 0, of times always."""
+    given = []
+    for one, source in zip(values, sources, strict=True):
+        rows = one[name]
+        if rows is not None:
+            rows = load_features(rows, _edges(source)) if name == "features" else np.asarray(opened(rows)).reshape(-1)
+        given.append(rows)
+    if all(rows is None for rows in given):
+        return None
+    if len(given) == 1:
+        return given[0]
+    widths = {rows.shape[1:] for rows in given if rows is not None}
+    if len(widths) > 1:
+        raise ValueError(f"features of edges: relations have {sorted(widths)} columns: give all of them as many")
+    width, missing = widths.pop(), {"time": ALWAYS, "weight": 1}.get(name, 0)
+    dtype = np.result_type(*(rows.dtype for rows in given if rows is not None), np.int64 if name == "time" else np.int8)
+    filled = [
+        np.full((_edges(source), *width), missing, dtype) if rows is None else rows
+        for rows, source in zip(given, sources, strict=True)
+    ]
+    return np.concatenate(filled)
+
+
+def _edges(source: RelationEdges) -> int:
+    return source.stream.count()[1]

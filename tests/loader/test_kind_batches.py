@@ -1,0 +1,250 @@
+"""Batches of graphs with kinds: what they hold is the store's, from every source; draws by relation and by time."""
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import HeteroData
+
+import lightning_gnnscale as gs
+from lightning_gnnscale.loader.mixed_batch import mix
+from lightning_gnnscale.partition_store.part_graph import load_part_graph, load_whole_graph
+from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
+
+COUNTS = {"author": 80, "paper": 150, "inst": 10}
+pytestmark = pytest.mark.filterwarnings("ignore:.*listed more often", "ignore:the store has")
+
+
+def description(seed: int = 0) -> gs.TypedGraph:
+    rng = np.random.default_rng(seed)
+    ends = [("author", "writes", "paper", 400), ("paper", "cites", "paper", 900), ("author", "at", "inst", 100)]
+    edges = {
+        (a, name, b): {
+            "edges": np.stack([rng.integers(0, COUNTS[a], size), rng.integers(0, COUNTS[b], size)]),
+            "time": rng.integers(0, 1000, size),
+        }
+        for a, name, b, size in ends
+    }
+    nodes = {kind: {"num_nodes": count, "time": rng.integers(0, 1000, count)} for kind, count in COUNTS.items()}
+    nodes["author"]["features"] = rng.random((COUNTS["author"], 3)).astype(np.float32)
+    nodes["paper"] |= {
+        "features": rng.random((COUNTS["paper"], 6)).astype(np.float32),
+        "labels": rng.integers(0, 5, COUNTS["paper"]),
+        "masks": {"train": rng.random(COUNTS["paper"]) < 0.6},
+    }
+    return gs.TypedGraph(nodes, edges)
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory):
+    dataset = description().dataset()
+    rows = {"features": dataset.features, "labels": dataset.labels, "masks": dataset.masks}
+    times = {"node_time": dataset.node_time, "edge_time": dataset.edge_time}
+    p = gs.partition(dataset.stream, "spring", 3, evaluate=False)
+    store = gs.write_partition_store(tmp_path_factory.mktemp("kinds") / "store", dataset.stream, p, **rows, **times)
+    return dataset, store
+
+
+def arcs_of(store) -> set[tuple[int, int, int, int]]:
+    target = np.repeat(np.arange(store.num_nodes), np.diff(store.csc.indptr))
+    return told(store.csc.indices, target, store.edge_type, store.edge_time)
+
+
+def told(*columns) -> set[tuple[int, ...]]:
+    return set(zip(*(column.tolist() for column in columns), strict=True))
+
+
+BY_RELATION = {"*": [3, 2], "author,writes,paper": [-1, 0], "at": [0, 0]}
+SAMPLERS = {
+    "together": gs.NeighborSampler([3, 3]),
+    "by relation": gs.NeighborSampler(BY_RELATION),
+    "by time": gs.NeighborSampler({"*": [3, 3]}, temporal_strategy="uniform"),
+    "the last": gs.NeighborSampler([2, 2], temporal_strategy="last", strictly_before=True),
+}
+
+
+def batches_of(store, sampler, source="threads", **options) -> list[gs.MiniBatch]:
+    dm = gs.PartitionDataModule(store=store, sampler=sampler, batch_size=32, source=source, **options)
+    dm.setup("fit")
+    return list(dm.train_dataloader())
+
+
+@pytest.mark.parametrize("scope", ["part", "graph"])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_batches_hold_what_the_store_has(graph, name, scope):
+    dataset, store = graph
+    arcs, original = arcs_of(store), np.asarray(store.original_nid)
+    batches = batches_of(store, SAMPLERS[name], scope=scope)
+    seeds = np.concatenate([batch.n_id[: batch.batch_size].numpy() for batch in batches])
+    assert np.array_equal(np.sort(original[seeds]), np.flatnonzero(dataset.masks["train"]))
+    for batch in batches:
+        nodes, (source, target) = batch.n_id.numpy(), batch.edge_index.numpy()
+        drawn = told(nodes[source], nodes[target], batch.edge_type, batch.edge_time)
+        assert drawn <= arcs
+        assert np.all(np.diff(target) >= 0) and batch.indptr[-1] == len(target)
+        assert np.array_equal(batch.node_type.numpy(), store.node_type(nodes))
+        for kind, table in zip(COUNTS, batch.x.tables, strict=True):
+            number = list(COUNTS).index(kind)
+            own = original[nodes[batch.node_type.numpy() == number]] - dataset.stream.kind_offsets[number]
+            assert (kind == "inst" and table is None) or np.array_equal(table.numpy(), dataset.features[kind][own])
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_source_gives_the_same_batches(graph, name):
+    _, store = graph
+    expected = batches_of(store, SAMPLERS[name])
+    for source in (gs.TaskGraphs(), gs.Processes(num_workers=2)):
+        for one, other in zip(batches_of(store, SAMPLERS[name], source), expected, strict=True):
+            for field in ("n_id", "edge_index", "edge_type", "edge_time", "node_type", "seed_of", "seed_time"):
+                mine, theirs = getattr(one, field), getattr(other, field)
+                assert (mine is None and theirs is None) or torch.equal(mine, theirs), field
+            assert torch.equal(one.x.tables[1], other.x.tables[1])
+
+
+def rows_by_relation(store, graph, nodes) -> dict[tuple[int, int], list[int]]:
+    """Return the arc positions of each (node, relation)."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for node in nodes:
+        for arc in range(graph.csc.indptr[node], graph.csc.indptr[node + 1]):
+            found.setdefault((int(node), int(graph.kinds.edge_type[arc])), []).append(arc)
+    return found
+
+
+@pytest.mark.parametrize("scope", ["part", "graph"])
+def test_fanouts_are_those_of_each_relation(graph, scope):
+    _, store = graph
+    part = load_part_graph(store, 1, 0) if scope == "part" else load_whole_graph(store, 0)
+    sampler = SAMPLERS["by relation"]
+    seeds = np.flatnonzero(store.node_type(np.arange(part.core_start, part.core_start + part.num_core)) == 1)[:20]
+    state = sampler.prepare(part, seeds, 0)
+    drawn = sampler.draw(state, seeds, 7, Workspace(part.num_local, part.csc.indices.dtype), np.empty, True)
+    rows = rows_by_relation(store, part, drawn.n_id[: len(drawn.indptr) - 1])
+    hop_of = np.repeat([0, 1], drawn.num_sampled_nodes[:2])
+    for place in range(len(drawn.indptr) - 1):
+        arcs = drawn.e_id[drawn.indptr[place] : drawn.indptr[place + 1]]
+        kinds = part.kinds.edge_type[arcs]
+        for relation in range(store.schema.num_relations):
+            have = rows.get((int(drawn.n_id[place]), relation), [])
+            fanout = sampler._fanouts_of(store.schema)[relation][hop_of[place]]
+            took = arcs[kinds == relation]
+            assert len(took) == (len(have) if fanout < 0 else min(fanout, len(have)))
+            assert set(took.tolist()) <= set(have) and len(np.unique(took)) == len(took)
+
+
+def test_relations_of_the_whole_graph_are_drawn_uniformly(graph):
+    """A row that is read from the mapped graph gives each of a relation's arcs alike."""
+    _, store = graph
+    whole = load_whole_graph(store, 0)
+    sampler = gs.NeighborSampler({"cites": [2]})
+    relation = store.schema.relation("cites")
+    rows = rows_by_relation(store, whole, range(store.num_nodes))
+    node = max((len(arcs), node) for (node, kind), arcs in rows.items() if kind == relation)[1]
+    arcs, seeds = rows[node, relation], np.array([node])
+    state, space = sampler.prepare(whole, seeds, 0), Workspace(whole.num_local, whole.csc.indices.dtype)
+    counts = dict.fromkeys(arcs, 0)
+    for key in range(4000):
+        for arc in sampler.draw(state, seeds, key, space, np.empty, True).e_id.tolist():
+            counts[arc] += 1
+    expected = 4000 * 2 / len(arcs)
+    spread = sum((count - expected) ** 2 / (expected * (1 - 2 / len(arcs))) for count in counts.values())
+    assert spread < len(arcs) + 5 * np.sqrt(2 * len(arcs))
+
+
+@pytest.mark.parametrize("scope", ["part", "graph"])
+@pytest.mark.parametrize("name", ["by time", "the last"])
+def test_no_arc_is_later_than_its_seed(graph, name, scope):
+    _, store = graph
+    for batch in batches_of(store, SAMPLERS[name], scope=scope):
+        limit = batch.seed_time[batch.seed_of[batch.edge_index[1]]]
+        assert torch.all(batch.edge_time < limit if name == "the last" else batch.edge_time <= limit)
+        assert torch.equal(batch.seed_of[: batch.batch_size], torch.arange(batch.batch_size))
+        assert torch.equal(batch.seed_of[batch.edge_index[0]], batch.seed_of[batch.edge_index[1]])
+
+
+@pytest.mark.parametrize("scope", ["part", "graph"])
+def test_the_last_arcs_are_the_latest_that_may_be_drawn(graph, scope):
+    _, store = graph
+    part = load_part_graph(store, 1, 1) if scope == "part" else load_whole_graph(store, 0)
+    sampler = gs.NeighborSampler([2], temporal_strategy="last")
+    seeds = np.arange(10)
+    state = sampler.prepare(part, seeds, 0)
+    drawn = sampler.draw(state, seeds, 3, Workspace(part.num_local, part.csc.indices.dtype), np.empty, True)
+    for place, seed in enumerate(seeds):
+        row = np.arange(part.csc.indptr[seed], part.csc.indptr[seed + 1])
+        times = part.kinds.edge_time[row]
+        allowed = np.sort(times[times <= part.kinds.node_time[seed]])[-2:]
+        taken = part.kinds.edge_time[drawn.e_id[drawn.indptr[place] : drawn.indptr[place + 1]]]
+        assert np.array_equal(np.sort(taken), allowed)
+
+
+def test_whole_neighbourhoods_equal_those_of_pyg(graph):
+    """With all neighbours, `to_hetero` holds the nodes and edges that the graph has around the seeds."""
+    _, store = graph
+    batch = batches_of(store, gs.NeighborSampler({"*": [-1]}), scope="graph")[0]
+    data = batch.to_hetero()
+    assert isinstance(data, HeteroData) and data.validate()
+    assert data["paper"].batch_size == batch.batch_size
+    assert sum(data[kind].num_nodes for kind in COUNTS) == batch.num_nodes
+    assert torch.equal(data["paper"].n_id[: batch.batch_size], batch.n_id[: batch.batch_size])
+    for number, edge_type in enumerate(store.schema.edge_types):
+        source, target = (data[kind].n_id for kind in edge_type[::2])
+        ends = data[edge_type].edge_index
+        mine = {(u, v) for u, v in zip(source[ends[0]].tolist(), target[ends[1]].tolist(), strict=True)}
+        seeds = set(batch.n_id[: batch.batch_size].tolist())
+        assert mine == {(u, v) for u, v, kind, _ in arcs_of(store) if kind == number and v in seeds}
+
+
+def test_mixed_batches_keep_kinds_relations_and_seeds(graph):
+    _, store = graph
+    pieces = batches_of(store, SAMPLERS["by time"])[:3]
+    mixed = mix(pieces, lambda shape, dtype: np.empty(shape, dtype))
+    arcs = arcs_of(store)
+    nodes, (source, target) = mixed.n_id.numpy(), mixed.edge_index.numpy()
+    drawn = told(nodes[source], nodes[target], mixed.edge_type, mixed.edge_time)
+    assert drawn <= arcs
+    assert torch.equal(mixed.seed_of[: mixed.batch_size], torch.arange(mixed.batch_size))
+    rows = store.features.gather(nodes)
+    for mine, theirs in zip(mixed.x.tables, rows.tables, strict=True):
+        assert (mine is None and theirs is None) or np.array_equal(mine.numpy(), theirs)
+    assert torch.all(mixed.edge_time <= mixed.seed_time[mixed.seed_of[mixed.edge_index[1]]])
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"fanouts": {"*": [3], "cites": [3, 2]}}, "as many hops"),
+        ({"fanouts": [2], "temporal_strategy": "first"}, "temporal_strategy must be one of"),
+        ({"fanouts": [2], "strictly_before": True}, "strictly_before needs temporal_strategy"),
+        ({"fanouts": {"*": [2]}, "direction": "both"}, 'direction must be "in"'),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(options, told):
+    with pytest.raises(ValueError, match=told):
+        gs.NeighborSampler(**options)
+
+
+def test_a_relation_that_there_is_not_is_named(graph):
+    _, store = graph
+    with pytest.raises(gs.GNNScaleError, match="edge type 'quotes' must be one of"):
+        batches_of(store, gs.NeighborSampler({"quotes": [2]}))
+
+
+def test_times_that_the_store_has_not_are_asked_for(tmp_path):
+    graph = description()
+    for given in (*graph.edges.values(), *graph.nodes.values()):
+        given.pop("time", None)
+    dataset = gs.TypedGraph(graph.nodes, graph.edges).dataset()
+    p = gs.partition(dataset.stream, "random", 2, evaluate=False)
+    rows = {"features": dataset.features, "labels": dataset.labels, "masks": dataset.masks}
+    store = gs.write_partition_store(tmp_path / "store", dataset.stream, p, **rows)
+    with pytest.raises(gs.GNNScaleError, match="write it with node_time="):
+        batches_of(store, SAMPLERS["by time"])
+
+
+def test_reverses_of_a_directed_store_have_no_relation(tmp_path):
+    graph = description()
+    dataset = gs.TypedGraph(graph.nodes, graph.edges, to_undirected=False).dataset()
+    p = gs.partition(dataset.stream, "random", 2, evaluate=False)
+    rows = {"features": dataset.features, "labels": dataset.labels, "masks": dataset.masks}
+    store = gs.write_partition_store(tmp_path / "store", dataset.stream, p, **rows)
+    with pytest.raises((ValueError, gs.GNNScaleError), match="relation of the arc itself"):
+        batches_of(store, gs.NeighborSampler([2], direction="both"))

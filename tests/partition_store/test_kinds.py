@@ -1,0 +1,213 @@
+"""Stores of graphs with kinds: every node, arc, relation, time and row of features is where the description has it."""
+
+import numpy as np
+import pytest
+
+import lightning_gnnscale as gs
+from lightning_gnnscale.edge_stream import open_edge_stream
+from lightning_gnnscale.edge_stream.relations import RelationEdges, RelationStream
+from lightning_gnnscale.errors import EdgeStreamError
+from lightning_gnnscale.graph import GraphSchema
+from lightning_gnnscale.partition_store.part_graph import load_part_graph, load_whole_graph
+
+COUNTS = {"author": 60, "paper": 100, "inst": 12}
+TYPES = [("author", "writes", "paper"), ("paper", "cites", "paper"), ("author", "at", "inst")]
+
+
+def edges_of(seed: int = 0) -> dict[tuple, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    sizes = (300, 500, 80)
+    return {
+        kind: np.stack([rng.integers(0, COUNTS[kind[0]], size), rng.integers(0, COUNTS[kind[2]], size)])
+        for kind, size in zip(TYPES, sizes, strict=True)
+    }
+
+
+def description(**options) -> gs.TypedGraph:
+    rng = np.random.default_rng(1)
+    nodes = {
+        "author": {"num_nodes": COUNTS["author"], "features": rng.random((COUNTS["author"], 3)).astype(np.float16)},
+        "paper": {
+            "features": rng.random((COUNTS["paper"], 5)).astype(np.float32),
+            "labels": rng.integers(0, 4, COUNTS["paper"]),
+        },
+        "inst": COUNTS["inst"],
+    }
+    return gs.TypedGraph(nodes, edges_of(), **options)
+
+
+def written(tmp_path, graph=None, num_parts: int = 4, **options) -> tuple:
+    dataset = (graph or description()).dataset()
+    p = gs.partition(dataset.stream, "spring", num_parts, evaluate=False)
+    rows = {"features": dataset.features, "labels": dataset.labels, "masks": dataset.masks}
+    return dataset, gs.write_partition_store(tmp_path / "store", dataset.stream, p, **rows, **options)
+
+
+def arcs_of(store) -> set[tuple[int, int, int]]:
+    target = np.repeat(np.arange(store.num_nodes), np.diff(store.csc.indptr))
+    original = np.asarray(store.original_nid)
+    return set(
+        zip(original[store.csc.indices].tolist(), original[target].tolist(), store.edge_type.tolist(), strict=True)
+    )
+
+
+def expected_arcs(reverse_apart: bool = False) -> set[tuple[int, int, int]]:
+    first = dict(zip(COUNTS, np.cumsum([0, *COUNTS.values()]).tolist(), strict=False))
+    names = list(TYPES)
+    arcs = set()
+    for number, (kind, edges) in enumerate(edges_of().items()):
+        back = number
+        if kind[0] != kind[2] or reverse_apart:
+            back = len(names)
+            names.append(kind)
+        for a, b in edges.T.tolist():
+            u, v = a + first[kind[0]], b + first[kind[2]]
+            arcs |= {(u, v, number)} | ({(v, u, back)} if u != v else set())
+    return arcs
+
+
+@pytest.mark.filterwarnings("ignore:.*listed more often")
+@pytest.mark.parametrize("reverse_apart", [False, True])
+def test_arcs_and_rows_are_those_of_the_description(tmp_path, reverse_apart):
+    dataset, store = written(tmp_path, description(reverse_apart=reverse_apart))
+    store.verify()
+    assert arcs_of(store) == expected_arcs(reverse_apart) and store.num_arcs == len(expected_arcs(reverse_apart))
+    original = np.asarray(store.original_nid)
+    kind = store.node_type(np.arange(store.num_nodes))
+    assert np.array_equal(kind, dataset.stream.kind_of(original))
+    rows = store.features.gather(np.arange(store.num_nodes))
+    for number, name in enumerate(COUNTS):
+        if name == "inst":
+            assert rows.tables[number] is None
+            continue
+        own = original[kind == number] - dataset.stream.kind_offsets[number]
+        assert np.array_equal(rows.tables[number], dataset.features[name][own])
+        assert rows.tables[number].dtype == dataset.features[name].dtype
+
+
+@pytest.mark.filterwarnings("ignore:.*listed more often")
+def test_kinds_are_runs_inside_every_part(tmp_path):
+    _, store = written(tmp_path)
+    kind = store.node_type(np.arange(store.num_nodes))
+    for begin, end in zip(store.part_offsets[:-1], store.part_offsets[1:], strict=True):
+        assert np.all(np.diff(kind[begin:end]) >= 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*listed more often")
+@pytest.mark.parametrize("hops", [0, 1, 2])
+def test_parts_know_the_relation_and_the_time_of_each_arc(tmp_path, hops):
+    num_edges = sum(edges.shape[1] for edges in edges_of().values())
+    times = np.random.default_rng(2).permutation(num_edges)
+    node_time = np.arange(sum(COUNTS.values()))
+    _, store = written(tmp_path, edge_time=times, node_time=node_time)
+    assert store.num_arcs > 1.9 * num_edges  # edges with times are events: repeats stay
+    for part in range(store.num_parts):
+        graph = load_part_graph(store, hops, part)
+        assert np.array_equal(graph.kinds.edge_type, store.edge_type[graph.arc_id])
+        assert np.array_equal(graph.kinds.edge_time, store.edge_time[graph.arc_id])
+        assert np.array_equal(graph.kinds.node_time, node_time[store.original_nid[graph.nodes]])
+        row = np.repeat(np.arange(graph.num_local), np.diff(graph.csc.indptr))
+        ends = np.stack([store.node_type(graph.nodes[graph.csc.indices]), store.node_type(graph.nodes[row])])
+        schema = store.schema
+        assert np.array_equal(ends, np.stack([schema.sources, schema.targets])[:, graph.kinds.edge_type])
+    whole = load_whole_graph(store, 0)
+    assert np.array_equal(whole.kinds.edge_type, store.edge_type)
+
+
+@pytest.mark.filterwarnings("ignore:.*listed more often")
+def test_a_store_that_was_cut_off_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
+    _, store = written(tmp_path / "whole")
+    from lightning_gnnscale.partition_store import csc_writer
+
+    calls, write = [], csc_writer.RowWriter.write
+
+    def fails_once(self, *args):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return write(self, *args)
+
+    budget = gs.partition_store.WriteBudget(spill_edges=64, sort_arcs=128, block_bytes=256, checkpoint_bytes=1)
+    monkeypatch.setattr(csc_writer.RowWriter, "write", fails_once)
+    with pytest.raises(KeyboardInterrupt):
+        written(tmp_path / "cut", budget=budget)
+    _, again = written(tmp_path / "cut", budget=budget)
+    assert again.manifest["files"] == store.manifest["files"]
+
+
+def test_loaded_features_of_kinds_equal_gathered_ones(tmp_path):
+    _, store = written(tmp_path, description(to_undirected=False))
+    some = np.sort(np.random.default_rng(0).choice(store.num_nodes, 50, replace=False))
+    loaded, order = store.features.load(some)
+    assert order is None and loaded.num_rows == 50
+    places = np.array([7, 0, 49, 7])
+    mine, theirs = loaded.gather(places), store.features.gather(some[places])
+    assert np.array_equal(mine.kind, theirs.kind)
+    for one, other in zip(mine.tables, theirs.tables, strict=True):
+        assert (one is None and other is None) or np.array_equal(one, other)
+
+
+def test_codes_of_each_kind_are_within_half_a_scale(tmp_path):
+    dataset, store = written(tmp_path, description(to_undirected=False), feature_storage="int8")
+    kind = store.node_type(np.arange(store.num_nodes))
+    own = store.original_nid[kind == 1] - COUNTS["author"]
+    rows = store.features.gather(np.flatnonzero(kind == 1)).tables[1]
+    given = dataset.features["paper"][own]
+    assert np.all(np.abs(rows - given) <= np.abs(given).max(axis=1, keepdims=True) / 127 / 2 * 1.001)
+
+
+def test_user_ids_may_stand_in_several_kinds(tmp_path):
+    nodes = {"user": {"nodes": ["x", "a", "b"]}, "item": {"nodes": np.array([7, 5])}}
+    edges = {("user", "buys", "item"): (np.array(["a", "b", "x"]), np.array(["5", "7", "7"]))}
+    nodes["item"]["nodes"] = ["7", "5"]
+    graph = gs.TypedGraph(nodes, edges, name="shop")
+    _, store = written(tmp_path, graph, num_parts=1)
+    assert store.user_ids(store.store_nid[np.arange(5)]).tolist() == ["x", "a", "b", "7", "5"]
+    assert arcs_of(store) == {(1, 4, 0), (4, 1, 1), (2, 3, 0), (3, 2, 1), (0, 3, 0), (3, 0, 1)}
+
+
+def test_edges_are_streamed_from_any_chunk():
+    dataset = description(to_undirected=False, chunk_edges=7).dataset()
+    stream = dataset.stream
+    whole = [np.concatenate(ends) for ends in zip(*[(chunk.src, chunk.dst) for chunk in stream.chunks()], strict=True)]
+    for start in (0, 1, 43, 60, 125):
+        part = [(chunk.src, chunk.dst, chunk.first_edge) for chunk in stream.chunks(start)]
+        for src, dst, first in part:
+            assert np.array_equal(src, whole[0][first : first + len(src)])
+            assert np.array_equal(dst, whole[1][first : first + len(dst)])
+        assert not part or part[0][2] == start * 7
+
+
+def test_an_edge_of_a_node_that_its_kind_has_not_is_named():
+    graph = gs.TypedGraph({"a": 3, "b": 5}, {("a", "to", "b"): np.array([[0, 3], [4, 1]])})
+    with pytest.raises(EdgeStreamError, match=r"edge 1: source 3 of a,to,b is not below the 3 nodes of kind a"):
+        list(graph.dataset().stream.chunks())
+
+
+@pytest.mark.parametrize(
+    ("nodes", "edges", "told"),
+    [
+        ({"a": {"rows": 3}}, {("a", "to", "a"): np.zeros((2, 1), int)}, "unknown key 'rows'"),
+        ({"a": 3}, {("a", "to", "b"): np.zeros((2, 1), int)}, "with kinds of a"),
+        ({"a": 3}, {("a", "a"): np.zeros((2, 1), int)}, "an edge type must be"),
+        ({"a": {}}, {("a", "to", "a"): np.zeros((2, 1), int)}, "how many are there"),
+        (
+            {"a": {"num_nodes": 2, "labels": [0, 1, 1]}},
+            {("a", "to", "a"): np.zeros((2, 1), int)},
+            "numbers of nodes differ",
+        ),
+    ],
+)
+def test_a_description_that_does_not_fit_is_one_line(nodes, edges, told):
+    with pytest.raises(ValueError, match=told) as caught:
+        gs.TypedGraph(nodes, edges).dataset()
+    assert "\n" not in str(caught.value)
+
+
+def test_relations_must_fit_the_schema():
+    schema = GraphSchema(("a",), (("a", "to", "a"),))
+    stream = open_edge_stream(np.zeros((2, 3), np.int64))
+    with pytest.raises(ValueError, match=r"must be in \[0, 1\), got 0 to 1"):
+        RelationStream([RelationEdges(stream, np.array([0, 1, 0]))], schema, [1])
+    with pytest.raises(ValueError, match="reverse of each relation"):
+        RelationStream([RelationEdges(stream, 0)], schema, [1], to_undirected=True)
