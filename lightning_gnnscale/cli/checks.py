@@ -191,6 +191,8 @@ def check_hops(config: DictConfig, num_layers: int | None) -> None:
     sampler = config.sampler.get("sampler") or config.sampler
     for key in ("fanouts", "nodes_per_layer", "num_layers"):
         value = sampler.get(key)
+        if OmegaConf.is_dict(value):  # by relation
+            value = next(iter(value.values()), None)
         hops = len(value) if OmegaConf.is_list(value) else value if key == "num_layers" else None
         if hops and hops != num_layers:
             raise UsageError(

@@ -449,7 +449,7 @@ class PartitionDataModule(StoredGraphDataModule):
     @property
     def _hops(self) -> int | None:
         """Hops around its seeds that a batch reaches, where the sampler tells."""
-        return len(getattr(self.sampler, "fanouts", ())) or getattr(self.sampler, "num_layers", None)
+        return len(getattr(self.sampler, "per_hop", ())) or getattr(self.sampler, "num_layers", None)
 
     def _check_testable(self) -> None:
         if not trains_on_links(self.sampler):
@@ -478,7 +478,12 @@ class PartitionDataModule(StoredGraphDataModule):
             features = self.store.features if held is None else held.features
             features = features if self.stored_features else None
             return make_evaluation_loader(
-                self.store, self._hops or 2, split, self.loader_options, features, rank, world_size, held
+                self.store, self._hops or 2, split, self.loader_options, features, rank, world_size, held, self.sampler
+            )
+        if getattr(self.sampler, "temporal_strategy", None) is not None:
+            raise StrategyError(
+                'evaluation="layerwise" computes a node once, from neighbours of any time, the sampler draws by time: '
+                'use evaluation="sampled"'
             )
         source = StoreLayerSource(
             self.store,
@@ -550,7 +555,7 @@ class PartitionDataModule(StoredGraphDataModule):
         seeds = self.loader_options.batch_size * getattr(self.sampler, "seeds_per_item", 1)
         return {
             "batch_size": seeds if self.mode == "mini_batch" else None,
-            "fanouts": getattr(self.sampler, "fanouts", ()),
+            "fanouts": getattr(self.sampler, "per_hop", ()),
             "prefetch_batches": self.loader_options.batches_ahead + 1,
             "mixed_parts": self.mixed_parts(self._weights),
         }

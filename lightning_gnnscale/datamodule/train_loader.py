@@ -341,6 +341,7 @@ def make_evaluation_loader(
     rank: int,
     world_size: int,
     held: "HeldGraph | None" = None,
+    drawn_by: Any = None,
 ) -> PartLoader:
     """Return a loader over a rank's share of a split, with all neighbours of `num_hops` hops; no node comes twice.
 
@@ -348,6 +349,8 @@ def make_evaluation_loader(
         split: a mask of the store; None takes every node.
         features: a `FeatureTable` by store id, or None: batches come without.
         held: The graph as its owners hold it; None: the store is read.
+        drawn_by: The sampler of the training; where it looks at times, neighbours that are later than the node are left
+            out here too.
 
     Raises:
         StrategyError: fewer nodes than ranks.
@@ -360,6 +363,10 @@ def make_evaluation_loader(
             f"{len(nodes)} nodes cannot be shared out to {world_size} processes: use devices=1 to evaluate"
         )
     whole, sampler = load_whole_graph(store, rank, arcs=held is None), NeighborSampler([-1] * num_hops)
+    if getattr(drawn_by, "temporal_strategy", None) is not None:
+        sampler = replace(
+            sampler, temporal_strategy=drawn_by.temporal_strategy, strictly_before=drawn_by.strictly_before
+        )
     data, mine = _data(store, lambda part: whole, features, options), np.array_split(nodes, world_size)[rank]
     options = replace(options, shuffle=False, reads=RowReads())
     return PartLoader([rank], data, {rank: mine}, sampler if held is None else held.sampler(sampler), options)

@@ -2,12 +2,13 @@
 
 from .files import load_files
 from .generated import generate
+from .generated_kinds import load_leaky_events, load_mag_shape
 from .graph_dataset import CSRArrays, GraphDataset
 from .npz import load_npz
 from .ogb import load_ogb
 from .pyg import load_pyg
 from .split import LinkSet, hold_out_edges, random_split
-from .typed_graph import TypedGraph
+from .typed_graph import TypedGraph, load_typed
 
 __all__ = [
     "CSRArrays",
@@ -17,8 +18,11 @@ __all__ = [
     "generate",
     "hold_out_edges",
     "load_files",
+    "load_leaky_events",
+    "load_mag_shape",
     "load_npz",
     "load_ogb",
     "load_pyg",
+    "load_typed",
     "random_split",
 ]

@@ -9,6 +9,7 @@ import numpy as np
 from ..edge_stream.open import open_edge_stream
 from ..edge_stream.options import CHUNK_EDGES
 from ..edge_stream.relations import IdsByKind, PairIds, RelationEdges, RelationStream
+from ..edge_stream.stream import EdgeStream
 from ..graph import MASK_NAMES, GraphSchema
 from ..partition_store.inputs import load_features, masks_by_name, opened
 from .graph_dataset import CSRArrays, GraphDataset, as_mask
@@ -184,7 +185,9 @@ class TypedGraph:
         if listed and number is None:
             raise ValueError('edges["*"]: edges of several relations name rows: leave out nodes= of the kinds')
         reader = dict(given["reader"] or {})
-        stream = open_edge_stream(given["edges"], chunk_edges=self.chunk_edges, relabel=listed or None, **reader)
+        stream = given["edges"]
+        if not isinstance(stream, EdgeStream):
+            stream = open_edge_stream(stream, chunk_edges=self.chunk_edges, relabel=listed or None, **reader)
         if listed:
             source, _, target = ends[0]
             stream.node_ids = PairIds(ids[source], ids[target])
@@ -306,3 +309,8 @@ def _joined(name: str, values: list[dict], sources: list[RelationEdges]) -> Any:
 
 def _edges(source: RelationEdges) -> int:
     return source.stream.count()[1]
+
+
+def load_typed(**options: Any) -> GraphDataset:
+    """Return the data set of a description from files: the arguments of `TypedGraph`, paths in place of arrays."""
+    return TypedGraph(**options).dataset()

@@ -7,7 +7,7 @@ from ..rng import fold, permutation
 from . import phases
 from .constraints import judge, part_loads, resolve_constraints
 from .graph_input import GraphInput, graph_partitioner
-from .registry import refuse_balance, register_partitioner
+from .registry import register_partitioner
 
 _SALT = 0x52414E44  # keeps this use of the seed apart from all others
 
@@ -20,20 +20,31 @@ def random(stream, num_parts: int, *, seed: int = 0, masks=None, balance=None, p
         stream: an EdgeStream; only its number of nodes is used.
         num_parts: in [1, num_nodes].
         seed: decides the order.
-        masks, progress: not used.
-        balance: must be None.
+        masks: those that are balanced.
+        balance: {"train": 1.05, ...}, None: nodes alone. Nodes of the same masks are dealt out together, so that parts
+            differ by few of them; of volumes and counts it is only told where they are not met.
+        progress: not used.
 
     Returns:
         (num_nodes,) int32 part ids.
 
     Cost: O(num_nodes log num_nodes) time; about 32 bytes a node.
     """
-    refuse_balance("random", balance)
     if stream.num_nodes is None:
         stream.count()
+    constraints = None
+    if balance:
+        if "volume" in balance:
+            raise ValueError("partitioner 'random' reads no edges, and can balance no volume: leave it out")
+        constraints = resolve_constraints(balance, masks, np.ones(stream.num_nodes, np.int8), num_parts)
     with phases.phase("assignment"):
         part_id = np.empty(stream.num_nodes, np.int32)
-        part_id[permutation(stream.num_nodes, fold(seed, _SALT))] = np.arange(stream.num_nodes) % num_parts
+        order = permutation(stream.num_nodes, fold(seed, _SALT))
+        if constraints is not None and len(constraints.flags) > 1:
+            order = order[np.argsort(constraints.flags[order], kind="stable")]
+        part_id[order] = np.arange(stream.num_nodes) % num_parts
+    if constraints is not None:
+        judge(constraints, part_loads(constraints, np.ones(stream.num_nodes, np.int8), part_id, num_parts))
     return part_id
 
 

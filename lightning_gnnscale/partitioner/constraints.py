@@ -60,13 +60,106 @@ def fill_least(filled, heap, size):
     return chosen
 
 
+def balance_by_kind(stream, masks: Mapping[str, np.ndarray] | None, balance: Mapping[str, float] | None) -> dict:
+    """Return masks and counts with those that constraints name of a graph with kinds.
+
+    Args:
+        stream: An EdgeStream; only a `RelationStream` has kinds.
+        masks: (num_nodes,) bool by name, or None.
+        balance: Constraints by name. Beside nodes, volume and masks: the name of a kind, its nodes; a mask and a kind,
+            "train:paper", the mask's nodes of it; a relation, "cites" or "paper,cites,paper", its edges, each where its
+            target is.
+
+    Raises:
+        ValueError: a name that is none of these.
+
+    Cost: a byte a node and kind; for relations one pass over the edges and 4 bytes a node each.
+    """
+    found = {} if masks is None else dict(masks)
+    schema = getattr(stream, "schema", None)
+    if schema is None or not balance:
+        return found
+    kind, relations = None, {}
+    for name in balance:
+        if name in ("nodes", "volume") or name in found:
+            continue
+        mask, _, of_kind = name.rpartition(":")
+        if of_kind in schema.node_types and (not mask or mask in found):
+            kind = stream.kind_of(np.arange(stream.num_nodes)).astype(np.int8) if kind is None else kind
+            chosen = kind == schema.node_types.index(of_kind)
+            found[name] = chosen & found[mask] if mask else chosen
+            continue
+        try:
+            relations[name] = schema.relation(name)
+        except ValueError:
+            known = [*schema.node_types, *(f"{mask}:{schema.node_types[0]}" for mask in list(found)[:1])]
+            known += [",".join(edge_type) for edge_type in schema.edge_types]
+            raise ValueError(
+                f"partitioner.balance.{name}: no kind, relation or mask is called so; what can be balanced: nodes, "
+                f"volume, {', '.join(known)}"
+            ) from None
+    if relations:
+        found |= _edges_by_relation(stream, relations)
+    return found
+
+
+def _edges_by_relation(stream, relations: dict[str, int]) -> dict[str, np.ndarray]:
+    """Return (num_nodes,) int32 edges of relations that lead to each node."""
+    counts = {name: np.zeros(stream.num_nodes, np.int32) for name in relations}
+    stream.count()
+    for chunk in stream.chunks():
+        edges = np.arange(chunk.first_edge, chunk.first_edge + len(chunk.src))
+        listed = stream.relation_of(edges)
+        back = stream.relation_of(~edges) if stream.to_undirected else None
+        for name, number in relations.items():
+            np.add.at(counts[name], chunk.dst[listed == number], 1)
+            if back is not None:
+                np.add.at(counts[name], chunk.src[(back == number) & (chunk.src != chunk.dst)], 1)
+    return counts
+
+
+def pack_several(weight: np.ndarray, num_parts: int) -> np.ndarray:
+    """Give items of several weights to parts, the heaviest first, each where the fullest dimension stays least full.
+
+    Args:
+        weight: (num_items, D) integers >= 0.
+        num_parts: Number of parts.
+
+    Returns:
+        (num_items,) int32 part ids.
+
+    Cost: O(num_items * (num_parts * D + log num_items)) time.
+    """
+    share = weight / np.maximum(weight.sum(axis=0) / num_parts, 1)
+    part = np.empty(len(weight), np.int32)
+    _pack_several(share, np.argsort(-share.max(axis=1), kind="stable"), np.zeros((num_parts, weight.shape[1])), part)
+    return part
+
+
+@kernel
+def _pack_several(share, order, filled, part):
+    num_parts, num_dims = filled.shape
+    for item in order:
+        chosen, least, least_sum = 0, np.inf, np.inf
+        for p in range(num_parts):
+            most, total = 0.0, 0.0
+            for d in range(num_dims):
+                most = max(most, filled[p, d] + share[item, d])
+                total += filled[p, d]
+            if most < least or (most == least and total < least_sum):
+                chosen, least, least_sum = p, most, total
+        part[item] = chosen
+        for d in range(num_dims):
+            filled[chosen, d] += share[item, d]
+
+
 @kernel(inline="always")
 def _before(filled, a, b):
     """Whether part a is filled less than part b, or as much and lower."""
     return filled[a] < filled[b] or (filled[a] == filled[b] and a < b)
 
 
-NODES, VOLUME, MASK = range(3)  # what a dimension counts; the mask of dimension d is bit d of `flags`
+NODES, VOLUME, MASK, COUNT = range(4)  # what a dimension counts; the mask of dimension d is bit d of `flags`
 MAX_DIMENSIONS = 8
 
 
@@ -74,10 +167,11 @@ class Constraints(NamedTuple):
     """Balance constraints as arrays, for compiled loops. There are D dimensions; each gives every node a weight.
 
     Attributes:
-        names: Names of the dimensions: "nodes", "volume", or the name of a mask.
+        names: Names of the dimensions: "nodes", "volume", or the name of a mask or of counts.
         slack: (D,) float64: largest allowed ratio of the heaviest part to the mean.
-        kinds: (D,) int8: NODES, VOLUME or MASK.
+        kinds: (D,) int8: NODES, VOLUME, MASK or COUNT.
         flags: (num_nodes,) uint8: bit d is set for a node that counts in mask dimension d; shape (1,) without masks.
+        counts: (D, num_nodes) int32 weights of count dimensions; shape (1, 1) without.
         total: (D,) int64: weight of all nodes together.
         cap: (D,) int64: largest allowed weight of a part: floor(slack * total / num_parts), but at least the mean
             rounded up.
@@ -87,6 +181,7 @@ class Constraints(NamedTuple):
     slack: np.ndarray
     kinds: np.ndarray
     flags: np.ndarray
+    counts: np.ndarray
     total: np.ndarray
     cap: np.ndarray
 
@@ -102,7 +197,7 @@ def resolve_constraints(
 
     Args:
         balance: {"nodes": 1.05, "volume": 1.10, "train": 1.05}, any of them; None: nodes at `default_slack`.
-        masks: {"train": (num_nodes,) bool, ...}.
+        masks: {"train": (num_nodes,) bool, ...}; of integers >= 0, how much each node counts.
         degree: (num_nodes,) of the undirected simple graph.
         num_parts: number of parts, >= 1.
         default_slack: see `balance`.
@@ -111,23 +206,28 @@ def resolve_constraints(
         ValueError: an unknown name, a slack below 1, a mask that is missing, has another shape or no nodes, or a node
             that is heavier than a part may be; the message says which.
 
-    Cost: O(num_nodes * D) time; one byte a node where masks are balanced.
+    Cost: O(num_nodes * D) time; one byte a node where masks are balanced, 4 more a dimension where counts are.
     """
     balance = dict(balance) if balance else {"nodes": default_slack}
     if len(balance) > MAX_DIMENSIONS:
         raise ValueError(f"partitioner.balance takes at most {MAX_DIMENSIONS} constraints, got {len(balance)}")
     names, num_nodes = tuple(balance), len(degree)
     slack = np.array([_check_slack(name, balance[name]) for name in names])
-    kinds = np.array([{"nodes": NODES, "volume": VOLUME}.get(name, MASK) for name in names], np.int8)
+    given = {name: _check_mask(name, masks, num_nodes) for name in names if name not in ("nodes", "volume")}
+    counted = {name: MASK if mask.dtype == bool else COUNT for name, mask in given.items()}
+    kinds = np.array([({"nodes": NODES, "volume": VOLUME} | counted)[name] for name in names], np.int8)
     flags = np.zeros(num_nodes if (kinds == MASK).any() else 1, np.uint8)
+    counts = np.zeros((len(names), num_nodes) if (kinds == COUNT).any() else (1, 1), np.int32)
     for d, name in enumerate(names):
         if kinds[d] == MASK:
-            flags |= _check_mask(name, masks, num_nodes).astype(np.uint8) << np.uint8(d)
+            flags |= given[name].astype(np.uint8) << np.uint8(d)
+        elif kinds[d] == COUNT:
+            counts[d] = given[name]
     total, heaviest = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
-    _weigh(degree, kinds, flags, total, heaviest)
+    _weigh(degree, kinds, flags, counts, total, heaviest)
     floor = np.floor(slack * total / num_parts * (1 + 1e-12)).astype(np.int64)
     cap = np.maximum(floor, -(-total // num_parts))
-    constraints = Constraints(names, slack, kinds, flags, total, cap)
+    constraints = Constraints(names, slack, kinds, flags, counts, total, cap)
     for d, name in enumerate(names):
         weight = node_weight(constraints, degree, int(heaviest[d]))[d]
         if weight > cap[d]:
@@ -141,7 +241,8 @@ def resolve_constraints(
 
 def node_weight(constraints: Constraints, degree: np.ndarray, node: int) -> list[int]:
     """Return the weight of one node in every dimension."""
-    return [int(weight_of(kind, degree[node], constraints.flags, d, node)) for d, kind in enumerate(constraints.kinds)]
+    arrays = constraints.flags, constraints.counts
+    return [int(weight_of(kind, degree[node], *arrays, d, node)) for d, kind in enumerate(constraints.kinds)]
 
 
 def node_weights(constraints: Constraints, degree: np.ndarray, dtype) -> np.ndarray:
@@ -149,14 +250,14 @@ def node_weights(constraints: Constraints, degree: np.ndarray, dtype) -> np.ndar
     if constraints.kinds.tolist() == [NODES]:
         return np.ones((1, 1), dtype)
     weight = np.empty((len(degree), len(constraints.kinds)), dtype)
-    _fill_weights(constraints.kinds, constraints.flags, degree, weight)
+    _fill_weights(constraints.kinds, constraints.flags, constraints.counts, degree, weight)
     return weight
 
 
 def part_loads(constraints: Constraints, degree: np.ndarray, part_id: np.ndarray, num_parts: int) -> np.ndarray:
     """Return (num_parts, D) int64: the weight of every part in every dimension."""
     loads = np.zeros((num_parts, len(constraints.names)), np.int64)
-    _add_loads(degree, constraints.kinds, constraints.flags, part_id, loads)
+    _add_loads(degree, constraints.kinds, constraints.flags, constraints.counts, part_id, loads)
     return loads
 
 
@@ -187,44 +288,48 @@ def _check_mask(name: str, masks, num_nodes: int) -> np.ndarray:
         have = ", ".join(("nodes", "volume", *(key for key in masks or {} if masks[key] is not None)))
         raise ValueError(f"partitioner.balance.{name}: there is no mask {name!r}; what can be balanced: {have}")
     mask = np.asarray(masks[name])
-    if mask.shape != (num_nodes,) or mask.dtype != bool:
-        raise ValueError(f"masks[{name!r}] must be ({num_nodes},) bool, got {mask.shape} {mask.dtype}")
+    if mask.shape != (num_nodes,) or (mask.dtype != bool and mask.dtype.kind not in "iu"):
+        raise ValueError(f"masks[{name!r}] must be ({num_nodes},) bool or counts, got {mask.shape} {mask.dtype}")
+    if mask.dtype != bool and not 0 <= mask.min() <= mask.max() <= np.iinfo(np.int32).max:
+        raise ValueError(f"masks[{name!r}] must be in [0, 2**31), got {mask.min()} to {mask.max()}")
     if not mask.any():
         raise ValueError(f"partitioner.balance.{name}: masks[{name!r}] has no nodes to balance: leave it out")
     return mask
 
 
 @kernel(inline="always")
-def weight_of(kind, degree, flags, dimension, node):
+def weight_of(kind, degree, flags, counts, dimension, node):
     """Return the weight of one node in one dimension."""
     if kind == NODES:
         return np.int64(1)
     if kind == VOLUME:
         return np.int64(degree)
+    if kind == COUNT:
+        return np.int64(counts[dimension, node])
     return np.int64((flags[node] >> dimension) & 1)
 
 
 @kernel
-def _weigh(degree, kinds, flags, total, heaviest):
+def _weigh(degree, kinds, flags, counts, total, heaviest):
     """Add up each dimension, and find its heaviest node (the first of several)."""
     for d in range(len(kinds)):
         most = np.int64(-1)
         for v in range(len(degree)):
-            weight = weight_of(kinds[d], degree[v], flags, d, v)
+            weight = weight_of(kinds[d], degree[v], flags, counts, d, v)
             total[d] += weight
             if weight > most:
                 most, heaviest[d] = weight, v
 
 
 @kernel
-def _fill_weights(kinds, flags, degree, weight):
+def _fill_weights(kinds, flags, counts, degree, weight):
     for v in range(len(degree)):
         for d in range(len(kinds)):
-            weight[v, d] = weight_of(kinds[d], degree[v], flags, d, v)
+            weight[v, d] = weight_of(kinds[d], degree[v], flags, counts, d, v)
 
 
 @kernel
-def _add_loads(degree, kinds, flags, part_id, loads):
+def _add_loads(degree, kinds, flags, counts, part_id, loads):
     for v in range(len(part_id)):
         for d in range(len(kinds)):
-            loads[part_id[v], d] += weight_of(kinds[d], degree[v], flags, d, v)
+            loads[part_id[v], d] += weight_of(kinds[d], degree[v], flags, counts, d, v)

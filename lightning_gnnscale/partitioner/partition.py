@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from .. import events
+from ..edge_stream.relations import RelationStream
 from ..edge_stream.stream import file_states
 from ..errors import UNREADABLE, GNNScaleError, disk_errors, one_line_of
 from ..memory import MemoryPeak
 from . import phases
+from .constraints import balance_by_kind
 from .quality import PartitionQuality, evaluate_partitioning
 from .registry import complete_options, decisive_options, get_partitioner
 
@@ -119,6 +121,7 @@ def partition(
     balance: dict | None = None,
     progress=None,
     evaluate: bool = True,
+    relation_weight: dict | None = None,
     **options,
 ) -> Partitioning:
     """Assign every node of a stream to a part.
@@ -128,10 +131,14 @@ def partition(
         method: one of `available_partitioners()`.
         num_parts: in [1, num_nodes].
         seed: decides every random choice.
-        masks: {"train": (num_nodes,) bool, ...}, for methods that balance them and for `train_balance`.
-        balance: {"nodes": 1.05, ...}: the largest part over the mean, for methods that take constraints.
+        masks: {"train": (num_nodes,) bool, ...}, for methods that balance them and for `train_balance`; of integers,
+            how much each node counts.
+        balance: {"nodes": 1.05, ...}: the largest part over the mean, for methods that take constraints. In a graph
+            with kinds also kinds, masks of a kind and relations: {"paper": 1.05, "train:paper": 1.05, "cites": 1.1}.
         progress: called as progress(what, done, total) at most once a chunk; total may be None.
         evaluate: measure the result, which takes one more pass.
+        relation_weight: {"cites": 2, "at": 0}: how many edges an edge of a relation counts as, a whole number; others
+            count as one. 0 leaves a relation out. For methods that count repeated edges.
         options: the method's own.
 
     Returns:
@@ -147,25 +154,59 @@ def partition(
     if stream.num_nodes is None:
         stream.count()
     num_parts = _check_num_parts(num_parts, stream.num_nodes)
+    asked, of_kinds = masks, balance_by_kind(stream, masks, balance)
+    seen = stream if not relation_weight else weigh_relations(stream, relation_weight)
     with phases.recording() as record, MemoryPeak() as peak:
         with phases.phase("total"):
-            part_id = function(stream, num_parts, seed=seed, masks=masks, balance=balance, progress=progress, **options)
+            given = {"masks": of_kinds or None, "balance": balance, "progress": progress}
+            part_id = function(seen, num_parts, seed=seed, **given, **options)
         peak_bytes = max(0, peak.update() - peak.start_bytes)
         part_id = _check_result(method, part_id, stream.num_nodes, num_parts)
         quality = None
         if evaluate:
             with phases.phase("evaluate"):
                 shared = {name: options[name] for name in ("deduplicate", "scratch") if name in options}
+                graph = record.graph if seen is stream else None
                 quality = evaluate_partitioning(
-                    stream, part_id, num_parts, 1, masks, progress=progress, graph=record.graph, **shared
+                    stream, part_id, num_parts, 1, asked, progress=progress, graph=graph, **shared
                 )
     events.record(
         "partition", method=method, num_parts=num_parts, seconds=record.seconds, peak_bytes=peak_bytes, **record.notes
     )
     made_with = decisive_options(method, options)
+    if relation_weight:
+        made_with |= {"relation_weight": dict(relation_weight)}
     return Partitioning(
         part_id, num_parts, method, made_with, seed, quality, record.seconds, peak_bytes, record.notes, edge_files
     )
+
+
+def weigh_relations(stream, relation_weight: dict) -> RelationStream:
+    """Return a stream that lists the edges of each relation as often as they weigh.
+
+    Raises:
+        ValueError: the graph has one relation, a weight is no whole number >= 0, or relations stand in one source.
+    """
+    if not isinstance(stream, RelationStream):
+        raise ValueError("partitioner.relation_weight needs a graph with relations: leave it out")
+    weights = {}
+    for name, weight in relation_weight.items():
+        if isinstance(weight, bool) or int(weight) != weight or weight < 0:
+            raise ValueError(f"partitioner.relation_weight.{name} must be a whole number >= 0, got {weight!r}")
+        weights[stream.schema.relation(name)] = int(weight)
+    sources = []
+    for source in stream.sources:
+        if np.ndim(source.relation):
+            raise ValueError(
+                "partitioner.relation_weight needs relations in sources of their own, and these edges stand in one: "
+                "give each relation its edges in a TypedGraph"
+            )
+        sources += [source] * weights.get(int(source.relation), 1)
+    sizes = np.diff(stream.kind_offsets).tolist()
+    drops = stream.remove_self_loops
+    weighted = RelationStream(sources, stream.schema, sizes, stream.chunk_edges, stream.to_undirected, drops)
+    weighted.layout = "once"  # an edge that stands again counts again
+    return weighted
 
 
 def _check_num_parts(num_parts, num_nodes: int) -> int:

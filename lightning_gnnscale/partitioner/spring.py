@@ -8,7 +8,7 @@ import numpy as np
 from ..jit import kernel
 from ..triton_kernels.intrinsics import prefetch
 from . import phases
-from .constraints import fill_least
+from .constraints import fill_least, judge, node_weights, pack_several, part_loads, resolve_constraints
 from .graph_input import GraphInput, graph_partitioner
 from .registry import check_number
 
@@ -55,7 +55,10 @@ def spring(
     """Partition by streaming clustering, merging and packing; deterministic, so the seed has no effect.
 
     Args:
-        graph: the graph, without `balance`: SPRING's only bound is `beta`.
+        graph: the graph; its masks are those that are balanced.
+        graph.balance: {"nodes": 1.05, "train": 1.05}, any of them: the largest part over the mean. Clusters are then
+            packed by all of them at once, the heaviest first, and what is not met is told: SPRING's only bound while it
+            merges is `beta`. None: by their nodes.
         num_parts: in [1, num_nodes].
         tau_vol: volume (sum of degrees) up to which a cluster takes part in moves, >= 0; tested before the move. None:
             tau_factor * 2 * num_edges / num_parts.
@@ -73,13 +76,22 @@ def spring(
     Source: Huang et al., SDT-GNN, Algorithm 1 (also CATGNN). Differs: ties are settled by the lowest id; a node that
         never meets an edge is placed as well.
     """
-    graph.refuse_balance()
     check_number("partitioner.tau_factor", tau_factor, at_least=0)
     check_number("partitioner.beta", beta, at_least=1)
     if tau_vol is not None:
         check_number("partitioner.tau_vol", tau_vol, at_least=0)
     state = _clusters(graph, lambda edges: tau_factor * 2 * edges / num_parts if tau_vol is None else tau_vol)
-    return merge_and_assign(*state, num_parts, beta)
+    if not graph.balance:
+        return merge_and_assign(*state, num_parts, beta)
+    degree = state.nodes[:, DEGREE].copy()
+    constraints = resolve_constraints(graph.balance, graph.masks, degree, num_parts)
+    cluster = merge_and_assign(*state, num_parts, beta, packs=False)
+    with phases.phase("assignment"):
+        weight = np.zeros((int(cluster.max()) + 1, len(constraints.names)), np.int64)
+        np.add.at(weight, cluster, node_weights(constraints, degree, np.int64))
+        part_id = pack_several(weight, num_parts)[cluster]
+    judge(constraints, part_loads(constraints, degree, part_id, num_parts))
+    return part_id
 
 
 def _clusters(graph: GraphInput, volume_bound: Callable[[int], float]) -> SpringState:
@@ -136,10 +148,13 @@ def _cluster_block(src, dst, nodes, volume, max_volume):
 _PARENT, _BEST, _RICHEST, _RICHEST_DEGREE = range(4)
 
 
-def merge_and_assign(nodes: np.ndarray, volume: np.ndarray, num_parts: int, beta: float) -> np.ndarray:
+def merge_and_assign(
+    nodes: np.ndarray, volume: np.ndarray, num_parts: int, beta: float, packs: bool = True
+) -> np.ndarray:
     """Merge clusters, smallest first, and give them to parts, largest first.
 
     Args:
+        packs: False returns the (num_nodes,) int32 number of each node's cluster in place of its part.
         nodes: (num_nodes, 4), rows of a finished clustering pass; destroyed.
         volume: (num_nodes,), destroyed: its memory holds the heap.
         num_parts: in [1, num_nodes].
@@ -162,6 +177,9 @@ def merge_and_assign(nodes: np.ndarray, volume: np.ndarray, num_parts: int, beta
         _name_clusters(nodes, heap)
         num_clusters = _list_roots(nodes, heap, place)
         num_merges = _merge_clusters(nodes, heap, place, num_clusters, limit)
+    if not packs:
+        _name_roots(nodes, heap)
+        return np.unique(heap, return_inverse=True)[1].astype(np.int32)
     with phases.phase("assignment"):
         num_roots = _list_roots(nodes, heap, place)
         largest, oversized = _assign_clusters(nodes, heap, place, num_roots, np.zeros(num_parts, np.int64), limit)
@@ -302,6 +320,13 @@ def _merge_clusters(nodes, heap, place, length, limit):
         else:
             _sift_down(nodes, heap, place, length, 1, place[target])
     return merges
+
+
+@kernel
+def _name_roots(nodes, out):
+    """Write the root of each node's cluster; a node without edges is its own."""
+    for v in range(len(nodes)):
+        out[v] = _find(nodes, v)
 
 
 @kernel

@@ -124,9 +124,9 @@ class LinkSampler:
         return self.sampler.direction
 
     @property
-    def fanouts(self) -> tuple[int, ...]:
-        """Of the wrapped sampler; empty where it has none."""
-        return tuple(getattr(self.sampler, "fanouts", ()))
+    def per_hop(self) -> tuple[int, ...]:
+        """Neighbours of a node for each hop of the wrapped sampler; empty where it has none."""
+        return getattr(self.sampler, "per_hop", ())
 
     @property
     def seeds_per_item(self) -> int:

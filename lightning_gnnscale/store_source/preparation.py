@@ -51,8 +51,9 @@ def expected_store_fingerprint(
             return None
         shared = ("num_parts", "seed", "masks", "progress", "evaluate")
         keywords = {name: value for name, value in partitioner.keywords.items() if name not in shared}
-    method = keywords.pop("method", "spring")
+    method, weight = keywords.pop("method", "spring"), keywords.pop("relation_weight", None)
     options = decisive_options(method, complete_options(method, keywords))
+    options |= {"relation_weight": dict(weight)} if weight else {}
     return _input_fingerprint(dataset, method, num_parts, seed, options, pack_halo)
 
 

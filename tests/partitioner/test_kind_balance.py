@@ -1,0 +1,117 @@
+"""Balances of kinds, of their masks and of relations' edges; relations that weigh more or nothing."""
+
+import numpy as np
+import pytest
+
+import lightning_gnnscale as gs
+from lightning_gnnscale.errors import GNNScaleError
+from lightning_gnnscale.partitioner.constraints import balance_by_kind
+
+COUNTS = {"author": 900, "paper": 1500, "inst": 60}
+pytestmark = pytest.mark.filterwarnings("ignore:.*listed more often", "ignore:balance of", "ignore:SPRING")
+
+
+def dataset(seed: int = 0):
+    """Communities of each kind, whose nodes lie together: a partitioner that looks at edges alone unbalances kinds."""
+    rng = np.random.default_rng(seed)
+    group = {kind: np.sort(rng.integers(0, 30, count)) for kind, count in COUNTS.items()}
+
+    def edges(a: str, b: str, size: int) -> np.ndarray:
+        source = rng.integers(0, COUNTS[a], size)
+        first = np.searchsorted(group[b], group[a][source], side="left")
+        last = np.maximum(np.searchsorted(group[b], group[a][source], side="right"), first + 1)
+        near = np.minimum(rng.integers(first, last), COUNTS[b] - 1)
+        return np.stack([source, np.where(rng.random(size) < 0.9, near, rng.integers(0, COUNTS[b], size))])
+
+    nodes = {kind: {"num_nodes": count} for kind, count in COUNTS.items()}
+    nodes["paper"] |= {"labels": group["paper"], "masks": {"train": rng.random(COUNTS["paper"]) < 0.3}}
+    graph = {
+        "author,writes,paper": edges("author", "paper", 4000),
+        "paper,cites,paper": edges("paper", "paper", 9000),
+        "author,at,inst": edges("author", "inst", 900),
+    }
+    return gs.TypedGraph(nodes, graph).dataset()
+
+
+BALANCE = {"nodes": 1.1, "paper": 1.1, "author": 1.1, "train:paper": 1.2, "cites": 1.2}
+
+
+def reached(data, part_id: np.ndarray, num_parts: int) -> dict[str, float]:
+    weights = balance_by_kind(data.stream, data.masks, BALANCE)
+    loads = {
+        name: np.bincount(part_id, weights=weights.get(name, np.ones(len(part_id))), minlength=num_parts)
+        for name in BALANCE
+    }
+    return {name: load.max() / load.mean() for name, load in loads.items()}
+
+
+def test_weights_of_names_are_those_of_the_graph():
+    data = dataset()
+    weights = balance_by_kind(data.stream, data.masks, BALANCE)
+    kind = data.stream.kind_of(np.arange(data.stream.num_nodes))
+    assert np.array_equal(weights["paper"], kind == 1)
+    assert np.array_equal(weights["train:paper"], data.masks["train"])
+    target = np.concatenate([chunk.dst for chunk in data.stream.chunks()])
+    source = np.concatenate([chunk.src for chunk in data.stream.chunks()])
+    cites = data.stream.relation_of(np.arange(len(target))) == 1
+    expected = np.bincount(target[cites], minlength=len(kind)) + np.bincount(source[cites & (source != target)],
+                                                                           minlength=len(kind))  # fmt: skip
+    assert np.array_equal(weights["cites"], expected)
+
+
+@pytest.mark.parametrize("method", ["streaming_multilevel", "spring", "random"])
+def test_kinds_masks_and_relations_are_balanced(method):
+    data = dataset()
+    options = {"tau_factor": 0.05} if method == "spring" else {}
+    p = gs.partition(data.stream, method, 4, masks=data.masks, balance=BALANCE, evaluate=False, **options)
+    found = reached(data, p.part_id, 4)
+    slack = 1.25 if method == "random" else 1.02  # random deals masks out evenly, and cannot know of edges
+    for name, limit in BALANCE.items():
+        assert found[name] <= limit * slack, (name, found)
+    assert p.notes["balance"].keys() == BALANCE.keys()
+
+
+def test_metis_balances_kinds_where_its_library_is_there():
+    data = dataset()
+    try:
+        p = gs.partition(data.stream, "metis", 4, masks=data.masks, balance=BALANCE, evaluate=False)
+    except GNNScaleError as error:
+        pytest.skip(str(error))
+    found = reached(data, p.part_id, 4)
+    assert all(found[name] <= limit * 1.1 for name, limit in BALANCE.items()), found
+
+
+@pytest.mark.parametrize("method", ["spring", "streaming_multilevel"])
+def test_a_relation_that_weighs_more_is_cut_less(method):
+    data = dataset()
+
+    def cut(part_id: np.ndarray, relation: int) -> float:
+        edges = [(chunk.src, chunk.dst, chunk.first_edge) for chunk in data.stream.chunks()]
+        src, dst = (np.concatenate([chunk[end] for chunk in edges]) for end in (0, 1))
+        chosen = data.stream.relation_of(np.arange(len(src))) == relation
+        return float((part_id[src] != part_id[dst])[chosen].mean())
+
+    plain, heavy, without = (
+        gs.partition(data.stream, method, 8, evaluate=False, relation_weight=weight).part_id
+        for weight in (None, {"writes": 8}, {"writes": 0})
+    )
+    assert cut(heavy, 0) < cut(plain, 0) < cut(without, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"balance": {"journal": 1.1}}, "no kind, relation or mask is called so"),
+        ({"relation_weight": {"quotes": 2}}, "edge type 'quotes' must be one of"),
+        ({"relation_weight": {"cites": 0.5}}, "must be a whole number >= 0, got 0.5"),
+    ],
+)
+def test_names_and_weights_that_do_not_fit_are_refused(options, told):
+    data = dataset()
+    with pytest.raises(ValueError, match=told):
+        gs.partition(data.stream, "spring", 4, masks=data.masks, evaluate=False, **options)
+
+
+def test_one_relation_has_no_weights():
+    with pytest.raises(ValueError, match="needs a graph with relations"):
+        gs.partition(gs.open_edge_stream(np.array([[0], [1]])), "spring", 1, relation_weight={"cites": 2})
