@@ -35,6 +35,7 @@ FILLED_IN = {
     "planner.prefetch_batches": "source.prefetch_batches=",
     "model.multilabel": "dataset=, whose labels tell",
     "model.backbone.in_channels": "dataset=, whose features tell",
+    "model.backbone.schema": "dataset=, whose relations tell",
     **{
         f"datamodule.{key}": f"{key}="
         for key in ("dataset", "partitioner", "planner", "num_parts", "overwrite", "feature_storage", *_BATCH_GROUPS)

@@ -1,16 +1,23 @@
 """Models over CSC mini-batches, their Lightning module, and exact layer-wise inference."""
 
 from .backbone import Backbone
+from .edge_classifier import EdgeClassifier
 from .gat import GAT
 from .gcn import GCN
 from .gine import GINE
 from .graphsage import GraphSAGE
+from .hetero import Hetero
+from .hgt import HGT
 from .inference import LayerwiseOutput, layerwise_inference
 from .layer_source import EvaluationShare, LayerSource, RowBlock
 from .link_predictor import DotDecoder, HitsAt, LinkPredictor, MeanReciprocalRank, MLPDecoder, link_ranks
 from .ngnn import NGNN
 from .node_classifier import NodeClassifier
 from .node_inputs import NodeInputs, TakesInputs
+from .node_regressor import NodeRegressor
+from .relational import RelationalBackbone
+from .rgat import RGAT
+from .rgcn import RGCN
 from .row_layers import RowArcs, RowLayer, prepared_rows
 from .sgc import SGC
 
@@ -18,12 +25,17 @@ __all__ = [
     "GAT",
     "GCN",
     "GINE",
+    "HGT",
     "NGNN",
+    "RGAT",
+    "RGCN",
     "SGC",
     "Backbone",
     "DotDecoder",
+    "EdgeClassifier",
     "EvaluationShare",
     "GraphSAGE",
+    "Hetero",
     "HitsAt",
     "LayerSource",
     "LayerwiseOutput",
@@ -32,6 +44,8 @@ __all__ = [
     "MeanReciprocalRank",
     "NodeClassifier",
     "NodeInputs",
+    "NodeRegressor",
+    "RelationalBackbone",
     "RowArcs",
     "RowBlock",
     "RowLayer",
