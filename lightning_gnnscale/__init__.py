@@ -62,6 +62,8 @@ _HOME = {
     "PredictionWriter": "datamodule",
     "LocalityController": "datamodule",
     "NodeClassifier": "model",
+    "NodeRegressor": "model",
+    "EdgeClassifier": "model",
     "LinkPredictor": "model",
     "GNNScaleStrategy": "strategy",
     "ModelAveraging": "strategy",

@@ -32,7 +32,7 @@ from .errors import (
 )
 from .graph import GraphSchema
 from .loader import LinkNeighborLoader, NeighborLoader, Processes, TaskGraphs, Threads
-from .model import LinkPredictor, NodeClassifier
+from .model import EdgeClassifier, LinkPredictor, NodeClassifier, NodeRegressor
 from .partition_store import PartitionStore, write_partition_store
 from .partition_store.pyg_store import PyGStore
 from .partitioner import (
@@ -77,6 +77,7 @@ __all__ = [
     "CheckpointError",
     "ClusterSampler",
     "DistributedEmbedding",
+    "EdgeClassifier",
     "EdgeStream",
     "EdgeStreamError",
     "EpochAdaptive",
@@ -104,6 +105,7 @@ __all__ = [
     "NeighborSampler",
     "NoExchange",
     "NodeClassifier",
+    "NodeRegressor",
     "OwnerReads",
     "PartitionDataModule",
     "PartitionQuality",

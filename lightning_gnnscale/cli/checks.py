@@ -35,6 +35,7 @@ FILLED_IN = {
     "planner.prefetch_batches": "source.prefetch_batches=",
     "model.multilabel": "dataset=, whose labels tell",
     "model.backbone.in_channels": "dataset=, whose features tell",
+    "model.backbone.schema": "dataset=, whose relations tell",
     **{
         f"datamodule.{key}": f"{key}="
         for key in ("dataset", "partitioner", "planner", "num_parts", "overwrite", "feature_storage", *_BATCH_GROUPS)
@@ -199,6 +200,8 @@ def check_hops(config: DictConfig, num_layers: int | None) -> None:
         return
     for key in ("fanouts", "nodes_per_layer", "num_layers"):
         value = sampler.get(key)
+        if OmegaConf.is_dict(value):  # by relation
+            value = next(iter(value.values()), None)
         hops = len(value) if OmegaConf.is_list(value) else value if key == "num_layers" else None
         if hops and hops != num_layers:
             raise UsageError(

@@ -84,7 +84,7 @@ def register_choices() -> None:
         given = {key: value for key, value in defaults.items() if value is not None}
         _add_choice("strategy/exchange", f"skip_{name}", "skip_broadcast", bound={"_target_": target, **given})
     for name, base in (("{}", "graphsage"), ("link_{}", "link_predictor")):
-        for backbone in ("GCN", "GAT", "GINE", "NGNN"):
+        for backbone in ("GCN", "GAT", "GINE", "NGNN", "RGCN", "RGAT", "HGT"):
             target = f"{_PACKAGE}.model.{backbone}"
             _add_choice("model", name.format(backbone.lower()), base, backbone={"_target_": target})
 

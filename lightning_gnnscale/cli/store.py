@@ -27,6 +27,7 @@ from ..partition_store.manifest import MANIFEST
 from ..planner import Plan
 from ..planner.search import PartRows
 from ..report.terminal import ProgressBars, print_summary, stage_rows
+from ..sampler.neighbor import hop_fanouts
 from ..store_source import StoreSource
 from ..store_source.partitioner_identity import method_name
 from ..store_source.source import refusal
@@ -105,7 +106,7 @@ def store_source(config: DictConfig, dataset, progress=None) -> StoreSource:
 def _batches(config: DictConfig) -> dict:
     """Return what the plan is told of the batches that will be trained on, without a look at the classes."""
     size, fanouts = OmegaConf.select(config, "datamodule.batch_size"), OmegaConf.select(config, "sampler.fanouts")
-    given = {"batch_size": size, "fanouts": None if fanouts is None else tuple(fanouts)}
+    given = {"batch_size": size, "fanouts": None if fanouts is None else hop_fanouts(OmegaConf.to_container(fanouts))}
     return _BATCHES | {name: value for name, value in given.items() if value is not None}
 
 
@@ -182,6 +183,9 @@ class StoredData:
         self.links: dict = {}  # a store holds none out
         self.edge_dim = None if store.edge_features is None else int(store.edge_features.shape[1])
         self.feature_dim = 0 if store.features is None else store.features.dim
+        self.schema, self.feature_dims = store.schema, None
+        if getattr(store.features, "by_kind", False):
+            self.feature_dims = dict(zip(store.schema.node_types, store.features.dims, strict=True))
         self.multilabel = store.labels is not None and store.labels.ndim == 2
         self.num_classes = None
         if store.labels is not None:

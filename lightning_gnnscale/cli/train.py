@@ -351,8 +351,10 @@ def make_model(config: DictConfig, datamodule, saved: dict | None = None):
 
     seed_everything(config.seed, verbose=False)
     inputs = _inputs(config, datamodule)
-    in_channels = datamodule.num_features + getattr(inputs, "dim", 0)
-    outputs = _edge_dim(config, datamodule.num_edge_features)
+    dims = getattr(datamodule, "feature_dims", None)
+    schema = getattr(datamodule, "schema", None)
+    in_channels = _in_channels(datamodule.num_features if dims is None else dims, getattr(inputs, "dim", 0))
+    outputs = _edge_dim(config, datamodule.num_edge_features) | _schema(config, schema, dims)
     if trains_on_links(config):
         return _build(config, in_channels, outputs, _relations(config, datamodule.store.schema), inputs)
     saved, labels = saved or {}, datamodule.store.labels
@@ -371,14 +373,16 @@ def check_model(config: DictConfig, dataset) -> None:
     Raises:
         ValueError, InstantiationException: settings that make no model; `one_line` names the key.
     """
-    stored = dataset.feature_dim if config.datamodule.get("stored_features", True) else 0
+    is_read = config.datamodule.get("stored_features", True)
+    dims = getattr(dataset, "feature_dims", None) if is_read else None
     inputs = config.model.get("inputs")
-    in_channels = stored + ((inputs.get("dim") or 0) if inputs else 0)
+    stored = dims or (dataset.feature_dim if is_read else 0)
+    in_channels = _in_channels(stored, (inputs.get("dim") or 0) if inputs else 0)
     if inputs and in_channels == 0:
         return  # inputs whose width only the store tells
-    outputs = {}
+    outputs = _schema(config, getattr(dataset, "schema", None), dims)
     if config.datamodule.get("stored_edge_features", True):
-        outputs = _edge_dim(config, dataset.edge_dim)
+        outputs |= _edge_dim(config, dataset.edge_dim)
     if trains_on_links(config):
         module = _build(config, in_channels, outputs, _relations(config, dataset.schema))
     else:
@@ -399,6 +403,43 @@ def _relations(config: DictConfig, schema: GraphSchema | None) -> dict:
     if schema is None or "num_relations" not in inspect.signature(get_object(config.model._target_)).parameters:
         return {}
     return {"num_relations": int(np.flatnonzero(schema.listed)[-1]) + 1}
+
+
+def _in_channels(stored: int | dict[str, int], learned: int) -> int | dict[str, int]:
+    """Return the columns that the model reads: of a kind with features these, of one without its learned rows."""
+    if isinstance(stored, int):
+        return stored + learned
+    return {kind: width or learned for kind, width in stored.items()}
+
+
+def _schema(config: DictConfig, schema: GraphSchema | None, dims: dict[str, int] | None) -> dict:
+    """Return the argument of the backbone that tells it kinds and relations, where the graph has some.
+
+    Args:
+        config: composed from `train.yaml`.
+        schema: of the graph, or None.
+        dims: columns of the features by kind, where kinds have their own.
+
+    Raises:
+        UsageError: no layer of the model reads them, or it reads nothing else and there are none.
+    """
+    backbone = get_object(config.model.backbone._target_)
+    takes = "schema" in inspect.signature(backbone).parameters
+    if schema is None:
+        if takes:
+            raise UsageError(
+                f"model: {backbone.__name__} reads relations, and the graph has none: say model=graphsage, gcn or gat"
+            )
+        return {}
+    if takes:
+        return {"schema": schema.as_json()}
+    named = inspect.signature(getattr(backbone, "forward", backbone)).parameters
+    if (schema.num_relations > 1 and "edge_type" not in named) or (dims is not None and "node_type" not in named):
+        raise UsageError(
+            f"model: {backbone.__name__} reads no relations, and the graph has {schema.num_relations} between "
+            f"{schema.num_kinds} kinds of nodes: say model=rgcn, model=rgat or model=hgt"
+        )
+    return {}
 
 
 def _edge_dim(config: DictConfig, edge_dim: int | None) -> dict:
@@ -427,8 +468,10 @@ def _edge_dim(config: DictConfig, edge_dim: int | None) -> dict:
         return {"edge_dim": edge_dim}
     if not is_own and "edge_attr" in inspect.signature(getattr(backbone, "forward", backbone)).parameters:
         return {}
+    relational = "schema" in inspect.signature(backbone).parameters
+    readers = "model=rgat or model=hgt" if relational else "model=gat or model=gine"
     raise UsageError(
-        f"dataset.edge_features: no layer of {backbone.__name__} reads them: say model=gat or model=gine, or "
+        f"dataset.edge_features: no layer of {backbone.__name__} reads them: say {readers}, or "
         f"{leave_out} (of a store: datamodule.stored_edge_features=false)"
     )
 

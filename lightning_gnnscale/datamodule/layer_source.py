@@ -15,7 +15,7 @@ from ..jit import kernel
 from ..model.layer_source import NodeSet, RowBlock, closure
 from ..partition_store import PartitionStore
 from ..partition_store.features import DenseFeatures
-from ..sampler.minibatch import sparse_rows_to_torch
+from ..sampler.minibatch import rows_by_kind, sparse_rows_to_torch
 from ..scratch import Scratch
 from .evaluation import EvaluationLinks
 
@@ -55,6 +55,7 @@ class StoreLayerSource:
         self.num_nodes = store.num_nodes
         self._features = store.features if stored_features else None
         self._edge_features = store.edge_features if edge_features else None
+        self._edge_type = getattr(store, "edge_type", None)
         self._files: dict[str, FileRows | None] = {}
         self._unsent: dict[str, tuple[np.ndarray, list[list[int]]]] = {}  # tables, and the rows that others lack
 
@@ -67,6 +68,7 @@ class StoreLayerSource:
             yield from self._needed_blocks(needed)
             return
         csc, weight, attr = self.store.csc, self.store.edge_weight, self._edge_features
+        kinds = self._edge_type
         for part in self.parts:
             start, end = int(self.store.part_offsets[part]), int(self.store.part_offsets[part + 1])
             while start < end:
@@ -80,12 +82,14 @@ class StoreLayerSource:
                     indices=csc.indices[first:last],
                     edge_weight=None if weight is None else weight[first:last],
                     edge_attr=None if attr is None else attr[first:last],
+                    edge_type=None if kinds is None else kinds[first:last],
                 )
                 start = stop
 
     def _needed_blocks(self, needed: NodeSet) -> Iterator[RowBlock]:
         """Yield the blocks of some of this rank's rows."""
         csc, weight, attr = self.store.csc, self.store.edge_weight, self._edge_features
+        kinds = self._edge_type
         for nodes, arcs, begins, ends in self._needed_rows(needed):
             first = 0
             while first < len(nodes):
@@ -97,6 +101,7 @@ class StoreLayerSource:
                     indices=self._segments(csc.indices, begins[chosen], ends[chosen]),
                     edge_weight=None if weight is None else self._segments(weight, begins[chosen], ends[chosen]),
                     edge_attr=None if attr is None else self._segments(attr, begins[chosen], ends[chosen]),
+                    edge_type=None if kinds is None else self._segments(kinds, begins[chosen], ends[chosen]),
                 )
                 first = chosen.stop
 
@@ -119,7 +124,7 @@ class StoreLayerSource:
                 yield nodes, np.concatenate([np.zeros(1, np.int64), np.cumsum(ends - begins)]), begins, ends
 
     def gather(self, nodes: np.ndarray, table: np.ndarray | None = None):
-        """Return the features of some nodes: a (num, dim) tensor, or sparse rows as `x_csr`; None without features.
+        """Return the features of some nodes: a (num, dim) tensor, sparse rows as `x_csr`, or `RowsByKind`; or None.
 
         Args:
             nodes: (num,) integers; ascending ones are read in runs of the file.
@@ -131,6 +136,8 @@ class StoreLayerSource:
                 return None
             if type(self._features) is not DenseFeatures:
                 rows = self._features.gather(nodes)
+                if hasattr(rows, "tables"):
+                    return rows_by_kind(rows)
                 return sparse_rows_to_torch(rows) if self._features.is_sparse else torch.from_numpy(rows)
             dense = self._features.array
         file, nodes = self._file(dense), np.asarray(nodes, np.int64)
@@ -168,6 +175,10 @@ class StoreLayerSource:
             return self.store.weighted_degree[nodes]
         indptr = self.store.csc.indptr
         return np.asarray(indptr[np.asarray(nodes) + 1] - indptr[nodes])
+
+    def node_type(self, nodes: np.ndarray) -> np.ndarray | None:
+        """Return the (num,) int64 kinds of some nodes; None in a graph of one kind and one relation."""
+        return self.store.node_type(nodes) if hasattr(self.store, "node_type") else None
 
     def table(self, name: str, dim: int, num_rows: int | None = None, dtype: type = np.float32) -> np.ndarray:
         """Return a (num_rows, dim) array on disk that the ranks of a folder share; every rank must ask for it.

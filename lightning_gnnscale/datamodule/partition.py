@@ -449,7 +449,7 @@ class PartitionDataModule(StoredGraphDataModule):
     @property
     def _hops(self) -> int | None:
         """Hops around its seeds that a batch reaches, where the sampler tells."""
-        return len(getattr(self.sampler, "fanouts", ())) or getattr(self.sampler, "num_layers", None)
+        return len(getattr(self.sampler, "per_hop", ())) or getattr(self.sampler, "num_layers", None)
 
     def _check_testable(self) -> None:
         if not trains_on_links(self.sampler):
@@ -555,7 +555,7 @@ class PartitionDataModule(StoredGraphDataModule):
         seeds = self.loader_options.batch_size * getattr(self.sampler, "seeds_per_item", 1)
         return {
             "batch_size": seeds if self.mode == "mini_batch" else None,
-            "fanouts": getattr(self.sampler, "fanouts", ()),
+            "fanouts": getattr(self.sampler, "per_hop", ()),
             "prefetch_batches": self.loader_options.batches_ahead + 1,
             "mixed_parts": self.mixed_parts(self._weights),
         }

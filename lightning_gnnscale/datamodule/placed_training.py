@@ -50,6 +50,7 @@ def read_probability(
     """
     fanouts, method = fanouts_of(sampler), settings.probability
     closed = isinstance(sampler, NeighborSampler) and sampler.direction == "in" and reads.crosses_parts
+    closed = closed and not sampler.by_relation
     if method == "auto":
         method = "vip_sampled" if closed else "draws"
     found = []
@@ -72,7 +73,7 @@ def read_probability(
             continue
         if isinstance(sampler, LayerwiseSampler):
             prior = layer_probability(store, targets, sampler.nodes_per_layer, batch_size)
-        elif getattr(sampler, "fanouts", ()):
+        elif getattr(sampler, "per_hop", ()):
             prior = access_probability(store, targets, method="vip", fanouts=fanouts, batch_size=batch_size)
         else:
             prior = np.ones(store.num_nodes, np.float32)
@@ -152,7 +153,7 @@ def close_buffer(buffer: FeatureBuffer, trainer) -> None:
 def fanouts_of(sampler) -> tuple[int, ...]:
     """Return a sampler's fan-outs; all neighbours of as many hops as it has layers where it has none."""
     hops = getattr(sampler, "num_layers", HOPS_UNKNOWN)
-    return tuple(getattr(sampler, "fanouts", ())) or (-1,) * hops
+    return tuple(getattr(sampler, "per_hop", ())) or (-1,) * hops
 
 
 def rank_alphas(settings: PlacementSettings, trainer, world_size: int) -> np.ndarray:

@@ -38,11 +38,16 @@ def check_model(module: Any, store: PartitionStore, hops: int | None = None) -> 
         StrategyError: batches would not fit the model; the message names both numbers.
     """
     backbone = getattr(module, "backbone", None)
+    if store.schema is not None and hasattr(module, "check_relations"):
+        module.check_relations(store.schema.num_relations > 1, getattr(store.features, "by_kind", False))
     width = getattr(backbone, "in_channels", None)
     if isinstance(width, int) and store.features is not None and getattr(module, "inputs", None) is None:
         _check_equal("backbone.in_channels", width, "columns of the store's features", store.features.dim)
     if hasattr(module, "multilabel") and store.labels is not None:
         _check_labels(module, store.labels)
+    if isinstance(targets := getattr(module, "num_targets", None), int) and store.labels is not None:
+        labels = 1 if store.labels.ndim == 1 else store.labels.shape[1]
+        _check_equal("out_channels", targets, "targets a node", labels)
     check_edge_weights(backbone, store.least_edge_weight)
     layers = getattr(backbone, "num_layers", None)
     if isinstance(layers, int) and hops and hops != layers:

@@ -2,10 +2,13 @@
 
 from .backbone import Backbone
 from .decoders import ComplEx, DistMult, DotDecoder, LinkDecoder, MLPDecoder, RelationDecoder, TransE
+from .edge_classifier import EdgeClassifier
 from .gat import GAT
 from .gcn import GCN
 from .gine import GINE
 from .graphsage import GraphSAGE
+from .hetero import Hetero
+from .hgt import HGT
 from .inference import LayerwiseOutput, layerwise_inference
 from .layer_source import EvaluationShare, LayerSource, RowBlock
 from .link_predictor import HitsAt, LinkPredictor, MeanReciprocalRank, link_ranks
@@ -13,6 +16,10 @@ from .ngnn import NGNN
 from .no_layers import NoLayers
 from .node_classifier import NodeClassifier
 from .node_inputs import NodeInputs, TakesInputs
+from .node_regressor import NodeRegressor
+from .relational import RelationalBackbone
+from .rgat import RGAT
+from .rgcn import RGCN
 from .row_layers import RowArcs, RowLayer, prepared_rows
 from .sgc import SGC
 
@@ -20,14 +27,19 @@ __all__ = [
     "GAT",
     "GCN",
     "GINE",
+    "HGT",
     "NGNN",
+    "RGAT",
+    "RGCN",
     "SGC",
     "Backbone",
     "ComplEx",
     "DistMult",
     "DotDecoder",
+    "EdgeClassifier",
     "EvaluationShare",
     "GraphSAGE",
+    "Hetero",
     "HitsAt",
     "LayerSource",
     "LayerwiseOutput",
@@ -38,7 +50,9 @@ __all__ = [
     "NoLayers",
     "NodeClassifier",
     "NodeInputs",
+    "NodeRegressor",
     "RelationDecoder",
+    "RelationalBackbone",
     "RowArcs",
     "RowBlock",
     "RowLayer",

@@ -57,6 +57,8 @@ class Backbone(nn.Module):
     takes_negative_weights = True  # of edges; False where neighbours are weighed by the root or logarithm of weights
     symmetric_sums = False  # whether `row_scale` is for sources too, and a row's own value is added
     edge_dim: int | None = None  # columns of the edge features that the layers read; None: they read none
+    time_channels: int | None = None  # columns that encode the times of arcs; None: times are not read
+    reads_relations = False  # whether kinds of nodes and relations are read; such models derive from RelationalBackbone
     averages = False  # whether a neighbourhood is averaged, so that weights 1 / degree are the plain ones
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -149,10 +151,13 @@ class Backbone(nn.Module):
             ValueError: edge features that no layer reads, or none where layers do.
         """
         check_edge_attr(type(self).__name__, self.edge_dim, None if edge_attr is None else edge_attr.shape[-1])
-        x = drop(as_input(x, self.reference), self.input_dropout, self.training)
-        num_nodes = num_rows(x)
-        counts = target_counts(num_sampled_nodes, self.num_layers, num_nodes)
-        block = make_block(edge_index, num_nodes, edge_weight, degree, indptr, edge_attr)
+        x = as_input(x, self.reference)
+        block = make_block(edge_index, num_rows(x), edge_weight, degree, indptr, edge_attr)
+        return self.run(drop(x, self.input_dropout, self.training), block, num_sampled_nodes)
+
+    def run(self, x: Tensor | SparseInput, block: Block, num_sampled_nodes: Sequence[int] | None) -> Tensor:
+        """Run all layers over the arcs of a batch, each for the nodes that later ones read."""
+        counts = target_counts(num_sampled_nodes, self.num_layers, block.num_sources)
         block = self.prepare(block.head(counts[0]))
         for index, count in enumerate(counts):
             x = self.apply_layer(index, x, block.head(count))
@@ -201,6 +206,11 @@ class Backbone(nn.Module):
         Raises:
             ValueError: the layers read edge features, which rows of a process do not have.
         """
+        if self.time_channels is not None:
+            raise ValueError(
+                f"{type(self).__name__} with time_channels reads times, which full-graph training does not: train on "
+                "parts with PartitionDataModule, or leave time_channels out"
+            )
         if self.edge_dim is not None:
             raise ValueError(
                 f"{type(self).__name__} with edge_dim reads edge features, which full-graph training does not: train "
@@ -297,6 +307,14 @@ class Backbone(nn.Module):
         summed, own = as_input(summed, self.reference), as_input(own, self.reference)
         return self.finish_layer(index, self.convs[index].from_sum(summed, own, projected))
 
+    def values_of_arc(self, width: int) -> int:
+        """Return how many values an arc holds while a layer that is no sum is computed; memory is dealt out by it.
+
+        Args:
+            width: columns of what the layer reads of a node.
+        """
+        return width if self.edge_dim is None else 3 * width + self.edge_dim  # messages are held
+
     @property
     def reference(self) -> Tensor:
         """A parameter: its device and dtype are the model's."""
@@ -328,7 +346,8 @@ def check_edge_attr(
         raise ValueError(f"{model} reads edge features of {edge_dim} columns, and there are none: give edge_features=")
     if edge_dim is None:
         raise ValueError(
-            f"no layer of {model} reads the edge features: use GAT or GINE with edge_dim={given}, or {without}"
+            f"no layer of {model} reads the edge features: use GAT or GINE with edge_dim={given} (with relations RGAT "
+            f"or HGT), or {without}"
         )
     raise ValueError(f"{model} reads edge features of {edge_dim} columns, and they have {given}: say edge_dim={given}")
 

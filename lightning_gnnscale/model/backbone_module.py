@@ -1,7 +1,7 @@
 """What the Lightning modules share: a backbone run on batches, on rows and layer by layer, and its optimizer."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +15,10 @@ from .node_inputs import NodeInputs, TakesInputs
 from .row_layers import prepared_rows
 from .row_model import RowModel, RowPlan
 from .row_trial import try_out
+from .time_encoding import check_times
 
 BATCH_ARGUMENTS = ("edge_weight", "degree", "indptr", "num_sampled_nodes", "edge_attr")
+BATCH_ARGUMENTS += ("edge_type", "node_type", "edge_time", "seed_time", "seed_of")
 MAKE_OPTIMIZER = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 MAKE_SCHEDULER = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
@@ -26,8 +28,8 @@ class BackboneModule(TakesInputs):
 
     Args:
         backbone: A model of this package, or any module called as (x, edge_index). It is also given those of
-            `edge_weight`, `edge_attr`, `degree`, `indptr` and `num_sampled_nodes` that its `forward` names; on the full
-            graph, of `edge_weight` and `edge_attr`.
+            `edge_weight`, `edge_attr`, `degree`, `indptr`, `num_sampled_nodes`, `edge_type`, `node_type`, `edge_time`,
+            `seed_time` and `seed_of` that its `forward` names; on the full graph, of `edge_weight` and `edge_attr`.
         lr, weight_decay: Learning rate and weight decay of Adam, used if no optimizer is given. As attributes they may
             be changed before training.
         optimizer: Callable parameters -> optimizer (a partial); None: Adam.
@@ -103,6 +105,7 @@ class BackboneModule(TakesInputs):
         """Return the outputs for a mini-batch, (num_rows, out_channels) with the seeds first."""
         if getattr(batch, "full_graph", False):
             return self._forward_rows(batch)
+        self._check_batch(batch)
         x = self._features(batch)
         if isinstance(x, Tensor):
             x = x.to(next(self.backbone.parameters()).dtype)
@@ -120,6 +123,34 @@ class BackboneModule(TakesInputs):
             arguments["num_sampled_nodes"] = [batch.batch_size]
         return self.backbone(x, batch.edge_index, **{k: v for k, v in arguments.items() if v is not None})
 
+    def check_relations(self, several: bool, own_features: bool) -> None:
+        """Refuse kinds and relations that the backbone does not read.
+
+        Args:
+            several: Whether the graph has more than one relation.
+            own_features: Whether its kinds of nodes have features of their own.
+
+        Raises:
+            StrategyError: names what is not read, and the remedy.
+        """
+        name = type(self.backbone).__name__
+        if several and "edge_type" not in self._accepted:
+            raise StrategyError(
+                f"{name} does not read edge_type, and the graph has several relations: train RGCN, RGAT, HGT or "
+                "Hetero(model), or let forward take edge_type"
+            )
+        if own_features and "node_type" not in self._accepted:
+            raise StrategyError(
+                f"{name} reads one table of features, and kinds of nodes have features of their own: train RGCN, RGAT, "
+                "HGT or Hetero(model), or let forward take node_type, and x as RowsByKind"
+            )
+
+    def _check_batch(self, batch: Any) -> None:
+        edge_type, schema, several = getattr(batch, "edge_type", None), getattr(batch, "schema", None), False
+        if edge_type is not None and "edge_type" not in self._accepted:
+            several = schema.num_relations > 1 if schema is not None else bool((edge_type != edge_type[:1]).any())
+        self.check_relations(several, getattr(batch, "x_by_kind", None) is not None)
+
     @property
     def reads_edge_features(self) -> bool:
         """Whether the backbone reads features of arcs: it has an `edge_dim`, or its forward takes `edge_attr`."""
@@ -136,9 +167,17 @@ class BackboneModule(TakesInputs):
         sparse = getattr(batch, "x_csr", None) if getattr(self.backbone, "accepts_sparse", False) else None
         return batch.x if sparse is None else sparse
 
+    def _check_full_graph(self) -> None:
+        if getattr(self.backbone, "reads_relations", False):
+            raise StrategyError(
+                f"{type(self.backbone).__name__} reads kinds and relations, which full-graph training does not: train "
+                "on parts with PartitionDataModule"
+            )
+
     def _forward_rows(self, batch: Any) -> Tensor:
         """Return the outputs of this process's rows of the whole graph."""
         backbone = self.backbone
+        self._check_full_graph()
         if self.inputs is not None:
             raise StrategyError("inputs= is for mini-batches, not for the whole graph: use PartitionDataModule")
         with_gradient = torch.is_grad_enabled()
@@ -158,6 +197,7 @@ class BackboneModule(TakesInputs):
         Raises:
             StrategyError: a layer cannot be computed by blocks of nodes.
         """
+        self._check_full_graph()
         return try_out(self.row_model, batch)
 
     def configure_optimizers(self) -> Any:
@@ -186,6 +226,10 @@ class BackboneModule(TakesInputs):
                 'layer: give the DataModule evaluation="sampled"'
             )
         trainer = self._trainer
+        try:
+            check_times(type(self.backbone).__name__, getattr(self.backbone, "time_channels", None))
+        except ValueError as error:
+            raise StrategyError(str(error)) from None
         needed = batch.needed(self.backbone.num_layers) if hasattr(batch, "needed") else None
         return layerwise_inference(
             self.backbone,
@@ -274,9 +318,28 @@ def _described(backbone: nn.Module) -> dict[str, Any] | None:
         **{name: value for name, value in arguments.items() if name != "kwargs"},
         **arguments.get("kwargs", {}),
     }
-    values = [plain(value) for value in arguments.values()]
-    is_plain = all(value is None or isinstance(value, bool | int | float | str | list | tuple) for value in values)
-    return {"_target_": _target(type(backbone)), **dict(zip(arguments, values, strict=True))} if is_plain else None
+    values = [plain(_without_types(value)) for value in arguments.values()]
+    described = {"_target_": _target(type(backbone)), **dict(zip(arguments, values, strict=True))}
+    return described if all(map(_is_plain, values)) else None
+
+
+def _without_types(value: Any) -> Any:
+    """Return a value with dicts and lists for other mappings and sequences (Hydra's), and for a schema."""
+    if hasattr(value, "as_json"):
+        return value.as_json()
+    if isinstance(value, Mapping):
+        return {key: _without_types(entry) for key, entry in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_without_types(entry) for entry in value]
+    return value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(entry) for key, entry in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _target(kind: type) -> str:

@@ -1,13 +1,57 @@
 """The arcs that one layer reads: CSC rows over local node ids, with what a layer needs to weigh them."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 # Reading one value along an arc costs about as much as this many multiply-adds of a matrix product
 # (measured on an AMD EPYC core: 0.45 ns against 0.028 ns, 1,000,000 arcs, 128 channels, float32).
 MULTIPLY_ADDS_PER_READ = 16
+
+
+class TargetPairs(NamedTuple):
+    """The pairs (relation, target) that have arcs, by relation, then target: rows that a relation's map is applied to.
+
+    Attributes:
+        relation, target: (num_pairs,) int64.
+        indptr: (num_pairs + 1,) int64, the arcs of each pair, in the order of `arcs`.
+        arcs: (num_arcs,) int64, positions of the arcs in the block.
+        sources: (num_arcs,) the source of each of them.
+        target_indptr: (num_targets + 1,) int64, the pairs of each target.
+        target_pairs: (num_pairs,) int64, positions of the pairs, by target.
+    """
+
+    relation: Tensor
+    target: Tensor
+    indptr: Tensor
+    arcs: Tensor
+    sources: Tensor
+    target_indptr: Tensor
+    target_pairs: Tensor
+
+    def pair_of_arcs(self) -> Tensor:
+        """Return (num_arcs,) int64: the pair of each arc of the block."""
+        pairs = torch.arange(len(self.target), device=self.indptr.device)
+        pair = torch.empty_like(self.arcs)
+        pair[self.arcs] = torch.repeat_interleave(pairs, self.indptr.diff(), output_size=len(self.arcs))
+        return pair
+
+
+class SourcePairs(NamedTuple):
+    """The pairs (relation, source) that have arcs, by relation, then source.
+
+    Attributes:
+        relation, source: (num_pairs,) int64.
+        place: (num_arcs,) int64, the pair of each arc of the block.
+    """
+
+    relation: Tensor
+    source: Tensor
+    place: Tensor
 
 
 @dataclass(frozen=True)
@@ -24,6 +68,7 @@ class Block:
         row: (num_arcs,) int64, the target of each arc, or None: worked out where it is needed.
         edge_type: (num_arcs,) int64 relation of each arc, or None.
         node_type: (num_sources,) int64 kind of each node, or None.
+        by_relation: (num_arcs,) int64, the arcs by relation, then target; None: sorted where they are needed.
     """
 
     indptr: Tensor
@@ -35,6 +80,7 @@ class Block:
     edge_attr: Tensor | None = None
     edge_type: Tensor | None = None
     node_type: Tensor | None = None
+    by_relation: Tensor | None = None
 
     @property
     def num_targets(self) -> int:
@@ -53,9 +99,17 @@ class Block:
         row = None if self.row is None else self.row[:num_arcs]
         attr = None if self.edge_attr is None else self.edge_attr[:num_arcs]
         kinds = None if self.edge_type is None else self.edge_type[:num_arcs]
-        indices = self.indices[:num_arcs]
+        indices, order = self.indices[:num_arcs], self.by_relation
+        order = None if order is None else order[order < num_arcs]
         return replace(
-            self, indptr=indptr, indices=indices, edge_weight=weight, row=row, edge_attr=attr, edge_type=kinds
+            self,
+            indptr=indptr,
+            indices=indices,
+            edge_weight=weight,
+            row=row,
+            edge_attr=attr,
+            edge_type=kinds,
+            by_relation=order,
         )
 
     def target_of_arcs(self) -> Tensor:
@@ -64,6 +118,31 @@ class Block:
             return self.row
         rows = torch.arange(self.num_targets, device=self.indptr.device)
         return torch.repeat_interleave(rows, self.indptr.diff(), output_size=len(self.indices))
+
+    def arcs_by_relation(self) -> Tensor:
+        """Return (num_arcs,) int64: the arcs by relation, then target."""
+        return stable_order(self.edge_type) if self.by_relation is None else self.by_relation
+
+    @cached_property
+    def target_pairs(self) -> TargetPairs:
+        """The pairs of a relation and a target; O(num_arcs) where `by_relation` is there."""
+        arcs = self.arcs_by_relation()
+        target, relation = self.target_of_arcs()[arcs], self.edge_type[arcs]
+        key = relation * self.num_targets + target
+        begins = torch.ones_like(key, dtype=torch.bool)
+        begins[1:] = key[1:] != key[:-1]
+        begins = torch.nonzero(begins).flatten()
+        indptr = torch.cat([begins, begins.new_full((1,), len(arcs))])
+        target, relation = target[begins], relation[begins]
+        counts = torch.bincount(target, minlength=self.num_targets)
+        target_indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        return TargetPairs(relation, target, indptr, arcs, self.indices[arcs], target_indptr, stable_order(target))
+
+    @cached_property
+    def source_pairs(self) -> SourcePairs:
+        """The pairs of a relation and a source; O(num_arcs log num_arcs)."""
+        keys, place = torch.unique(self.edge_type * self.num_sources + self.indices, return_inverse=True)
+        return SourcePairs(keys // max(1, self.num_sources), keys % max(1, self.num_sources), place)
 
     def transform_first(self, in_channels: int, out_channels: int) -> bool:
         """Whether a linear map costs less before the sum over arcs than after it; a function of shapes alone."""
@@ -113,6 +192,16 @@ def make_block(
     attr = None if edge_attr is None else edge_attr[order]
     kinds = None if edge_type is None else edge_type[order]
     return Block(indptr, edge_index[0][order], num_nodes, weight, degree, target, attr, kinds, node_type)
+
+
+def stable_order(numbers: Tensor) -> Tensor:
+    """Return the (num,) int64 positions of some numbers >= 0 in ascending order, equal ones in the order given."""
+    if numbers.device.type != "cpu":
+        return torch.argsort(numbers, stable=True)
+    values = numbers.numpy()
+    if len(values) and int(values.max()) < 1 << 16:
+        values = values.astype(np.uint16)  # sorted by their digits, in linear time
+    return torch.from_numpy(np.argsort(values, kind="stable"))
 
 
 def target_counts(num_sampled_nodes: list[int] | None, num_layers: int, num_nodes: int) -> list[int]:

@@ -1,6 +1,8 @@
 """GAT over CSC rows."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -8,13 +10,14 @@ from torch import Tensor
 from torch_geometric.nn import GATConv
 
 from ..triton_kernels.aggregate import aggregate, edge_add, edge_softmax
-from .backbone import Backbone
-from .block import Block, with_self_loops
+from .backbone import Backbone, check_edge_attr
+from .block import Block, make_block, with_self_loops
 from .dropout import dropout
 from .row_dropout import RowDropout
 from .row_exchange import SentRows
 from .row_layers import RowArcs, RowLayer
-from .sparse_linear import SparseInput, linear
+from .sparse_linear import SparseInput, as_input, drop, linear, num_rows
+from .time_encoding import TimeEncoding, arc_features
 
 
 class GATLayer(GATConv, RowLayer):
@@ -79,6 +82,8 @@ class GAT(Backbone):
         attention_dropout: probability in [0, 1) on attention; None = dropout.
         edge_dim: columns of the edge features, which then have a share in each arc's score, as in PyG's `GATConv`; the
             self-loop has the mean of those of the arcs into its node. None: they are not read.
+        time_channels: cosines of the time between an arc and its seed (`TimeEncoding`), which are read as further
+            columns of the edge features; batches must be disjoint trees with times. None: times are not read.
 
     An `edge_weight` w multiplies an arc's share before the softmax divides (log w is added to its score); the
     self-loop has w = 1.
@@ -104,24 +109,60 @@ class GAT(Backbone):
         heads: int = 4,
         attention_dropout: float | None = None,
         edge_dim: int | None = None,
+        time_channels: int | None = None,
     ):
         if heads < 1 or hidden_channels % heads:
             raise ValueError(f"model.hidden_channels must be a multiple of heads ({heads}), got {hidden_channels}")
         if edge_dim is not None and edge_dim < 1:
             raise ValueError(f"model.edge_dim must be at least 1, or None, got {edge_dim}")
-        self.heads, self.edge_dim = heads, edge_dim
+        self.heads, self.edge_dim, self.time_channels = heads, edge_dim, time_channels
         self.attention_dropout = dropout if attention_dropout is None else attention_dropout
         if not 0 <= self.attention_dropout < 1:
             raise ValueError(f"model.attention_dropout must be in [0, 1), got {attention_dropout}")
         super().__init__(
             in_channels, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation
         )
+        self.time = None if time_channels is None else TimeEncoding(time_channels)
+
+    def forward(
+        self,
+        x: Any,
+        edge_index: Tensor,
+        edge_weight: Tensor | None = None,
+        degree: Tensor | None = None,
+        indptr: Tensor | None = None,
+        num_sampled_nodes: Sequence[int] | None = None,
+        edge_attr: Tensor | None = None,
+        edge_time: Tensor | None = None,
+        seed_time: Tensor | None = None,
+        seed_of: Tensor | None = None,
+    ) -> Tensor:
+        """Run all layers over a batch, see `Backbone.forward`.
+
+        Args:
+            x, edge_index, edge_weight, degree, indptr, num_sampled_nodes, edge_attr: as there.
+            edge_time, seed_time, seed_of: times of the arcs and the seeds, and the seed of each node, as a `MiniBatch`
+                has them; read with time_channels.
+        """
+        if self.time is None:
+            return super().forward(x, edge_index, edge_weight, degree, indptr, num_sampled_nodes, edge_attr)
+        check_edge_attr("GAT", self.edge_dim, None if edge_attr is None else edge_attr.shape[-1])
+        edge_attr = arc_features(self.time, edge_attr, edge_index[1], edge_time, seed_time, seed_of)
+        x = as_input(x, self.reference)
+        block = make_block(edge_index, num_rows(x), edge_weight, degree, indptr, edge_attr)
+        return self.run(drop(x, self.input_dropout, self.training), block, num_sampled_nodes)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.time is not None:
+            self.time.reset_parameters()
 
     def make_layer(self, index: int) -> GATLayer:
         last = index == self.num_layers - 1
         width = self.out_channels if last else self.hidden_channels // self.heads
         options = {"heads": self.heads, "concat": not last, "dropout": self.attention_dropout}
-        return GATLayer(self.layer_channels(index), width, edge_dim=self.edge_dim, **options)
+        columns = (self.edge_dim or 0) + (self.time_channels or 0)
+        return GATLayer(self.layer_channels(index), width, edge_dim=columns or None, **options)
 
     def prepare(self, block: Block) -> Block:
         if block.edge_attr is not None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import StrategyError
 from ..jit import kernel
 from ..memory import free_memory_bytes
 from ..triton_kernels.aggregate import add_arcs
@@ -15,6 +16,7 @@ from .backbone import Backbone
 from .block import Block
 from .layer_source import LayerSource, NodeSet, RowBlock, split_block
 from .sparse_linear import is_sparse
+from .time_encoding import check_times
 
 MOST_BYTES, LEAST_BYTES = 512 << 20, 32 << 20  # what a pass holds, where it may choose
 PIECE_BYTES = 4 << 20  # of rows that are read, mapped or written at once
@@ -86,7 +88,8 @@ def layerwise_inference(
         This rank's rows, and the table of outputs.
 
     Raises:
-        ValueError: block_arcs below 1, or an unknown table_dtype.
+        ValueError: block_arcs below 1, an unknown table_dtype, or a backbone that reads times.
+        StrategyError: relations that the backbone does not read.
 
     Cost: memory_bytes, 4 bytes a node, and the tables (num_nodes x width, on the disk of the source): two at a time,
     each as wide as a layer or as the linear map in it. Time: each arc is read once a layer, and the layer's input once
@@ -98,6 +101,7 @@ def layerwise_inference(
         raise ValueError(f"block_arcs must be at least 1, got {block_arcs}")
     if table_dtype not in TABLE_DTYPES:
         raise ValueError(f"table_dtype must be one of {', '.join(TABLE_DTYPES)}, got {table_dtype!r}")
+    check_times(type(backbone).__name__, backbone.time_channels)
     if memory_bytes is None:
         free = free_memory_bytes()
         fits = 4 * source.num_nodes * backbone.layer_channels(0) <= free
@@ -158,7 +162,12 @@ class _Pass:
             rows = rows if inputs is None else rows[inputs.contains(rows)]
             for start in range(0, len(rows), limit):
                 nodes = rows[start : start + limit]
-                self._write(table, inputs, nodes, backbone.project(0, self._read(nodes)))
+                x = self._read(nodes)
+                if backbone.reads_relations:  # features are mapped by kind
+                    values = backbone.project(0, x, self._kinds(nodes))
+                else:
+                    values = backbone.project(0, x)
+                self._write(table, inputs, nodes, values)
         self.source.barrier()
         self.table, self.held = table, inputs
         return True
@@ -238,7 +247,7 @@ class _Pass:
             self.sums = torch.empty(most_rows * channels, dtype=self.dtype)  # pages that are not used take no memory
         pieces: list[RowBlock] = []
         num_rows = num_arcs = 0
-        for block in self.source.blocks(targets):
+        for block in self._blocks(targets):
             for piece in split_block(block, min(most_rows, most_arcs)):
                 rows, arcs = len(piece.rows), len(piece.indices)
                 if pieces and (num_rows + rows > most_rows or num_arcs + arcs > most_arcs):
@@ -254,14 +263,27 @@ class _Pass:
     ) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Yield (nodes, outputs) of a layer, a block of targets with all that they read at a time."""
         compute = self.backbone.layer_projected if projected else self.backbone.layer
-        arc_values = (
-            width if self.backbone.edge_dim is None else 3 * width + self.backbone.edge_dim
-        )  # messages are held
+        arc_values = self.backbone.values_of_arc(width)
         limit = self.block_arcs or max(1, self.memory_bytes // (8 * max(1, arc_values)))
-        for block in self.source.blocks(targets):
+        for block in self._blocks(targets):
             for piece in split_block(block, limit):
                 nodes, local = self._localise(piece)
                 yield np.asarray(piece.rows, np.int64), compute(index, self._read(nodes), local)
+
+    def _blocks(self, targets: NodeSet | None) -> Iterator[RowBlock]:
+        """Yield this rank's rows; relations that the backbone does not read are refused."""
+        for block in self.source.blocks(targets):
+            if block.edge_type is not None and not self.backbone.reads_relations and np.any(block.edge_type):
+                raise StrategyError(
+                    f"{type(self.backbone).__name__} does not read relations, and the graph has several: train RGCN, "
+                    "RGAT or HGT"
+                )
+            yield block
+
+    def _kinds(self, nodes: np.ndarray) -> Tensor | None:
+        """Return the (num,) int64 kinds of some nodes, where the backbone reads them and there are several."""
+        kinds = getattr(self.source, "node_type", lambda nodes: None)(nodes) if self.backbone.reads_relations else None
+        return None if kinds is None else self._tensor(np.asarray(kinds, np.int64))
 
     def _localise(self, block: RowBlock) -> tuple[np.ndarray, Block]:
         """Return the (num_sources,) nodes that a block reads, its own rows first, and the block in their ids."""
@@ -272,8 +294,14 @@ class _Pass:
         degree = self._tensor(self.source.degree(nodes)) if self.backbone.needs_degree else None
         weight = None if block.edge_weight is None else self._tensor(np.array(block.edge_weight))
         attr = None if self.backbone.edge_dim is None else self._tensor(np.array(block.edge_attr))
-        indptr = self._tensor(block.indptr)
-        return nodes, Block(indptr, self._tensor(indices), len(nodes), weight, degree, edge_attr=attr)
+        relations = None
+        if self.backbone.reads_relations and block.edge_type is not None:
+            relations = self._tensor(np.asarray(block.edge_type).astype(np.int64))
+        indptr, kinds = self._tensor(block.indptr), self._kinds(nodes)
+        arcs = self._tensor(indices)
+        return nodes, Block(
+            indptr, arcs, len(nodes), weight, degree, edge_attr=attr, edge_type=relations, node_type=kinds
+        )
 
     def _new_table(self, width: int, held: NodeSet | None, dtype: type) -> np.ndarray:
         """Return the next table; only the last one is still read then, so two names serve in turn."""

@@ -218,7 +218,8 @@ def select_rows(block: RowBlock, needed: NodeSet) -> RowBlock:
     arcs = np.repeat(offset[chosen] - indptr[:-1], lengths) + np.arange(indptr[-1])
     weight = None if block.edge_weight is None else np.asarray(block.edge_weight)[arcs]
     attr = None if block.edge_attr is None else np.asarray(block.edge_attr)[arcs]
-    return RowBlock(chosen + first, indptr, np.asarray(block.indices)[arcs], weight, attr)
+    kinds = None if block.edge_type is None else np.asarray(block.edge_type)[arcs]
+    return RowBlock(chosen + first, indptr, np.asarray(block.indices)[arcs], weight, attr, kinds)
 
 
 def split_block(block: RowBlock, block_arcs: int) -> Iterator[RowBlock]:

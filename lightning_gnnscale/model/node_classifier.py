@@ -16,7 +16,133 @@ LOSSES = ("ce",)
 UNKNOWN = -1  # label of a node that has none
 
 
-class NodeClassifier(BackboneModule):
+class NodeModule(BackboneModule):
+    """Base of the modules that say something of each node: how they train, evaluate and predict.
+
+    Attributes:
+        channels: Width of the outputs.
+        loss: What a loss is called by, or a callable.
+        losses: `MeanMetric` by split.
+    """
+
+    channels: int
+    loss: str | Callable[[Tensor, Tensor], Tensor]
+    losses: nn.ModuleDict
+
+    def read_labels(self, labels: Any) -> Tensor:
+        """Return what the graph says of nodes, an array or a tensor, in the dtype that losses take."""
+        raise NotImplementedError
+
+    def unknown(self, labels: Tensor) -> Tensor:
+        """Return labels of the same shape that are all unknown."""
+        raise NotImplementedError
+
+    def metrics(self, split: str) -> dict[str, Metric]:
+        """Return the metrics of a split that are logged beside the loss, by the name behind `val_`."""
+        raise NotImplementedError
+
+    def add_scores(self, split: str, outputs: Tensor, labels: Tensor) -> None:
+        """Update the metrics of a split; rows may be unknown."""
+        raise NotImplementedError
+
+    def row_losses(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (num_rows,) losses, 0 where all is unknown, and (num_rows,) how many labels each sums over."""
+        raise NotImplementedError
+
+    def decide(self, outputs: Tensor) -> Tensor:
+        """Return what is predicted from (num_rows, channels) outputs."""
+        raise NotImplementedError
+
+    def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
+        """Return the loss over the batch's training seeds; 0, with zero gradients, where there are none."""
+        outputs, labels, _ = self._seeds(batch, "train")
+        losses, counts = self.row_losses(outputs, labels)
+        weight = getattr(batch, "loss_weight", None)
+        loss_count = getattr(batch, "loss_nodes" if callable(self.loss) else "loss_count", None)
+        if loss_count is not None:
+            return losses.sum() / max(1, loss_count)
+        if weight is not None:  # of a node, whose labels count as one
+            return (losses / counts.clamp(min=1) * weight).sum()
+        return losses.sum() / counts.sum().clamp(min=1)
+
+    def on_validation_epoch_start(self) -> None:
+        """Start the validation metrics anew."""
+        self._reset("val")
+
+    def on_test_epoch_start(self) -> None:
+        """Start the test metrics anew."""
+        self._reset("test")
+
+    def validation_step(self, batch: Any, batch_idx: int = 0) -> Tensor | None:
+        """Score the validation nodes of an `EvaluationShare` or a batch; of a batch return the outputs."""
+        return self._evaluate(batch, "val")
+
+    def test_step(self, batch: Any, batch_idx: int = 0) -> Tensor | None:
+        """Score the test nodes of an `EvaluationShare` or a batch; of a batch return the outputs."""
+        return self._evaluate(batch, "test")
+
+    def predict_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Any]:
+        """Predict this rank's nodes (`EvaluationShare`) or the seeds (`MiniBatch`).
+
+        Returns:
+            "nodes": (num_rows,) int64 array of store ids; "prediction": (num_rows, ...) on the CPU, what `decide` makes
+            of their outputs.
+        """
+        if not is_pass(batch):
+            nodes = batch.n_id[: batch.batch_size].cpu().numpy()
+            return {"nodes": nodes, "prediction": self.decide(self(batch)[: batch.batch_size]).cpu()}
+        return self._predict_layerwise(batch, self.decide, self.channels)
+
+    def _evaluate(self, batch: Any, split: str) -> Tensor | None:
+        outputs = None
+        if is_pass(batch):
+            result = self._infer(batch)
+            if not len(result.rows):  # more ranks than parts
+                self._update(split, torch.empty(0, self.channels), self.read_labels(batch.labels[result.rows]))
+            for nodes, rows in result.chunks():
+                chosen = batch.masks[split][nodes]
+                labels = self.read_labels(batch.labels[nodes[chosen]])
+                self._update(split, torch.from_numpy(rows[chosen]), labels)
+            batch.source.barrier()
+            size = max(1, len(result.rows))
+        else:
+            outputs, labels, size = self._seeds(batch, split)
+            self._update(split, outputs, labels)
+        # Metric objects, not numbers: they add up counts over ranks, so no node weighs more on one of them.
+        for name, metric in self.metrics(split).items():
+            self.log(f"{split}_{name}", metric, on_step=False, on_epoch=True, prog_bar=True, batch_size=size)
+        self.log(f"{split}_loss", self.losses[split], on_step=False, on_epoch=True, batch_size=size)
+        return outputs
+
+    def _reset(self, split: str) -> None:
+        # Counts that were reset in inference mode cannot be added to outside of it, and Lightning leaves that mode
+        # where the process group is gloo: a module that goes from one Trainer to another would fail.
+        with torch.inference_mode(False):
+            self.losses[split].reset()
+            for metric in self.metrics(split).values():
+                metric.reset()
+
+    def _update(self, split: str, outputs: Tensor, labels: Tensor) -> None:
+        outputs, labels = outputs.detach().to(self.device).float(), labels.to(self.device)
+        if len(labels) == 0:  # a metric wants a row, and a rank without an update would be warned about
+            outputs = outputs.new_zeros(1, self.channels)
+            labels = self.unknown(labels.new_zeros((1, *labels.shape[1:])))
+        losses, counts = self.row_losses(outputs, labels)
+        total = counts.sum()
+        self.losses[split].update(losses.sum() / total.clamp(min=1), weight=total)
+        self.add_scores(split, outputs, labels)
+
+    def _seeds(self, batch: Any, split: str) -> tuple[Tensor, Tensor, int]:
+        """Return outputs and labels of a batch's seeds, unknown outside the split's mask, and their number."""
+        size = batch.batch_size
+        labels, mask = self.read_labels(batch.y[:size]), getattr(batch, f"{split}_mask", None)
+        if mask is not None:
+            mask = mask[:size] if labels.dim() == 1 else mask[:size].unsqueeze(-1)
+            labels = torch.where(mask, labels, self.unknown(labels))
+        return self(batch)[:size], labels, max(1, size)
+
+
+class NodeClassifier(NodeModule):
     """Classify nodes: cross-entropy over one class per node, or over several labels per node.
 
     A training batch is a `MiniBatch`; the loss covers its seeds that are in the train mask and have a label. An
@@ -27,15 +153,16 @@ class NodeClassifier(BackboneModule):
 
     Args:
         backbone: A model of this package, or any module called as (x, edge_index). It is also given those of
-            `edge_weight`, `edge_attr`, `degree`, `indptr` and `num_sampled_nodes` that its `forward` names; on the full
-            graph, of `edge_weight` and `edge_attr`.
+            `edge_weight`, `edge_attr`, `degree`, `indptr`, `num_sampled_nodes`, `edge_type`, `node_type`, `edge_time`,
+            `seed_time` and `seed_of` that its `forward` names; on the full graph, of `edge_weight` and `edge_attr`.
         lr, weight_decay: Learning rate and weight decay of Adam, used if no optimizer is given.
         multilabel: Whether labels are (num_nodes, num_labels) of 0 and 1, -1 = unknown.
         num_classes: Number of classes, or of labels per node; None: the backbone's `out_channels`.
         optimizer: Callable parameters -> optimizer (a partial); None: Adam.
         scheduler: Callable optimizer -> learning-rate scheduler, stepped each epoch; None: no scheduler.
         loss: "ce" (binary for several labels), or a callable (outputs, labels) -> (num_rows,) losses.
-        predict_logits: Whether predictions are the outputs instead of the class (or the 0/1 labels).
+        predict_logits: Whether predictions are the (num_rows, num_classes) outputs instead of the (num_rows,) int64
+            class (or the (num_rows, num_labels) 0/1 labels).
         inputs: Rows by node that are appended to the stored features, or replace them if there are none: a
             `DistributedEmbedding`, which is trained too. None: stored features alone. The backbone's `in_channels`
             must count them.
@@ -67,98 +194,24 @@ class NodeClassifier(BackboneModule):
             raise ValueError(f"loss must be a callable or one of {list(LOSSES)}, got {loss!r}")
         self.save_hyperparameters(ignore=["backbone", "optimizer", "scheduler", "loss", "inputs"])
         self.multilabel, self.num_classes, self.loss = multilabel, num_classes, loss
+        self.channels = num_classes
         self.predict_logits = predict_logits
         self.scores = nn.ModuleDict({split: self._score() for split in ("val", "test")})
         self.losses = nn.ModuleDict({split: MeanMetric() for split in ("val", "test")})
 
-    def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
-        """Return the loss over the batch's training seeds; 0, with zero gradients, where there are none."""
-        outputs, labels, _ = self._seeds(batch, "train")
-        losses, counts = self._row_losses(outputs, labels)
-        weight = getattr(batch, "loss_weight", None)
-        loss_count = getattr(batch, "loss_nodes" if callable(self.loss) else "loss_count", None)
-        if loss_count is not None:
-            return losses.sum() / max(1, loss_count)
-        if weight is not None:  # of a node, whose labels count as one
-            return (losses / counts.clamp(min=1) * weight).sum()
-        return losses.sum() / counts.sum().clamp(min=1)
+    def read_labels(self, labels: Any) -> Tensor:
+        return torch.as_tensor(labels).long()
 
-    def on_validation_epoch_start(self) -> None:
-        """Start the validation metrics anew."""
-        self._reset("val")
+    def unknown(self, labels: Tensor) -> Tensor:
+        return torch.full_like(labels, UNKNOWN)
 
-    def on_test_epoch_start(self) -> None:
-        """Start the test metrics anew."""
-        self._reset("test")
+    def metrics(self, split: str) -> dict[str, Metric]:
+        return {"acc": self.scores[split]}
 
-    def validation_step(self, batch: Any, batch_idx: int = 0) -> Tensor | None:
-        """Score the validation nodes of an `EvaluationShare` or a batch; of a batch return the outputs."""
-        return self._evaluate(batch, "val")
+    def add_scores(self, split: str, outputs: Tensor, labels: Tensor) -> None:
+        self.scores[split].update(outputs.sigmoid() if self.multilabel else outputs.argmax(dim=-1), labels)
 
-    def test_step(self, batch: Any, batch_idx: int = 0) -> Tensor | None:
-        """Score the test nodes of an `EvaluationShare` or a batch; of a batch return the outputs."""
-        return self._evaluate(batch, "test")
-
-    def predict_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Any]:
-        """Predict this rank's nodes (`EvaluationShare`) or the seeds (`MiniBatch`).
-
-        Returns:
-            "nodes": (num_rows,) int64 array of store ids; "prediction": (num_rows,) int64 classes on the CPU, or
-            (num_rows, num_labels) of 0 and 1, or (num_rows, num_classes) outputs with `predict_logits`.
-        """
-        if not is_pass(batch):
-            nodes = batch.n_id[: batch.batch_size].cpu().numpy()
-            return {"nodes": nodes, "prediction": self._decide(self(batch)[: batch.batch_size]).cpu()}
-        return self._predict_layerwise(batch, self._decide, self.num_classes)
-
-    def _evaluate(self, batch: Any, split: str) -> Tensor | None:
-        score, loss, outputs = self.scores[split], self.losses[split], None
-        if is_pass(batch):
-            result = self._infer(batch)
-            if not len(result.rows):  # more ranks than parts
-                labels = torch.as_tensor(batch.labels[result.rows]).long()
-                self._update(score, loss, torch.empty(0, self.num_classes), labels)
-            for nodes, rows in result.chunks():
-                chosen = batch.masks[split][nodes]
-                labels = torch.as_tensor(batch.labels[nodes[chosen]]).long()
-                self._update(score, loss, torch.from_numpy(rows[chosen]), labels)
-            batch.source.barrier()
-            size = max(1, len(result.rows))
-        else:
-            outputs, labels, size = self._seeds(batch, split)
-            self._update(score, loss, outputs, labels)
-        # Metric objects, not numbers: they add up counts over ranks, so no node weighs more on one of them.
-        self.log(f"{split}_acc", score, on_step=False, on_epoch=True, prog_bar=True, batch_size=size)
-        self.log(f"{split}_loss", loss, on_step=False, on_epoch=True, batch_size=size)
-        return outputs
-
-    def _reset(self, split: str) -> None:
-        # Counts that were reset in inference mode cannot be added to outside of it, and Lightning leaves that mode
-        # where the process group is gloo: a module that goes from one Trainer to another would fail.
-        with torch.inference_mode(False):
-            self.scores[split].reset()
-            self.losses[split].reset()
-
-    def _update(self, score: Metric, loss: MeanMetric, outputs: Tensor, labels: Tensor) -> None:
-        outputs, labels = outputs.detach().to(self.device).float(), labels.to(self.device)
-        if len(labels) == 0:  # a metric wants a row, and a rank without an update would be warned about
-            outputs, labels = outputs.new_zeros(1, self.num_classes), labels.new_full((1, *labels.shape[1:]), UNKNOWN)
-        losses, counts = self._row_losses(outputs, labels)
-        total = counts.sum()
-        loss.update(losses.sum() / total.clamp(min=1), weight=total)
-        score.update(outputs.sigmoid() if self.multilabel else outputs.argmax(dim=-1), labels)
-
-    def _seeds(self, batch: Any, split: str) -> tuple[Tensor, Tensor, int]:
-        """Return outputs and labels of a batch's seeds, UNKNOWN outside the split's mask, and their number."""
-        size = batch.batch_size
-        labels, mask = batch.y[:size].long(), getattr(batch, f"{split}_mask", None)
-        if mask is not None:
-            mask = mask[:size] if labels.dim() == 1 else mask[:size].unsqueeze(-1)
-            labels = torch.where(mask, labels, torch.full_like(labels, UNKNOWN))
-        return self(batch)[:size], labels, max(1, size)
-
-    def _row_losses(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (num_rows,) losses, 0 where the label is unknown, and (num_rows,) how many labels each sums over."""
+    def row_losses(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         known = labels != UNKNOWN
         if callable(self.loss):
             rows = known if known.dim() == 1 else known.any(dim=-1)
@@ -174,7 +227,7 @@ class NodeClassifier(BackboneModule):
             return torch.where(known, losses, torch.zeros_like(losses)).sum(dim=-1), known.sum(dim=-1)
         return F.cross_entropy(outputs, labels, ignore_index=UNKNOWN, reduction="none"), known.long()
 
-    def _decide(self, outputs: Tensor) -> Tensor:
+    def decide(self, outputs: Tensor) -> Tensor:
         if self.predict_logits:
             return outputs.float() if outputs.dtype == torch.bfloat16 else outputs  # which numpy does not know
         return (outputs > 0).long() if self.multilabel else outputs.argmax(dim=-1)

@@ -1,6 +1,6 @@
 """Rows that a model reads by node, beside or instead of stored features: learnable embeddings, rows on other hosts."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -85,6 +85,9 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
     def features_of(self, batch: Any) -> Any:
         """Return a batch's features with its rows behind them, or the rows alone where it has no features.
 
+        Of `RowsByKind` the kinds without features get the rows of their nodes; so do, behind their features, kinds
+        whose columns in the backbone's `in_channels` count them.
+
         Args:
             batch: with `n_id`, and `x` or None.
 
@@ -96,8 +99,16 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
                 'evaluation="sampled" would wait for ranks with fewer batches where rows are on several hosts: use '
                 'evaluation="layerwise"'
             )
-        rows, x = self.inputs(batch.n_id), batch.x
+        x = batch.x
+        if hasattr(x, "tables"):
+            return rows_for_kinds(x, self.inputs, batch.n_id, self.inputs.dim, self._kind_channels)
+        rows = self.inputs(batch.n_id)
         return rows if x is None else torch.cat([x.to(rows.dtype), rows], dim=1)
+
+    @property
+    def _kind_channels(self) -> Sequence[int] | None:
+        """Columns that the backbone reads of each kind's nodes, where it tells."""
+        return getattr(getattr(self, "backbone", None), "kind_channels", None)
 
     def source_of(self, batch: Any) -> LayerSource:
         """Return what layer-wise inference over an `EvaluationShare` reads."""
@@ -109,7 +120,7 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
                 f"the rows of {type(self.inputs).__name__} are as they were initialised: give ckpt_path= of a "
                 "checkpoint, or call its open() before processes are forked"
             )
-        return InputSource(batch.source, self.inputs)
+        return InputSource(batch.source, self.inputs, self._kind_channels)
 
     def on_after_backward(self) -> None:
         """Push the gradients of the batch's rows."""
@@ -163,10 +174,11 @@ class InputSource:
     Args:
         source: the graph.
         inputs: the rows.
+        kind_channels: columns that the model reads of each kind's nodes, see `rows_for_kinds`.
     """
 
-    def __init__(self, source: LayerSource, inputs: NodeInputs):
-        self._source, self._inputs, self._table = source, inputs, None
+    def __init__(self, source: LayerSource, inputs: NodeInputs, kind_channels: Sequence[int] | None = None):
+        self._source, self._inputs, self._table, self._kind_channels = source, inputs, None, kind_channels
         if not inputs.is_local:
             self._table = source.table("inputs", inputs.dim)
             for ids, rows in inputs.rows_here():
@@ -183,9 +195,51 @@ class InputSource:
         """Return (num, dim) of the stored features and the rows, or rows of a table of hidden layers."""
         if table is not None:
             return self._source.gather(nodes, table)
-        rows = self._inputs.pull(nodes) if self._table is None else torch.from_numpy(np.asarray(self._table[nodes]))
         stored = self._source.gather(nodes)
+        if hasattr(stored, "tables"):
+            ids = torch.from_numpy(np.asarray(nodes, np.int64))
+            return rows_for_kinds(
+                stored, lambda some: self._rows(some.numpy()), ids, self._inputs.dim, self._kind_channels
+            )
+        rows = self._rows(nodes)
         if stored is None:
             return rows
         stored = stored.dense() if hasattr(stored, "dense") else stored
         return torch.cat([torch.as_tensor(stored).to(rows.dtype), rows], dim=1)
+
+    def _rows(self, nodes: np.ndarray) -> Tensor:
+        return self._inputs.pull(nodes) if self._table is None else torch.from_numpy(np.asarray(self._table[nodes]))
+
+
+def rows_for_kinds(
+    x: Any, rows_of: Callable[[Tensor], Tensor], nodes: Tensor, dim: int, channels: Sequence[int] | None
+) -> Any:
+    """Return the features of kinds with learned rows for the nodes of kinds without features.
+
+    Args:
+        x: `RowsByKind`.
+        rows_of: (num,) ids -> (num, dim) learned rows; called once.
+        nodes: (num_nodes,) int64 ids of the nodes.
+        dim: columns of a learned row.
+        channels: columns that the model reads of each kind; a kind whose columns are those of its features and dim
+            has the rows behind its features. None: kinds without features alone have rows.
+    """
+    kind, device = torch.as_tensor(x.kind), nodes.device
+    takes = [_takes_rows(table, None if channels is None else channels[at], dim) for at, table in enumerate(x.tables)]
+    taking = torch.tensor(takes, device=device)[kind.to(device)]
+    chosen, tables = nodes[taking], list(x.tables)
+    rows, of_kind = rows_of(chosen), kind.to(device)[taking]
+    for number in np.flatnonzero(takes).tolist():
+        own, table = rows[(of_kind == number).to(rows.device)], tables[number]
+        if table is not None:
+            table = table.dense() if hasattr(table, "dense") else torch.as_tensor(table)
+            own = torch.cat([table.to(own.device, own.dtype), own], dim=1)
+        tables[number] = own
+    return x._replace(tables=tables)
+
+
+def _takes_rows(table: Any, channels: int | None, dim: int) -> bool:
+    if table is None:
+        return channels is None or channels == dim
+    width = table.dim if hasattr(table, "indptr") else table.shape[1]
+    return channels is not None and channels == width + dim

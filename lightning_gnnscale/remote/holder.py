@@ -100,7 +100,8 @@ def check_asks_owners(sampler: Any, crosses_parts: bool) -> None:
 
 def draws_from_owners(sampler: Any) -> bool:
     """Whether a sampler draws from rows of several owners what it draws from the whole graph."""
-    return isinstance(sampler, NeighborSampler) and sampler.locality is None and sampler.direction == "in"
+    plain = isinstance(sampler, NeighborSampler) and not sampler.by_relation
+    return plain and sampler.locality is None and sampler.direction == "in"
 
 
 class HeldMemory:

@@ -116,6 +116,13 @@ def render(runs: Sequence[RunRecord], beside: Path) -> str:
     )
 
 
+def _told_fanouts(fanouts) -> str:
+    """Return fan-outs as text: a list, or the lists of relations by name."""
+    if isinstance(fanouts, dict):
+        return "; ".join(f"{name} {_told_fanouts(hops)}" for name, hops in fanouts.items())
+    return ", ".join(map(str, fanouts))
+
+
 def what_was_trained(run: RunRecord) -> str:
     """Return one sentence: the model, the graph, its parts, the processes."""
     if run.is_partitioning:
@@ -136,7 +143,7 @@ def what_was_trained(run: RunRecord) -> str:
     weights = str(run.get("strategy.weights._target_", "")).rpartition(".")[2]
     how = [processes, *(name for name in (weights, policy) if name and name != "NoExchange")]
     if run.get("sampler.fanouts") and "FullGraph" not in str(run.get("datamodule._target_", "")):
-        how.append(f"neighbours {', '.join(map(str, run.get('sampler.fanouts')))}")
+        how.append(f"neighbours {_told_fanouts(run.get('sampler.fanouts'))}")
     return f"{text}; {', '.join(how)}"
 
 

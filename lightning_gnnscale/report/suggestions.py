@@ -123,7 +123,7 @@ def waits_for_samples(run: RunRecord) -> Suggestion | None:
         free = f"by {threads} thread{'s' * (threads > 1)} a process, on {cores} cores"
         return Suggestion(f"{why}, {free}.", f"source.num_threads={threads + 1}", wait * threads / (threads + 1))
     fanouts = run.get("sampler.fanouts")
-    if not fanouts or min(fanouts) < 4:
+    if not isinstance(fanouts, list) or not fanouts or min(fanouts) < 4:
         return None
     fewer = ",".join(str(max(2, fanout // 2)) for fanout in fanouts)
     return Suggestion(f"{why}, and no core is free. Half as many neighbours:", f"'sampler.fanouts=[{fewer}]'", wait / 3)

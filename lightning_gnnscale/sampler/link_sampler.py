@@ -152,9 +152,9 @@ class LinkSampler:
         return self.sampler.direction
 
     @property
-    def fanouts(self) -> tuple[int, ...]:
-        """Of the wrapped sampler; empty where it has none, and without neighbourhoods."""
-        return tuple(getattr(self.sampler, "fanouts", ())) if self.neighborhoods else ()
+    def per_hop(self) -> tuple[int, ...]:
+        """Neighbours of a node for each hop of the wrapped sampler; empty where it has none, or none are drawn."""
+        return getattr(self.sampler, "per_hop", ()) if self.neighborhoods else ()
 
     @property
     def seeds_per_item(self) -> int:

@@ -133,9 +133,14 @@ class NeighborSampler:
         return isinstance(self.fanouts, Mapping) or self.temporal_strategy is not None or self.disjoint
 
     @property
+    def per_hop(self) -> tuple[int, ...]:
+        """Neighbours of a node for each hop, of all relations that are named together; -1: all."""
+        return hop_fanouts(self.fanouts)
+
+    @property
     def num_hops(self) -> int:
         """Number of hops."""
-        return len(next(iter(self.fanouts.values()))) if isinstance(self.fanouts, Mapping) else len(self.fanouts)
+        return len(self.per_hop)
 
     def num_batches(self, num_targets: int, batch_size: int, drop_last: bool) -> int:
         """Return the batches of one pass: `batch_size` target nodes each."""
@@ -295,6 +300,13 @@ class NeighborSampler:
             seed_of=None if drawn.batch is None else drawn.batch[0],
             seed_time=times,
         )
+
+
+def hop_fanouts(fanouts: Sequence[int] | Mapping[str, Sequence[int]]) -> tuple[int, ...]:
+    """Return fan-outs a hop: a list as it is; of a mapping the sums over what it names, -1 where one of them is."""
+    if not isinstance(fanouts, Mapping):
+        return tuple(fanouts)
+    return tuple(-1 if min(hop) < 0 else sum(hop) for hop in zip(*fanouts.values(), strict=False))
 
 
 def _fanouts_by_relation(fanouts: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:

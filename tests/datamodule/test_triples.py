@@ -11,7 +11,7 @@ from lightning_gnnscale.datamodule.evaluation import LinkQueries, evaluation_lin
 from lightning_gnnscale.dataset import GraphDataset, LinkSet
 from lightning_gnnscale.edge_stream import open_edge_stream
 from lightning_gnnscale.errors import StrategyError
-from lightning_gnnscale.model import GraphSAGE, NoLayers, link_predictor
+from lightning_gnnscale.model import RGCN, NoLayers, link_predictor
 
 NODES, RELATIONS, WIDTH = 70, 4, 6
 
@@ -277,7 +277,7 @@ def store_of_plain(root):
 def test_layers_over_a_graph_of_triples_are_ranked_too(root):
     """Embeddings of a model with layers, which come from its own inference."""
     torch.manual_seed(1)
-    backbone = GraphSAGE(WIDTH, 8, 10, num_layers=2, dropout=0.0)
+    backbone = RGCN(WIDTH, 8, 10, num_layers=2, dropout=0.0, schema=dataset().schema)
     module = model("distmult", backbone)
     dm = data(root, sampler=gs.NeighborSampler([4, 4]), neighborhoods=True)
     logged = trainer().test(module, dm, verbose=False)[0]

@@ -114,13 +114,19 @@ def test_a_partitioner_of_the_users_own_is_a_choice(monkeypatch):
     assert config.partitioner.strength == 2
 
 
-@pytest.mark.parametrize(
-    "model", ["gcn", "gat", "graphsage", "sgc", "ngnn", "link_predictor", "link_gcn", "link_gat", "link_ngnn"]
-)
+PLAIN = ["gcn", "gat", "graphsage", "sgc", "ngnn", "link_predictor", "link_gcn", "link_gat", "link_ngnn"]
+RELATIONAL = ["rgcn", "rgat", "hgt", "link_rgcn", "link_rgat", "link_hgt"]
+
+
+@pytest.mark.parametrize("model", PLAIN + RELATIONAL)
 def test_models_instantiate_and_every_key_is_taken(model):
     config = compose_config("train", [f"model={model}"])
     _check_node(config, config, "")
-    backbone = instantiate(config.model.backbone, in_channels=8, out_channels=3)
+    filled_in = {"in_channels": 8, "out_channels": 3}
+    if model in RELATIONAL:
+        schema = {"node_types": ["n", "m"], "edge_types": [["n", "a", "m"], ["m", "b", "n"]], "reverse": []}
+        filled_in |= {"in_channels": {"n": 8, "m": 0}, "schema": schema}
+    backbone = instantiate(config.model.backbone, **filled_in)
     module = instantiate(
         OmegaConf.create({k: v for k, v in config.model.items() if k != "backbone"}), backbone=backbone
     )

@@ -329,7 +329,7 @@ def test_batches_without_neighbourhoods_are_the_links_alone():
         assert two.edge_index.shape == (2, 0)
         assert not two.indptr.any()
         assert len(two.indptr) == two.num_seeds + 1
-    assert LinkSampler(NeighborSampler([3]), neighborhoods=False).fanouts == ()
+    assert LinkSampler(NeighborSampler([3]), neighborhoods=False).per_hop == ()
 
 
 def test_links_of_a_graph_without_relations_have_none():

@@ -81,3 +81,9 @@ def edge_softmax(logits: Tensor, indptr: Tensor) -> Tensor:
 def edge_add(src_value: Tensor, dst_value: Tensor, indptr: Tensor, indices: Tensor) -> Tensor:
     """Return src_value[source] + dst_value[row] for each arc, (num_arcs, heads)."""
     return src_value.index_select(0, indices) + dst_value.index_select(0, row_of_arc(indptr, len(indices)))
+
+
+def edge_dot(dst_value: Tensor, src_value: Tensor, indptr: Tensor, indices: Tensor) -> Tensor:
+    """Return the (num_arcs, heads) products of each row's (heads, channels) value with its sources' values."""
+    rows = dst_value.index_select(0, row_of_arc(indptr, len(indices)))
+    return (rows * src_value.index_select(0, indices)).sum(dim=-1)

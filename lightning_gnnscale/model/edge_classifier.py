@@ -1,0 +1,153 @@
+"""The Lightning module that classifies edges, from the embeddings of their ends."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchmetrics import MeanMetric, Metric
+from torchmetrics.classification import MulticlassAccuracy
+
+from ..errors import StrategyError
+from .backbone_module import MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
+from .node_classifier import UNKNOWN
+from .node_inputs import NodeInputs
+
+
+class EdgeClassifier(BackboneModule):
+    """Classify edges: cross-entropy over one class for each, by a network of two layers over both ends.
+
+    A batch, for training, evaluation and prediction alike, is a `MiniBatch` with `pairs`, (2, num_pairs) int64
+    positions of the edges' ends among the seeds, and `edge_label`, (num_pairs,) integers, -1 = unknown; with
+    edge_channels also `pair_attr`, (num_pairs, edge_channels) features of those edges. Logged: `train_loss`,
+    `val_loss`, `val_acc`, `test_loss`, `test_acc`. Evaluation is by sampled batches: no DataModule gives exact passes
+    over labelled edges yet.
+
+    Args:
+        backbone: As for `NodeClassifier`; its `out_channels` is the width of the embeddings.
+        num_classes: Number of classes, >= 2.
+        lr, weight_decay: Learning rate and weight decay of Adam, used if no optimizer is given.
+        hidden_channels: Width between the two layers; None: that of the embeddings.
+        edge_channels: Columns of `pair_attr`; 0: they are not read.
+        embedding_channels: Width of the embeddings; None: the backbone's `out_channels`.
+        optimizer, scheduler, inputs: As for `NodeClassifier`.
+
+    Raises:
+        ValueError: fewer than two classes, edge_channels below 0, or embeddings of unknown width.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        num_classes: int,
+        lr: float = 0.01,
+        weight_decay: float = 0.0,
+        hidden_channels: int | None = None,
+        edge_channels: int = 0,
+        embedding_channels: int | None = None,
+        optimizer: MAKE_OPTIMIZER | None = None,
+        scheduler: MAKE_SCHEDULER | None = None,
+        inputs: NodeInputs | None = None,
+    ):
+        lr, weight_decay = float(lr), float(weight_decay)  # numpy's numbers bar a checkpoint
+        super().__init__(backbone, lr, weight_decay, optimizer, scheduler, inputs)
+        channels = embedding_channels or getattr(backbone, "out_channels", None)
+        if channels is None:
+            raise ValueError("embedding_channels must be given: the backbone has no out_channels to take it from")
+        if num_classes < 2:
+            raise ValueError(f"num_classes must be at least 2, got {num_classes}")
+        if edge_channels < 0:
+            raise ValueError(f"edge_channels must be at least 0, got {edge_channels}")
+        num_classes, edge_channels = int(num_classes), int(edge_channels)
+        self.save_hyperparameters(ignore=["backbone", "optimizer", "scheduler", "inputs"])
+        self.num_edge_classes, self.edge_channels = num_classes, edge_channels
+        hidden = hidden_channels or int(channels)
+        self.hidden, self.out = nn.Linear(2 * int(channels) + edge_channels, hidden), nn.Linear(hidden, num_classes)
+        self.scores = nn.ModuleDict({split: self._score() for split in ("val", "test")})
+        self.losses = nn.ModuleDict({split: MeanMetric() for split in ("val", "test")})
+
+    def classify(self, batch: Any) -> Tensor:
+        """Return the (num_pairs, num_classes) outputs of a batch's edges.
+
+        Raises:
+            StrategyError: the batch has no pairs, or other features of them than the module reads.
+        """
+        pairs, attr = getattr(batch, "pairs", None), getattr(batch, "pair_attr", None)
+        if is_pass(batch) or pairs is None:
+            raise StrategyError(
+                "EdgeClassifier reads batches with pairs and edge_label, and these have none: give the Trainer loaders "
+                "of such batches, for evaluation too (there is no exact pass over labelled edges)"
+            )
+        given = 0 if attr is None else attr.shape[1]
+        if given != self.edge_channels:
+            raise StrategyError(
+                f"EdgeClassifier reads pair_attr of {self.edge_channels} columns, batches have {given}: say "
+                f"edge_channels={given}"
+            )
+        embeddings = self(batch)[: batch.batch_size]
+        ends = [embeddings[pairs[0]], embeddings[pairs[1]]]
+        return self.out(self.hidden(torch.cat([*ends, *([] if attr is None else [attr.to(ends[0].dtype)])], 1)).relu())
+
+    def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
+        """Return the mean loss over the batch's edges with a label; 0, with zero gradients, where there are none."""
+        losses, count = self._losses(self.classify(batch), self._labels(batch))
+        return losses / max(1, count)
+
+    def on_validation_epoch_start(self) -> None:
+        """Start the validation metrics anew."""
+        self._reset("val")
+
+    def on_test_epoch_start(self) -> None:
+        """Start the test metrics anew."""
+        self._reset("test")
+
+    def validation_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
+        """Score the edges of a batch, and return their outputs."""
+        return self._evaluate(batch, "val")
+
+    def test_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
+        """Score the edges of a batch, and return their outputs."""
+        return self._evaluate(batch, "test")
+
+    def predict_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Any]:
+        """Classify the edges of a batch.
+
+        Returns:
+            "edges": (2, num_pairs) int64 array of the ends' store ids; "prediction": (num_pairs,) int64 on the CPU.
+        """
+        outputs = self.classify(batch)
+        return {"edges": batch.n_id[batch.pairs].cpu().numpy(), "prediction": outputs.argmax(dim=-1).cpu()}
+
+    def _evaluate(self, batch: Any, split: str) -> Tensor:
+        outputs, labels = self.classify(batch).detach(), self._labels(batch)
+        losses, count = self._losses(outputs.float(), labels)
+        self.losses[split].update(losses / max(1, count), weight=float(count))
+        self.scores[split].update(outputs.argmax(dim=-1), labels)
+        size = max(1, len(labels))
+        self.log(f"{split}_acc", self.scores[split], on_step=False, on_epoch=True, prog_bar=True, batch_size=size)
+        self.log(f"{split}_loss", self.losses[split], on_step=False, on_epoch=True, batch_size=size)
+        return outputs
+
+    def _labels(self, batch: Any) -> Tensor:
+        labels = getattr(batch, "edge_label", None)
+        if labels is None:
+            raise StrategyError(
+                "EdgeClassifier needs edge_label, (num_pairs,) integers, in its batches: let the loader give them"
+            )
+        return labels.long()
+
+    def _losses(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+        """Return the sum of losses, and over how many edges."""
+        return F.cross_entropy(outputs, labels, ignore_index=UNKNOWN, reduction="sum"), int((labels != UNKNOWN).sum())
+
+    def _reset(self, split: str) -> None:
+        # As in NodeModule: counts reset in inference mode cannot be added to outside of it.
+        with torch.inference_mode(False):
+            self.scores[split].reset()
+            self.losses[split].reset()
+
+    def _num_losses(self, batch: Any) -> int:
+        return batch.pairs.shape[1]
+
+    def _score(self) -> Metric:
+        return MulticlassAccuracy(self.num_edge_classes, average="micro", ignore_index=UNKNOWN, validate_args=False)

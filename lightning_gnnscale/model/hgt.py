@@ -1,0 +1,135 @@
+"""Heterogeneous graph transformer over CSC rows."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.nn.inits import glorot, ones
+
+from ..graph import GraphSchema
+from ..triton_kernels.aggregate import aggregate, edge_dot, edge_softmax
+from .block import Block
+from .relational import KindLinear, RelationalBackbone, map_groups
+from .row_layers import RowLayer
+
+
+class HGTLayer(nn.Module, RowLayer):
+    """PyG's `HGTConv` over a block: keys, queries and values by kind, matrices and a prior by relation and head.
+
+    Args:
+        channels: width of what is read and given.
+        num_relations, num_kinds: how many there are.
+        heads: attention heads; divides channels.
+        edge_dim: columns of what is read of an arc, 0 for nothing.
+    """
+
+    def __init__(self, channels: int, num_relations: int, num_kinds: int, heads: int, edge_dim: int):
+        super().__init__()
+        self.heads, self.head_channels = heads, channels // heads
+        self.key_value = KindLinear(channels, 2 * channels, num_kinds)
+        self.query, self.out = KindLinear(channels, channels, num_kinds), KindLinear(channels, channels, num_kinds)
+        shape = (num_relations, heads, self.head_channels, self.head_channels)
+        self.key_maps, self.value_maps = nn.Parameter(torch.empty(shape)), nn.Parameter(torch.empty(shape))
+        self.prior, self.skip = nn.Parameter(torch.empty(num_relations, heads)), nn.Parameter(torch.empty(num_kinds))
+        self.edge = nn.Linear(edge_dim, heads, bias=False) if edge_dim else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all maps anew; priors and gates begin at 1."""
+        for module in (self.key_value, self.query, self.out, self.edge):
+            if module is not None:
+                module.reset_parameters()
+        for value in (self.key_maps, self.value_maps):
+            glorot(value)
+        ones(self.prior)
+        ones(self.skip)
+
+    def forward(self, x: Tensor, block: Block) -> Tensor:
+        """Return (num_targets, channels) from (num_sources, channels)."""
+        own = x[: block.num_targets]
+        kind = None if block.node_type is None else block.node_type[: len(x)]
+        kind_of_targets = None if kind is None else kind[: block.num_targets]
+        key, value = (part.unflatten(1, (self.heads, -1)) for part in self.key_value(x, kind).chunk(2, dim=1))
+        query = self.query(own, kind_of_targets).unflatten(1, (self.heads, -1))
+        # Both matrices of a relation are applied on the side of the target, where it has a row for all its arcs:
+        # q (k A)' = (q A') k', and the shares of a pair sum values before M maps them.
+        pairs = block.target_pairs
+        query = map_groups(query[pairs.target], pairs.relation, self.key_maps.transpose(-1, -2))
+        query = query * (self.prior[pairs.relation] / math.sqrt(self.head_channels)).unsqueeze(-1)
+        by_pair = edge_dot(query, key, pairs.indptr, pairs.sources)
+        scores = torch.empty_like(by_pair).index_copy(0, pairs.arcs, by_pair)
+        if self.edge is not None:
+            scores = scores + self.edge(block.edge_attr)
+        if block.edge_weight is not None:
+            scores = scores + block.edge_weight.log().unsqueeze(-1)
+        share = edge_softmax(scores, block.indptr)[pairs.arcs]
+        summed = aggregate(value, pairs.indptr, pairs.sources, share)
+        mapped = map_groups(summed, pairs.relation, self.value_maps)
+        out = aggregate(mapped.flatten(1), pairs.target_indptr, pairs.target_pairs)
+        gate = self.skip.sigmoid()
+        gate = gate if kind_of_targets is None else gate[kind_of_targets].unsqueeze(1)
+        return gate * self.out(F.gelu(out), kind_of_targets) + (1 - gate) * own
+
+
+class HGT(RelationalBackbone):
+    """Heterogeneous graph transformer: attention with keys, queries and values by kind, matrices by relation.
+
+    All layers are hidden_channels wide; a linear map to out_channels follows the last. Between layers come norm and
+    dropout, without an activation: layers have their own.
+
+    Args:
+        in_channels, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation, schema,
+            edge_dim, time_channels: see `RelationalBackbone`; the activation is that after the map of the features.
+            Features and times of arcs have a share in each arc's score.
+        heads: attention heads of each layer, >= 1; divides hidden_channels.
+
+    An `edge_weight` w multiplies an arc's share before the softmax divides (log w is added to its score).
+
+    Raises:
+        ValueError: hidden_channels is no multiple of heads.
+
+    Cost: a row for each pair of a relation and a node that has arcs of it.
+    Source: Hu et al., Heterogeneous graph transformer, WWW 2020, equations (3) to (5), as PyG's `HGTConv`. Differs: a
+        node without in-arcs keeps its own value through the gate; times are encoded as TGAT does, into the score.
+    """
+
+    def __init__(
+        self,
+        in_channels: int | Mapping[str, int],
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 2,
+        dropout: float = 0.5,
+        input_dropout: float = 0.0,
+        norm: str | None = None,
+        activation: str = "relu",
+        schema: GraphSchema | Mapping[str, Any] | None = None,
+        heads: int = 4,
+        edge_dim: int | None = None,
+        time_channels: int | None = None,
+    ):
+        if heads < 1 or hidden_channels % heads:
+            raise ValueError(f"model.hidden_channels must be a multiple of heads ({heads}), got {hidden_channels}")
+        self.heads = heads
+        options = {"schema": schema, "edge_dim": edge_dim, "time_channels": time_channels}
+        super().__init__(
+            in_channels, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation, **options
+        )
+        self.output = nn.Linear(hidden_channels, out_channels)
+
+    def make_layer(self, index: int) -> HGTLayer:
+        schema = self.schema
+        return HGTLayer(self.hidden_channels, schema.num_relations, schema.num_kinds, self.heads, self.arc_channels)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self.output.reset_parameters()
+
+    def finish_layer(self, index: int, x: Tensor) -> Tensor:
+        return self.output(x) if index == self.num_layers - 1 else super().finish_layer(index, x)
+
+    def activate(self, index: int, x: Tensor) -> Tensor:
+        return self.norms[index](x)

@@ -1,0 +1,320 @@
+"""What backbones over kinds of nodes and relations share: the map of each kind's features, and maps by group."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn.inits import glorot, zeros
+
+from ..graph import GraphSchema
+from .backbone import ACTIVATIONS, Backbone, check_edge_attr
+from .block import Block, make_block
+from .dropout import dropout
+from .row_layers import RowArcs
+from .sparse_linear import as_input, drop, is_sparse, linear
+from .time_encoding import TimeEncoding, arc_features
+
+
+def map_groups(values: Tensor, group: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Multiply rows by the matrix of their group.
+
+    Args:
+        values: (num_rows, in_channels), or (num_rows, heads, in_channels) with a matrix a head.
+        group: (num_rows,) int64, ascending.
+        weight: (num_groups, in_channels, out_channels), or (num_groups, heads, in_channels, out_channels).
+        bias: (num_groups, out_channels) or None.
+
+    Returns:
+        (num_rows, out_channels) or (num_rows, heads, out_channels).
+    """
+    counts, pieces = torch.bincount(group, minlength=len(weight)).tolist(), []
+    offsets = [None] * len(weight) if bias is None else bias.unbind()
+    # unbind: the gradient of all matrices is put together once, that of weight[i] would be as large for each i.
+    for rows, matrix, offset in zip(values.split(counts), weight.unbind(), offsets, strict=True):
+        if not len(rows):
+            continue
+        if matrix.dim() == 3:
+            pieces.append((rows.transpose(0, 1) @ matrix).transpose(0, 1))
+        else:
+            pieces.append(rows @ matrix if offset is None else torch.addmm(offset, rows, matrix))
+    return torch.cat(pieces) if pieces else values.new_zeros((*values.shape[:-1], weight.shape[-1]))
+
+
+class KindLinear(nn.Module):
+    """A linear map of each kind of nodes.
+
+    Args:
+        in_channels, out_channels: widths, >= 1.
+        num_kinds: number of kinds, >= 1.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, num_kinds: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_kinds, in_channels, out_channels))
+        self.bias = nn.Parameter(torch.empty(num_kinds, out_channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the maps anew; biases are 0."""
+        glorot(self.weight)
+        zeros(self.bias)
+
+    def forward(self, x: Tensor, kind: Tensor | None) -> Tensor:
+        """Return the (num_rows, out_channels) maps of (num_rows, in_channels) rows.
+
+        Args:
+            x: the rows.
+            kind: (num_rows,) int64; None where there is one kind.
+        """
+        if len(self.weight) == 1:
+            return torch.addmm(self.bias[0], x, self.weight[0])
+        places, back = places_of_kinds(kind, len(self.weight))
+        return map_groups(x[places], kind[places], self.weight, self.bias)[back]
+
+
+def places_of_kinds(kind: Tensor, num_kinds: int) -> tuple[Tensor, Tensor]:
+    """Return the (num_rows,) positions of rows by kind, in the order given, and where each row then stands."""
+    places = torch.cat([torch.nonzero(kind == number).flatten() for number in range(num_kinds)])
+    back = torch.empty_like(places)
+    back[places] = torch.arange(len(places), device=places.device)
+    return places, back
+
+
+class RelationalBackbone(Backbone):
+    """Base of the models over kinds of nodes and relations.
+
+    The features of each kind are mapped to hidden_channels by a linear map of the kind, then come the activation and
+    dropout. A kind without features has a learned vector, which is the bias of that map; where learned rows of its
+    nodes are given (`inputs=`), they are its features. Layers follow as in `Backbone`; layer 0 reads what was mapped.
+
+    Args:
+        in_channels: columns of the features: one number for all kinds, or by name of the kind, 0 for one without
+            features. A kind that reads learned rows counts their columns.
+        hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation: see `Backbone`.
+        schema: kinds and relations, a `GraphSchema` or its `as_json`.
+        edge_dim: columns of the edge features that layers read; None: they are not read.
+        time_channels: cosines of the time between an arc and its seed (`TimeEncoding`), which are read as further
+            columns of the edge features; batches must be disjoint trees with times. None: times are not read.
+
+    Raises:
+        ValueError: no schema, a kind whose columns are not told, or an argument outside what is listed here.
+    """
+
+    takes_negative_weights = False
+    reads_relations = True
+
+    def __init__(
+        self,
+        in_channels: int | Mapping[str, int],
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 2,
+        dropout: float = 0.5,
+        input_dropout: float = 0.0,
+        norm: str | None = None,
+        activation: str = "relu",
+        schema: GraphSchema | Mapping[str, Any] | None = None,
+        edge_dim: int | None = None,
+        time_channels: int | None = None,
+    ):
+        self.schema = read_schema(type(self).__name__, schema)
+        self.kind_channels = kind_channels(in_channels, self.schema)
+        if edge_dim is not None and edge_dim < 1:
+            raise ValueError(f"model.edge_dim must be at least 1, or None, got {edge_dim}")
+        self.edge_dim, self.time_channels = edge_dim, time_channels
+        widest = max(1, *self.kind_channels)
+        super().__init__(widest, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation)
+        self.in_channels = in_channels if isinstance(in_channels, int) else dict(in_channels)
+        self.input_weights = nn.ParameterList(
+            torch.empty(hidden_channels, width) for width in self.kind_channels if width
+        )
+        self.kind_vectors = nn.Parameter(torch.empty(self.schema.num_kinds, hidden_channels))
+        self._reset_inputs()
+        self.time = None if time_channels is None else TimeEncoding(time_channels)
+
+    @property
+    def arc_channels(self) -> int:
+        """Columns of what layers read of an arc: its features and the encoding of its time; 0: nothing."""
+        return (self.edge_dim or 0) + (self.time_channels or 0)
+
+    def layer_channels(self, index: int) -> int:
+        return max(1, *self.kind_channels) if index == 0 else super().layer_channels(index)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self._reset_inputs()
+        if self.time is not None:
+            self.time.reset_parameters()
+
+    def _reset_inputs(self) -> None:
+        for weight in self.input_weights:
+            glorot(weight)
+        with torch.no_grad():
+            for vector, width in zip(self.kind_vectors, self.kind_channels, strict=True):
+                nn.init.zeros_(vector) if width else nn.init.normal_(vector)
+
+    def forward(
+        self,
+        x: Any,
+        edge_index: Tensor,
+        edge_weight: Tensor | None = None,
+        indptr: Tensor | None = None,
+        num_sampled_nodes: Sequence[int] | None = None,
+        edge_attr: Tensor | None = None,
+        edge_type: Tensor | None = None,
+        node_type: Tensor | None = None,
+        edge_time: Tensor | None = None,
+        seed_time: Tensor | None = None,
+        seed_of: Tensor | None = None,
+    ) -> Tensor:
+        """Run all layers over a batch.
+
+        Args:
+            x: `RowsByKind`; or (num_nodes, in_channels), or sparse rows, where all kinds have the same columns; None
+                where no kind has features.
+            edge_index, edge_weight, indptr, num_sampled_nodes, edge_attr: see `Backbone.forward`.
+            edge_type: (num_arcs,) int64 relation of each arc; None where there is one.
+            node_type: (num_nodes,) int64 kind of each node; None where there is one, or where x tells it.
+            edge_time, seed_time, seed_of: times of the arcs and the seeds, and the seed of each node, as a `MiniBatch`
+                has them; read with time_channels.
+
+        Returns:
+            (num_sampled_nodes[0], out_channels), or (num_nodes, out_channels) where that is None.
+
+        Raises:
+            ValueError: kinds, relations, features or times that do not fit the model.
+        """
+        check_edge_attr(type(self).__name__, self.edge_dim, None if edge_attr is None else edge_attr.shape[-1])
+        edge_attr = arc_features(self.time, edge_attr, edge_index[1], edge_time, seed_time, seed_of)
+        node_type = getattr(x, "kind", node_type)
+        mapped = self.map_features(x, node_type)
+        block = make_block(edge_index, len(mapped), edge_weight, None, indptr, edge_attr, edge_type, node_type)
+        return self.run(mapped, block, num_sampled_nodes)
+
+    def map_features(self, x: Any, node_type: Tensor | None) -> Tensor:
+        """Map each kind's rows to hidden_channels, with activation and dropout.
+
+        Args:
+            x, node_type: as in `forward`.
+
+        Returns:
+            (num_nodes, hidden_channels).
+        """
+        num_kinds, reference = self.schema.num_kinds, self.reference
+        kind = getattr(x, "kind", node_type)
+        kind = None if kind is None else torch.as_tensor(kind).to(reference.device)
+        if kind is None and (num_kinds > 1 or x is None):
+            what = (
+                f"node_type, the kind of each node: the schema has {num_kinds} kinds" if num_kinds > 1 else "features"
+            )
+            raise ValueError(f"{type(self).__name__} needs {what}; without features give inputs=DistributedEmbedding")
+        weights = iter(self.input_weights)
+        maps = [next(weights) if width else None for width in self.kind_channels]
+        if kind is None:
+            mapped = self._map_rows(0, x, maps[0], None)
+        else:
+            places, back = places_of_kinds(kind, num_kinds)
+            if len(places) != len(kind):
+                raise ValueError(f"kinds must be in [0, {num_kinds}), got {int(kind.min())} to {int(kind.max())}")
+            pieces = places.split(torch.bincount(kind, minlength=num_kinds).tolist())
+            shared = None if x is None or hasattr(x, "tables") else as_input(x, reference)
+            rows = [
+                self._map_rows(number, x.tables[number], maps[number], None, len(chosen))
+                if hasattr(x, "tables")
+                else self._map_rows(number, shared, maps[number], chosen, len(chosen))
+                for number, chosen in enumerate(pieces)
+            ]
+            mapped = torch.cat(rows)[back]
+        return dropout(ACTIVATIONS[self.activation](mapped), self.dropout, self.training)
+
+    def _map_rows(self, kind: int, table: Any, weight: Tensor | None, chosen: Tensor | None, count: int = 0) -> Tensor:
+        """Return the mapped rows of a kind: of its own table, or those chosen of one that all kinds share."""
+        given = 0 if table is None else table.dim if is_sparse(table) else table.shape[1]
+        if given != self.kind_channels[kind]:
+            raise ValueError(
+                f"features of kind {self.schema.node_types[kind]!r} have {given} columns, {type(self).__name__} takes "
+                f"{self.kind_channels[kind]}: say so in in_channels (0: none, a learned vector stands for them)"
+            )
+        vector = self.kind_vectors[kind]
+        if weight is None:
+            return vector.expand(count, -1)
+        table = as_input(table, weight)
+        table = table[chosen] if chosen is not None and not is_sparse(table) else table
+        mapped = linear(drop(table, self.input_dropout, self.training), weight, vector)
+        return mapped[chosen] if chosen is not None and is_sparse(table) else mapped
+
+    def prepare(self, block: Block) -> Block:
+        relations, kinds = block.edge_type, self.schema.num_kinds
+        if relations is None:
+            if self.schema.num_relations > 1:
+                raise ValueError(
+                    f"{type(self).__name__} needs edge_type, the relation of each arc: the schema has "
+                    f"{self.schema.num_relations} relations"
+                )
+            relations = torch.zeros(len(block.indices), dtype=torch.int64, device=block.indices.device)
+        if kinds > 1 and block.node_type is None:
+            raise ValueError(f"{type(self).__name__} needs node_type, the kind of each node: the schema has {kinds}")
+        if len(relations) and int(relations.max()) >= self.schema.num_relations:
+            raise ValueError(f"edge_type must be below {self.schema.num_relations}, got {int(relations.max())}")
+        weight = None if block.edge_weight is None else block.edge_weight.to(self.dtype)
+        attr = None if block.edge_attr is None else block.edge_attr.to(self.dtype)
+        block = replace(block, edge_type=relations, edge_weight=weight, edge_attr=attr)
+        return replace(block, by_relation=block.arcs_by_relation())
+
+    def projected_channels(self, index: int, sparse: bool) -> int | None:
+        return self.hidden_channels if index == 0 else None
+
+    def project(self, index: int, x: Any, node_type: Tensor | None = None) -> Tensor:
+        """Return the mapped features, (num_rows, hidden_channels); index is 0, see `map_features`."""
+        return self.map_features(x, node_type)
+
+    def layer_projected(self, index: int, projected: Tensor, block: Block) -> Tensor:
+        return self.apply_layer(index, as_input(projected, self.reference), self.prepare(block))
+
+    def layer(self, index: int, x: Any, block: Block) -> Tensor:
+        return self.layer_projected(index, self.map_features(x, block.node_type) if index == 0 else x, block)
+
+    def values_of_arc(self, width: int) -> int:
+        # Rows of pairs, before maps and after them, are at most as many as arcs.
+        return 6 * max(self.hidden_channels, self.out_channels) + self.arc_channels
+
+    def row_arcs(self, block: Block, node_ids: Tensor, kept: dict, local_only: bool = False) -> RowArcs:
+        raise ValueError(
+            f"{type(self).__name__} reads kinds and relations, which full-graph training does not: train on parts with "
+            "PartitionDataModule"
+        )
+
+
+def read_schema(model: str, schema: GraphSchema | Mapping[str, Any] | None) -> GraphSchema:
+    """Return the schema of `GraphSchema.as_json`, or the one given.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if schema is None:
+        raise ValueError(
+            f"{model} needs schema=, the kinds and relations of the graph: say schema=dm.schema; a graph without "
+            "relations is for GraphSAGE, GAT or GCN"
+        )
+    return schema if isinstance(schema, GraphSchema) else GraphSchema.of_json(schema)
+
+
+def kind_channels(in_channels: int | Mapping[str, int], schema: GraphSchema) -> list[int]:
+    """Return the columns of each kind's features, 0 for none.
+
+    Raises:
+        ValueError: a kind is not named, or one that the schema does not have is; or columns below 0.
+    """
+    if not isinstance(in_channels, Mapping):
+        in_channels = dict.fromkeys(schema.node_types, in_channels)
+    if set(in_channels) != set(schema.node_types):
+        raise ValueError(
+            f"model.in_channels must give the columns of each kind ({', '.join(schema.node_types)}), 0 for one without "
+            f"features, got {', '.join(in_channels) or 'none'}"
+        )
+    channels = [int(in_channels[name]) for name in schema.node_types]
+    if min(channels) < 0:
+        raise ValueError(f"model.in_channels must be at least 0, got {min(channels)}")
+    return channels

@@ -1,0 +1,159 @@
+"""R-GAT over CSC rows."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch_geometric.nn.inits import glorot, zeros
+
+from ..graph import GraphSchema
+from ..triton_kernels.aggregate import aggregate, edge_softmax
+from .block import Block
+from .dropout import dropout
+from .relational import KindLinear, RelationalBackbone, map_groups
+from .row_layers import RowLayer
+
+NEGATIVE_SLOPE = 0.2
+
+
+class RGATLayer(nn.Module, RowLayer):
+    """PyG's `RGATConv` (additive, across relations; same parameters and names), plus a map of the node itself.
+
+    Args:
+        in_channels: width of what is read.
+        out_channels: width of a head.
+        num_relations, num_kinds: how many there are.
+        num_bases: matrices that the maps of relations are made of; None: each has its own.
+        heads: attention heads; side by side with concat, else averaged.
+        dropout: probability on attention.
+        edge_dim: columns of what is read of an arc, 0 for nothing.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        num_relations: int,
+        num_kinds: int,
+        num_bases: int | None,
+        heads: int,
+        concat: bool,
+        dropout: float,
+        edge_dim: int,
+    ):
+        super().__init__()
+        self.out_channels, self.heads, self.concat, self.dropout = out_channels, heads, concat, dropout
+        width = heads * out_channels
+        if num_bases is None:
+            self.weight = nn.Parameter(torch.empty(num_relations, in_channels, width))
+        else:
+            self.att = nn.Parameter(torch.empty(num_relations, num_bases))
+            self.basis = nn.Parameter(torch.empty(num_bases, in_channels, width))
+        self.num_bases = num_bases
+        self.q, self.k = nn.Parameter(torch.empty(width, heads)), nn.Parameter(torch.empty(width, heads))
+        self.lin_edge = nn.Linear(edge_dim, width, bias=False) if edge_dim else None
+        self.e = nn.Parameter(torch.empty(width, heads)) if edge_dim else None
+        self.root = KindLinear(in_channels, width if concat else out_channels, num_kinds)
+        self.bias = nn.Parameter(torch.empty(width if concat else out_channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all maps anew."""
+        for value in (*((self.att, self.basis) if self.num_bases else (self.weight,)), self.q, self.k, self.e):
+            glorot(value)
+        if self.lin_edge is not None:
+            glorot(self.lin_edge.weight)
+        self.root.reset_parameters()
+        zeros(self.bias)
+
+    def forward(self, x: Tensor, block: Block) -> Tensor:
+        """Return (num_targets, width) from (num_sources, in_channels)."""
+        weight = torch.einsum("rb,bio->rio", self.att, self.basis) if self.num_bases else self.weight
+        sources, pairs = block.source_pairs, block.target_pairs
+        values = map_groups(x[sources.source], sources.relation, weight)
+        # A target's query is a product with weight @ q: its mapped row is not needed.
+        query = map_groups(x[pairs.target], pairs.relation, weight @ self.q)
+        scores = (values @ self.k)[sources.place] + query[pairs.pair_of_arcs()]
+        if self.lin_edge is not None:
+            scores = scores + F.linear(block.edge_attr, self.e.t() @ self.lin_edge.weight)
+        scores = F.leaky_relu(scores, NEGATIVE_SLOPE)
+        if block.edge_weight is not None:
+            scores = scores + block.edge_weight.log().unsqueeze(-1)
+        share = dropout(edge_softmax(scores, block.indptr), self.dropout, self.training)
+        out = aggregate(values.view(-1, self.heads, self.out_channels), block.indptr, sources.place, share)
+        kind = None if block.node_type is None else block.node_type[: block.num_targets]
+        own = self.root(x[: block.num_targets], kind)
+        return (out.flatten(1) if self.concat else out.mean(dim=1)) + own + self.bias
+
+
+class RGAT(RelationalBackbone):
+    """Relational graph attention network: a map of each relation, and one softmax over all in-arcs of a node.
+
+    Args:
+        in_channels, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation, schema,
+            edge_dim, time_channels: see `RelationalBackbone`. Features and times of arcs have a share in each arc's
+            score.
+        heads: attention heads of each layer, >= 1; divides hidden_channels. Those of the last layer are averaged.
+        attention_dropout: probability in [0, 1) on attention; None = dropout.
+        num_bases: matrices in each layer of which those of the relations are linear combinations, >= 1; None: each
+            relation has its own.
+
+    An `edge_weight` w multiplies an arc's share before the softmax divides (log w is added to its score).
+
+    Raises:
+        ValueError: hidden_channels is no multiple of heads, num_bases below 1.
+
+    Cost: a row for each pair of a relation and a source that has arcs of it.
+    Source: Busbridge et al., Relational graph attention networks, 2019: additive attention across relations, with query
+        and key shared by the relations as in PyG's `RGATConv`. Differs: a linear map of the node itself, by kind, is
+        added, since relations hold no self-loops.
+    """
+
+    def __init__(
+        self,
+        in_channels: int | Mapping[str, int],
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int = 2,
+        dropout: float = 0.5,
+        input_dropout: float = 0.0,
+        norm: str | None = None,
+        activation: str = "elu",
+        schema: GraphSchema | Mapping[str, Any] | None = None,
+        heads: int = 4,
+        attention_dropout: float | None = None,
+        num_bases: int | None = None,
+        edge_dim: int | None = None,
+        time_channels: int | None = None,
+    ):
+        if heads < 1 or hidden_channels % heads:
+            raise ValueError(f"model.hidden_channels must be a multiple of heads ({heads}), got {hidden_channels}")
+        if num_bases is not None and num_bases < 1:
+            raise ValueError(f"model.num_bases must be at least 1, or None, got {num_bases}")
+        self.heads, self.num_bases = heads, num_bases
+        self.attention_dropout = dropout if attention_dropout is None else attention_dropout
+        if not 0 <= self.attention_dropout < 1:
+            raise ValueError(f"model.attention_dropout must be in [0, 1), got {attention_dropout}")
+        options = {"schema": schema, "edge_dim": edge_dim, "time_channels": time_channels}
+        super().__init__(
+            in_channels, hidden_channels, out_channels, num_layers, dropout, input_dropout, norm, activation, **options
+        )
+
+    def make_layer(self, index: int) -> RGATLayer:
+        last, schema = index == self.num_layers - 1, self.schema
+        return RGATLayer(
+            self.hidden_channels,
+            self.out_channels if last else self.hidden_channels // self.heads,
+            schema.num_relations,
+            schema.num_kinds,
+            self.num_bases,
+            heads=self.heads,
+            concat=not last,
+            dropout=self.attention_dropout,
+            edge_dim=self.arc_channels,
+        )
+
+    def values_of_arc(self, width: int) -> int:
+        return super().values_of_arc(width) + 2 * self.heads * self.out_channels  # heads of the last layer

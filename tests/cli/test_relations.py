@@ -1,0 +1,73 @@
+"""`gnnscale train` on a store with kinds and relations: what models are told of them, and what is refused."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from cli.refusals import refused
+from cli.tiny_graph import TINY, write_tiny_graph
+
+import lightning_gnnscale as gs
+from lightning_gnnscale.cli.main import main
+
+WORDS = [
+    "train", "store=kinds", "trainer.accelerator=cpu", "trainer.devices=1", "trainer.enable_progress_bar=false",
+    "trainer.max_epochs=1", "sampler.fanouts=[2,2]", "model.backbone.hidden_channels=4", "datamodule.batch_size=16",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a store of two kinds, one of them without features, and a graph without kinds."""
+    folder, rng = tmp_path_factory.mktemp("relations"), np.random.default_rng(0)
+    labels = np.arange(30) % 2
+    typed = gs.TypedGraph(
+        {"paper": {"num_nodes": 30, "features": np.eye(30, 6, dtype=np.float32), "labels": labels}, "author": 12},
+        {
+            "paper,cites,paper": np.unique(rng.integers(0, 30, (2, 90)), axis=1),
+            "author,writes,paper": np.unique(np.stack([rng.integers(0, 12, 60), rng.integers(0, 30, 60)]), axis=1),
+        },
+    ).dataset()
+    parts = gs.partition(typed.stream, method="random", num_parts=2, seed=0)
+    given = {"features": typed.features, "labels": typed.labels, "masks": typed.masks}
+    gs.write_partition_store(folder / "kinds", typed.stream, parts, **given)
+    here = os.getcwd()
+    os.chdir(folder)
+    write_tiny_graph()
+    yield folder
+    os.chdir(here)
+
+
+@pytest.mark.parametrize("words", [["model=rgcn", "model.backbone.num_bases=2"], ["model=rgat"], ["model=hgt"]])
+def test_a_run_fills_in_kinds_and_relations_and_its_checkpoint_opens(folder, words):
+    run = folder / words[0].removeprefix("model=")
+    main([*WORDS, *words, f"hydra.run.dir={run}"])
+    summary = json.loads((run / "summary.json").read_text())
+    assert 0 <= summary["metrics"]["test_acc"] <= 1
+    (checkpoint,) = [path for path in (run / "checkpoints").glob("*.ckpt") if path.name != "last.ckpt"][:1]
+    backbone = gs.NodeClassifier.load_from_checkpoint(checkpoint).backbone
+    assert backbone.schema.node_types == ("paper", "author") and backbone.in_channels == {"paper": 6, "author": 0}
+    main(["test", str(run)])
+
+
+def test_learned_rows_are_those_of_kinds_without_features(folder):
+    inputs = "+model.inputs={_target_:lightning_gnnscale.embedding.DistributedEmbedding,dim:3}"
+    main([*WORDS, "model=rgcn", inputs, "hydra.run.dir=learned", "test=false"])
+    (checkpoint,) = (folder / "learned" / "checkpoints").glob("last.ckpt")
+    inputs = gs.DistributedEmbedding(42, 3)
+    backbone = gs.NodeClassifier.load_from_checkpoint(checkpoint, inputs=inputs).backbone
+    assert backbone.in_channels == {"paper": 6, "author": 3}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([*WORDS, "model=gcn"], "model: GCN reads no relations, and the graph has 3 between 2 kinds of nodes: say"),
+        ([*WORDS, "model=rgcn", "+model.backbone.schema=x"], "model.backbone.schema"),
+        (["train", *TINY, "model=rgcn"], "model: RGCN reads relations, and the graph has none: say model=graphsage"),
+        ([*WORDS, "model=hgt", "model.backbone.heads=3"], "hidden_channels must be a multiple of heads (3), got 4"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(folder, capsys, words, told):
+    assert told in refused(capsys, *words)

@@ -1,0 +1,145 @@
+"""Models over kinds and relations on a store: sampled batches, exact evaluation, learned rows, refusals."""
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+
+import lightning_gnnscale as gs
+from lightning_gnnscale.datamodule.layer_source import StoreLayerSource
+from lightning_gnnscale.edge_stream.relations import RelationEdges, RelationStream
+from lightning_gnnscale.errors import StrategyError
+from lightning_gnnscale.graph import GraphSchema
+from lightning_gnnscale.model import HGT, RGAT, RGCN, GraphSAGE, Hetero, layerwise_inference
+
+COUNTS = {"paper": 40, "author": 25, "field": 6}
+SCHEMA = GraphSchema(
+    tuple(COUNTS),
+    (
+        ("paper", "cites", "paper"),
+        ("author", "writes", "paper"),
+        ("field", "names", "paper"),
+        ("paper", "rev_cites", "paper"),
+        ("paper", "rev_writes", "author"),
+        ("paper", "rev_names", "field"),
+    ),
+    (3, 4, 5, 0, 1, 2),
+)
+WIDTHS = {"paper": 5, "author": 3, "field": 0}
+EDGES = ((120, 0), (90, 1), (30, 2))
+QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+MODELS = [(RGCN, {}), (RGCN, {"num_bases": 2}), (RGAT, {"heads": 2}), (HGT, {"heads": 2})]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    rng, sources = np.random.default_rng(0), []
+    for count, relation in EDGES:
+        source, _, target = SCHEMA.edge_types[relation]
+        arcs = np.stack([rng.integers(0, COUNTS[source], count), rng.integers(0, COUNTS[target], count)])
+        sources.append(RelationEdges(gs.open_edge_stream(np.unique(arcs, axis=1)), relation))
+    stream = RelationStream(sources, SCHEMA, list(COUNTS.values()), to_undirected=True)
+    features = {
+        name: rng.standard_normal((COUNTS[name], width)).astype(np.float32) for name, width in WIDTHS.items() if width
+    }
+    labels = np.full(sum(COUNTS.values()), -1)
+    labels[: COUNTS["paper"]] = np.arange(COUNTS["paper"]) % 3
+    first = np.arange(len(labels)) < COUNTS["paper"]
+    part = {name: first & (np.arange(len(labels)) % 4 == at) for at, name in enumerate(("train", "val", "test"))}
+    parts = gs.partition(stream, method="random", num_parts=3, seed=0)
+    return gs.write_partition_store(
+        tmp_path_factory.mktemp("kinds") / "store", stream, parts, features=features, labels=labels, masks=part
+    )
+
+
+def build(kind, **options):
+    torch.manual_seed(0)
+    return kind(WIDTHS, 8, 3, num_layers=2, dropout=0.0, schema=SCHEMA, **options)
+
+
+def whole(model, store):
+    """The model's outputs from all arcs of the store at once."""
+    nodes = np.arange(store.num_nodes)
+    rows = store.features.gather(nodes)
+    x = gs.sampler.minibatch.rows_by_kind(rows)
+    target = np.repeat(nodes, np.diff(store.csc.indptr))
+    edge_index = torch.from_numpy(np.stack([np.asarray(store.csc.indices, np.int64), target]))
+    edge_type = torch.from_numpy(np.asarray(store.edge_type, np.int64))
+    with torch.no_grad():
+        return model.eval()(x, edge_index, edge_type=edge_type, node_type=torch.from_numpy(rows.kind))
+
+
+@pytest.mark.parametrize(("kind", "options"), MODELS)
+@pytest.mark.parametrize("block_arcs", [7, None])
+def test_exact_evaluation_reads_kinds_and_relations(store, tmp_path, kind, options, block_arcs):
+    dm = gs.PartitionDataModule(store)
+    dm.setup("test")
+    model, source = build(kind, **options), StoreLayerSource(store, [0, 1, 2], dm._scratch, block_arcs=11)
+    result = layerwise_inference(model, source, block_arcs=block_arcs)
+    found = result.read(np.arange(store.num_nodes))
+    np.testing.assert_allclose(found, whole(model, store).numpy(), rtol=1e-4, atol=1e-5)
+    dm.teardown("test")
+
+
+@pytest.mark.parametrize(("kind", "options"), [*MODELS, (Hetero, {})])
+def test_batches_with_all_neighbours_give_the_whole_graphs_outputs(store, kind, options):
+    dm = gs.PartitionDataModule(store, sampler=gs.NeighborSampler([-1, -1]), batch_size=4, scope="graph")
+    dm.setup("fit")
+    if kind is Hetero:
+        torch.manual_seed(0)
+        model = Hetero(Plain(), SCHEMA, WIDTHS).eval()
+    else:
+        model = build(kind, **options)
+    expected, module, seen = whole(model, store), gs.NodeClassifier(model, num_classes=3), 0
+    with torch.no_grad():
+        for batch in dm.train_dataloader():
+            seeds = batch.n_id[: batch.batch_size]
+            torch.testing.assert_close(module(batch)[: len(seeds)], expected[seeds], rtol=1e-4, atol=1e-5)
+            seen += len(seeds)
+    assert seen == 10
+    dm.teardown("fit")
+
+
+class Plain(torch.nn.Module):
+    def __init__(self):
+        from torch_geometric.nn import SAGEConv
+
+        super().__init__()
+        self.first, self.second = SAGEConv((-1, -1), 8), SAGEConv((8, 8), 3)
+
+    def forward(self, x, edge_index):
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize(("kind", "options"), MODELS)
+def test_a_trainer_fits_tests_and_predicts(store, kind, options, learned):
+    dm = gs.PartitionDataModule(store, sampler=gs.NeighborSampler([4, 4]), batch_size=4)
+    torch.manual_seed(0)
+    widths = WIDTHS | {"field": 4} if learned else WIDTHS
+    model = kind(widths, 8, 3, dropout=0.1, schema=SCHEMA, **options)
+    inputs = gs.DistributedEmbedding(store.num_nodes, 4, seed=0) if learned else None
+    module = gs.NodeClassifier(model, lr=0.05, inputs=inputs)
+    trainer = L.Trainer(devices=1, strategy="gnnscale", max_epochs=2, **QUIET)
+    trainer.fit(module, dm)
+    assert "val_acc" in trainer.callback_metrics
+    assert 0 <= trainer.test(module, dm, verbose=False)[0]["test_acc"] <= 1
+    predicted = trainer.predict(module, dm)[0]
+    assert len(predicted["nodes"]) == store.num_nodes
+    if learned:  # and only the rows of kinds that read them were
+        kinds = store.node_type(np.arange(store.num_nodes))
+        first = gs.DistributedEmbedding(store.num_nodes, 4, seed=0)
+        first.open()
+        nodes = torch.arange(store.num_nodes)
+        moved = (first.pull(nodes) != inputs.pull(nodes)).any(dim=1).numpy()
+        assert moved[kinds == 2].any() and not moved[kinds != 2].any()
+
+
+def test_a_model_without_relations_is_refused(store):
+    dm = gs.PartitionDataModule(store, sampler=gs.NeighborSampler([4, 4]), batch_size=4)
+    trainer = L.Trainer(devices=1, strategy="gnnscale", max_epochs=1, **QUIET)
+    with pytest.raises(StrategyError, match="GraphSAGE does not read edge_type, and the graph has several relations"):
+        trainer.fit(gs.NodeClassifier(GraphSAGE(5, 8, 3)), dm)
+    whole = gs.FullGraphDataModule(store)
+    with pytest.raises(gs.GNNScaleError, match="does not tell relations apart, and the store has 6: use Partition"):
+        trainer.fit(gs.NodeClassifier(build(RGCN)), whole)
