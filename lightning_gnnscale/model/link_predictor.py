@@ -202,15 +202,12 @@ class LinkPredictor(BackboneModule):
         relation = self._relation(getattr(batch, "pair_type", None), 'sampler.positives="edge"')
         embeddings = self(batch)[: batch.batch_size]
         source, other = (embeddings[ends] for ends in batch.pairs)
-        directions = [(batch.pairs, source, batch.negatives, False)]
+        directions = [(source, batch.pairs[1], batch.negatives, False)]
         if getattr(batch, "source_negatives", None) is not None:
-            directions.append((batch.pairs.flip(0), other, batch.source_negatives, True))
+            directions.append((other, batch.pairs[0], batch.source_negatives, True))
         loss = 0.0
-        for (_, answers), ends, negatives, reverse in directions:
-            if reverse:
-                positive = pair_scores(self.decoder, embeddings[answers], ends, relation, True)
-            else:
-                positive = pair_scores(self.decoder, ends, embeddings[answers], relation)
+        for ends, answers, negatives, reverse in directions:
+            positive = pair_scores(self.decoder, source, other, relation, reverse)
             if len(negatives) == 1:  # shared by all pairs
                 negative = scores_against(self.decoder, ends, embeddings[negatives[0]], relation, reverse)
             else:
