@@ -247,7 +247,8 @@ def _sizes(batch: Any) -> dict[str, int]:
 class PredictionWriter(BasePredictionWriter):
     """Write one Parquet file with one row per node, in ascending order of the original ids.
 
-    Pages have checksums. Columns: `node`, the user's id (an integer, or text with `relabel=True`); `prediction`, an
+    Pages have checksums. Columns: `kind`, its name, in a graph with several kinds of nodes; `node`, the user's id (an
+    integer, or text with `relabel=True`), of a node with a kind that of its kind; `prediction`, an
     int64 class, or a list: 0/1 labels, outputs with `predict_logits`, or an embedding. Needs
     `trainer.predict(model, datamodule)` with this package's DataModule.
 
@@ -358,20 +359,17 @@ class PredictionWriter(BasePredictionWriter):
     @staticmethod
     def _table(store, nodes, values) -> pa.Table:
         values = np.asarray(values.cpu().numpy() if isinstance(values, torch.Tensor) else values)
-        kind = pa.from_numpy_dtype(values.dtype)
+        dtype = pa.from_numpy_dtype(values.dtype)
         if values.ndim == 1:
-            column = pa.array(values, kind)
+            column = pa.array(values, dtype)
         else:
             offsets = pa.array(np.arange(len(values) + 1, dtype=np.int32) * values.shape[1])
-            column = pa.ListArray.from_arrays(offsets, pa.array(np.ascontiguousarray(values).reshape(-1), kind))
-        ids = store.user_ids(nodes)
-        return pa.table(
-            {
-                "original_nid": pa.array(store.original_nid[nodes]),
-                "node": pa.array(ids, pa.string() if ids.dtype.kind in "OU" else None),
-                "prediction": column,
-            }
-        )
+            column = pa.ListArray.from_arrays(offsets, pa.array(np.ascontiguousarray(values).reshape(-1), dtype))
+        ids, columns = store.user_ids(nodes), {"original_nid": pa.array(store.original_nid[nodes])}
+        if store.schema is not None and store.schema.num_kinds > 1:
+            columns["kind"] = pa.array(np.array(store.schema.node_types)[store.node_type(nodes)])
+        columns["node"] = pa.array(ids, pa.string() if ids.dtype.kind in "OU" else None)
+        return pa.table(columns | {"prediction": column})
 
 
 def _bytes_of(file: pq.ParquetFile) -> int:

@@ -304,12 +304,17 @@ class PartitionStore:
     def user_ids(self, store_nodes: np.ndarray) -> np.ndarray:
         """Return the user's own ids of store ids: those of `relabel=True`, otherwise the original ids.
 
+        In a graph with kinds ids are those of the node's kind: its own, otherwise its row among them.
+
         Returns:
             (num,) integers, or for ids that are strings an object array of str.
         """
         ids, offsets, characters = self._user_ids
         if offsets is None:
-            return (self.original_nid if ids is None else ids)[store_nodes]
+            if ids is not None or self.schema is None:
+                return (self.original_nid if ids is None else ids)[store_nodes]
+            first = np.concatenate([[0], np.cumsum(self.manifest["schema"]["kind_sizes"])])
+            return self.original_nid[store_nodes] - first[self.node_type(store_nodes)]
         begins, ends = offsets[store_nodes], offsets[np.asarray(store_nodes) + 1]
         text = [characters[begin:end].tobytes().decode() for begin, end in zip(begins, ends, strict=True)]
         return np.array(text, dtype=object)
