@@ -76,10 +76,13 @@ class LinkSet(NamedTuple):
     Attributes:
         edges: (2, num_links) int64, first and other end.
         negatives: (num_links, num_negatives) int64 false other ends of each, or None: they are drawn.
+        edge_type: (num_links,) integers, relation of each link, which then is a triple: `edges` are heads and tails.
+            None without relations.
     """
 
     edges: np.ndarray
     negatives: np.ndarray | None = None
+    edge_type: np.ndarray | None = None
 
 
 def hold_out_edges(dataset: GraphDataset, val: float = 0.05, test: float = 0.1, seed: int = 0) -> GraphDataset:
