@@ -78,6 +78,12 @@ class GraphSchema:
         return len(self.edge_types)
 
     @property
+    def listed(self) -> np.ndarray:
+        """(num_relations,) bool: whether edges of a relation were listed, and not added as the reverse of others."""
+        there = np.arange(self.num_relations)
+        return there <= np.array(self.reverse) if self.reverse else np.ones(self.num_relations, np.bool_)
+
+    @property
     def sources(self) -> np.ndarray:
         """(num_relations,) int64 kind of each relation's sources."""
         return np.array([self.node_types.index(source) for source, _, _ in self.edge_types])

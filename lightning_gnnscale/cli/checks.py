@@ -186,9 +186,18 @@ def check_hops(config: DictConfig, num_layers: int | None) -> None:
     Raises:
         UsageError: the message names both numbers.
     """
-    if not num_layers or config.datamodule.get("mode") != "mini_batch":
+    if num_layers is None or config.datamodule.get("mode") != "mini_batch":
         return
+    draws = config.sampler.get("neighborhoods", True)
+    if bool(num_layers) != draws:
+        if draws:
+            told = "sampler draws neighbourhoods, and the model has no layers: say sampler.neighborhoods=false"
+        else:
+            told = f"sampler.neighborhoods=false draws none, and the model has {num_layers} layers: leave it true"
+        raise UsageError(told)
     sampler = config.sampler.get("sampler") or config.sampler
+    if not draws:
+        return
     for key in ("fanouts", "nodes_per_layer", "num_layers"):
         value = sampler.get(key)
         if OmegaConf.is_dict(value):  # by relation
@@ -205,8 +214,9 @@ def _check_layers(config: DictConfig) -> None:
 
     backbone = get_object(config.model.backbone._target_) if "backbone" in config.model else None
     if inspect.isclass(backbone) and issubclass(backbone, Backbone):
-        default = inspect.signature(backbone).parameters["num_layers"].default
-        check_hops(config, config.model.backbone.get("num_layers", default))
+        taken = inspect.signature(backbone).parameters.get("num_layers")
+        num_layers = getattr(backbone, "num_layers", None) if taken is None else taken.default
+        check_hops(config, config.model.backbone.get("num_layers", num_layers))
 
 
 def _check_monitors(config: DictConfig) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_object, instantiate
@@ -355,11 +356,18 @@ def make_model(config: DictConfig, datamodule, saved: dict | None = None):
     in_channels = _in_channels(datamodule.num_features if dims is None else dims, getattr(inputs, "dim", 0))
     outputs = _edge_dim(config, datamodule.num_edge_features) | _schema(config, schema, dims)
     if trains_on_links(config):
-        return _build(config, in_channels, outputs, {}, inputs)
+        return _build(config, in_channels, outputs, _relations(config, datamodule.store.schema), inputs)
     saved, labels = saved or {}, datamodule.store.labels
     outputs |= {"out_channels": saved.get("out_channels") or datamodule.num_classes}
-    multilabel = saved.get("multilabel", labels is not None and labels.ndim == 2)
-    return _build(config, in_channels, outputs, {"multilabel": multilabel}, inputs)
+    several = labels is not None and labels.ndim == 2 and not datamodule.store.regression
+    options = _label_options(config, saved.get("multilabel", several))
+    return _build(config, in_channels, outputs, options, inputs)
+
+
+def _label_options(config: DictConfig, multilabel: bool) -> dict:
+    """Return what the module is told of the labels, where it asks."""
+    module = get_object(config.model._target_)
+    return {"multilabel": multilabel} if "multilabel" in inspect.signature(module).parameters else {}
 
 
 def check_model(config: DictConfig, dataset) -> None:
@@ -383,10 +391,10 @@ def check_model(config: DictConfig, dataset) -> None:
     if config.datamodule.get("stored_edge_features", True):
         outputs |= _edge_dim(config, dataset.edge_dim)
     if trains_on_links(config):
-        module = _build(config, in_channels, outputs, {})
+        module = _build(config, in_channels, outputs, _relations(config, dataset.schema))
     else:
         outputs |= {"out_channels": dataset.num_classes}
-        module = _build(config, in_channels, outputs, {"multilabel": dataset.multilabel})
+        module = _build(config, in_channels, outputs, _label_options(config, dataset.multilabel))
     if dataset.edge_weight is not None and not getattr(module.backbone, "takes_negative_weights", True):
         check_edge_weights(module.backbone, least_value(dataset.edge_weight))
     make_optimizer = getattr(module, "make_optimizer", None)
@@ -395,6 +403,13 @@ def check_model(config: DictConfig, dataset) -> None:
             make_optimizer(module.parameters())
         except (ValueError, TypeError) as error:
             raise UsageError(f"model.optimizer: {one_line(error)}") from None
+
+
+def _relations(config: DictConfig, schema: GraphSchema | None) -> dict:
+    """Return the argument of the module that tells it how many relations links may have, where there are some."""
+    if schema is None or "num_relations" not in inspect.signature(get_object(config.model._target_)).parameters:
+        return {}
+    return {"num_relations": int(np.flatnonzero(schema.listed)[-1]) + 1}
 
 
 def _in_channels(stored: int | dict[str, int], learned: int) -> int | dict[str, int]:

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import NamedTuple
@@ -12,17 +12,18 @@ import numpy as np
 from ..dataset import LinkSet
 from ..errors import StrategyError, check_count
 from ..graph import CSC, build_csc
+from ..jit import kernel
 from ..model.inference import TABLE_DTYPES
 from ..model.layer_source import NodeSet, with_sources
 from ..partition_store import PartitionStore
 from ..rng import combine_array, fold
-from ..sampler.links import count_joined, draw_false_ends
+from ..sampler.links import count_joined, count_triples, draw_false_ends
 
 MODES = ("layerwise", "sampled")
 EPOCH_SHARE = 0.2  # of an epoch's work, which a validation that is sampled may cost
 TRAINING_FACTOR = 3  # a row or an arc of a batch against one of evaluation: forward, and backward at about twice that
 SMALL_WORK = 1 << 22  # rows and arcs that are evaluated within a second: nothing is sampled below
-_LINKS_AT_ONCE = 1 << 16
+_LINKS_AT_ONCE, _ARCS_AT_ONCE = 1 << 16, 1 << 22
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,9 @@ class EvaluationOptions:
         links: {"val": LinkSet, "test": LinkSet} in original ids, edges that the store does not have; None: the data
             set's. They are evaluated in place of masks and labels where the sampler is a `LinkSampler`.
         negatives: Number of false ends that each link is ranked among, >= 1. Where the set has none of its own, they
-            are drawn uniformly from all nodes that no edge or held-out link joins to the first end.
+            are drawn uniformly from all nodes that no edge or held-out link joins to the first end. "all": every such
+            node; triples are ranked so in both directions, without the other triples that are known (filtered).
+            "auto": all for links with relations, 100 for others.
 
     Raises:
         ValueError: a value outside what is listed here, or a sample in mode "sampled".
@@ -57,7 +60,7 @@ class EvaluationOptions:
     block_arcs: int = 1 << 20
     scratch: str | os.PathLike | None = None
     links: Mapping[str, LinkSet] | None = None
-    negatives: int = 100
+    negatives: int | str = "auto"
 
     def __post_init__(self):
         if self.mode not in MODES:
@@ -74,7 +77,10 @@ class EvaluationOptions:
                 f"evaluation.table_dtype must be one of {', '.join(TABLE_DTYPES)}, got {self.table_dtype!r}"
             )
         check_count("evaluation.block_arcs", self.block_arcs)
-        check_count("evaluation.negatives", self.negatives)
+        if self.negatives not in ("auto", "all"):
+            if isinstance(self.negatives, str):
+                raise ValueError(f"evaluation.negatives must be auto, all or a number >= 1, got {self.negatives!r}")
+            check_count("evaluation.negatives", self.negatives)
 
 
 def evaluation_options(given: str | EvaluationOptions) -> EvaluationOptions:
@@ -175,6 +181,72 @@ def validation_sample(
     return sample(low, found or evaluation_work(source, ordered[:low], num_layers))
 
 
+class LinkQueries(NamedTuple):
+    """Links whose one end is asked for, among all nodes.
+
+    Attributes:
+        ends, answers: (num,) int64 store ids, the known ends and those asked for.
+        relation: (num,) int64, or None.
+        reverse: Whether first ends are asked for.
+        num_nodes: Nodes of the graph.
+        offsets: (num_keys + 1,) int64, where each key's run of `nodes` begins.
+        nodes: (num_known,) int64 nodes that are no false answers, ascending within a key.
+        places: (num,) int64, the key of each query.
+    """
+
+    ends: np.ndarray
+    answers: np.ndarray
+    relation: np.ndarray | None
+    reverse: bool
+    num_nodes: int
+    offsets: np.ndarray
+    nodes: np.ndarray
+    places: np.ndarray
+
+    def known(self, begin: int, stop: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return what may not count as false, of the queries [begin, stop) among the nodes [first, last).
+
+        Returns:
+            (num_found,) int64 rows and columns of those scores, from 0. The answers themselves are among them.
+        """
+        return _known_between(self.offsets, self.nodes, self.places[begin:stop], first, last)
+
+
+class KnownAnswers(NamedTuple):
+    """All true answers to some queries, by (known end, relation).
+
+    Attributes:
+        keys: (num_keys,) int64 ascending: known end * num_relations + relation.
+        offsets: (num_keys + 1,) int64, where the answers of each key begin.
+        nodes: (num_known,) int64 store ids, ascending within a key.
+    """
+
+    keys: np.ndarray
+    offsets: np.ndarray
+    nodes: np.ndarray
+
+    @classmethod
+    def of(cls, wanted: np.ndarray, pieces: Iterable[tuple[np.ndarray, np.ndarray]]) -> "KnownAnswers":
+        """Collect the answers to some queries.
+
+        Args:
+            wanted: Keys of the queries, in any order, repeated or not.
+            pieces: (keys, answers) of true links, those of other queries too.
+
+        Cost: one pass over the pieces; 16 bytes an answer to a query (more while they are sorted).
+        """
+        keys = np.unique(wanted)
+        places, nodes = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for key, answer in pieces:
+            place = np.searchsorted(keys, key)
+            found = place < len(keys)
+            found[found] = keys[place[found]] == key[found]
+            places.append(place[found])
+            nodes.append(answer[found].astype(np.int64))
+        place, node = np.unique(np.stack([np.concatenate(places), np.concatenate(nodes)]), axis=1)
+        return cls(keys, np.searchsorted(place, np.arange(len(keys) + 1)), node)
+
+
 class EvaluationLinks(NamedTuple):
     """One rank's share of the links of a split; implements the model's `LinkSource`.
 
@@ -186,6 +258,9 @@ class EvaluationLinks(NamedTuple):
         num_negatives: false ends a link.
         held: all held-out links in both directions, by store id.
         key: The random key of the draws.
+        edge_type: (num_links,) int64 relation of each link, or None.
+        known: True answers to the links as queries for the other end, and for the first end; None: links are ranked
+            among `num_negatives` false ends.
     """
 
     store: PartitionStore
@@ -195,6 +270,33 @@ class EvaluationLinks(NamedTuple):
     num_negatives: int
     held: CSC
     key: int
+    edge_type: np.ndarray | None = None
+    known: tuple[KnownAnswers, KnownAnswers] | None = None
+
+    @property
+    def among_all(self) -> bool:
+        """Whether links are ranked among all nodes."""
+        return self.known is not None
+
+    def queries(self, num_links: int) -> Iterator[LinkQueries]:
+        """Yield at most num_links links at a time as queries for other ends, and of triples for first ends too."""
+        for reverse in (False, True) if self.edge_type is not None else (False,):
+            known, (ends, answers) = self.known[reverse], self.edges[::-1] if reverse else self.edges
+            keys = _keys(ends, self.edge_type, _num_relations(self.store, self.edge_type))
+            for start in range(0, len(ends), num_links):
+                chosen = slice(start, start + num_links)
+                kinds = None if self.edge_type is None else self.edge_type[chosen]
+                places = np.searchsorted(known.keys, keys[chosen])
+                yield LinkQueries(
+                    ends[chosen],
+                    answers[chosen],
+                    kinds,
+                    reverse,
+                    self.store.num_nodes,
+                    known.offsets,
+                    known.nodes,
+                    places,
+                )
 
     def chunks(self, num_links: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield (pairs (2, num), negatives (num, num_negatives)) of at most num_links; -1 where there is none."""
@@ -213,6 +315,8 @@ class EvaluationLinks(NamedTuple):
 
     def nodes(self) -> np.ndarray:
         """Return the (num,) ascending store ids whose embeddings these links are ranked by."""
+        if self.among_all:
+            return np.arange(self.store.num_nodes)
         found = [np.unique(self.edges)]
         for _, negatives in self.chunks(_LINKS_AT_ONCE):
             found = [np.union1d(found[0], negatives[negatives >= 0])]
@@ -223,7 +327,7 @@ def evaluation_links(
     store: PartitionStore,
     links: Mapping[str, LinkSet],
     split: str,
-    num_negatives: int,
+    num_negatives: int | str,
     seed: int,
     rank: int,
     world_size: int,
@@ -234,7 +338,7 @@ def evaluation_links(
         store: training's graph.
         links: The links of all splits, in original ids.
         split: "val" or "test".
-        num_negatives: false ends drawn for a link where none are given.
+        num_negatives: False ends drawn for a link where none are given, "all" or "auto"; see `EvaluationOptions`.
         seed: The seed of the draws; ranks, parts and epochs change none of them.
         rank, world_size: this process and how many there are.
 
@@ -243,9 +347,12 @@ def evaluation_links(
 
     Cost: 16 bytes a link of all splits, and 8 a node.
     """
-    known = []
-    for name, (edges, _) in links.items():
-        edges = np.asarray(edges)
+    without = [name for name, given in links.items() if given.edge_type is None]
+    if 0 < len(without) < len(links):
+        raise StrategyError(f"links must have relations in all splits or in none, those of {without[0]} have none")
+    known, kinds = [], {}
+    for name, given in links.items():
+        edges = np.asarray(given.edges)
         if edges.ndim != 2 or edges.shape[0] != 2:
             raise StrategyError(f"links[{name!r}].edges must have the shape (2, num_links), got {edges.shape}")
         if edges.size and not (edges.min() >= 0 and edges.max() < store.num_nodes):
@@ -253,7 +360,11 @@ def evaluation_links(
                 f"links[{name!r}] must be of nodes in [0, {store.num_nodes}), got {edges.min()} to {edges.max()}"
             )
         known.append(np.asarray(store.store_nid)[edges].astype(np.int64))
-        leaked = count_joined(store.csc, known[-1])
+        kinds[name] = _checked_relations(name, given, edges.shape[1], store)
+        if kinds[name] is None:
+            leaked = count_joined(store.csc, known[-1])
+        else:  # another relation may well join the same two nodes
+            leaked = count_triples(store.csc, store.edge_type, known[-1], kinds[name])
         if leaked:
             raise StrategyError(
                 f"{leaked} of {edges.shape[1]} {name} links are edges of {store.root}, where training sees them: write "
@@ -261,7 +372,7 @@ def evaluation_links(
             )
     both = np.concatenate(known, axis=1)
     held = build_csc(np.concatenate([both[0], both[1]]), np.concatenate([both[1], both[0]]), store.num_nodes)
-    edges, given = known[list(links).index(split)], links[split].negatives
+    edges, given, edge_type = known[list(links).index(split)], links[split].negatives, kinds[split]
     bounds = [edges.shape[1] * r // world_size for r in (rank, rank + 1)]
     mine = slice(*bounds)
     if given is not None:
@@ -272,8 +383,107 @@ def evaluation_links(
         given = _checked_negatives(split, np.asarray(given), store.num_nodes)[mine]
         given = np.where(given < 0, given, np.asarray(store.store_nid)[given]).astype(np.int64)
         num_negatives = given.shape[1]
-    key = fold(seed, *split.encode())
-    return EvaluationLinks(store, np.ascontiguousarray(edges[:, mine]), bounds[0], given, num_negatives, held, key)
+    edges, key = np.ascontiguousarray(edges[:, mine]), fold(seed, *split.encode())
+    edge_type = None if edge_type is None else edge_type[mine]
+    if given is None and num_negatives == "auto":
+        num_negatives = 100 if edge_type is None else "all"
+    if given is None and num_negatives == "all":
+        if edge_type is None:
+            both_ways, types = np.concatenate([both, both[::-1]], axis=1), None
+        else:
+            both_ways, types = both, np.concatenate(list(kinds.values()))
+        answers = _known_answers(store, both_ways, edges, edge_type, types)
+        return EvaluationLinks(store, edges, bounds[0], None, store.num_nodes, held, key, edge_type, answers)
+    if given is None and edge_type is not None:
+        raise StrategyError(
+            f"evaluation.negatives={num_negatives}: links with relations are ranked among all nodes: say all, or give "
+            "the LinkSet negatives"
+        )
+    return EvaluationLinks(store, edges, bounds[0], given, num_negatives, held, key, edge_type)
+
+
+def _checked_relations(split: str, given: LinkSet, num_links: int, store: PartitionStore) -> np.ndarray | None:
+    """Return the (num_links,) int64 relations of a split's links, or None."""
+    if given.edge_type is None:
+        return None
+    if store.edge_type is None:
+        raise StrategyError(
+            f"links[{split!r}] have relations, and the edges of {store.root} none: write it with edge_type="
+        )
+    edge_type, limit = np.asarray(given.edge_type), store.schema.num_relations
+    if edge_type.shape != (num_links,) or edge_type.dtype.kind not in "iu":
+        raise StrategyError(
+            f"links[{split!r}].edge_type must be ({num_links},) integers, got {edge_type.dtype} of {edge_type.shape}"
+        )
+    if num_links and not (edge_type.min() >= 0 and edge_type.max() < limit):
+        raise StrategyError(
+            f"links[{split!r}].edge_type must be in [0, {limit}), got {edge_type.min()} to {edge_type.max()}"
+        )
+    return edge_type.astype(np.int64)
+
+
+def _num_relations(store: PartitionStore, edge_type: np.ndarray | None) -> int:
+    return 1 if edge_type is None else store.schema.num_relations
+
+
+def _keys(ends: np.ndarray, edge_type: np.ndarray | None, num_relations: int) -> np.ndarray:
+    """Return (num,) int64 keys of queries."""
+    return np.asarray(ends, np.int64) * num_relations + (0 if edge_type is None else edge_type)
+
+
+def _known_answers(
+    store: PartitionStore, held: np.ndarray, edges: np.ndarray, edge_type: np.ndarray | None, kinds: np.ndarray | None
+) -> tuple[KnownAnswers, KnownAnswers]:
+    """Return what is true of some links as queries for their other ends, and for their first ends.
+
+    Args:
+        store: Training's graph; its arcs are read once for each direction, a bounded number at a time.
+        held: (2, num_held) held-out links of all splits; without relations in both directions.
+        edges: (2, num_links) the links that are queries.
+        edge_type: (num_links,) relations of these, or None.
+        kinds: (num_held,) relations of the held-out links, or None.
+    """
+    num_relations = _num_relations(store, edge_type)
+
+    def pieces(reverse: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        ends, answers = held[::-1] if reverse else held
+        yield _keys(ends, kinds, num_relations), answers
+        if edge_type is None:  # a node is no false end of its own link
+            yield edges[0], edges[0]
+        for src, dst, relation in _stored_arcs(store, edge_type is not None):
+            ends, answers = (dst, src) if reverse else (src, dst)
+            yield _keys(ends, relation, num_relations), answers
+
+    forward = KnownAnswers.of(_keys(edges[0], edge_type, num_relations), pieces(False))
+    if edge_type is None:
+        return forward, forward
+    return forward, KnownAnswers.of(_keys(edges[1], edge_type, num_relations), pieces(True))
+
+
+def _stored_arcs(store: PartitionStore, typed: bool) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
+    """Yield sources, targets and relations of all arcs, `_ARCS_AT_ONCE` at a time."""
+    indptr, indices = store.csc
+    for start in range(0, len(indices), _ARCS_AT_ONCE):
+        stop = min(start + _ARCS_AT_ONCE, len(indices))
+        dst = np.searchsorted(indptr, np.arange(start, stop), side="right") - 1
+        relation = np.asarray(store.edge_type[start:stop]).astype(np.int64) if typed else None
+        yield np.asarray(indices[start:stop]).astype(np.int64), dst, relation
+
+
+@kernel
+def _known_between(offsets, nodes, places, first, last):
+    count = 0
+    for i in range(len(places)):
+        for at in range(offsets[places[i]], offsets[places[i] + 1]):
+            count += first <= nodes[at] < last
+    row, column = np.empty(count, np.int64), np.empty(count, np.int64)
+    count = 0
+    for i in range(len(places)):
+        for at in range(offsets[places[i]], offsets[places[i] + 1]):
+            if first <= nodes[at] < last:
+                row[count], column[count] = i, nodes[at] - first
+                count += 1
+    return row, column
 
 
 def _checked_negatives(split: str, given: np.ndarray, num_nodes: int) -> np.ndarray:

@@ -8,11 +8,15 @@ import numpy as np
 
 from ..edge_stream import open_edge_stream
 from ..edge_stream.array import load_npz_arrays
+from ..graph import GraphSchema
 from .graph_dataset import CSRArrays, GraphDataset
-from .split import held_out, random_split
+from .split import LinkSet, held_out, random_split
 
 ENV_ROOT = "GNNSCALE_DATA"
-_READ = {"edge_index", "x", "x_data", "x_indices", "x_indptr", "x_shape", "y", "train_mask", "val_mask", "test_mask"}
+_LINKS = {"val": ("val", "valid"), "test": ("test",)}  # splits by the words that files have for them
+_READ = {f"{word}_edge_{what}" for words in _LINKS.values() for word in words for what in ("index", "type")}
+_READ |= {"edge_index", "edge_type", "entity_names", "relation_names"}
+_READ |= {"x", "x_data", "x_indices", "x_indptr", "x_shape", "y", "train_mask", "val_mask", "test_mask"}
 DENSE_ABOVE = 0.1  # share of nonzeros from which dense rows cost less than sparse ones
 
 
@@ -55,13 +59,16 @@ def load_npz(
             instead.
 
     The file holds `edge_index` (2, num_edges); `x` (num_nodes, dim) or `x_data`, `x_indices`, `x_indptr`, `x_shape`;
-    `y` (num_nodes,), -1 = unknown, or (num_nodes, num_labels); `train_mask`, `val_mask`, `test_mask`. Everything but
-    the edges is optional; what else it holds is named in a warning. Sparse features with more than a tenth of nonzeros
-    are made dense.
+    `y` (num_nodes,), -1 = unknown, or (num_nodes, num_labels); `train_mask`, `val_mask`, `test_mask`; of a graph with
+    relations `edge_type` (num_edges,), and their names in `relation_names`, those of nodes in `entity_names`. Published
+    links to evaluate on, `valid_edge_index` (2, num_links) and `valid_edge_type` (num_links,), and so of test, become
+    the data set's `links`. Everything but the edges is optional; what else it holds is named in a warning. Sparse
+    features with more than a tenth of nonzeros are made dense.
 
     Raises:
         FileNotFoundError: no such folder; the message lists those that are there.
-        ValueError: an unknown split, or "public" where there is none; a damaged file.
+        ValueError: an unknown split, or "public" where there is none; a damaged file; edges to hold out where links
+            are published, or of a graph with relations.
     """
     if split not in ("auto", "public", "random"):
         raise ValueError(f"split must be auto, public or random, got {split!r}")
@@ -74,7 +81,11 @@ def load_npz(
     labels = arrays.get("y")
     if labels is not None and labels.dtype.kind != "f":  # fractions and NaN are the data set's to judge
         labels = labels.astype(np.int64)
-    rows = [len(value) for value in (labels, arrays.get("train_mask")) if value is not None]
+    links = _published_links(path, arrays)
+    if links and hold_out is not None:
+        raise ValueError(f"hold_out={hold_out}: {path} has published {' and '.join(links)} links: leave it out")
+    rows = [len(arrays[name]) for name in ("y", "train_mask", "entity_names") if name in arrays]
+    rows += [_nodes_named(found.edges) for found in links.values()]
     if features is not None:
         rows.append(features.shape[0])
     num_nodes = max([_nodes_named(arrays["edge_index"]), *rows])
@@ -91,8 +102,47 @@ def load_npz(
         remove_self_loops=remove_self_loops,
     )
     features = features if use_features else None
-    dataset = GraphDataset(name=path.parent.name, stream=stream, features=features, labels=labels, masks=masks)
+    dataset = GraphDataset(
+        name=path.parent.name,
+        stream=stream,
+        features=features,
+        labels=labels,
+        masks=masks,
+        links=links,
+        edge_type=arrays.get("edge_type"),
+        schema=_relations(arrays, links),
+    )
     return held_out(dataset, hold_out)
+
+
+def _published_links(path: Path, arrays: dict) -> dict[str, LinkSet]:
+    """Return the links that the file holds out of its edges, by split."""
+    links = {}
+    for split, words in _LINKS.items():
+        there = [word for word in words if f"{word}_edge_index" in arrays]
+        if not there:
+            continue
+        if len(there) > 1:
+            raise ValueError(f"{path}: {there[0]}_edge_index and {there[1]}_edge_index are both there: leave one out")
+        word = there[0]
+        edges, kinds = arrays[f"{word}_edge_index"], arrays.get(f"{word}_edge_type")
+        if edges.ndim != 2 or len(edges) != 2 or (kinds is not None and kinds.shape != edges.shape[1:]):
+            raise ValueError(f"{path}: {word}_edge_index must be (2, num_links), and {word}_edge_type one each")
+        if (kinds is None) != ("edge_type" not in arrays):
+            raise ValueError(f"{path}: {word}_edge_type and edge_type must be there both or neither")
+        links[split] = LinkSet(edges.astype(np.int64), None, None if kinds is None else kinds.astype(np.int64))
+    return links
+
+
+def _relations(arrays: dict, links: dict[str, LinkSet]) -> GraphSchema | None:
+    """Return the relations by their names, or by their numbers where the file has no names; None: edges of one kind."""
+    if "edge_type" not in arrays:
+        return None
+    names = arrays.get("relation_names")
+    if names is None:
+        kinds = [arrays["edge_type"], *(found.edge_type for found in links.values())]
+        names = range(max(int(found.max(initial=0)) for found in kinds) + 1)
+    return GraphSchema(("node",), tuple(("node", str(name), "node") for name in names))
 
 
 def _find(name: str, root: str | None) -> Path:
@@ -115,10 +165,8 @@ def _find(name: str, root: str | None) -> Path:
 def _tell_unread(path: Path, arrays: dict) -> None:
     """Warn of arrays of numbers that are not read."""
     unread = [name for name in arrays if name not in _READ and np.asarray(arrays[name]).dtype.kind not in "US"]
-    if not unread:
-        return
-    types = ": kinds of edges are not told apart" if "edge_type" in unread else ""
-    warnings.warn(f"{path}: {', '.join(unread)} not read{types}", stacklevel=3)
+    if unread:
+        warnings.warn(f"{path}: {', '.join(unread)} not read", stacklevel=3)
 
 
 def _nodes_named(edges: np.ndarray) -> int:

@@ -16,7 +16,9 @@ from ..rng import combine, fold, permutation, unit
 from .graph_dataset import GraphDataset
 
 
-def random_split(labels, fractions: Sequence[float] = (0.7, 0.15, 0.15), seed: int = 0) -> dict[str, np.ndarray]:
+def random_split(
+    labels, fractions: Sequence[float] = (0.7, 0.15, 0.15), seed: int = 0, regression: bool = False
+) -> dict[str, np.ndarray]:
     """Split the labelled nodes at random.
 
     Args:
@@ -37,7 +39,7 @@ def random_split(labels, fractions: Sequence[float] = (0.7, 0.15, 0.15), seed: i
     labels = np.asarray(labels)
     if labels.dtype.kind not in "biuf":
         raise ValueError(f"labels must be numbers, got {labels.dtype}")
-    known = labels >= 0
+    known = labels >= 0 if labels.dtype.kind != "f" or not regression else np.isfinite(labels)
     labelled = np.flatnonzero(known if labels.ndim == 1 else known.any(axis=1))
     order = labelled[permutation(len(labelled), fold(seed))]
     bounds = [math.floor(len(order) * sum(fractions[:i]) + 0.5) for i in range(4)]
@@ -74,10 +76,13 @@ class LinkSet(NamedTuple):
     Attributes:
         edges: (2, num_links) int64, first and other end.
         negatives: (num_links, num_negatives) int64 false other ends of each, or None: they are drawn.
+        edge_type: (num_links,) integers, relation of each link, which then is a triple: `edges` are heads and tails.
+            None without relations.
     """
 
     edges: np.ndarray
     negatives: np.ndarray | None = None
+    edge_type: np.ndarray | None = None
 
 
 def hold_out_edges(dataset: GraphDataset, val: float = 0.05, test: float = 0.1, seed: int = 0) -> GraphDataset:

@@ -126,6 +126,8 @@ class BatchBuilder:
             e_id=_tensor(e_id) if self.return_e_id else None,
             pairs=_tensor(drawn.pairs),
             negatives=_tensor(drawn.negatives),
+            pair_type=_tensor(drawn.pair_type),
+            source_negatives=_tensor(drawn.source_negatives),
             seed_of=_tensor(drawn.seed_of),
             seed_time=_tensor(drawn.seed_time),
             **({} if kinds is None else self._kind_data(kinds, n_id, drawn)),

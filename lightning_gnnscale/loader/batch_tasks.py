@@ -257,7 +257,8 @@ class BatchTasks:
     def _join(self) -> None:
         """Begin the neighbourhood of the distinct ends of links."""
         space = self._builder.lend(self._staged.graph)
-        self._links = self._operators.links.join(*(self._ends[branch] for branch in range(3)), space)
+        ends = (self._ends[branch] for branch in range(3))
+        self._links = self._operators.links.join(self._staged.state, self._items, *ends, space)
         self._begin(0, self._links.nodes, self._key, space)
 
     def _start(self, branch: int) -> None:

@@ -86,7 +86,7 @@ def operators_of(sampler: BatchSampler) -> Operators | None:
         return None
     if isinstance(sampler, NeighborSampler) or getattr(sampler, "asks", False):
         return Operators(FanoutNeighborhood(sampler))
-    if isinstance(sampler, LinkSampler) and isinstance(sampler.sampler, NeighborSampler):
+    if isinstance(sampler, LinkSampler) and isinstance(sampler.sampler, NeighborSampler) and sampler.neighborhoods:
         return Operators(FanoutNeighborhood(sampler.sampler), links=sampler)
     return None
 

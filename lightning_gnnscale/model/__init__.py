@@ -1,6 +1,7 @@
 """Models over CSC mini-batches, their Lightning module, and exact layer-wise inference."""
 
 from .backbone import Backbone
+from .decoders import ComplEx, DistMult, DotDecoder, LinkDecoder, MLPDecoder, RelationDecoder, TransE
 from .edge_classifier import EdgeClassifier
 from .gat import GAT
 from .gcn import GCN
@@ -10,8 +11,9 @@ from .hetero import Hetero
 from .hgt import HGT
 from .inference import LayerwiseOutput, layerwise_inference
 from .layer_source import EvaluationShare, LayerSource, RowBlock
-from .link_predictor import DotDecoder, HitsAt, LinkPredictor, MeanReciprocalRank, MLPDecoder, link_ranks
+from .link_predictor import HitsAt, LinkPredictor, MeanReciprocalRank, link_ranks
 from .ngnn import NGNN
+from .no_layers import NoLayers
 from .node_classifier import NodeClassifier
 from .node_inputs import NodeInputs, TakesInputs
 from .node_regressor import NodeRegressor
@@ -31,6 +33,8 @@ __all__ = [
     "RGCN",
     "SGC",
     "Backbone",
+    "ComplEx",
+    "DistMult",
     "DotDecoder",
     "EdgeClassifier",
     "EvaluationShare",
@@ -39,17 +43,21 @@ __all__ = [
     "HitsAt",
     "LayerSource",
     "LayerwiseOutput",
+    "LinkDecoder",
     "LinkPredictor",
     "MLPDecoder",
     "MeanReciprocalRank",
+    "NoLayers",
     "NodeClassifier",
     "NodeInputs",
     "NodeRegressor",
+    "RelationDecoder",
     "RelationalBackbone",
     "RowArcs",
     "RowBlock",
     "RowLayer",
     "TakesInputs",
+    "TransE",
     "layerwise_inference",
     "link_ranks",
     "prepared_rows",

@@ -126,12 +126,19 @@ class LinkSource(Protocol):
 
     Attributes:
         num_negatives: false ends of each link.
+        edge_type: (num_links,) int64 relation of each link, or None.
+        among_all: Whether links are ranked among all nodes, by `queries` in place of `chunks`.
     """
 
     num_negatives: int
+    edge_type: np.ndarray | None
+    among_all: bool
 
     def chunks(self, num_links: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield (pairs (2, num), negatives (num, num_negatives)) in store ids, num <= num_links; -1 for no negative."""
+
+    def queries(self, num_links: int) -> Iterator[Any]:
+        """Yield `LinkQueries` of at most num_links links: for their other ends, of triples for their first ends too."""
 
 
 class EvaluationShare(Protocol):

@@ -1,17 +1,20 @@
 """The Lightning module over links: unsupervised node embeddings, and link prediction."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric
 
 from ..errors import StrategyError
 from .backbone_module import MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
+from .decoders import DECODERS, make_decoder, pair_scores, reads_relations, scores_against
 from .inference import LayerwiseOutput
+from .layer_source import LayerSource
 from .node_inputs import NodeInputs
 
 
@@ -81,59 +84,59 @@ class HitsAt(LinkMetric):
         return ranks <= self.k
 
 
-DECODERS = ("dot", "mlp")
 CHUNK_BYTES = 64 << 20  # of embeddings read at once while links are ranked
+SCORE_BYTES = 16 << 20  # of scores held at once: memory of this size is used again, larger pieces are mapped anew
+_POSITIVE_ROWS = 256  # links whose true scores are computed as a block
+LOSSES = ("logistic", "softmax")
 
 
-class DotDecoder(nn.Module):
-    """Score of a link: the dot product of its ends."""
+class NodeRows:
+    """The rows that a model without layers gives, in the place of a table; they are read where they are kept."""
 
-    def forward(self, source: Tensor, other: Tensor) -> Tensor:
-        """Return the scores of (..., channels) ends that broadcast."""
-        return (source * other).sum(dim=-1)
+    def __init__(self, source: LayerSource):
+        self.source = source
 
-
-class MLPDecoder(nn.Module):
-    """Score of a link: a small network applied to the elementwise product of its two ends; direction has no effect.
-
-    Args:
-        channels: Width of the embeddings and of the hidden layer.
-    """
-
-    def __init__(self, channels: int):
-        super().__init__()
-        self.hidden, self.out = nn.Linear(channels, channels), nn.Linear(channels, 1)
-
-    def forward(self, source: Tensor, other: Tensor) -> Tensor:
-        """Return the scores of (..., channels) ends that broadcast."""
-        return self.out(self.hidden(source * other).relu()).squeeze(-1)
+    def __getitem__(self, nodes: np.ndarray) -> Any:
+        """Return the rows of (num,) nodes."""
+        rows = self.source.gather(np.asarray(nodes))
+        return rows.dense() if hasattr(rows, "dense") else rows
 
 
 class LinkPredictor(BackboneModule):
     """Embed nodes so that linked ones score high: unsupervised training, and link prediction.
 
-    The loss is the mean over the batch's pairs of -log s(u, v) - w * mean over negatives of log(1 - s(u, n)), where s
-    is the sigmoid of the decoder. It is GraphSAGE's loss if w is the number of negatives (the default), and plain
-    binary cross-entropy over a balanced set if w = 1. A training batch is a `MiniBatch` of a `LinkSampler`.
+    With loss="logistic" it is the mean over the batch's pairs of -log s(u, v) - w * mean over negatives of
+    log(1 - s(u, n)), where s is the sigmoid of the decoder. It is GraphSAGE's loss if w is the number of negatives (the
+    default), and plain binary cross-entropy over a balanced set if w = 1. With loss="softmax" it is the cross-entropy
+    of each pair among its negatives. A training batch is a `MiniBatch` of a `LinkSampler`. Where it has false first
+    ends too (corrupt="both"), the loss is the mean of both directions.
 
     An evaluation batch is an `EvaluationShare` with links. All embeddings are computed exactly, layer by layer. Then
     each held-out link is ranked among its false ends, a bounded piece at a time, with the work divided among the ranks.
-    Logged: `train_loss`, and for val and test `*_loss`, `*_mrr` and `*_hits@k`. Predictions are the embeddings, by
-    node.
+    Triples are ranked among all nodes, once as queries for the tail and once for the head, without the other triples
+    that are known (the filtered setting). Logged: `train_loss`, and for val and test `*_loss`, `*_mrr` and `*_hits@k`.
+    Predictions are the embeddings, by node.
 
     Args:
-        backbone: As for `NodeClassifier`; its `out_channels` is the width of the embeddings.
+        backbone: As for `NodeClassifier`; its `out_channels` is the width of the embeddings. `NoLayers`: the rows
+            themselves.
         lr, weight_decay: Learning rate and weight decay of Adam, used if no optimizer is given.
-        decoder: "dot", "mlp", or a module called as (source, other) with (..., channels) ends that broadcast.
+        decoder: "dot", "mlp", "distmult", "complex", "transe", or a module called as (source, other), or (source,
+            other, relation), with (..., channels) ends that broadcast.
         negative_weight: The w above; None: the number of negatives.
         hits: Values of k in Hits@k, each >= 1.
         embedding_channels: Width of the embeddings; None: the backbone's `out_channels`.
         optimizer, scheduler, inputs: As for `NodeClassifier`.
+        loss: "logistic" or "softmax".
+        num_relations: Number of relations, for decoders that read them.
+        decoder_options: Further arguments of a decoder given by its name, for example {"inverse": True}.
+        penalty: Weight of the decoder's `penalty` of the batch's triples (N3) in the loss, >= 0.
 
     Raises:
-        ValueError: an unknown decoder, a hit below 1, or an embedding of unknown width.
+        ValueError: an unknown decoder or loss, a hit below 1, an embedding of unknown width, or settings that do not go
+            together.
 
-    Source: Hamilton et al., GraphSAGE, NeurIPS 2017, equation (1).
+    Source: Hamilton et al., GraphSAGE, NeurIPS 2017, equation (1); triples: Bordes et al., TransE, NeurIPS 2013.
     """
 
     trains_on_links = True
@@ -150,26 +153,43 @@ class LinkPredictor(BackboneModule):
         optimizer: MAKE_OPTIMIZER | None = None,
         scheduler: MAKE_SCHEDULER | None = None,
         inputs: NodeInputs | None = None,
+        loss: str = "logistic",
+        num_relations: int | None = None,
+        decoder_options: Mapping[str, Any] | None = None,
+        penalty: float = 0.0,
     ):
         lr, weight_decay = float(lr), float(weight_decay)  # numpy's numbers bar a checkpoint
         super().__init__(backbone, lr, weight_decay, optimizer, scheduler, inputs)
         channels = embedding_channels or getattr(backbone, "out_channels", None)
         if channels is None:
             raise ValueError("embedding_channels must be given: the backbone has no out_channels to take it from")
-        if not callable(decoder) and decoder not in DECODERS:
-            raise ValueError(f"decoder must be a module or one of {', '.join(DECODERS)}, got {decoder!r}")
+        if callable(decoder) and decoder_options:
+            raise ValueError("decoder_options are for a decoder given by its name: give them to the module")
         if negative_weight is not None and negative_weight < 0:
             raise ValueError(f"negative_weight must be at least 0 or None, got {negative_weight}")
-        hits = [int(k) for k in hits]
-        self.save_hyperparameters(ignore=["backbone", "decoder", "optimizer", "scheduler", "inputs"])
+        if loss not in LOSSES:
+            raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {loss!r}")
+        if loss == "softmax" and negative_weight is not None:
+            raise ValueError(f"negative_weight={negative_weight} is for loss=logistic: leave it out with softmax")
+        hits, penalty = [int(k) for k in hits], float(penalty)
+        decoder_options = dict(decoder_options or {})
+        ignored = ["backbone", "decoder", "optimizer", "scheduler", "inputs"]
+        self.save_hyperparameters(ignore=ignored)
         self.channels, self.negative_weight, self.hits = int(channels), negative_weight, hits
-        self.decoder = decoder if callable(decoder) else DotDecoder() if decoder == "dot" else MLPDecoder(self.channels)
+        self.loss, self.penalty = loss, penalty
+        if not callable(decoder):
+            decoder = make_decoder(decoder, self.channels, num_relations, **decoder_options)
+        self.decoder = decoder
+        if not penalty >= 0 or (penalty and not hasattr(decoder, "penalty")):
+            able = "a decoder of relations, such as distmult" if penalty >= 0 else "at least 0"
+            raise ValueError(f"penalty must be 0, or of {able}, got {penalty}")
+        self._warned = False
         self.losses = nn.ModuleDict({split: MeanMetric() for split in ("val", "test")})
         self.scores = nn.ModuleDict({split: self._scores() for split in ("val", "test")})
 
     def saved_arguments(self) -> dict[str, Any]:
         """Return the decoder's name, where it is one of `DECODERS`."""
-        names = {DotDecoder: "dot", MLPDecoder: "mlp"}
+        names = {kind: name for name, kind in DECODERS.items()}
         return {"decoder": names[type(self.decoder)]} if type(self.decoder) in names else {}
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
@@ -179,13 +199,29 @@ class LinkPredictor(BackboneModule):
                 "LinkPredictor trains on batches with pairs, and these have none: use LinkSampler (sampler=links) with "
                 "PartitionDataModule and mode=mini_batch"
             )
+        relation = self._relation(getattr(batch, "pair_type", None), 'sampler.positives="edge"')
         embeddings = self(batch)[: batch.batch_size]
-        source = embeddings[batch.pairs[0]]
-        positive = self.decoder(source, embeddings[batch.pairs[1]])
-        negative = self.decoder(source[:, None], embeddings[batch.negatives])
-        num_pairs, num_negatives = max(1, len(source)), batch.negatives.shape[1]
-        loss = F.softplus(-positive).sum() / num_pairs
-        return loss + self._negative_weight(num_negatives) * F.softplus(negative).sum() / (num_pairs * num_negatives)
+        source, other = (embeddings[ends] for ends in batch.pairs)
+        directions = [(batch.pairs, source, batch.negatives, False)]
+        if getattr(batch, "source_negatives", None) is not None:
+            directions.append((batch.pairs.flip(0), other, batch.source_negatives, True))
+        loss = 0.0
+        for (_, answers), ends, negatives, reverse in directions:
+            if reverse:
+                positive = pair_scores(self.decoder, embeddings[answers], ends, relation, True)
+            else:
+                positive = pair_scores(self.decoder, ends, embeddings[answers], relation)
+            if len(negatives) == 1:  # shared by all pairs
+                negative = scores_against(self.decoder, ends, embeddings[negatives[0]], relation, reverse)
+            else:
+                false, known, kinds = embeddings[negatives], ends[:, None], _column(relation)
+                sides = (false, known) if reverse else (known, false)
+                negative = pair_scores(self.decoder, *sides, kinds, reverse)
+            if relation is not None or self.loss == "softmax":
+                negative = negative.masked_fill(negatives == answers[:, None], -torch.inf)  # the answer itself is true
+            loss = loss + self._losses(positive, negative).sum() / max(1, len(source))
+        loss = loss / len(directions)
+        return loss + self.penalty * self.decoder.penalty(source, other, relation) if self.penalty else loss
 
     def on_validation_epoch_start(self) -> None:
         """Start the validation metrics anew."""
@@ -223,8 +259,7 @@ class LinkPredictor(BackboneModule):
             )
         output = self._infer(batch)
         count = 0
-        for pairs, negatives in links.chunks(self._chunk_links(links.num_negatives)):
-            ranks, losses = self._rank(output, pairs, negatives)
+        for ranks, losses in self._ranked(output, links):
             self._update(split, ranks, losses)
             count += len(ranks)
         if count == 0:  # a metric wants an update, and a rank without one would be warned about
@@ -235,20 +270,99 @@ class LinkPredictor(BackboneModule):
             self.log(f"{split}_{name}", metric, on_step=False, on_epoch=True, prog_bar=name == "mrr", batch_size=1)
         self.log(f"{split}_loss", self.losses[split], on_step=False, on_epoch=True, batch_size=1)
 
-    def _rank(self, output: LayerwiseOutput, pairs: np.ndarray, negatives: np.ndarray) -> tuple[Tensor, Tensor]:
+    def _ranked(self, output: LayerwiseOutput, links: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (num,) ranks and losses of this rank's links, of triples in both directions."""
+        if getattr(links, "among_all", False):
+            for queries in links.queries(max(1, CHUNK_BYTES // (8 * self.channels))):
+                yield self._rank_among_all(output, queries)
+            return
+        first = 0
+        for pairs, negatives in links.chunks(self._chunk_links(links.num_negatives)):
+            kinds = getattr(links, "edge_type", None)
+            kinds = None if kinds is None else torch.from_numpy(kinds[first : first + pairs.shape[1]])
+            yield self._rank(output, pairs, negatives, self._relation(kinds, "links with edge_type"))
+            first += pairs.shape[1]
+
+    def _rank(
+        self, output: LayerwiseOutput, pairs: np.ndarray, negatives: np.ndarray, relation: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Return (num_links,) ranks and losses; `negatives` has -1 where there is none."""
         missing = torch.from_numpy(negatives < 0).to(self.device)
         source, other, false = (self._rows(output, nodes) for nodes in (pairs[0], pairs[1], _present(negatives, pairs)))
-        positive = self.decoder(source, other).float()
-        negative = self.decoder(source[:, None], false).float().masked_fill(missing, -torch.inf)
-        found = (~missing).sum(dim=1)
-        weight = self._negative_weight(negatives.shape[1])
-        losses = F.softplus(-positive) + weight * F.softplus(negative).sum(dim=1) / found.clamp(min=1)
-        return link_ranks(positive, negative), losses
+        positive = pair_scores(self.decoder, source, other, relation).float()
+        negative = pair_scores(self.decoder, source[:, None], false, _column(relation)).float()
+        negative = negative.masked_fill(missing, -torch.inf)
+        return link_ranks(positive, negative), self._losses(positive, negative)
+
+    def _rank_among_all(self, output: LayerwiseOutput, queries: Any) -> tuple[Tensor, Tensor]:
+        """Return (num_queries,) ranks and losses of links among all nodes but those that are known to be true.
+
+        Cost: the embeddings of all nodes are read once; CHUNK_BYTES of them and SCORE_BYTES of scores are held.
+        """
+        relation = queries.relation if queries.relation is None else torch.from_numpy(queries.relation)
+        relation = self._relation(relation, "links with edge_type")
+        ends, answers = self._rows(output, queries.ends), self._rows(output, queries.answers)
+        num, num_nodes = len(ends), queries.num_nodes
+        width = self.channels if getattr(self.decoder, "pairwise", True) else 1
+        most_nodes = max(1, min(num_nodes, CHUNK_BYTES // (4 * self.channels)))
+        most_ends = max(1, SCORE_BYTES // (4 * width * most_nodes))
+
+        def scores(begin: int, stop: int, candidates: Tensor) -> Tensor:
+            kinds = None if relation is None else relation[begin:stop]
+            return scores_against(self.decoder, ends[begin:stop], candidates, kinds, queries.reverse).float()
+
+        # As a block of the same product, so that equal embeddings get equal scores.
+        rows = min(most_ends, _POSITIVE_ROWS)
+        blocks = [ends.new_zeros(0, dtype=torch.float32)]
+        blocks += [scores(at, at + rows, answers[at : at + rows]).diagonal() for at in range(0, num, rows)]
+        positive = torch.cat(blocks)
+        above, beside = (torch.zeros(num, dtype=torch.float64, device=self.device) for _ in range(2))
+        losses = _Losses(self, positive)
+        for start in range(0, num_nodes, most_nodes):
+            candidates = self._rows(output, np.arange(start, min(start + most_nodes, num_nodes)))
+            for begin in range(0, num, most_ends):
+                piece = slice(begin, begin + most_ends)
+                found = scores(begin, begin + most_ends, candidates)
+                row, column = queries.known(begin, begin + len(found), start, start + len(candidates))
+                found[torch.from_numpy(row).to(self.device), torch.from_numpy(column).to(self.device)] = -torch.inf
+                true = positive[piece, None]
+                above[piece] += (found > true).sum(dim=1)
+                beside[piece] += ((found == true) & found.isfinite()).sum(dim=1)
+                losses.add(piece, found)
+        return 1 + above + beside / 2, losses.result()
+
+    def _losses(self, positive: Tensor, negative: Tensor) -> Tensor:
+        """Return (num,) losses of (num,) true scores among (num, num_negatives) others; -inf where there is none."""
+        losses = _Losses(self, positive)
+        losses.add(slice(None), negative)
+        return losses.result(negative.shape[1])
+
+    def _relation(self, relation: Tensor | None, wanted: str) -> Tensor | None:
+        """Return the relations of links, for a decoder that reads them."""
+        if reads_relations(self.decoder):
+            if relation is None:
+                raise StrategyError(
+                    f"decoder {type(self.decoder).__name__} reads the relation of each link, and these have none: give "
+                    f"it a graph with edge_type, and {wanted}"
+                )
+            return relation.to(self.device)
+        if relation is not None and not self._warned:
+            self._warned = True
+            rank_zero_warn(
+                f"links have relations that {type(self.decoder).__name__} does not read: decoder=distmult, complex and "
+                "transe do"
+            )
+        return None
+
+    def _infer(self, batch: Any) -> LayerwiseOutput:
+        if getattr(self.backbone, "num_layers", None) == 0:
+            source = self.source_of(batch)
+            return LayerwiseOutput(batch.rows, NodeRows(source))
+        return super()._infer(batch)
 
     def _rows(self, output: LayerwiseOutput, nodes: np.ndarray) -> Tensor:
         dtype = next(self.backbone.parameters()).dtype
-        return torch.from_numpy(output.read(nodes)).to(device=self.device, dtype=dtype)
+        return torch.from_numpy(np.asarray(output.read(nodes))).to(device=self.device, dtype=dtype)
 
     def _update(self, split: str, ranks: Tensor, losses: Tensor) -> None:
         for metric in self.scores[split].values():
@@ -268,14 +382,50 @@ class LinkPredictor(BackboneModule):
     def _num_losses(self, batch: Any) -> int:
         return len(batch.pairs[0])
 
-    def _negative_weight(self, num_negatives: int) -> float:
-        return num_negatives if self.negative_weight is None else self.negative_weight
-
     def _chunk_links(self, num_negatives: int) -> int:
         return max(1, CHUNK_BYTES // (4 * self.channels * (num_negatives + 2)))
 
     def _scores(self) -> nn.ModuleDict:
         return nn.ModuleDict({"mrr": MeanReciprocalRank(), **{f"hits@{k}": HitsAt(k) for k in self.hits}})
+
+
+class _Losses:
+    """The losses of some links, whose negatives come in pieces.
+
+    Args:
+        module: Says which loss it is.
+        positive: (num,) true scores.
+    """
+
+    def __init__(self, module: LinkPredictor, positive: Tensor):
+        self.module, self.positive, self.softmax = module, positive, module.loss == "softmax"
+        self.total = positive.clone() if self.softmax else torch.zeros_like(positive)  # logarithm of a sum, or a sum
+        self.count = torch.zeros_like(positive)
+
+    def add(self, piece: slice, negative: Tensor) -> None:
+        """Add (num_links, num) scores of some links' negatives, -inf where there is none."""
+        if self.softmax:
+            found = torch.cat([self.total[piece, None], negative], dim=1).logsumexp(dim=1)
+        else:
+            found = self.total[piece] + F.softplus(negative).sum(dim=1)
+            self.count[piece] += negative.isfinite().sum(dim=1)
+        if piece == slice(None):
+            self.total = found
+        else:
+            self.total[piece] = found
+
+    def result(self, num_negatives: int | None = None) -> Tensor:
+        """Return the (num,) losses; num_negatives: by which the mean is weighted, None: by what came."""
+        if self.softmax:
+            return self.total - self.positive
+        count = self.count.clamp(min=1)
+        given = self.module.negative_weight
+        weight = given if given is not None else count if num_negatives is None else num_negatives
+        return F.softplus(-self.positive) + weight * self.total / count
+
+
+def _column(relation: Tensor | None) -> Tensor | None:
+    return None if relation is None else relation[:, None]
 
 
 def _present(negatives: np.ndarray, pairs: np.ndarray) -> np.ndarray:

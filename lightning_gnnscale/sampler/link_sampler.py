@@ -1,6 +1,7 @@
 """Batches for losses over links: seeds with positives and negatives, and the neighbourhoods of them all."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,9 +17,10 @@ from .neighbor import NeighborSampler
 from .protocol import Allocate, Subgraph, num_slices, seed_slices
 
 POSITIVES = ("neighbor", "walk", "edge")
-NEGATIVES = ("degree", "uniform")
+NEGATIVES = ("degree", "uniform", "all")
+CORRUPT = ("other", "both")
 # Far above the hops of a batch, whose keys are folded from the same one.
-_POSITIVE_KEY, _NEGATIVE_KEY = np.uint64(1 << 40), np.uint64((1 << 40) + 1)
+_POSITIVE_KEY, _NEGATIVE_KEY, _SOURCE_KEY = (np.uint64((1 << 40) + number) for number in range(3))
 
 
 class LinkState(NamedTuple):
@@ -29,7 +31,10 @@ class LinkState(NamedTuple):
         targets: (num_targets,) local ids of the target nodes.
         num_core: Number of core nodes; negatives are drawn from [0, num_core).
         table: Alias table of the core's degrees; None: negatives are uniform.
-        offsets: (num_targets + 1,) int64 running sum of the targets' row lengths, for positives="edge"; else None.
+        offsets: (num_targets + 1,) int64 running sum of the edges that each target has to draw from, for
+            positives="edge"; else None.
+        arcs: (num_edges,) int64 positions of those edges in the part's CSC; None: all of the targets' rows.
+        edge_type: (num_arcs,) integers, the relation of each arc of the part's CSC; None without relations.
     """
 
     inner: Any
@@ -37,6 +42,8 @@ class LinkState(NamedTuple):
     num_core: int
     table: AliasTable | None
     offsets: np.ndarray | None
+    arcs: np.ndarray | None = None
+    edge_type: np.ndarray | None = None
 
 
 class Links(NamedTuple):
@@ -44,12 +51,14 @@ class Links(NamedTuple):
 
     Attributes:
         nodes: (num_distinct,) int64 local ids, the seeds of its neighbourhood.
-        pairs, negatives: positions among them, see `MiniBatch`.
+        pairs, negatives, pair_type, source_negatives: Positions among them, and relations; see `MiniBatch`.
     """
 
     nodes: np.ndarray
     pairs: np.ndarray
     negatives: np.ndarray
+    pair_type: np.ndarray | None = None
+    source_negatives: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,10 @@ class LinkSampler:
     them form the links. Every core node is a target, with a label or without. A link whose two ends are the same node
     is left out: seeds without neighbours give such links, and so do walks that return.
 
+    In a graph with relations, positives="edge" draws triples: `pairs` are (head, tail), the source and the target of an
+    edge, `pair_type` is its relation, and edges from a node to itself are links like others. Arcs that were added as
+    the reverse of an edge are never drawn: what is trained on are the edges that were listed.
+
     Args:
         sampler: Draws the neighbourhoods: a `NeighborSampler` or a `LayerwiseSampler`; None: fan-outs 25 and 10.
         positives: "neighbor": a uniform neighbour of each seed; "walk": a node of a random walk from it; "edge": edges
@@ -67,20 +80,26 @@ class LinkSampler:
         walk_length: Steps of a walk, >= 1; each of its nodes is equally likely to be drawn, as in the source.
         num_negatives: Negatives per positive, >= 1.
         negatives: "degree": in proportion to degree ** degree_power; "uniform": all nodes alike. They are drawn from
-            the core of the part, or from all nodes where batches cross parts (scope="graph").
+            the core of the part, or from all nodes where batches cross parts (scope="graph"). "all": each of those
+            nodes once, shared by the batch (1-vs-all training); `num_negatives` has no effect.
         degree_power: Exponent of the degree under negatives="degree".
         share_negatives: Whether all positives of a batch share one draw of `num_negatives` nodes. A batch then has
             fewer seeds.
         edges_per_node: Edges drawn per target in a pass, >= 1; only for positives="edge".
         exclude_pairs: Whether the arcs of a batch's positives, in both directions, are left out of its neighbourhoods,
             so that a link cannot be told from its own message. An otherwise unbiased mean lacks those arcs.
+        corrupt: "other": negatives are false other ends. "both": there are as many false first ends too, as triples
+            need; shared ones are the same nodes for either end.
+        relations: Relations whose edges are drawn, for positives="edge"; None: all that are no added reverses.
+        neighborhoods: Whether neighbourhoods are drawn. False: batches are links alone, for a model without layers.
 
     Raises:
         ValueError: an argument is out of range, or a sampler that cannot be wrapped.
 
     Source: Hamilton et al., GraphSAGE, NeurIPS 2017, equation (1); degree ** 0.75 as in word2vec. Differs: one walk per
     seed and pass; each positive has its own negatives unless they are shared (the published code shares 20 over a
-    batch).
+    batch). False ends of both sides: Bordes et al., TransE, NeurIPS 2013; shared by the batch as in DGL-KE (SIGIR
+    2020); all nodes as in Lacroix et al., ICML 2018.
     """
 
     sampler: NeighborSampler | LayerwiseSampler | None = None
@@ -92,6 +111,9 @@ class LinkSampler:
     share_negatives: bool = False
     edges_per_node: int = 1
     exclude_pairs: bool = False
+    corrupt: str = "other"
+    relations: Sequence[int] | None = None
+    neighborhoods: bool = True
 
     def __post_init__(self):
         if self.sampler is None:
@@ -101,7 +123,7 @@ class LinkSampler:
                 f"sampler of LinkSampler must be a NeighborSampler or a LayerwiseSampler, got "
                 f"{type(self.sampler).__name__}"
             )
-        for name, allowed in (("positives", POSITIVES), ("negatives", NEGATIVES)):
+        for name, allowed in (("positives", POSITIVES), ("negatives", NEGATIVES), ("corrupt", CORRUPT)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         if self.exclude_pairs and not isinstance(self.sampler, NeighborSampler):
@@ -110,6 +132,12 @@ class LinkSampler:
             )
         for name in ("walk_length", "num_negatives", "edges_per_node"):
             check_count(name, getattr(self, name))
+        if self.relations is not None:
+            if self.positives != "edge":
+                raise ValueError(f'relations need positives="edge", got positives={self.positives!r}')
+            object.__setattr__(self, "relations", tuple(int(relation) for relation in self.relations))
+            if not self.relations or min(self.relations) < 0:
+                raise ValueError(f"relations must be numbers >= 0, at least one, or None, got {self.relations}")
         if not math.isfinite(self.degree_power):
             raise ValueError(f"degree_power must be finite, got {self.degree_power}")
 
@@ -125,13 +153,18 @@ class LinkSampler:
 
     @property
     def per_hop(self) -> tuple[int, ...]:
-        """Neighbours of a node for each hop of the wrapped sampler; empty where it has none."""
-        return getattr(self.sampler, "per_hop", ())
+        """Neighbours of a node for each hop of the wrapped sampler; empty where it has none, or none are drawn."""
+        return getattr(self.sampler, "per_hop", ()) if self.neighborhoods else ()
 
     @property
     def seeds_per_item(self) -> int:
-        """Most nodes that a seed or an edge puts at the head of a batch."""
-        return 2 + (0 if self.share_negatives else self.num_negatives)
+        """Most nodes that a seed or an edge puts at the head of a batch, but for shared negatives."""
+        return 2 + (0 if self.shares else self.num_negatives * (2 if self.corrupt == "both" else 1))
+
+    @property
+    def shares(self) -> bool:
+        """Whether all links of a batch have the same negatives."""
+        return self.share_negatives or self.negatives == "all"
 
     def num_batches(self, num_targets: int, batch_size: int, drop_last: bool) -> int:
         """Return the batches of one pass: `batch_size` seeds or edges each."""
@@ -144,11 +177,29 @@ class LinkSampler:
             degree = np.asarray(part.degree[: part.num_core], np.float64)
             if degree.any():
                 table = AliasTable.of(degree**self.degree_power)
-        offsets = None
-        if self.positives == "edge":
-            indptr = np.asarray(part.csc.indptr)
-            offsets = np.concatenate([[0], np.cumsum(indptr[targets + 1] - indptr[targets])]).astype(np.int64)
-        return LinkState(self.sampler.prepare(part, targets, seed), targets, part.num_core, table, offsets)
+        inner = self.sampler.prepare(part, targets, seed)
+        if self.positives != "edge":
+            return LinkState(inner, targets, part.num_core, table, None)
+        kinds = getattr(part, "kinds", None)
+        edge_type, schema = (None, None) if kinds is None else (kinds.edge_type, kinds.schema)
+        indptr = np.asarray(part.csc.indptr)
+        lengths, arcs = indptr[targets + 1] - indptr[targets], None
+        chosen = self._drawn_relations(edge_type, schema)
+        if chosen is not None:
+            lengths, arcs = _arcs_of(indptr, np.asarray(targets, np.int64), np.asarray(edge_type), chosen)
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        return LinkState(inner, targets, part.num_core, table, offsets, arcs, edge_type)
+
+    def _drawn_relations(self, edge_type: np.ndarray | None, schema: Any) -> np.ndarray | None:
+        """Return (num_relations,) bool: whose edges are drawn; None: those of all."""
+        if self.relations is not None:
+            if edge_type is None:
+                raise ValueError(f"relations={list(self.relations)} need a graph with relations, and this one has none")
+            known = int(edge_type.max(initial=-1)) + 1 if schema is None else schema.num_relations
+            if max(self.relations) >= known:
+                raise ValueError(f"relations must be below {known}, got {list(self.relations)}")
+            return np.isin(np.arange(known), self.relations)
+        return None if edge_type is None or schema is None or schema.listed.all() else schema.listed
 
     def items(self, state: LinkState, batch_size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
         """Return what each batch starts from: its seeds, or with positives="edge" its edges."""
@@ -173,8 +224,11 @@ class LinkSampler:
         """Draw a batch's links, and the neighbourhoods of all their nodes."""
         seeds = self.first_ends(state, items)
         positives = self.other_ends(state, items, seeds, key)
-        links = self.join(seeds, positives, self.false_ends(state, len(seeds), key), workspace)
-        subgraph = self.sampler.draw(state.inner, links.nodes, key, workspace, allocate, return_e_id)
+        links = self.join(state, items, seeds, positives, self.false_ends(state, len(seeds), key), workspace)
+        if self.neighborhoods:
+            subgraph = self.sampler.draw(state.inner, links.nodes, key, workspace, allocate, return_e_id)
+        else:
+            subgraph = _nodes_alone(links.nodes, allocate, return_e_id)
         return self.attach(subgraph, links, allocate)
 
     def first_ends(self, state: LinkState, items: np.ndarray) -> np.ndarray:
@@ -187,34 +241,59 @@ class LinkSampler:
         """Return (num_items,) int64 local ids, the positive of each of `first_ends`; itself where it has none."""
         csc = state.inner.csc
         if self.positives == "edge":
-            place = items - state.offsets[_rows_of(state, items)]
-            return csc.indices[csc.indptr[seeds] + place].astype(np.int64)
+            return csc.indices[_arcs_at(state, items)].astype(np.int64)
         length = self.walk_length if self.positives == "walk" else 1
         return draw_positives(csc, seeds, _stream(key, _POSITIVE_KEY), length, "any")
 
     def false_ends(self, state: LinkState, num_links: int, key: int) -> np.ndarray:
-        """Return (num_links, num_negatives) int64 local ids, or (1, num_negatives) where all links share them."""
-        rows = 1 if self.share_negatives and num_links else num_links
-        num, key = rows * self.num_negatives, _stream(key, _NEGATIVE_KEY)
-        return draw_negatives(max(1, state.num_core), num, key, state.table).reshape(rows, self.num_negatives)
+        """Return (num_links, num_negatives) int64 local ids, or (1, num_negatives) where all links share them.
 
-    def join(self, seeds: np.ndarray, positives: np.ndarray, negatives: np.ndarray, workspace: Workspace) -> Links:
+        With corrupt="both", unless they are shared, the false first ends come behind: (num_links, 2 * num_negatives).
+        """
+        rows = 1 if self.shares and num_links else num_links
+        if self.negatives == "all":
+            return np.arange(state.num_core, dtype=np.int64)[None][:rows]
+        num_nodes, shape = max(1, state.num_core), (rows, self.num_negatives)
+        streams = (_NEGATIVE_KEY,) if self.shares or self.corrupt == "other" else (_NEGATIVE_KEY, _SOURCE_KEY)
+        num = rows * self.num_negatives
+        drawn = [draw_negatives(num_nodes, num, _stream(key, stream), state.table) for stream in streams]
+        return np.concatenate([nodes.reshape(shape) for nodes in drawn], axis=1)
+
+    def join(
+        self,
+        state: LinkState,
+        items: np.ndarray,
+        seeds: np.ndarray,
+        positives: np.ndarray,
+        negatives: np.ndarray,
+        workspace: Workspace,
+    ) -> Links:
         """Return the distinct nodes of all links, in order of appearance, and the links among them."""
         nodes = np.concatenate([seeds, positives, negatives.reshape(-1)])
         count = workspace.place(nodes)
         place = workspace.label[nodes].astype(np.int64) - workspace.base
         distinct = workspace.node[:count].astype(np.int64)
         workspace.finish(count)
-        linked, size = seeds != positives, len(seeds)
-        pairs = np.ascontiguousarray(place[: 2 * size].reshape(2, size)[:, linked])
-        found = place[2 * size :].reshape(negatives.shape)
-        return Links(distinct, pairs, found if self.share_negatives else found[linked])
+        size, pair_type = len(seeds), None
+        pairs, found = place[: 2 * size].reshape(2, size), place[2 * size :].reshape(negatives.shape)
+        if state.edge_type is None:
+            linked = seeds != positives
+            pairs = np.ascontiguousarray(pairs[:, linked])
+            found = found if self.shares else found[linked]
+        else:  # an arc's source is its head; a triple of one node is one too
+            pairs = np.ascontiguousarray(pairs[::-1])
+            pair_type = np.asarray(state.edge_type[_arcs_at(state, items)]).astype(np.int64)
+        others, sources = found, None
+        if self.corrupt == "both":
+            others, sources = (found, found) if self.shares else np.split(found, 2, axis=1)
+            others, sources = np.ascontiguousarray(others), np.ascontiguousarray(sources)
+        return Links(distinct, pairs, others, pair_type, sources)
 
     def attach(self, subgraph: Subgraph, links: Links, allocate: Allocate) -> Subgraph:
         """Return the neighbourhood of the links' nodes with its links; without their arcs under `exclude_pairs`."""
         if self.exclude_pairs:
             subgraph = _without_pairs(subgraph, links.pairs, allocate)
-        return subgraph._replace(pairs=links.pairs, negatives=links.negatives)
+        return subgraph._replace(**{name: values for name, values in links._asdict().items() if name != "nodes"})
 
     def _num_items(self, num_targets: int) -> int:
         return num_targets * self.edges_per_node if self.positives == "edge" else num_targets
@@ -223,6 +302,22 @@ class LinkSampler:
 def _rows_of(state: LinkState, items: np.ndarray) -> np.ndarray:
     """Return the target that each edge belongs to, as a position among them."""
     return np.searchsorted(state.offsets, items, side="right") - 1
+
+
+def _arcs_at(state: LinkState, items: np.ndarray) -> np.ndarray:
+    """Return (num_items,) int64 positions in the part's CSC of the edges that items stand for."""
+    if state.arcs is not None:
+        return state.arcs[items]
+    rows = _rows_of(state, items)
+    return state.inner.csc.indptr[np.asarray(state.targets)[rows]] + (items - state.offsets[rows])
+
+
+def _nodes_alone(nodes: np.ndarray, allocate: Allocate, return_e_id: bool) -> Subgraph:
+    """Return some nodes as a subgraph without arcs."""
+    n_id, indptr = allocate(nodes.shape, np.int64), allocate((len(nodes) + 1,), np.int64)
+    n_id[:], indptr[:] = nodes, 0
+    edge_index, e_id = np.empty((2, 0), np.int64), np.empty(0, np.int64) if return_e_id else None
+    return Subgraph(n_id, edge_index, indptr, len(nodes), e_id, [len(nodes)], [])
 
 
 def _stream(key: int, number: np.uint64) -> int:
@@ -264,3 +359,19 @@ def _mark_kept(edge_index, indptr, num_seeds, codes, kept, out_indptr):
                 kept[arc] = found == len(codes) or codes[found] != code
             count += kept[arc]
         out_indptr[target + 1] = out_indptr[target] + count
+
+
+@kernel
+def _arcs_of(indptr, targets, edge_type, chosen):
+    """Return how many arcs of the chosen relations each target has, and their positions."""
+    lengths = np.zeros(len(targets), np.int64)
+    for i in range(len(targets)):
+        for arc in range(indptr[targets[i]], indptr[targets[i] + 1]):
+            lengths[i] += chosen[edge_type[arc]]
+    arcs, count = np.empty(lengths.sum(), np.int64), 0
+    for i in range(len(targets)):
+        for arc in range(indptr[targets[i]], indptr[targets[i] + 1]):
+            if chosen[edge_type[arc]]:
+                arcs[count] = arc
+                count += 1
+    return lengths, arcs

@@ -137,15 +137,49 @@ def count_joined(csc: CSC, edges: np.ndarray) -> int:
     return int(_count_joined(np.asarray(csc.indptr), np.asarray(csc.indices), edges))
 
 
+def count_triples(csc: CSC, edge_type: np.ndarray, edges: np.ndarray, relation: np.ndarray) -> int:
+    """Return how many of some triples are arcs of a graph with ascending rows.
+
+    Args:
+        csc: The graph.
+        edge_type: (num_arcs,) relation of each arc.
+        edges: (2, num) heads and tails.
+        relation: (num,) relation of each.
+    """
+    edges, relation = np.ascontiguousarray(edges, np.int64), np.ascontiguousarray(relation, np.int64)
+    return int(_count_triples(np.asarray(csc.indptr), np.asarray(csc.indices), np.asarray(edge_type), edges, relation))
+
+
 @kernel
-def _joined(indptr, indices, one, other):
-    begin, end = indptr[one], indptr[one + 1]
+def _count_triples(indptr, indices, edge_type, edges, relation):
+    count = 0
+    for i in range(edges.shape[1]):
+        head, tail = edges[0, i], edges[1, i]
+        arc = _first_arc(indptr, indices, tail, head)
+        while arc < indptr[tail + 1] and indices[arc] == head:
+            if edge_type[arc] == relation[i]:
+                count += 1
+                break
+            arc += 1
+    return count
+
+
+@kernel
+def _first_arc(indptr, indices, row, other):
+    """Return the first position in a row whose source is not below `other`; the row's end where there is none."""
+    begin, end = indptr[row], indptr[row + 1]
     while begin < end:
         middle = (begin + end) // 2
         if indices[middle] < other:
             begin = middle + 1
         else:
             end = middle
+    return begin
+
+
+@kernel
+def _joined(indptr, indices, one, other):
+    begin = _first_arc(indptr, indices, one, other)
     return begin < indptr[one + 1] and indices[begin] == other
 
 

@@ -122,6 +122,8 @@ class MiniBatch:
             follows from them (`src_index`, `dst_pos_index`, `dst_neg_index`) are there too.
         negatives: (num_pairs, num_negatives) int64 positions of false other ends of pairs[0], or (1, num_negatives)
             where all pairs share them, or None.
+        pair_type: (num_pairs,) int64 relation of each pair, which then is (head, tail); None without relations.
+        source_negatives: As negatives: positions of false first ends of pairs[1], or None.
         edge_attr: (num_arcs, dim) features of the arcs in the order of edge_index, of the stored dtype, or None where
             the store has none. An arc that was added as the reverse of an edge has that edge's.
         node_type: (num_nodes,) int64 kind of each node, or None in a graph of one kind and one relation.
@@ -162,6 +164,8 @@ class MiniBatch:
     seed_time: Tensor | None = None
     edge_time: Tensor | None = None
     seed_of: Tensor | None = None
+    pair_type: Tensor | None = None
+    source_negatives: Tensor | None = None
 
     @property
     def x(self) -> Tensor | RowsByKind | None:
@@ -239,7 +243,7 @@ class MiniBatch:
 
         It has what there is of x (compressed features become dense), edge_index, edge_attr, edge_weight, y, the masks,
         n_id, e_id, batch_size, input_id (the store ids of the seeds), num_sampled_nodes and num_sampled_edges, the
-        links by PyG's names, and degree, part and key.
+        links by PyG's names, their relations and false first ends, and degree, part and key.
         """
         from torch_geometric.data import Data
 
@@ -257,6 +261,7 @@ class MiniBatch:
             "e_id",
         )
         more = ("batch_size", "num_sampled_nodes", "num_sampled_edges", "degree", "part", "key")
+        more += ("pair_type", "source_negatives")
         given = {name: getattr(self, name) for name in (*names, *more)} | links
         data = Data(**{name: value for name, value in given.items() if value is not None}, num_nodes=self.num_nodes)
         data.input_id = self.n_id[: self.batch_size]

@@ -34,6 +34,8 @@ class Subgraph(NamedTuple):
         pairs: (2, num_pairs) int64 positions in n_id below num_seeds, the links to train on; None without.
         negatives: (num_pairs, num_negatives) int64 likewise, each the false other end of pairs[0]; one row where all
             pairs share them; None without.
+        pair_type: (num_pairs,) int64 relation of each pair; None without relations.
+        source_negatives: As negatives, each the false first end of pairs[1]; None where there are none.
         seed_of: (num_nodes,) int64 seed that each node was drawn for, in disjoint trees; else None.
         seed_time: (num_seeds,) int64 time of each seed, where times count; else None.
     """
@@ -51,6 +53,8 @@ class Subgraph(NamedTuple):
     averaging_weights: bool = False
     pairs: np.ndarray | None = None
     negatives: np.ndarray | None = None
+    pair_type: np.ndarray | None = None
+    source_negatives: np.ndarray | None = None
     seed_of: np.ndarray | None = None
     seed_time: np.ndarray | None = None
 

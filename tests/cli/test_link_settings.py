@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lightning_gnnscale.cli.checks import check_dataset, trains_on_links
+from lightning_gnnscale.cli.checks import check_dataset, check_settings, trains_on_links
 from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.cli.errors import UsageError
 
@@ -34,4 +34,27 @@ def test_a_run_on_links_needs_no_labels():
 def test_what_does_not_fit_is_refused_in_one_line(words, message):
     with pytest.raises(UsageError, match=message) as error:
         check_dataset(compose_config("train", words), DATASET)
+    assert "\n" not in str(error.value)
+
+
+ALONE = ["sampler=links", "callbacks=links", "sampler.positives=edge"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            [*ALONE, "model=embedding"],
+            "sampler draws neighbourhoods, and the model has no layers: say sampler.neighbor",
+        ),
+        (
+            [*ALONE, "model=link_gcn", "sampler.neighborhoods=false"],
+            "neighborhoods=false draws none, and the model has 2",
+        ),
+    ],
+)
+def test_a_model_without_layers_goes_with_links_alone(words, message):
+    check_settings(compose_config("train", [*ALONE, "model=embedding", "sampler.neighborhoods=false"]))
+    with pytest.raises(UsageError, match=message) as error:
+        check_settings(compose_config("train", words))
     assert "\n" not in str(error.value)

@@ -133,3 +133,72 @@ def test_loaders_take_hold_out(tmp_path, public_graphs):
 def test_bad_shares(options, message):
     with pytest.raises(ValueError, match=message):
         held_out(dataset_of(EDGES), options)
+
+
+@pytest.fixture
+def triples(tmp_path):
+    """A folder in the form of the public knowledge graphs: edges with relations, and published held-out triples."""
+    (tmp_path / "kg").mkdir()
+    arrays = {
+        "edge_index": np.array([[0, 1, 2, 2], [1, 2, 0, 2]], np.int32),
+        "edge_type": np.array([0, 1, 0, 1], np.int16),
+        "valid_edge_index": np.array([[0], [5]], np.int32),
+        "valid_edge_type": np.array([2], np.int16),
+        "test_edge_index": np.array([[1, 4], [0, 3]], np.int32),
+        "test_edge_type": np.array([0, 1], np.int16),
+        "entity_names": np.array(list("abcdefg")),
+        "relation_names": np.array(["likes", "knows", "is"]),
+    }
+    return tmp_path / "kg", arrays
+
+
+def saved(triples, **changed):
+    folder, arrays = triples
+    arrays = {name: array for name, array in (arrays | changed).items() if array is not None}
+    np.savez(folder / "graph.npz", **arrays)
+    return str(folder)
+
+
+def test_a_knowledge_graph_is_read_whole(triples, recwarn):
+    dataset = load_npz(saved(triples), to_undirected=False, remove_self_loops=False)
+    assert not recwarn.list
+    assert dataset.edge_type.tolist() == [0, 1, 0, 1]
+    assert [name for _, name, _ in dataset.schema.edge_types] == ["likes", "knows", "is"]
+    assert dataset.stream.num_nodes == 7  # the last one in no triple
+    assert set(dataset.links) == {"val", "test"}
+    assert dataset.links["val"].edges.tolist() == [[0], [5]]
+    assert dataset.links["val"].edge_type.tolist() == [2]
+    assert dataset.links["test"].edges.tolist() == [[1, 4], [0, 3]]
+    assert dataset.links["test"].edge_type.tolist() == [0, 1]
+    assert load_npz(saved(triples)).schema.reverse == (3, 4, 5, 0, 1, 2)
+
+
+def test_relations_without_names_are_counted_in_all_splits(triples):
+    dataset = load_npz(saved(triples, relation_names=None, entity_names=None), to_undirected=False)
+    assert dataset.schema.num_relations == 3
+    assert dataset.stream.num_nodes == 6
+
+
+def test_published_links_without_relations(triples):
+    path = saved(triples, edge_type=None, valid_edge_type=None, test_edge_type=None)
+    dataset = load_npz(path)
+    assert dataset.links["test"].edge_type is None
+    assert dataset.schema is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "options", "message"),
+    [
+        ({"edge_type": None}, {}, "valid_edge_type and edge_type must be there both or neither"),
+        (
+            {"test_edge_type": np.array([0])},
+            {},
+            r"test_edge_index must be \(2, num_links\), and test_edge_type one each",
+        ),
+        ({"val_edge_index": np.array([[0], [1]])}, {}, "val_edge_index and valid_edge_index are both there"),
+        ({}, {"hold_out": {"val": 0.1}}, "has published val and test links: leave it out"),
+    ],
+)
+def test_knowledge_graphs_that_do_not_fit(triples, changed, options, message):
+    with pytest.raises(ValueError, match=message):
+        load_npz(saved(triples, **changed), **options)

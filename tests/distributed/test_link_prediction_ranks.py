@@ -63,3 +63,34 @@ def test_several_ranks_train_and_give_the_metrics_of_one(root, tmp_path, world_s
     for result in results:
         for name, value in alone.items():
             assert np.isclose(result["scores"][name], value, atol=1e-6), name
+
+
+TRIPLES = np.unique(np.random.default_rng(3).integers(0, [[40], [5], [60]], (3, 700)), axis=1)
+
+
+def rank_triples(folder: Path, root: str) -> dict:
+    """Metrics of triples by rows of 6 numbers, without training."""
+    world_size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    trainer = L.Trainer(
+        accelerator="cpu", devices=world_size, default_root_dir=folder, logger=False, strategy="gnnscale",
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = gs.LinkPredictor(gs.model.NoLayers(6), hits=(1, 10), decoder="complex", num_relations=5)
+    links = {"test": gs.LinkSet(TRIPLES[[0, 2]][:, ::7], edge_type=TRIPLES[1, ::7])}
+    sampler = gs.LinkSampler(positives="edge", corrupt="both", neighborhoods=False)
+    data = gs.PartitionDataModule(store=root, sampler=sampler, evaluation=gs.EvaluationOptions(links=links))
+    return trainer.test(model, data, verbose=False)[0]
+
+
+def test_triples_are_ranked_once_over_all_ranks(tmp_path):
+    training = np.delete(TRIPLES, np.s_[::7], axis=1)
+    stream = gs.open_edge_stream(training[[0, 2]], num_nodes=60)
+    features = np.random.default_rng(4).normal(size=(60, 6)).astype(np.float32)
+    dataset = GraphDataset("kg", stream, features, edge_type=training[1])
+    parts = gs.partition(dataset.stream, "random", num_parts=3)
+    gs.write_partition_store(tmp_path / "store", dataset.stream, parts, features=features)
+    (alone,) = launch(1, rank_triples, tmp_path / "alone", str(tmp_path / "store"))
+    assert {"test_mrr", "test_hits@10", "test_loss"} <= set(alone)
+    for result in launch(2, rank_triples, tmp_path / "ranks", str(tmp_path / "store")):
+        assert result == pytest.approx(alone, abs=1e-5)

@@ -211,3 +211,8 @@ def test_relations_must_fit_the_schema():
         RelationStream([RelationEdges(stream, np.array([0, 1, 0]))], schema, [1])
     with pytest.raises(ValueError, match="reverse of each relation"):
         RelationStream([RelationEdges(stream, 0)], schema, [1], to_undirected=True)
+
+
+def test_halo_rows_of_kinds_are_not_packed(tmp_path):
+    with pytest.raises(ValueError, match="pack_halo=True takes features of one width"):
+        written(tmp_path, description(to_undirected=False), pack_halo=True)

@@ -1,12 +1,14 @@
 """Positive and negative samples, and the batches of links, against plain Python."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from oracles import links as oracle
 from oracles.parts import part_loader, small_world
 
-from lightning_gnnscale.graph import CSC, build_csc
+from lightning_gnnscale.graph import CSC, GraphSchema, build_csc
 from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.sampler import (
@@ -217,7 +219,7 @@ def test_parts_without_edges_or_targets(positives):
     ("options", "message"),
     [
         ({"positives": "all"}, "positives must be one of neighbor, walk, edge, got 'all'"),
-        ({"negatives": "hard"}, "negatives must be one of degree, uniform, got 'hard'"),
+        ({"negatives": "hard"}, "negatives must be one of degree, uniform, all, got 'hard'"),
         ({"num_negatives": 0}, "num_negatives must be an integer of at least 1, got 0"),
         ({"walk_length": 0}, "walk_length must be an integer of at least 1, got 0"),
         ({"sampler": ClusterSampler(4)}, "must be a NeighborSampler or a LayerwiseSampler, got ClusterSampler"),
@@ -240,3 +242,118 @@ def test_bad_draws():
         draw_negatives(3, 1, 1, AliasTable.of([1, 2]))
     with pytest.raises(ValueError, match="finite, >= 0 and not all 0"):
         AliasTable.of([1, -2])
+
+
+# A graph with relations 0 to 2, and 3 to 5 for the reverses that were added; parallel edges and edges of one node too.
+def typed(reverses: bool):
+    rng = np.random.default_rng(5)
+    triples = np.unique(np.stack([rng.integers(0, 12, 70), rng.integers(0, 3, 70), rng.integers(0, 12, 70)]), axis=1)
+    arcs = triples
+    if reverses:
+        arcs = np.concatenate([triples, np.stack([triples[2], triples[1] + 3, triples[0]])], axis=1)
+    arcs = arcs[:, np.lexsort((arcs[1], arcs[0], arcs[2]))]
+    schema = GraphSchema(
+        ("node",),
+        tuple(("node", str(number), "node") for number in range(6 if reverses else 3)),
+        (3, 4, 5, 0, 1, 2) if reverses else (),
+    )
+    csc = build_csc(arcs[0], arcs[2], 12)
+    assert csc.indices.tolist() == arcs[0].tolist()
+    kinds = SimpleNamespace(schema=schema, edge_type=arcs[1].astype(np.uint8), edge_time=None, node_kinds=None)
+    part = SimpleNamespace(csc=csc, num_core=12, num_local=12, degree=csc.in_degree, kinds=kinds, part=0)
+    return part, {tuple(triple) for triple in triples.T.tolist()}
+
+
+def triples_of(batch) -> list[tuple]:
+    (head, tail), relation = batch.n_id[batch.pairs], batch.pair_type
+    return list(zip(head.tolist(), relation.tolist(), tail.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("reverses", [False, True])
+@pytest.mark.parametrize("neighborhoods", [False, True])
+def test_a_pass_draws_each_listed_triple_once_and_no_added_reverse(reverses, neighborhoods):
+    part, listed = typed(reverses)
+    assert any(h == t for h, _, t in listed)
+    sampler = LinkSampler(
+        NeighborSampler([2]), "edge", edges_per_node=-(-len(listed) // 12), neighborhoods=neighborhoods
+    )
+    found = [triple for batch in draw_all(sampler, part, np.arange(12), batch_size=5) for triple in triples_of(batch)]
+    assert set(found) == listed
+    assert len(found) < len(listed) + 12
+
+
+@pytest.mark.parametrize("reverses", [False, True])
+def test_relations_that_are_asked_for_are_drawn_alone(reverses):
+    part, listed = typed(reverses)
+    sampler = LinkSampler(NeighborSampler([2]), "edge", edges_per_node=6, relations=[2, 0])
+    found = [triple for batch in draw_all(sampler, part, np.arange(12), batch_size=9) for triple in triples_of(batch)]
+    assert set(found) == {triple for triple in listed if triple[1] in (0, 2)}
+    if reverses:
+        sampler = LinkSampler(NeighborSampler([2]), "edge", edges_per_node=6, relations=[4])
+        found = [t for batch in draw_all(sampler, part, np.arange(12), batch_size=9) for t in triples_of(batch)]
+        assert set(found) == {(t, r + 3, h) for h, r, t in listed if r == 1}
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_false_heads_are_drawn_beside_false_tails(share):
+    options = {"share_negatives": share, "num_negatives": 4, "negatives": "uniform"}
+    part, _ = typed(False)
+    one, both = (LinkSampler(NeighborSampler([2]), "edge", corrupt=corrupt, **options) for corrupt in ("other", "both"))
+    for first, second in zip(*(draw_all(s, part, np.arange(12), batch_size=6) for s in (one, both)), strict=True):
+        assert first.source_negatives is None
+        tails, heads = (second.n_id[ends] for ends in (second.negatives, second.source_negatives))
+        assert tails.tolist() == first.n_id[first.negatives].tolist()
+        assert heads.shape == tails.shape == (1 if share else 6, 4)
+        assert (heads.tolist() == tails.tolist()) == share
+    assert both.seeds_per_item == (2 if share else 10)
+
+
+def test_all_nodes_are_negatives_once():
+    part, _ = typed(True)
+    sampler = LinkSampler(NeighborSampler([2]), "edge", negatives="all", corrupt="both")
+    for batch in draw_all(sampler, part, np.arange(12), batch_size=6):
+        assert sorted(batch.n_id[batch.negatives[0]].tolist()) == list(range(12))
+        assert batch.negatives.shape == (1, 12)
+        assert batch.source_negatives.tolist() == batch.negatives.tolist()
+
+
+def test_batches_without_neighbourhoods_are_the_links_alone():
+    with_arcs, without = (
+        draw_all(LinkSampler(NeighborSampler([3]), "edge", share_negatives=True, neighborhoods=drawn))
+        for drawn in (True, False)
+    )
+    for one, two in zip(with_arcs, without, strict=True):
+        assert two.n_id.tolist() == one.n_id[: one.num_seeds].tolist()
+        assert two.pairs.tolist() == one.pairs.tolist()
+        assert two.negatives.tolist() == one.negatives.tolist()
+        assert two.edge_index.shape == (2, 0)
+        assert not two.indptr.any()
+        assert len(two.indptr) == two.num_seeds + 1
+    assert LinkSampler(NeighborSampler([3]), neighborhoods=False).per_hop == ()
+
+
+def test_links_of_a_graph_without_relations_have_none():
+    for batch in draw_all(LinkSampler(NeighborSampler([3]), "edge")):
+        assert batch.pair_type is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"corrupt": "heads"}, "corrupt must be one of other, both, got 'heads'"),
+        ({"relations": [1]}, "relations need positives=\"edge\", got positives='neighbor'"),
+        ({"relations": [], "positives": "edge"}, "relations must be numbers >= 0, at least one, or None"),
+        ({"relations": [-1], "positives": "edge"}, "relations must be numbers >= 0, at least one, or None"),
+    ],
+)
+def test_bad_arguments_of_triples(options, message):
+    with pytest.raises(ValueError, match=message):
+        LinkSampler(**options)
+
+
+def test_relations_that_a_graph_has_not():
+    sampler = LinkSampler(NeighborSampler([2]), "edge", relations=[7])
+    with pytest.raises(ValueError, match=r"relations must be below 6, got \[7\]"):
+        draw_all(sampler, typed(True)[0], np.arange(12))
+    with pytest.raises(ValueError, match=r"relations=\[7\] need a graph with relations, and this one has none"):
+        draw_all(sampler)
