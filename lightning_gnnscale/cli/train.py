@@ -359,8 +359,15 @@ def make_model(config: DictConfig, datamodule, saved: dict | None = None):
         return _build(config, in_channels, outputs, _relations(config, datamodule.store.schema), inputs)
     saved, labels = saved or {}, datamodule.store.labels
     outputs |= {"out_channels": saved.get("out_channels") or datamodule.num_classes}
-    multilabel = saved.get("multilabel", labels is not None and labels.ndim == 2)
-    return _build(config, in_channels, outputs, {"multilabel": multilabel}, inputs)
+    several = labels is not None and labels.ndim == 2 and not datamodule.store.regression
+    options = _label_options(config, saved.get("multilabel", several))
+    return _build(config, in_channels, outputs, options, inputs)
+
+
+def _label_options(config: DictConfig, multilabel: bool) -> dict:
+    """Return what the module is told of the labels, where it asks."""
+    module = get_object(config.model._target_)
+    return {"multilabel": multilabel} if "multilabel" in inspect.signature(module).parameters else {}
 
 
 def check_model(config: DictConfig, dataset) -> None:
@@ -387,7 +394,7 @@ def check_model(config: DictConfig, dataset) -> None:
         module = _build(config, in_channels, outputs, _relations(config, dataset.schema))
     else:
         outputs |= {"out_channels": dataset.num_classes}
-        module = _build(config, in_channels, outputs, {"multilabel": dataset.multilabel})
+        module = _build(config, in_channels, outputs, _label_options(config, dataset.multilabel))
     if dataset.edge_weight is not None and not getattr(module.backbone, "takes_negative_weights", True):
         check_edge_weights(module.backbone, least_value(dataset.edge_weight))
     make_optimizer = getattr(module, "make_optimizer", None)

@@ -43,6 +43,16 @@ def check_model(module: Any, store: PartitionStore, hops: int | None = None) -> 
     width = getattr(backbone, "in_channels", None)
     if isinstance(width, int) and store.features is not None and getattr(module, "inputs", None) is None:
         _check_equal("backbone.in_channels", width, "columns of the store's features", store.features.dim)
+    if store.labels is not None and store.regression != hasattr(module, "num_targets"):
+        if store.regression and hasattr(module, "multilabel"):
+            raise StrategyError(
+                f"the store has numbers to predict, and {type(module).__name__} classes: use NodeRegressor"
+            )
+        if hasattr(module, "num_targets"):
+            raise StrategyError(
+                f"the store has classes, and {type(module).__name__} predicts numbers: use NodeClassifier, or write "
+                "the store with regression=True"
+            )
     if hasattr(module, "multilabel") and store.labels is not None:
         _check_labels(module, store.labels)
     if isinstance(targets := getattr(module, "num_targets", None), int) and store.labels is not None:

@@ -7,6 +7,7 @@ from .graph_dataset import CSRArrays, GraphDataset
 from .npz import load_npz
 from .ogb import load_ogb
 from .pyg import load_pyg
+from .relbench import load_relbench
 from .split import LinkSet, hold_out_edges, random_split
 from .typed_graph import TypedGraph, load_typed
 
@@ -23,6 +24,7 @@ __all__ = [
     "load_npz",
     "load_ogb",
     "load_pyg",
+    "load_relbench",
     "load_typed",
     "random_split",
 ]

@@ -75,6 +75,25 @@ def _checked_single(labels: np.ndarray, num_classes: int | None) -> int:
     return largest + 1
 
 
+def checked_targets(labels: np.ndarray) -> np.ndarray:
+    """Return numbers to predict as (num_nodes, num_targets) float32, NaN where they are unknown.
+
+    Raises:
+        ValueError: no numbers, an infinity, or none is known.
+    """
+    if labels.dtype.kind not in "fiub" or labels.ndim not in (1, 2):
+        raise ValueError(
+            f"labels must be (num_nodes,) or (num_nodes, num_targets) numbers, got {labels.dtype} of {labels.shape}"
+        )
+    labels = labels.astype(np.float32).reshape(len(labels), -1)
+    if np.isinf(labels).any():
+        row = int(np.argmax(np.isinf(labels).any(axis=1)))
+        raise ValueError(f"labels must be finite or NaN (unknown), got {labels[row].tolist()} in row {row}")
+    if not np.isfinite(labels).any():
+        raise ValueError("labels: no node has one, all are NaN; training needs some")
+    return labels
+
+
 class CSRArrays(NamedTuple):
     """Sparse node features, one row a node.
 
@@ -120,6 +139,8 @@ class GraphDataset:
             Graphs of several kinds are described by `TypedGraph`.
         schema: Names of the relations of `edge_type`; None: they are named by their numbers.
         node_time, edge_time: (num_nodes,) and (num_edges,) integers, when a node or an edge is there; or None.
+        regression: Whether labels are numbers to predict, (num_nodes,) or (num_nodes, num_targets) floats with NaN =
+            unknown, in place of classes; `num_classes` is then their number a node.
 
     Raises:
         ValueError: a shape, rows whose order cannot be known yet, or labels that are no classes. Other values are
@@ -143,6 +164,7 @@ class GraphDataset:
     schema: GraphSchema | None = None
     node_time: Any = None
     edge_time: Any = None
+    regression: bool = False
 
     def __post_init__(self):
         self.masks = masks_by_name(self.masks)
@@ -168,7 +190,10 @@ class GraphDataset:
             check_storage(self.feature_storage, None)
         self._check_row_order()
         self.masks = {name: self._mask(name, mask) for name, mask in self.masks.items()}
-        if self.labels is not None:
+        if self.labels is not None and self.regression:
+            self.labels = checked_targets(np.asarray(self.labels))
+            self.num_classes = self.labels.shape[1]
+        elif self.labels is not None:
             if np.ndim(self.labels) == 2 and np.shape(self.labels)[1] == 1:
                 self.labels = np.asarray(self.labels)[:, 0]
             self.num_classes = checked_classes(np.asarray(self.labels), self.num_classes)
@@ -205,7 +230,7 @@ class GraphDataset:
     @property
     def multilabel(self) -> bool:
         """Whether a node has several labels, one a column."""
-        return self.labels is not None and np.ndim(self.labels) == 2
+        return self.labels is not None and np.ndim(self.labels) == 2 and not self.regression
 
     @property
     def feature_dim(self) -> int:

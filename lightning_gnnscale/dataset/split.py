@@ -16,7 +16,9 @@ from ..rng import combine, fold, permutation, unit
 from .graph_dataset import GraphDataset
 
 
-def random_split(labels, fractions: Sequence[float] = (0.7, 0.15, 0.15), seed: int = 0) -> dict[str, np.ndarray]:
+def random_split(
+    labels, fractions: Sequence[float] = (0.7, 0.15, 0.15), seed: int = 0, regression: bool = False
+) -> dict[str, np.ndarray]:
     """Split the labelled nodes at random.
 
     Args:
@@ -37,7 +39,7 @@ def random_split(labels, fractions: Sequence[float] = (0.7, 0.15, 0.15), seed: i
     labels = np.asarray(labels)
     if labels.dtype.kind not in "biuf":
         raise ValueError(f"labels must be numbers, got {labels.dtype}")
-    known = labels >= 0
+    known = labels >= 0 if labels.dtype.kind != "f" or not regression else np.isfinite(labels)
     labelled = np.flatnonzero(known if labels.ndim == 1 else known.any(axis=1))
     order = labelled[permutation(len(labelled), fold(seed))]
     bounds = [math.floor(len(order) * sum(fractions[:i]) + 0.5) for i in range(4)]

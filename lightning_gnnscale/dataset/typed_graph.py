@@ -45,6 +45,7 @@ class TypedGraph:
         fractions, split_seed: Random split of the labelled nodes where no kind has masks; see `random_split`.
         num_classes: Number of classes; None: counted in the labels.
         feature_storage: See `write_partition_store`.
+        regression: Whether labels are numbers, see `GraphDataset`.
 
     Raises:
         ValueError: a kind, a relation or a key that there is not, or rows that do not fit the nodes.
@@ -64,6 +65,7 @@ class TypedGraph:
     split_seed: int = 0
     num_classes: int | None = None
     feature_storage: str | None = None
+    regression: bool = False
     _kinds: dict[str, dict] = field(init=False, repr=False)
 
     def __post_init__(self):
@@ -125,10 +127,10 @@ class TypedGraph:
         sizes = list(counts.values())
         stream = RelationStream(sources, schema, sizes, to_undirected=self.to_undirected, **options)
         stream.node_ids = IdsByKind(list(ids.values()), sizes) if any(one is not None for one in ids.values()) else None
-        labels = self._rows_of_all("labels", counts, -1)
+        labels = self._rows_of_all("labels", counts, np.nan if self.regression else -1)
         masks = self._masks(counts)
         if not masks and labels is not None:
-            masks = random_split(labels, self.fractions, self.split_seed)
+            masks = random_split(labels, self.fractions, self.split_seed, self.regression)
         of_edges = {f"edge_{name}": _joined(name, values, sources) for name in ("weight", "features", "time")}
         return GraphDataset(
             name=self.name,
@@ -139,6 +141,7 @@ class TypedGraph:
             num_classes=self.num_classes,
             feature_storage=self.feature_storage,
             node_time=self._rows_of_all("time", counts, ALWAYS),
+            regression=self.regression,
             **of_edges,
         )
 
@@ -210,7 +213,7 @@ class TypedGraph:
             found[kind] = rows if isinstance(rows, str) or hasattr(rows, "indptr") else np.asanyarray(opened(rows))
         return found
 
-    def _rows_of_all(self, name: str, counts: dict[str, int], missing: int) -> np.ndarray | None:
+    def _rows_of_all(self, name: str, counts: dict[str, int], missing: float) -> np.ndarray | None:
         """Return (num_nodes,) values of all kinds, `missing` for kinds without; None where no kind has some."""
         given = {kind: np.asarray(opened(one[name])) for kind, one in self._kinds.items() if one[name] is not None}
         if not given:
@@ -220,7 +223,8 @@ class TypedGraph:
         shapes = {rows.shape[1:] for rows in given.values()}
         if len(shapes) > 1:
             raise ValueError(f"{name}: kinds have {sorted(shapes)} columns: give all of them as many")
-        dtype = np.result_type(*(rows.dtype for rows in given.values()), np.int64 if name == "time" else np.int8)
+        least = np.int64 if name == "time" else np.float32 if self.regression else np.int8
+        dtype = np.result_type(*(rows.dtype for rows in given.values()), least)
         out = np.full((sum(counts.values()), *shapes.pop()), missing, dtype)
         first = 0
         for kind, count in counts.items():

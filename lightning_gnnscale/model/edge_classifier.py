@@ -18,10 +18,10 @@ class EdgeClassifier(BackboneModule):
     """Classify edges: cross-entropy over one class for each, by a network of two layers over both ends.
 
     A batch, for training, evaluation and prediction alike, is a `MiniBatch` with `pairs`, (2, num_pairs) int64
-    positions of the edges' ends among the seeds, and `edge_label`, (num_pairs,) integers, -1 = unknown; with
-    edge_channels also `pair_attr`, (num_pairs, edge_channels) features of those edges. Logged: `train_loss`,
-    `val_loss`, `val_acc`, `test_loss`, `test_acc`. Evaluation is by sampled batches: no DataModule gives exact passes
-    over labelled edges yet.
+    positions of the edges' ends among the seeds, and `edge_label`, (num_pairs,) integers, -1 = unknown; or one of
+    `gs.LinkNeighborLoader`, whose pairs are `edge_label_index`. With edge_channels it has `pair_attr`, (num_pairs,
+    edge_channels) features of those edges, too. Logged: `train_loss`, `val_loss`, `val_acc`, `test_loss`, `test_acc`.
+    Evaluation is by sampled batches: no DataModule gives exact passes over labelled edges yet.
 
     Args:
         backbone: As for `NodeClassifier`; its `out_channels` is the width of the embeddings.
@@ -72,7 +72,7 @@ class EdgeClassifier(BackboneModule):
         Raises:
             StrategyError: the batch has no pairs, or other features of them than the module reads.
         """
-        pairs, attr = getattr(batch, "pairs", None), getattr(batch, "pair_attr", None)
+        pairs, attr = _pairs(batch), getattr(batch, "pair_attr", None)
         if is_pass(batch) or pairs is None:
             raise StrategyError(
                 "EdgeClassifier reads batches with pairs and edge_label, and these have none: give the Trainer loaders "
@@ -84,7 +84,7 @@ class EdgeClassifier(BackboneModule):
                 f"EdgeClassifier reads pair_attr of {self.edge_channels} columns, batches have {given}: say "
                 f"edge_channels={given}"
             )
-        embeddings = self(batch)[: batch.batch_size]
+        embeddings = self(batch)
         ends = [embeddings[pairs[0]], embeddings[pairs[1]]]
         return self.out(self.hidden(torch.cat([*ends, *([] if attr is None else [attr.to(ends[0].dtype)])], 1)).relu())
 
@@ -116,7 +116,7 @@ class EdgeClassifier(BackboneModule):
             "edges": (2, num_pairs) int64 array of the ends' store ids; "prediction": (num_pairs,) int64 on the CPU.
         """
         outputs = self.classify(batch)
-        return {"edges": batch.n_id[batch.pairs].cpu().numpy(), "prediction": outputs.argmax(dim=-1).cpu()}
+        return {"edges": batch.n_id[_pairs(batch)].cpu().numpy(), "prediction": outputs.argmax(dim=-1).cpu()}
 
     def _evaluate(self, batch: Any, split: str) -> Tensor:
         outputs, labels = self.classify(batch).detach(), self._labels(batch)
@@ -147,7 +147,13 @@ class EdgeClassifier(BackboneModule):
             self.losses[split].reset()
 
     def _num_losses(self, batch: Any) -> int:
-        return batch.pairs.shape[1]
+        return _pairs(batch).shape[1]
 
     def _score(self) -> Metric:
         return MulticlassAccuracy(self.num_edge_classes, average="micro", ignore_index=UNKNOWN, validate_args=False)
+
+
+def _pairs(batch: Any) -> Tensor | None:
+    """Return the (2, num_pairs) ends of a batch's edges, by this package's name or PyG's."""
+    pairs = getattr(batch, "pairs", None)
+    return getattr(batch, "edge_label_index", None) if pairs is None else pairs

@@ -1,7 +1,7 @@
 """Any plain model of PyG on graphs with kinds: `to_hetero`, over the batches of this package."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,15 +21,17 @@ class Hetero(nn.Module):
 
     Args:
         model: Module called as (x, edge_index), and with `edge_weight` and `edge_attr` where its forward names them;
-            layers whose in_channels are -1, or (-1, -1), take kinds of different columns.
+            layers whose in_channels are (-1, -1), of SAGEConv also -1, take kinds of different columns. Or a callable
+            that makes one, given out_channels=, such as a partial.
         schema: Kinds and relations, a `GraphSchema` or its `as_json`. Each kind must be the target of a relation.
         in_channels: Columns of the features, as for `RelationalBackbone`; a kind of 0 has a learned vector.
         vector_channels: Columns of those vectors.
         edge_dim: Columns of the edge features, for a model that takes `edge_attr`; None: it settles them itself.
+        out_channels: Width of the outputs, which is the model's; None: the model tells.
         aggr: How what a node gets through several relations is joined: "sum", "mean", "min", "max" or "mul".
 
     Raises:
-        ValueError: a kind that no relation leads to, or columns that are not told.
+        ValueError: a kind that no relation leads to, columns that are not told, or outputs of another width.
 
     Source: Schlichtkrull et al., ESWC 2018, as `torch_geometric.nn.to_hetero` generalises it.
     """
@@ -38,16 +40,18 @@ class Hetero(nn.Module):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | Callable[..., nn.Module],
         schema: GraphSchema | Mapping[str, Any] | None,
         in_channels: int | Mapping[str, int],
         vector_channels: int = 64,
         aggr: str = "sum",
         edge_dim: int | None = None,
+        out_channels: int | None = None,
     ):
         from torch_geometric.nn import to_hetero
 
         super().__init__()
+        model = model if isinstance(model, nn.Module) else model(out_channels=out_channels)
         self.schema = read_schema("Hetero", schema)
         self.kind_channels = kind_channels(in_channels, self.schema)
         without = [name for at, name in enumerate(self.schema.node_types) if at not in self.schema.targets]
@@ -65,6 +69,12 @@ class Hetero(nn.Module):
         for attribute in ("out_channels", "num_layers"):
             if isinstance(getattr(model, attribute, None), int):
                 setattr(self, attribute, getattr(model, attribute))
+        if out_channels is not None and getattr(self, "out_channels", out_channels) != out_channels:
+            raise ValueError(
+                f"{self.name} gives out_channels={self.out_channels}, not {out_channels}: make it with that"
+            )
+        if out_channels is not None:
+            self.out_channels = out_channels
         self.model = to_hetero(model, (list(self.schema.node_types), list(self.schema.edge_types)), aggr=aggr)
         self.kind_vectors = nn.ParameterList(torch.empty(vector_channels) for width in self.kind_channels if width == 0)
         for vector in self.kind_vectors:

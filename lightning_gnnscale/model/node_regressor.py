@@ -80,7 +80,7 @@ class NodeRegressor(NodeModule):
         if not values.is_floating_point():
             raise StrategyError(
                 f"NodeRegressor predicts floating targets, NaN = unknown, and labels are {values.dtype}: write the "
-                "store with labels of float32, (num_nodes, num_targets)"
+                "store with regression=True"
             )
         values = values.unsqueeze(1) if values.dim() == 1 else values
         if values.shape[1] != self.num_targets:

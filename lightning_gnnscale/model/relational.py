@@ -206,13 +206,15 @@ class RelationalBackbone(Backbone):
         kind = getattr(x, "kind", node_type)
         kind = None if kind is None else torch.as_tensor(kind).to(reference.device)
         if kind is None and (num_kinds > 1 or x is None):
-            what = (
-                f"node_type, the kind of each node: the schema has {num_kinds} kinds" if num_kinds > 1 else "features"
+            raise ValueError(
+                f"{type(self).__name__} needs the kind of each node, node_type, and there is none: the schema has "
+                f"{num_kinds} kinds"
+                if num_kinds > 1
+                else f"{type(self).__name__} needs features, and there are none: give inputs=DistributedEmbedding(...)"
             )
-            raise ValueError(f"{type(self).__name__} needs {what}; without features give inputs=DistributedEmbedding")
         weights = iter(self.input_weights)
         maps = [next(weights) if width else None for width in self.kind_channels]
-        if kind is None:
+        if kind is None or (num_kinds == 1 and isinstance(maps[0], Tensor) and not hasattr(x, "tables")):
             mapped = self._map_rows(0, x, maps[0], None)
         else:
             places, back = places_of_kinds(kind, num_kinds)

@@ -107,6 +107,7 @@ class StoreInputs:
     feature_storage: str | None = None
     node_time: np.ndarray | None = None
     edge_time: np.ndarray | None = None
+    regression: bool = False
 
     @property
     def relations(self) -> RelationStream | None:
@@ -143,7 +144,7 @@ class StoreInputs:
         return input_fingerprint(
             self.stream, self.method, self.num_parts, self.seed, self.options, self.features, self.labels,
             self.masks, self.edge_weight, self.edge_features, self.pack_halo, self.feature_storage, self.node_time,
-            self.edge_time,
+            self.edge_time, self.regression,
         )  # fmt: skip
 
 
@@ -159,6 +160,7 @@ def check_inputs(
     feature_storage=None,
     node_time=None,
     edge_time=None,
+    regression=False,
 ) -> StoreInputs:  # the arguments of write_partition_store
     """Load what is given by path, and check shapes, dtypes and ranges.
 
@@ -189,6 +191,7 @@ def check_inputs(
         **arrays,
         pack_halo=packs_halo(pack_halo, arrays["features"]),
         feature_storage=feature_storage,
+        regression=bool(regression) and arrays["labels"] is not None,
     )
 
 
@@ -408,6 +411,7 @@ def _load_mask(name: str, mask, num_nodes: int) -> np.ndarray:
 def input_fingerprint(
     stream, method, num_parts, seed, options, features=None, labels=None, masks=None,
     edge_weight=None, edge_features=None, pack_halo=False, feature_storage=None, node_time=None, edge_time=None,
+    regression=False,
 ) -> str:  # fmt: skip
     """Return a digest of a store's input, computed before any partitioning is made.
 
@@ -416,8 +420,8 @@ def input_fingerprint(
     Args:
         stream: EdgeStream whose `fingerprint()` is used.
         method, num_parts, seed, options: The partitioner and its arguments, as recorded in a `Partitioning`.
-        features, labels, masks, edge_weight, edge_features, pack_halo, feature_storage, node_time, edge_time: As for
-            `write_partition_store`.
+        features, labels, masks, edge_weight, edge_features, pack_halo, feature_storage, node_time, edge_time,
+            regression: As for `write_partition_store`.
 
     Returns:
         32 hexadecimal digits.
@@ -443,6 +447,8 @@ def input_fingerprint(
         facts["feature_storage"] = str(feature_storage)
     if node_time is not None or edge_time is not None:
         facts["times"] = [identity(node_time), identity(edge_time)]
+    if regression:
+        facts["regression"] = True
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 

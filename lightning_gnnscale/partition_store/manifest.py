@@ -204,11 +204,12 @@ def wrong_field(manifest: dict) -> str | None:
         "feature_storage": lambda value: value is None or value in FEATURE_STORAGE,
         "least_edge_weight": lambda value: value is None or isinstance(value, float),
         "schema": lambda value: value is None or _is_schema(value),
+        "regression": lambda value: isinstance(value, bool),
         "files": lambda value: isinstance(value, dict) and all(_is_entry(entry) for entry in value.values()),
     }
     for name, fits in kinds.items():
-        if name not in manifest and name == "schema":
-            continue  # of a graph of one kind and one relation
+        if name not in manifest and name in ("schema", "regression"):
+            continue  # of a graph of one kind and one relation, with classes
         if name not in manifest:
             return f"{name} is missing"
         if not fits(manifest[name]):

@@ -42,7 +42,8 @@ class PartitionStore:
         part_offsets: (num_parts + 1,) int64, part p owns [part_offsets[p], part_offsets[p + 1]).
         original_nid: (num_nodes,) original id of each store id.
         store_nid: (num_nodes,) store id of each original id.
-        labels: (num_nodes,) int64, -1 unknown; (num_nodes, num_labels) float32 for several labels; or None.
+        labels: (num_nodes,) int64, -1 unknown; (num_nodes, num_labels) float32 for several labels, or numbers to
+            predict (`regression`); or None.
         masks: name to (num_nodes,) bool.
         symmetric: whether every arc stands in both directions, as often in one as in the other.
     """
@@ -276,6 +277,11 @@ class PartitionStore:
         """
         stored = self._map("weighted_degree")
         return np.diff(self.csc.indptr).astype(np.float32) if stored is None else stored
+
+    @property
+    def regression(self) -> bool:
+        """Whether labels are numbers to predict, (num_nodes, num_targets) float32 with NaN = unknown."""
+        return self.manifest.get("regression", False)
 
     @property
     def least_edge_weight(self) -> float | None:

@@ -65,6 +65,7 @@ def write_partition_store(
     feature_storage: str | None = None,
     node_time=None,
     edge_time=None,
+    regression: bool = False,
 ) -> PartitionStore:
     """Write the store of a partitioned graph, or go on with one that was interrupted, or open the one that stands.
 
@@ -96,6 +97,7 @@ def write_partition_store(
             or / 7) and decoded to float32 as batches are filled. A row that is no finite numbers is then all NaN.
         node_time, edge_time: (num_nodes,) and (num_edges,) integers, when a node or an edge is there; the reverse of an
             edge is there when it is.
+        regression: whether labels are numbers to predict, (num_nodes,) or (num_nodes, num_targets) with NaN = unknown.
 
     Returns:
         PartitionStore, opened.
@@ -116,11 +118,13 @@ def write_partition_store(
                         node_time, edge_time)  # fmt: skip
     files = files_now()  # before anything of them is read
     inputs = check_inputs(
-        stream, p, features, labels, masks, edge_weight, edge_features, pack_halo, feature_storage, node_time, edge_time
-    )
+        stream, p, features, labels, masks, edge_weight, edge_features, pack_halo, feature_storage, node_time,
+        edge_time, regression,
+    )  # fmt: skip
     # Features, sparse ones too, are checked while they are stored.
-    check_values(None, inputs.labels, inputs.edge_weight, inputs.edge_features, check_finite)
-    tell_odd_nodes(inputs.labels, inputs.masks)
+    classes = None if inputs.regression else inputs.labels
+    check_values(None, classes, inputs.edge_weight, inputs.edge_features, check_finite)
+    tell_odd_nodes(classes, inputs.masks)
     source = {"fingerprint": inputs.fingerprint(), "part_id_crc32": zlib.crc32(inputs.part_id)}
     folder = partial_folder(root)
     remedy = "make room, and run the same command: it goes on from there"
@@ -235,7 +239,8 @@ def _write_node_arrays(
 ) -> None:
     common = (inputs.part_id, ids, budget.block_bytes, progress)
     if inputs.labels is not None:
-        write_table(journal, "labels", "labels.npy", inputs.labels, *common, convert=_stored_labels)
+        convert = _stored_targets if inputs.regression else _stored_labels
+        write_table(journal, "labels", "labels.npy", inputs.labels, *common, convert=convert)
     if inputs.node_time is not None:
         write_table(journal, "node times", "node_time.npy", inputs.node_time, *common, convert=_as_int64)
     for name, mask in inputs.masks.items():
@@ -264,6 +269,11 @@ def _stored_labels(labels: np.ndarray) -> np.ndarray:
     if labels.dtype.kind != "f":
         return labels.astype(np.int64)
     return np.where(np.isnan(labels), -1, labels).astype(np.int64)
+
+
+def _stored_targets(labels: np.ndarray) -> np.ndarray:
+    """Numbers to predict as float32, one column at least."""
+    return (labels if labels.ndim == 2 else labels[:, None]).astype(np.float32)
 
 
 def _as_int64(times: np.ndarray) -> np.ndarray:
@@ -313,6 +323,8 @@ def _write_manifest(journal: Journal, inputs: StoreInputs, source: dict) -> None
         "least_edge_weight": None if inputs.edge_weight is None else least_value(inputs.edge_weight),
         "files": describe_files(journal.folder, checksums),
     }
+    if inputs.regression:
+        manifest["regression"] = True
     if inputs.relations is not None:
         kinds = {"kind_sizes": np.diff(inputs.relations.kind_offsets).tolist(), "feature_dims": _dims(inputs)}
         manifest["schema"] = inputs.relations.schema.as_json() | kinds

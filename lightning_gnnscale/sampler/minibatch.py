@@ -126,6 +126,8 @@ class MiniBatch:
         source_negatives: As negatives: positions of false first ends of pairs[1], or None.
         edge_attr: (num_arcs, dim) features of the arcs in the order of edge_index, of the stored dtype, or None where
             the store has none. An arc that was added as the reverse of an edge has that edge's.
+        edge_label, pair_attr: (num_pairs,) int64 class of each pair, -1 = unknown, and its (num_pairs, dim) features,
+            for `EdgeClassifier`; or None.
         node_type: (num_nodes,) int64 kind of each node, or None in a graph of one kind and one relation.
         edge_type: (num_arcs,) int64 relation of each arc, or None likewise.
         x_by_kind: `RowsByKind` in place of `x_dense` and `x_csr` where kinds have features of their own, or None.

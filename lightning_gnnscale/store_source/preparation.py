@@ -61,7 +61,7 @@ def _input_fingerprint(dataset, method="", num_parts=0, seed=0, options=None, pa
     rows = (dataset.features, dataset.labels, dataset.masks, dataset.edge_weight, dataset.edge_features)
     return input_fingerprint(
         dataset.stream, method, num_parts, seed, options or {}, *rows, pack_halo, dataset.feature_storage,
-        dataset.node_time, dataset.edge_time,
+        dataset.node_time, dataset.edge_time, dataset.regression,
     )  # fmt: skip
 
 
@@ -146,6 +146,7 @@ def prepare_store(
             feature_storage=dataset.feature_storage,
             node_time=dataset.node_time,
             edge_time=dataset.edge_time,
+            regression=dataset.regression,
             overwrite=overwrite,
             progress=progress,
             pack_halo=pack_halo(partitioning) if callable(pack_halo) else pack_halo,
@@ -180,7 +181,7 @@ def _check_arrays(dataset, finite: bool) -> None:
     times = (dataset.node_time, dataset.edge_time)
     if dataset.masks or any(array is not None for array in (*rows, *edges, *times)):
         load_arrays(dataset.stream, *rows, dataset.masks, *edges, *times)
-    check_values(*rows, *edges, finite=finite)
+    check_values(rows[0], None if dataset.regression else rows[1], *edges, finite=finite)
 
 
 def made_from(root: str | os.PathLike) -> str | None:

@@ -30,7 +30,10 @@ def test_the_source_says_what_an_import_tells(target):
         if isinstance(told.default, bool | int | float | str | None):
             assert one.default == told.default, name
         if one.annotation is not inspect.Parameter.empty and not isinstance(told.annotation, str):
-            assert one.annotation == told.annotation, name
+            # PyG writes typing's Callable, which is that of collections.abc.
+            assert str(one.annotation).replace("collections.abc.", "typing.") == str(told.annotation).replace(
+                "collections.abc.", "typing."
+            ), name
 
 
 def test_names_of_the_code_are_those_of_its_tables():

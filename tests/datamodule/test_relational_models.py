@@ -1,4 +1,4 @@
-"""Models over kinds and relations on a store: sampled batches, exact evaluation, learned rows, refusals."""
+"""Models over kinds and relations, and of numbers, on a store: sampled batches, exact evaluation, learned rows."""
 
 import lightning as L
 import numpy as np
@@ -143,3 +143,31 @@ def test_a_model_without_relations_is_refused(store):
     whole = gs.FullGraphDataModule(store)
     with pytest.raises(gs.GNNScaleError, match="does not tell relations apart, and the store has 6: use Partition"):
         trainer.fit(gs.NodeClassifier(build(RGCN)), whole)
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize("evaluation", ["layerwise", "sampled"])
+def test_numbers_of_nodes_are_predicted(tmp_path, columns, evaluation):
+    rng = np.random.default_rng(0)
+    edges, features = np.unique(rng.integers(0, 60, (2, 200)), axis=1), rng.standard_normal((60, 4)).astype(np.float32)
+    targets = features[:, :columns].copy()
+    targets[::7] = np.nan
+    masks = {name: np.arange(60) % 3 == at for at, name in enumerate(("train", "val", "test"))}
+    stream = gs.open_edge_stream(edges, num_nodes=60)
+    parts = gs.partition(stream, method="random", num_parts=2, seed=0)
+    given = {"features": features, "labels": targets if columns > 1 else targets[:, 0], "masks": masks}
+    store = gs.write_partition_store(tmp_path / "s", stream, parts, regression=True, **given)
+    dm = gs.PartitionDataModule(store, sampler=gs.NeighborSampler([-1, -1]), batch_size=16, evaluation=evaluation)
+    module = gs.NodeRegressor(GraphSAGE(4, 8, columns, dropout=0.0))
+    trainer = L.Trainer(devices=1, strategy="gnnscale", max_epochs=2, **QUIET)
+    trainer.fit(module, dm)
+    found = trainer.test(module, dm, verbose=False)[0]
+    target = np.repeat(np.arange(60), np.diff(store.csc.indptr))
+    arcs = torch.from_numpy(np.stack([np.asarray(store.csc.indices, np.int64), target]))
+    with torch.no_grad():
+        outputs = module.backbone.eval()(torch.from_numpy(features[store.original_nid]), arcs).numpy()
+    errors = (outputs - targets[store.original_nid])[masks["test"][store.original_nid]]
+    assert found["test_rmse"] == pytest.approx(np.sqrt(np.nanmean(errors**2)), rel=1e-4)
+    assert found["test_mae"] == pytest.approx(np.nanmean(np.abs(errors)), rel=1e-4)
+    with pytest.raises(StrategyError, match="say out_channels|: say 1|: say 2"):
+        trainer.fit(gs.NodeRegressor(GraphSAGE(4, 8, 3)), dm)

@@ -5,7 +5,9 @@ import torch
 import torch.nn.functional as F
 from model.graphs import make_graph
 from model.test_node_classifier import Batches, Pass, make_batch, trainer
+from torch_geometric.data import Data
 
+import lightning_gnnscale as gs
 from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.model import EdgeClassifier, GraphSAGE
 
@@ -69,6 +71,23 @@ def test_the_loss_is_the_mean_over_edges_with_a_label(graph):
     loss = module.training_step(batch)
     loss.backward()
     assert float(loss.detach()) == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*num_workers.*")
+def test_batches_of_the_link_loader_are_taken(graph):
+    data = Data(x=graph.x, edge_index=graph.edge_index, num_nodes=graph.num_nodes)
+    label = (graph.x[graph.edge_index, 0].sum(dim=0) > 0).long()
+    options = {"num_neighbors": [-1, -1], "edge_label_index": graph.edge_index, "edge_label": label}
+    loader = gs.LinkNeighborLoader(data, batch_size=32, **options)
+    module = build()
+    batch = next(iter(loader))
+    whole = module.backbone(graph.x, graph.edge_index)
+    ends = batch.n_id[batch.edge_label_index]
+    expected = module.out(module.hidden(torch.cat([whole[ends[0]], whole[ends[1]]], 1)).relu())
+    torch.testing.assert_close(module.classify(batch), expected, rtol=1e-4, atol=1e-5)
+    run = trainer(max_epochs=15)
+    run.fit(module, loader, loader)
+    assert run.callback_metrics["val_acc"] > 0.8  # about 0.5 for a guess
 
 
 def test_what_it_does_not_read_is_refused(graph):

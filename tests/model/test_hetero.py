@@ -1,6 +1,7 @@
 """A plain model of PyG on batches with kinds: the values of `to_hetero`, in the batch's order."""
 
 import copy
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -95,7 +96,7 @@ def test_features_of_arcs_reach_a_model_that_names_them():
 def test_a_model_of_pyg_with_one_kind():
     typed = typed_graph(ONE_KIND)
     torch.manual_seed(0)
-    model = Hetero(GraphSAGE(7, 8, 2, 4), ONE_KIND, 7).double()
+    model = Hetero(partial(GraphSAGE, 7, 8, 2), ONE_KIND, 7, out_channels=4).double()
     assert (model.out_channels, model.num_layers) == (4, 2)
     batch = without_attr(typed.batch())
     metadata = (list(ONE_KIND.node_types), list(ONE_KIND.edge_types))
@@ -109,6 +110,8 @@ def test_a_model_of_pyg_with_one_kind():
 def test_what_it_cannot_do_is_said():
     with pytest.raises(ValueError, match="none does to field: add reverse relations"):
         Hetero(Plain(), SCHEMA, WIDTHS)
+    with pytest.raises(ValueError, match="GraphSAGE gives out_channels=4, not 5: make it with that"):
+        Hetero(GraphSAGE(7, 8, 2, 4), ONE_KIND, 7, out_channels=5)
     model, batch = wrapped(), typed_graph_back().batch()
     with pytest.raises(ValueError, match=r"Hetero\(Plain\) needs node_type and edge_type"):
         model(batch.x, batch.edge_index)

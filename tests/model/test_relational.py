@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from model.graphs import to_sparse
 from model.test_node_classifier import Batches, trainer
 from model.typed_graphs import EDGE_DIM, NUM_NODES, ONE_KIND, SCHEMA, WIDTHS, TypedSource, typed_graph
 from torch_geometric.nn import FastRGCNConv, HGTConv, RGATConv, RGCNConv
@@ -26,6 +27,7 @@ from lightning_gnnscale.model.backbone_module import _described, make_backbone
 from lightning_gnnscale.model.layer_source import NodeSet, closure
 from lightning_gnnscale.model.node_inputs import InputSource
 from lightning_gnnscale.model.relational import map_groups
+from lightning_gnnscale.sampler.minibatch import RowsByKind
 
 MODELS = [(RGCN, {}), (RGCN, {"num_bases": 2}), (RGAT, {"heads": 2}), (RGAT, {"heads": 2, "num_bases": 3})]
 MODELS += [(HGT, {"heads": 2})]
@@ -437,3 +439,38 @@ def test_a_trainer_fits_and_validates(kind, precision):
     run.fit(module, Batches(batches), Batches([evaluation]))
     assert run.callback_metrics["train_loss"] < 1.0  # 1.39 for a guess
     assert run.callback_metrics["val_acc"] > 0.5  # the same nodes
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_kinds_may_share_one_table(sparse):
+    typed = typed_graph()
+    x = torch.randn(NUM_NODES, 7, dtype=torch.float64) * (torch.rand(NUM_NODES, 7) < 0.5)
+    torch.manual_seed(0)
+    model = RGCN(7, 8, 4, dropout=0.0, schema=SCHEMA).double().eval()
+    batch = typed.batch()
+    own = RowsByKind(typed.node_type, [x[typed.node_type == kind] for kind in range(3)])
+    expected = model(own, batch.edge_index, edge_type=batch.edge_type)
+    given = to_sparse(x) if sparse else x
+    found = model(given, batch.edge_index, edge_type=batch.edge_type, node_type=typed.node_type)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    source = TypedSource(typed, chunk=7)
+    source.gather = lambda nodes, table=None: (
+        torch.from_numpy(table[nodes]) if table is not None else to_sparse(x[nodes]) if sparse else x[nodes]
+    )
+    table = layerwise_inference(model, source, 9).table
+    torch.testing.assert_close(torch.from_numpy(table).double(), expected.detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_nodes_without_any_features_have_the_vector_of_their_kind():
+    typed = typed_graph(ONE_KIND)
+    batch = typed.batch()
+    model = RGCN(0, 8, 4, dropout=0.0, schema=ONE_KIND).double().eval()
+    out = model(None, batch.edge_index, edge_type=batch.edge_type, node_type=typed.node_type)
+    vector = model.kind_vectors.expand(NUM_NODES, -1)
+    torch.testing.assert_close(model.map_features(None, typed.node_type), vector.relu())
+    assert out.shape == (NUM_NODES, 4)
+    with pytest.raises(ValueError, match="RGCN needs features, and there are none: give inputs=DistributedEmbedding"):
+        model(None, batch.edge_index, edge_type=batch.edge_type)
+    several = RGCN(WIDTHS, 8, 4, schema=SCHEMA)
+    with pytest.raises(ValueError, match="RGCN needs the kind of each node, node_type, and there is none: the schema"):
+        several(torch.zeros(3, 6), torch.zeros(2, 0, dtype=torch.int64))

@@ -48,8 +48,8 @@ def test_without_wishes_nodes_are_balanced():
         ({"train": "1.1"}, "partitioner.balance.train must be a finite number >= 1, got '1.1'"),
         ({"edges": 1.1}, "there is no mask 'edges'; what can be balanced: nodes, volume, train, short, wide, none"),
         ({"gone": 1.1}, "partitioner.balance.gone: there is no mask 'gone'"),
-        ({"short": 1.1}, r"masks\['short'\] must be \(8,\) bool, got \(3,\) bool"),
-        ({"wide": 1.1}, r"masks\['wide'\] must be \(8,\) bool, got \(8,\) int64"),
+        ({"short": 1.1}, r"masks\['short'\] must be \(8,\) bool or counts, got \(3,\) bool"),
+        ({"wide": 1.1}, r"masks\['wide'\] must be in \[0, 2\*\*31\), got -1 to 0"),
         ({"none": 1.1}, "partitioner.balance.none: masks\\['none'\\] has no nodes to balance: leave it out"),
         (dict.fromkeys("abcdefghi", 1.1), "partitioner.balance takes at most 8 constraints, got 9"),
         (
@@ -63,7 +63,7 @@ def test_what_cannot_be_asked_for_is_named(balance, message):
     masks = {
         "train": TRAIN,
         "short": TRAIN[:3],
-        "wide": TRAIN.astype(np.int64),
+        "wide": -TRAIN.astype(np.int64),
         "none": np.zeros(8, bool),
         "gone": None,
     }

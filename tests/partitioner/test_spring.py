@@ -189,7 +189,7 @@ def test_a_graph_that_changes_between_passes_is_an_error():
         ({"tau_vol": -1}, "partitioner.tau_vol"),
         ({"tau_factor": "much"}, "partitioner.tau_factor"),
         ({"checkpoint_every": 0}, "partitioner.checkpoint_every"),
-        ({"balance": {"nodes": 1.05}}, "takes no balance constraints"),
+        ({"balance": {"gone": 1.05}}, "there is no mask 'gone'"),
         ({"tau": 1}, "no option tau; allowed: tau_vol, tau_factor, beta"),
     ],
 )

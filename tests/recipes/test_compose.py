@@ -115,7 +115,7 @@ def test_a_partitioner_of_the_users_own_is_a_choice(monkeypatch):
 
 
 PLAIN = ["gcn", "gat", "graphsage", "sgc", "ngnn", "link_predictor", "link_gcn", "link_gat", "link_ngnn"]
-RELATIONAL = ["rgcn", "rgat", "hgt", "link_rgcn", "link_rgat", "link_hgt"]
+RELATIONAL = ["rgcn", "rgat", "hgt", "hetero", "link_rgcn", "link_rgat", "link_hgt"]
 
 
 @pytest.mark.parametrize("model", PLAIN + RELATIONAL)
