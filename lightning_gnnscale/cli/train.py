@@ -424,7 +424,7 @@ def _schema(config: DictConfig, schema: GraphSchema | None, dims: dict[str, int]
 
     Args:
         config: composed from `train.yaml`.
-        schema: of the graph, or None.
+        schema: Kinds and relations of the graph, or None.
         dims: columns of the features by kind, where kinds have their own.
 
     Raises:
