@@ -544,8 +544,10 @@ def test_arrays_that_are_not_read_are_named(tmp_path):
     arrays = {
         "edge_index": np.array([[0, 1], [1, 2]]),
         "edge_type": np.array([0, 1]),
+        "edge_year": np.array([1990, 2001]),
         "names": np.array(["a", "b", "c"]),
     }
     np.savez(tmp_path / "graph.npz", **arrays)
-    with pytest.warns(UserWarning, match="edge_type not read: kinds of edges are not told apart"):
-        load_npz(str(tmp_path))
+    with pytest.warns(UserWarning, match=r"graph\.npz: edge_year not read"):
+        data = load_npz(str(tmp_path))
+    assert data.edge_type.tolist() == [0, 1]
