@@ -558,7 +558,15 @@ class PartitionDataModule(StoredGraphDataModule):
             "fanouts": getattr(self.sampler, "per_hop", ()),
             "prefetch_batches": self.loader_options.batches_ahead + 1,
             "mixed_parts": self.mixed_parts(self._weights),
+            **({"grouped_relations": self._grouped_relations} if self._grouped_relations else {}),
         }
+
+    @property
+    def _grouped_relations(self) -> int:
+        """Relations by which the sampler groups the arcs of a part; 0: it does not."""
+        if not getattr(getattr(self.sampler, "sampler", self.sampler), "by_relation", False):
+            return 0
+        return 1 if self.schema is None else self.schema.num_relations
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -8,6 +8,7 @@ from torch_geometric.data import HeteroData
 import lightning_gnnscale as gs
 from lightning_gnnscale.loader.mixed_batch import mix
 from lightning_gnnscale.partition_store.part_graph import load_part_graph, load_whole_graph
+from lightning_gnnscale.planner.host_memory import predict_training
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
 
 COUNTS = {"author": 80, "paper": 150, "inst": 10}
@@ -248,3 +249,16 @@ def test_reverses_of_a_directed_store_have_no_relation(tmp_path):
     store = gs.write_partition_store(tmp_path / "store", dataset.stream, p, **rows)
     with pytest.raises((ValueError, gs.GNNScaleError), match="relation of the arc itself"):
         batches_of(store, gs.NeighborSampler([2], direction="both"))
+
+
+def test_the_plan_counts_the_arcs_that_are_grouped(graph):
+    _, store = graph
+    plain, grouped = (
+        gs.PartitionDataModule(store=store, sampler=SAMPLERS[name], batch_size=32)._batch_shape()
+        for name in ("together", "by relation")
+    )
+    assert "grouped_relations" not in plain and grouped["grouped_relations"] == store.schema.num_relations
+    sizes = {"num_nodes": 10**7, "num_edges": 10**8, "num_parts": 8, "num_processes": 1, "part_rows": 3 * 10**6}
+    more = predict_training(**sizes, grouped_relations=5) - predict_training(**sizes)
+    arcs, rows = 20 * 10**8 // 8, 8 * 5 * 3 * 10**6
+    assert more == 2 * (arcs + rows)
