@@ -387,13 +387,19 @@ def test_plan_of_a_store_that_stands(store_root):
 
 @pytest.mark.parametrize("ids", [np.arange(6), np.array([f"node {i}" for i in range(6)], dtype=object)])
 @pytest.mark.parametrize("shape", [(), (3,)])
-def test_predictions_of_a_rank_without_rows_join_those_of_others(ids, shape):
-    store = SimpleNamespace(original_nid=np.arange(6), user_ids=lambda nodes: ids[nodes])
+@pytest.mark.parametrize("kinds", [None, ("author", "paper")])
+def test_predictions_of_a_rank_without_rows_join_those_of_others(ids, shape, kinds):
+    schema = None if kinds is None else gs.GraphSchema(kinds, ((kinds[0], "writes", kinds[1]),))
+    kind = np.array([1, 0, 1, 0, 1, 0])
+    store = SimpleNamespace(
+        original_nid=np.arange(6), user_ids=lambda nodes: ids[nodes], schema=schema, node_type=lambda nodes: kind[nodes]
+    )
     results = [
         {"nodes": np.arange(count), "prediction": torch.zeros(count, *shape, dtype=torch.float32)} for count in (2, 0)
     ]
     joined = pa.concat_tables([gs.PredictionWriter._table(store, *result.values()) for result in results])
     assert joined["node"].to_pylist() == list(ids[:2])
+    assert kinds is None or joined["kind"].to_pylist() == ["paper", "author"]
 
 
 def test_overfitting_trains_on_the_same_seeds(store_root):
