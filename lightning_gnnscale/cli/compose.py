@@ -535,6 +535,8 @@ def _check_type(value, parameter: inspect.Parameter, path: str) -> None:
     kinds = {typing.get_origin(option) or option for option in options} - {_NONE}
     if value is None and (_NONE in options or kinds & {typing.Any, object}):
         return
+    if kinds <= {list, tuple, Sequence, Mapping} and Mapping in kinds and not OmegaConf.is_config(value):
+        raise UsageError(f"{path} must be a list like [1,2], or lists by name like {{a: [1,2]}}, got {_said(value)}")
     if kinds <= {list, tuple, Sequence} and not OmegaConf.is_list(value):
         raise UsageError(f"{path} must be a list like [1,2], got {_said(value)}")
     if kinds <= {dict, Mapping} and not OmegaConf.is_dict(value):

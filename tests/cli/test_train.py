@@ -126,7 +126,10 @@ def test_the_next_run_finds_the_store_and_goes_on_from_a_checkpoint(first_run):
         (["trainer.max_steps=10", "strategy/weights=model_averaging"], ["max_steps", "max_epochs"]),
         (["strategy.start_method=popen"], ["strategy.start_method must be one of fork, spawn", "'popen'"]),
         (["test=perhaps"], ["test must be true or false, got 'perhaps'"]),
-        (["sampler.fanouts=abc"], ["sampler.fanouts must be a list like [1,2], got 'abc'"]),
+        (
+            ["sampler.fanouts=abc"],
+            ["sampler.fanouts must be a list like [1,2], or lists by name", "'abc'"],
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_line(tmp_path, monkeypatch, capsys, words, parts):

@@ -55,7 +55,7 @@ def test_a_flipped_bit_in_a_page_of_written_edges_is_told(tmp_path):
 
 
 def test_predictions_have_checksums(tmp_path):
-    store = SimpleNamespace(num_nodes=5000, original_nid=np.arange(5000), user_ids=lambda nodes: nodes)
+    store = SimpleNamespace(num_nodes=5000, original_nid=np.arange(5000), user_ids=lambda nodes: nodes, schema=None)
     trainer = SimpleNamespace(
         datamodule=SimpleNamespace(store=store),
         global_rank=0,

@@ -157,7 +157,7 @@ def test_adj_t_with_and_without_values():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (HeteroData(), r"HeteroData: graphs with several kinds .* give data.to_homogeneous\(\)"),
+        (HeteroData(), "node_types must be at least one name, each once, got none"),
         (Data(x=torch.zeros(3, 1)), "data has no edges: set data.edge_index"),
         (
             TemporalData(src=torch.zeros(1), dst=torch.zeros(1), t=torch.zeros(1)),
