@@ -66,7 +66,13 @@ def _show_facts(title: str, facts: dict) -> None:
 def _show_store(store: PartitionStore) -> None:
     manifest, features, labels = store.manifest, store.features, store.labels
     told = None
-    if features is not None:
+    if getattr(features, "by_kind", False):
+        told = ", ".join(
+            f"{kind} {table.dim} columns, {'sparse' if table.is_sparse else table.dtype}"
+            for kind, table in zip(store.schema.node_types, features.tables, strict=True)
+            if table is not None
+        )
+    elif features is not None:
         form = "sparse" if features.is_sparse else manifest["feature_storage"] or str(features.dtype)
         told = f"{features.dim} columns, {form}"
     sizes = size_by_kind(manifest)
@@ -74,8 +80,10 @@ def _show_store(store: PartitionStore) -> None:
         "nodes": f"{store.num_nodes:,}",
         "arcs": f"{store.num_arcs:,} ({'in both directions' if store.symmetric else 'as given'})",
         "parts": f"{store.num_parts} by {manifest['method'] or 'the user'}, seed {manifest['seed']}",
+        "kinds": _kinds(store),
+        "relations": None if store.schema is None else f"{store.schema.num_relations:,}",
         "features": told,
-        "labels": None if labels is None else _labels(labels),
+        "labels": None if labels is None else _targets(labels) if store.regression else _labels(labels),
         "masks": ", ".join(f"{name} {int(mask.sum()):,}" for name, mask in store.masks.items()) or None,
         "node ids": "the user's own" if {"user_ids", "user_id_bytes"} & set(manifest["files"]) else "0, 1, ...",
         "halo rows packed": "yes" if manifest["pack_halo"] else "no",
@@ -95,6 +103,19 @@ def _show_store(store: PartitionStore) -> None:
     if store.num_parts > _MOST_PARTS:
         table.add_row("...", f"largest {nodes.max():,}", f"largest {int((rows - nodes).max()):,}", "")
     Console().print(table)
+
+
+def _kinds(store: PartitionStore) -> str | None:
+    """Return the kinds of a graph that has several, with their numbers of nodes."""
+    if store.schema is None or store.schema.num_kinds == 1:
+        return None
+    sizes = zip(store.schema.node_types, store.manifest["schema"]["kind_sizes"], strict=True)
+    return ", ".join(f"{kind} {size:,}" for kind, size in sizes)
+
+
+def _targets(labels: np.ndarray) -> str:
+    known = int(np.isfinite(labels).any(axis=1).sum())
+    return f"{labels.shape[1]} numbers to predict, known of {known:,} nodes"
 
 
 def _labels(labels: np.ndarray) -> str:

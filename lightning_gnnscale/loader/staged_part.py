@@ -46,7 +46,10 @@ class StagedPart:
     def nbytes(self) -> int:
         """Bytes in memory: of the graph without what it maps, labels, masks and features."""
         graph = (*self.graph.csc, self.graph.degree, self.graph.halo_nodes, getattr(self.graph, "arc_id", None))
-        own = [array for array in (*graph, self.labels, self.masks) if array is not None and file_place(array) is None]
+        kinds = getattr(self.graph, "kinds", None)
+        arcs = () if kinds is None else (kinds.edge_type, kinds.edge_time, kinds.node_time)
+        arrays = (*graph, *arcs, self.labels, self.masks)
+        own = [array for array in arrays if array is not None and file_place(array) is None]
         return sum(array.nbytes for array in own) + (0 if self.features is None else self.features.nbytes)
 
     def items(

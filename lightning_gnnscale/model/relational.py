@@ -248,6 +248,11 @@ class RelationalBackbone(Backbone):
         return mapped[chosen] if chosen is not None and is_sparse(table) else mapped
 
     def prepare(self, block: Block) -> Block:
+        """Return the arcs as the layers read them: with the relation of each, and grouped by relation.
+
+        Raises:
+            ValueError: relations or kinds are not told where there are several, or a relation is out of range.
+        """
         relations, kinds = block.edge_type, self.schema.num_kinds
         if relations is None:
             if self.schema.num_relations > 1:

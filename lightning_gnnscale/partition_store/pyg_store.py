@@ -30,6 +30,7 @@ class PyGStore(FeatureStore, GraphStore):
 
     Raises:
         PartitionStoreError: there is none.
+        ValueError: it has kinds or relations, which would be dropped.
 
     Cost: what is asked for; all of a table where no index is given, and arcs are mapped.
     """
@@ -37,6 +38,12 @@ class PyGStore(FeatureStore, GraphStore):
     def __init__(self, store: str | os.PathLike | PartitionStore):
         super().__init__()
         self.store = store if isinstance(store, PartitionStore) else PartitionStore.open(store)
+        schema = self.store.schema
+        if schema is not None:
+            raise ValueError(
+                f"PyGStore has one kind of nodes and one relation, and the store {schema.num_kinds} and "
+                f"{schema.num_relations}: use PartitionDataModule, whose batches have to_hetero()"
+            )
         self._arrays = {}
         if self.store.labels is not None:
             self._arrays["y"] = self.store.labels

@@ -246,9 +246,16 @@ class MiniBatch:
         It has what there is of x (compressed features become dense), edge_index, edge_attr, edge_weight, y, the masks,
         n_id, e_id, batch_size, input_id (the store ids of the seeds), num_sampled_nodes and num_sampled_edges, the
         links by PyG's names, their relations and false first ends, and degree, part and key.
+
+        Of a graph with kinds it also has node_type, edge_type and the times.
+
+        Raises:
+            ValueError: kinds have features of their own, which are no one tensor.
         """
         from torch_geometric.data import Data
 
+        if self.x_by_kind is not None:
+            raise ValueError("to_data needs features of one width, and each kind has its own: use to_hetero()")
         links = {name: getattr(self, name) for name in ("src_index", "dst_pos_index", "dst_neg_index")}
         names = (
             "x",
@@ -263,7 +270,7 @@ class MiniBatch:
             "e_id",
         )
         more = ("batch_size", "num_sampled_nodes", "num_sampled_edges", "degree", "part", "key")
-        more += ("pair_type", "source_negatives")
+        more += ("pair_type", "source_negatives", "node_type", "edge_type", "edge_time", "seed_time", "seed_of")
         given = {name: getattr(self, name) for name in (*names, *more)} | links
         data = Data(**{name: value for name, value in given.items() if value is not None}, num_nodes=self.num_nodes)
         data.input_id = self.n_id[: self.batch_size]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..graph import CSC
+from ..partition_store.part_graph import WholeGraph
 from ..triton_kernels.sample_neighbors import HopSampling, Workspace, check_fanouts
 from ..triton_kernels.sample_neighbors.relations import (
     DrawOptions,
@@ -232,8 +233,9 @@ class NeighborSampler:
         if not isinstance(self.fanouts, Mapping):
             edge_type, num_relations = None, 1
         time, by_arc, seed_time = self._times(kinds)
-        mapped = part.arc_id is None and edge_type is not None
-        if mapped:
+        if isinstance(part, WholeGraph):
+            if edge_type is None and time is not None:  # one relation; rows are read whole, and put in order of time
+                edge_type = np.broadcast_to(np.uint8(0), part.csc.num_arcs)
             rows = Relation(0, 0, np.asarray(part.csc.indptr), np.asarray(part.csc.indices), time, None, by_arc)
             relations = [rows._replace(edge_type=edge_type, number=number) for number in range(num_relations)]
             order, first = None, np.zeros(num_relations + 1, np.int64)

@@ -262,3 +262,19 @@ def test_the_plan_counts_the_arcs_that_are_grouped(graph):
     more = predict_training(**sizes, grouped_relations=5) - predict_training(**sizes)
     arcs, rows = 20 * 10**8 // 8, 8 * 5 * 3 * 10**6
     assert more == 2 * (arcs + rows)
+
+
+def test_a_temporal_sampler_leaves_the_mapped_graph_where_it_is(graph):
+    """With a list of fan-outs, too: no array of the whole graph's arcs is made."""
+    _, store = graph
+    whole = load_whole_graph(store, 0)
+    for options in ({"temporal_strategy": "last"}, {"disjoint": True}):
+        (relation,) = gs.NeighborSampler([2], **options).prepare(whole, np.arange(3), 0).grouped.relations
+        assert np.shares_memory(relation.indices, whole.csc.indices)
+        assert relation.edge_type is None or relation.edge_type.strides == (0,)
+
+
+def test_a_batch_of_kinds_is_no_data(graph):
+    _, store = graph
+    with pytest.raises(ValueError, match="use to_hetero"):
+        batches_of(store, SAMPLERS["together"])[0].to_data()

@@ -216,3 +216,9 @@ def test_relations_must_fit_the_schema():
 def test_halo_rows_of_kinds_are_not_packed(tmp_path):
     with pytest.raises(ValueError, match="pack_halo=True takes features of one width"):
         written(tmp_path, description(to_undirected=False), pack_halo=True)
+
+
+def test_doors_of_one_relation_refuse_several(tmp_path):
+    _, store = written(tmp_path, description(to_undirected=False))
+    with pytest.raises(ValueError, match="PyGStore has one kind of nodes and one relation, and the store 3 and 3"):
+        gs.PyGStore(store)
