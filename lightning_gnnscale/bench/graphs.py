@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from ..dataset import load_npz
+from ..dataset.generated_kinds import MAG_EDGES, MAG_NODES
 from ..dataset.npz import data_root as find_data_root
 from ..dataset.split import random_split
 from ..edge_stream import EdgeStream, SyntheticGraph, lfr_graph, open_edge_stream, write_edges
@@ -90,6 +92,34 @@ def power_law_input(num_nodes: int, num_edges: int, dim: int, seed: int) -> tupl
     """Generate a `power_law_graph`, and (num_nodes, dim) random float32 features."""
     tell(f"generating {num_edges:,} edges of {num_nodes:,} nodes with {dim} features")
     return power_law_graph(num_nodes, num_edges, seed), np.random.default_rng(seed).random((num_nodes, dim), np.float32)
+
+
+def typed_power_law(num_nodes: int, num_edges: int, dim: int, seed: int):
+    """Return a PyG `HeteroData` of 3 kinds of nodes and 6 relations in MAG240M's proportions, edges sorted by target.
+
+    Half of the edges are the reverses of the others. Ends are drawn as in `power_law_graph`. Papers have
+    (num_papers, dim) random float32 features, the other kinds none.
+    """
+    from torch_geometric.data import HeteroData
+
+    tell(f"generating {num_edges:,} edges of {num_nodes:,} nodes of 3 kinds, papers with {dim} features")
+    rng, data = np.random.default_rng(seed), HeteroData()
+    total = sum(MAG_NODES.values())
+    upper = {}
+    for kind, count in MAG_NODES.items():
+        data[kind].num_nodes = max(1, round(num_nodes * count / total))
+        upper[kind] = np.cumsum(rng.pareto(1.8, data[kind].num_nodes) + 1)
+    data["paper"].x = torch.from_numpy(rng.random((data["paper"].num_nodes, dim), np.float32))
+    for (source, name, target), count in MAG_EDGES.items():
+        size = max(1, round(num_edges / 2 * count / sum(MAG_EDGES.values())))
+        ends = [np.searchsorted(upper[kind], rng.random(size) * upper[kind][-1]) for kind in (source, target)]
+        for edge_type, (src, dst) in (
+            ((source, name, target), ends),
+            ((target, f"rev_{name}", source), ends[::-1]),
+        ):
+            order = np.argsort(dst, kind="stable")
+            data[edge_type].edge_index = torch.from_numpy(np.stack([src[order], dst[order]]))
+    return data
 
 
 def some_seeds(num_nodes: int, num: int, seed: int) -> np.ndarray:

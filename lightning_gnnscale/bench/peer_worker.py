@@ -2,7 +2,9 @@
 
     python peer_worker.py pyg|graphbolt FOLDER OPTIONS
 
-FOLDER holds indptr.npy, indices.npy (CSC), features.npy and seeds.npy; OPTIONS is JSON with fanouts, batch_size and,
+FOLDER holds indptr.npy, indices.npy (CSC), features.npy and seeds.npy. Where it holds kinds.json, a graph with kinds,
+edges-N.npy are the (2, num_edges) edges of its relation N in place of the CSC, sorted by target; features and seeds are
+papers'. OPTIONS is JSON with fanouts, batch_size and,
 where features are to stay in their file, memory-mapped, map. It answers in lines of JSON: first the versions of what it
 runs, then, for each line on its standard input, a number of workers and one of threads, the seeds and the feature rows
 of one epoch. It ends where its input does.
@@ -28,13 +30,18 @@ def main(kind, folder, options):
     warnings.simplefilter("ignore")
     import torch
 
-    names = ("indptr", "indices", "features", "seeds")
+    kinds = os.path.join(folder, "kinds.json")
+    typed = json.load(open(kinds)) if os.path.exists(kinds) else None  # noqa: SIM115
+    graph = ("indptr", "indices") if typed is None else [f"edges-{n}" for n in range(len(typed["edge_types"]))]
+    names = (*graph, "features", "seeds")
     mapped = {"features": "r"} if options.get("map") else {}
     arrays = {
         name: torch.from_numpy(np.load(os.path.join(folder, f"{name}.npy"), mmap_mode=mapped.get(name)))
         for name in names
     }
     make, packages = {"pyg": (pyg, PYG), "graphbolt": (graphbolt, GRAPHBOLT)}[kind]
+    if typed is not None:
+        make = pyg_by_kind(typed)
     make_epoch = make(torch, arrays, options["fanouts"], options["batch_size"])
     print(json.dumps({"versions": versions(packages)}), file=answers)
     epochs = {}
@@ -65,13 +72,9 @@ def versions(packages):
 
 
 def pyg(torch, arrays, fanouts, batch_size):
-    """Return a function of a number of workers; what that returns yields (seeds, feature rows) of each batch."""
-    from torch_geometric import typing
+    """Return a function of a number of workers; what that returns yields (seeds, nodes) of each batch."""
     from torch_geometric.data import Data
-    from torch_geometric.loader import NeighborLoader
 
-    if not (typing.WITH_PYG_LIB or typing.WITH_TORCH_SPARSE):
-        raise SystemExit("neither torch-sparse nor pyg-lib is installed there")
     num_nodes = len(arrays["features"])
     target = torch.repeat_interleave(torch.arange(num_nodes), arrays["indptr"].diff())
     data = Data(
@@ -81,18 +84,49 @@ def pyg(torch, arrays, fanouts, batch_size):
         train_mask=torch.ones(num_nodes, dtype=torch.bool),
     )
 
+    return _pyg_epochs(data, fanouts, arrays["seeds"], batch_size, lambda batch: (batch.batch_size, len(batch.x)))
+
+
+def pyg_by_kind(typed):
+    """Return what `pyg` is for a graph with kinds."""
+
+    def make(torch, arrays, fanouts, batch_size):
+        from torch_geometric.data import HeteroData
+
+        data = HeteroData()
+        for kind, count in typed["counts"].items():
+            data[kind].num_nodes = count
+        data["paper"].x = arrays["features"]
+        for number, edge_type in enumerate(typed["edge_types"]):
+            data[tuple(edge_type)].edge_index = arrays[f"edges-{number}"]
+
+        def count(batch):
+            return batch["paper"].batch_size, sum(store.num_nodes for store in batch.node_stores)
+
+        return _pyg_epochs(data, fanouts, ("paper", arrays["seeds"]), batch_size, count)
+
+    return make
+
+
+def _pyg_epochs(data, fanouts, seeds, batch_size, count):
+    from torch_geometric import typing
+    from torch_geometric.loader import NeighborLoader
+
+    if not (typing.WITH_PYG_LIB or typing.WITH_TORCH_SPARSE):
+        raise SystemExit("neither torch-sparse nor pyg-lib is installed there")
+
     def make_epoch(workers):
         loader = NeighborLoader(
             data,
             fanouts,
-            arrays["seeds"],
+            seeds,
             batch_size=batch_size,
             shuffle=True,
             is_sorted=True,
             num_workers=workers,
             persistent_workers=workers > 0,
         )
-        return lambda: ((batch.batch_size, len(batch.x)) for batch in loader)
+        return lambda: map(count, loader)
 
     return make_epoch
 

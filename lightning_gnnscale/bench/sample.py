@@ -1,6 +1,7 @@
 """`NeighborLoader` beside PyG's and GraphBolt's: seeds per CPU-second of all processes, in turns in one run."""
 
 import itertools
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,15 +16,18 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from ..dataset import TypedGraph
 from ..graph import CSC
-from ..loader import BufferPool, LoaderOptions, NeighborLoader
-from ..partition_store import WholeGraph
+from ..loader import BufferPool, LoaderOptions, NeighborLoader, PartData, PartLoader
+from ..partition_store import WholeGraph, write_partition_store
 from ..partition_store.features import DenseFeatures, row_code, to_stored
+from ..partition_store.part_graph import load_part_graph
+from ..partitioner import partition
 from ..placement import Placement
 from ..rng import batch_key
 from ..sampler import LocalityBias, NeighborSampler
 from ..triton_kernels.sample_neighbors import Workspace
-from .graphs import NUM_CLASSES, power_law_input, some_seeds
+from .graphs import NUM_CLASSES, power_law_input, some_seeds, typed_power_law
 from .loader import epochs_of, whole_graph_loader
 from .present import LEFT, draw_bars, show, tell
 from .runner import Case, Runner, benchmark, digest, machine_line
@@ -41,7 +45,7 @@ from .turns import (
 )
 
 LOADER, SAMPLING, COPIES = "NeighborLoader", "sampling alone", "row copy alone (bound)"
-INT8 = "PartLoader, int8 rows"
+STORED, INT8, ONE_KIND = "PartLoader", "PartLoader, int8 rows", "sampling alone, relations unseen"
 PEERS = {"pyg": "PyG NeighborLoader", "graphbolt": "GraphBolt"}
 INSTALL = {
     "pyg": "bench.pyg_python=VENV/bin/python of an environment with torch, torch-geometric and torch-sparse "
@@ -56,6 +60,7 @@ COLUMNS = {
     "seeds_per_s": ("seeds per\nsecond", ",.0f"),
     "rows_a_seed": ("rows\na seed", ".0f"),
     "ns_per_edge": ("CPU ns\nan edge", ".1f"),
+    "edge_rate_over_one_kind": ("edges over\none kind's", ".2f"),
     "share_of_copy_bound": ("share of\ncopy bound", ".0%"),
     "times_one_thread": ("times one\nthread", ".2f"),
     "batch_time_over_uniform": ("time over\nuniform", ".2f"),
@@ -86,7 +91,11 @@ class SampleBench:
     all is one case, as it is measured in turns.
 
     Attributes:
-        fanouts, batch_size: Fan-outs of all samplers, and seeds per batch.
+        kinds: Whether the graph has 3 kinds of nodes and 6 relations, in MAG240M's proportions; seeds are papers, which
+            alone have features. Then a DataModule's batches from a store, those of `NeighborLoader` from the same
+            `HeteroData`, sampling alone by relation, and without a look at relations (as many neighbours a node as all
+            relations allow it together), and PyG's loader.
+        fanouts, batch_size: Fan-outs of all samplers, of each relation where there are kinds, and seeds per batch.
         threads: Numbers of threads of `NeighborLoader` and of the copies; the others are compared with the first
             number.
         locality_scale: The factor s of the locality-biased draws, > 1.
@@ -99,6 +108,7 @@ class SampleBench:
         graphbolt_python: Interpreter with dgl, likewise; None leaves GraphBolt out.
     """
 
+    kinds: bool = False
     num_nodes: int = 1_000_000
     num_edges: int = 20_000_000
     dim: int = 128
@@ -118,7 +128,9 @@ class SampleBench:
     def measure(self, runner: Runner) -> dict[str, list[dict]]:
         """Return {"sample": rows}."""
         pythons = {"pyg": self.pyg_python or _this_python(), "graphbolt": self.graphbolt_python}
-        facts = (self.num_nodes, self.num_edges, self.dim, *self.fanouts, self.batch_size, *self.threads)
+        if self.kinds and pythons.pop("graphbolt"):
+            raise ValueError("bench.kinds=true is measured beside PyG alone: leave bench.graphbolt_python=null")
+        facts = (self.kinds, self.num_nodes, self.num_edges, self.dim, *self.fanouts, self.batch_size, *self.threads)
         facts += (self.locality_scale, self.buffer_share, self.num_batches, self.peer_batches, self.repeats)
         key = {"settings": digest(*facts, *self.peer_workers, *pythons.values(), self.seed)}
         rows = runner.rows([Case(key, partial(self._turns, pythons), None)], "sample.csv")
@@ -127,21 +139,15 @@ class SampleBench:
         names = {kind: f"{kind}_versions" for kind in PEERS}
         versions = {f"{PEERS[kind]}: {row[name]}" for kind, name in names.items() for row in rows if row.get(name)}
         caption = "; ".join([machine_line(), *sorted(versions)])
-        show(shown, columns, batches_title(self.batch_size, self.fanouts), caption)
+        fanouts = [*self.fanouts[:-1], f"{self.fanouts[-1]} of each relation"] if self.kinds else self.fanouts
+        show(shown, columns, batches_title(self.batch_size, fanouts), caption)
         xlabel = "seeds per CPU-second of all processes"
         draw_bars(runner.folder / "sample.png", shown, "{label}", "seeds_per_cpu_s", xlabel)
         return {"sample": rows}
 
     def _turns(self, pythons: Mapping[str, str | None]) -> list[dict]:
-        csc, features = power_law_input(self.num_nodes, self.num_edges, self.dim, self.seed)
-        seeds = some_seeds(self.num_nodes, self.num_batches * self.batch_size, self.seed)
-        contenders, counts = self._ours(csc, features, seeds)
-        uniform = counts[Name(LOADER, threads=self.threads[0])][0]
-        for count in self.threads:
-            copies = row_copies(features, uniform, self.batch_size, self.num_batches, count)
-            contenders[Name(COPIES, threads=count)] = in_this_process(copies)
         with TemporaryDirectory(prefix="gnnscale-sample-") as folder, ExitStack() as stack:
-            write_graph(Path(folder), csc, features, seeds[: self.peer_batches * self.batch_size])
+            contenders, counts = (self._by_kind if self.kinds else self._of_one_kind)(Path(folder))
             peers: dict[str, Peer] = {}
             for kind, python in pythons.items():
                 if python is None:
@@ -160,6 +166,50 @@ class SampleBench:
         told = {kind: [f"{name} {version}" for name, version in peer.versions.items()] for kind, peer in peers.items()}
         versions = {f"{kind}_versions": ", ".join(words) for kind, words in told.items()}
         return [row | versions for row in rows_of(found, counts, self.threads[0])]
+
+    def _of_one_kind(self, folder: Path) -> tuple[dict[Name, Contender], dict]:
+        """Return what `_ours` does, and the copies beside it; write the peers' graph."""
+        csc, features = power_law_input(self.num_nodes, self.num_edges, self.dim, self.seed)
+        seeds = some_seeds(self.num_nodes, self.num_batches * self.batch_size, self.seed)
+        contenders, counts = self._ours(csc, features, seeds)
+        uniform = counts[Name(LOADER, threads=self.threads[0])][0]
+        for count in self.threads:
+            copies = row_copies(features, uniform, self.batch_size, self.num_batches, count)
+            contenders[Name(COPIES, threads=count)] = in_this_process(copies)
+        write_graph(folder, csc, features, seeds[: self.peer_batches * self.batch_size])
+        return contenders, counts
+
+    def _by_kind(self, folder: Path) -> tuple[dict[Name, Contender], dict]:
+        """Return our contenders on a graph with kinds, and their counts; write PyG's graph."""
+        data = typed_power_law(self.num_nodes, self.num_edges, self.dim, self.seed)
+        papers = data["paper"].num_nodes
+        seeds = some_seeds(papers, min(papers, self.num_batches * self.batch_size), self.seed)
+        dataset = TypedGraph.of_hetero(data).dataset()
+        store = write_partition_store(
+            folder / "store", dataset.stream, partition(dataset.stream, "range", num_parts=1), dataset.features
+        )
+        part, fanouts = load_part_graph(store, len(self.fanouts), 0), {"*": self.fanouts}
+        targets = np.sort(store.store_nid[seeds])  # papers are the first kind
+        contenders, counts, first = {}, {}, self.threads[0]
+        for count in self.threads:
+            options = LoaderOptions(self.batch_size, self.seed, num_threads=count)
+            sampler, made = NeighborSampler(fanouts), PartData(lambda part_id: part, store.features)
+            loader = PartLoader([0], made, {0: targets}, sampler, options)
+            name = Name(STORED, threads=count)
+            contenders[name] = in_this_process(epochs_of(loader))
+            counts[name] = counts.get(Name(STORED, threads=first)) or _rows_and_edges(loader, len(seeds))
+        shared = {"batch_size": self.batch_size, "shuffle": True, "seed": self.seed, "is_sorted": True}
+        loader = NeighborLoader(data, list(self.fanouts), ("paper", torch.from_numpy(seeds)), **shared)
+        contenders[Name(LOADER)] = in_this_process(lambda: sum(batch["paper"].batch_size for batch in loader))
+        together = [-1 if fanout < 0 else fanout * len(data.edge_types) for fanout in self.fanouts]
+        for what, sampler in ((SAMPLING, NeighborSampler(fanouts)), (ONE_KIND, NeighborSampler(together))):
+            contenders[Name(what)] = in_this_process(self._draws(sampler, part, targets))
+            seen = PartLoader(
+                [0], PartData(lambda part_id: part), {0: targets}, sampler, LoaderOptions(self.batch_size)
+            )
+            counts[Name(what)] = (None, _rows_and_edges(seen, len(seeds))[1])
+        _write_typed(folder, data, seeds[: self.peer_batches * self.batch_size])
+        return contenders, counts
 
     def _ours(self, csc: CSC, features: np.ndarray, seeds: np.ndarray) -> tuple[dict[Name, Contender], dict]:
         """Return our contenders, and the feature rows and edges a seed of each, None where it reads none."""
@@ -182,7 +232,7 @@ class SampleBench:
                 loader = NeighborLoader(data, self.fanouts, torch.from_numpy(seeds), **given)
                 contenders[name] = in_this_process(partial(_epoch, loader))
                 counts[name] = counts.get(Name(LOADER, scale, first)) or _rows_and_edges(loader, len(seeds))
-            draws = self._draws(NeighborSampler(self.fanouts, **options), csc, seeds)
+            draws = self._draws(NeighborSampler(self.fanouts, **options), WholeGraph.of(csc, 0), seeds)
             contenders[Name(SAMPLING, scale)] = in_this_process(draws)
             counts[Name(SAMPLING, scale)] = (None, counts[Name(LOADER, scale, first)][1])
         table = DenseFeatures(to_stored(features, "int8"), row_code("int8", features.shape[1]))
@@ -192,11 +242,11 @@ class SampleBench:
             contenders[name], counts[name] = in_this_process(epochs_of(loader)), counts[Name(LOADER, threads=first)]
         return contenders, counts
 
-    def _draws(self, sampler: NeighborSampler, csc: CSC, seeds: np.ndarray) -> Callable[[], int]:
+    def _draws(self, sampler: NeighborSampler, graph: WholeGraph, seeds: np.ndarray) -> Callable[[], int]:
         """Draw n_id and edges of every batch, in one thread, and gather nothing."""
         pool, epochs, seed = BufferPool(), itertools.count(), self.seed
-        state = sampler.prepare(WholeGraph.of(csc, 0), seeds, seed)
-        space = Workspace(csc.num_rows, csc.indices.dtype)
+        state = sampler.prepare(graph, seeds, seed)
+        space = Workspace(graph.num_local, graph.csc.indices.dtype)
 
         def draws() -> int:
             epoch = next(epochs)
@@ -216,11 +266,21 @@ def _best_connected(csc: CSC, share: float) -> Placement:
     return Placement((rows,), ((0,),), csc.num_rows, None, {}, ({},), "degree")
 
 
+def _write_typed(folder: Path, data, seeds: np.ndarray) -> None:
+    """Write what `peer_worker.py` reads of a graph with kinds; `seeds` are papers."""
+    np.save(folder / "seeds.npy", seeds)
+    np.save(folder / "features.npy", data["paper"].x.numpy())
+    for number, edge_type in enumerate(data.edge_types):
+        np.save(folder / f"edges-{number}.npy", data[edge_type].edge_index.numpy())
+    counts = {kind: data[kind].num_nodes for kind in data.node_types}
+    (folder / "kinds.json").write_text(json.dumps({"counts": counts, "edge_types": data.edge_types}))
+
+
 def _epoch(loader: NeighborLoader) -> int:
     return sum(batch.batch_size for batch in loader)
 
 
-def _rows_and_edges(loader: NeighborLoader, num_seeds: int) -> tuple[float, float]:
+def _rows_and_edges(loader: PartLoader, num_seeds: int) -> tuple[float, float]:
     counts = np.array([(len(batch.n_id), batch.num_edges) for batch in loader])
     rows, edges = counts.sum(0) / num_seeds
     return float(rows), float(edges)
@@ -256,6 +316,7 @@ def rows_of(found: Mapping[tuple, list[Taken]], counts: Mapping[tuple, tuple], t
             "edges_a_seed": edges,
             "ns_per_edge": 1e9 / speed["seeds_per_cpu_s"] / edges if edges and name.what == SAMPLING else None,
             "share_of_copy_bound": ratio(runs, _runs(found, COPIES, name.threads)),
+            "edge_rate_over_one_kind": None,
             "times_one_thread": None,
             "batch_time_over_uniform": None,
             "edge_time_over_uniform": None,
@@ -265,6 +326,8 @@ def rows_of(found: Mapping[tuple, list[Taken]], counts: Mapping[tuple, tuple], t
         }
         if name.threads != threads and (one := found.get(name._replace(threads=threads))):
             row["times_one_thread"] = ratio(runs, one, "wall_s")
+        if name.what == SAMPLING and (one := _runs(found, ONE_KIND)):
+            row["edge_rate_over_one_kind"] = ratio(runs, one) * edges / counts[Name(ONE_KIND)][1]
         if name != plain:
             row["batch_time_over_uniform"] = 1 / ratio(runs, found[plain])
             row["edge_time_over_uniform"] = row["batch_time_over_uniform"] * counts[plain][1] / edges

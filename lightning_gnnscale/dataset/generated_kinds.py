@@ -17,8 +17,8 @@ from .graph_dataset import GraphDataset
 from .typed_graph import TypedGraph
 
 # MAG240M-LSC (Hu et al., 2021): nodes and edges of each kind.
-_PAPERS, _AUTHORS, _INSTITUTIONS = 121_751_666, 122_383_112, 25_721
-_EDGES = {
+MAG_NODES = {"paper": 121_751_666, "author": 122_383_112, "institution": 25_721}
+MAG_EDGES = {
     ("paper", "cites", "paper"): 1_297_748_926,
     ("author", "writes", "paper"): 386_022_720,
     ("author", "affiliated", "institution"): 44_592_586,
@@ -128,8 +128,8 @@ def load_mag_shape(
     for key, value in {"num_nodes": num_nodes, "num_edges": num_edges, "feature_dim": feature_dim}.items():
         check_count(key, value)
     num_groups = num_groups or 16 * num_classes
-    total = _PAPERS + _AUTHORS + _INSTITUTIONS
-    counts = {"author": round(num_nodes * _AUTHORS / total), "institution": round(num_nodes * _INSTITUTIONS / total)}
+    total = sum(MAG_NODES.values())
+    counts = {kind: round(num_nodes * MAG_NODES[kind] / total) for kind in ("author", "institution")}
     counts = {"paper": num_nodes - sum(counts.values()), **{kind: max(1, count) for kind, count in counts.items()}}
     papers = counts["paper"]
     classes = group_of(papers, num_groups) % num_classes
@@ -150,8 +150,8 @@ def load_mag_shape(
     for name_of, begin, end in zip(("train", "val", "test"), (0, *ends), ends, strict=False):
         masks[name_of] = np.zeros(papers, bool)
         masks[name_of][chosen[begin:end]] = True
-    edges, given = {}, sum(_EDGES.values())
-    for number, (edge_type, size) in enumerate(_EDGES.items()):
+    edges, given = {}, sum(MAG_EDGES.values())
+    for number, (edge_type, size) in enumerate(MAG_EDGES.items()):
         between = (counts[edge_type[0]], counts[edge_type[2]])
         size = max(1, round(num_edges * size / given))
         edges[edge_type] = GroupedEdges(between, size, num_groups, homophily, seed + 7 * number + 1, chunk_edges)

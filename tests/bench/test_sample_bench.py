@@ -1,12 +1,15 @@
 """`gnnscale bench sample` at a small size, with and without peers, and what a peer's turn counts."""
 
 import csv
+import json
 import os
 import re
 import sys
 import textwrap
 
+import numpy as np
 import pytest
+import torch
 
 from lightning_gnnscale.bench.sample import Name, rows_of, run
 from lightning_gnnscale.bench.turns import Peer, Taken, tree_cpu_s
@@ -71,6 +74,48 @@ def test_it_runs_without_peers_and_says_how_to_have_them(tmp_path, capsys, monke
     uniform, biased = (next(r for r in found["sample"] if r["locality_scale"] == s) for s in (1, 8))
     assert biased["rows_a_seed"] < uniform["rows_a_seed"] and biased["batch_time_over_uniform"] > 0
     assert (tmp_path / "sample.png").stat().st_size > 1000
+
+
+def test_a_graph_with_kinds_is_sampled_by_relation_beside_pyg(tmp_path, fake_python):
+    found = run(tmp_path, **SMALL, kinds=True, pyg_python=fake_python)["sample"]
+    rows = {(row["what"], row["threads"]): row for row in found if not row["workers"]}
+    assert {what for what, threads in rows if threads == 1} == {
+        "PartLoader",
+        "NeighborLoader",
+        "sampling alone",
+        "sampling alone, relations unseen",
+        "PyG NeighborLoader",
+    }
+    alone, unseen = rows["sampling alone", 1], rows["sampling alone, relations unseen", 1]
+    assert 0 < alone["edges_a_seed"] <= unseen["edges_a_seed"]  # what one relation leaves, another may draw
+    rates = alone["seeds_per_cpu_s"] * alone["edges_a_seed"], unseen["seeds_per_cpu_s"] * unseen["edges_a_seed"]
+    assert alone["edge_rate_over_one_kind"] == pytest.approx(rates[0] / rates[1])
+    assert rows["PartLoader", 1]["rows_a_seed"] > 1 and rows["PartLoader", 1]["times_pyg"]
+    with pytest.raises(ValueError, match="beside PyG alone"):
+        run(tmp_path / "other", **SMALL, kinds=True, graphbolt_python=fake_python)
+
+
+def test_pyg_reads_the_same_graph_with_kinds(tmp_path):
+    """What the peer's process makes of the files: the same relations, seeds and counts."""
+    from lightning_gnnscale.bench.graphs import typed_power_law
+    from lightning_gnnscale.bench.peer_worker import pyg_by_kind
+    from lightning_gnnscale.bench.sample import _write_typed
+
+    data, seen = typed_power_law(1000, 8000, 4, 0), []
+    assert len(data.node_types) == 3 and len(data.edge_types) == 6
+    _write_typed(tmp_path, data, np.arange(10))
+    typed = json.loads((tmp_path / "kinds.json").read_text())
+    names = ["features", "seeds", *(f"edges-{number}" for number in range(6))]
+    arrays = {name: torch.from_numpy(np.load(tmp_path / f"{name}.npy")) for name in names}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lightning_gnnscale.bench.peer_worker._pyg_epochs", lambda *given: seen.extend(given))
+        pyg_by_kind(typed)(torch, arrays, [4, 3], 5)
+    made, fanouts, (kind, seeds), batch_size, count = seen
+    assert (fanouts, kind, seeds.tolist(), batch_size) == ([4, 3], "paper", list(range(10)), 5)
+    for edge_type in data.edge_types:
+        assert torch.equal(made[edge_type].edge_index, data[edge_type].edge_index)
+    made["paper"].batch_size = 10
+    assert count(made) == (10, sum(typed["counts"].values()))
 
 
 def test_peers_take_part_and_end_with_the_run(tmp_path, fake_python):
