@@ -189,10 +189,11 @@ def _bounds(graph: GraphInput, num_parts: int, epsilon: float, degree: np.ndarra
         degree = np.ones(graph.num_nodes, np.int8)
     elif degree is None:  # a resumed run has them where they are balanced
         degree = graph.left[_DEGREE]
-    graph.facts = {_DEGREE: degree} if "volume" in balance else {}
     constraints = resolve_constraints(balance, graph.masks, degree, num_parts)
     alone = constraints.kinds.tolist() == [NODES]
     weight = None if alone else node_weights(constraints, degree, np.int32)
+    if "volume" in balance:
+        graph.facts = {_DEGREE: weight[:, constraints.names.index("volume")]}
     return _Bounds(constraints.cap, constraints.slack, weight, constraints)
 
 

@@ -254,15 +254,22 @@ def _place_chunk(ends, neighbors, part, counts, sizes, caps, weight, refine):
         _tally(neighbors, start, stop, part, tally)
         # Algorithm 2: a node with a part leaves it first, and what this chunk tells is averaged with what it knew.
         if own >= 0:
-            _add(sizes, weight, v, own, -1)
+            if sizes.ndim == 1:
+                sizes[own] -= 1
+            else:
+                _add(sizes, weight, v, own, -1)
             for b in range(len(sizes)):
                 scores[b] = (counts[v, b] + np.float32(tally[b])) * half
         else:
             for b in range(len(sizes)):
                 scores[b] = np.float32(tally[b])
-        best = _choose(scores, sizes, caps, weight, v, own)
+        if sizes.ndim == 1:  # written out: by way of `_choose` this loop takes a fifth longer
+            best = _best_part(scores, sizes, caps, own)
+            sizes[best] += 1
+        else:
+            best = _choose(scores, sizes, caps, weight, v, own)
+            _add(sizes, weight, v, best, 1)
         part[v] = best
-        _add(sizes, weight, v, best, 1)
         if refine:
             for b in range(len(sizes)):
                 counts[v, b] = scores[b]

@@ -137,3 +137,11 @@ def test_names_and_weights_that_do_not_fit_are_refused(options, told):
 def test_one_relation_has_no_weights():
     with pytest.raises(ValueError, match="needs a graph with relations"):
         gs.partition(gs.open_edge_stream(np.array([[0], [1]])), "spring", 1, relation_weight={"cites": 2})
+
+
+def test_weights_whose_repeats_would_be_dropped_are_refused():
+    data = dataset()
+    with pytest.raises(ValueError, match="partitioner.deduplicate=true drops the repeats that relation_weight makes"):
+        gs.partition(data.stream, "grem", 4, relation_weight={"cites": 2}, deduplicate=True)
+    without = gs.partition(data.stream, "grem", 4, relation_weight={"cites": 0}, deduplicate=True, evaluate=False)
+    assert without.notes["num_edges"] < 5000  # those of the two other relations
