@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,12 +12,13 @@ from ..graph import id_dtype
 from ..jit import kernel
 from ..triton_kernels.intrinsics import prefetch
 from . import phases
+from .constraints import MAX_DIMENSIONS, NODES, Constraints, judge, node_weights, resolve_constraints
 from .graph_access.edge_shuffle import PIECE_EDGES, EdgeFile, copy_edges, shuffle_edges
 from .graph_access.scratch import reserve, scratch_folder
 from .graph_input import GraphInput, graph_partitioner
 from .grem_placement import ChunkRows, PlacementState, SeedParts, place_edges
 from .multilevel import Effort, partition_in_memory
-from .multilevel.weighted_graph import ONE, WeightedGraph
+from .multilevel.weighted_graph import ONE, WeightedGraph, part_loads, total_weight
 from .registry import (
     available_partitioners,
     check_number,
@@ -27,6 +29,8 @@ from .registry import (
 _TOLERANCE = 1e-12  # relative: keeps a whole number whole where its quotient was rounded
 MULTILEVEL = "multilevel"  # the seed method of its own
 _PLACING = "placing"
+_DEGREE = "degree"  # an array of a checkpoint, where volumes are balanced
+_EPSILON = 0.03
 _AHEAD = 32  # edges
 # On a chunk of 2 million entries full effort takes three times as long or more, and later chunks cut no fewer edges.
 _SMALL_ENTRIES = 1 << 18
@@ -50,13 +54,17 @@ def grem(
     chunk_edges: int | None = None,
     seed_method: str = MULTILEVEL,
     order: str = "shuffle",
-    epsilon: float = 0.03,
+    epsilon: float = _EPSILON,
 ) -> np.ndarray:
     """Partition by greedy streaming with refinement, after an in-memory partition of the first chunk.
 
     Args:
-        graph: the graph, without `balance`: GREM's only bound is `epsilon`. Scratch disk is needed. Its seed decides
-            the order of the edges and is passed to the seed method.
+        graph: the graph. Scratch disk is needed. Its seed decides the order of the edges and is passed to the seed
+            method; its masks are those that are balanced.
+        graph.balance: {"nodes": 1.05, "volume": 1.10, "train": 1.05}, any of them: the largest part over the mean. A
+            node goes to a part that has room for it in all of them; where none has, to the one that passes its caps
+            least, and nodes move at the end of a pass. What cannot be kept is told with its size. Where nodes are not
+            named `epsilon` bounds them; None: it alone.
         num_parts: in [1, num_nodes].
         mode: "recursive" bisects, and bisects the parts with their inner edges again; "direct" places into all parts
             at once: faster, with a larger cut and 4 * num_parts bytes of counts a node.
@@ -65,39 +73,50 @@ def grem(
         chunk_edges: edges a chunk, >= 1, in place of the share; kept through all levels of the recursion. Not to be
             confused with the stream's own chunks, which change nothing.
         seed_method: "multilevel" (in memory), or a registered partitioner for the first chunk: "metis", "random", ...;
-            nodes beyond a part's cap in its result are placed like those of later chunks.
+            nodes beyond a part's cap in its result are placed like those of later chunks. Only "multilevel" looks at
+            `graph.balance`.
         order: "shuffle" brings the edges into a random order on scratch disk; "given" takes them as they stream,
             which is right only where that order is random: edges sorted by id ruin the cut.
-        epsilon: a part holds at most (1 + epsilon) * ceil(num_nodes / num_parts) nodes, >= 0.
+        epsilon: a part holds at most (1 + epsilon) * ceil(num_nodes / num_parts) nodes, >= 0; with
+            `graph.balance` (1 + epsilon) times the mean. Not to be given beside a balance of nodes.
 
     Returns:
         (num_nodes,) int32 part ids. Nodes that no edge has met go to the relatively lightest parts.
 
     Raises:
-        ValueError: an option outside its range, or a layout that the edges contradict.
+        ValueError: an option outside its range, a constraint that no partition can meet, or a layout that the edges
+            contradict.
         EdgeStreamError: the edges changed between the passes.
         GNNScaleError: too little scratch disk, before anything is written.
 
     Cost: two passes over the stream, and log2(num_parts) over scratch disk ("recursive"), of 2 ids an edge (4 in
         "recursive"). Memory: 16 bytes a node and 4 for every part that is placed into at a time (2 in "recursive",
-        which takes 4 more); one chunk, 2 ids an edge; and what the seed method takes for a chunk.
+        which takes 4 more); one chunk, 2 ids an edge; what the seed method takes for a chunk; and where more than
+        nodes is balanced 4 bytes a node and constraint (up to 8 in "recursive").
     Source: Waleffe et al., Armada, Algorithms 1 and 2. Differs: nodes without a part are placed and counted too, and
         a node is taken out of its part before room is looked for (as printed the cut is random); any num_parts; ties
-        stay, then go to the relatively lightest part, then to the lowest.
+        stay, then go to the relatively lightest part, then to the lowest; balances of several weights are ours.
     """
-    graph.refuse_balance()
     _check_options(mode, refine, chunk_edges_share, chunk_edges, seed_method, order, epsilon)
     folder = scratch_folder(graph.scratch)
     if folder is None:
         raise ValueError("partitioner 'grem' needs scratch disk: give scratch=<a folder> or scratch=auto")
-    graph.open_simple()
+    _check_balance(graph.balance, epsilon)
+    degree = graph.open_simple()
     chunk_edges = chunk_edges or share_of_edges(chunk_edges_share, graph.simple.num_edges)
     phases.note(chunk_edges=chunk_edges)
-    run = _Run(graph, num_parts, epsilon, refine, chunk_edges, seed_method)
+    bounds = _bounds(graph, num_parts, epsilon, degree)
+    del degree
+    run = _Run(graph, num_parts, bounds, refine, chunk_edges, seed_method)
     edges = _ordered_edges(graph, folder, order, num_parts > 2 and mode == "recursive")
     if mode == "direct" or num_parts == 1:
-        return run.place(edges, graph.num_nodes, (1,) * num_parts, [run.cap] * num_parts, 0, _PLACING)
-    return _bisect(edges, run)
+        share, caps = (1,) * num_parts, np.repeat(bounds.cap[None], num_parts, axis=0)
+        part_id = run.place(edges, bounds.weight, graph.num_nodes, share, caps, 0, _PLACING)
+    else:
+        part_id = _bisect(edges, run)
+    if bounds.constraints is not None:
+        judge(bounds.constraints, part_loads(_node_weight(bounds.weight), part_id, num_parts))
+    return part_id
 
 
 def share_of_edges(share: float, num_edges: int) -> int:
@@ -127,21 +146,88 @@ def side_caps(num_nodes: int, share: tuple[int, int], cap: int) -> list[int]:
     return [min(math.ceil(num_nodes * part / num_parts * slack * (1 - _TOLERANCE)), cap * part) for part in share]
 
 
+class _Bounds(NamedTuple):
+    """What a part may hold; in D dimensions, one where nodes alone are bounded.
+
+    Attributes:
+        cap: (D,) int64, what each part may weigh.
+        slack: (D,) float64, the cap over the mean, about.
+        weight: (num_nodes, D) int32; None: nodes alone, which weigh one each.
+        constraints: what was asked for; None: nothing but `epsilon`.
+    """
+
+    cap: np.ndarray
+    slack: np.ndarray
+    weight: np.ndarray | None = None
+    constraints: Constraints | None = None
+
+    def side_caps(self, weight: np.ndarray | None, num_nodes: int, share: tuple[int, int]) -> np.ndarray:
+        """Return (2, D) int64 caps of the two sides of a bisection; a dimension beyond its cap is divided evenly."""
+        totals = [num_nodes] if weight is None else weight.sum(axis=0, dtype=np.int64).tolist()
+        caps = [max(cap, -(-total // sum(share))) for cap, total in zip(self.cap.tolist(), totals, strict=True)]
+        return np.array([side_caps(total, share, cap) for total, cap in zip(totals, caps, strict=True)], np.int64).T
+
+
+def _check_balance(balance: Mapping | None, epsilon: float) -> None:
+    if balance and "nodes" in balance and epsilon != _EPSILON:
+        raise ValueError(
+            f"partitioner.epsilon={epsilon:g} and partitioner.balance.nodes={balance['nodes']} both bound the nodes: "
+            "give one of them"
+        )
+    if balance and "nodes" not in balance and len(balance) >= MAX_DIMENSIONS:
+        raise ValueError(
+            f"partitioner.balance of 'grem' takes at most {MAX_DIMENSIONS} constraints with nodes among them, got "
+            f"{len(balance)} without: leave one out"
+        )
+
+
+def _bounds(graph: GraphInput, num_parts: int, epsilon: float, degree: np.ndarray | None) -> _Bounds:
+    if not graph.balance:
+        return _Bounds(np.array([part_cap(graph.num_nodes, num_parts, epsilon)]), np.array([1 + epsilon]))
+    balance = graph.balance if "nodes" in graph.balance else {"nodes": 1 + epsilon, **graph.balance}
+    if "volume" not in balance:
+        degree = np.ones(graph.num_nodes, np.int8)
+    elif degree is None:  # a resumed run has them where they are balanced
+        degree = graph.left[_DEGREE]
+    constraints = resolve_constraints(balance, graph.masks, degree, num_parts)
+    alone = constraints.kinds.tolist() == [NODES]
+    weight = None if alone else node_weights(constraints, degree, np.int32)
+    if "volume" in balance:
+        graph.facts = {_DEGREE: weight[:, constraints.names.index("volume")]}
+    return _Bounds(constraints.cap, constraints.slack, weight, constraints)
+
+
+def _node_weight(weight: np.ndarray | None) -> np.ndarray:
+    """Return weights as `WeightedGraph` has them."""
+    return np.ones((1, 1), np.int32) if weight is None else weight
+
+
 class _Run:
     """What all passes of one run have in common, and the state in which an earlier process left them."""
 
-    def __init__(self, graph: GraphInput, num_parts: int, epsilon, refine: bool, chunk_edges: int, seed_method: str):
+    def __init__(self, graph: GraphInput, num_parts: int, bounds: _Bounds, refine: bool, chunk_edges: int, seed_method):
         left = graph.left_in(_PLACING)
-        self.cap = part_cap(graph.num_nodes, num_parts, epsilon)
-        self.num_parts = num_parts
+        left.pop(_DEGREE, None)
+        self.num_parts, self.bounds = num_parts, bounds
         self.part_id = left.pop("part_id", np.zeros(graph.num_nodes, np.int32))
         self.first_step = int(left.pop("step", -1))
-        self._graph, self._refine, self._chunk_edges, self._epsilon = graph, refine, chunk_edges, epsilon
+        self._graph, self._refine, self._chunk_edges = graph, refine, chunk_edges
         self._seed_method, self._left_state = seed_method, left
 
-    def place(self, edges: EdgeFile, num_nodes: int, share, caps, step: int, what: str) -> np.ndarray:
-        """Stream the edges once and return the (num_nodes,) parts; `step` numbers the passes of a run."""
-        graph, state = self._graph, PlacementState.empty(num_nodes, len(share), self._refine)
+    def place(self, edges: EdgeFile, weight, num_nodes: int, share, caps: np.ndarray, step: int, what: str):
+        """Stream the edges once and return the (num_nodes,) parts.
+
+        Args:
+            edges: among `num_nodes` nodes.
+            weight: (num_nodes, D) int32, or None.
+            num_nodes: number of nodes.
+            share: (num_parts,) parts that each part will be divided into.
+            caps: (num_parts, D) int64.
+            step: number of the pass in the run.
+            what: its name for progress.
+        """
+        graph, placed_caps = self._graph, caps[:, 0] if weight is None else caps
+        state = PlacementState.empty(num_nodes, placed_caps, self._refine)
         if step == self.first_step:
             state = PlacementState(**self._left_state)
         self._left_state = {}
@@ -150,9 +236,9 @@ class _Run:
             graph.after_chunk(_PLACING, lambda: {"part_id": self.part_id, "step": np.int64(step), **state._asdict()})
             graph.tell(what, done, edges.num_edges)
 
-        caps = np.array(caps, np.int64)
-        seed_parts = seed_partitioner(self._seed_method, share, caps, self._epsilon, graph.seed, graph.scratch)
-        place_edges(edges, caps, self._chunk_edges, seed_parts, state, after_chunk)
+        limits = caps, self.bounds.slack, weight
+        seed_parts = seed_partitioner(self._seed_method, share, *limits, graph.seed, graph.scratch)
+        place_edges(edges, np.ascontiguousarray(placed_caps), self._chunk_edges, seed_parts, state, after_chunk, weight)
         return state.part
 
 
@@ -199,7 +285,11 @@ def _bisect(edges: EdgeFile, run: _Run) -> np.ndarray:
             side = (part_id[nodes] >= middle).astype(np.int32)
         else:
             what = f"placing, parts {first} to {first + num_parts - 1}"
-            side = run.place(edges, len(nodes), share, side_caps(len(nodes), share, run.cap), step, what)
+            weight = run.bounds.weight
+            weight = weight[nodes] if weight is not None and len(nodes) < len(part_id) else weight
+            caps = run.bounds.side_caps(weight, len(nodes), share)
+            side = run.place(edges, weight, len(nodes), share, caps, step, what)
+            del weight
             part_id[nodes[side == 1]] = middle
         with phases.phase("split"):
             inner = _inner_edges(edges, side, share)
@@ -265,7 +355,7 @@ def check_seed_method(name: str) -> None:
 
 
 def seed_partitioner(
-    method: str, share: tuple[int, ...], caps: np.ndarray, epsilon: float, seed: int, scratch
+    method: str, share: tuple[int, ...], caps: np.ndarray, slack: np.ndarray, weight, seed: int, scratch
 ) -> SeedParts:
     """Return a function that partitions a first chunk.
 
@@ -273,9 +363,10 @@ def seed_partitioner(
         method: "multilevel", or the name of a registered partitioner. The latter makes sum(share) parts of equal size,
             which are then joined, unless all shares are equal.
         share: (num_parts,) relative sizes of the parts, whole numbers >= 1.
-        caps: (num_parts,) int64 largest sizes of the parts over all nodes.
-        epsilon: Slack of the balance over the chunk's nodes, as far as the caps allow it. Used by "multilevel" only;
-            other methods have their own balance.
+        caps: (num_parts, D) int64 largest weights of the parts over all nodes.
+        slack: (D,) float64, the largest part over the mean among the chunk's nodes, as far as the caps allow it. Used
+            by "multilevel" only, as is `weight`; other methods have their own balance.
+        weight: (num_nodes, D) int32 weights of the nodes; None: one each.
         seed: Seed that is passed on to the method.
         scratch: Scratch folder for registered partitioners that take one.
 
@@ -291,7 +382,7 @@ def seed_partitioner(
         if num_nodes < num_parts:
             found = np.arange(num_nodes)
         elif method == MULTILEVEL:
-            return _multilevel(rows, rank, num_nodes, np.array(share), caps, epsilon, seed)
+            return _multilevel(rows, rank, num_nodes, np.array(share), caps, slack, weight, seed)
         else:
             found = _registered(method, rank, num_nodes, num_parts, edges, num_edges, seed, scratch)
         if num_parts > len(share):
@@ -301,13 +392,15 @@ def seed_partitioner(
     return seed_parts
 
 
-def _multilevel(rows, rank, num_nodes, share, caps, epsilon, seed) -> np.ndarray:
+def _multilevel(rows, rank, num_nodes, share, caps, slack, weight, seed) -> np.ndarray:
     indptr, indices = np.zeros(num_nodes + 1, np.int64), np.empty(len(rows.neighbors), rank.dtype)
     _compact_rows(rows.ends, rows.neighbors, rank, indptr, indices)
-    graph = WeightedGraph(indptr, indices, ONE, np.ones((1, 1), np.int32))
-    cap = np.minimum(caps, np.floor(-(-num_nodes * share // share.sum()) * (1 + epsilon)).astype(np.int64))
+    met = None if weight is None else weight[np.diff(rows.ends, prepend=0) > 0]
+    graph = WeightedGraph(indptr, indices, ONE, _node_weight(met))
+    mean = -(-total_weight(graph) * share[:, None] // share.sum())
+    cap = np.clip(np.floor(mean * slack).astype(np.int64), 1, np.maximum(caps, 1))
     effort = Effort() if len(indices) <= _SMALL_ENTRIES else _LITTLE_EFFORT
-    return partition_in_memory(graph, cap[:, None], seed, share / share.sum(), effort)
+    return partition_in_memory(graph, cap, seed, share / share.sum(), effort)
 
 
 def _registered(method, rank, num_nodes, num_parts, edges, num_edges, seed, scratch) -> np.ndarray:

@@ -13,6 +13,8 @@ from .graph_access.edge_shuffle import EdgeFile
 _AHEAD = 32  # neighbours, or edges
 _ROWS_AHEAD = 24  # nodes
 _SLOTS_AHEAD = 12  # edges; a slot in a row is asked for once the row's end has come
+_RELIEF_ROUNDS = 40
+_LEAST_RELIEF = 1e-12  # a share of a cap: less is rounding
 
 
 class PlacementState(NamedTuple):
@@ -22,7 +24,7 @@ class PlacementState(NamedTuple):
         part: (num_nodes,) int32, -1 for a node that has none yet.
         counts: (num_nodes, num_parts) float32, running means of a node's neighbours by part; (0, num_parts) where
             parts are never refined.
-        sizes: (num_parts,) int64, nodes by part.
+        sizes: (num_parts,) int64, nodes by part; (num_parts, D) where D weights of a node are balanced, their sums.
         next_chunk: (1,) int64.
     """
 
@@ -32,10 +34,10 @@ class PlacementState(NamedTuple):
     next_chunk: np.ndarray
 
     @classmethod
-    def empty(cls, num_nodes: int, num_parts: int, refine: bool) -> "PlacementState":
+    def empty(cls, num_nodes: int, caps: np.ndarray, refine: bool) -> "PlacementState":
         part = np.full(num_nodes, -1, np.int32)
-        counts = np.zeros((num_nodes if refine else 0, num_parts), np.float32)
-        return cls(part, counts, np.zeros(num_parts, np.int64), np.zeros(1, np.int64))
+        counts = np.zeros((num_nodes if refine else 0, len(caps)), np.float32)
+        return cls(part, counts, np.zeros(caps.shape, np.int64), np.zeros(1, np.int64))
 
 
 class ChunkRows(NamedTuple):
@@ -54,21 +56,30 @@ SeedParts = Callable[[ChunkRows, EdgeFile, int], np.ndarray]
 
 
 def place_edges(
-    edges: EdgeFile, caps: np.ndarray, chunk_edges: int, seed_parts: SeedParts, state: PlacementState, after_chunk
+    edges: EdgeFile,
+    caps: np.ndarray,
+    chunk_edges: int,
+    seed_parts: SeedParts,
+    state: PlacementState,
+    after_chunk,
+    weight: np.ndarray | None = None,
 ) -> None:
     """Place every node, from the state's chunk to the end; the state is changed in place.
 
     Args:
         edges: in the order in which they are to be met; ids in [0, len(state.part)).
-        caps: (num_parts,) int64, nodes a part may hold; together at least the nodes.
+        caps: (num_parts,) int64, nodes a part may hold; together at least the nodes. With weights (num_parts, D): what
+            it may weigh; kept wherever a part with room is found, and by moves at the end where it was not.
         chunk_edges: edges a chunk, >= 1; part of the method.
         seed_parts: called as seed_parts(rows, edges, number of edges) with the first chunk, before anything else is
             placed; returns the part of each node that has an edge in it, by ascending node id.
         state: where the pass stands.
         after_chunk: called with the number of edges done once a chunk.
+        weight: (num_nodes, D) int32, what a node weighs in each dimension, more than 0 in one of them. None: its size.
 
-    Cost: O(num_edges + num_chunks * num_nodes * num_parts) time at most; 8 bytes a node and 2 ids an edge of one
-        chunk, beside the state and what `seed_parts` takes.
+    Cost: O(num_edges + num_chunks * num_nodes * num_parts * D) time at most; 8 bytes a node and 2 ids an edge of one
+        chunk, beside the state and what `seed_parts` takes; at the end, where caps are passed, 24 bytes for each node
+        of the parts that pass theirs.
     """
     buffers = _chunk_buffers(edges, chunk_edges, len(state.part))
     refine = len(state.counts) > 0
@@ -80,13 +91,16 @@ def place_edges(
         if start == 0:
             with phases.phase("seed"):
                 seed = seed_parts(rows, edges, stop)
-            _take_seed(rows.ends, rows.neighbors, seed, state.part, state.counts, state.sizes, caps)
+            _take_seed(rows.ends, rows.neighbors, seed, *state[:3], caps, weight)
         else:
             with phases.phase("placing"):
-                _place_chunk(rows.ends, rows.neighbors, state.part, state.counts, state.sizes, caps, refine)
+                _place_chunk(rows.ends, rows.neighbors, *state[:3], caps, weight, refine)
         state.next_chunk[0] += 1
         after_chunk(stop)
-    _place_rest(state.part, state.sizes, caps)
+    _place_rest(state.part, state.sizes, caps, weight)
+    if weight is not None:
+        with phases.phase("placing"):
+            _relieve(state, caps, weight)
 
 
 def _chunk_buffers(edges: EdgeFile, chunk_edges: int, num_nodes: int) -> ChunkRows:
@@ -169,8 +183,60 @@ def _best_part(scores, sizes, caps, own):
     return best
 
 
+# Numba compiles one branch of `sizes.ndim` alone: where nodes alone are bounded `weight` is None, and costs nothing.
 @kernel
-def _place_chunk(ends, neighbors, part, counts, sizes, caps, refine):
+def _add(sizes, weight, v, b, times):
+    """Add a node's weights to a part, or take them away."""
+    if sizes.ndim == 1:
+        sizes[b] += times
+    else:
+        for d in range(sizes.shape[1]):
+            sizes[b, d] += times * weight[v, d]
+
+
+@kernel
+def _excess(sizes, caps, weight, v, b):
+    """Return by how much a part with this node in it passes its caps, as shares of them; 0: the node fits."""
+    if sizes.ndim == 1:
+        return max(0.0, (sizes[b] + 1 - caps[b]) / max(1, caps[b]))
+    over = 0.0
+    for d in range(sizes.shape[1]):
+        if weight[v, d] > 0:
+            over += max(0.0, (sizes[b, d] + weight[v, d] - caps[b, d]) / max(1, caps[b, d]))
+    return over
+
+
+@kernel
+def _fullness(sizes, caps, weight, v, b):
+    """Return how full a part is where the node weighs, in its fullest dimension."""
+    fullest = 0.0
+    for d in range(sizes.shape[1]):
+        if weight[v, d] > 0:
+            fullest = max(fullest, sizes[b, d] / max(1, caps[b, d]))
+    return fullest
+
+
+@kernel
+def _choose(scores, sizes, caps, weight, v, own):
+    """Return the best part with room in all dimensions, or the one that passes its caps least; see `_best_part`."""
+    if sizes.ndim == 1:
+        return _best_part(scores, sizes, caps, own)
+    best, best_over = -1, 0.0
+    for b in range(len(scores)):
+        over = _excess(sizes, caps, weight, v, b)
+        better = best < 0 or over < best_over
+        if not better and over == best_over:
+            better = scores[b] > scores[best]
+            if scores[b] == scores[best] and best != own:
+                filled = _fullness(sizes, caps, weight, v, b)
+                better = b == own or filled < _fullness(sizes, caps, weight, v, best)
+        if better:
+            best, best_over = b, over
+    return best
+
+
+@kernel
+def _place_chunk(ends, neighbors, part, counts, sizes, caps, weight, refine):
     """Place the nodes of one chunk by ascending id; with `refine` those that have a part are taken out first."""
     tally, scores = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.float32)
     half = np.float32(0.5)
@@ -188,22 +254,29 @@ def _place_chunk(ends, neighbors, part, counts, sizes, caps, refine):
         _tally(neighbors, start, stop, part, tally)
         # Algorithm 2: a node with a part leaves it first, and what this chunk tells is averaged with what it knew.
         if own >= 0:
-            sizes[own] -= 1
+            if sizes.ndim == 1:
+                sizes[own] -= 1
+            else:
+                _add(sizes, weight, v, own, -1)
             for b in range(len(sizes)):
                 scores[b] = (counts[v, b] + np.float32(tally[b])) * half
         else:
             for b in range(len(sizes)):
                 scores[b] = np.float32(tally[b])
-        best = _best_part(scores, sizes, caps, own)
+        if sizes.ndim == 1:  # written out: by way of `_choose` this loop takes a fifth longer
+            best = _best_part(scores, sizes, caps, own)
+            sizes[best] += 1
+        else:
+            best = _choose(scores, sizes, caps, weight, v, own)
+            _add(sizes, weight, v, best, 1)
         part[v] = best
-        sizes[best] += 1
         if refine:
             for b in range(len(sizes)):
                 counts[v, b] = scores[b]
 
 
 @kernel
-def _take_seed(ends, neighbors, seed, part, counts, sizes, caps):
+def _take_seed(ends, neighbors, seed, part, counts, sizes, caps, weight):
     """Give the first chunk's nodes their seed parts while there is room, place the others, and count for all."""
     stop, rank = np.int64(0), 0
     for v in range(len(ends)):
@@ -211,10 +284,10 @@ def _take_seed(ends, neighbors, seed, part, counts, sizes, caps):
         if stop > start:
             b = seed[rank]
             rank += 1
-            if sizes[b] < caps[b]:
+            if _excess(sizes, caps, weight, v, b) == 0.0:
                 part[v] = b
-                sizes[b] += 1
-    _place_chunk(ends, neighbors, part, counts, sizes, caps, False)
+                _add(sizes, weight, v, b, 1)
+    _place_chunk(ends, neighbors, part, counts, sizes, caps, weight, False)
     if len(counts) == 0:
         return
     tally = np.zeros(len(sizes), np.int64)
@@ -228,11 +301,80 @@ def _take_seed(ends, neighbors, seed, part, counts, sizes, caps):
 
 
 @kernel
-def _place_rest(part, sizes, caps):
+def _place_rest(part, sizes, caps, weight):
     """Give nodes that no edge has met to the relatively lightest part with room."""
     scores = np.zeros(len(sizes), np.float32)
     for v in range(len(part)):
         if part[v] < 0:
-            best = _best_part(scores, sizes, caps, -1)
+            best = _choose(scores, sizes, caps, weight, v, -1)
             part[v] = best
-            sizes[best] += 1
+            _add(sizes, weight, v, best, 1)
+
+
+def _relieve(state: PlacementState, caps: np.ndarray, weight: np.ndarray) -> None:
+    """Move nodes out of parts that pass their caps, those first that lose least of their neighbours for it.
+
+    A move must lower what all parts together pass their caps by, as shares of the caps, so that a rare kind may push
+    a common one over, which then moves on. A dimension that no move lowers any more counts twice from then on.
+    """
+    penalty = np.ones(caps.shape[1])
+    for _ in range(_RELIEF_ROUNDS):
+        over = (state.sizes > caps).any(axis=0)
+        if not over.any():
+            return
+        nodes = np.flatnonzero((state.sizes > caps).any(axis=1)[state.part])
+        price = np.full(len(nodes), np.inf)
+        _price_moves(nodes, *state[:3], caps, weight, penalty, price)
+        order = np.argsort(price, kind="stable")[: np.count_nonzero(price < np.inf)]
+        if not _move_nodes(nodes[order], *state[:3], caps, weight, penalty):
+            penalty[over] *= 2
+
+
+@kernel
+def _relief(sizes, caps, weight, penalty, v, a, b):
+    """Return by how much less all parts together pass their caps once a node has moved from part a to part b."""
+    relief = 0.0
+    for d in range(sizes.shape[1]):
+        w = weight[v, d]
+        if w > 0:
+            less = max(0, sizes[a, d] - caps[a, d]) - max(0, sizes[a, d] - w - caps[a, d])
+            more = max(0, sizes[b, d] + w - caps[b, d]) - max(0, sizes[b, d] - caps[b, d])
+            relief += penalty[d] * (less / max(1, caps[a, d]) - more / max(1, caps[b, d]))
+    return relief
+
+
+@kernel
+def _cheapest_move(sizes, caps, counts, weight, penalty, v, own):
+    """Return the part to which a node moves at the least loss of neighbours per relief, and that price; -1: none."""
+    best, best_price = -1, np.inf
+    for b in range(len(sizes)):
+        relief = _relief(sizes, caps, weight, penalty, v, own, b) if b != own else 0.0
+        if relief <= _LEAST_RELIEF:
+            continue
+        loss = np.float64(counts[v, own] - counts[v, b]) if len(counts) > 0 else 0.0
+        price = loss / relief if loss > 0 else loss * relief
+        if price < best_price:
+            best, best_price = b, price
+    return best, best_price
+
+
+@kernel
+def _price_moves(nodes, part, counts, sizes, caps, weight, penalty, price):
+    for i in range(len(nodes)):
+        v = nodes[i]
+        price[i] = _cheapest_move(sizes, caps, counts, weight, penalty, v, part[v])[1]
+
+
+@kernel
+def _move_nodes(nodes, part, counts, sizes, caps, weight, penalty):
+    """Move the nodes, in this order, as far as it still relieves; return how many."""
+    moved = 0
+    for i in range(len(nodes)):
+        v = nodes[i]
+        best = _cheapest_move(sizes, caps, counts, weight, penalty, v, part[v])[0]
+        if best >= 0:
+            _add(sizes, weight, v, part[v], -1)
+            part[v] = best
+            _add(sizes, weight, v, best, 1)
+            moved += 1
+    return moved

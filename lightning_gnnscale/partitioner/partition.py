@@ -138,7 +138,7 @@ def partition(
         progress: called as progress(what, done, total) at most once a chunk; total may be None.
         evaluate: measure the result, which takes one more pass.
         relation_weight: {"cites": 2, "at": 0}: how many edges an edge of a relation counts as, a whole number; others
-            count as one. 0 leaves a relation out. For methods that count repeated edges.
+            count as one. 0 leaves a relation out. For methods that count repeated edges, without `deduplicate=True`.
         options: the method's own.
 
     Returns:
@@ -156,6 +156,8 @@ def partition(
     num_parts = _check_num_parts(num_parts, stream.num_nodes)
     asked, of_kinds = masks, balance_by_kind(stream, masks, balance)
     seen = stream if not relation_weight else weigh_relations(stream, relation_weight)
+    if relation_weight and options.get("deduplicate") and max(relation_weight.values()) > 1:
+        raise ValueError("partitioner.deduplicate=true drops the repeats that relation_weight makes: leave one out")
     with phases.recording() as record, MemoryPeak() as peak:
         with phases.phase("total"):
             given = {"masks": of_kinds or None, "balance": balance, "progress": progress}

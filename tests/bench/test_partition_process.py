@@ -51,8 +51,8 @@ def test_a_file_of_any_layout_and_format(server, tmp_path, layout, suffix, reade
 
 
 def test_what_a_method_refuses_is_its_own_line(server, edges):
-    with pytest.raises(RuntimeError, match=r"^partitioner 'grem' takes no balance constraints, got balance="):
-        server.measure(edges, 3_000, "grem", 4, repeats=0, balance={"nodes": 1.1})
+    with pytest.raises(RuntimeError, match=r"^partitioner 'hdrf' takes no balance constraints, got balance="):
+        server.measure(edges, 3_000, "hdrf", 4, repeats=0, balance={"nodes": 1.1})
 
 
 def test_a_crash_tells_its_end(server, edges):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
 from lightning_gnnscale.errors import EdgeStreamError, GNNScaleError
-from lightning_gnnscale.partitioner import partition, registry
+from lightning_gnnscale.partitioner import grem_placement, partition, registry
 from lightning_gnnscale.partitioner.graph_access import edge_shuffle, scratch
 from lightning_gnnscale.partitioner.graph_access.simple_graph import open_simple_graph
 from lightning_gnnscale.partitioner.graph_input import Checkpoint
@@ -31,9 +31,12 @@ def random_seed_parts(seed):
     return seed_parts
 
 
-def expected_parts(edges, num_nodes, num_parts, mode, refine=True, chunk_edges=None, share=0.1, epsilon=0.03, seed=0):
+def expected_parts(
+    edges, num_nodes, num_parts, mode, refine=True, chunk_edges=None, share=0.1, epsilon=0.03, seed=0, **balanced
+):
     chunk_edges = chunk_edges or max(1, math.ceil(share * len(edges) * (1 - 1e-12)))
-    return grem_parts(edges, num_nodes, num_parts, mode, refine, chunk_edges, epsilon, random_seed_parts(seed))
+    seed_parts = random_seed_parts(seed)
+    return grem_parts(edges, num_nodes, num_parts, mode, refine, chunk_edges, epsilon, seed_parts, **balanced)
 
 
 @settings(max_examples=200)
@@ -56,6 +59,38 @@ def test_equals_the_oracle_in_every_layout(graph, layout, data):
     simple = shuffled(simple, seed) if order == "shuffle" else simple
     assert p.part_id.tolist() == expected_parts(simple, num_nodes, num_parts, seed=seed, **options)
     assert np.bincount(p.part_id).max() <= math.ceil(num_nodes / num_parts) * (1 + options["epsilon"])
+
+
+@settings(max_examples=200)
+@given(graph=simple_graphs(), data=st.data())
+def test_balances_equal_the_oracle(graph, data):
+    num_nodes, edges = graph
+    num_parts = data.draw(st.integers(1, num_nodes))
+    masks = {
+        "train": np.array(data.draw(st.lists(st.booleans(), min_size=num_nodes, max_size=num_nodes))),
+        "kind": np.arange(num_nodes) % 3 == 0,
+        "seen": np.array(data.draw(st.lists(st.integers(0, 4), min_size=num_nodes, max_size=num_nodes))),
+    }
+    degree = np.bincount(np.ravel(edges).astype(int), minlength=num_nodes)
+    weight = {"nodes": np.ones(num_nodes, int), "volume": degree, **masks}
+    names = data.draw(st.lists(st.sampled_from(sorted(weight)), min_size=1, unique=True))
+    balance = {name: data.draw(st.sampled_from([1.0, 1.1, 1.5, 4.0])) for name in names}
+    options = {
+        "mode": data.draw(st.sampled_from(["direct", "recursive"])),
+        "refine": data.draw(st.booleans()),
+        "chunk_edges": data.draw(st.sampled_from([1, 2, 5, 9, 1000])),
+    }
+    stream = stream_of(edges, num_nodes, layout="once")
+    try:
+        p = grem(stream, num_parts, order="given", masks=masks, balance=balance, **options)
+    except ValueError as error:  # of one node, or without any
+        assert "cannot be met" in str(error) or "has no nodes" in str(error)
+        return
+    kept = balance if "nodes" in balance else {"nodes": 1.03, **balance}
+    weights = list(zip(*(weight[name].tolist() for name in kept), strict=True))
+    expected = expected_parts(edges, num_nodes, num_parts, **options, weights=weights, slacks=list(kept.values()))
+    assert p.part_id.tolist() == expected
+    assert list(p.notes["balance"]) == list(kept)
 
 
 @pytest.mark.parametrize("mode", ["direct", "recursive"])
@@ -151,12 +186,19 @@ def chunks_placed(stream, num_parts, **options):
 
 @pytest.mark.parametrize("refine", [True, False])
 @pytest.mark.parametrize(
-    ("mode", "layout"), [("direct", "once"), ("recursive", "both_ways"), ("recursive", "directed")]
+    ("mode", "layout", "balance"),
+    [
+        ("direct", "once", None),
+        ("direct", "once", {"volume": 1.05, "train": 1.1}),
+        ("recursive", "both_ways", None),
+        ("recursive", "directed", {"volume": 1.05, "train": 1.1}),
+    ],
 )
-def test_resuming_after_a_kill_in_any_pass_is_bit_identical(tmp_path, monkeypatch, mode, layout, refine):
+def test_resuming_after_a_kill_in_any_pass_is_bit_identical(tmp_path, monkeypatch, mode, layout, refine, balance):
     arcs = listed([tuple(e) for e in random_edges().tolist()], layout)
     stream = stream_of(arcs, 300, chunk_edges=len(arcs) // 3 + 1, layout=layout)
     options = {"mode": mode, "refine": refine, "chunk_edges_share": 0.15}
+    options |= {"balance": balance, "masks": {"train": np.arange(300) < 100}}
     expected, told = chunks_placed(stream, 7, **options)
     assert len(told) == (7 if mode == "direct" else len(told)) >= 7
     options |= {"checkpoint": tmp_path / "state.npz", "checkpoint_every": 1}
@@ -250,6 +292,75 @@ def test_a_chunk_of_all_edges_is_partitioned_in_memory_and_fits_the_caps_of_ever
         assert np.bincount(p.part_id).max() <= math.floor(40 * 1.03)
 
 
+def masked(num_nodes, edges):
+    """Masks, the training nodes whole communities: a small cut keeps them together."""
+    part_id = grem(stream_of(edges, num_nodes), 8, "multilevel", chunk_edges_share=1.0).part_id
+    return {"train": part_id < 3, "seen": np.random.default_rng(1).integers(0, 9, num_nodes)}
+
+
+@pytest.mark.parametrize("refine", [True, False])
+@pytest.mark.parametrize("mode", ["direct", "recursive"])
+@pytest.mark.parametrize(
+    "balance",
+    [{"nodes": 1.05, "train": 1.1}, {"volume": 1.1, "train": 1.05}, {"nodes": 1.0, "train": 1.0, "seen": 1.05}],
+)
+def test_balances_stay_within_their_caps_and_the_cut_below_that_of_random_parts(balance, mode, refine):
+    edges, num_nodes = communities()
+    masks = masked(num_nodes, edges)
+    weight = {"nodes": np.ones(num_nodes), "volume": np.bincount(edges.ravel(), minlength=num_nodes), **masks}
+    options = {"mode": mode, "refine": refine, "masks": masks}
+    for num_parts in (2, 5, 8):
+        p = grem(stream_of(edges, num_nodes), num_parts, "multilevel", balance=balance, **options)
+        for name, slack in ({"nodes": 1.03} | balance).items():
+            total = weight[name].sum()
+            cap = max(math.floor(slack * total / num_parts * (1 + 1e-12)), -(-total // num_parts))
+            load = np.bincount(p.part_id, weights=weight[name], minlength=num_parts)
+            assert load.max() <= cap, (name, load)
+            assert p.notes["balance"][name] == pytest.approx(load.max() / load.mean())
+        assert p.notes["balance_violations"] == {}
+        assert cut(p.part_id, edges) < 0.9 * (1 - 1 / num_parts)  # what random parts are expected to cut
+        again = grem(stream_of(edges, num_nodes, chunk_edges=99), num_parts, "multilevel", balance=balance, **options)
+        assert np.array_equal(again.part_id, p.part_id)
+
+
+def test_a_balance_of_nodes_alone_is_that_of_epsilon():
+    edges, num_nodes = communities()
+    for mode in ("direct", "recursive"):
+        # 320 nodes and 8 parts: 1.1 times the mean is the cap of either.
+        found, expected = (
+            grem(stream_of(edges, num_nodes), 8, "multilevel", mode=mode, **bound)
+            for bound in ({"balance": {"nodes": 1.1}}, {"epsilon": 0.1})
+        )
+        assert np.array_equal(found.part_id, expected.part_id)
+
+
+def test_what_cannot_be_kept_is_passed_by_as_little_as_can_be_and_told():
+    # Three nodes of weight 2 in two parts that may hold 3 each.
+    masks = {"seen": np.array([2, 2, 2, 0, 0, 0])}
+    stream = stream_of([(0, 1), (1, 2), (2, 0), (3, 4), (4, 5)], 6)
+    for mode in ("direct", "recursive"):
+        with pytest.warns(UserWarning, match="balance of seen is 1.3333, .*: part . holds 4, 1 more than its 3"):
+            p = grem(stream, 2, mode=mode, masks=masks, balance={"nodes": 1.0, "seen": 1.0})
+        assert p.notes["balance_violations"] == {"seen": 1}
+        assert np.bincount(p.part_id).tolist() == [3, 3]
+
+
+def test_nodes_change_places_where_no_move_alone_relieves():
+    # One part has its fill of nodes, the other too many training nodes, and all but one node are training nodes.
+    caps = np.array([[10, 10, 9], [10, 10, 9]])
+    weight = np.ones((20, 3), np.int32)
+    weight[[0, 1], 2] = 0
+    part = np.repeat(np.array([0, 1], np.int32), 10)
+    sizes = np.array([[10, 10, 8], [10, 10, 10]])
+    counts = np.zeros((20, 2), np.float32)
+    counts[1, 0] = 1.0  # what this node would lose
+    state = grem_placement.PlacementState(part, counts, sizes, np.zeros(1, np.int64))
+    grem_placement._relieve(state, caps, weight)
+    assert sizes.tolist() == [[10, 10, 9], [10, 10, 9]]
+    assert part[:2].tolist() == [1, 0]
+    assert np.bincount(part, weights=weight[:, 2]).tolist() == [9, 9]
+
+
 @settings(max_examples=200)
 @given(num_parts=st.integers(1, 300), per_part=st.integers(1, 10**6), less=st.floats(0, 1), epsilon=st.floats(0, 1))
 def test_caps_always_leave_room_for_every_node(num_parts, per_part, less, epsilon):
@@ -311,7 +422,13 @@ def test_the_shuffle_reads_the_whole_stream_once():
         ({"seed_method": "grem"}, "partitioner.seed_method"),
         ({"epsilon": -0.1}, "partitioner.epsilon must be a finite number >= 0"),
         ({"checkpoint_every": 0}, "partitioner.checkpoint_every"),
-        ({"balance": {"nodes": 1.05}}, "takes no balance constraints"),
+        ({"balance": {"nodes": 0.9}}, "partitioner.balance.nodes must be a finite number >= 1, got 0.9"),
+        ({"balance": {"train": 1.1}}, "partitioner.balance.train: there is no mask 'train'; what can be balanced"),
+        (
+            {"balance": {"nodes": 1.05}, "epsilon": 0.1},
+            "epsilon=0.1 and partitioner.balance.nodes=1.05 both",
+        ),
+        ({"balance": dict.fromkeys("abcdefgh", 1.1)}, "at most 8 constraints with nodes among them, got 8 without"),
         ({"scratch": None}, "partitioner 'grem' needs scratch disk: give scratch=<a folder>"),
         ({"chunks": 1}, "no option chunks; allowed: mode, refine, chunk_edges_share"),
     ],

@@ -59,7 +59,7 @@ def test_weights_of_names_are_those_of_the_graph():
     assert np.array_equal(weights["cites"], expected)
 
 
-@pytest.mark.parametrize("method", ["streaming_multilevel", "spring", "random"])
+@pytest.mark.parametrize("method", ["streaming_multilevel", "grem", "spring", "random"])
 def test_kinds_masks_and_relations_are_balanced(method):
     data = dataset()
     options = {"tau_factor": 0.05} if method == "spring" else {}
@@ -69,6 +69,28 @@ def test_kinds_masks_and_relations_are_balanced(method):
     for name, limit in BALANCE.items():
         assert found[name] <= limit * slack, (name, found)
     assert p.notes["balance"].keys() == BALANCE.keys()
+
+
+@pytest.mark.parametrize("mode", ["direct", "recursive"])
+def test_grem_keeps_balances_of_kinds_where_a_small_cut_would_not(mode):
+    data = dataset()
+    balance = {"paper": 1.05, "author": 1.05, "train:paper": 1.1}
+    weights = balance_by_kind(data.stream, data.masks, balance)
+    options, largest_free = {"mode": mode, "masks": data.masks}, 0.0
+    for num_parts in (2, 4, 7):
+        p = gs.partition(data.stream, "grem", num_parts, balance=balance, **options)
+        free = gs.partition(data.stream, "grem", num_parts, evaluate=False, **options)
+        for name, slack in balance.items():
+            load, without = (
+                np.bincount(part_id, weights=weights[name], minlength=num_parts)
+                for part_id in (p.part_id, free.part_id)
+            )
+            assert load.max() <= slack * load.mean() + 1e-9, (name, load)
+            largest_free = max(largest_free, without.max() / without.mean())
+        assert p.notes["balance_violations"] == {}
+        by_chance = gs.partition(data.stream, "random", num_parts).quality
+        assert p.quality.edge_cut_ratio < 0.6 * by_chance.edge_cut_ratio
+    assert largest_free > 1.12
 
 
 def test_metis_balances_kinds_where_its_library_is_there():
@@ -81,7 +103,7 @@ def test_metis_balances_kinds_where_its_library_is_there():
     assert all(found[name] <= limit * 1.1 for name, limit in BALANCE.items()), found
 
 
-@pytest.mark.parametrize("method", ["spring", "streaming_multilevel"])
+@pytest.mark.parametrize("method", ["spring", "streaming_multilevel", "grem"])
 def test_a_relation_that_weighs_more_is_cut_less(method):
     data = dataset()
 
@@ -115,3 +137,11 @@ def test_names_and_weights_that_do_not_fit_are_refused(options, told):
 def test_one_relation_has_no_weights():
     with pytest.raises(ValueError, match="needs a graph with relations"):
         gs.partition(gs.open_edge_stream(np.array([[0], [1]])), "spring", 1, relation_weight={"cites": 2})
+
+
+def test_weights_whose_repeats_would_be_dropped_are_refused():
+    data = dataset()
+    with pytest.raises(ValueError, match="partitioner.deduplicate=true drops the repeats that relation_weight makes"):
+        gs.partition(data.stream, "grem", 4, relation_weight={"cites": 2}, deduplicate=True)
+    without = gs.partition(data.stream, "grem", 4, relation_weight={"cites": 0}, deduplicate=True, evaluate=False)
+    assert without.notes["num_edges"] < 5000  # those of the two other relations
