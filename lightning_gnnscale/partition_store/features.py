@@ -292,8 +292,8 @@ def as_stored(features: FeatureTable) -> tuple[FeatureTable, RowCode | None]:
     """
     if getattr(features, "by_kind", False):
         raise ValueError(
-            "placement, caches and Ray workers move rows of one width, and each kind of this graph has its own: "
-            "use placement=null with source=threads, processes or tasks"
+            "Ray workers move rows of one width, and each kind of this graph has its own: "
+            "use source=threads, processes or task_graphs"
         )
     code = getattr(features, "storage", None)
     return (features, None) if code is None else (features.raw, code)

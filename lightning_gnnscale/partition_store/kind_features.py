@@ -60,6 +60,10 @@ class NodeKinds(NamedTuple):
         """Return the (num,) int64 kinds of nodes."""
         return self.locate(nodes)[0]
 
+    def spread(self, values: np.ndarray) -> np.ndarray:
+        """Return the (num_nodes,) value of each node's kind, of (num_kinds,) values."""
+        return np.repeat(np.resize(values, len(self.rows)), np.diff(self.starts))
+
 
 @dataclass(frozen=True)
 class KindFeatures:
@@ -101,6 +105,17 @@ class KindFeatures:
         return sum(table.nbytes for table in self.tables if table is not None)
 
     @property
+    def row_bytes(self) -> np.ndarray:
+        """(num_nodes,) int32 bytes of each node's row as it is stored; 0 for sparse rows, and without features."""
+        widths = [0 if table is None or table.is_sparse else stored_row_bytes(table) for table in self.tables]
+        return self.kinds.spread(np.array(widths, np.int32))
+
+    @property
+    def has_row(self) -> np.ndarray:
+        """(num_nodes,) bool: whether a node is of a kind with features."""
+        return self.kinds.spread(np.array([table is not None for table in self.tables]))
+
+    @property
     def batch_row_bytes(self) -> float:
         """Mean bytes of one row in a batch, over the nodes of all kinds."""
         total = sum(table.batch_row_bytes * table.num_rows for table in self.tables if table is not None)
@@ -133,6 +148,11 @@ class KindFeatures:
             None if table is None else table.load(row[kind == number])[0] for number, table in enumerate(self.tables)
         ]
         return replace(self, tables=tuple(loaded), kinds=self.kinds.among(nodes)), None
+
+
+def stored_row_bytes(table: DenseFeatures) -> int:
+    """Return the bytes of a dense row as it is stored."""
+    return table.raw.dim * np.dtype(table.raw.dtype).itemsize
 
 
 @kernel
