@@ -1,4 +1,4 @@
-"""Training on kinds with features of their own through placements, caches and workers: the same batches bit for bit."""
+"""Training on kinds with features of their own through placements and caches: the same batches bit for bit."""
 
 import lightning as L
 import numpy as np
