@@ -31,6 +31,7 @@ _HOME = {
     "PlacementSettings": "placement",
     "FeatureBuffer": "placement",
     "FeatureCache": "placement",
+    "KindBuffers": "placement",
     "plan": "planner",
     "Plan": "planner",
     "GraphDataset": "dataset",

@@ -43,7 +43,15 @@ from .partitioner import (
     partition,
     register_partitioner,
 )
-from .placement import FeatureBuffer, FeatureCache, Placement, PlacementSettings, access_probability, place
+from .placement import (
+    FeatureBuffer,
+    FeatureCache,
+    KindBuffers,
+    Placement,
+    PlacementSettings,
+    access_probability,
+    place,
+)
 from .planner import Plan, plan
 from .remote import OwnerReads, RayWorkers, WorkerEmbedding
 from .sampler import (
@@ -92,6 +100,7 @@ __all__ = [
     "GraphDataset",
     "GraphSchema",
     "HaloExchange",
+    "KindBuffers",
     "LayerwiseSampler",
     "LinkNeighborLoader",
     "LinkPredictor",

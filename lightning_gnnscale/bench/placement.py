@@ -20,7 +20,7 @@ from ..partitioner import partition
 from ..placement import FeatureBuffer, Placement, access_probability, place
 from ..placement.access_probability import METHODS as PROBABILITIES
 from ..placement.access_probability import count_reads, drawn_probability, epoch_batches, layer_probability
-from ..placement.place import RULES, assign_training_nodes, most_read_rows
+from ..placement.place import RULES, Room, assign_training_nodes, most_read_rows
 from ..placement.placement import mean_shares, read_shares
 from ..rng import batch_key, fold, permutation
 from ..triton_kernels.sample_layer import check_layer_sizes, sample_layers
@@ -192,7 +192,7 @@ class _Graph:
         if any(method.startswith("pagraph") for method in self.methods):
             hops, most = self.pagraph_hops, self._buffer_rows(max(self.bench.buffer_shares))
             owner = apart["pagraph"] = assign_training_nodes(self.csc, nodes, num, hops)
-            made["own_rows"] = most_read_rows(self.csc, nodes, owner, num, hops, most)
+            made["own_rows"] = most_read_rows(self.csc, nodes, owner, num, hops, Room(most))
             searched["pagraph"] = time.perf_counter() - start
         reads = {"": self._count([nodes] * num)}  # by the parts whose devices shuffle their own nodes only
         if "metis_local" in self.methods:

@@ -27,7 +27,7 @@ from ..loader import (
 from ..memory import trim_heap
 from ..model.layer_source import NodeSet
 from ..partition_store import PartitionStore
-from ..placement import FeatureBuffer, Placement, PlacementSettings
+from ..placement import FeatureBuffer, KindBuffers, Placement, PlacementSettings
 from ..sampler import ClusterSampler, FullBatchSampler, NeighborSampler
 from ..sampler.cluster import clusters_by
 from ..sampler.protocol import BatchSampler
@@ -230,7 +230,7 @@ class PartitionDataModule(StoredGraphDataModule):
         return super().num_edge_features if self.loader_options.edge_features else None
 
     @property
-    def buffer(self) -> FeatureBuffer | None:
+    def buffer(self) -> FeatureBuffer | KindBuffers | None:
         """The placed features of this process while it trains; None without a placement."""
         return None if self._placed is None else self._placed.buffer
 
@@ -346,7 +346,8 @@ class PartitionDataModule(StoredGraphDataModule):
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Gather the features of a training batch where it trains, out of all tiers."""
-        without_features = getattr(batch, "x_dense", batch) is None and getattr(batch, "x_csr", None) is None
+        others = (getattr(batch, name, None) for name in ("x_csr", "x_by_kind"))
+        without_features = getattr(batch, "x_dense", batch) is None and all(form is None for form in others)
         if self._gathers_on_device and batch is not None and without_features:
             self._placed.gather(batch)
         return batch

@@ -13,11 +13,12 @@ from ..errors import PlacementError, StrategyError
 from ..events import clock, record
 from ..loader import LoaderOptions, RowReads
 from ..partition_store import PartitionStore
-from ..placement import FeatureBuffer, FeatureCache, Placement, PlacementSettings
+from ..placement import FeatureBuffer, FeatureCache, KindBuffers, Placement, PlacementSettings
 from ..placement.access_probability import access_probability, drawn_probability, layer_probability
 from ..placement.link_cost import link_alphas
 from ..placement.place import RULES
 from ..sampler import LayerwiseSampler, LocalityBias, NeighborSampler
+from ..sampler.minibatch import rows_by_kind
 
 HOPS_UNKNOWN = 2  # of samplers without fan-outs
 DRAWN_BATCHES = 64  # of each rank, by which probabilities are corrected
@@ -90,11 +91,11 @@ def open_buffer(
     seed: int,
     trainer,
     reads: RankReads,
-) -> FeatureBuffer:
+) -> FeatureBuffer | KindBuffers:
     """Place the features and return this process's buffer; a device is a process of the Trainer.
 
     Args:
-        store: A store with dense features.
+        store: A store with dense features, of one table or of a table a kind.
         settings: Settings to place by; a placement that they hold was made for as many devices as there are processes.
         train_nodes: (num_train,) store ids of all targets.
         sampler: Sampler of the batches.
@@ -110,8 +111,8 @@ def open_buffer(
         raise PlacementError(f"{store.root}: the store has no features that could be placed: leave placement out")
     rank, world_size = (trainer.global_rank, trainer.world_size) if trainer is not None else (0, 1)
     on = _device(trainer)
-    prob = None
-    if not isinstance(settings.method, Placement):
+    prob, by_kind = None, getattr(store.features, "by_kind", False)
+    if not isinstance(settings.method, Placement) or (by_kind and settings.cache_rows):
         prob = read_probability(store, settings, sampler, batch_size, seed, reads)
         prob = prob[0] if world_size == 1 else prob
     alphas = rank_alphas(settings, trainer, world_size)
@@ -121,15 +122,15 @@ def open_buffer(
             f"the placement has {placement.num_devices} devices, training has {world_size} processes: place for "
             f"num_devices={world_size}"
         )
-    options = {
-        "on": on,
-        "cache": FeatureCache(settings.cache_rows, settings.cache_policy) if settings.cache_rows else None,
-        "fingerprint": store.layout_fingerprint,
-    }
-    if world_size > 1:
-        buffer = FeatureBuffer.join(placement, store.features, rank, **options)
+    options = {"on": on, "fingerprint": store.layout_fingerprint}
+    make = FeatureBuffer.join if world_size > 1 else FeatureBuffer
+    if by_kind:
+        own = None if prob is None else prob if prob.ndim == 1 else prob[rank]
+        caches = settings.caches_by_kind(store.features, placement, rank, own) if settings.cache_rows else ()
+        buffer = KindBuffers(placement, store.features, rank, caches=caches, make=make, **options)
     else:
-        buffer = FeatureBuffer(placement, store.features, rank, **options)
+        cache = FeatureCache(settings.cache_rows, settings.cache_policy) if settings.cache_rows else None
+        buffer = make(placement, store.features, rank, cache=cache, **options)
     record(
         "placement",
         rank=rank,
@@ -142,7 +143,7 @@ def open_buffer(
     return buffer
 
 
-def close_buffer(buffer: FeatureBuffer, trainer) -> None:
+def close_buffer(buffer: FeatureBuffer | KindBuffers, trainer) -> None:
     """Record what each tier served, and let go of the rows; on GPUs once no peer reads them any more."""
     record("reads", rank=buffer.device, **buffer.hits)
     if buffer.on != "cpu" and trainer is not None and trainer.world_size > 1:
@@ -217,7 +218,7 @@ class PlacedTraining:
                 f"placement.locality_scale={locality_scale} needs a sampler that takes locality, NeighborSampler or "
                 f"LayerwiseSampler, got {type(sampler).__name__}"
             )
-        self.buffer: FeatureBuffer | None = None
+        self.buffer: FeatureBuffer | KindBuffers | None = None
         self._clock: GatherClock | None = None
         self._counted = (0.0, 0)  # seconds on the CPU and far rows that `loading_share` has told
 
@@ -264,7 +265,10 @@ class PlacedTraining:
     def gather(self, batch: Any) -> None:
         """Give a batch its features out of all tiers, where it trains."""
         with clock.doing("read"), self._clock.measure():
-            batch.x = self.buffer.gather(batch.n_id)
+            rows = self.buffer.gather(batch.n_id)
+            if isinstance(self.buffer, KindBuffers):
+                rows = rows_by_kind(rows).apply(lambda tensor: tensor.to(batch.n_id.device, non_blocking=True))
+            batch.x = rows
 
     def loading_share(self, seconds: float, waiting_share: float, num_threads: int) -> float:
         """Return the share of an epoch that went into loading features, in [0, 1]; 0 where all rows were near.

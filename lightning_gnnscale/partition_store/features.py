@@ -140,6 +140,11 @@ class SparseRows:
         """Number of rows."""
         return len(self.indptr) - 1
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return self.indptr.nbytes + self.indices.nbytes + self.data.nbytes
+
     def dense(self, out: np.ndarray | None = None) -> np.ndarray:
         """Return (num_rows, dim) of the stored dtype, zero where nothing is stored; `out` is overwritten."""
         if out is None:
@@ -284,17 +289,11 @@ class LoadedRows:
         return gather_tiers(places, None, RowTables([one.array for one in tables]), out, code=self.table.storage)
 
 
-def as_stored(features: FeatureTable) -> tuple[FeatureTable, RowCode | None]:
+def as_stored(features: FeatureTable) -> tuple[FeatureTable, RowCode | tuple[RowCode | None, ...] | None]:
     """Return the table whose rows are what is stored, and their code; of plain numbers the table itself and None.
 
-    Raises:
-        ValueError: kinds have tables of their own, which cannot be moved as rows of one width.
+    Where kinds have tables of their own, the code is one a kind.
     """
-    if getattr(features, "by_kind", False):
-        raise ValueError(
-            "placement, caches and Ray workers move rows of one width, and each kind of this graph has its own: "
-            "use placement=null with source=threads, processes or tasks"
-        )
     code = getattr(features, "storage", None)
     return (features, None) if code is None else (features.raw, code)
 

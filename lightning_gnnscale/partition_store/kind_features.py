@@ -1,12 +1,14 @@
 """Features of graphs with several kinds of nodes: a table a kind, each of its own width, dtype and storage."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..jit import kernel
-from .features import CSRFeatures, DenseFeatures, checked_rows
+from ..triton_kernels.gather_rows import RowCode
+from .features import CSRFeatures, DenseFeatures, SparseRows, checked_rows, merge_rows
 
 
 class KindRows(NamedTuple):
@@ -25,6 +27,24 @@ class KindRows(NamedTuple):
     def num_rows(self) -> int:
         """Number of nodes."""
         return len(self.kind)
+
+    @property
+    def num_featured(self) -> int:
+        """Number of nodes of kinds with features."""
+        return sum(_count(table) for table in self.tables if table is not None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the kinds and the rows."""
+        return self.kind.nbytes + sum(table.nbytes for table in self.tables if table is not None)
+
+    def rank(self) -> np.ndarray:
+        """Return (num_rows,) int64: the row of each node in the table of its kind."""
+        rank = np.empty(len(self.kind), np.int64)
+        for number in range(len(self.tables)):
+            own = np.flatnonzero(self.kind == number)
+            rank[own] = np.arange(len(own))
+        return rank
 
 
 class NodeKinds(NamedTuple):
@@ -46,9 +66,14 @@ class NodeKinds(NamedTuple):
         lengths = np.diff(starts).reshape(-1, num_kinds)
         return cls(starts, (np.cumsum(lengths, axis=0) - lengths).reshape(-1), num_kinds)
 
-    def among(self, nodes: np.ndarray) -> "NodeKinds":
-        """Return the kinds of positions in (num,) ascending ids, in place of the ids themselves."""
-        return NodeKinds.of_runs(np.searchsorted(nodes, self.starts), self.num_kinds)
+    def among(self, *nodes: np.ndarray) -> "NodeKinds":
+        """Return the kinds of positions in ids, in place of the ids themselves: each of (num,) ascending ones."""
+        starts, first = [], 0
+        for ids in nodes:
+            starts.append(first + np.searchsorted(ids, self.starts))
+            first += len(ids)
+        runs = [own[:-1] for own in starts[:-1]]  # a run may be of no node
+        return NodeKinds.of_runs(np.concatenate([*runs, starts[-1]]), self.num_kinds)
 
     def locate(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the (num,) int64 kinds of nodes, and their rows."""
@@ -59,6 +84,10 @@ class NodeKinds(NamedTuple):
     def kind_of(self, nodes: np.ndarray) -> np.ndarray:
         """Return the (num,) int64 kinds of nodes."""
         return self.locate(nodes)[0]
+
+    def spread(self, values: np.ndarray) -> np.ndarray:
+        """Return the (num_nodes,) value of each node's kind, of (num_kinds,) values."""
+        return np.repeat(np.resize(values, len(self.rows)), np.diff(self.starts))
 
 
 @dataclass(frozen=True)
@@ -81,6 +110,17 @@ class KindFeatures:
         return int(self.kinds.starts[-1])
 
     @property
+    def storage(self) -> tuple[RowCode | None, ...] | None:
+        """The form of the codes of each kind, None for one whose rows are none; None where no kind has codes."""
+        codes = tuple(getattr(table, "storage", None) for table in self.tables)
+        return codes if any(codes) else None
+
+    @property
+    def raw(self) -> "KindFeatures":
+        """The tables of the rows as they are stored, see `DenseFeatures.raw`."""
+        return replace(self, tables=tuple(getattr(table, "raw", table) for table in self.tables))
+
+    @property
     def dims(self) -> list[int]:
         """Width of each kind's rows; 0 without features."""
         return [0 if table is None else table.dim for table in self.tables]
@@ -99,6 +139,17 @@ class KindFeatures:
     def nbytes(self) -> int:
         """Bytes on disk."""
         return sum(table.nbytes for table in self.tables if table is not None)
+
+    @property
+    def row_bytes(self) -> np.ndarray:
+        """(num_nodes,) int32 bytes of each node's row as it is stored; 0 for sparse rows, and without features."""
+        widths = [0 if table is None or table.is_sparse else stored_row_bytes(table) for table in self.tables]
+        return self.kinds.spread(np.array(widths, np.int32))
+
+    @property
+    def has_row(self) -> np.ndarray:
+        """(num_nodes,) bool: whether a node is of a kind with features."""
+        return self.kinds.spread(np.array([table is not None for table in self.tables]))
 
     @property
     def batch_row_bytes(self) -> float:
@@ -133,6 +184,48 @@ class KindFeatures:
             None if table is None else table.load(row[kind == number])[0] for number, table in enumerate(self.tables)
         ]
         return replace(self, tables=tuple(loaded), kinds=self.kinds.among(nodes)), None
+
+    def holding(self, rows: KindRows, kinds: NodeKinds) -> "KindFeatures":
+        """Return a table in memory of gathered rows; kinds: where the nodes of each kind are among them."""
+        tables = [
+            CSRFeatures(own.indptr, own.indices, own.data, own.dim)
+            if isinstance(own, SparseRows)
+            else own
+            if own is None
+            else DenseFeatures(own)
+            for own in rows.tables
+        ]
+        return replace(self, tables=tuple(tables), kinds=kinds)
+
+
+def merge_kinds(blocks: Sequence[KindRows], places: Sequence[np.ndarray]) -> KindRows:
+    """Return the rows of several blocks, each at its place; arguments as for `merge_rows`."""
+    kind = np.empty(sum(block.num_rows for block in blocks), blocks[0].kind.dtype)
+    for block, own in zip(blocks, places, strict=True):
+        kind[own] = block.kind
+    tables: list = []
+    rank = KindRows(kind, blocks[0].tables).rank()
+    for number, first in enumerate(blocks[0].tables):
+        pieces = [block.tables[number] for block in blocks]
+        at = [rank[own[block.kind == number]] for block, own in zip(blocks, places, strict=True)]
+        if first is None:
+            tables.append(None)
+        elif isinstance(first, SparseRows):
+            tables.append(merge_rows(pieces, at))
+        else:
+            tables.append(np.empty((sum(map(len, pieces)), first.shape[1]), first.dtype))
+            for piece, own in zip(pieces, at, strict=True):
+                tables[-1][own] = piece
+    return KindRows(kind, tables)
+
+
+def _count(rows) -> int:
+    return rows.num_rows if isinstance(rows, SparseRows) else len(rows)
+
+
+def stored_row_bytes(table: DenseFeatures) -> int:
+    """Return the bytes of a dense row as it is stored."""
+    return table.raw.dim * np.dtype(table.raw.dtype).itemsize
 
 
 @kernel

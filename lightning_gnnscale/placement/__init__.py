@@ -1,7 +1,7 @@
 """Which feature rows lie where: how likely each is read, and what goes on which device."""
 
 from .access_probability import access_probability
-from .feature_buffer import FeatureBuffer
+from .feature_buffer import FeatureBuffer, KindBuffers
 from .feature_cache import FeatureCache
 from .place import place
 from .placement import DISK, HOST, Placement
@@ -12,6 +12,7 @@ __all__ = [
     "HOST",
     "FeatureBuffer",
     "FeatureCache",
+    "KindBuffers",
     "Placement",
     "PlacementSettings",
     "access_probability",

@@ -1,15 +1,18 @@
-"""`FeatureBuffer`: the feature rows that a device holds, and the tiers behind them."""
+"""`FeatureBuffer`: the feature rows that a device holds, and the tiers behind them; `KindBuffers`: one a kind."""
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from ..errors import PlacementError
-from ..partition_store.features import as_stored
+from ..partition_store.features import as_stored, checked_rows
+from ..partition_store.kind_features import KindFeatures, KindRows, NodeKinds
 from . import cpu_tiers
 from .cpu_tiers import CPUTiers, checked_nodes
 from .feature_cache import FeatureCache
@@ -219,7 +222,151 @@ class FeatureBuffer:
         return self._tiers
 
 
+class KindBuffers:
+    """Placed features of a graph whose kinds have tables of their own: a `FeatureBuffer` a kind, gathered as one.
+
+    The placement is one of all nodes, made with `place(row_bytes=features.row_bytes)`. Sparse rows lie on no device:
+    they are read from the store, and count as read from the host. What a placement says of nodes without dense
+    features is passed over.
+
+    Args:
+        placement: Placement of the rows of all nodes, by store id.
+        features: Features of the store, each kind's a table; they stay open.
+        device: The device of the placement that reads.
+        caches: By kind, its cache for rows that lie on no device, or None; empty: there are none.
+        make: What makes the buffer of a kind: `FeatureBuffer`, or `FeatureBuffer.join` where each device has a process.
+        options: Further arguments of `make`: `on`, `host`, `fingerprint`; for `FeatureBuffer.join` also `exchange` and
+            `folder`.
+
+    Attributes:
+        buffers: By kind, its `FeatureBuffer`; None for a kind without dense features.
+        num_rows, dim, dtype: As of the features.
+        hits, gather_s, nbytes: As of `FeatureBuffer`, summed over the kinds.
+
+    Raises:
+        PlacementError: no kind has dense features; also what `make` raises.
+        ValueError: an argument outside its range.
+
+    Cost: each kind's buffer, and a lookup of the kind of each node that is gathered; nodes on a GPU are waited for.
+    """
+
+    is_sparse, by_kind = False, True
+
+    def __init__(
+        self,
+        placement: Placement,
+        features: KindFeatures,
+        device: int = 0,
+        *,
+        on: str = "cpu",
+        caches: Sequence[FeatureCache | None] = (),
+        make: Callable[..., FeatureBuffer] = FeatureBuffer,
+        fingerprint: str = "",
+        **options,
+    ):
+        check_layout(placement, features, device, fingerprint)
+        dense = [table is not None and not table.is_sparse and table.num_rows > 0 for table in features.tables]
+        if not any(dense):
+            raise PlacementError(
+                "a placement needs dense features, and no kind has any: store dense rows, or go without placement"
+            )
+        if caches and len(caches) != len(dense):
+            raise ValueError(f"caches must be one a kind, {len(dense)}, got {len(caches)}")
+        self.placement, self.device, self.on = placement, device, on
+        self.buffers: list[FeatureBuffer | None] = [None] * len(dense)
+        options |= {"on": on, "fingerprint": fingerprint}
+        try:
+            for kind in np.flatnonzero(dense):
+                own, cache = placement_of_kind(placement, features.kinds, kind), caches[kind] if caches else None
+                self.buffers[kind] = make(own, features.tables[kind], device, cache=cache, **options)
+        except BaseException:
+            self.close()
+            raise
+        tables = zip(self.buffers, features.tables, strict=True)
+        self._rows = replace(features, tables=tuple(buffer or table for buffer, table in tables))
+        self.num_rows, self.dim, self.dtype = features.num_rows, features.dim, features.dtype
+        self._sparse_reads, self.gather_s, self._lock = 0, 0.0, threading.Lock()
+
+    def gather(self, nodes, take=None) -> KindRows:
+        """Copy rows; may be called from several threads at once.
+
+        Args:
+            nodes: (num,) integers in [0, num_rows): an array or a tensor.
+            take: Gives memory for dense rows, see `KindFeatures.gather`; on CUDA it is not asked.
+
+        Returns:
+            The rows, bit for bit what the store's own tables give; on CUDA dense rows are tensors of the device.
+        """
+        begun = time.perf_counter()
+        nodes = nodes.cpu().numpy() if isinstance(nodes, torch.Tensor) else nodes
+        rows = self._rows.gather(nodes, take if self.on == "cpu" else None)
+        sparse = sum(table.num_rows for table in rows.tables if hasattr(table, "indptr"))
+        with self._lock:
+            self._sparse_reads += sparse
+            self.gather_s += time.perf_counter() - begun
+        return rows
+
+    @property
+    def foretold(self) -> bool:
+        """Whether reads should be told to `expect` before they come."""
+        return any(buffer.foretold for buffer in self._made)
+
+    def expect(self, batches: Iterable[np.ndarray]) -> None:
+        """Tell "belady" caches the nodes of the batches to come, in order; see `FeatureCache.expect`."""
+        located = [self._rows.kinds.locate(checked_rows(batch, self.num_rows)) for batch in batches]
+        for number, buffer in enumerate(self.buffers):
+            if buffer is not None and buffer.foretold:
+                buffer.expect([row[kind == number] for kind, row in located])
+
+    def forget(self) -> None:
+        """Drop the reads that were told and did not come, for example of an epoch that was broken off."""
+        for buffer in self._made:
+            buffer.forget()
+
+    @property
+    def hits(self) -> dict[str, int]:
+        """Rows read from each of `TIERS` since `reset_hits`, or since the buffers were made."""
+        found = Counter({"host": self._sparse_reads})
+        for buffer in self._made:
+            found.update(buffer.hits)
+        return {tier: found[tier] for tier in TIERS}
+
+    def reset_hits(self) -> None:
+        """Count from 0 again."""
+        for buffer in self._made:
+            buffer.reset_hits()
+        with self._lock:
+            self._sparse_reads = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the buffers take on their device, bytes."""
+        return sum(buffer.nbytes for buffer in self._made)
+
+    def close(self) -> None:
+        """Let go of the rows; peers that mapped them keep them."""
+        for buffer in self._made:
+            buffer.close()
+
+    @property
+    def _made(self) -> list[FeatureBuffer]:
+        return [buffer for buffer in self.buffers if buffer is not None]
+
+
+def placement_of_kind(placement: Placement, kinds: NodeKinds, kind: int) -> Placement:
+    """Return the placement of one kind's rows, numbered as in its table; shares and costs remain those of all."""
+    rows = []
+    for own in placement.rows:
+        kind_of, row = kinds.locate(np.asarray(own, np.int64))
+        rows.append(row[kind_of == kind])
+    ours = kinds.spread(np.arange(kinds.num_kinds) == kind)
+    on_disk = None if placement.on_disk is None else placement.on_disk[ours]
+    return replace(placement, rows=tuple(rows), num_nodes=int(np.count_nonzero(ours)), on_disk=on_disk)
+
+
 def _layout(placement, features, device, on, host, fingerprint, memory_bytes) -> RowLayout:
+    if getattr(features, "by_kind", False):
+        raise PlacementError("each kind has features of its own, and a FeatureBuffer has one table: use gs.KindBuffers")
     check_layout(placement, features, device, fingerprint)
     if host not in ("map", "copy"):
         raise ValueError(f'host must be "map" or "copy", got {host!r}')

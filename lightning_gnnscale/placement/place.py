@@ -1,7 +1,9 @@
 """`place`: which feature rows go on which device, by rule or as the baselines do."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,6 +13,36 @@ from ..rng import fold, permutation
 from .access_probability import assign_seeds, checked_nodes, count_reads
 from .link_cost import devices_here, link_alphas
 from .placement import Placement, mean_shares, read_costs, read_shares
+
+
+class Room(NamedTuple):
+    """What there is room for, in a device's buffer, its cache or host memory.
+
+    Attributes:
+        rows: Number of rows, >= 0; where rows differ in width, of rows of the mean width over all nodes.
+        row_bytes: (num_nodes,) integers >= 0, bytes of each node's row, 0 for a row that is not placed; None: all rows
+            are alike.
+    """
+
+    rows: int
+    row_bytes: np.ndarray | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the room where rows differ in width."""
+        return int(self.rows * self.row_bytes.sum(dtype=np.int64)) // len(self.row_bytes)
+
+    def placeable(self, nodes: np.ndarray) -> np.ndarray:
+        """Return those of (num,) ids whose rows can be placed, in their order."""
+        return nodes if self.row_bytes is None else nodes[self.row_bytes[nodes] > 0]
+
+    def first(self, nodes: np.ndarray, times: int = 1) -> np.ndarray:
+        """Return the first placeable ones of (num,) ids, as many as fit a room of so many times the size."""
+        if self.row_bytes is None:
+            return nodes[: times * self.rows]
+        nodes = self.placeable(nodes)
+        ends = np.cumsum(self.row_bytes[nodes], dtype=np.int64)
+        return nodes[: np.searchsorted(ends, times * self.num_bytes, "right")]
 
 
 def assign_training_nodes(csc: CSC, train_nodes: np.ndarray, num_devices: int, num_layers: int) -> np.ndarray:
@@ -38,25 +70,25 @@ def assign_training_nodes(csc: CSC, train_nodes: np.ndarray, num_devices: int, n
 
 
 def most_read_rows(
-    csc: CSC, train_nodes: np.ndarray, device: np.ndarray, num_devices: int, num_layers: int, buffer_rows: int
+    csc: CSC, train_nodes: np.ndarray, device: np.ndarray, num_devices: int, num_layers: int, room: Room
 ) -> list[np.ndarray]:
     """Return, for each device, the rows of its neighbourhoods with the highest out-degree inside them.
 
     Args:
         csc, train_nodes, num_devices, num_layers: See `assign_training_nodes`.
         device: The array that `assign_training_nodes` returned.
-        buffer_rows: Number of rows in each device's buffer.
+        room: What each device's buffer has room for.
 
     Returns:
-        One (num,) int64 array a device, num <= buffer_rows.
+        One (num,) int64 array a device, no more than there is room for.
     """
     rows = []
     for own in range(num_devices):
         degree = np.zeros(csc.num_rows, np.int64)
         seeds = train_nodes[device == own]
         count_reads(np.asarray(csc.indptr), np.asarray(csc.indices), seeds, num_layers, degree)
-        order = np.argsort(-degree, kind="stable")[:buffer_rows]
-        rows.append(order[degree[order] > 0])
+        order = np.argsort(-degree, kind="stable")[: np.count_nonzero(degree)]
+        rows.append(room.first(order))
     return rows
 
 
@@ -149,15 +181,22 @@ def place(
     part_id: np.ndarray | None = None,
     host_rows: int | None = None,
     seed: int = 0,
+    row_bytes: np.ndarray | None = None,
 ) -> Placement:
     """Place feature rows on devices.
+
+    Where rows differ in width, a buffer is filled with the likeliest rows until its bytes are used: a byte of it saves
+    the more bytes, the likelier its row is read, whatever the row's width. In a group, Algorithm 1 goes over the rows
+    of each width apart; what each width gets is what the hottest rows take of one buffer, or of all buffers of the
+    group, whichever costs less.
 
     Args:
         prob: (num_nodes,) how likely each node is to be read, for example from `access_probability`; or (num_devices,
             num_nodes), where devices read different parts. A group then places by their mean, and the rules give a row
             that one device of it holds to the one that reads it most.
         num_devices: Number of devices, >= 1.
-        buffer_rows: Number of rows in each device's buffer, in [1, num_nodes].
+        buffer_rows: Number of rows in each device's buffer, in [1, num_nodes]; with `row_bytes`, bytes of so many rows
+            of the mean width over all nodes. So are `host_rows`.
         alpha: Cost of a peer read divided by that of a host read, in [0, 1]: 0.2 for pairs, 0 for all-to-all links in
             the paper. Or (num_devices, num_devices), the cost of each pair; "auto": measured once per machine, see
             `link_alphas`. The rules go by a group's mean.
@@ -177,9 +216,11 @@ def place(
         host_rows: Number of rows that host memory has room for. The hottest of the rows that a group reads from there
             stay in it, the others on disk. None: all stay in it.
         seed: Seed of "random".
+        row_bytes: (num_nodes,) integers >= 0, bytes of each node's row where rows differ in width; 0 for a row that
+            stays in host memory. None: all rows are alike.
 
     Returns:
-        Placement.
+        Placement. With `row_bytes`, `costs` are in reads of rows of the mean width.
 
     Raises:
         ValueError: an argument is outside its range, or prob has NaN or negative values.
@@ -190,6 +231,7 @@ def place(
     prob = _checked_prob(prob, num_devices)
     num_nodes = prob.shape[-1]
     _check(num_nodes, num_devices, buffer_rows, alpha, method)
+    room = Room(buffer_rows, _checked_bytes(row_bytes, num_nodes))
     mean = prob if prob.ndim == 1 else prob.mean(axis=0)
     order = np.argsort(-mean, kind="stable")
     choices = [_checked_groups(groups, num_devices)]
@@ -201,23 +243,26 @@ def place(
         choices = linked_groups(alphas)
     if method == "pagraph":
         choices = [tuple((device,) for device in range(num_devices))]
-        apart = _pagraph(store, train_nodes, num_nodes, num_devices, num_layers, buffer_rows)
+        apart = _pagraph(store, train_nodes, num_nodes, num_devices, num_layers, room)
         ways = [lambda group: [apart[device] for device in group]]
     elif method in RULES:
-        ways = [lambda group: _by_rule(method, prob, group, buffer_rows, alphas)]
+        ways = [partial(_by_rule, method, prob, room, alphas)]
+        if room.row_bytes is not None:
+            ways.append(partial(_by_rule, method, prob, room, alphas, of_group=True))
     elif method == "metis":
         parts = _checked_parts(part_id, num_nodes, num_devices)
-        ways = [lambda group: _hottest_of_parts(prob, parts, group, buffer_rows)]
+        ways = [partial(_hottest_of_parts, prob, parts, room)]
     elif method == "hot_ranges":
         ways = []
     else:
         found = _candidates(method, mean, store, seed)
-        ways = [lambda group: _dealt(found, len(group), buffer_rows, in_turns=method == "degree")]
+        ways = [lambda group: _dealt(found, len(group), room, in_turns=method == "degree")]
     if method in ("hot_ranges", "rule_by_cost"):
         ranges = np.arange(num_nodes) * num_devices // num_nodes
-        ways.append(lambda group: _hottest_of_parts(prob, ranges, group, buffer_rows))
-    groups, rows, costs = _cheapest(choices, ways, prob, alphas)
-    on_disk = _beyond_host(order, rows, groups, host_rows)
+        ways.append(partial(_hottest_of_parts, prob, ranges, room))
+    read = prob if room.row_bytes is None else prob * (room.row_bytes / max(room.row_bytes.mean(), 1e-9))
+    groups, rows, costs = _cheapest(choices, ways, read, alphas)
+    on_disk = _beyond_host(order, rows, groups, host_rows, room.row_bytes)
     shares = read_shares(rows, groups, on_disk, prob)
     fingerprint = getattr(store, "layout_fingerprint", "")
     return Placement(rows, groups, num_nodes, on_disk, mean_shares(shares), shares, method, fingerprint, costs)
@@ -261,16 +306,39 @@ def linked_groups(alphas: np.ndarray) -> list[tuple[tuple[int, ...], ...]]:
 
 
 def _by_rule(
-    method: str, prob: np.ndarray, group: tuple[int, ...], buffer_rows: int, alphas: np.ndarray
+    method: str, prob: np.ndarray, room: Room, alphas: np.ndarray, group: tuple[int, ...], of_group: bool = False
 ) -> list[np.ndarray]:
-    """Return the rows of each device of a group, by Algorithm 1."""
+    """Return the rows of each device of a group, by Algorithm 1.
+
+    Args:
+        of_group: Rows of each width get what the hottest rows take of all buffers of the group, not of one.
+    """
     num = len(group)
     alpha = float(alphas[np.ix_(group, group)].sum() / (num * (num - 1))) if num > 1 else 0.0
     alpha = alpha if method == "rule" else alpha_by_cost(alpha, num)
     own = np.broadcast_to(prob, (1, *prob.shape)) if prob.ndim == 1 else prob[list(group)]
     mean = own.mean(axis=0, dtype=own.dtype)
-    placed = place_group(np.argsort(-mean, kind="stable"), mean, len(group), buffer_rows, alpha)
-    return list(placed if prob.ndim == 1 or len(group) == 1 else _nearest(placed, own))
+    order, found = np.argsort(-mean, kind="stable"), []
+    for alike, buffer_rows in _by_width(order, room, num if of_group else 1):
+        placed = place_group(alike, mean, num, buffer_rows, alpha)
+        found.append(placed if prob.ndim == 1 or num == 1 else _nearest(placed, own))
+    return list(np.concatenate(found, axis=1)) if found else [order[:0]] * num
+
+
+def _by_width(order: np.ndarray, room: Room, num_devices: int) -> list[tuple[np.ndarray, int]]:
+    """Return the rows of each width, hottest first, and how many of them the buffer of a device has room for.
+
+    Args:
+        order: (num_nodes,) ids, hottest first.
+        room: What each buffer has room for.
+        num_devices: Number of devices whose buffers the hottest rows fill together.
+    """
+    if room.row_bytes is None:
+        return [(order, room.rows)]
+    hottest = room.row_bytes[room.first(order, num_devices)]
+    found = [(width, np.count_nonzero(hottest == width) // num_devices) for width in np.unique(hottest)]
+    widths = room.row_bytes[order]
+    return [(order[widths == width], rows) for width, rows in found if rows]
 
 
 def _nearest(placed: np.ndarray, prob: np.ndarray) -> np.ndarray:
@@ -319,37 +387,39 @@ def _candidates(method: str, prob: np.ndarray, store, seed: int) -> np.ndarray:
     return np.argsort(-np.diff(np.asarray(store.csc.indptr)), kind="stable")
 
 
-def _pagraph(
-    store, train_nodes, num_nodes: int, num_devices: int, num_layers: int, buffer_rows: int
-) -> list[np.ndarray]:
+def _pagraph(store, train_nodes, num_nodes: int, num_devices: int, num_layers: int, room: Room) -> list[np.ndarray]:
     if store is None or train_nodes is None:
         raise ValueError('method="pagraph" needs store= and train_nodes=, whose neighbourhoods it shares out')
     _check_store(store, num_nodes)
     train_nodes = checked_nodes(train_nodes, num_nodes)
     device = assign_training_nodes(store.csc, train_nodes, num_devices, num_layers)
-    return most_read_rows(store.csc, train_nodes, device, num_devices, num_layers, buffer_rows)
+    return most_read_rows(store.csc, train_nodes, device, num_devices, num_layers, room)
 
 
-def _dealt(candidates: np.ndarray, num_devices: int, buffer_rows: int, in_turns: bool) -> list[np.ndarray]:
+def _dealt(candidates: np.ndarray, num_devices: int, room: Room, in_turns: bool) -> list[np.ndarray]:
     """Deal the first candidates out to devices, in turns or in ranges, no row twice."""
-    first = candidates[: num_devices * buffer_rows]
+    candidates = room.placeable(candidates)
     if in_turns:
-        return [first[device::num_devices] for device in range(num_devices)]
-    return [first[device * buffer_rows : (device + 1) * buffer_rows] for device in range(num_devices)]
+        return [room.first(candidates[device::num_devices]) for device in range(num_devices)]
+    rows, dealt = [], 0
+    for _ in range(num_devices):
+        rows.append(room.first(candidates[dealt:]))
+        dealt += len(rows[-1])
+    return rows
 
 
-def _hottest_of_parts(
-    prob: np.ndarray, part_id: np.ndarray, group: tuple[int, ...], buffer_rows: int
-) -> list[np.ndarray]:
+def _hottest_of_parts(prob: np.ndarray, part_id: np.ndarray, room: Room, group: tuple[int, ...]) -> list[np.ndarray]:
     rows = []
     for device in group:
         own = np.flatnonzero(part_id == device)
         chances = (prob if prob.ndim == 1 else prob[device])[own]
-        rows.append(own[np.argsort(-chances, kind="stable")[:buffer_rows]])
+        rows.append(room.first(own[np.argsort(-chances, kind="stable")]))
     return rows
 
 
-def _beyond_host(order: np.ndarray, rows: list[np.ndarray], groups, host_rows: int | None) -> np.ndarray | None:
+def _beyond_host(
+    order: np.ndarray, rows: list[np.ndarray], groups, host_rows: int | None, row_bytes: np.ndarray | None
+) -> np.ndarray | None:
     """Return (num_nodes,) bool: the coldest rows that some group does not hold and that find no room in host memory."""
     if host_rows is None:
         return None
@@ -361,9 +431,21 @@ def _beyond_host(order: np.ndarray, rows: list[np.ndarray], groups, host_rows: i
         for device in group:
             held[rows[device]] = True
         needed |= ~held
-    on_disk = np.zeros(len(order), bool)
-    on_disk[order[needed[order]][host_rows:]] = True
+    on_disk, room = np.zeros(len(order), bool), Room(host_rows, row_bytes)
+    wanted = room.placeable(order[needed[order]])
+    on_disk[wanted[len(room.first(wanted)) :]] = True
     return on_disk
+
+
+def _checked_bytes(row_bytes: np.ndarray | None, num_nodes: int) -> np.ndarray | None:
+    if row_bytes is None:
+        return None
+    row_bytes = np.asarray(row_bytes)
+    if row_bytes.shape != (num_nodes,) or row_bytes.dtype.kind not in "iu" or (row_bytes < 0).any():
+        raise ValueError(
+            f"row_bytes must be ({num_nodes},) integers of at least 0, got {row_bytes.dtype} of shape {row_bytes.shape}"
+        )
+    return row_bytes
 
 
 def _checked_prob(prob: np.ndarray, num_devices: int) -> np.ndarray:

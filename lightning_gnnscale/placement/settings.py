@@ -7,14 +7,19 @@ import numpy as np
 
 from .access_probability import METHODS as PROBABILITIES
 from .access_probability import access_probability
-from .feature_cache import POLICIES
-from .place import METHODS, place
+from .feature_cache import POLICIES, FeatureCache
+from .place import METHODS, Room, place
 from .placement import Placement
+from .row_layout import group_of
 
 
 @dataclass(frozen=True)
 class PlacementSettings:
     """How feature rows are placed on devices, and whether sampling prefers them.
+
+    Where kinds have features of their own, rows differ in width: a number of rows is then the bytes of so many rows of
+    the mean width, over the nodes of all kinds. The likeliest rows of any kind fill them; sparse ones stay in host
+    memory.
 
     Args:
         method: Method of `place`; "metis" deals the parts of the store to the devices in turns, whatever made the
@@ -98,7 +103,8 @@ class PlacementSettings:
             batch_size: Targets per batch.
             seed: Seed of sampled probabilities and of "random".
             alpha: (num_devices, num_devices) cost of reads between devices; None: the settings' for all.
-            prob: See `place`; None: by `probability`, "auto" as "vip_sampled".
+            prob: See `place`; None: by `probability`, "auto" as "vip_sampled". Nodes of kinds without features are not
+                read.
         """
         if isinstance(self.method, Placement):
             return self.method
@@ -114,6 +120,9 @@ class PlacementSettings:
                 batch_size=batch_size,
                 seed=seed,
             )
+        row_bytes = None
+        if getattr(store.features, "by_kind", False):
+            prob, row_bytes = np.asarray(prob) * store.features.has_row, store.features.row_bytes
         return place(
             prob,
             num_devices,
@@ -127,7 +136,29 @@ class PlacementSettings:
             part_id=_device_of_parts(store, num_devices) if self.method == "metis" else None,
             host_rows=self.host_rows,
             seed=seed,
+            row_bytes=row_bytes,
         )
+
+    def caches_by_kind(
+        self, features, placement: Placement, device: int, prob: np.ndarray
+    ) -> list[FeatureCache | None]:
+        """Return the cache of each kind; together they have the bytes of `cache_rows`.
+
+        Each has room for as many rows as are of its kind among the likeliest ones that no device of the group holds.
+
+        Args:
+            features: `KindFeatures` of the store.
+            placement: The placement.
+            device: The device that reads.
+            prob: (num_nodes,) how likely the device reads each node.
+        """
+        far = np.ones(placement.num_nodes, bool)
+        for peer in group_of(placement, device):
+            far[placement.rows[peer]] = False
+        order = np.argsort(-prob, kind="stable")
+        kept = Room(self.cache_rows, features.row_bytes).first(order[far[order]])
+        counts = np.bincount(features.kinds.kind_of(kept), minlength=features.kinds.num_kinds)
+        return [FeatureCache(count, self.cache_policy) if count else None for count in counts.tolist()]
 
 
 def _device_of_parts(store, num_devices: int) -> np.ndarray:

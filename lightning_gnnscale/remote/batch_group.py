@@ -15,8 +15,9 @@ import torch
 
 from ..jit import kernel
 from ..partition_store.features import CSRFeatures, SparseRows, as_bits
+from ..partition_store.kind_features import KindRows
 from ..rng import mix64
-from ..sampler.minibatch import MiniBatch, sparse_rows_to_torch
+from ..sampler.minibatch import MiniBatch, RowsByKind, sparse_rows_to_torch
 from ..sampler.protocol import Allocate
 from ..triton_kernels.gather_rows import RowCode, gather_rows
 from ..triton_kernels.intrinsics import prefetch
@@ -152,7 +153,8 @@ def _unite_by_hash(ids, table, union, count, positions):
 
 
 _NODE_FIELDS = ("degree", "y", "train_mask", "val_mask", "test_mask")
-_APART = {"n_id", "edge_index", "x_dense", "x_csr"}
+_FEATURES = ("x_dense", "x_csr", "x_by_kind")
+_APART = {"n_id", "edge_index", *_FEATURES}
 
 
 class GroupedBatch(NamedTuple):
@@ -220,7 +222,7 @@ def pack_group(batches: Sequence[MiniBatch]) -> BatchGroup:
     if not batches:
         raise ValueError("a group must have at least one batch, got none")
     for number, batch in enumerate(batches):
-        if batch.x_dense is not None or batch.x_csr is not None:
+        if any(getattr(batch, name) is not None for name in _FEATURES):
             raise ValueError(f"batches[{number}] must come without features: make it with BatchMaker(gathers=False)")
     union, positions = unite([batch.n_id.numpy() for batch in batches])
     shared = {}
@@ -238,9 +240,9 @@ def pack_group(batches: Sequence[MiniBatch]) -> BatchGroup:
 
 def unpack_group(
     group: BatchGroup,
-    rows: np.ndarray | SparseRows | None,
+    rows: np.ndarray | SparseRows | KindRows | None,
     allocate: Allocate = np.empty,
-    code: RowCode | None = None,
+    code: RowCode | Sequence[RowCode | None] | None = None,
 ) -> list[MiniBatch]:
     """Return the batches of a group, bit for bit as `BatchBuilder.build` makes them; arguments as for `unpack_one`."""
     return [unpack_one(group, number, rows, allocate, code) for number in range(len(group.batches))]
@@ -249,26 +251,26 @@ def unpack_group(
 def unpack_one(
     group: BatchGroup,
     number: int,
-    rows: np.ndarray | SparseRows | None,
+    rows: np.ndarray | SparseRows | KindRows | None,
     allocate: Allocate = np.empty,
-    code: RowCode | None = None,
+    code: RowCode | Sequence[RowCode | None] | None = None,
 ) -> MiniBatch:
     """Return one batch of a group; the rows of the other batches are not read.
 
     Args:
         group: The group, as packed.
         number: Index of the batch, in [0, len(group.batches)).
-        rows: (num_union, dim) array, or num_union sparse rows as `CSRFeatures.gather` returns them; None: no features.
-            Where the batch is alone in its group and the dense rows are writable, they become the batch's own without a
-            copy.
+        rows: (num_union, dim) array, or num_union sparse rows as `CSRFeatures.gather` returns them, or rows by kind as
+            `KindFeatures.gather` does; None: no features. Where the batch is alone in its group and the dense rows are
+            writable, they become the batch's own without a copy.
         allocate: Allocates the arrays, for example `BufferPool.take`.
         code: Format of dense rows that are stored as codes; the batch gets them decoded. None: the batch gets rows as
-            they are.
+            they are. Of rows by kind one a kind.
 
     Raises:
         ValueError: there are more or fewer rows than the union has nodes.
     """
-    num_rows = None if rows is None else rows.num_rows if isinstance(rows, SparseRows) else len(rows)
+    num_rows = None if rows is None else rows.num_rows if isinstance(rows, SparseRows | KindRows) else len(rows)
     if num_rows not in (None, len(group.union)):
         raise ValueError(f"rows must be those of the union, {len(group.union)}, got {num_rows}")
     packed = group.batches[number]
@@ -289,14 +291,14 @@ def unpack_one(
 def _give_rows(batch: MiniBatch, packed: GroupedBatch, rows, alone: bool, allocate: Allocate, code) -> None:
     if rows is None:
         return
-    if isinstance(rows, SparseRows):
+    if code is not None or isinstance(rows, SparseRows | KindRows):
         places = np.arange(packed.num_nodes) if packed.positions is None else packed.positions
-        batch.x_csr = sparse_rows_to_torch(CSRFeatures(rows.indptr, rows.indices, rows.data, rows.dim).gather(places))
-        return
-    if code is not None:
-        places = np.arange(packed.num_nodes) if packed.positions is None else packed.positions
-        out = allocate((packed.num_nodes, code.dim), np.float32)
-        batch.x_dense = torch.from_numpy(gather_rows(rows, places, out, code))
+        if isinstance(rows, KindRows):
+            batch.x_by_kind = _taken_by_kind(rows, places, allocate, code or [None] * len(rows.tables))
+        elif isinstance(rows, SparseRows):
+            batch.x_csr = _taken(rows, places, allocate)
+        else:
+            batch.x_dense = _taken(rows, places, allocate, code)
         return
     own = alone and packed.positions is None and packed.num_nodes == len(rows)
     if not (own and rows.flags.writeable and rows.flags.c_contiguous):
@@ -307,6 +309,24 @@ def _give_rows(batch: MiniBatch, packed: GroupedBatch, rows, alone: bool, alloca
             gather_rows(rows, packed.positions, out)
         rows = out
     batch.x_dense = torch.from_numpy(rows)
+
+
+def _taken(rows, places: np.ndarray, allocate: Allocate, code: RowCode | None = None):
+    """Return the rows at some places as a batch has them: decoded where they are codes."""
+    if isinstance(rows, SparseRows):
+        return sparse_rows_to_torch(CSRFeatures(rows.indptr, rows.indices, rows.data, rows.dim).gather(places))
+    shape = (len(places), rows.shape[1] if code is None else code.dim)
+    out = allocate(shape, rows.dtype if code is None else np.float32)
+    return torch.from_numpy(gather_rows(rows, places, out, code))
+
+
+def _taken_by_kind(rows: KindRows, places: np.ndarray, allocate: Allocate, codes) -> RowsByKind:
+    kind, rank = rows.kind[places].astype(np.int64), rows.rank()[places]
+    tables = [
+        None if table is None else _taken(table, rank[kind == number], allocate, code)
+        for number, (table, code) in enumerate(zip(rows.tables, codes, strict=True))
+    ]
+    return RowsByKind(torch.from_numpy(kind), tables)
 
 
 def _pack_one(batch: MiniBatch, positions: np.ndarray | None, shared: dict[str, Wire]) -> GroupedBatch:

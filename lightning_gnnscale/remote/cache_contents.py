@@ -1,12 +1,14 @@
 """What each version of the row cache holds: which slot has which row, and until when a dropped row's slot is kept."""
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
 from ..jit import kernel
 from ..partition_store.features import SparseRows, as_bits
+from ..partition_store.kind_features import KindRows
 from ..placement import cache_policies
 from ..placement.cache_policies import AHEAD_NODES, write_rows
 from ..sampler.protocol import Allocate
@@ -39,6 +41,9 @@ class RowSlots(Protocol):
     def num_bytes(self, rows) -> int:
         """Return the bytes of rows that are sent or assembled."""
 
+    def kept(self, assembled) -> np.ndarray | None:
+        """Return the positions of rows that slots may hold, ascending; None: all."""
+
 
 class DenseSlots:
     """Slots for dense rows.
@@ -65,6 +70,9 @@ class DenseSlots:
 
     def num_bytes(self, rows: np.ndarray) -> int:
         return rows.nbytes
+
+    def kept(self, assembled: np.ndarray) -> None:
+        return None
 
 
 class SparseSlots:
@@ -105,7 +113,81 @@ class SparseSlots:
         )  # fmt: skip
 
     def num_bytes(self, rows: SparseRows) -> int:
-        return rows.indptr.nbytes + rows.indices.nbytes + rows.data.nbytes
+        return rows.nbytes
+
+    def kept(self, assembled: SparseRows) -> None:
+        return None
+
+
+class KindSlots:
+    """Slots for rows of several kinds: each kind has cells of its own, as many as slots hold a row of it at a time.
+
+    Args:
+        num_slots: Number of slots.
+        cells: By kind, its cells, as many as slots; None for a kind without features.
+    """
+
+    def __init__(self, num_slots: int, cells: "list[RowSlots | None]"):
+        self._cells = cells
+        self._kind, self._cell = np.full(num_slots, -1, np.int32), np.empty(num_slots, np.int64)
+        self._free = [np.empty(num_slots, np.int64) for _ in cells]  # cells that were given back, on a stack
+        self._num_free, self._num_used = np.zeros((2, len(cells)), np.int64)
+
+    def assemble(self, places: np.ndarray, rows: KindRows, allocate: Allocate) -> KindRows:
+        if not isinstance(rows, KindRows) or len(rows.tables) != len(self._cells):
+            raise ValueError(f"rows must be those of {len(self._cells)} kinds, got {type(rows).__name__}")
+        held, sent = np.flatnonzero(places < SENT), np.flatnonzero(places >= SENT)
+        kind, cell = np.empty(len(places), rows.kind.dtype), np.empty(len(places), np.int64)
+        kind[held], cell[held] = self._kind[places[held]], self._cell[places[held]]
+        kind[sent], cell[sent] = rows.kind[places[sent] - SENT], SENT + rows.rank()[places[sent] - SENT]
+        tables = [
+            None if cells is None else cells.assemble(cell[kind == number], own, allocate)
+            for number, (cells, own) in enumerate(zip(self._cells, rows.tables, strict=True))
+        ]
+        return KindRows(kind, tables)
+
+    def store(self, slots: np.ndarray, positions: np.ndarray, assembled: KindRows) -> None:
+        before, kind, rank = self._kind[slots], assembled.kind[positions], assembled.rank()[positions]
+        for number in range(len(self._cells)):
+            self._give_back(number, self._cell[slots[before == number]])
+        for number, cells in enumerate(self._cells):
+            if cells is None:
+                continue
+            own = slots[kind == number]
+            self._kind[own], self._cell[own] = number, self._take(number, len(own))
+            cells.store(self._cell[own], rank[kind == number], assembled.tables[number])
+
+    def num_bytes(self, rows: KindRows) -> int:
+        return rows.nbytes
+
+    def kept(self, assembled: KindRows) -> np.ndarray:
+        has_row = np.array([cells is not None for cells in self._cells])
+        return np.flatnonzero(has_row[assembled.kind])
+
+    def _give_back(self, kind: int, cells: np.ndarray) -> None:
+        first = self._num_free[kind]
+        self._free[kind][first : first + len(cells)] = cells
+        self._num_free[kind] += len(cells)
+
+    def _take(self, kind: int, num: int) -> np.ndarray:
+        """Return cells that no slot has: first those that were given back, then new ones."""
+        again = min(num, self._num_free[kind])
+        last, fresh = self._num_free[kind], self._num_used[kind] + np.arange(num - again)
+        self._num_free[kind] -= again
+        self._num_used[kind] += num - again
+        return np.concatenate([self._free[kind][last - again : last], fresh])
+
+
+def slots_of(
+    num_slots: int, dim: int, dtype: np.dtype | type, sparse_width: int | None, kinds: Sequence = ()
+) -> RowSlots:
+    """Return slots for the rows of a table; arguments as of `TrainerCache`."""
+    if kinds:
+        of_kind = [kind and slots_of(num_slots, kind.dim, kind.dtype, kind.sparse_width) for kind in kinds]
+        return KindSlots(num_slots, of_kind)
+    if sparse_width is None:
+        return DenseSlots(num_slots, dim, dtype)
+    return SparseSlots(num_slots, dim, dtype, sparse_width)
 
 
 def _bytes_of(rows: np.ndarray) -> np.ndarray:

@@ -25,6 +25,7 @@ from ..loader.work_queue import START_LIMIT_S
 from ..memory import return_freed_memory
 from ..partition_store import CSRFeatures, DenseFeatures, SparseRows, WholeGraph, features_of_part
 from ..partition_store.features import FeatureTable, merge_rows
+from ..partition_store.kind_features import KindFeatures, KindRows, merge_kinds
 from .cluster import NAMESPACE, WORKER_GROUP, import_ray, one_line
 from .messages import GroupRequest, Setup
 
@@ -69,13 +70,17 @@ def hold_part(staged: StagedPart, features: FeatureTable | None) -> HeldPart:
     """Return a part with the feature rows of its nodes in memory, core and halo, in the stored dtype."""
     if features is None or isinstance(staged.graph, WholeGraph):
         return HeldPart(staged, features)
-    rows = features_of_part(features, staged.graph.part).gather(staged.graph.nodes)
+    graph = staged.graph
+    rows = features_of_part(features, graph.part).gather(graph.nodes)
+    if isinstance(features, KindFeatures):
+        core = np.arange(graph.core_start, graph.core_start + graph.num_core)
+        return HeldPart(staged, features.holding(rows, features.kinds.among(core, graph.halo_nodes)))
     if isinstance(rows, SparseRows):
         return HeldPart(staged, CSRFeatures(rows.indptr, rows.indices, rows.data, rows.dim))
     return HeldPart(staged, DenseFeatures(rows))
 
 
-def gather_union(nodes: np.ndarray, parts: list[HeldPart]) -> np.ndarray | SparseRows | None:
+def gather_union(nodes: np.ndarray, parts: list[HeldPart]) -> np.ndarray | SparseRows | KindRows | None:
     """Return the feature rows of nodes that lie in any of some parts, in order; None without features.
 
     Args:
@@ -83,15 +88,17 @@ def gather_union(nodes: np.ndarray, parts: list[HeldPart]) -> np.ndarray | Spars
         parts: at least one; each node is in one of them.
 
     Returns:
-        (num, dim) rows, or sparse rows, bit for bit what is stored.
+        (num, dim) rows, sparse rows, or rows by kind, bit for bit what is stored.
     """
     table = parts[0].rows
     if table is None:
         return None
     if len(parts) == 1 or isinstance(parts[0].staged.graph, WholeGraph):
         return table.gather(parts[0].locate(nodes))
+    if isinstance(table, KindFeatures):
+        return merge_kinds(*_gather_blocks(nodes, parts))
     if table.is_sparse:
-        return _gather_sparse(nodes, parts)
+        return merge_rows(*_gather_blocks(nodes, parts))
     out = np.empty((len(nodes), table.dim), table.dtype)
     left = np.arange(len(nodes))
     for part in parts:
@@ -102,7 +109,8 @@ def gather_union(nodes: np.ndarray, parts: list[HeldPart]) -> np.ndarray | Spars
     return out
 
 
-def _gather_sparse(nodes: np.ndarray, parts: list[HeldPart]) -> SparseRows:
+def _gather_blocks(nodes: np.ndarray, parts: list[HeldPart]) -> tuple[list, list[np.ndarray]]:
+    """Return the rows that each part has, and where they are among the nodes."""
     blocks, order, left = [], [], np.arange(len(nodes))
     for part in parts:
         places = part.locate(nodes[left])
@@ -110,7 +118,7 @@ def _gather_sparse(nodes: np.ndarray, parts: list[HeldPart]) -> SparseRows:
         blocks.append(part.rows.gather(places[found]))
         order.append(left[found])
         left = left[~found]
-    return merge_rows(blocks, order)
+    return blocks, order
 
 
 class Member(NamedTuple):

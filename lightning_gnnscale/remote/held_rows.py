@@ -12,6 +12,7 @@ from ..errors import GNNScaleError
 from ..graph import CSC, id_dtype
 from ..jit import kernel
 from ..partition_store.features import CSRFeatures, DenseFeatures, FeatureTable, SparseRows, merge_rows
+from ..partition_store.kind_features import KindFeatures, KindRows, merge_kinds
 from ..triton_kernels.gather_rows import RowCode, gather_rows
 from ..triton_kernels.sample_neighbors import Workspace, cpu
 
@@ -184,39 +185,34 @@ class HeldFeatures:
     Args:
         nodes: The held nodes.
         arrays: Their rows, in the order of `nodes`: "x" (num_held, dim), or "x_indptr", "x_indices" and "x_data" of
-            sparse rows.
-        dim: Length of a row.
+            sparse rows; where kinds have tables of their own, "x0", "x1_indptr", ... by kind.
+        features: The table that they were copied out of.
     """
 
-    def __init__(self, nodes: HeldNodes, arrays: Mapping[str, np.ndarray], dim: int):
+    def __init__(self, nodes: HeldNodes, arrays: Mapping[str, np.ndarray], features: FeatureTable):
         self.nodes = nodes
-        self._table = (
-            DenseFeatures(arrays["x"])
-            if "x" in arrays
-            else CSRFeatures(arrays["x_indptr"], arrays["x_indices"], arrays["x_data"], dim)
-        )
+        self._table = _held_table(arrays, features, nodes)
+        self._num_bytes = sum(array.nbytes for name, array in arrays.items() if name.startswith("x"))
 
     @classmethod
     def read(cls, features: FeatureTable, nodes: HeldNodes, allocate: AllocateByName = own_memory) -> "HeldFeatures":
         """Copy the rows of held nodes out of a table by store id; no other row is read."""
-        if not features.is_sparse:
-            x = allocate("x", (len(nodes), features.dim), features.dtype)
-            return cls(nodes, {"x": features.gather(nodes.ids(), out=x)}, features.dim)
-        rows, arrays = features.gather(nodes.ids()), {}
-        for name in ("indptr", "indices", "data"):
-            values = getattr(rows, name)
-            arrays[f"x_{name}"] = allocate(f"x_{name}", values.shape, values.dtype)
-            arrays[f"x_{name}"][...] = values
-        return cls(nodes, arrays, features.dim)
+        arrays: dict[str, np.ndarray] = {}
+        if isinstance(features, KindFeatures):
+            kind, row = features.kinds.locate(nodes.ids())
+            for number, table in enumerate(features.tables):
+                if table is not None:
+                    arrays |= _copied(table, row[kind == number], allocate, f"x{number}")
+        else:
+            arrays = _copied(features, nodes.ids(), allocate, "x")
+        return cls(nodes, arrays, features)
 
     @property
     def num_bytes(self) -> int:
         """Memory that the rows take, bytes."""
-        table = self._table
-        arrays = (table.indptr, table.indices, table.data) if table.is_sparse else (table.array,)
-        return self.nodes.num_bytes + sum(array.nbytes for array in arrays)
+        return self.nodes.num_bytes + self._num_bytes
 
-    def gather(self, nodes: np.ndarray, numbers: np.ndarray | None = None) -> np.ndarray | SparseRows:
+    def gather(self, nodes: np.ndarray, numbers: np.ndarray | None = None) -> np.ndarray | SparseRows | KindRows:
         """Return the rows of nodes, bit for bit: what an owner answers with.
 
         Args:
@@ -232,6 +228,31 @@ class HeldFeatures:
         return self._table.gather(numbers)
 
 
+def _copied(table: FeatureTable, rows: np.ndarray, allocate: AllocateByName, name: str) -> dict[str, np.ndarray]:
+    """Return copies of rows as the arrays of `HeldFeatures`."""
+    if not table.is_sparse:
+        return {name: table.gather(rows, out=allocate(name, (len(rows), table.dim), table.dtype))}
+    found, arrays = table.gather(rows), {}
+    for part in ("indptr", "indices", "data"):
+        values = getattr(found, part)
+        arrays[f"{name}_{part}"] = allocate(f"{name}_{part}", values.shape, values.dtype)
+        arrays[f"{name}_{part}"][...] = values
+    return arrays
+
+
+def _held_table(arrays: Mapping[str, np.ndarray], features: FeatureTable, nodes: HeldNodes, name: str = "x") -> Any:
+    if isinstance(features, KindFeatures):
+        tables = [
+            None if table is None else _held_table(arrays, table, nodes, f"{name}{number}")
+            for number, table in enumerate(features.tables)
+        ]
+        ids, num = nodes.ids(), len(nodes) - len(nodes.beside)
+        return KindFeatures(tuple(tables), features.kinds.among(ids[:num], ids[num:]))
+    if name in arrays:
+        return DenseFeatures(arrays[name])
+    return CSRFeatures(*(arrays[f"{name}_{part}"] for part in ("indptr", "indices", "data")), features.dim)
+
+
 @dataclass(frozen=True)
 class DistributedFeatures:
     """The features of the whole graph, held by several owners: a `FeatureTable`.
@@ -241,8 +262,10 @@ class DistributedFeatures:
         owners: Which owner has each part.
         ask: Maps (owner, store ids) to rows on their way; returns at once. The owner answers with `held.gather(nodes)`.
         num_rows, dim, dtype, is_sparse: Those of the whole feature table.
-        code: Form of the rows as they are held and travel; None: plain numbers.
+        code: Form of the rows as they are held and travel; None: plain numbers. Where kinds have tables of their own,
+            one a kind.
         note: Called with the number of rows of each gather.
+        by_kind: Whether rows come as `KindRows`.
     """
 
     held: HeldFeatures
@@ -252,8 +275,9 @@ class DistributedFeatures:
     dim: int
     dtype: np.dtype
     is_sparse: bool
-    code: RowCode | None = None
+    code: RowCode | Sequence[RowCode | None] | None = None
     note: Callable[[int], None] = lambda num_rows: None
+    by_kind: bool = False
 
     @classmethod
     def of(
@@ -261,14 +285,16 @@ class DistributedFeatures:
     ) -> "DistributedFeatures":
         """Return the view of a table whose rows the owners hold."""
         shape = (features.num_rows, features.dim, np.dtype(features.dtype), features.is_sparse)
-        return cls(held, owners, ask, *shape, getattr(features, "storage", None), **options)
+        by_kind = isinstance(features, KindFeatures)
+        return cls(held, owners, ask, *shape, getattr(features, "storage", None), by_kind=by_kind, **options)
 
-    def gather(self, nodes: np.ndarray, out: np.ndarray | None = None) -> np.ndarray | SparseRows:
+    def gather(self, nodes: np.ndarray, out: Any = None) -> np.ndarray | SparseRows | KindRows:
         """Return rows, bit for bit what is stored; codes decoded.
 
         Args:
             nodes: (num,) integers in [0, num_rows).
-            out: (num, dim) of `dtype`, filled in place where given; not for sparse rows.
+            out: (num, dim) of `dtype`, filled in place where given; not for sparse rows. Where rows come by kind it is
+                what gives memory for codes that are decoded, called with (shape, dtype).
 
         Raises:
             GNNScaleError: an owner answers with more or fewer rows than were asked for; and whatever `result()` raises.
@@ -312,7 +338,14 @@ class DistributedFeatures:
 
         return bool(asked), finish
 
-    def _together(self, num_rows: int, pieces: list[tuple], out: np.ndarray | None) -> np.ndarray | SparseRows:
+    def _together(self, num_rows: int, pieces: list[tuple], out: Any) -> np.ndarray | SparseRows | KindRows:
+        if self.by_kind:
+            rows = merge_kinds([rows for _, rows in pieces], [places for places, _ in pieces])
+            tables = [
+                stored if code is None else gather_rows(stored, np.arange(len(stored)), _room(stored, code, out), code)
+                for stored, code in zip(rows.tables, self.code or [None] * len(rows.tables), strict=True)
+            ]
+            return KindRows(rows.kind, tables)
         if self.is_sparse:
             return merge_rows([rows for _, rows in pieces], [places for places, _ in pieces])
         out = np.empty((num_rows, self.dim), self.dtype) if out is None else out
@@ -326,9 +359,14 @@ class DistributedFeatures:
         return gather_rows(stored, np.arange(num_rows), out, self.code)
 
     def _check(self, owner: Hashable, places: np.ndarray, rows: np.ndarray | SparseRows) -> None:
-        num = rows.num_rows if isinstance(rows, SparseRows) else len(rows)
+        num = rows.num_rows if isinstance(rows, SparseRows | KindRows) else len(rows)
         if num != len(places):
             raise GNNScaleError(f"{owner} sent {num} rows, {len(places)} were asked for")
+
+
+def _room(stored: np.ndarray, code: RowCode, take: Callable | None) -> np.ndarray:
+    """Return memory for decoded rows."""
+    return (np.empty if take is None else take)((len(stored), code.dim), np.dtype(np.float32))
 
 
 class HopRequest(NamedTuple):

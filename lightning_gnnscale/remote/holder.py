@@ -222,9 +222,11 @@ def stored_table(store: PartitionStore) -> FeatureTable | None:
 
 
 def row_bytes_of(table: FeatureTable | None) -> int:
-    """Return the bytes of a feature row; of sparse ones their mean."""
+    """Return the bytes of a feature row; of sparse ones, and of those of several kinds, their mean."""
     if table is None:
         return 0
+    if getattr(table, "by_kind", False):
+        return int(table.nbytes / max(1, table.num_rows))
     if table.is_sparse:
         return int(sum(array.nbytes for array in (table.indices, table.data)) / max(1, table.num_rows)) + 8
     return table.dim * np.dtype(table.dtype).itemsize
@@ -447,7 +449,7 @@ class HeldGraph:
             self._held = None if features is None else HeldFeatures.read(as_stored(features)[0], nodes)
         else:
             self.rows = HeldRows(nodes, arrays["indptr"], arrays["indices"])
-            self._held = None if features is None else HeldFeatures(nodes, arrays, as_stored(features)[0].dim)
+            self._held = None if features is None else HeldFeatures(nodes, arrays, as_stored(features)[0])
 
     @property
     def name(self) -> str:

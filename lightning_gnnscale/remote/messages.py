@@ -76,6 +76,7 @@ class Table(NamedTuple):
         name: Digest of where the table lies.
         num_rows, dim, dtype: Number of rows, length of a row, and dtype of the table.
         sparse_width: Largest number of stored values in a row; None where rows are dense.
+        kinds: By kind its table, None for a kind without features; empty where all nodes have one table.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Table(NamedTuple):
     dim: int
     dtype: str
     sparse_width: int | None = None
+    kinds: tuple["Table | None", ...] = ()
 
 
 class Shares(NamedTuple):
@@ -188,7 +190,7 @@ class GroupHeader:
     Attributes:
         numbers: Index in the group of each key's batch, -1 for a key without a batch.
         errors: Error message of each key; None for a key that did not fail.
-        num_union: Number of distinct nodes in the group.
+        num_union: Number of distinct nodes in the group; where kinds have features of their own, of those that have.
         rows_sent: How many of their rows are in the payload.
         row_bytes, group_bytes: Bytes of the rows, and of everything else that travels.
         version: Version of the cache that holds the rows left out of the payload, or None.
@@ -215,7 +217,7 @@ class GroupPayload(NamedTuple):
     Attributes:
         group: without rows.
         missing: (num_union,) bool, nodes whose rows are in `rows`; None: all.
-        rows: (num_rows, dim), sparse rows, or None without features.
+        rows: (num_rows, dim), sparse rows, `KindRows`, or None without features.
     """
 
     group: BatchGroup

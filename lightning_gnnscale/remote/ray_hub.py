@@ -38,7 +38,13 @@ class HubCaches:
         if cache is None:
             kept = min(self._num_rows, table.num_rows)
             cache = self._caches[table.name] = TrainerCache(
-                table.num_rows, kept, table.dim, table.dtype, self._policy, sparse_width=table.sparse_width
+                table.num_rows,
+                kept,
+                table.dim,
+                table.dtype,
+                self._policy,
+                sparse_width=table.sparse_width,
+                kinds=table.kinds,
             )
         return cache.begin(worker)
 

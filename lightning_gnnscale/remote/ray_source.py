@@ -297,7 +297,8 @@ class RayWorkers:
         worker_memory_bytes: What each worker adds to the cap on the bytes of parts that its machine holds for all its
             workers; parts beyond it are swapped out. None: a machine holds every part that it is dealt.
         batches_per_group: Batches of a trainer node that are made in one request and share their rows, >= 1.
-        cache_rows: Feature rows that each trainer node keeps, so that they do not travel again; 0: none.
+        cache_rows: Feature rows that each trainer node keeps, so that they do not travel again, of whatever kind and
+            width; 0: none.
         cache_policy: Which cached rows are dropped first.
         credits: Requests of a trainer node that may be under way or ready at a time, >= 1; None: two per worker.
         replicate_bytes: Bytes of rows that every machine holds in addition under "distributed": those of the nodes of

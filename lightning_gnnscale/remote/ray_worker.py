@@ -11,7 +11,8 @@ import torch
 from ..errors import GNNScaleError
 from ..loader.batch_builder import BatchMaker
 from ..loader.batch_source import BatchKey
-from .batch_group import pack_group
+from ..partition_store.kind_features import KindRows
+from .batch_group import narrowest, pack_group
 from .cluster import NAMESPACE, WORKER_GROUP, import_ray, worker_handle
 from .held_parts import HeldPart, Member, WorkerParts, features_of, gather_union, holder_of_parts
 from .holder import HeldGraph, num_bytes, store_of
@@ -113,8 +114,11 @@ class PreparationWorker:
             header.version, missing = view.missing(request.update, wanted)
             wanted = wanted[missing]
         rows = gather_union(wanted, parts)
+        if isinstance(rows, KindRows):
+            rows = rows._replace(kind=rows.kind.astype(narrowest(0, len(rows.tables))))
+            header.num_union -= len(wanted) - rows.num_featured  # others have no row
         if rows is not None:
-            header.rows_sent, header.row_bytes = len(wanted), num_bytes(rows)
+            header.rows_sent, header.row_bytes = getattr(rows, "num_featured", len(wanted)), num_bytes(rows)
         return GroupPayload(group, missing, rows)
 
     def _part(self, request: GroupRequest, stage, maker: BatchMaker, key: BatchKey, parts: dict[int, HeldPart]):

@@ -17,7 +17,7 @@ Rows must not change while they are cached: learnable ones go another way.
 import secrets
 import threading
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ import numpy as np
 
 from ..errors import GNNScaleError, check_count
 from ..sampler.protocol import Allocate
-from .cache_contents import POLICIES, SENT, CacheContents, DenseSlots, RowSlots, SparseSlots
+from .cache_contents import POLICIES, SENT, CacheContents, RowSlots, slots_of
 
 NOTHING = -1  # the version of a view that knows no contents
 
@@ -172,13 +172,16 @@ class TrainerCache:
         spare_rows: Largest number of rows that have left the newest version but that a worker may still count on, >= 1.
             While there are that many, the contents stay as they are. None: a quarter of the capacity.
         sparse_width: Largest number of stored values in a sparse row; None: rows are dense.
+        kinds: By kind what has its `dim`, `dtype` and `sparse_width`, or None for a kind without features, of which
+            nothing is kept; empty: all nodes have rows of one table.
 
     Raises:
         ValueError: an argument is out of its range.
 
-    Cost: memory of capacity_rows + spare_rows rows, touched as it fills, and never more whatever the workers do; in
-        addition 58 bytes a row and 8 a node. Changes are kept back to the version that every worker has acknowledged,
-        but never more than capacity_rows ids: a worker that is further behind gets the whole contents.
+    Cost: memory of capacity_rows + spare_rows rows, touched as it fills, and never more whatever the workers do; where
+        rows differ by kind, of each kind as many as were there at a time. In addition 58 bytes a row and 8 a node.
+        Changes are kept back to the version that every worker has acknowledged, but never more than capacity_rows ids:
+        a worker that is further behind gets the whole contents.
     Source: Waleffe et al., Armada, 2025, section on the feature cache. Differs: versions and retention are ours.
     """
 
@@ -191,6 +194,7 @@ class TrainerCache:
         policy: str = "lru",
         spare_rows: int | None = None,
         sparse_width: int | None = None,
+        kinds: Sequence = (),
     ):
         check_count("capacity_rows", capacity_rows)
         spare_rows = max(1, capacity_rows // 4) if spare_rows is None else spare_rows
@@ -202,11 +206,7 @@ class TrainerCache:
         self.num_nodes = num_nodes
         self.capacity_rows, self.spare_rows, self.policy = int(capacity_rows), int(spare_rows), policy
         num_slots = self.capacity_rows + self.spare_rows
-        self._slots: RowSlots = (
-            DenseSlots(num_slots, dim, dtype)
-            if sparse_width is None
-            else SparseSlots(num_slots, dim, dtype, sparse_width)
-        )
+        self._slots: RowSlots = slots_of(num_slots, dim, dtype, sparse_width, kinds)
         self._contents = CacheContents(num_nodes, self.capacity_rows, self.spare_rows, policy)
         self._id_dtype = np.int32 if num_nodes <= np.iinfo(np.int32).max else np.int64
         self._number = secrets.randbits(62)
@@ -271,14 +271,14 @@ class TrainerCache:
             version: Version of the worker's view.
             union: (num_union,) distinct ids.
             missing: (num_union,) bool, or its `np.packbits`.
-            rows: The missing rows in order: (num_missing, dim), or `SparseRows`.
+            rows: The missing rows in order: (num_missing, dim), `SparseRows` or `KindRows`.
             allocate: Allocates the result.
             weight: (num_union,) numbers >= 0, how likely each row is to be read again, for example the node's degree
                 (`BatchGroup.weight`); None: rows earlier in the union count as heavier.
 
         Returns:
-            (num_union, dim) rows, or `SparseRows`; None where the request is not waited for: its answer came before,
-            or its worker was forgotten.
+            (num_union, dim) rows, `SparseRows` or `KindRows`; None where the request is not waited for: its answer came
+            before, or its worker was forgotten.
 
         Raises:
             GNNScaleError: the answer counts on rows that its version does not have; the request stays open.
@@ -367,7 +367,11 @@ class TrainerCache:
 
     def _plan(self, union: np.ndarray, assembled, weight: np.ndarray | None) -> None:
         """Make the next version, which has what the policy wants of this union and memory allows."""
+        kept = self._slots.kept(assembled)
+        if kept is not None:
+            union, weight = union[kept], None if weight is None else weight[kept]
         added, removed, slots, positions = self._contents.plan(union, self.version + 1, self._oldest(), weight)
+        positions = positions if kept is None else kept[positions]
         self._slots.store(slots, positions, assembled)
         if len(added) or len(removed):
             self.version += 1
@@ -392,7 +396,7 @@ class TrainerCache:
     def _count(self, places: np.ndarray, rows, assembled) -> None:
         counts = self.counts
         counts.requests += 1
-        counts.rows_asked += len(places)
-        counts.rows_sent += int(np.count_nonzero(places >= SENT))
+        counts.rows_asked += getattr(assembled, "num_featured", len(places))
+        counts.rows_sent += getattr(rows, "num_featured", int(np.count_nonzero(places >= SENT)))
         counts.asked_bytes += self._slots.num_bytes(assembled)
         counts.sent_bytes += self._slots.num_bytes(rows)

@@ -84,9 +84,13 @@ class RowsByKind(NamedTuple):
 
 
 def rows_by_kind(rows) -> RowsByKind:
-    """Return what a `KindFeatures` has gathered as tensors that share its memory."""
+    """Return what a `KindFeatures` has gathered as tensors that share its memory; what is a tensor stays as it is."""
     tables = [
-        table if table is None else torch.from_numpy(table) if hasattr(table, "ndim") else sparse_rows_to_torch(table)
+        table
+        if table is None or isinstance(table, Tensor)
+        else torch.from_numpy(table)
+        if isinstance(table, np.ndarray)
+        else sparse_rows_to_torch(table)
         for table in rows.tables
     ]
     return RowsByKind(torch.from_numpy(rows.kind), tables)
@@ -182,8 +186,9 @@ class MiniBatch:
         return self.x_dense
 
     @x.setter
-    def x(self, value: Tensor | None) -> None:
-        self.x_dense = value
+    def x(self, value: Tensor | RowsByKind | None) -> None:
+        by_kind = isinstance(value, RowsByKind)
+        self.x_dense, self.x_by_kind = (None, value) if by_kind else (value, None)
 
     @property
     def indices(self) -> Tensor:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from full_graph_runs import write_store
+from oracles.kind_rows import as_rows, write_kinds
 from processes import launch
 
 import lightning_gnnscale as gs
@@ -43,6 +44,36 @@ def train(folder, root):
         scale = dm.sampler.locality.scale if placement else None
         results[name] = model.state_dict(), reads[-1] if placement else None, scale
     return results
+
+
+class Rows(L.Callback):
+    """Keeps nodes and features of the batches."""
+
+    def __init__(self):
+        self.held = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.held.append((batch.n_id.tolist(), as_rows(batch.x)))
+
+
+def train_on_kinds(folder, root):
+    """Train where kinds have features of their own, with and without a placement."""
+    results = []
+    for placement in (None, PlacementSettings("rule", buffer_share=0.2, alpha=0.2, cache_rows=60)):
+        dm = gs.PartitionDataModule(
+            store=root, sampler=gs.NeighborSampler([3, 3]), batch_size=8, placement=placement, scope="graph",
+        )  # fmt: skip
+        torch.manual_seed(0)
+        model = gs.model.RGCN(dm.feature_dims, 8, dm.num_classes, schema=dm.store.schema)
+        seen = Rows()
+        L.Trainer(
+            accelerator="cpu", devices=2, max_epochs=2, logger=False, enable_checkpointing=False,
+            default_root_dir=folder, enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0,
+            strategy=gs.GNNScaleStrategy(weights=gs.GradientAveraging()), callbacks=[seen],
+        ).fit(gs.NodeClassifier(model, lr=0.02), dm)  # fmt: skip
+        results.append(seen.held)
+    reads = [event for event in events.recent() if event["event"] == "reads"][-1]
+    return results, {tier: reads[tier] for tier in ("local", "peer", "host", "disk", "cache")}
 
 
 class Raise(gs.LocalityController):
@@ -114,6 +145,14 @@ def test_two_processes_read_each_others_rows_and_train_alike(tmp_path):
             assert reads["local"] > 0
             assert reads["disk"] == 0
             assert scale == (2 if name == "linked" else 1)
+
+
+def test_two_processes_read_each_others_rows_of_every_kind(tmp_path):
+    write_kinds(tmp_path / "store")
+    for (plain, placed), reads in launch(2, train_on_kinds, tmp_path / "run", tmp_path / "store", limit_s=120):
+        assert plain == placed and len(plain) > 6
+        assert sum(reads.values()) == sum(sum(map(len, rows)) for _, rows in plain)
+        assert all(reads[tier] > 0 for tier in ("local", "peer", "host", "cache"))
 
 
 def test_a_placement_for_another_number_of_devices_is_refused_on_every_rank(tmp_path):
