@@ -13,7 +13,7 @@ from ..edge_stream.stream import EdgeStream
 from ..graph import MASK_NAMES, GraphSchema
 from ..partition_store.inputs import load_features, masks_by_name, opened
 from .graph_dataset import CSRArrays, GraphDataset, as_mask
-from .split import random_split
+from .split import held_out, random_split
 
 _OF_NODES = ("num_nodes", "features", "labels", "masks", "time", "nodes")
 _OF_EDGES = ("edges", "time", "weight", "features", "relation", "reader")
@@ -315,6 +315,11 @@ def _edges(source: RelationEdges) -> int:
     return source.stream.count()[1]
 
 
-def load_typed(**options: Any) -> GraphDataset:
-    """Return the data set of a description from files: the arguments of `TypedGraph`, paths in place of arrays."""
-    return TypedGraph(**options).dataset()
+def load_typed(hold_out: Mapping | None = None, **options: Any) -> GraphDataset:
+    """Return the data set of a description from files: the arguments of `TypedGraph`, paths in place of arrays.
+
+    Args:
+        hold_out: Which edges to hold out as links: arguments of `hold_out_edges` by name; None: none.
+        options: Arguments of `TypedGraph`.
+    """
+    return held_out(TypedGraph(**options).dataset(), hold_out)

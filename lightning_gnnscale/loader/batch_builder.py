@@ -128,6 +128,8 @@ class BatchBuilder:
             negatives=_tensor(drawn.negatives),
             pair_type=_tensor(drawn.pair_type),
             source_negatives=_tensor(drawn.source_negatives),
+            edge_label=_tensor(drawn.edge_label),
+            pair_attr=_tensor(drawn.pair_attr),
             seed_of=_tensor(drawn.seed_of),
             seed_time=_tensor(drawn.seed_time),
             **({} if kinds is None else self._kind_data(kinds, n_id, drawn)),
