@@ -381,6 +381,8 @@ def evaluation_links(
     if 0 < len(without) < len(links):
         raise StrategyError(f"links must have relations in all splits or in none, those of {without[0]} have none")
     known, kinds = [], {}
+    if links[split].label is not None and not num_negatives:  # edges to classify are scored alone
+        links = {split: links[split]._replace(negatives=None)}
     for name, given in links.items():
         edges = np.asarray(given.edges)
         if edges.ndim != 2 or edges.shape[0] != 2:

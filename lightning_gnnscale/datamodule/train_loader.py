@@ -434,4 +434,5 @@ def _data(
     store: PartitionStore, load_part: Callable[[int], Any], features, options: LoaderOptions, is_whole: bool = False
 ) -> PartData:
     edge_features = store.edge_features if options.edge_features else None
-    return PartData(load_part, features, store.labels, store.masks, store.edge_weight, edge_features, is_whole)
+    given = (features, store.labels, store.masks, store.edge_weight, edge_features, is_whole)
+    return PartData(load_part, *given, edge_label=store.edge_label)

@@ -188,7 +188,7 @@ def hold_out_edges(
     Returns:
         The data set with a filtered stream and `links`. Each held-out edge is in `val` or `test` once (undirected: in
         one direction, chosen by the hash), in ascending order; by time each event, in the order of the times. A split
-        of share 0 is left out. Links have relations, times and features where the edges have.
+        of share 0 is left out. Links have relations, times, classes and features where the edges have.
 
     Raises:
         ValueError: a share out of range, or one so small that it holds no edge; edge values of another length; a
@@ -208,7 +208,7 @@ def hold_out_edges(
     if not typed and (relations is not None or reverses is not None):
         name = "relations" if relations is not None else "reverses"
         raise ValueError(f"{name} needs a graph with relations, and this one has one: leave it out")
-    edges = dataset.edge_weight, dataset.edge_features, None, dataset.edge_time
+    edges = dataset.edge_weight, dataset.edge_features, None, dataset.edge_time, dataset.edge_label
     carries = typed or any(rows is not None for rows in edges)
     key, described = np.uint64(fold(seed)), {"hold_out": [float(val), float(test), seed]}
     sources = [one.stream for one in stream.sources] if typed else [stream]
@@ -359,7 +359,7 @@ def _links_of(stream, split: _Split, number: int, values: dict, follows: np.ndar
 
 
 def _with_values(links: LinkSet, values: dict, rows: np.ndarray | None, chosen: np.ndarray) -> LinkSet:
-    given = {"time": values.get("edge_time"), "features": values.get("edge_features")}
+    given = {name: values.get(f"edge_{name}") for name in ("time", "label", "features")}
     return links._replace(**{name: table[rows[chosen]] for name, table in given.items() if table is not None})
 
 

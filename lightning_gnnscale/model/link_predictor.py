@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric
 
 from ..errors import StrategyError
-from .backbone_module import MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
+from .backbone_module import CHUNK_BYTES, MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
 from .decoders import DECODERS, make_decoder, pair_scores, reads_relations, scores_against
 from .inference import LayerwiseOutput
 from .layer_source import LayerSource
@@ -84,7 +84,6 @@ class HitsAt(LinkMetric):
         return ranks <= self.k
 
 
-CHUNK_BYTES = 64 << 20  # of embeddings read at once while links are ranked
 SCORE_BYTES = 16 << 20  # of scores held at once: memory of this size is used again, larger pieces are mapped anew
 _POSITIVE_ROWS = 256  # links whose true scores are computed as a block
 LOSSES = ("logistic", "softmax")
@@ -200,6 +199,8 @@ class LinkPredictor(BackboneModule):
                 "LinkPredictor trains on batches with pairs, and these have none: use LinkSampler (sampler=links) with "
                 "PartitionDataModule and mode=mini_batch"
             )
+        if batch.negatives.shape[1] == 0 and len(batch.negatives):
+            raise StrategyError("LinkPredictor needs false ends, and batches have none: leave labelled=True out")
         relation = self._relation(getattr(batch, "pair_type", None), 'sampler.positives="edge"')
         embeddings = self(batch)[: batch.batch_size]
         source, other = (embeddings[ends] for ends in batch.pairs)
@@ -379,10 +380,6 @@ class LinkPredictor(BackboneModule):
             source = self.source_of(batch)
             return LayerwiseOutput(batch.rows, NodeRows(source))
         return super()._infer(batch)
-
-    def _rows(self, output: LayerwiseOutput, nodes: np.ndarray) -> Tensor:
-        dtype = next(self.backbone.parameters()).dtype
-        return torch.from_numpy(np.asarray(output.read(nodes))).to(device=self.device, dtype=dtype)
 
     def _update(self, split: str, ranks: Tensor, losses: Tensor) -> None:
         for metric in self.scores[split].values():

@@ -146,6 +146,7 @@ class Links(NamedTuple):
         pairs, negatives, pair_type, source_negatives: Positions among them, and relations; see `MiniBatch`.
         seed_time: (num_nodes,) int64 time of the link that each node is for, where times count: nodes are not
             distinct then. Else None.
+        pair_arcs: (num_pairs,) int64 positions of the links in the part's CSC, where their classes are wanted.
     """
 
     nodes: np.ndarray
@@ -154,6 +155,7 @@ class Links(NamedTuple):
     pair_type: np.ndarray | None = None
     source_negatives: np.ndarray | None = None
     seed_time: np.ndarray | None = None
+    pair_arcs: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,9 @@ class LinkSampler:
             need; shared ones are the same nodes for either end.
         relations: Relations whose edges are drawn, for positives="edge"; None: all that are no added reverses.
         neighborhoods: Whether neighbourhoods are drawn. False: batches are links alone, for a model without layers.
+        labelled: Whether the links are edges to classify, for `EdgeClassifier` and positives="edge": batches have their
+            classes, `edge_label` of the store, and their features as `pair_attr`. `pairs` are (source, target), and no
+            false ends are drawn.
 
     Raises:
         ValueError: an argument is out of range, or a sampler that cannot be wrapped.
@@ -214,6 +219,7 @@ class LinkSampler:
     corrupt: str = "other"
     relations: Sequence[int] | None = None
     neighborhoods: bool = True
+    labelled: bool = False
 
     def __post_init__(self):
         if self.sampler is None:
@@ -234,6 +240,8 @@ class LinkSampler:
             raise ValueError("exclude_pairs must be False with disjoint=True, whose trees repeat nodes, got True")
         for name in ("walk_length", "num_negatives", "edges_per_node"):
             check_count(name, getattr(self, name))
+        if self.labelled and self.positives != "edge":
+            raise ValueError(f'labelled=True needs positives="edge", got positives={self.positives!r}')
         if self.by_time:
             self._check_times()
         if self.relations is not None:
@@ -291,7 +299,7 @@ class LinkSampler:
 
     def _shared_kind(self, schema: GraphSchema | None) -> int | None:
         """Return the kind of negatives that links share; None: they do not, or all nodes are of one kind."""
-        if not self.shares or schema is None or schema.num_kinds == 1:
+        if not self.shares or self.labelled or schema is None or schema.num_kinds == 1:
             return None
         kinds = {-1, -2}
         if self.positives == "edge":
@@ -324,7 +332,7 @@ class LinkSampler:
     @property
     def seeds_per_item(self) -> int:
         """Most nodes that a seed or an edge puts at the head of a batch, but for shared negatives."""
-        return 2 + (0 if self.shares else self.num_negatives * (2 if self.corrupt == "both" else 1))
+        return 2 + (0 if self.shares or self.labelled else self.num_negatives * (2 if self.corrupt == "both" else 1))
 
     @property
     def shares(self) -> bool:
@@ -423,6 +431,8 @@ class LinkSampler:
         With corrupt="both", unless they are shared, the false first ends come behind: (num_links, 2 * num_negatives).
         """
         num_links = len(items)
+        if self.labelled:
+            return np.empty((num_links, 0), np.int64)
         rows = 1 if self.shares and num_links else num_links
         if state.kinds is not None:
             return self._false_ends_of_kinds(state, items, rows, key)
@@ -479,18 +489,19 @@ class LinkSampler:
             workspace.finish(count)
         size, pair_type = len(seeds), None
         pairs, found = place[: 2 * size].reshape(2, size), place[2 * size :].reshape(negatives.shape)
-        if state.edge_type is None:
+        if state.edge_type is None and not self.labelled:
             linked = seeds != positives
             pairs = np.ascontiguousarray(pairs[:, linked])
             found = found if self.shares else found[linked]
         else:  # an arc's source is its head; a triple of one node is one too
-            pairs = np.ascontiguousarray(pairs[::-1])
-            pair_type = np.asarray(state.edge_type[_arcs_at(state, items)]).astype(np.int64)
+            pairs, arcs = np.ascontiguousarray(pairs[::-1]), _arcs_at(state, items)
+            if state.edge_type is not None:
+                pair_type = np.asarray(state.edge_type[arcs]).astype(np.int64)
         others, sources = found, None
         if self.corrupt == "both":
             others, sources = (found, found) if self.shares else np.split(found, 2, axis=1)
             others, sources = np.ascontiguousarray(others), np.ascontiguousarray(sources)
-        return Links(distinct, pairs, others, pair_type, sources, seed_time)
+        return Links(distinct, pairs, others, pair_type, sources, seed_time, arcs if self.labelled else None)
 
     def attach(self, subgraph: Subgraph, links: Links, allocate: Allocate) -> Subgraph:
         """Return the neighbourhood of the links' nodes with its links; without their arcs under `exclude_pairs`."""
