@@ -34,6 +34,7 @@ FILLED_IN = {
     "planner.fanouts": "sampler.fanouts=",
     "planner.prefetch_batches": "source.prefetch_batches=",
     "model.multilabel": "dataset=, whose labels tell",
+    "model.edge_channels": "dataset=, whose edge features tell",
     "model.backbone.in_channels": "dataset=, whose features tell",
     "model.backbone.schema": "dataset=, whose relations tell",
     **{
@@ -221,12 +222,14 @@ def _check_layers(config: DictConfig) -> None:
 
 def _check_monitors(config: DictConfig) -> None:
     """Compare what callbacks watch with what the module logs; a module of the user's own may log anything."""
-    from ..model import LinkPredictor, NodeClassifier
+    from ..model import EdgeClassifier, LinkPredictor, NodeClassifier, NodeRegressor
 
     module = get_object(config.model._target_)
     logged = ["train_loss", "val_loss"]
-    if module is NodeClassifier:
+    if module in (NodeClassifier, EdgeClassifier):
         logged += ["val_acc"]
+    elif module is NodeRegressor:
+        logged += ["val_mae", "val_rmse"]
     elif module is LinkPredictor:
         hits = config.model.get("hits", inspect.signature(module).parameters["hits"].default)
         logged += ["val_mrr", *(f"val_hits@{k}" for k in hits)]
@@ -234,10 +237,12 @@ def _check_monitors(config: DictConfig) -> None:
         return
     for name, callback in (config.get("callbacks") or {}).items():
         monitor = callback.get("monitor") if callback else None
-        if str(monitor).endswith("_loss") and callback.get("mode") == "max":
+        falls = ("_loss", "_mae", "_rmse")
+        if str(monitor).endswith(falls) and callback.get("mode") == "max":
             raise UsageError(f"callbacks.{name}: mode=max keeps the largest {monitor}; say callbacks.{name}.mode=min")
         if monitor is not None and monitor not in logged:
-            remedy = "; or say callbacks=links" if module is LinkPredictor else ""
+            remedies = {LinkPredictor: "; or say callbacks=links", NodeRegressor: "; or say callbacks=regression"}
+            remedy = remedies.get(module, "")
             raise UsageError(
                 f"callbacks.{name}.monitor: no {monitor} is logged; {module.__name__} logs {', '.join(logged)}{remedy}"
             )
@@ -265,7 +270,20 @@ def trains_on_links(config: DictConfig) -> bool:
         raise UsageError("model trains on links, the sampler draws none: say sampler=links, or another model")
     if sampler and not model:
         raise UsageError("sampler draws links, the model is not for them: say model=link_predictor, or another sampler")
+    if model and classifies_edges(config) != bool(config.sampler.get("labelled")):
+        if classifies_edges(config):
+            raise UsageError(
+                "model classifies edges, the sampler draws no classes: say sampler=edges, or another model"
+            )
+        raise UsageError(
+            "sampler.labelled=true draws edges with classes, the model reads none: say model=edge_classifier"
+        )
     return bool(model)
+
+
+def classifies_edges(config: DictConfig) -> bool:
+    """Return whether the model says something of edges that have classes."""
+    return "edge_channels" in inspect.signature(get_object(config.model._target_)).parameters
 
 
 def check_dataset(config: DictConfig, dataset, command: str = "train") -> None:
@@ -314,8 +332,14 @@ def _check_links(config: DictConfig, dataset, monitors: list[str]) -> None:
         raise UsageError(
             "links are trained on in mini-batches: say datamodule=partition and datamodule.mode=mini_batch"
         )
+    edges = classifies_edges(config)
+    if edges and dataset.num_edge_classes < 2:
+        raise UsageError(
+            f"dataset.edge_label: {dataset.name} has {dataset.num_edge_classes} classes of edges; classifying them "
+            "needs two or more, -1 where unknown"
+        )
     for name in monitors:
-        if name.startswith("val_") and not name.startswith(("val_mrr", "val_hits@", "val_loss")):
+        if name.startswith("val_") and not edges and not name.startswith(("val_mrr", "val_hits@", "val_loss")):
             raise UsageError(f"callbacks: no {name} is logged for links; say callbacks=links, or monitor val_mrr")
     needed = {"val": any(name.startswith("val_") for name in monitors), "test": config.test}
     remedies = {"val": "monitor train_loss with mode=min", "test": "say test=false"}

@@ -83,7 +83,13 @@ def register_choices() -> None:
         defaults = {key: argument.default for key, argument in declared(target).parameters.items()}
         given = {key: value for key, value in defaults.items() if value is not None}
         _add_choice("strategy/exchange", f"skip_{name}", "skip_broadcast", bound={"_target_": target, **given})
-    for name, base in (("{}", "graphsage"), ("link_{}", "link_predictor")):
+    heads = {
+        "{}": "graphsage",
+        "link_{}": "link_predictor",
+        "edge_{}": "edge_classifier",
+        "regress_{}": "node_regressor",
+    }
+    for name, base in heads.items():
         for backbone in ("GCN", "GAT", "GINE", "NGNN", "RGCN", "RGAT", "HGT"):
             target = f"{_PACKAGE}.model.{backbone}"
             _add_choice("model", name.format(backbone.lower()), base, backbone={"_target_": target})

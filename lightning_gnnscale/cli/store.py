@@ -183,6 +183,8 @@ class StoredData:
         self.links: dict = {}  # a store holds none out
         self.edge_dim = None if store.edge_features is None else int(store.edge_features.shape[1])
         self.feature_dim = 0 if store.features is None else store.features.dim
+        label = store.edge_label
+        self.num_edge_classes = 0 if label is None else int(label.max(initial=-1)) + 1
         self.schema, self.feature_dims = store.schema, None
         if getattr(store.features, "by_kind", False):
             self.feature_dims = dict(zip(store.schema.node_types, store.features.dims, strict=True))

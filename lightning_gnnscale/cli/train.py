@@ -356,7 +356,10 @@ def make_model(config: DictConfig, datamodule, saved: dict | None = None):
     in_channels = _in_channels(datamodule.num_features if dims is None else dims, getattr(inputs, "dim", 0))
     outputs = _edge_dim(config, datamodule.num_edge_features) | _schema(config, schema, dims)
     if trains_on_links(config):
-        return _build(config, in_channels, outputs, _relations(config, datamodule.store.schema), inputs)
+        options = _relations(config, datamodule.store.schema)
+        options |= _edge_classes(config, datamodule.dataset or StoredData("", datamodule.store), saved)
+        options |= _edge_channels(config, datamodule.num_edge_features)
+        return _build(config, in_channels, outputs, options, inputs)
     saved, labels = saved or {}, datamodule.store.labels
     outputs |= {"out_channels": saved.get("out_channels") or datamodule.num_classes}
     several = labels is not None and labels.ndim == 2 and not datamodule.store.regression
@@ -391,7 +394,10 @@ def check_model(config: DictConfig, dataset) -> None:
     if config.datamodule.get("stored_edge_features", True):
         outputs |= _edge_dim(config, dataset.edge_dim)
     if trains_on_links(config):
-        module = _build(config, in_channels, outputs, _relations(config, dataset.schema))
+        options = _relations(config, dataset.schema) | _edge_classes(config, dataset)
+        is_read = config.datamodule.get("stored_edge_features", True)
+        options |= _edge_channels(config, dataset.edge_dim if is_read else None)
+        module = _build(config, in_channels, outputs, options)
     else:
         outputs |= {"out_channels": dataset.num_classes}
         module = _build(config, in_channels, outputs, _label_options(config, dataset.multilabel))
@@ -410,6 +416,19 @@ def _relations(config: DictConfig, schema: GraphSchema | None) -> dict:
     if schema is None or "num_relations" not in inspect.signature(get_object(config.model._target_)).parameters:
         return {}
     return {"num_relations": int(np.flatnonzero(schema.listed)[-1]) + 1}
+
+
+def _edge_classes(config: DictConfig, dataset, saved: dict | None = None) -> dict:
+    """Return the argument of a module of edges that tells it their classes."""
+    if "edge_channels" not in inspect.signature(get_object(config.model._target_)).parameters:
+        return {}
+    return {"num_classes": (saved or {}).get("num_classes") or dataset.num_edge_classes}
+
+
+def _edge_channels(config: DictConfig, edge_dim: int | None) -> dict:
+    """Return the argument of a module of edges that tells it the columns of their features."""
+    takes = "edge_channels" in inspect.signature(get_object(config.model._target_)).parameters
+    return {"edge_channels": edge_dim or 0} if takes else {}
 
 
 def _in_channels(stored: int | dict[str, int], learned: int) -> int | dict[str, int]:

@@ -16,6 +16,7 @@ from ..jit import kernel
 from ..model.inference import TABLE_DTYPES
 from ..model.layer_source import NodeSet, with_sources
 from ..partition_store import PartitionStore
+from ..partition_store.kind_features import NodeKinds
 from ..rng import combine_array, fold
 from ..sampler.links import count_joined, count_triples, draw_false_ends
 
@@ -48,7 +49,8 @@ class EvaluationOptions:
         negatives: Number of false ends that each link is ranked among, >= 1. Where the set has none of its own, they
             are drawn uniformly from all nodes that no edge or held-out link joins to the first end. "all": every such
             node; triples are ranked so in both directions, without the other triples that are known (filtered).
-            "auto": all for links with relations, 100 for others.
+            "auto": all for links with relations, 100 for others and in mode "sampled". In a graph of several kinds
+            they are of the kind of the end that is asked for.
 
     Raises:
         ValueError: a value outside what is listed here, or a sample in mode "sampled".
@@ -192,6 +194,7 @@ class LinkQueries(NamedTuple):
         offsets: (num_keys + 1,) int64, where each key's run of `nodes` begins.
         nodes: (num_known,) int64 nodes that are no false answers, ascending within a key.
         places: (num,) int64, the key of each query.
+        kinds: Kinds of the nodes, where there are several: answers are looked for among those of their kind. Else None.
     """
 
     ends: np.ndarray
@@ -202,6 +205,14 @@ class LinkQueries(NamedTuple):
     offsets: np.ndarray
     nodes: np.ndarray
     places: np.ndarray
+    kinds: NodeKinds | None = None
+
+    def of_other_kinds(self, begin: int, stop: int, first: int, last: int) -> np.ndarray | None:
+        """Return (num, last - first) bool: nodes that cannot answer the queries [begin, stop); None: all can."""
+        if self.kinds is None:
+            return None
+        wanted = self.kinds.kind_of(self.answers[begin:stop])
+        return wanted[:, None] != self.kinds.kind_of(np.arange(first, last))[None]
 
     def known(self, begin: int, stop: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         """Return what may not count as false, of the queries [begin, stop) among the nodes [first, last).
@@ -261,6 +272,8 @@ class EvaluationLinks(NamedTuple):
         edge_type: (num_links,) int64 relation of each link, or None.
         known: True answers to the links as queries for the other end, and for the first end; None: links are ranked
             among `num_negatives` false ends.
+        time, label, features: Of each link, see `LinkSet`; or None.
+        kinds: Kinds of the nodes, where there are several; else None.
     """
 
     store: PartitionStore
@@ -272,6 +285,10 @@ class EvaluationLinks(NamedTuple):
     key: int
     edge_type: np.ndarray | None = None
     known: tuple[KnownAnswers, KnownAnswers] | None = None
+    time: np.ndarray | None = None
+    label: np.ndarray | None = None
+    features: np.ndarray | None = None
+    kinds: NodeKinds | None = None
 
     @property
     def among_all(self) -> bool:
@@ -296,22 +313,30 @@ class EvaluationLinks(NamedTuple):
                     known.offsets,
                     known.nodes,
                     places,
+                    self.kinds,
                 )
 
     def chunks(self, num_links: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield (pairs (2, num), negatives (num, num_negatives)) of at most num_links; -1 where there is none."""
         for start in range(0, self.edges.shape[1], num_links):
-            pairs = self.edges[:, start : start + num_links]
-            if self.given is not None:
-                yield pairs, self.given[start : start + num_links]
-                continue
-            first = self.first + start
-            yield (
-                pairs,
-                draw_false_ends(
-                    self.store.csc, self.held, pairs[0], self.num_negatives, self.key, first, self.store.store_nid
-                ),
-            )
+            yield self.piece(start, start + num_links)
+
+    def piece(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return what `chunks` yields, of the links [start, stop)."""
+        pairs = self.edges[:, start:stop]
+        if self.given is not None:
+            return pairs, self.given[start:stop]
+        if not self.num_negatives:
+            return pairs, np.empty((pairs.shape[1], 0), np.int64)
+        among = None
+        if self.kinds is not None:  # in the numbers of the data set, kind after kind
+            sizes = np.diff(self.kinds.starts).reshape(-1, self.kinds.num_kinds).sum(axis=0)
+            wanted = self.kinds.kind_of(pairs[1])
+            among = (np.cumsum(sizes) - sizes)[wanted], sizes[wanted]
+        return pairs, draw_false_ends(
+            self.store.csc, self.held, pairs[0], self.num_negatives, self.key, self.first + start, self.store.store_nid,
+            among,
+        )  # fmt: skip
 
     def nodes(self) -> np.ndarray:
         """Return the (num,) ascending store ids whose embeddings these links are ranked by."""
@@ -331,6 +356,8 @@ def evaluation_links(
     seed: int,
     rank: int,
     world_size: int,
+    mode: str = "layerwise",
+    by_time: bool = False,
 ) -> EvaluationLinks:
     """Return a rank's share of a split: consecutive links, shares as even as can be.
 
@@ -341,9 +368,12 @@ def evaluation_links(
         num_negatives: False ends drawn for a link where none are given, "all" or "auto"; see `EvaluationOptions`.
         seed: The seed of the draws; ranks, parts and epochs change none of them.
         rank, world_size: this process and how many there are.
+        mode: See `EvaluationOptions`.
+        by_time: Whether neighbours are drawn before the links; no embedding may see an edge that is not, then.
 
     Raises:
-        StrategyError: links that stand in the store, which training would see, or of nodes that it does not have.
+        StrategyError: links that stand in the store, which training would see, or of nodes that it does not have; or
+            without times, or with times that the mode does not look at.
 
     Cost: 16 bytes a link of all splits, and 8 a node.
     """
@@ -351,6 +381,8 @@ def evaluation_links(
     if 0 < len(without) < len(links):
         raise StrategyError(f"links must have relations in all splits or in none, those of {without[0]} have none")
     known, kinds = [], {}
+    if links[split].label is not None and not num_negatives:  # edges to classify are scored alone
+        links = {split: links[split]._replace(negatives=None)}
     for name, given in links.items():
         edges = np.asarray(given.edges)
         if edges.ndim != 2 or edges.shape[0] != 2:
@@ -361,7 +393,10 @@ def evaluation_links(
             )
         known.append(np.asarray(store.store_nid)[edges].astype(np.int64))
         kinds[name] = _checked_relations(name, given, edges.shape[1], store)
-        if kinds[name] is None:
+        _check_values(name, given, edges.shape[1])
+        if _are_later(name, given, store, mode, by_time):
+            leaked = 0  # an edge between two nodes may well come again
+        elif kinds[name] is None:
             leaked = count_joined(store.csc, known[-1])
         else:  # another relation may well join the same two nodes
             leaked = count_triples(store.csc, store.edge_type, known[-1], kinds[name])
@@ -385,21 +420,70 @@ def evaluation_links(
         num_negatives = given.shape[1]
     edges, key = np.ascontiguousarray(edges[:, mine]), fold(seed, *split.encode())
     edge_type = None if edge_type is None else edge_type[mine]
+    more = {name: getattr(links[split], name) for name in ("time", "label", "features")}
+    more = {name: None if values is None else np.asarray(values)[mine] for name, values in more.items()}
+    if store.schema is not None and store.schema.num_kinds > 1:
+        more["kinds"] = store.node_kinds
     if given is None and num_negatives == "auto":
-        num_negatives = 100 if edge_type is None else "all"
+        num_negatives = 100 if edge_type is None or mode == "sampled" else "all"
+    if num_negatives == "all" and mode == "sampled":
+        raise StrategyError(
+            'evaluation.negatives=all ranks links by the embeddings of all nodes, evaluation="sampled" has those of a '
+            "batch: say a number"
+        )
     if given is None and num_negatives == "all":
         if edge_type is None:
             both_ways, types = np.concatenate([both, both[::-1]], axis=1), None
         else:
             both_ways, types = both, np.concatenate(list(kinds.values()))
         answers = _known_answers(store, both_ways, edges, edge_type, types)
-        return EvaluationLinks(store, edges, bounds[0], None, store.num_nodes, held, key, edge_type, answers)
-    if given is None and edge_type is not None:
+        return EvaluationLinks(store, edges, bounds[0], None, store.num_nodes, held, key, edge_type, answers, **more)
+    if given is None and edge_type is not None and num_negatives and mode == "layerwise":
         raise StrategyError(
             f"evaluation.negatives={num_negatives}: links with relations are ranked among all nodes: say all, or give "
             "the LinkSet negatives"
         )
-    return EvaluationLinks(store, edges, bounds[0], given, num_negatives, held, key, edge_type)
+    return EvaluationLinks(store, edges, bounds[0], given, num_negatives, held, key, edge_type, **more)
+
+
+def _check_values(split: str, given: LinkSet, num_links: int) -> None:
+    """Refuse values of links that are not one each."""
+    for name, kind in (("time", "iu"), ("label", "iu"), ("features", "fiub")):
+        values = getattr(given, name)
+        if values is None:
+            continue
+        values, axes = np.asarray(values), 2 if name == "features" else 1
+        if values.ndim != axes or len(values) != num_links or values.dtype.kind not in kind:
+            shape = f"({num_links}, dim) numbers" if axes == 2 else f"({num_links},) integers"
+            raise StrategyError(
+                f"links[{split!r}].{name} must be {shape}, got {values.dtype} of the shape {values.shape}"
+            )
+
+
+def _are_later(split: str, given: LinkSet, store: PartitionStore, mode: str, by_time: bool) -> bool:
+    """Return whether no embedding that links are scored by sees an edge of their time or later, by the edges' times.
+
+    Raises:
+        StrategyError: neighbours are drawn by time, and these links have none, or are not later than what is seen.
+    """
+    if given.time is None or store.edge_time is None:
+        if by_time:
+            raise StrategyError(
+                f"links[{split!r}].time is missing, and neighbours are drawn by time: hold_out_edges(by_time=True) "
+                "gives it"
+            )
+        return False
+    if by_time and mode == "sampled":
+        return True
+    first, late = int(np.asarray(given.time).min(initial=np.iinfo(np.int64).max)), 0
+    for start in range(0, len(store.edge_time), _ARCS_AT_ONCE):
+        late += int((np.asarray(store.edge_time[start : start + _ARCS_AT_ONCE]) >= first).sum())
+    if by_time and late:
+        raise StrategyError(
+            f'evaluation="layerwise" computes a node once, from edges of any time, and {late} edges of {store.root} '
+            f'are not before the first {split} link: use evaluation="sampled"'
+        )
+    return not late
 
 
 def _checked_relations(split: str, given: LinkSet, num_links: int, store: PartitionStore) -> np.ndarray | None:

@@ -217,7 +217,7 @@ def count_labels(store: PartitionStore, mask: str, begin: int, end: int) -> tupl
     """Count known labels of the nodes of a mask in a range of store ids.
 
     Args:
-        store: A store with labels; -1 is unknown.
+        store: A store with labels; -1 is unknown, NaN where they are numbers to predict.
         mask: Name of one of its masks.
         begin, end: First store id of the range, and its end (exclusive).
 
@@ -230,7 +230,8 @@ def count_labels(store: PartitionStore, mask: str, begin: int, end: int) -> tupl
     num_nodes = num_labels = 0
     for start in range(begin, end, _LABEL_ROWS):
         rows = slice(start, min(start + _LABEL_ROWS, end))
-        known = store.labels[rows][np.asarray(store.masks[mask][rows])] != UNKNOWN
+        labels = store.labels[rows][np.asarray(store.masks[mask][rows])]
+        known = ~np.isnan(labels) if store.regression else labels != UNKNOWN
         num_labels += int(np.count_nonzero(known))
         num_nodes += int(np.count_nonzero(known if known.ndim == 1 else known.any(axis=1)))
     return num_nodes, num_labels

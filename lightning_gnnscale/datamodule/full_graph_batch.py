@@ -41,7 +41,8 @@ class FullGraphBatch:
         split: "val", "test" or "predict"; None while training.
         x_dense: (num_local + num_halo, dim) features as the store returns them (codes as float32), or None.
         x_csr: The same rows in compressed form, or None.
-        y: (num_local,) int64 labels, or (num_local, num_labels), or None; nodes outside the masks have theirs too.
+        y: (num_local,) int64 labels, or (num_local, num_labels) labels or numbers to predict, or None; nodes outside
+            the masks have theirs too.
         train_mask, val_mask, test_mask: (num_local,) bool, or None where the store has no such mask.
         edge_weight: (num_arcs,) float32, or None.
         memo: Values that models keep from batch to batch; all batches of a DataModule on one device share it.

@@ -52,6 +52,7 @@ from .train_loader import (
     make_evaluation_loader,
     make_graph_loader,
     make_interleaved_loader,
+    make_link_loader,
     make_part_loader,
     mixes_parts,
     part_targets,
@@ -443,6 +444,10 @@ class PartitionDataModule(StoredGraphDataModule):
 
     def _check_fit(self) -> None:
         self._check_trainable()
+        if hasattr(self.sampler, "check_graph"):
+            self.sampler.check_graph(self.store.schema, self.store.edge_time is not None)
+        if getattr(self.sampler, "labelled", False) and self.store.edge_label is None:
+            raise ValueError("labelled=True needs classes of edges, and the store has none: write it with edge_label=")
         module = getattr(self.trainer, "lightning_module", None)
         check_model(module, self.store, self._hops)
         check_edge_features(module, self.store.edge_features if self.loader_options.edge_features else None)
@@ -467,13 +472,20 @@ class PartitionDataModule(StoredGraphDataModule):
         rank, world_size = self._rank_and_world()
         links = None
         if split is not None and trains_on_links(self.sampler):
+            labelled = getattr(self.sampler, "labelled", False)
+            links = evaluation_links(
+                self.store, self.links, split, 0 if labelled else self.evaluation.negatives, self.loader_options.seed,
+                rank, world_size, self.evaluation.mode, getattr(self.sampler, "by_time", False),
+            )  # fmt: skip
+            if labelled and links.label is None:
+                raise StrategyError(f"links[{split!r}].label is missing, and edges are classified: give their classes")
+            if not self.loader_options.edge_features:
+                links = links._replace(features=None)
             if self.evaluation.mode == "sampled":
-                raise StrategyError(
-                    'links are ranked by the embeddings of all nodes, evaluation="sampled" has those of a batch: use '
-                    '"layerwise", and a backbone with layer(index, x, block)'
+                features = self.store.features if self.stored_features else None
+                return make_link_loader(
+                    self.store, self._hops or 2, links, self.loader_options, features, rank, self.sampler
                 )
-            seed = self.loader_options.seed
-            links = evaluation_links(self.store, self.links, split, self.evaluation.negatives, seed, rank, world_size)
         if self.evaluation.mode == "sampled":
             held = self._held_graph()
             features = self.store.features if held is None else held.features

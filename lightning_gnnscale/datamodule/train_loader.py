@@ -33,6 +33,7 @@ from ..partition_store import PartitionStore
 from ..partition_store.part_graph import load_part_graph, load_whole_graph
 from ..rng import fold, permutation
 from ..sampler import FullBatchSampler, LayerwiseSampler, NeighborSampler, SaintSampler
+from ..sampler.link_sampler import GivenLinks
 
 if TYPE_CHECKING:
     from ..remote.holder import HeldGraph
@@ -372,6 +373,32 @@ def make_evaluation_loader(
     return PartLoader([rank], data, {rank: mine}, sampler if held is None else held.sampler(sampler), options)
 
 
+def make_link_loader(
+    store: PartitionStore, num_hops: int, links: Any, options: LoaderOptions, features, rank: int, drawn_by: Any
+) -> PartLoader:
+    """Return a loader over a rank's share of some links, with all neighbours of `num_hops` hops of their ends.
+
+    Args:
+        links: `EvaluationLinks`. A batch has as many as make about `options.batch_size` ends and false ends.
+        store, num_hops, options, features, rank: As for `make_evaluation_loader`.
+        drawn_by: The `LinkSampler` of the training; where it looks at times, neighbours that are not before the link
+            are left out.
+
+    Raises:
+        StrategyError: a rank has no link.
+    """
+    if not links.edges.shape[1]:
+        raise StrategyError(f"process {rank} has no link to evaluate, they are too few: use devices=1 to evaluate")
+    inner = NeighborSampler([-1] * num_hops)
+    if drawn_by.by_time:
+        inner = replace(inner, temporal_strategy=drawn_by.sampler.temporal_strategy, strictly_before=True)
+    whole = load_whole_graph(store, rank)
+    size = max(1, options.batch_size // (2 + links.num_negatives))
+    options = replace(options, batch_size=size, shuffle=False, reads=RowReads())
+    data = _data(store, lambda part: whole, features, options)
+    return PartLoader([rank], data, {rank: links.edges[0, :1]}, GivenLinks(inner, links), options)
+
+
 def epoch_work(store: PartitionStore, sampler, halo_hops: int, scope: str, options: LoaderOptions) -> int:
     """Predict how many rows and arcs the batches of an epoch hold, over all ranks, from a few that are drawn.
 
@@ -407,4 +434,5 @@ def _data(
     store: PartitionStore, load_part: Callable[[int], Any], features, options: LoaderOptions, is_whole: bool = False
 ) -> PartData:
     edge_features = store.edge_features if options.edge_features else None
-    return PartData(load_part, features, store.labels, store.masks, store.edge_weight, edge_features, is_whole)
+    given = (features, store.labels, store.masks, store.edge_weight, edge_features, is_whole)
+    return PartData(load_part, *given, edge_label=store.edge_label)

@@ -57,6 +57,8 @@ def load_files(
     reader: dict | None = None,
     hold_out: dict | None = None,
     masks: str | None = None,
+    edge_label: str | None = None,
+    regression: bool = False,
     **stream_options,
 ) -> GraphDataset:
     """Open a graph from files; features, labels and masks stay in them, and are mapped.
@@ -79,6 +81,8 @@ def load_files(
         hold_out: edges held out as links, arguments of `hold_out_edges` by name, or None.
         masks: In place of train_mask, val_mask and test_mask, a column of the words train, val and test, such as
             "nodes.csv:split", see `GraphDataset`.
+        edge_label: (num_edges,) classes of edges, -1 = unknown, by position of the edge.
+        regression: Whether labels are numbers to predict, see `GraphDataset`.
         stream_options: num_nodes (None takes the rows of the features or labels, else counts them), relabel (ids in the
             edge file are any 64-bit integers or strings; None: where nodes are given), to_undirected, here true
             by default, and the others of `open_edge_stream`.
@@ -88,9 +92,12 @@ def load_files(
     """
     if reader is not None and not isinstance(reader, Mapping):
         raise ValueError(f"reader must be options by name like {{dtype: int32}}, got {reader!r}")
-    features, labels, train_mask, val_mask, test_mask, masks, edge_weight, edge_features, nodes = (
+    features, labels, train_mask, val_mask, test_mask, masks, edge_weight, edge_features, nodes, edge_label = (
         _fetched(path, stream_options.get("storage_options")) if is_url(path) else path
-        for path in (features, labels, train_mask, val_mask, test_mask, masks, edge_weight, edge_features, nodes)
+        for path in (
+            *(features, labels, train_mask, val_mask, test_mask, masks, edge_weight, edge_features, nodes),
+            edge_label,
+        )
     )
     arrays = {
         key: _load(key, path)
@@ -102,6 +109,7 @@ def load_files(
             "test_mask": test_mask,
             "edge_weight": edge_weight,
             "edge_features": edge_features,
+            "edge_label": edge_label,
         }.items()
         if path is not None
     }
@@ -120,7 +128,7 @@ def load_files(
     label_array = arrays.get("labels")
     split = {key[:-5]: as_mask(key, arrays[key], num_nodes, stream.node_ids) for key in arrays if key.endswith("_mask")}
     if not split and label_array is not None:
-        split = random_split(label_array, fractions, split_seed)
+        split = random_split(label_array, fractions, split_seed, regression)
     dataset = GraphDataset(
         name=name or graph_name(edges),
         stream=stream,
@@ -131,6 +139,8 @@ def load_files(
         num_classes=num_classes,
         edge_weight=arrays.get("edge_weight") if _in_memory(edge_weight) else edge_weight,
         edge_features=arrays.get("edge_features") if _in_memory(edge_features) else edge_features,
+        edge_label=arrays.get("edge_label"),
+        regression=regression,
         source={key: _stamp(path) for key, path in (("features", features), ("labels", labels)) if path},
     )
     return held_out(dataset, hold_out)

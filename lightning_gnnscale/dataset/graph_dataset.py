@@ -139,6 +139,7 @@ class GraphDataset:
             Graphs of several kinds are described by `TypedGraph`.
         schema: Names of the relations of `edge_type`; None: they are named by their numbers.
         node_time, edge_time: (num_nodes,) and (num_edges,) integers, when a node or an edge is there; or None.
+        edge_label: (num_edges,) integers, class of each edge from 0, -1 = unknown, for `EdgeClassifier`; or None.
         regression: Whether labels are numbers to predict, (num_nodes,) or (num_nodes, num_targets) floats with NaN =
             unknown, in place of classes; `num_classes` is then their number a node.
 
@@ -165,6 +166,7 @@ class GraphDataset:
     node_time: Any = None
     edge_time: Any = None
     regression: bool = False
+    edge_label: Any = None
 
     def __post_init__(self):
         self.masks = masks_by_name(self.masks)
@@ -200,7 +202,7 @@ class GraphDataset:
 
     def _take_rows(self) -> None:
         """Turn rows of all kinds into arrays; features at a .npy path stay a path, which processes open themselves."""
-        for name in ("features", "labels", "edge_weight", "edge_features", "node_time", "edge_time"):
+        for name in ("features", "labels", "edge_weight", "edge_features", "node_time", "edge_time", "edge_label"):
             rows = getattr(self, name)
             if rows is None or hasattr(rows, "indptr") or isinstance(rows, Mapping):
                 continue
@@ -251,6 +253,13 @@ class GraphDataset:
         return None if self.edge_features is None else int(np.shape(opened(self.edge_features))[-1])
 
     @property
+    def num_edge_classes(self) -> int:
+        """Classes of edges, those of `links` included; 0 without."""
+        labels = [links.label for links in self.links.values() if links is not None]
+        labels.append(None if self.edge_label is None else opened(self.edge_label))
+        return max((int(np.max(given, initial=-1)) + 1 for given in labels if given is not None), default=0)
+
+    @property
     def feature_bytes(self) -> int:
         """Bytes of the features on disk, as a store of `feature_storage` holds them."""
         return sum(feature_bytes(rows, self.feature_storage) for rows in self._tables())
@@ -259,7 +268,7 @@ class GraphDataset:
     def edge_row_bytes(self) -> int:
         """Bytes that one arc of the store takes beside its source: its float32 weight, its features as given."""
         weight = 0 if self.edge_weight is None else 4
-        weight += 0 if self.edge_time is None else 8
+        weight += (0 if self.edge_time is None else 8) + (0 if self.edge_label is None else 4)
         weight += self.stream.relation_dtype.itemsize if isinstance(self.stream, RelationStream) else 0
         if self.edge_features is None:
             return weight

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..edge_stream.relations import RelationStream
+from ..edge_stream.relations import RelationEdges, RelationStream
 from ..edge_stream.stream import FilteredStream
 from ..jit import kernel
 from ..partition_store.inputs import load_arrays
@@ -61,13 +61,80 @@ class KeepTraining(NamedTuple):
     val: float
     test: float
 
-    def split(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
+    def split(self, src: np.ndarray, dst: np.ndarray, first_edge: int = 0) -> np.ndarray:
         """Return (num,) uint8: KEPT, VAL or TEST."""
         return _split_of(src, dst, self.key, self.test, self.test + self.val)
 
-    def __call__(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
+    def __call__(self, src: np.ndarray, dst: np.ndarray, first_edge: int = 0) -> np.ndarray:
         """Return (num,) bool, whether training sees the edge."""
-        return self.split(src, dst) == KEPT
+        return self.split(src, dst, first_edge) == KEPT
+
+
+class KeepRelations(NamedTuple):
+    """The rule of `hold_out_edges` for one source of a graph with relations, by a hash of ends and relation.
+
+    Attributes:
+        key, val, test: As those of `KeepTraining`.
+        relation: Number of the relation of all edges, or (num_edges,) integers.
+        follows: (num_relations,) relation whose edge shares an edge's fate, itself unless it is the reverse of another;
+            -1: edges of the relation are kept.
+        within: (num_relations,) bool: both ends are of one kind, and their order has no effect.
+    """
+
+    key: np.uint64
+    val: float
+    test: float
+    relation: int | np.ndarray
+    follows: np.ndarray
+    within: np.ndarray
+
+    def split(self, src: np.ndarray, dst: np.ndarray, first_edge: int = 0) -> np.ndarray:
+        """Return (num,) uint8: KEPT, VAL or TEST."""
+        relation = _relations_at(self.relation, first_edge, len(src))
+        test, held = self.test, self.test + self.val
+        return _split_typed(src, dst, relation, self.follows, self.within, self.key, test, held)
+
+    def __call__(self, src: np.ndarray, dst: np.ndarray, first_edge: int = 0) -> np.ndarray:
+        """Return (num,) bool, whether training sees the edge."""
+        return self.split(src, dst, first_edge) == KEPT
+
+
+class KeepEarlier(NamedTuple):
+    """The rule of `hold_out_edges` by time, of one source.
+
+    Attributes:
+        time: (num_edges,) times of the edges of all sources.
+        first: Place of the source's first edge among them.
+        val, test: Times from which on edges are held out for validation, and for test.
+        relation: As that of `KeepRelations`; None: there is one relation.
+        chosen: (num_relations,) bool: whose edges are held out.
+    """
+
+    time: np.ndarray
+    first: int
+    val: int
+    test: int
+    relation: int | np.ndarray | None = None
+    chosen: np.ndarray | None = None
+
+    def split(self, src: np.ndarray, dst: np.ndarray, first_edge: int = 0) -> np.ndarray:
+        """Return (num,) uint8: KEPT, VAL or TEST."""
+        begin = self.first + first_edge
+        time = np.asarray(self.time[begin : begin + len(src)])
+        held = (time >= self.val).astype(np.uint8) + (time >= self.test)
+        if self.relation is not None:
+            held[~self.chosen[_relations_at(self.relation, first_edge, len(src))]] = KEPT
+        return held
+
+    def __call__(self, src: np.ndarray, dst: np.ndarray, first_edge: int = 0) -> np.ndarray:
+        """Return (num,) bool, whether training sees the edge."""
+        return self.split(src, dst, first_edge) == KEPT
+
+
+def _relations_at(relation: int | np.ndarray, first_edge: int, num: int) -> np.ndarray:
+    if np.ndim(relation) == 0:
+        return np.full(num, relation, np.int64)
+    return np.asarray(relation[first_edge : first_edge + num]).astype(np.int64)
 
 
 class LinkSet(NamedTuple):
@@ -78,34 +145,57 @@ class LinkSet(NamedTuple):
         negatives: (num_links, num_negatives) int64 false other ends of each, or None: they are drawn.
         edge_type: (num_links,) integers, relation of each link, which then is a triple: `edges` are heads and tails.
             None without relations.
+        time: (num_links,) int64, when each link is there, or None: a sampler that draws by time needs it.
+        label: (num_links,) integers, class of each link, -1 = unknown, for `EdgeClassifier`; or None.
+        features: (num_links, dim) features of the links as edges; or None.
     """
 
     edges: np.ndarray
     negatives: np.ndarray | None = None
     edge_type: np.ndarray | None = None
+    time: np.ndarray | None = None
+    label: np.ndarray | None = None
+    features: np.ndarray | None = None
 
 
-def hold_out_edges(dataset: GraphDataset, val: float = 0.05, test: float = 0.1, seed: int = 0) -> GraphDataset:
+def hold_out_edges(
+    dataset: GraphDataset,
+    val: float = 0.05,
+    test: float = 0.1,
+    seed: int = 0,
+    relations: Sequence[str | int] | None = None,
+    by_time: bool = False,
+    reverses: Mapping[str, str] | None = None,
+) -> GraphDataset:
     """Return the data set with some edges held out of its stream, as links to validate and test on.
 
-    Whether an edge is held out depends on a hash of its two ends, regardless of their order. Repeats and the reverse of
-    an edge share its fate, so no order, chunk size or symmetrising lets a held-out edge back in. Edges from a node to
-    itself stay.
+    Whether an edge is held out depends on a hash of its two ends, regardless of their order, and of its relation where
+    there are several; between two kinds source and target are told apart. Repeats and the reverse of an edge share its
+    fate, so no order, chunk size or symmetrising lets a held-out edge back in. Edges from a node to itself stay.
+
+    With `by_time` the latest edges are for test, and those before them for validation; edges of one time stay together.
+    Each listed edge is an event, repeats and edges from a node to itself too. Edges without a time stay.
 
     Args:
-        dataset: Data set whose stream is read once; edge weights and features follow their edges.
+        dataset: Data set whose stream is read once; edge weights, times and features follow their edges.
         val, test: Shares of the edges for validation and test, in [0, 1), together below 1.
-        seed: Seed of the hash.
+        seed: Seed of the hash; without effect by time.
+        relations: Relations whose edges are held out, by name or number, in a graph with several; None: all.
+        by_time: Whether the split is by `edge_time`.
+        reverses: {relation: relation that it is the reverse of}, for reverses that the graph lists itself; they are
+            held out with the edges that they reverse, and are no links. None: "b,rev_name,a" is that of "a,name,b".
 
     Returns:
         The data set with a filtered stream and `links`. Each held-out edge is in `val` or `test` once (undirected: in
-        one direction, chosen by the hash), in ascending order. A split of share 0 is left out.
+        one direction, chosen by the hash), in ascending order; by time each event, in the order of the times. A split
+        of share 0 is left out. Links have relations, times, classes and features where the edges have.
 
     Raises:
-        ValueError: a share out of range, or one so small that it holds no edge; edge values of another length.
+        ValueError: a share out of range, or one so small that it holds no edge; edge values of another length; a
+            relation that there is not; no times.
 
-    Cost: O(num_edges) time and one pass; 16 bytes a held-out edge (four times that while they are sorted), one byte
-    an edge beside edge weights or features.
+    Cost: O(num_edges) time and one pass; 16 bytes a held-out edge (four times that while they are sorted) and its
+        values, one byte an edge beside edge values; by time 16 bytes an edge.
     """
     shares = {"val": val, "test": test}
     for name, share in shares.items():
@@ -113,38 +203,191 @@ def hold_out_edges(dataset: GraphDataset, val: float = 0.05, test: float = 0.1, 
             raise ValueError(f"{name} must be in [0, 1), got {share}")
     if not 0 < val + test < 1:
         raise ValueError(f"val + test must be above 0 and below 1, got {val + test}")
-    rule, stream = KeepTraining(np.uint64(fold(seed)), float(val), float(test)), dataset.stream
-    if isinstance(stream, RelationStream):
-        raise ValueError("hold_out is for one relation: give held-out links of a graph with several as links=")
-    carries = dataset.edge_weight is not None or dataset.edge_features is not None or dataset.edge_time is not None
-    held: dict[int, list[np.ndarray]] = {VAL: [], TEST: []}
-    kept = []
-    for chunk in stream.chunks():
-        split = rule.split(chunk.src, chunk.dst)
-        for number, pieces in held.items():
-            chosen = split == number
-            pieces.append(np.stack([chunk.src[chosen], chunk.dst[chosen]]).astype(np.int64))
-        if carries:
-            kept.append(split == KEPT)
-    edges = dataset.edge_weight, dataset.edge_features, None, dataset.edge_time
-    arrays = load_arrays(stream, None, None, None, *edges)
-    undirected = stream.to_undirected or stream.layout in ("once", "both_ways")
+    stream, schema = dataset.stream, dataset.schema
+    typed = isinstance(stream, RelationStream)
+    if not typed and (relations is not None or reverses is not None):
+        name = "relations" if relations is not None else "reverses"
+        raise ValueError(f"{name} needs a graph with relations, and this one has one: leave it out")
+    edges = dataset.edge_weight, dataset.edge_features, None, dataset.edge_time, dataset.edge_label
+    carries = typed or any(rows is not None for rows in edges)
+    key, described = np.uint64(fold(seed)), {"hold_out": [float(val), float(test), seed]}
+    sources = [one.stream for one in stream.sources] if typed else [stream]
+    follows = _followed(schema, relations, reverses) if typed else None
+    if by_time:
+        rules = _rules_by_time(stream, _values(stream, edges).get("edge_time"), float(val), float(test), follows)
+        described = {"hold_out": [float(val), float(test)], "from": [rules[0].val, rules[0].test]}
+    elif typed:
+        within = schema.sources == schema.targets
+        rules = [KeepRelations(key, float(val), float(test), one.relation, follows, within) for one in stream.sources]
+    else:
+        rules = [KeepTraining(key, float(val), float(test))]
+    if typed:
+        described["follows"] = follows.tolist()
+    split = _split_sources(sources, rules, carries)
+    values = _values(stream, edges)
     links = {}
     for name, number in SPLITS.items():
         if shares[name] == 0:
             continue
-        edges = np.concatenate([np.empty((2, 0), np.int64), *held[number]], axis=1)
-        if edges.shape[1] == 0:
+        links[name] = _links_of(stream, split, number, values, follows, None if by_time else key)
+        if links[name].edges.shape[1] == 0:
             raise ValueError(f"{name}={shares[name]} holds none of {stream.num_edges} edges: raise it")
-        links[name] = LinkSet(_distinct(edges, undirected, rule.key))
-    keep = np.concatenate(kept) if kept else None
-    described = {"hold_out": [rule.val, rule.test, seed]}
-    return replace(
-        dataset,
-        stream=FilteredStream(stream, rule, described),
-        **{name: rows[keep] for name, rows in arrays.items() if name.startswith("edge_") and rows is not None},
-        links=links,
-    )
+    keep = None if split.places is None else split.places == KEPT
+    kept = {name: rows[keep] for name, rows in values.items()}
+    if typed and dataset.edge_type is not None:
+        kept["edge_type"] = np.asarray(dataset.edge_type)[keep]
+    return replace(dataset, stream=_filtered(stream, rules, described, keep), **kept, links=links)
+
+
+def _values(stream, edges: tuple) -> dict[str, np.ndarray]:
+    """Return what belongs to edges, by the names of a data set; the stream is counted."""
+    stream.count()
+    arrays = load_arrays(stream, None, None, None, *edges)
+    return {name: rows for name, rows in arrays.items() if name.startswith("edge_") and rows is not None}
+
+
+def _followed(schema, relations: Sequence | None, reverses: Mapping | None) -> np.ndarray:
+    """Return (num_relations,) int64 `KeepRelations.follows`."""
+    if isinstance(relations, str):
+        raise ValueError(f"relations must be a list of relations, got {relations!r}: write [{relations}]")
+    listed = np.flatnonzero(schema.listed)
+    numbers = {schema.edge_types[number]: number for number in listed.tolist()}
+    found = {}
+    if reverses is not None:
+        found = {schema.relation(back): schema.relation(there) for back, there in reverses.items()}
+    else:
+        for (source, name, target), number in numbers.items():
+            there = numbers.get((target, name.removeprefix("rev_"), source))
+            if name.startswith("rev_") and there is not None:
+                found[number] = there
+    for back, there in found.items():
+        if schema.edge_types[back][::-2] != schema.edge_types[there][::2]:
+            names = [",".join(schema.edge_types[number]) for number in (back, there)]
+            raise ValueError(f"reverses: {names[0]} does not lead back from where {names[1]} leads")
+    chosen = listed.tolist() if relations is None else [_relation(schema, one) for one in relations]
+    twice = next((number for number in chosen if number in found), None)
+    if relations is not None and twice is not None:
+        names = [",".join(schema.edge_types[number]) for number in (twice, found[twice])]
+        raise ValueError(f"relations: {names[0]} is the reverse of {names[1]}: name {names[1]}")
+    follows = np.full(schema.num_relations, -1, np.int64)
+    for number in chosen:
+        if number not in found:
+            follows[number] = number
+    for back, there in found.items():
+        follows[back] = follows[there]
+    return follows
+
+
+def _relation(schema, name: str | int) -> int:
+    number = schema.relation(name) if isinstance(name, str | tuple | list) else int(name)
+    if not 0 <= number < schema.num_relations or not schema.listed[number]:
+        known = "; ".join(",".join(schema.edge_types[at]) for at in np.flatnonzero(schema.listed))
+        raise ValueError(f"relations must be of those that are listed, {known}, got {name}")
+    return number
+
+
+def _rules_by_time(stream, time: np.ndarray | None, val: float, test: float, follows: np.ndarray | None) -> list:
+    """Return the rule of each source, by the times from which on edges are held out."""
+    if time is None:
+        raise ValueError("by_time=True needs edge_time, and the data set has none: give it, or leave by_time out")
+    firsts, relations, chosen = [0], [None], None
+    if follows is not None:
+        chosen = follows >= 0
+        counts = [one.stream.num_edges for one in stream.sources]
+        firsts, relations = np.cumsum([0, *counts])[:-1].tolist(), [one.relation for one in stream.sources]
+    known = time != np.int64(np.iinfo(np.int64).min)
+    if chosen is not None:
+        own = chosen & (follows == np.arange(len(follows)))
+        of_edge = [own[_relations_at(one.relation, 0, one.stream.num_edges)] for one in stream.sources]
+        known &= np.concatenate(of_edge) if of_edge else True
+    order = np.sort(time[known])
+    if not len(order):
+        raise ValueError("by_time=True: no edge that may be held out has a time")
+    latest = int(order[-1]) + 1
+    at = [math.ceil(len(order) * (1 - share)) for share in (val + test, test)]
+    from_val, from_test = (int(order[place]) if place < len(order) else latest for place in at)
+    return [
+        KeepEarlier(time, first, from_val, from_test, relation, chosen)
+        for first, relation in zip(firsts, relations, strict=True)
+    ]
+
+
+class _Split(NamedTuple):
+    """What was held out: its ends by source, in the ids of the sources, and the split of each edge of the stream."""
+
+    held: list[dict[int, np.ndarray]]
+    places: np.ndarray | None
+
+
+def _split_sources(sources: list, rules: list, with_places: bool) -> _Split:
+    places, held = [np.empty(0, np.uint8)], []
+    for stream, rule in zip(sources, rules, strict=True):
+        pieces: dict[int, list[np.ndarray]] = {VAL: [np.empty((2, 0), np.int64)], TEST: [np.empty((2, 0), np.int64)]}
+        for chunk in stream.chunks():
+            split = rule.split(chunk.src, chunk.dst, chunk.first_edge)
+            for number, found in pieces.items():
+                chosen = split == number
+                found.append(np.stack([chunk.src[chosen], chunk.dst[chosen]]).astype(np.int64))
+            if with_places:
+                places.append(split)
+        held.append({number: np.concatenate(found, axis=1) for number, found in pieces.items()})
+    return _Split(held, np.concatenate(places) if with_places else None)
+
+
+def _links_of(stream, split: _Split, number: int, values: dict, follows: np.ndarray | None, key) -> LinkSet:
+    """Return the links of a split; key: of the hash that chooses directions, None: each event as it is."""
+    edges, relation = np.concatenate([held[number] for held in split.held], axis=1), None
+    rows = None if split.places is None else np.flatnonzero(split.places == number)
+    undirected = stream.to_undirected or stream.layout in ("once", "both_ways")
+    if follows is not None:
+        relation = np.asarray(stream.relation_of(rows)).astype(np.int64)
+        links = follows[relation] == relation  # a reverse is none
+        edges, relation, rows = edges[:, links], relation[links], rows[links]
+        schema, offsets = stream.schema, stream.kind_offsets
+        edges = edges + np.stack([offsets[schema.sources[relation]], offsets[schema.targets[relation]]])
+    if key is None:
+        if stream.layout == "both_ways":
+            edges, rows = edges[:, edges[0] <= edges[1]], rows[edges[0] <= edges[1]]
+        chosen = np.argsort(values["edge_time"][rows], kind="stable")
+    elif follows is None:
+        edges, chosen = _distinct(edges, undirected, key)
+        return _with_values(LinkSet(edges), values, rows, chosen)
+    else:
+        chosen = _distinct_triples(edges, relation, np.array(stream.schema.reverse or range(0)))
+    edges, relation = edges[:, chosen], None if relation is None else relation[chosen]
+    return _with_values(LinkSet(np.ascontiguousarray(edges), edge_type=relation), values, rows, chosen)
+
+
+def _with_values(links: LinkSet, values: dict, rows: np.ndarray | None, chosen: np.ndarray) -> LinkSet:
+    given = {name: values.get(f"edge_{name}") for name in ("time", "label", "features")}
+    return links._replace(**{name: table[rows[chosen]] for name, table in given.items() if table is not None})
+
+
+def _distinct_triples(edges: np.ndarray, relation: np.ndarray, reverse: np.ndarray) -> np.ndarray:
+    """Return positions of each triple once, ascending; of relations without direction the first that is listed."""
+    ends = edges.copy()
+    if len(reverse):
+        both = reverse[relation] == relation
+        ends[:, both] = np.sort(ends[:, both], axis=0)
+    return np.unique(np.concatenate([relation[None], ends]), axis=1, return_index=True)[1]
+
+
+def _filtered(stream, rules: list, described: dict, keep: np.ndarray | None):
+    """Return the stream without what is held out."""
+    if not isinstance(stream, RelationStream):
+        return FilteredStream(stream, rules[0], described)
+    sources, at = [], 0
+    for one, rule in zip(stream.sources, rules, strict=True):
+        kept = keep[at : at + one.stream.num_edges]
+        at += one.stream.num_edges
+        found = FilteredStream(one.stream, rule, described)
+        found.num_edges = int(kept.sum())
+        relation = one.relation if np.ndim(one.relation) == 0 else np.asarray(one.relation)[kept]
+        sources.append(RelationEdges(found, relation))
+    options = {name: getattr(stream, name) for name in ("chunk_edges", "to_undirected", "remove_self_loops")}
+    found = RelationStream(sources, stream.schema, np.diff(stream.kind_offsets), **options)
+    found.node_ids = stream.node_ids
+    return found
 
 
 def held_out(dataset: GraphDataset, options: dict | None) -> GraphDataset:
@@ -160,23 +403,23 @@ def held_out(dataset: GraphDataset, options: dict | None) -> GraphDataset:
         return dataset
     if not isinstance(options, Mapping):
         raise ValueError(f"hold_out must be shares by name like {{val: 0.05, test: 0.1}}, got {options!r}")
-    unknown = sorted(set(options) - {"val", "test", "seed"})
+    unknown = sorted(set(options) - {"val", "test", "seed", "relations", "by_time", "reverses"})
     if unknown:
-        raise ValueError(f"hold_out takes val, test and seed, got {', '.join(unknown)}")
+        raise ValueError(f"hold_out takes val, test, seed, relations, by_time and reverses, got {', '.join(unknown)}")
     try:
         return hold_out_edges(dataset, **options)
     except ValueError as error:
-        told = str(error)
-        raise ValueError(f"hold_out.{told}" if re.match(r"(val|test)\b", told) else told) from error
+        told, names = str(error), "val|test|relations|by_time|reverses"
+        raise ValueError(f"hold_out.{told}" if re.match(rf"({names})\b", told) else told) from error
 
 
-def _distinct(edges: np.ndarray, undirected: bool, key: np.uint64) -> np.ndarray:
-    """Return each link once, in ascending order; undirected ones in the direction that their hash chooses."""
+def _distinct(edges: np.ndarray, undirected: bool, key: np.uint64) -> tuple[np.ndarray, np.ndarray]:
+    """Return each link once, ascending, in the direction that its hash chooses if undirected; and where each was."""
     if not undirected:
-        return np.unique(edges, axis=1)
-    low, high = np.unique(np.sort(edges, axis=0), axis=1)
+        return np.unique(edges, axis=1, return_index=True)
+    (low, high), chosen = np.unique(np.sort(edges, axis=0), axis=1, return_index=True)
     swapped = _direction(low, high, key)
-    return np.stack([np.where(swapped, high, low), np.where(swapped, low, high)])
+    return np.stack([np.where(swapped, high, low), np.where(swapped, low, high)]), chosen
 
 
 @kernel
@@ -187,6 +430,21 @@ def _split_of(src, dst, key, test, held):
         if low != high:
             chance = unit(combine(combine(key, low), high))
             out[i] = 2 if chance < test else (1 if chance < held else 0)
+    return out
+
+
+@kernel
+def _split_typed(src, dst, relation, follows, within, key, test, held):
+    out = np.zeros(len(src), np.uint8)
+    for i in range(len(src)):
+        name = follows[relation[i]]
+        first, other = src[i], dst[i]
+        if name < 0 or (within[name] and first == other):
+            continue
+        if (within[name] and first > other) or (not within[name] and name != relation[i]):
+            first, other = other, first
+        chance = unit(combine(combine(combine(key, name), first), other))
+        out[i] = 2 if chance < test else (1 if chance < held else 0)
     return out
 
 

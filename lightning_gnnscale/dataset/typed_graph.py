@@ -13,10 +13,10 @@ from ..edge_stream.stream import EdgeStream
 from ..graph import MASK_NAMES, GraphSchema
 from ..partition_store.inputs import load_features, masks_by_name, opened
 from .graph_dataset import CSRArrays, GraphDataset, as_mask
-from .split import random_split
+from .split import held_out, random_split
 
 _OF_NODES = ("num_nodes", "features", "labels", "masks", "time", "nodes")
-_OF_EDGES = ("edges", "time", "weight", "features", "relation", "reader")
+_OF_EDGES = ("edges", "time", "weight", "features", "labels", "relation", "reader")
 ALWAYS = np.iinfo(np.int64).min  # the time of what has none: there from the beginning
 EdgeType = tuple[str, str, str]
 
@@ -33,9 +33,9 @@ class TypedGraph:
             column of words; `time`, (num_nodes,) integers; `nodes`, the (num_nodes,) ids by which the edges name them,
             each once. Without `nodes` the edges name rows.
         edges: By relation, "source,name,target" or a tuple of the three, the edges; or a mapping of `edges` and, one an
-            edge, `time`, `weight`, `features`; `reader`, options of the edge reader. Ids of either end are those of its
-            kind. "*" stands for one source of several relations, with `relation`, (num_edges,) names or numbers of
-            `edge_types`.
+            edge, `time`, `weight`, `features`, `labels` (classes of edges, -1 = unknown); `reader`, options of the edge
+            reader. Ids of either end are those of its kind. "*" stands for one source of several relations, with
+            `relation`, (num_edges,) names or numbers of `edge_types`.
         edge_types: The relations, in this order; None: the keys of `edges`.
         to_undirected: Whether reverses are added: of a relation within one kind to the relation itself, of another as a
             relation "target,rev_name,source". `reverse_apart` gives those within one kind a relation of their own, too.
@@ -132,6 +132,7 @@ class TypedGraph:
         if not masks and labels is not None:
             masks = random_split(labels, self.fractions, self.split_seed, self.regression)
         of_edges = {f"edge_{name}": _joined(name, values, sources) for name in ("weight", "features", "time")}
+        of_edges["edge_label"] = _joined("labels", values, sources)
         return GraphDataset(
             name=self.name,
             stream=stream,
@@ -288,7 +289,7 @@ def _relation_numbers(relation: Any, schema: GraphSchema) -> np.ndarray:
 
 
 def _joined(name: str, values: list[dict], sources: list[RelationEdges]) -> Any:
-    """Return the values of all edges, source after source; those of sources without are 0, of times always."""
+    """Return the values of all edges, source after source; those of sources without: 0, times always, labels -1."""
     given = []
     for one, source in zip(values, sources, strict=True):
         rows = one[name]
@@ -302,7 +303,7 @@ def _joined(name: str, values: list[dict], sources: list[RelationEdges]) -> Any:
     widths = {rows.shape[1:] for rows in given if rows is not None}
     if len(widths) > 1:
         raise ValueError(f"features of edges: relations have {sorted(widths)} columns: give all of them as many")
-    width, missing = widths.pop(), {"time": ALWAYS, "weight": 1}.get(name, 0)
+    width, missing = widths.pop(), {"time": ALWAYS, "weight": 1, "labels": -1}.get(name, 0)
     dtype = np.result_type(*(rows.dtype for rows in given if rows is not None), np.int64 if name == "time" else np.int8)
     filled = [
         np.full((_edges(source), *width), missing, dtype) if rows is None else rows
@@ -315,6 +316,11 @@ def _edges(source: RelationEdges) -> int:
     return source.stream.count()[1]
 
 
-def load_typed(**options: Any) -> GraphDataset:
-    """Return the data set of a description from files: the arguments of `TypedGraph`, paths in place of arrays."""
-    return TypedGraph(**options).dataset()
+def load_typed(hold_out: Mapping | None = None, **options: Any) -> GraphDataset:
+    """Return the data set of a description from files: the arguments of `TypedGraph`, paths in place of arrays.
+
+    Args:
+        hold_out: Which edges to hold out as links: arguments of `hold_out_edges` by name; None: none.
+        options: Arguments of `TypedGraph`.
+    """
+    return held_out(TypedGraph(**options).dataset(), hold_out)

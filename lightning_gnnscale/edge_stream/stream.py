@@ -334,7 +334,7 @@ def split_pairs(pairs, out_src, out_dst):
     return np.int64(low), np.int64(high)
 
 
-Keep = Callable[[np.ndarray, np.ndarray], np.ndarray]
+Keep = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
 
 
 class FilteredStream(EdgeStream):
@@ -342,7 +342,7 @@ class FilteredStream(EdgeStream):
 
     Args:
         stream: what is filtered; its nodes have been counted.
-        keep: (src, dst) of some edges to (num,) bool; a function of each edge's ends alone.
+        keep: (src, dst, position of the first) of some edges to (num,) bool; a function of each edge alone.
         rule: plain values that identify the rule, for the fingerprint.
     """
 
@@ -361,5 +361,5 @@ class FilteredStream(EdgeStream):
     def _numbered_blocks(self, first_edge: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         with closing(self._stream.chunks()) as chunks:
             for chunk in chunks:
-                kept = self._keep(chunk.src, chunk.dst)
+                kept = self._keep(chunk.src, chunk.dst, chunk.first_edge)
                 yield chunk.src[kept], chunk.dst[kept]

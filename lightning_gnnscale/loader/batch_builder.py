@@ -39,6 +39,7 @@ class BatchBuilder:
         mask_names: masks that batches carry.
         edge_weight: (num_arcs,) stored weights in the store's arc order, or None.
         edge_features: (num_arcs, dim) likewise, or None.
+        edge_label: (num_arcs,) likewise, classes of edges, or None.
         return_e_id: give each batch the positions of its arcs in the store's arc arrays.
     """
 
@@ -51,10 +52,11 @@ class BatchBuilder:
         edge_weight: np.ndarray | None = None,
         return_e_id: bool = False,
         edge_features: np.ndarray | None = None,
+        edge_label: np.ndarray | None = None,
     ):
         self.sampler, self.features, self.pool = sampler, features, pool
         self.mask_names, self.edge_weight, self.return_e_id = mask_names, edge_weight, return_e_id
-        self.edge_features = edge_features
+        self.edge_features, self.edge_label = edge_features, edge_label
         self._spaces: SimpleQueue[Workspace] = SimpleQueue()
 
     def __getstate__(self) -> dict:
@@ -130,6 +132,7 @@ class BatchBuilder:
             source_negatives=_tensor(drawn.source_negatives),
             seed_of=_tensor(drawn.seed_of),
             seed_time=_tensor(drawn.seed_time),
+            **self._pair_data(staged.graph, drawn),
             **({} if kinds is None else self._kind_data(kinds, n_id, drawn)),
             **(self.node_data(staged, drawn.n_id) if with_nodes else {}),
         )
@@ -212,6 +215,18 @@ class BatchBuilder:
             data["node_type"] = torch.from_numpy(kinds.node_kinds.kind_of(n_id))
         return data
 
+    def _pair_data(self, graph, drawn: Subgraph) -> dict[str, torch.Tensor]:
+        """Return classes and features of the links that are edges, by their names in a batch."""
+        if drawn.pair_arcs is None:
+            given = {"edge_label": drawn.edge_label, "pair_attr": drawn.pair_attr}
+        elif self.edge_label is None:
+            raise ValueError("labelled=True needs classes of edges, and the store has none: write it with edge_label=")
+        else:
+            arcs = _positions(graph, drawn.pair_arcs)
+            attr = None if self.edge_features is None else np.ascontiguousarray(self.edge_features[arcs])
+            given = {"edge_label": self.edge_label[arcs].astype(np.int64), "pair_attr": attr}
+        return {name: torch.from_numpy(values) for name, values in given.items() if values is not None}
+
     def _edge_attr(self, e_id: np.ndarray | None) -> np.ndarray | None:
         """Return the (num_arcs, dim) stored features of arcs, in pooled memory."""
         if self.edge_features is None:
@@ -245,13 +260,18 @@ def _arc_ids(graph, drawn: Subgraph) -> np.ndarray:
             f"the sampler gave no e_id for part {graph.part}, by which stored edge weights and edge features are read: "
             "fill Subgraph.e_id where return_e_id is true, or write the store without both"
         )
+    return _positions(graph, drawn.e_id)
+
+
+def _positions(graph, arcs: np.ndarray) -> np.ndarray:
+    """Return positions in the store's arc arrays of arcs of a part's CSC."""
     if isinstance(graph, WholeGraph):
-        return drawn.e_id
+        return arcs
     if graph.arc_id is None:
         raise ValueError(
             f"part {graph.part} has no arc positions: its store has neither edge weights nor edge features"
         )
-    return graph.arc_id[drawn.e_id]
+    return graph.arc_id[arcs]
 
 
 def _tensor(array: np.ndarray | None) -> torch.Tensor | None:

@@ -252,7 +252,7 @@ class BatchTasks:
         elif branch == 1:
             ends[1] = links.other_ends(state, self._items, ends[0], self._key)
         else:
-            ends[2] = links.false_ends(state, len(ends[0]), self._key)
+            ends[2] = links.false_ends(state, self._items, self._key)
 
     def _join(self) -> None:
         """Begin the neighbourhood of the distinct ends of links."""

@@ -39,6 +39,7 @@ class PartData:
         edge_weight: (num_arcs,) in the store's arc order, or None.
         edge_features: (num_arcs, dim) in the store's arc order, or None.
         is_whole: Whether every part is the whole graph, `load_part` giving a `WholeGraph`.
+        edge_label: (num_arcs,) classes of edges in the store's arc order, or None.
     """
 
     load_part: Callable[[int], Any]
@@ -48,6 +49,7 @@ class PartData:
     edge_weight: np.ndarray | None = None
     edge_features: np.ndarray | None = None
     is_whole: bool = False
+    edge_label: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,7 @@ class PartLoader:
             data.edge_weight,
             options.return_e_id,
             data.edge_features,
+            data.edge_label,
         )
         self._make_source = source or partial(LocalSource, num_threads=options.num_threads)
         self._kept: LoadedRows | None = None

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +18,7 @@ from .row_model import RowModel, RowPlan
 from .row_trial import try_out
 from .time_encoding import check_times
 
+CHUNK_BYTES = 64 << 20  # of embeddings read at once while links are scored
 BATCH_ARGUMENTS = ("edge_weight", "degree", "indptr", "num_sampled_nodes", "edge_attr")
 BATCH_ARGUMENTS += ("edge_type", "node_type", "edge_time", "seed_time", "seed_of")
 MAKE_OPTIMIZER = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -239,6 +241,11 @@ class BackboneModule(TakesInputs):
             table_dtype=getattr(batch, "table_dtype", "float32"),
             num_local=max(1, trainer.world_size // trainer.num_nodes) if trainer is not None else 1,
         )
+
+    def _rows(self, output: LayerwiseOutput, nodes: np.ndarray) -> Tensor:
+        """Return the embeddings of some nodes where the model is, in its dtype."""
+        dtype = next(self.backbone.parameters()).dtype
+        return torch.from_numpy(np.asarray(output.read(nodes))).to(device=self.device, dtype=dtype)
 
     def _predict_layerwise(self, batch: Any, decide: Callable[[Tensor], Tensor], channels: int) -> dict[str, Any]:
         """Return this rank's nodes and what `decide` makes of their outputs, or write them a block at a time.

@@ -9,7 +9,7 @@ from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from ..errors import StrategyError
-from .backbone_module import MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
+from .backbone_module import CHUNK_BYTES, MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
 from .node_classifier import UNKNOWN
 from .node_inputs import NodeInputs
 
@@ -17,11 +17,13 @@ from .node_inputs import NodeInputs
 class EdgeClassifier(BackboneModule):
     """Classify edges: cross-entropy over one class for each, by a network of two layers over both ends.
 
-    A batch, for training, evaluation and prediction alike, is a `MiniBatch` with `pairs`, (2, num_pairs) int64
-    positions of the edges' ends among the seeds, and `edge_label`, (num_pairs,) integers, -1 = unknown; or one of
-    `gs.LinkNeighborLoader`, whose pairs are `edge_label_index`. With edge_channels it has `pair_attr`, (num_pairs,
-    edge_channels) features of those edges, too. Logged: `train_loss`, `val_loss`, `val_acc`, `test_loss`, `test_acc`.
-    Evaluation is by sampled batches: no DataModule gives exact passes over labelled edges yet.
+    A training batch is a `MiniBatch` with `pairs`, (2, num_pairs) int64 positions of the edges' ends among the seeds,
+    and `edge_label`, (num_pairs,) integers, -1 = unknown, as `LinkSampler(positives="edge", labelled=True)` makes them
+    of a store with `edge_label`; or one of `gs.LinkNeighborLoader`, whose pairs are `edge_label_index`. With
+    edge_channels it has `pair_attr`, (num_pairs, edge_channels) features of those edges, too. An evaluation batch is
+    such a one, or an `EvaluationShare` whose links have labels: all embeddings are computed exactly, layer by layer,
+    and then each held-out edge is classified once over all ranks, a bounded piece at a time. Predictions are of
+    batches. Logged: `train_loss`, `val_loss`, `val_acc`, `test_loss`, `test_acc`.
 
     Args:
         backbone: As for `NodeClassifier`; its `out_channels` is the width of the embeddings.
@@ -35,6 +37,8 @@ class EdgeClassifier(BackboneModule):
     Raises:
         ValueError: fewer than two classes, edge_channels below 0, or embeddings of unknown width.
     """
+
+    trains_on_links = True
 
     def __init__(
         self,
@@ -75,18 +79,22 @@ class EdgeClassifier(BackboneModule):
         pairs, attr = _pairs(batch), getattr(batch, "pair_attr", None)
         if is_pass(batch) or pairs is None:
             raise StrategyError(
-                "EdgeClassifier reads batches with pairs and edge_label, and these have none: give the Trainer loaders "
-                "of such batches, for evaluation too (there is no exact pass over labelled edges)"
+                "EdgeClassifier reads batches with pairs and edge_label, and these have none: give PartitionDataModule "
+                'sampler=LinkSampler(positives="edge", labelled=True), or the Trainer loaders of such batches'
             )
+        embeddings = self(batch)
+        return self._head(embeddings[pairs[0]], embeddings[pairs[1]], attr)
+
+    def _head(self, source: Tensor, other: Tensor, attr: Tensor | None) -> Tensor:
+        """Return the (num_pairs, num_classes) outputs of edges by the embeddings of both ends."""
         given = 0 if attr is None else attr.shape[1]
         if given != self.edge_channels:
             raise StrategyError(
                 f"EdgeClassifier reads pair_attr of {self.edge_channels} columns, batches have {given}: say "
                 f"edge_channels={given}"
             )
-        embeddings = self(batch)
-        ends = [embeddings[pairs[0]], embeddings[pairs[1]]]
-        return self.out(self.hidden(torch.cat([*ends, *([] if attr is None else [attr.to(ends[0].dtype)])], 1)).relu())
+        rows = [source, other] if attr is None else [source, other, attr.to(source.dtype)]
+        return self.out(self.hidden(torch.cat(rows, 1)).relu())
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
         """Return the mean loss over the batch's edges with a label; 0, with zero gradients, where there are none."""
@@ -101,12 +109,12 @@ class EdgeClassifier(BackboneModule):
         """Start the test metrics anew."""
         self._reset("test")
 
-    def validation_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
-        """Score the edges of a batch, and return their outputs."""
+    def validation_step(self, batch: Any, batch_idx: int = 0) -> Tensor | None:
+        """Score this rank's share of the validation edges, or those of a batch, whose outputs are returned."""
         return self._evaluate(batch, "val")
 
-    def test_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
-        """Score the edges of a batch, and return their outputs."""
+    def test_step(self, batch: Any, batch_idx: int = 0) -> Tensor | None:
+        """Score this rank's share of the test edges, or those of a batch, whose outputs are returned."""
         return self._evaluate(batch, "test")
 
     def predict_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Any]:
@@ -118,15 +126,38 @@ class EdgeClassifier(BackboneModule):
         outputs = self.classify(batch)
         return {"edges": batch.n_id[_pairs(batch)].cpu().numpy(), "prediction": outputs.argmax(dim=-1).cpu()}
 
-    def _evaluate(self, batch: Any, split: str) -> Tensor:
-        outputs, labels = self.classify(batch).detach(), self._labels(batch)
-        losses, count = self._losses(outputs.float(), labels)
-        self.losses[split].update(losses / max(1, count), weight=float(count))
-        self.scores[split].update(outputs.argmax(dim=-1), labels)
-        size = max(1, len(labels))
+    def _evaluate(self, batch: Any, split: str) -> Tensor | None:
+        links = getattr(batch, "links", None)
+        if is_pass(batch) and getattr(links, "label", None) is not None:
+            outputs, size = None, max(1, self._evaluate_exactly(batch, links, split))
+        else:
+            outputs, labels = self.classify(batch).detach(), self._labels(batch)
+            self._update(split, outputs, labels)
+            size = max(1, len(labels))
         self.log(f"{split}_acc", self.scores[split], on_step=False, on_epoch=True, prog_bar=True, batch_size=size)
         self.log(f"{split}_loss", self.losses[split], on_step=False, on_epoch=True, batch_size=size)
         return outputs
+
+    def _evaluate_exactly(self, batch: Any, links: Any, split: str) -> int:
+        """Score this rank's edges by the exact embeddings of their ends; return how many they are."""
+        output, first = self._infer(batch), 0
+        width = self.hidden.in_features + self.hidden.out_features + self.num_edge_classes
+        for pairs, _ in links.chunks(max(1, CHUNK_BYTES // (4 * width))):
+            last = first + pairs.shape[1]
+            attr = None if links.features is None else torch.from_numpy(links.features[first:last]).to(self.device)
+            outputs = self._head(*(self._rows(output, ends) for ends in pairs), attr)
+            self._update(split, outputs.detach(), torch.from_numpy(links.label[first:last]).to(self.device).long())
+            first = last
+        if first == 0:  # a metric wants an update, and a rank without one would be warned about
+            nothing = torch.full((1,), UNKNOWN, device=self.device)
+            self._update(split, torch.zeros(1, self.num_edge_classes, device=self.device), nothing)
+        batch.source.barrier()
+        return first
+
+    def _update(self, split: str, outputs: Tensor, labels: Tensor) -> None:
+        losses, count = self._losses(outputs.float(), labels)
+        self.losses[split].update(losses / max(1, count), weight=float(count))
+        self.scores[split].update(outputs.argmax(dim=-1), labels)
 
     def _labels(self, batch: Any) -> Tensor:
         labels = getattr(batch, "edge_label", None)

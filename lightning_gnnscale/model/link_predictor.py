@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric
 
 from ..errors import StrategyError
-from .backbone_module import MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
+from .backbone_module import CHUNK_BYTES, MAKE_OPTIMIZER, MAKE_SCHEDULER, BackboneModule, is_pass
 from .decoders import DECODERS, make_decoder, pair_scores, reads_relations, scores_against
 from .inference import LayerwiseOutput
 from .layer_source import LayerSource
@@ -84,7 +84,6 @@ class HitsAt(LinkMetric):
         return ranks <= self.k
 
 
-CHUNK_BYTES = 64 << 20  # of embeddings read at once while links are ranked
 SCORE_BYTES = 16 << 20  # of scores held at once: memory of this size is used again, larger pieces are mapped anew
 _POSITIVE_ROWS = 256  # links whose true scores are computed as a block
 LOSSES = ("logistic", "softmax")
@@ -111,11 +110,12 @@ class LinkPredictor(BackboneModule):
     of each pair among its negatives. A training batch is a `MiniBatch` of a `LinkSampler`. Where it has false first
     ends too (corrupt="both"), the loss is the mean of both directions.
 
-    An evaluation batch is an `EvaluationShare` with links. All embeddings are computed exactly, layer by layer. Then
-    each held-out link is ranked among its false ends, a bounded piece at a time, with the work divided among the ranks.
-    Triples are ranked among all nodes, once as queries for the tail and once for the head, without the other triples
-    that are known (the filtered setting). Logged: `train_loss`, and for val and test `*_loss`, `*_mrr` and `*_hits@k`.
-    Predictions are the embeddings, by node.
+    An evaluation batch is an `EvaluationShare` with links, or a `MiniBatch` with the pairs and negatives of some
+    (evaluation="sampled"). For the former all embeddings are computed exactly, layer by layer. Then each held-out link
+    is ranked among its false ends, a bounded piece at a time, with the work divided among the ranks. Triples are ranked
+    among all nodes, once as queries for the tail and once for the head, without the other triples that are known (the
+    filtered setting). Logged: `train_loss`, and for val and test `*_loss`, `*_mrr` and `*_hits@k`. Predictions are the
+    embeddings, by node.
 
     Args:
         backbone: As for `NodeClassifier`; its `out_channels` is the width of the embeddings. `NoLayers`: the rows
@@ -199,6 +199,8 @@ class LinkPredictor(BackboneModule):
                 "LinkPredictor trains on batches with pairs, and these have none: use LinkSampler (sampler=links) with "
                 "PartitionDataModule and mode=mini_batch"
             )
+        if batch.negatives.shape[1] == 0 and len(batch.negatives):
+            raise StrategyError("LinkPredictor needs false ends, and batches have none: leave labelled=True out")
         relation = self._relation(getattr(batch, "pair_type", None), 'sampler.positives="edge"')
         embeddings = self(batch)[: batch.batch_size]
         source, other = (embeddings[ends] for ends in batch.pairs)
@@ -249,6 +251,10 @@ class LinkPredictor(BackboneModule):
 
     def _evaluate(self, batch: Any, split: str) -> None:
         links = getattr(batch, "links", None)
+        if not is_pass(batch) and getattr(batch, "pairs", None) is not None:
+            self._update(split, *self._rank_batch(batch))
+            self._log(split, batch.pairs.shape[1])
+            return
         if links is None:
             raise StrategyError(
                 f"LinkPredictor evaluates on held-out links, and the {split} loader has none: hold some out "
@@ -262,10 +268,24 @@ class LinkPredictor(BackboneModule):
         if count == 0:  # a metric wants an update, and a rank without one would be warned about
             self._update(split, torch.zeros(0, device=self.device), torch.zeros(0, device=self.device))
         batch.source.barrier()
+        self._log(split, 1)
+
+    def _log(self, split: str, size: int) -> None:
         # Metric objects, not numbers: they add up counts over ranks, so no link weighs more on one of them.
         for name, metric in self.scores[split].items():
-            self.log(f"{split}_{name}", metric, on_step=False, on_epoch=True, prog_bar=name == "mrr", batch_size=1)
-        self.log(f"{split}_loss", self.losses[split], on_step=False, on_epoch=True, batch_size=1)
+            self.log(f"{split}_{name}", metric, on_step=False, on_epoch=True, prog_bar=name == "mrr", batch_size=size)
+        self.log(f"{split}_loss", self.losses[split], on_step=False, on_epoch=True, batch_size=size)
+
+    def _rank_batch(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return ranks and losses of a batch's links, from its own neighbourhoods."""
+        relation = self._relation(getattr(batch, "pair_type", None), "links with edge_type")
+        embeddings, missing = self(batch)[: batch.batch_size].float(), batch.negatives < 0
+        source, other = (embeddings[ends] for ends in batch.pairs)
+        false = embeddings[batch.negatives.clamp(min=0)]
+        positive = pair_scores(self.decoder, source, other, relation).float()
+        negative = pair_scores(self.decoder, source[:, None], false, _column(relation)).float()
+        negative = negative.masked_fill(missing, -torch.inf)
+        return link_ranks(positive, negative), self._losses(positive, negative)
 
     def _ranked(self, output: LayerwiseOutput, links: Any) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (num,) ranks and losses of this rank's links, of triples in both directions."""
@@ -320,7 +340,11 @@ class LinkPredictor(BackboneModule):
             for begin in range(0, num, most_ends):
                 piece = slice(begin, begin + most_ends)
                 found = scores(begin, begin + most_ends, candidates)
-                row, column = queries.known(begin, begin + len(found), start, start + len(candidates))
+                span = begin, begin + len(found), start, start + len(candidates)
+                others = queries.of_other_kinds(*span)
+                if others is not None:
+                    found = found.masked_fill(torch.from_numpy(others).to(self.device), -torch.inf)
+                row, column = queries.known(*span)
                 found[torch.from_numpy(row).to(self.device), torch.from_numpy(column).to(self.device)] = -torch.inf
                 true = positive[piece, None]
                 above[piece] += (found > true).sum(dim=1)
@@ -356,10 +380,6 @@ class LinkPredictor(BackboneModule):
             source = self.source_of(batch)
             return LayerwiseOutput(batch.rows, NodeRows(source))
         return super()._infer(batch)
-
-    def _rows(self, output: LayerwiseOutput, nodes: np.ndarray) -> Tensor:
-        dtype = next(self.backbone.parameters()).dtype
-        return torch.from_numpy(np.asarray(output.read(nodes))).to(device=self.device, dtype=dtype)
 
     def _update(self, split: str, ranks: Tensor, losses: Tensor) -> None:
         for metric in self.scores[split].values():

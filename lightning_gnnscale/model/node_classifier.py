@@ -29,6 +29,11 @@ class NodeModule(BackboneModule):
     loss: str | Callable[[Tensor, Tensor], Tensor]
     losses: nn.ModuleDict
 
+    @property
+    def counts_nodes(self) -> bool:
+        """Whether a loss is the mean over nodes, also of several labels each; else over labels."""
+        return False
+
     def read_labels(self, labels: Any) -> Tensor:
         """Return what the graph says of nodes, an array or a tensor, in the dtype that losses take."""
         raise NotImplementedError
@@ -58,7 +63,7 @@ class NodeModule(BackboneModule):
         outputs, labels, _ = self._seeds(batch, "train")
         losses, counts = self.row_losses(outputs, labels)
         weight = getattr(batch, "loss_weight", None)
-        loss_count = getattr(batch, "loss_nodes" if callable(self.loss) else "loss_count", None)
+        loss_count = getattr(batch, "loss_nodes" if self.counts_nodes else "loss_count", None)
         if loss_count is not None:
             return losses.sum() / max(1, loss_count)
         if weight is not None:  # of a node, whose labels count as one
@@ -198,6 +203,10 @@ class NodeClassifier(NodeModule):
         self.predict_logits = predict_logits
         self.scores = nn.ModuleDict({split: self._score() for split in ("val", "test")})
         self.losses = nn.ModuleDict({split: MeanMetric() for split in ("val", "test")})
+
+    @property
+    def counts_nodes(self) -> bool:
+        return callable(self.loss)
 
     def read_labels(self, labels: Any) -> Tensor:
         return torch.as_tensor(labels).long()

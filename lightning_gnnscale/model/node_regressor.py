@@ -19,11 +19,11 @@ LOSSES = {"mse": F.mse_loss, "l1": F.l1_loss}
 class NodeRegressor(NodeModule):
     """Predict one or more numbers of each node.
 
-    A training batch is a `MiniBatch`; the loss is the mean over the known targets of its seeds that are in the train
-    mask. An evaluation batch is an `EvaluationShare` (exact, layer by layer over the full graph, each node once over
-    all ranks) or a `MiniBatch` (its seeds, from the sampled neighbours). Logged: `train_loss`, and for val and test
-    `*_loss`, `*_mae` and `*_rmse`, over all known targets alike. Targets are (num_nodes,) or (num_nodes, num_targets)
-    floating; NaN = unknown.
+    A training batch is a `MiniBatch`, or the `FullGraphBatch` of a block; the loss is the mean over the known targets
+    of its seeds that are in the train mask. An evaluation batch is an `EvaluationShare` (exact, layer by layer over the
+    full graph, each node once over all ranks), a `MiniBatch` (its seeds, from the sampled neighbours) or a
+    `FullGraphBatch`. Logged: `train_loss`, and for val and test `*_loss`, `*_mae` and `*_rmse`, over all known targets
+    alike. Targets are (num_nodes,) or (num_nodes, num_targets) floating; NaN = unknown.
 
     Args:
         backbone: As for `NodeClassifier`.
@@ -65,15 +65,6 @@ class NodeRegressor(NodeModule):
     def saved_arguments(self) -> dict[str, Any]:
         """Return the loss, where it has a name."""
         return {} if callable(self.loss) else {"loss": self.loss}
-
-    def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
-        """Return the loss over the batch's training seeds; 0, with zero gradients, where there are none."""
-        if getattr(batch, "full_graph", False):
-            raise StrategyError(
-                "NodeRegressor trains on mini-batches, not on the whole graph: use PartitionDataModule(mode="
-                '"mini_batch")'
-            )
-        return super().training_step(batch, batch_idx)
 
     def read_labels(self, labels: Any) -> Tensor:
         values = torch.as_tensor(labels)

@@ -241,7 +241,7 @@ class RowWriter:
         self.degree = journal.open_file(STEP, "in_degree.npy", np.uint8)
         self.arc_files: list[tuple[ArrayFile, np.ndarray]] = []
         for name, source in inputs.arc_values.items():
-            dtype = {"edge_weight": np.float32, "edge_time": np.int64}.get(name, source.dtype)
+            dtype = {"edge_weight": np.float32, "edge_time": np.int64, "edge_label": np.int32}.get(name, source.dtype)
             self.arc_files.append((journal.open_file(STEP, f"{name}.npy", dtype, source.shape[1:]), source))
         self.edge_type = None
         if inputs.relations is not None:

@@ -108,6 +108,7 @@ class StoreInputs:
     node_time: np.ndarray | None = None
     edge_time: np.ndarray | None = None
     regression: bool = False
+    edge_label: np.ndarray | None = None
 
     @property
     def relations(self) -> RelationStream | None:
@@ -122,7 +123,7 @@ class StoreInputs:
     @property
     def arc_values(self) -> dict[str, np.ndarray]:
         """Values by edge id that are given, by the name of their file."""
-        values = {"edge_weight": self.edge_weight, "edge_features": self.edge_features, "edge_time": self.edge_time}
+        values = {name: getattr(self, name) for name in ("edge_weight", "edge_features", "edge_time", "edge_label")}
         return {name: value for name, value in values.items() if value is not None}
 
     @property
@@ -144,7 +145,7 @@ class StoreInputs:
         return input_fingerprint(
             self.stream, self.method, self.num_parts, self.seed, self.options, self.features, self.labels,
             self.masks, self.edge_weight, self.edge_features, self.pack_halo, self.feature_storage, self.node_time,
-            self.edge_time, self.regression,
+            self.edge_time, self.regression, self.edge_label,
         )  # fmt: skip
 
 
@@ -161,6 +162,7 @@ def check_inputs(
     node_time=None,
     edge_time=None,
     regression=False,
+    edge_label=None,
 ) -> StoreInputs:  # the arguments of write_partition_store
     """Load what is given by path, and check shapes, dtypes and ranges.
 
@@ -177,7 +179,7 @@ def check_inputs(
         raise ValueError(f"num_parts must be an integer of at least 1, got {p.num_parts}")
     if num_nodes and not 0 <= part_id.min() <= part_id.max() < p.num_parts:
         raise ValueError(f"part_id must be in [0, {p.num_parts}), got {part_id.min()} to {part_id.max()}")
-    arrays = load_arrays(stream, features, labels, masks, edge_weight, edge_features, node_time, edge_time)
+    arrays = load_arrays(stream, features, labels, masks, edge_weight, edge_features, node_time, edge_time, edge_label)
     check_storage(feature_storage, arrays["features"])
     if pack_halo and isinstance(arrays["features"], dict):
         raise ValueError("pack_halo=True takes features of one width, and each kind has its own: leave it out")
@@ -201,7 +203,7 @@ def packs_halo(asked: bool, features) -> bool:
 
 
 def load_arrays(
-    stream, features, labels, masks, edge_weight, edge_features, node_time=None, edge_time=None
+    stream, features, labels, masks, edge_weight, edge_features, node_time=None, edge_time=None, edge_label=None
 ) -> dict[str, Any]:
     """Return the arrays of nodes and edges as `StoreInputs` holds them, by its names.
 
@@ -221,6 +223,7 @@ def load_arrays(
         "edge_features": _load_rows("edge_features", edge_features, num_edges, (2,)),
         "node_time": _load_times("node_time", node_time, num_nodes),
         "edge_time": _load_times("edge_time", edge_time, num_edges),
+        "edge_label": _load_edge_label(edge_label, num_edges),
     }
 
 
@@ -246,6 +249,17 @@ def _load_times(name: str, times, num_rows: int) -> np.ndarray | None:
     if times is not None and times.dtype.kind not in "iu":
         raise ValueError(f"{name} must be whole numbers, such as seconds, got {times.dtype}: round them, or scale them")
     return times
+
+
+def _load_edge_label(labels, num_edges: int) -> np.ndarray | None:
+    labels = _load_rows("edge_label", labels, num_edges, (1,))
+    if labels is None:
+        return None
+    if labels.dtype.kind not in "iub":
+        raise ValueError(f"edge_label must be integers from 0, -1 = unknown, got {labels.dtype}")
+    if len(labels) and not (labels.min() >= -1 and labels.max() < 2**31):
+        raise ValueError(f"edge_label must be in [-1, {2**31}), got {labels.min()} to {labels.max()}")
+    return labels
 
 
 def check_storage(storage: str | None, features) -> None:
@@ -411,7 +425,7 @@ def _load_mask(name: str, mask, num_nodes: int) -> np.ndarray:
 def input_fingerprint(
     stream, method, num_parts, seed, options, features=None, labels=None, masks=None,
     edge_weight=None, edge_features=None, pack_halo=False, feature_storage=None, node_time=None, edge_time=None,
-    regression=False,
+    regression=False, edge_label=None,
 ) -> str:  # fmt: skip
     """Return a digest of a store's input, computed before any partitioning is made.
 
@@ -421,7 +435,7 @@ def input_fingerprint(
         stream: EdgeStream whose `fingerprint()` is used.
         method, num_parts, seed, options: The partitioner and its arguments, as recorded in a `Partitioning`.
         features, labels, masks, edge_weight, edge_features, pack_halo, feature_storage, node_time, edge_time,
-            regression: As for `write_partition_store`.
+            regression, edge_label: As for `write_partition_store`.
 
     Returns:
         32 hexadecimal digits.
@@ -449,6 +463,8 @@ def input_fingerprint(
         facts["times"] = [identity(node_time), identity(edge_time)]
     if regression:
         facts["regression"] = True
+    if edge_label is not None:
+        facts["edge_label"] = identity(edge_label)
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -476,6 +492,7 @@ def input_files(
     part_id=None,
     node_time=None,
     edge_time=None,
+    edge_label=None,
 ) -> dict:
     """Return the state of the files that lie behind a store's inputs, by name: [path, size, change, inode] each.
 
@@ -486,6 +503,7 @@ def input_files(
     arrays = {"labels": labels, "edge_weight": edge_weight, "edge_features": edge_features}
     arrays |= {f"masks[{str(name)!r}]": mask for name, mask in (masks or {}).items()}
     arrays |= {"part_id": part_id, "node_time": node_time, "edge_time": edge_time}
+    arrays |= {} if edge_label is None else {"edge_label": edge_label}
     arrays |= (
         {f"features[{kind!r}]": rows for kind, rows in features.items()}
         if isinstance(features, Mapping)

@@ -15,7 +15,13 @@ from .array_file import HEADER_BYTES, checksum, little_endian, npy_header
 from .features import FEATURE_STORAGE, row_code
 
 FORMAT_VERSION = 5
-ARC_FILES = {"edge_weight", "edge_features", "edge_time", "edge_type"}  # values of arcs, in the order of the rows
+ARC_FILES = {
+    "edge_weight",
+    "edge_features",
+    "edge_time",
+    "edge_type",
+    "edge_label",
+}  # values of arcs, in the order of the rows
 OLDER_FORMATS = (2, 3)  # that `upgrade_store` brings to this one; there was no 4
 MANIFEST = "manifest.json"
 REMEDY = "write the store again with overwrite=True, or restore the file"
@@ -280,6 +286,8 @@ def wrong_files(manifest: dict) -> str | None:
         expected["edge_features"] = (None, (arcs, None))
     if "edge_time" in files:
         expected["edge_time"] = (np.int64, (arcs,))
+    if "edge_label" in files:
+        expected["edge_label"] = (np.int32, (arcs,))
     if "node_time" in files:
         expected["node_time"] = (np.int64, (nodes,))
     schema = manifest.get("schema")

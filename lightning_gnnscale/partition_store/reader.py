@@ -242,6 +242,12 @@ class PartitionStore:
         return self._map("edge_time")
 
     @cached_property
+    def edge_label(self) -> np.ndarray | None:
+        """(num_arcs,) int32 class of each arc's edge, -1 = unknown, or None; compared as `open` says."""
+        self._compare("edge_label")
+        return self._map("edge_label")
+
+    @cached_property
     def node_time(self) -> np.ndarray | None:
         """(num_nodes,) int64 time of each node, or None."""
         return self._map("node_time")

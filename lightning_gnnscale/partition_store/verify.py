@@ -24,6 +24,7 @@ READ_LATER = {
     "edge_weight",
     "edge_features",
     "edge_time",
+    "edge_label",
     "edge_type",
     "user_ids",
     "user_id_offsets",

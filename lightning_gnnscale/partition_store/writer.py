@@ -66,6 +66,7 @@ def write_partition_store(
     node_time=None,
     edge_time=None,
     regression: bool = False,
+    edge_label=None,
 ) -> PartitionStore:
     """Write the store of a partitioned graph, or go on with one that was interrupted, or open the one that stands.
 
@@ -98,6 +99,7 @@ def write_partition_store(
         node_time, edge_time: (num_nodes,) and (num_edges,) integers, when a node or an edge is there; the reverse of an
             edge is there when it is.
         regression: whether labels are numbers to predict, (num_nodes,) or (num_nodes, num_targets) with NaN = unknown.
+        edge_label: (num_edges,) integers by source edge id, class of each edge from 0, -1 = unknown; or None.
 
     Returns:
         PartitionStore, opened.
@@ -115,11 +117,11 @@ def write_partition_store(
     root, masks = store_folder(root), masks_by_name(masks)
     budget = budget or WriteBudget()
     files_now = partial(input_files, stream, features, labels, masks, edge_weight, edge_features, p.part_id,
-                        node_time, edge_time)  # fmt: skip
+                        node_time, edge_time, edge_label)  # fmt: skip
     files = files_now()  # before anything of them is read
     inputs = check_inputs(
         stream, p, features, labels, masks, edge_weight, edge_features, pack_halo, feature_storage, node_time,
-        edge_time, regression,
+        edge_time, regression, edge_label,
     )  # fmt: skip
     # Features, sparse ones too, are checked while they are stored.
     classes = None if inputs.regression else inputs.labels

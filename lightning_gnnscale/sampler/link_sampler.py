@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import check_count
+from ..graph import GraphSchema
 from ..jit import kernel
 from ..rng import combine_int, distinct_positions
 from ..triton_kernels.sample_neighbors import Workspace
@@ -21,6 +22,8 @@ NEGATIVES = ("degree", "uniform", "all")
 CORRUPT = ("other", "both")
 # Far above the hops of a batch, whose keys are folded from the same one.
 _POSITIVE_KEY, _NEGATIVE_KEY, _SOURCE_KEY = (np.uint64((1 << 40) + number) for number in range(3))
+_AT_ONCE = 1 << 22  # times that are looked at
+_ALWAYS = np.iinfo(np.int64).min  # the time of an edge without one
 
 
 class LinkState(NamedTuple):
@@ -30,11 +33,13 @@ class LinkState(NamedTuple):
         inner: State of the wrapped sampler.
         targets: (num_targets,) local ids of the target nodes.
         num_core: Number of core nodes; negatives are drawn from [0, num_core).
-        table: Alias table of the core's degrees; None: negatives are uniform.
+        table: Alias table of the core's degrees; None: negatives are uniform, or of the kinds of what they stand for.
         offsets: (num_targets + 1,) int64 running sum of the edges that each target has to draw from, for
             positives="edge"; else None.
         arcs: (num_edges,) int64 positions of those edges in the part's CSC; None: all of the targets' rows.
         edge_type: (num_arcs,) integers, the relation of each arc of the part's CSC; None without relations.
+        edge_time: (num_arcs,) int64, the time of each of these arcs; None: times do not count.
+        kinds: The nodes of each kind, in a graph of several; else None.
     """
 
     inner: Any
@@ -44,6 +49,93 @@ class LinkState(NamedTuple):
     offsets: np.ndarray | None
     arcs: np.ndarray | None = None
     edge_type: np.ndarray | None = None
+    edge_time: np.ndarray | None = None
+    kinds: "KindPools | None" = None
+
+
+class KindPools(NamedTuple):
+    """The nodes of a part that false ends are drawn from, by kind.
+
+    Attributes:
+        node_kinds: `NodeKinds` of the store's ids.
+        core_start, num_core, halo_nodes: See `PartGraph`.
+        pools: By kind, what is drawn from.
+        shared: Kind of the negatives that all links of a batch share; None: each link has its own.
+    """
+
+    node_kinds: Any
+    core_start: int
+    num_core: int
+    halo_nodes: np.ndarray
+    pools: tuple["KindPool", ...]
+    shared: int | None
+
+    @classmethod
+    def of(cls, part: Any, power: float | None, shared: int | None) -> "KindPools":
+        """Return the kinds' core nodes in a part; of a kind without any its halo nodes.
+
+        Args:
+            part: A `PartGraph` or `WholeGraph` of several kinds.
+            power: Exponent of the degree by which nodes are drawn; None: uniformly.
+            shared: See `KindPools`.
+        """
+        kinds, halo = part.kinds.node_kinds, np.asarray(part.halo_nodes)
+        edges = np.clip(kinds.starts - part.core_start, 0, part.num_core)
+        halo_kind = kinds.kind_of(halo)
+        pools = []
+        for kind in range(kinds.num_kinds):
+            first, last = edges[:-1][kind :: kinds.num_kinds], edges[1:][kind :: kinds.num_kinds]
+            there = last > first
+            first, lengths = first[there], (last - first)[there]
+            degree = None
+            if not len(first):  # arcs may come from nodes of a kind that has none in the core
+                first = part.num_core + np.flatnonzero(halo_kind == kind)
+                lengths = np.ones(len(first), np.int64)
+            elif power is not None:
+                runs = zip(first.tolist(), lengths.tolist(), strict=True)
+                degree = np.concatenate([np.asarray(part.degree[a : a + n], np.float64) for a, n in runs])
+            table = AliasTable.of(degree**power) if degree is not None and degree.any() else None
+            pools.append(KindPool(first, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]), table))
+        return cls(kinds, part.core_start, part.num_core, halo, tuple(pools), shared)
+
+    def kind_of(self, local: np.ndarray) -> np.ndarray:
+        """Return the (num,) int64 kinds of nodes by their local ids."""
+        nodes = self.core_start + local
+        if len(self.halo_nodes):
+            away = local >= self.num_core
+            nodes[away] = self.halo_nodes[local[away] - self.num_core]
+        return self.node_kinds.kind_of(nodes)
+
+    def draw(self, kinds: np.ndarray, num: int, key: int) -> np.ndarray:
+        """Return (num_rows, num) int64 local ids, those of row i of kind kinds[i]."""
+        out = np.empty((len(kinds), num), np.int64)
+        for kind in np.unique(kinds):
+            rows = kinds == kind
+            out[rows] = self.pools[kind].draw(int(rows.sum()) * num, combine_int(key, kind)).reshape(-1, num)
+        return out
+
+
+class KindPool(NamedTuple):
+    """The nodes of a kind that false ends are drawn from, in runs of local ids.
+
+    Attributes:
+        first: (num_runs,) int64 first node of each run.
+        offsets: (num_runs + 1,) int64 running sum of their lengths.
+        table: Alias table over all of them; None: they are drawn uniformly.
+    """
+
+    first: np.ndarray
+    offsets: np.ndarray
+    table: AliasTable | None
+
+    def nodes(self, places: np.ndarray) -> np.ndarray:
+        """Return the (num,) local ids at some places among the nodes of the kind."""
+        run = np.searchsorted(self.offsets, places, side="right") - 1
+        return self.first[run] + places - self.offsets[run]
+
+    def draw(self, num: int, key: int) -> np.ndarray:
+        """Return (num,) local ids, drawn with replacement."""
+        return self.nodes(draw_negatives(int(self.offsets[-1]), num, key, self.table))
 
 
 class Links(NamedTuple):
@@ -52,6 +144,9 @@ class Links(NamedTuple):
     Attributes:
         nodes: (num_distinct,) int64 local ids, the seeds of its neighbourhood.
         pairs, negatives, pair_type, source_negatives: Positions among them, and relations; see `MiniBatch`.
+        seed_time: (num_nodes,) int64 time of the link that each node is for, where times count: nodes are not
+            distinct then. Else None.
+        pair_arcs: (num_pairs,) int64 positions of the links in the part's CSC, where their classes are wanted.
     """
 
     nodes: np.ndarray
@@ -59,6 +154,8 @@ class Links(NamedTuple):
     negatives: np.ndarray
     pair_type: np.ndarray | None = None
     source_negatives: np.ndarray | None = None
+    seed_time: np.ndarray | None = None
+    pair_arcs: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +168,12 @@ class LinkSampler:
 
     In a graph with relations, positives="edge" draws triples: `pairs` are (head, tail), the source and the target of an
     edge, `pair_type` is its relation, and edges from a node to itself are links like others. Arcs that were added as
-    the reverse of an edge are never drawn: what is trained on are the edges that were listed.
+    the reverse of an edge are never drawn: what is trained on are the edges that were listed. In a graph of several
+    kinds a false end is of the kind of the end that it stands for.
+
+    With times, which a `NeighborSampler(temporal_strategy=..., strictly_before=True)` looks at, each link is as late as
+    its edge: neighbours of both ends and of its false ends are drawn from the edges before it, each in a tree of its
+    own. Edges without a time are no positives.
 
     Args:
         sampler: Draws the neighbourhoods: a `NeighborSampler` or a `LayerwiseSampler`; None: fan-outs 25 and 10.
@@ -92,6 +194,9 @@ class LinkSampler:
             need; shared ones are the same nodes for either end.
         relations: Relations whose edges are drawn, for positives="edge"; None: all that are no added reverses.
         neighborhoods: Whether neighbourhoods are drawn. False: batches are links alone, for a model without layers.
+        labelled: Whether the links are edges to classify, for `EdgeClassifier` and positives="edge": batches have their
+            classes, `edge_label` of the store, and their features as `pair_attr`. `pairs` are (source, target), and no
+            false ends are drawn.
 
     Raises:
         ValueError: an argument is out of range, or a sampler that cannot be wrapped.
@@ -114,6 +219,7 @@ class LinkSampler:
     corrupt: str = "other"
     relations: Sequence[int] | None = None
     neighborhoods: bool = True
+    labelled: bool = False
 
     def __post_init__(self):
         if self.sampler is None:
@@ -130,8 +236,14 @@ class LinkSampler:
             raise ValueError(
                 "exclude_pairs must be False with a LayerwiseSampler, whose batches repeat nodes, got True"
             )
+        if self.exclude_pairs and self.sampler.disjoint:
+            raise ValueError("exclude_pairs must be False with disjoint=True, whose trees repeat nodes, got True")
         for name in ("walk_length", "num_negatives", "edges_per_node"):
             check_count(name, getattr(self, name))
+        if self.labelled and self.positives != "edge":
+            raise ValueError(f'labelled=True needs positives="edge", got positives={self.positives!r}')
+        if self.by_time:
+            self._check_times()
         if self.relations is not None:
             if self.positives != "edge":
                 raise ValueError(f'relations need positives="edge", got positives={self.positives!r}')
@@ -140,6 +252,67 @@ class LinkSampler:
                 raise ValueError(f"relations must be numbers >= 0, at least one, or None, got {self.relations}")
         if not math.isfinite(self.degree_power):
             raise ValueError(f"degree_power must be finite, got {self.degree_power}")
+
+    def _check_times(self) -> None:
+        """Refuse settings that do not go with links that have times."""
+        if self.positives != "edge":
+            raise ValueError(
+                'positives must be "edge" with temporal_strategy, as links are as late as their edges, got '
+                f"{self.positives!r}"
+            )
+        if not self.sampler.strictly_before:
+            raise ValueError("strictly_before must be True for links with times: else a link is its own neighbour")
+        if self.shares:
+            name = "share_negatives=True" if self.share_negatives else 'negatives="all"'
+            raise ValueError(f"{name} does not go with temporal_strategy: each link has false ends of its own time")
+        if self.exclude_pairs:
+            raise ValueError(
+                "exclude_pairs must be False with temporal_strategy, whose neighbours are before the link, got True"
+            )
+
+    @property
+    def by_time(self) -> bool:
+        """Whether links have times, and neighbours are drawn before them."""
+        return getattr(self.sampler, "temporal_strategy", None) is not None
+
+    def check_graph(self, schema: GraphSchema | None, has_edge_time: bool) -> None:
+        """Refuse a graph whose links cannot be drawn.
+
+        Args:
+            schema: Its kinds and relations, or None.
+            has_edge_time: Whether its edges have times.
+
+        Raises:
+            ValueError: the message names the remedy.
+        """
+        if self.by_time and not has_edge_time:
+            raise ValueError(
+                f"temporal_strategy={self.sampler.temporal_strategy} needs the time of each link, and the store has no "
+                "edge_time: write it with edge_time=, or leave temporal_strategy out"
+            )
+        if self.relations is not None:
+            if schema is None:
+                raise ValueError(f"relations={list(self.relations)} need a graph with relations, and this one has none")
+            if max(self.relations) >= schema.num_relations:
+                raise ValueError(f"relations must be below {schema.num_relations}, got {list(self.relations)}")
+        self._shared_kind(schema)
+
+    def _shared_kind(self, schema: GraphSchema | None) -> int | None:
+        """Return the kind of negatives that links share; None: they do not, or all nodes are of one kind."""
+        if not self.shares or self.labelled or schema is None or schema.num_kinds == 1:
+            return None
+        kinds = {-1, -2}
+        if self.positives == "edge":
+            chosen = schema.listed if self.relations is None else list(self.relations)
+            kinds = {*schema.targets[chosen].tolist()}
+            kinds |= {*schema.sources[chosen].tolist()} if self.corrupt == "both" else set()
+        if len(kinds) > 1:
+            name = "share_negatives=True" if self.share_negatives else 'negatives="all"'
+            raise ValueError(
+                f'{name} shares false ends of one kind, and links have ends of several: say positives="edge" and '
+                "relations= that lead to one kind, or give each link its own"
+            )
+        return kinds.pop()
 
     @property
     def trains_on_links(self) -> bool:
@@ -159,7 +332,7 @@ class LinkSampler:
     @property
     def seeds_per_item(self) -> int:
         """Most nodes that a seed or an edge puts at the head of a batch, but for shared negatives."""
-        return 2 + (0 if self.shares else self.num_negatives * (2 if self.corrupt == "both" else 1))
+        return 2 + (0 if self.shares or self.labelled else self.num_negatives * (2 if self.corrupt == "both" else 1))
 
     @property
     def shares(self) -> bool:
@@ -171,35 +344,41 @@ class LinkSampler:
         return num_slices(self._num_items(num_targets), batch_size, drop_last)
 
     def prepare(self, part: Any, targets: np.ndarray, seed: int) -> LinkState:
-        """Return the wrapped sampler's state, and what links are drawn from."""
-        table = None
-        if self.negatives == "degree":
+        """Return the wrapped sampler's state, and what links are drawn from.
+
+        Raises:
+            ValueError: the graph has not what links are drawn by.
+        """
+        kinds = getattr(part, "kinds", None)
+        edge_type, schema = (None, None) if kinds is None else (kinds.edge_type, kinds.schema)
+        edge_time = kinds.edge_time if kinds is not None and self.by_time else None
+        self.check_graph(schema, edge_time is not None)
+        table, pools = None, None
+        if schema is not None and schema.num_kinds > 1:
+            power = self.degree_power if self.negatives == "degree" else None
+            pools = KindPools.of(part, power, self._shared_kind(schema))
+        elif self.negatives == "degree":
             degree = np.asarray(part.degree[: part.num_core], np.float64)
             if degree.any():
                 table = AliasTable.of(degree**self.degree_power)
-        inner = self.sampler.prepare(part, targets, seed)
+        inner = self.sampler.prepare(part, targets, seed, *((True,) if self.by_time else ()))
         if self.positives != "edge":
-            return LinkState(inner, targets, part.num_core, table, None)
-        kinds = getattr(part, "kinds", None)
-        edge_type, schema = (None, None) if kinds is None else (kinds.edge_type, kinds.schema)
-        indptr = np.asarray(part.csc.indptr)
+            return LinkState(inner, targets, part.num_core, table, None, kinds=pools)
+        indptr, rows = np.asarray(part.csc.indptr), np.asarray(targets, np.int64)
         lengths, arcs = indptr[targets + 1] - indptr[targets], None
-        chosen = self._drawn_relations(edge_type, schema)
+        chosen = self._drawn_relations(schema)
         if chosen is not None:
-            lengths, arcs = _arcs_of(indptr, np.asarray(targets, np.int64), np.asarray(edge_type), chosen)
+            lengths, arcs = _arcs_of(indptr, rows, np.asarray(edge_type), chosen)
+        if edge_time is not None and any((edge_time[a:b] == _ALWAYS).any() for a, b in _blocks(len(edge_time))):
+            lengths, arcs = _timed_arcs(indptr, rows, lengths, arcs, edge_time)
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        return LinkState(inner, targets, part.num_core, table, offsets, arcs, edge_type)
+        return LinkState(inner, targets, part.num_core, table, offsets, arcs, edge_type, edge_time, pools)
 
-    def _drawn_relations(self, edge_type: np.ndarray | None, schema: Any) -> np.ndarray | None:
+    def _drawn_relations(self, schema: GraphSchema | None) -> np.ndarray | None:
         """Return (num_relations,) bool: whose edges are drawn; None: those of all."""
         if self.relations is not None:
-            if edge_type is None:
-                raise ValueError(f"relations={list(self.relations)} need a graph with relations, and this one has none")
-            known = int(edge_type.max(initial=-1)) + 1 if schema is None else schema.num_relations
-            if max(self.relations) >= known:
-                raise ValueError(f"relations must be below {known}, got {list(self.relations)}")
-            return np.isin(np.arange(known), self.relations)
-        return None if edge_type is None or schema is None or schema.listed.all() else schema.listed
+            return np.isin(np.arange(schema.num_relations), self.relations)
+        return None if schema is None or schema.listed.all() else schema.listed
 
     def items(self, state: LinkState, batch_size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
         """Return what each batch starts from: its seeds, or with positives="edge" its edges."""
@@ -224,9 +403,10 @@ class LinkSampler:
         """Draw a batch's links, and the neighbourhoods of all their nodes."""
         seeds = self.first_ends(state, items)
         positives = self.other_ends(state, items, seeds, key)
-        links = self.join(state, items, seeds, positives, self.false_ends(state, len(seeds), key), workspace)
+        links = self.join(state, items, seeds, positives, self.false_ends(state, items, key), workspace)
         if self.neighborhoods:
-            subgraph = self.sampler.draw(state.inner, links.nodes, key, workspace, allocate, return_e_id)
+            times = {} if links.seed_time is None else {"times": links.seed_time}
+            subgraph = self.sampler.draw(state.inner, links.nodes, key, workspace, allocate, return_e_id, **times)
         else:
             subgraph = _nodes_alone(links.nodes, allocate, return_e_id)
         return self.attach(subgraph, links, allocate)
@@ -245,12 +425,17 @@ class LinkSampler:
         length = self.walk_length if self.positives == "walk" else 1
         return draw_positives(csc, seeds, _stream(key, _POSITIVE_KEY), length, "any")
 
-    def false_ends(self, state: LinkState, num_links: int, key: int) -> np.ndarray:
+    def false_ends(self, state: LinkState, items: np.ndarray, key: int) -> np.ndarray:
         """Return (num_links, num_negatives) int64 local ids, or (1, num_negatives) where all links share them.
 
         With corrupt="both", unless they are shared, the false first ends come behind: (num_links, 2 * num_negatives).
         """
+        num_links = len(items)
+        if self.labelled:
+            return np.empty((num_links, 0), np.int64)
         rows = 1 if self.shares and num_links else num_links
+        if state.kinds is not None:
+            return self._false_ends_of_kinds(state, items, rows, key)
         if self.negatives == "all":
             return np.arange(state.num_core, dtype=np.int64)[None][:rows]
         num_nodes, shape = max(1, state.num_core), (rows, self.num_negatives)
@@ -258,6 +443,25 @@ class LinkSampler:
         num = rows * self.num_negatives
         drawn = [draw_negatives(num_nodes, num, _stream(key, stream), state.table) for stream in streams]
         return np.concatenate([nodes.reshape(shape) for nodes in drawn], axis=1)
+
+    def _false_ends_of_kinds(self, state: LinkState, items: np.ndarray, rows: int, key: int) -> np.ndarray:
+        """Return `false_ends`, each of the kind of the end that it stands for."""
+        pools = state.kinds
+        if pools.shared is not None:
+            pool, first = pools.pools[pools.shared], _stream(key, _NEGATIVE_KEY)
+            if self.negatives == "all":
+                return pool.nodes(np.arange(pool.offsets[-1]))[None][:rows]
+            width = self.num_negatives if pool.offsets[-1] else 0
+            return pool.draw(rows * width, first).reshape(rows, width) if width else np.empty((rows, 0), np.int64)
+        seeds = self.first_ends(state, items)
+        ends = [self.other_ends(state, items, seeds, key)]
+        if self.positives == "edge":  # the target of an edge is its other end
+            ends = [seeds, ends[0]] if self.corrupt == "both" else [seeds]
+        elif self.corrupt == "both":
+            ends.append(seeds)
+        streams = zip(ends, (_NEGATIVE_KEY, _SOURCE_KEY), strict=False)
+        drawn = [pools.draw(pools.kind_of(end), self.num_negatives, _stream(key, stream)) for end, stream in streams]
+        return np.concatenate(drawn, axis=1)
 
     def join(
         self,
@@ -268,35 +472,103 @@ class LinkSampler:
         negatives: np.ndarray,
         workspace: Workspace,
     ) -> Links:
-        """Return the distinct nodes of all links, in order of appearance, and the links among them."""
+        """Return the distinct nodes of all links, in order of appearance, and the links among them.
+
+        Where links have times, each end of each link stands for itself, at the link's time.
+        """
         nodes = np.concatenate([seeds, positives, negatives.reshape(-1)])
-        count = workspace.place(nodes)
-        place = workspace.label[nodes].astype(np.int64) - workspace.base
-        distinct = workspace.node[:count].astype(np.int64)
-        workspace.finish(count)
+        seed_time = None
+        if state.edge_time is not None:
+            time = np.asarray(state.edge_time[_arcs_at(state, items)])
+            seed_time = np.concatenate([time, time, np.repeat(time, negatives.shape[1])])
+            distinct, place = nodes, np.arange(len(nodes))
+        else:
+            count = workspace.place(nodes)
+            place = workspace.label[nodes].astype(np.int64) - workspace.base
+            distinct = workspace.node[:count].astype(np.int64)
+            workspace.finish(count)
         size, pair_type = len(seeds), None
         pairs, found = place[: 2 * size].reshape(2, size), place[2 * size :].reshape(negatives.shape)
-        if state.edge_type is None:
+        if state.edge_type is None and not self.labelled:
             linked = seeds != positives
             pairs = np.ascontiguousarray(pairs[:, linked])
             found = found if self.shares else found[linked]
         else:  # an arc's source is its head; a triple of one node is one too
-            pairs = np.ascontiguousarray(pairs[::-1])
-            pair_type = np.asarray(state.edge_type[_arcs_at(state, items)]).astype(np.int64)
+            pairs, arcs = np.ascontiguousarray(pairs[::-1]), _arcs_at(state, items)
+            if state.edge_type is not None:
+                pair_type = np.asarray(state.edge_type[arcs]).astype(np.int64)
         others, sources = found, None
         if self.corrupt == "both":
             others, sources = (found, found) if self.shares else np.split(found, 2, axis=1)
             others, sources = np.ascontiguousarray(others), np.ascontiguousarray(sources)
-        return Links(distinct, pairs, others, pair_type, sources)
+        return Links(distinct, pairs, others, pair_type, sources, seed_time, arcs if self.labelled else None)
 
     def attach(self, subgraph: Subgraph, links: Links, allocate: Allocate) -> Subgraph:
         """Return the neighbourhood of the links' nodes with its links; without their arcs under `exclude_pairs`."""
         if self.exclude_pairs:
             subgraph = _without_pairs(subgraph, links.pairs, allocate)
-        return subgraph._replace(**{name: values for name, values in links._asdict().items() if name != "nodes"})
+        given = links._asdict()
+        given.pop("nodes")
+        if given["seed_time"] is None:  # that of disjoint trees is the subgraph's own
+            given.pop("seed_time")
+        return subgraph._replace(**given)
 
     def _num_items(self, num_targets: int) -> int:
         return num_targets * self.edges_per_node if self.positives == "edge" else num_targets
+
+
+@dataclass(frozen=True)
+class GivenLinks:
+    """Links that are given, a few a batch, with the neighbourhoods of their ends: for evaluation in sampled batches.
+
+    Args:
+        sampler: Draws the neighbourhoods.
+        links: Has `edges`, (2, num_links) int64 ids of the whole graph, `edge_type`, `time`, `label` and `features`,
+            each of as many or None, and `piece(start, stop)` -> pairs and negatives, -1 where there is none.
+    """
+
+    sampler: NeighborSampler
+    links: Any
+    trains_on_links = True
+
+    @property
+    def direction(self) -> str:
+        """The wrapped sampler's."""
+        return self.sampler.direction
+
+    def num_batches(self, num_targets: int, batch_size: int, drop_last: bool) -> int:
+        """Return the batches of all links: `batch_size` each, whatever the targets."""
+        return num_slices(self.links.edges.shape[1], batch_size, drop_last)
+
+    def prepare(self, part: Any, targets: np.ndarray, seed: int) -> Any:
+        """Return the wrapped sampler's state."""
+        return self.sampler.prepare(part, targets, seed, True)
+
+    def items(self, state: Any, batch_size: int, drop_last: bool, order_key: int | None) -> list[np.ndarray]:
+        """Return the numbers of each batch's links, in their order."""
+        return seed_slices(np.arange(self.links.edges.shape[1]), batch_size, drop_last, None)
+
+    def draw(
+        self, state: Any, items: np.ndarray, key: int, workspace: Workspace, allocate: Allocate, return_e_id: bool
+    ) -> Subgraph:
+        """Return the links [items[0], items[-1]] with the neighbourhoods of their ends and false ends."""
+        chosen = slice(int(items[0]), int(items[-1]) + 1)
+        pairs, negatives = self.links.piece(chosen.start, chosen.stop)
+        there = negatives >= 0
+        nodes, times = np.concatenate([pairs.reshape(-1), negatives[there]]), {}
+        if self.sampler.temporal_strategy is not None:
+            time = np.asarray(self.links.time[chosen], np.int64)
+            times["times"] = np.concatenate([time, time, np.broadcast_to(time[:, None], negatives.shape)[there]])
+            seeds, place = nodes, np.arange(len(nodes))
+        else:
+            seeds, place = np.unique(nodes, return_inverse=True)
+        subgraph = self.sampler.draw(state, seeds, key, workspace, allocate, return_e_id, **times)
+        false = np.full(negatives.shape, -1, np.int64)
+        false[there] = place[pairs.size :]
+        more = {"pair_type": "edge_type", "edge_label": "label", "pair_attr": "features"}
+        given = {name: getattr(self.links, field) for name, field in more.items()}
+        given = {name: np.ascontiguousarray(rows[chosen]) for name, rows in given.items() if rows is not None}
+        return subgraph._replace(pairs=place[: pairs.size].reshape(2, -1), negatives=false, **given)
 
 
 def _rows_of(state: LinkState, items: np.ndarray) -> np.ndarray:
@@ -359,6 +631,19 @@ def _mark_kept(edge_index, indptr, num_seeds, codes, kept, out_indptr):
                 kept[arc] = found == len(codes) or codes[found] != code
             count += kept[arc]
         out_indptr[target + 1] = out_indptr[target] + count
+
+
+def _blocks(num: int) -> list[tuple[int, int]]:
+    return [(at, min(at + _AT_ONCE, num)) for at in range(0, num, _AT_ONCE)]
+
+
+def _timed_arcs(indptr, rows, lengths, arcs, edge_time) -> tuple[np.ndarray, np.ndarray]:
+    """Return how many arcs that have a time each target has, out of those chosen, and their positions."""
+    if arcs is None:
+        arcs = np.concatenate([np.empty(0, np.int64), *(np.arange(indptr[row], indptr[row + 1]) for row in rows)])
+    timed = np.asarray(edge_time[arcs]) != _ALWAYS
+    row = np.repeat(np.arange(len(rows)), lengths)[timed]
+    return np.bincount(row, minlength=len(rows)), arcs[timed]
 
 
 @kernel

@@ -105,7 +105,14 @@ def draw_negatives(num_nodes: int, num: int, key: int, table: AliasTable | None 
 
 
 def draw_false_ends(
-    csc: CSC, held: CSC, sources: np.ndarray, num: int, key: int, first: int = 0, store_nid: np.ndarray | None = None
+    csc: CSC,
+    held: CSC,
+    sources: np.ndarray,
+    num: int,
+    key: int,
+    first: int = 0,
+    store_nid: np.ndarray | None = None,
+    among: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> np.ndarray:
     """Draw false other ends for links that are evaluated: nodes that no known link joins to the first end.
 
@@ -117,6 +124,8 @@ def draw_false_ends(
         key: uint64; with the number of a link and a draw's place it decides the draw.
         first: number of the first link: pieces of the links are drawn as the whole would be.
         store_nid: (num_nodes,) what a drawn number stands for, so that relabelled stores draw the same nodes; or None.
+        among: (num_links,) int64 first number and how many follow, from which a link's false ends are drawn: those of
+            a kind of nodes. None: all.
 
     Returns:
         (num_links, num) int64, -1 where `MAX_TRIES` draws in a row were the first end itself or joined to it.
@@ -127,7 +136,9 @@ def draw_false_ends(
     out = np.empty((len(sources), num), np.int64)
     names = np.empty(0, np.int64) if store_nid is None else np.asarray(store_nid)
     graph = (np.asarray(csc.indptr), np.asarray(csc.indices), np.asarray(held.indptr), np.asarray(held.indices))
-    _draw_false_ends(*graph, np.ascontiguousarray(sources, np.int64), np.uint64(key), first, names, out)
+    if among is None:
+        among = np.zeros(len(sources), np.int64), np.full(len(sources), csc.num_rows, np.int64)
+    _draw_false_ends(*graph, np.ascontiguousarray(sources, np.int64), np.uint64(key), first, names, *among, out)
     return out
 
 
@@ -193,15 +204,14 @@ def _count_joined(indptr, indices, edges):
 
 
 @kernel
-def _draw_false_ends(indptr, indices, held_indptr, held_indices, sources, key, first, names, out):
-    num_nodes = len(indptr) - 1
+def _draw_false_ends(indptr, indices, held_indptr, held_indices, sources, key, first, names, low, size, out):
     for i in range(len(sources)):
         source = sources[i]
         mine = combine(key, first + i)
         for place in range(out.shape[1]):
             out[i, place] = -1
             for attempt in range(MAX_TRIES):
-                node = below(combine(combine(mine, place), attempt), num_nodes)
+                node = low[i] + below(combine(combine(mine, place), attempt), size[i])
                 if len(names):
                     node = np.int64(names[node])
                 known = node == source or _joined(held_indptr, held_indices, source, node)

@@ -125,7 +125,7 @@ class MiniBatch:
         pairs: (2, num_pairs) int64 positions of the links to train on, among the seeds, or None. PyG's names of what
             follows from them (`src_index`, `dst_pos_index`, `dst_neg_index`) are there too.
         negatives: (num_pairs, num_negatives) int64 positions of false other ends of pairs[0], or (1, num_negatives)
-            where all pairs share them, or None.
+            where all pairs share them, or None. In sampled evaluation -1 where there is none.
         pair_type: (num_pairs,) int64 relation of each pair, which then is (head, tail); None without relations.
         source_negatives: As negatives: positions of false first ends of pairs[1], or None.
         edge_attr: (num_arcs, dim) features of the arcs in the order of edge_index, of the stored dtype, or None where
@@ -172,6 +172,8 @@ class MiniBatch:
     seed_of: Tensor | None = None
     pair_type: Tensor | None = None
     source_negatives: Tensor | None = None
+    edge_label: Tensor | None = None
+    pair_attr: Tensor | None = None
 
     @property
     def x(self) -> Tensor | RowsByKind | None:
@@ -275,7 +277,8 @@ class MiniBatch:
             "e_id",
         )
         more = ("batch_size", "num_sampled_nodes", "num_sampled_edges", "degree", "part", "key")
-        more += ("pair_type", "source_negatives", "node_type", "edge_type", "edge_time", "seed_time", "seed_of")
+        more += ("pair_type", "source_negatives", "edge_label", "pair_attr")
+        more += ("node_type", "edge_type", "edge_time", "seed_time", "seed_of")
         given = {name: getattr(self, name) for name in (*names, *more)} | links
         data = Data(**{name: value for name, value in given.items() if value is not None}, num_nodes=self.num_nodes)
         data.input_id = self.n_id[: self.batch_size]

@@ -147,14 +147,18 @@ class NeighborSampler:
         """Return the batches of one pass: `batch_size` target nodes each."""
         return num_slices(num_targets, batch_size, drop_last)
 
-    def prepare(self, part: Any, targets: np.ndarray, seed: int) -> NeighborState:
+    def prepare(self, part: Any, targets: np.ndarray, seed: int, timed_seeds: bool = False) -> NeighborState:
         """Return the part's arcs; with `locality` rows that have the preferred neighbours first.
+
+        Args:
+            part, targets, seed: As `BatchSampler` has them.
+            timed_seeds: Whether `draw` is given the times of seeds; else they are those of their nodes.
 
         Raises:
             ValueError: a relation, or times, that the part has not.
         """
         if self.by_relation:
-            return NeighborState(part.csc, targets, grouped=self._grouped(part))
+            return NeighborState(part.csc, targets, grouped=self._grouped(part, timed_seeds))
         if self.locality is None:
             return NeighborState(part.csc, targets)
         preferred = PreferredRows(part, self.locality, len(self.fanouts))
@@ -175,14 +179,16 @@ class NeighborSampler:
         allocate: Allocate,
         return_e_id: bool,
         with_row_scale: bool = True,
+        times: np.ndarray | None = None,
     ) -> Subgraph:
         """Return a batch; arguments as `BatchSampler` has them.
 
         Args:
             with_row_scale: False leaves out `row_scale`, which only stored edge weights ask for.
+            times: (num_seeds,) int64 time of each seed, with `temporal_strategy`; None: those of their nodes.
         """
         if state.grouped is not None:
-            return self._draw_by_relation(state, items, key, workspace, allocate, with_row_scale)
+            return self._draw_by_relation(state, items, key, workspace, allocate, with_row_scale, times)
         hops = self.begin(state, items, key, workspace, return_e_id)
         for _ in self.fanouts:
             hops.sample()
@@ -224,7 +230,7 @@ class NeighborSampler:
             averaging_weights=drawn.edge_weight is not None,
         )
 
-    def _grouped(self, part: Any) -> _GroupedArcs:
+    def _grouped(self, part: Any, timed_seeds: bool = False) -> _GroupedArcs:
         """Return a part's arcs by relation; those of the whole graph, which is mapped, stay where they are."""
         kinds = getattr(part, "kinds", None)
         schema = None if kinds is None else kinds.schema
@@ -232,7 +238,7 @@ class NeighborSampler:
         edge_type, num_relations = (None, 1) if schema is None else (kinds.edge_type, schema.num_relations)
         if not isinstance(self.fanouts, Mapping):
             edge_type, num_relations = None, 1
-        time, by_arc, seed_time = self._times(kinds)
+        time, by_arc, seed_time = self._times(kinds, timed_seeds)
         if isinstance(part, WholeGraph):
             if edge_type is None and time is not None:  # one relation; rows are read whole, and put in order of time
                 edge_type = np.broadcast_to(np.uint8(0), part.csc.num_arcs)
@@ -262,11 +268,12 @@ class NeighborSampler:
                 found[schema.relation(name)] = fanouts
         return found
 
-    def _times(self, kinds) -> tuple[np.ndarray | None, bool, np.ndarray | None]:
+    def _times(self, kinds, timed_seeds: bool) -> tuple[np.ndarray | None, bool, np.ndarray | None]:
         """Return when neighbours are there, whether that is by arc, and when nodes are seeds; None without times."""
         if self.temporal_strategy is None:
             return None, False, None
-        if kinds is None or kinds.node_time is None:
+        has_times = kinds is not None and (kinds.node_time is not None or kinds.edge_time is not None)
+        if not has_times or (kinds.node_time is None and not timed_seeds):
             raise ValueError(
                 f"temporal_strategy={self.temporal_strategy} needs the time of each seed, and the store has no "
                 "node_time: write it with node_time=, or leave temporal_strategy out"
@@ -274,14 +281,15 @@ class NeighborSampler:
         by_arc = kinds.edge_time is not None
         return (kinds.edge_time if by_arc else kinds.node_time), by_arc, kinds.node_time
 
-    def _draw_by_relation(self, state, seeds, key, workspace, allocate, with_row_scale: bool) -> Subgraph:
+    def _draw_by_relation(self, state, seeds, key, workspace, allocate, with_row_scale: bool, times=None) -> Subgraph:
         grouped = state.grouped
+        seeds = np.ascontiguousarray(seeds, np.int64)
+        if times is None and grouped.seed_time is not None:
+            times = grouped.seed_time[seeds]
         options = DrawOptions(
-            self.replace, self.disjoint or grouped.seed_time is not None, self.temporal_strategy == "last",
+            self.replace, self.disjoint or times is not None, self.temporal_strategy == "last",
             self.strictly_before, grouped.weighted and with_row_scale,
         )  # fmt: skip
-        seeds = np.ascontiguousarray(seeds, np.int64)
-        times = None if grouped.seed_time is None else grouped.seed_time[seeds]
         drawn = sample_relations(grouped.relations, [(0, seeds)], grouped.fanouts, key, [workspace], options, times)
         if grouped.order is not None:
             places = [grouped.order[first + arc] for first, arc in zip(grouped.first, drawn.e_id, strict=True)]

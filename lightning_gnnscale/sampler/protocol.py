@@ -38,6 +38,9 @@ class Subgraph(NamedTuple):
         source_negatives: As negatives, each the false first end of pairs[1]; None where there are none.
         seed_of: (num_nodes,) int64 seed that each node was drawn for, in disjoint trees; else None.
         seed_time: (num_seeds,) int64 time of each seed, where times count; else None.
+        pair_arcs: (num_pairs,) int64 positions in the part's CSC of the pairs, whose classes and features are wanted;
+            else None.
+        edge_label, pair_attr: See `MiniBatch`, where the sampler has them itself; else None.
     """
 
     n_id: np.ndarray
@@ -57,6 +60,9 @@ class Subgraph(NamedTuple):
     source_negatives: np.ndarray | None = None
     seed_of: np.ndarray | None = None
     seed_time: np.ndarray | None = None
+    pair_arcs: np.ndarray | None = None
+    edge_label: np.ndarray | None = None
+    pair_attr: np.ndarray | None = None
 
 
 class BatchSampler(Protocol):

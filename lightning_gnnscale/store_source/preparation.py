@@ -61,7 +61,7 @@ def _input_fingerprint(dataset, method="", num_parts=0, seed=0, options=None, pa
     rows = (dataset.features, dataset.labels, dataset.masks, dataset.edge_weight, dataset.edge_features)
     return input_fingerprint(
         dataset.stream, method, num_parts, seed, options or {}, *rows, pack_halo, dataset.feature_storage,
-        dataset.node_time, dataset.edge_time, dataset.regression,
+        dataset.node_time, dataset.edge_time, dataset.regression, dataset.edge_label,
     )  # fmt: skip
 
 
@@ -147,6 +147,7 @@ def prepare_store(
             node_time=dataset.node_time,
             edge_time=dataset.edge_time,
             regression=dataset.regression,
+            edge_label=dataset.edge_label,
             overwrite=overwrite,
             progress=progress,
             pack_halo=pack_halo(partitioning) if callable(pack_halo) else pack_halo,
@@ -172,13 +173,14 @@ def unfinished_packs_halo(root: str | os.PathLike, dataset, made: Partitioning) 
 
 def _input_files(dataset) -> dict:
     rows = (dataset.features, dataset.labels, dataset.masks, dataset.edge_weight, dataset.edge_features)
-    return input_files(dataset.stream, *rows, node_time=dataset.node_time, edge_time=dataset.edge_time)
+    times = {"node_time": dataset.node_time, "edge_time": dataset.edge_time}
+    return input_files(dataset.stream, *rows, **times, edge_label=dataset.edge_label)
 
 
 def _check_arrays(dataset, finite: bool) -> None:
     """Refuse arrays that do not fit the graph, or whose values would spoil training."""
     rows, edges = (dataset.features, dataset.labels), (dataset.edge_weight, dataset.edge_features)
-    times = (dataset.node_time, dataset.edge_time)
+    times = (dataset.node_time, dataset.edge_time, dataset.edge_label)
     if dataset.masks or any(array is not None for array in (*rows, *edges, *times)):
         load_arrays(dataset.stream, *rows, dataset.masks, *edges, *times)
     check_values(rows[0], None if dataset.regression else rows[1], *edges, finite=finite)

@@ -322,3 +322,36 @@ def test_bad_arguments(tmp_path, dataset):
         gs.FullGraphDataModule(root=tmp_path)
     with pytest.raises(ValueError, match="num_parts must be an integer of at least 1, got 0"):
         gs.FullGraphDataModule(root=tmp_path, dataset=small_dataset(), num_parts=0)
+
+
+def test_numbers_of_nodes_are_predicted_on_the_full_graph(tmp_path):
+    """The loss is the mean over the known targets of all training nodes; ranks' losses add up to it."""
+    dataset, rng = small_dataset(), np.random.default_rng(0)
+    targets = rng.random((400, 2)).astype(np.float32)
+    targets[::5, 0], targets[::7] = np.nan, np.nan
+    store = write(tmp_path / "s", dataset, labels=targets, regression=True)
+    train, y = np.asarray(store.masks["train"]), np.asarray(store.labels)
+    known = ~np.isnan(y) & train[:, None]
+    assert count_labels(store, "train", 0, 400) == (int(known.any(axis=1).sum()), int(known.sum()))
+    torch.manual_seed(0)
+    module = gs.NodeRegressor(gs.model.GraphSAGE(16, 8, 2, num_layers=2, dropout=0.0))
+    dm = gs.FullGraphDataModule(store=store)
+    dm.setup("fit")
+    batch = only(dm.train_dataloader())
+    loss = module.training_step(batch)
+    loss.backward()
+    assert all(value.grad.isfinite().all() for value in module.parameters())
+    outputs = module(batch).detach().numpy()
+    assert float(loss.detach()) == pytest.approx(float(((outputs - y)[known] ** 2).mean()), rel=1e-5)
+    own = gs.NodeRegressor(module.backbone, loss=lambda a, b: torch.nn.functional.mse_loss(a, b, reduction="none"))
+    assert float(own.training_step(batch).detach()) == pytest.approx(float(loss.detach()), rel=1e-6)
+    counts = [only(on_rank(store, rank, 3).train_dataloader()).loss_count for rank in range(3)]
+    assert counts == [int(known.sum())] * 3
+    trainer = fit(dm, module, max_epochs=30)
+    assert {"val_mae", "val_rmse", "train_loss"} <= set(trainer.callback_metrics)
+    tested = trainer.test(module, dm, verbose=False)[0]
+    held = ~np.isnan(y) & np.asarray(store.masks["test"])[:, None]
+    errors = (module(batch).detach().numpy() - y)[held]
+    assert tested["test_mae"] == pytest.approx(float(np.abs(errors).mean()), rel=1e-4)
+    exact = gs.PartitionDataModule(store=store)
+    assert trainer.test(module, exact, verbose=False)[0]["test_mae"] == pytest.approx(tested["test_mae"], rel=1e-4)

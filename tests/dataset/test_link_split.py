@@ -127,7 +127,7 @@ def test_loaders_take_hold_out(tmp_path, public_graphs):
         ({"val": 0.5, "test": 0.5}, "val \\+ test must be above 0 and below 1, got 1.0"),
         ({"val": 0, "test": 0}, "must be above 0 and below 1, got 0"),
         ({"test": 1e-9}, "test=1e-09 holds none of 3000 edges: raise it"),
-        ({"tests": 0.1}, "hold_out takes val, test and seed, got tests"),
+        ({"tests": 0.1}, "hold_out takes val, test, seed, relations, by_time and reverses, got tests"),
     ],
 )
 def test_bad_shares(options, message):

@@ -105,9 +105,6 @@ def test_what_it_does_not_take_is_refused(graph):
     batch.y = torch.zeros(len(batch.n_id), dtype=torch.int64)
     with pytest.raises(StrategyError, match="predicts floating targets, NaN = unknown, and labels are torch.int64"):
         build(1).training_step(batch)
-    batch.full_graph = True
-    with pytest.raises(StrategyError, match="NodeRegressor trains on mini-batches"):
-        build().training_step(batch)
     with pytest.raises(ValueError, match="must return a loss a target"):
         build(loss=F.mse_loss).training_step(make_batch(graph, [0, 1]))
 
