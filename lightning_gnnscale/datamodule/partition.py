@@ -203,7 +203,7 @@ class PartitionDataModule(StoredGraphDataModule):
         super().setup(stage)
         if stage == "fit":
             self._check_fit()
-            self._tell_times()
+            self._check_draws()
         if self._scratch is None:
             self._scratch = open_scratch(self.root, self.evaluation.scratch, self.trainer)
         if stage in ("fit", None) and self._placed is not None and self.buffer is None:
@@ -215,9 +215,11 @@ class PartitionDataModule(StoredGraphDataModule):
         if getattr(self.sampler, "locality", None) is not None:
             self.sampler.locality.check_store(self.store.num_nodes, self.store.layout_fingerprint)
 
-    def _tell_times(self) -> None:
-        """Warn where the store has times and neighbours are drawn without looking at them."""
+    def _check_draws(self) -> None:
+        """Refuse draws that the store has no data for; warn where it has times that they do not look at."""
         drawn_by = getattr(self.sampler, "sampler", self.sampler)
+        if isinstance(drawn_by, NeighborSampler):
+            drawn_by.check_store(self.store, timed_seeds=drawn_by is not self.sampler)
         times = [name for name in ("node_time", "edge_time") if name in self.store.manifest["files"]]
         if times and getattr(drawn_by, "temporal_strategy", None) is None:
             rank_zero_warn(

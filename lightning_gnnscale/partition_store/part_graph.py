@@ -76,6 +76,7 @@ class PartGraph:
         symmetric: whether every arc stands in both directions.
         kinds: Kinds and relations of its nodes and arcs, and when they are there; None of a graph of one kind and one
             relation without times.
+        edge_weight: The store's weights, by `arc_id`; None in a store without them.
     """
 
     part: int
@@ -88,6 +89,7 @@ class PartGraph:
     hops: int = 1
     symmetric: bool = False
     kinds: "GraphKinds | None" = None
+    edge_weight: np.ndarray | None = None
 
     @property
     def num_halo(self) -> int:
@@ -143,7 +145,7 @@ class WholeGraph:
         degree: (num_nodes,) in-degree.
         symmetric: Whether every arc has its reverse.
         root, fingerprint: Folder and fingerprint of the store that holds the graph; None and "" if no store holds it.
-        kinds: As for `PartGraph`.
+        kinds, edge_weight: As for `PartGraph`.
     """
 
     part: int
@@ -154,6 +156,7 @@ class WholeGraph:
     root: Path | None = None
     fingerprint: str = ""
     kinds: GraphKinds | None = None
+    edge_weight: np.ndarray | None = None
     arc_id = None  # positions in its CSC are those of the store
 
     @classmethod
@@ -263,4 +266,12 @@ def _weighted(store, graph):
     if store.edge_weight is None:
         return graph
     core = store.weighted_degree[graph.core_start : graph.core_start + graph.num_core]
-    return replace(graph, degree=np.concatenate([core, store.weighted_degree[graph.halo_nodes]]))
+    degree = np.concatenate([core, store.weighted_degree[graph.halo_nodes]])
+    return replace(graph, degree=degree, edge_weight=store.edge_weight)
+
+
+def arc_weights(graph) -> np.ndarray | None:
+    """Return the (num_arcs,) weights of a graph's arcs, in memory of a part and mapped of a `WholeGraph`, or None."""
+    if graph.edge_weight is None or graph.arc_id is None:
+        return graph.edge_weight
+    return _arc_values(graph.edge_weight, graph.arc_id, int(graph.csc.indptr[graph.num_core]))

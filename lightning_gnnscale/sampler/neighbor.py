@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..graph import CSC
-from ..partition_store.part_graph import WholeGraph
+from ..partition_store.part_graph import WholeGraph, arc_weights
 from ..triton_kernels.sample_neighbors import HopSampling, Workspace, check_fanouts
 from ..triton_kernels.sample_neighbors.relations import (
     DrawOptions,
@@ -36,7 +36,7 @@ class NeighborState(NamedTuple):
         csc: its arcs.
         targets: (num_targets,) local ids.
         preferred: its rows with the preferred neighbours first, None without locality.
-        grouped: its arcs by relation, where relations or times decide what is drawn; else None.
+        grouped: its arcs by relation, where relations, times or weights decide what is drawn; else None.
     """
 
     csc: CSC
@@ -89,14 +89,17 @@ class NeighborSampler:
             (`node_time`); a seed is as late as its node. Batches are disjoint trees then.
         strictly_before: leave out neighbours of the seed's own time, too.
         disjoint: give each seed a tree of its own; a node that two of them find stands twice.
+        weighted: draw arcs in proportion to the store's edge weights; of weight 0 with the whole row alone. The weights
+            that a batch has are then the row's sum over the number drawn, so that sums over a row stay as large; with
+            `replace` they are unbiased, without it heavy arcs count for a little less.
 
     Raises:
         ValueError: a fan-out is 0 or below -1, none is given, the direction is unknown, locality with replacement,
-            relations or times, or strictly_before without times.
+            relations, times or weights, strictly_before without times, or weighted with temporal_strategy="last".
 
     Cost: with locality 4 bytes an arc and hop, in memory for a part, in files beside the store for the whole graph.
-        With fan-outs by relation, or times: for a part 12 bytes an arc and 8 bytes a node and relation; in the whole
-        graph a read of the relations (and times) of all arcs of a row.
+        With fan-outs by relation, times or weights: for a part 12 bytes an arc (20 with weights) and 8 bytes a node and
+        relation; in the whole graph a read of the relations (times, weights) of all arcs of a row.
     Source: Hamilton et al., GraphSAGE, NeurIPS 2017; locality: Song and Jiang, ICS 2022, equation (8); relations and
         times: PyG's `NeighborLoader`.
     """
@@ -108,6 +111,7 @@ class NeighborSampler:
     temporal_strategy: str | None = None
     strictly_before: bool = False
     disjoint: bool = False
+    weighted: bool = False
 
     def __post_init__(self):
         if isinstance(self.fanouts, Mapping):
@@ -121,17 +125,19 @@ class NeighborSampler:
             )
         if self.strictly_before and self.temporal_strategy is None:
             raise ValueError("strictly_before needs temporal_strategy, uniform or last: without it times do not count")
+        if self.weighted and self.temporal_strategy == "last":
+            raise ValueError('weighted must be False with temporal_strategy="last", which leaves nothing to draw')
         if self.by_relation and self.locality is not None:
-            raise ValueError("locality must be None with fan-outs by relation, times or disjoint trees")
+            raise ValueError("locality must be None with fan-outs by relation, times, weights or disjoint trees")
         if self.by_relation and self.direction != "in":
-            raise ValueError('direction must be "in" with fan-outs by relation, times or disjoint trees')
+            raise ValueError('direction must be "in" with fan-outs by relation, times, weights or disjoint trees')
         if self.replace and self.locality is not None:
             raise ValueError("replace must be False with locality, got True: rows are drawn without replacement")
 
     @property
     def by_relation(self) -> bool:
-        """Whether arcs are drawn relation by relation, by time, or in disjoint trees."""
-        return isinstance(self.fanouts, Mapping) or self.temporal_strategy is not None or self.disjoint
+        """Whether arcs are drawn relation by relation, by time, by weight, or in disjoint trees."""
+        return isinstance(self.fanouts, Mapping) or self.temporal_strategy is not None or self.disjoint or self.weighted
 
     @property
     def per_hop(self) -> tuple[int, ...]:
@@ -146,6 +152,23 @@ class NeighborSampler:
     def num_batches(self, num_targets: int, batch_size: int, drop_last: bool) -> int:
         """Return the batches of one pass: `batch_size` target nodes each."""
         return num_slices(num_targets, batch_size, drop_last)
+
+    def check_store(self, store: Any, timed_seeds: bool = False) -> None:
+        """Raise ValueError where a `PartitionStore` lacks a relation, times or weights that draws ask for.
+
+        Args:
+            store: The store.
+            timed_seeds: See `prepare`.
+        """
+        self._fanouts_of(store.schema)
+        self._times(store, timed_seeds)
+        self._check_weights(store.edge_weight)
+
+    def _check_weights(self, edge_weight: np.ndarray | None) -> None:
+        if self.weighted and edge_weight is None:
+            raise ValueError(
+                "weighted=True draws arcs by their weights, and the store has none: write it with edge_weight="
+            )
 
     def prepare(self, part: Any, targets: np.ndarray, seed: int, timed_seeds: bool = False) -> NeighborState:
         """Return the part's arcs; with `locality` rows that have the preferred neighbours first.
@@ -239,16 +262,18 @@ class NeighborSampler:
         if not isinstance(self.fanouts, Mapping):
             edge_type, num_relations = None, 1
         time, by_arc, seed_time = self._times(kinds, timed_seeds)
+        self._check_weights(part.edge_weight)
+        weight = arc_weights(part) if self.weighted else None
         if isinstance(part, WholeGraph):
             if edge_type is None and time is not None:  # one relation; rows are read whole, and put in order of time
                 edge_type = np.broadcast_to(np.uint8(0), part.csc.num_arcs)
-            rows = Relation(0, 0, np.asarray(part.csc.indptr), np.asarray(part.csc.indices), time, None, by_arc)
+            rows = Relation(0, 0, np.asarray(part.csc.indptr), np.asarray(part.csc.indices), time, weight, by_arc)
             relations = [rows._replace(edge_type=edge_type, number=number) for number in range(num_relations)]
             order, first = None, np.zeros(num_relations + 1, np.int64)
         else:
             if edge_type is None:
                 edge_type = np.zeros(part.csc.num_arcs, np.uint8)
-            relations, order, first = group_relations(part.csc, edge_type, num_relations, time, by_arc)
+            relations, order, first = group_relations(part.csc, edge_type, num_relations, time, by_arc, weight)
         followed = [number for number in range(num_relations) if any(fanouts[number])]
         chosen = [relations[number] for number in followed], [fanouts[number] for number in followed]
         return _GroupedArcs(*chosen, order, first[followed], seed_time, part.degree.dtype.kind == "f")

@@ -29,7 +29,7 @@ class Relation(NamedTuple):
         indices: (num_arcs,) int32 or int64, sources of the arcs into each target.
         time: When arcs may be drawn, ascending within a row: (num_arcs,) by arc where `time_by_arc`, else by source,
             (num_sources,); None: always.
-        weight: (num_arcs,) float64 >= 0, by which arcs are drawn; None: uniformly.
+        weight: (num_arcs,) floats >= 0, by which arcs are drawn; None: uniformly.
         time_by_arc: See `time`.
         edge_type: (num_arcs,) integers where the rows hold arcs of several relations, this one's and others': those of
             `number` are picked out of a row when it is drawn from. None: all are this relation's.
@@ -57,7 +57,8 @@ class SampledRelations(NamedTuple):
         batch: By kind, (num_nodes,) int64 seed that a node was found for; None where seeds share nodes.
         num_sampled_nodes: By kind, seeds, then new nodes of each hop.
         num_sampled_edges: By relation, arcs of each hop.
-        scale: By relation, (num_arcs,) float32 arcs that could be drawn over arcs drawn from the row, or None.
+        scale: By relation, (num_arcs,) float32 arcs that could be drawn over arcs drawn from the row, or None. Of arcs
+            that are drawn by weight: the mean over what was drawn of the row's sum of weights, over the arc's weight.
     """
 
     n_id: list[np.ndarray]
@@ -111,7 +112,7 @@ def sample_relations(
         times: The time of each seed, all in one; arcs that are later are not drawn. Only with `disjoint`.
 
     Raises:
-        ValueError: seeds that are repeated, without `disjoint`.
+        ValueError: seeds that are repeated, without `disjoint`; a weight below 0 in a row that is drawn from.
 
     Cost: as `sample_neighbors`, and a few microseconds a hop and relation; of a row that is drawn by weight all weights
     are read, and of one that holds several relations the relation of every arc.
@@ -187,6 +188,8 @@ class _Draw:
             _lay_out(degree, fanout, options.replace, indptr)
         if relation.weight is not None and fanout >= 0:
             _lay_out_weighted(relation.weight, start, degree, fanout, options.replace, indptr)
+            if indptr[-1] < 0:
+                raise ValueError("weights by which arcs are drawn must be >= 0 and finite, got one that is not")
         arc = np.empty(int(indptr[-1]), np.int64)
         name = node if owner is None else node + owner.astype(np.int64) * (len(relation.indptr) - 1)
         if options.latest and relation.time is not None:
@@ -196,6 +199,12 @@ class _Draw:
         else:
             taken = np.zeros((largest >> 6) + 1, np.uint64)
             cpu.pick_hop(key, name, 0, num_rows, fanout, options.replace, start, degree, indptr, taken, arc)
+        scale = None
+        if options.with_scale:
+            taken = np.diff(indptr)
+            scale = np.repeat((degree / np.maximum(taken, 1)).astype(np.float32), taken)
+            if relation.weight is not None and fanout >= 0:
+                _scale_by_weight(relation.weight, start, degree, fanout, options.replace, indptr, arc, scale)
         if picked is not None:
             arc = picked[arc]
         neighbor = np.empty(len(arc), np.int64)
@@ -203,9 +212,8 @@ class _Draw:
         target = np.repeat(np.arange(begin, end), np.diff(indptr))
         owners = None if owner is None else np.repeat(owner, np.diff(indptr))
         drawn = [self._find(relation.source, neighbor, owners), target, arc]
-        if options.with_scale:
-            taken = np.diff(indptr)
-            drawn.append(np.repeat((degree / np.maximum(taken, 1)).astype(np.float32), taken))
+        if scale is not None:
+            drawn.append(scale)
         self.arcs[number].append(drawn)
         self.sizes[number].append(len(arc))
 
@@ -311,7 +319,12 @@ def _sort_runs(time, position, start, degree):
 
 
 def group_relations(
-    csc: CSC, edge_type: np.ndarray, num_relations: int, time: np.ndarray | None = None, time_by_arc: bool = False
+    csc: CSC,
+    edge_type: np.ndarray,
+    num_relations: int,
+    time: np.ndarray | None = None,
+    time_by_arc: bool = False,
+    weight: np.ndarray | None = None,
 ) -> tuple[list[Relation], np.ndarray, np.ndarray]:
     """Return the arcs of a graph in memory relation by relation, over its own ids, as `sample_relations` takes them.
 
@@ -321,12 +334,14 @@ def group_relations(
         num_relations: Number of relations.
         time: (num_arcs,) times where `time_by_arc`, else (num_nodes,); None: no times. Arcs of a row of a relation are
             put in their order.
+        weight: (num_arcs,) weights by which arcs are drawn; None: uniformly.
 
     Returns:
         The relations; the (num_arcs,) position in the CSC of each of their arcs, relation by relation; and the
         (num_relations + 1,) int64 places where each begins.
 
-    Cost: 12 bytes an arc (16 from 2**31 arcs on), 8 bytes a node and relation; three passes over the arcs.
+    Cost: 12 bytes an arc (16 from 2**31 arcs on), and its weight, 8 bytes a node and relation; three passes over the
+        arcs.
     """
     offsets = np.zeros((num_relations, csc.num_rows + 1), np.int64)
     order = np.empty(csc.num_arcs, np.int32 if csc.num_arcs < 2**31 else np.int64)
@@ -340,9 +355,17 @@ def group_relations(
             begin, end = first[relation : relation + 2]
             starts, lengths = offsets[relation, :-1].copy(), np.diff(offsets[relation])
             _sort_runs(by_arc[begin:end], order[begin:end], starts, lengths)
-    grouped = indices[order]
+    grouped, weights = indices[order], None if weight is None else weight[order]
     relations = [
-        Relation(0, 0, offsets[r], grouped[a:b], None if by_arc is None else by_arc[a:b], None, True)
+        Relation(
+            0,
+            0,
+            offsets[r],
+            grouped[a:b],
+            None if by_arc is None else by_arc[a:b],
+            None if weights is None else weights[a:b],
+            True,
+        )
         for r, (a, b) in enumerate(pairwise(first.tolist()))
     ]
     return relations, order, first
@@ -440,14 +463,31 @@ def _lay_out(degree, fanout, replace, indptr):
 
 @kernel
 def _lay_out_weighted(weight, start, degree, fanout, replace, indptr):
-    """As `_lay_out`, where arcs of weight 0 are drawn only with the whole row."""
+    """As `_lay_out`, where arcs of weight 0 are drawn only with the whole row; it ends in -1 where a weight is none."""
+    wrong = False
     for i in range(len(degree)):
         positive = 0
         if replace or degree[i] > fanout:
             for arc in range(start[i], start[i] + degree[i]):
                 positive += weight[arc] > 0
+                wrong |= not 0 <= weight[arc] < np.inf
         take = (fanout if positive else 0) if replace else degree[i] if degree[i] <= fanout else min(fanout, positive)
         indptr[i + 1] = indptr[i] + take
+    if wrong:
+        indptr[-1] = -1
+
+
+@kernel
+def _scale_by_weight(weight, start, degree, fanout, replace, indptr, arc, scale):
+    """Give arcs of rows that were drawn from by weight the sum of the row over draws and the arc's own weight."""
+    for i in range(len(degree)):
+        if not replace and degree[i] <= fanout:
+            continue
+        total, taken = 0.0, indptr[i + 1] - indptr[i]
+        for place in range(start[i], start[i] + degree[i]):
+            total += weight[place]
+        for place in range(indptr[i], indptr[i + 1]):
+            scale[place] = total / (taken * weight[arc[place]])
 
 
 @kernel
