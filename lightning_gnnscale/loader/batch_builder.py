@@ -97,7 +97,10 @@ class BatchBuilder:
 
     def asks_arcs(self, graph) -> bool:
         """Whether a sampler is asked for the positions of arcs, by which also relations and times are read."""
-        return self.with_arcs or getattr(graph, "kinds", None) is not None
+        kinds = getattr(graph, "kinds", None)
+        if self.with_arcs or kinds is None:
+            return self.with_arcs
+        return kinds.edge_time is not None or not getattr(self.sampler, "tells_relations", False)
 
     def assemble(self, staged: StagedPart, drawn: Subgraph, key: int, with_nodes: bool = True) -> MiniBatch:
         """Return the batch of a drawn subgraph, without its features.
@@ -207,7 +210,9 @@ class BatchBuilder:
         """Return kinds of nodes, relations and times of arcs, by their names in a batch."""
         data = {"schema": kinds.schema}
         for name, values in (("edge_type", kinds.edge_type), ("edge_time", kinds.edge_time)):
-            if values is not None:
+            if name == "edge_type" and drawn.edge_type is not None:
+                data[name] = torch.from_numpy(drawn.edge_type)
+            elif values is not None:
                 if drawn.e_id is None:
                     raise ValueError(f"the sampler gave no e_id, by which {name} is read: fill Subgraph.e_id")
                 data[name] = torch.from_numpy(values[drawn.e_id].astype(np.int64))

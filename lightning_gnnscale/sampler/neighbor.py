@@ -1,6 +1,6 @@
 """Fan-out sampling of neighbours, hop by hop."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -53,6 +53,8 @@ class _GroupedArcs(NamedTuple):
         fanouts: Fan-outs of each.
         order: (num_arcs,) position in the part's CSC of each arc, relation by relation; None: they are positions.
         first: Where each relation begins in order.
+        numbers: Number of each relation; None: all are drawn together, as if they were one.
+        kind_of: Gives the kinds of local ids, where relations have rows of one kind; else None.
         seed_time: (num_local,) int64 time of a node as a seed; None: times do not count.
         weighted: Whether arcs are weighted, so that their chances are wanted.
     """
@@ -61,6 +63,8 @@ class _GroupedArcs(NamedTuple):
     fanouts: list[tuple[int, ...]]
     order: np.ndarray | None
     first: np.ndarray
+    numbers: list[int] | None
+    kind_of: Callable[[np.ndarray], np.ndarray] | None
     seed_time: np.ndarray | None
     weighted: bool
 
@@ -140,6 +144,11 @@ class NeighborSampler:
         return isinstance(self.fanouts, Mapping) or self.temporal_strategy is not None or self.disjoint or self.weighted
 
     @property
+    def tells_relations(self) -> bool:
+        """Whether `draw` says which relation each arc is of."""
+        return isinstance(self.fanouts, Mapping)
+
+    @property
     def per_hop(self) -> tuple[int, ...]:
         """Neighbours of a node for each hop, of all relations that are named together; -1: all."""
         return hop_fanouts(self.fanouts)
@@ -211,7 +220,7 @@ class NeighborSampler:
             times: (num_seeds,) int64 time of each seed, with `temporal_strategy`; None: those of their nodes.
         """
         if state.grouped is not None:
-            return self._draw_by_relation(state, items, key, workspace, allocate, with_row_scale, times)
+            return self._draw_by_relation(state, items, key, workspace, allocate, return_e_id, with_row_scale, times)
         hops = self.begin(state, items, key, workspace, return_e_id)
         for _ in self.fanouts:
             hops.sample()
@@ -275,8 +284,19 @@ class NeighborSampler:
                 edge_type = np.zeros(part.csc.num_arcs, np.uint8)
             relations, order, first = group_relations(part.csc, edge_type, num_relations, time, by_arc, weight)
         followed = [number for number in range(num_relations) if any(fanouts[number])]
+        told, kind_of = self.tells_relations, None
+        if told and schema.num_kinds > 1:
+            own = kinds.node_kinds
+            if not isinstance(part, WholeGraph):
+                own = own.among(np.arange(part.core_start, part.core_start + part.num_core), part.halo_nodes)
+            kind_of = own.kind_of
+            relations = [
+                relation._replace(rows_of=int(target))
+                for relation, target in zip(relations, schema.targets, strict=True)
+            ]
         chosen = [relations[number] for number in followed], [fanouts[number] for number in followed]
-        return _GroupedArcs(*chosen, order, first[followed], seed_time, part.degree.dtype.kind == "f")
+        weighted, numbers = part.degree.dtype.kind == "f", followed if told else None
+        return _GroupedArcs(*chosen, order, first[followed], numbers, kind_of, seed_time, weighted)
 
     def _fanouts_of(self, schema) -> list[tuple[int, ...]]:
         """Return the fan-outs of each relation."""
@@ -306,8 +326,11 @@ class NeighborSampler:
         by_arc = kinds.edge_time is not None
         return (kinds.edge_time if by_arc else kinds.node_time), by_arc, kinds.node_time
 
-    def _draw_by_relation(self, state, seeds, key, workspace, allocate, with_row_scale: bool, times=None) -> Subgraph:
+    def _draw_by_relation(
+        self, state, seeds, key, workspace, allocate, return_e_id: bool, with_row_scale: bool, times=None
+    ) -> Subgraph:
         grouped = state.grouped
+        with_e_id = return_e_id or grouped.numbers is None
         seeds = np.ascontiguousarray(seeds, np.int64)
         if times is None and grouped.seed_time is not None:
             times = grouped.seed_time[seeds]
@@ -315,11 +338,13 @@ class NeighborSampler:
             self.replace, self.disjoint or times is not None, self.temporal_strategy == "last",
             self.strictly_before, grouped.weighted and with_row_scale,
         )  # fmt: skip
-        drawn = sample_relations(grouped.relations, [(0, seeds)], grouped.fanouts, key, [workspace], options, times)
-        if grouped.order is not None:
+        drawn = sample_relations(
+            grouped.relations, [(0, seeds)], grouped.fanouts, key, [workspace], options, times, grouped.kind_of
+        )
+        if grouped.order is not None and with_e_id:
             places = [grouped.order[first + arc] for first, arc in zip(grouped.first, drawn.e_id, strict=True)]
             drawn = drawn._replace(e_id=places)
-        edge_index, indptr, e_id, scale = join_relations(drawn, allocate)
+        edge_index, indptr, e_id, scale, edge_type = join_relations(drawn, allocate, grouped.numbers, with_e_id)
         n_id = allocate((len(drawn.n_id[0]),), np.int64)
         n_id[:] = drawn.n_id[0]
         return Subgraph(
@@ -327,13 +352,14 @@ class NeighborSampler:
             edge_index,
             indptr,
             len(seeds),
-            e_id,
+            e_id if with_e_id else None,
             drawn.num_sampled_nodes[0],
             [sum(hop) for hop in zip(*drawn.num_sampled_edges, strict=True)],
             edge_weight=None if drawn.scale is None else scale,
             row_scale=None if drawn.scale is None else np.ones(len(indptr) - 1, np.float32),
             seed_of=None if drawn.batch is None else drawn.batch[0],
             seed_time=times,
+            edge_type=None if grouped.numbers is None else edge_type,
         )
 
 

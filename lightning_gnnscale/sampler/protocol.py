@@ -41,6 +41,7 @@ class Subgraph(NamedTuple):
         pair_arcs: (num_pairs,) int64 positions in the part's CSC of the pairs, whose classes and features are wanted;
             else None.
         edge_label, pair_attr: See `MiniBatch`, where the sampler has them itself; else None.
+        edge_type: (num_arcs,) int64 relation of each arc, where the sampler knows it; None: it is read by e_id.
     """
 
     n_id: np.ndarray
@@ -63,6 +64,7 @@ class Subgraph(NamedTuple):
     pair_arcs: np.ndarray | None = None
     edge_label: np.ndarray | None = None
     pair_attr: np.ndarray | None = None
+    edge_type: np.ndarray | None = None
 
 
 class BatchSampler(Protocol):

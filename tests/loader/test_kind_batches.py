@@ -1,11 +1,14 @@
 """Batches of graphs with kinds: what they hold is the store's, from every source; draws by relation and by time."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from torch_geometric.data import HeteroData
 
 import lightning_gnnscale as gs
+from lightning_gnnscale.loader import LoaderOptions, PartData, PartLoader
 from lightning_gnnscale.loader.mixed_batch import mix
 from lightning_gnnscale.partition_store.part_graph import load_part_graph, load_whole_graph
 from lightning_gnnscale.planner.host_memory import predict_training
@@ -221,6 +224,30 @@ def test_mixed_batches_keep_kinds_relations_and_seeds(graph):
 def test_settings_that_do_not_go_together_are_refused(options, told):
     with pytest.raises(ValueError, match=told):
         gs.NeighborSampler(**options)
+
+
+@pytest.mark.parametrize("load", [partial(load_part_graph, halo_hops=2), load_whole_graph])
+def test_a_sampler_says_which_relation_it_drew_an_arc_of(tmp_path, load):
+    """Without times positions are not asked for; asked for, the store has the same relations there."""
+    graph = description()
+    for given in (*graph.edges.values(), *graph.nodes.values()):
+        given.pop("time", None)
+    dataset = gs.TypedGraph(graph.nodes, graph.edges).dataset()
+    parts = gs.partition(dataset.stream, "random", 2, evaluate=False)
+    store = gs.write_partition_store(tmp_path / "store", dataset.stream, parts, features=dataset.features)
+    part = load(store, part=1)
+    found = {}
+    for asked in (False, True):
+        options = LoaderOptions(32, seed=1, num_threads=0, return_e_id=asked)
+        data = PartData(lambda number: part, store.features, is_whole=load is load_whole_graph)
+        loader = PartLoader(
+            [1], data, {1: int(store.part_offsets[1]) + np.arange(60)}, SAMPLERS["by relation"], options
+        )
+        found[asked] = list(loader)
+    for one, two in zip(*found.values(), strict=True):
+        assert one.e_id is None and torch.equal(one.edge_index, two.edge_index)
+        assert torch.equal(one.edge_type, torch.from_numpy(store.edge_type[two.e_id.numpy()].astype(np.int64)))
+        assert len(one.edge_type) > 0 and torch.equal(one.edge_type, two.edge_type)
 
 
 def test_a_relation_that_there_is_not_is_named(graph):

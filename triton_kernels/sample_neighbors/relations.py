@@ -34,6 +34,8 @@ class Relation(NamedTuple):
         edge_type: (num_arcs,) integers where the rows hold arcs of several relations, this one's and others': those of
             `number` are picked out of a row when it is drawn from. None: all are this relation's.
         number: See `edge_type`.
+        rows_of: Kind of the nodes that rows are of where several kinds share ids, as `kind_of` of `sample_relations`
+            tells them; the rows of others are not looked at. -1: every node may have a row.
     """
 
     source: int
@@ -45,6 +47,7 @@ class Relation(NamedTuple):
     time_by_arc: bool = False
     edge_type: np.ndarray | None = None
     number: int = 0
+    rows_of: int = -1
 
 
 class SampledRelations(NamedTuple):
@@ -97,6 +100,7 @@ def sample_relations(
     spaces: Sequence[Workspace],
     options: DrawOptions,
     times: np.ndarray | None = None,
+    kind_of: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> SampledRelations:
     """Sample hop by hop, in each hop relation by relation; a node's rows once, at the hop after it was found.
 
@@ -110,6 +114,8 @@ def sample_relations(
         key: uint64.
         spaces: By kind, a workspace of at least its nodes and int64 ids.
         times: The time of each seed, all in one; arcs that are later are not drawn. Only with `disjoint`.
+        kind_of: Gives (num,) int64 kinds of ids, where `rows_of` of a relation names one; without it rows of all nodes
+            are looked at, and the result is the same.
 
     Raises:
         ValueError: seeds that are repeated, without `disjoint`; a weight below 0 in a row that is drawn from.
@@ -119,6 +125,7 @@ def sample_relations(
     Source: `hetero_neighbor_sample` of pyg-lib, whose order of nodes and arcs it has.
     """
     draw = _Draw(relations, seeds, fanouts, key, spaces, options, times)
+    draw.kind_of = kind_of
     try:
         for hop in range(len(fanouts[0]) if fanouts else 0):
             draw.hop(hop)
@@ -133,7 +140,7 @@ class _Draw:
     def __init__(self, relations, seeds, fanouts, key, spaces, options, times):
         self.relations, self.fanouts, self.key, self.options, self.spaces = relations, fanouts, key, options, spaces
         num_kinds, given = len(spaces), dict(seeds)
-        self.placed, self.time = 0, times
+        self.placed, self.time, self.kind_of = 0, times, None
         self.count, self.begin = [0] * num_kinds, [0] * num_kinds
         self.owner = [np.empty(0, np.int32) for _ in spaces]
         self.table = [_new_table(64) for _ in spaces]
@@ -157,7 +164,7 @@ class _Draw:
                 raise ValueError("seeds must be distinct: pass torch.unique(seeds), or disjoint=True")
 
     def hop(self, hop: int) -> None:
-        ends = list(self.count)
+        ends, own = list(self.count), {}
         for number, relation in enumerate(self.relations):
             fanout = self.fanouts[number][hop]
             begin, end = self.begin[relation.target], ends[relation.target]
@@ -165,15 +172,18 @@ class _Draw:
                 self.sizes[number].append(0)
                 continue
             key = fold_hop(combine_int(self.key, number) if number else self.key, hop)
-            self._sample(number, relation, fanout, begin, end, key)
+            if self.kind_of is not None and not own:
+                kinds = self.kind_of(self.spaces[relation.target].node[begin:end])
+                own = {kind: begin + np.flatnonzero(kinds == kind) for kind in {one.rows_of for one in self.relations}}
+            self._sample(number, relation, fanout, own.get(relation.rows_of, np.arange(begin, end)), key)
         for kind, end in enumerate(ends):
             self.nodes[kind].append(self.count[kind] - end)
         self.begin = ends
 
-    def _sample(self, number: int, relation: Relation, fanout: int, begin: int, end: int, key: np.uint64) -> None:
-        options, num_rows = self.options, end - begin
-        node = self.spaces[relation.target].node[begin:end]
-        owner = self.owner[relation.target][begin:end] if options.disjoint else None
+    def _sample(self, number: int, relation: Relation, fanout: int, places: np.ndarray, key: np.uint64) -> None:
+        options, num_rows = self.options, len(places)
+        node = self.spaces[relation.target].node[places]
+        owner = self.owner[relation.target][places] if options.disjoint else None
         start, degree = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
         indptr = np.zeros(num_rows + 1, np.int64)
         largest = cpu.count_hop(relation.indptr, node, 0, num_rows, fanout, options.replace, start, degree, indptr)
@@ -209,7 +219,7 @@ class _Draw:
             arc = picked[arc]
         neighbor = np.empty(len(arc), np.int64)
         cpu.read_hop(relation.indices, arc, 0, len(arc), neighbor)
-        target = np.repeat(np.arange(begin, end), np.diff(indptr))
+        target = np.repeat(places, np.diff(indptr))
         owners = None if owner is None else np.repeat(owner, np.diff(indptr))
         drawn = [self._find(relation.source, neighbor, owners), target, arc]
         if scale is not None:
@@ -390,21 +400,30 @@ def _group(indptr, edge_type, offsets, order):
             cursor[relation] += 1
 
 
-def join_relations(drawn: SampledRelations, allocate: Callable[[tuple[int, ...], type], np.ndarray]) -> tuple:
+def join_relations(
+    drawn: SampledRelations,
+    allocate: Callable[[tuple[int, ...], type], np.ndarray],
+    numbers: Sequence[int] | None = None,
+    with_e_id: bool = True,
+) -> tuple:
     """Return what was sampled of a graph of one kind as one graph, arcs by target and then by relation.
 
     Args:
         drawn: As `sample_relations` gives it; e_id are positions that count in all relations together.
         allocate: Gives memory for the results, called with (shape, dtype).
+        numbers: Numbers of the relations; None: which relation an arc is of is not wanted.
+        with_e_id: Whether positions are wanted.
 
     Returns:
-        (2, num_arcs) int64 edge_index, (num_targets + 1,) int64 indptr, (num_arcs,) int64 e_id, and (num_arcs,) float32
-        scale where there is one, else (0,). Targets are the nodes of all hops but the last.
+        (2, num_arcs) int64 edge_index, (num_targets + 1,) int64 indptr, (num_arcs,) int64 e_id, (num_arcs,) float32
+        scale where there is one, and (num_arcs,) int64 relations; what is not wanted is (0,). Targets are the nodes of
+        all hops but the last.
     """
     num_targets = sum(drawn.num_sampled_nodes[0][:-1])
     num_arcs = sum(len(row) for row in drawn.row)
     indptr, edge_index = allocate((num_targets + 1,), np.int64), allocate((2, num_arcs), np.int64)
-    e_id = allocate((num_arcs,), np.int64)
+    e_id = allocate((num_arcs if with_e_id else 0,), np.int64)
+    edge_type = allocate((0 if numbers is None else num_arcs,), np.int64)
     scale = allocate((0 if drawn.scale is None else num_arcs,), np.float32)
     none = np.empty(0, np.float32)
     indptr[:] = 0
@@ -413,8 +432,10 @@ def join_relations(drawn: SampledRelations, allocate: Callable[[tuple[int, ...],
     np.cumsum(indptr, out=indptr)
     cursor = indptr[:-1].copy()
     for at, (row, col, arc) in enumerate(zip(drawn.row, drawn.col, drawn.e_id, strict=True)):
-        _place_arcs(row, col, arc, none if drawn.scale is None else drawn.scale[at], cursor, edge_index, e_id, scale)
-    return edge_index, indptr, e_id, scale
+        number = 0 if numbers is None else numbers[at]
+        share = none if drawn.scale is None else drawn.scale[at]
+        _place_arcs(row, col, arc, share, number, cursor, edge_index, e_id, scale, edge_type)
+    return edge_index, indptr, e_id, scale, edge_type
 
 
 @kernel
@@ -424,11 +445,15 @@ def _count_targets(col, indptr):
 
 
 @kernel
-def _place_arcs(row, col, arc, scale, cursor, edge_index, e_id, out_scale):
+def _place_arcs(row, col, arc, scale, number, cursor, edge_index, e_id, out_scale, edge_type):
     for i in range(len(col)):
         place = cursor[col[i]]
         cursor[col[i]] += 1
-        edge_index[0, place], edge_index[1, place], e_id[place] = row[i], col[i], arc[i]
+        edge_index[0, place], edge_index[1, place] = row[i], col[i]
+        if len(e_id):
+            e_id[place] = arc[i]
+        if len(edge_type):
+            edge_type[place] = number
         if len(scale):
             out_scale[place] = scale[i]
 
