@@ -34,8 +34,9 @@ def load_pyg(
 
     Args:
         data: A `torch_geometric.data.Data` with `edge_index`, or `adj_t`, and, if it has them, `x` (may be sparse),
-            `y`, `train_mask`, ..., `edge_weight` and `edge_attr`. What it has beside these of nodes and edges is not
-            read, which a warning says.
+            `y`, `train_mask`, ..., `edge_weight` and `edge_attr`; or a `TemporalData`: its events are edges with
+            their `t` as times, `msg` as features and integer `y` as classes. What it has beside these of nodes and
+            edges is not read, which a warning says.
         dataset: Name of a class of `torch_geometric.datasets`, for example "Planetoid", in place of `data`; its first
             graph is taken.
         name: Name of the data set, passed to the class if given; it also names the result.
@@ -57,15 +58,13 @@ def load_pyg(
             raise ValueError(f"dataset: torch_geometric.datasets has no class {dataset!r}")
         named = {"name": name} if name else {}
         data = _weights_only(getattr(classes, dataset), **dataset_options, **named)[0]
+    options = {"chunk_edges": chunk_edges, "to_undirected": to_undirected, "remove_self_loops": remove_self_loops}
+    if _is_temporal(data):
+        return held_out(_events(data, (name or dataset or "pyg").lower(), options), hold_out)
     _check_data(data)
     edge_index, edge_weight, edge_attr = (
         getattr(data, key, None) for key in ("edge_index", "edge_weight", "edge_attr")
     )
-    options = {
-        "chunk_edges": chunk_edges,
-        "to_undirected": to_undirected,
-        "remove_self_loops": remove_self_loops,
-    }
     if edge_index is None:
         stream = AdjacencyStream("data.adj_t", data.adj_t, StreamOptions(**options), transposed=True)
         values = stream.values
@@ -100,12 +99,34 @@ def load_pyg(
     return held_out(graph, hold_out)
 
 
+def _is_temporal(data) -> bool:
+    return all(hasattr(data, key) for key in ("src", "dst", "t"))
+
+
+def _events(data, name: str, options: dict) -> GraphDataset:
+    """Return the events of a `TemporalData` as edges."""
+    ends = np.stack([_numpy(data.src), _numpy(data.dst)]).astype(np.int64)
+    label, message = (None if value is None else _numpy(value) for value in (data.get("y"), data.get("msg")))
+    if label is not None and label.dtype.kind not in "iub":
+        raise ValueError(
+            f"data.y of a TemporalData must be integers, classes of events, got {label.dtype}: leave it out"
+        )
+    unread = sorted(set(data.keys()) - {"src", "dst", "t", "msg", "y"})
+    if unread:
+        warnings.warn(f"data.{', data.'.join(unread)}: not read", stacklevel=3)
+    return GraphDataset(
+        name=name,
+        stream=open_edge_stream(ends, num_nodes=int(data.num_nodes), **options),
+        edge_time=_numpy(data.t).astype(np.int64),
+        edge_label=None if label is None else label.reshape(-1).astype(np.int64),
+        edge_features=None if message is None else message.reshape(ends.shape[1], -1),
+    )
+
+
 def _check_data(data) -> None:
     kind = type(data).__name__
     if hasattr(data, "edge_types"):
         raise ValueError(f"{kind}: {ONE_KIND}")
-    if hasattr(data, "src") and hasattr(data, "dst") and hasattr(data, "t"):
-        raise ValueError(f"{kind}: graphs in time are not read yet: give Data(edge_index=torch.stack([src, dst]), ...)")
     if getattr(data, "edge_index", None) is None and getattr(data, "adj_t", None) is None:
         raise ValueError("data has no edges: set data.edge_index, (2, num_edges) node ids, or data.adj_t")
     if data.num_nodes is None:

@@ -160,8 +160,8 @@ def test_adj_t_with_and_without_values():
         (HeteroData(), "node_types must be at least one name, each once, got none"),
         (Data(x=torch.zeros(3, 1)), "data has no edges: set data.edge_index"),
         (
-            TemporalData(src=torch.zeros(1), dst=torch.zeros(1), t=torch.zeros(1)),
-            "TemporalData: graphs in time are",
+            TemporalData(src=torch.tensor([0]), dst=torch.tensor([1]), t=torch.tensor([5]), y=torch.zeros(1)),
+            "data.y of a TemporalData must be integers, classes of events, got float32",
         ),
         (data(train_mask=torch.zeros(NUM_NODES, 2, dtype=torch.bool)), None),
         (7, "store must be the folder or URL .* got int: other graphs are given as dataset=, or stream="),
@@ -174,6 +174,27 @@ def test_graphs_of_other_kinds(given, message):
         return
     with pytest.raises(ValueError, match=message):
         gs.PartitionDataModule(given)
+
+
+def test_events_are_edges_with_times_features_and_classes(tmp_path):
+    rng = np.random.default_rng(0)
+    ends, when = rng.integers(0, 30, (2, 200)), np.sort(rng.integers(0, 1000, 200))
+    message, kind = rng.random((200, 4)).astype(np.float32), rng.integers(0, 3, 200)
+    given = TemporalData(
+        src=torch.from_numpy(ends[0]), dst=torch.from_numpy(ends[1]), t=torch.from_numpy(when),
+        msg=torch.from_numpy(message), y=torch.from_numpy(kind),
+    )  # fmt: skip
+    dm = gs.PartitionDataModule(given, root=tmp_path / "store", num_parts=2, sampler=gs.LinkSampler(positives="edge"))
+    dm.prepare_data()
+    store = gs.PartitionStore.open(tmp_path / "store")
+    original, target = np.asarray(store.original_nid), np.repeat(np.arange(store.num_nodes), store.csc.in_degree)
+    columns = original[store.csc.indices], original[target], store.edge_time, store.edge_label
+    found = sorted(zip(*(column.tolist() for column in columns), map(tuple, store.edge_features.tolist()), strict=True))
+    columns = *ends, when, kind
+    expected = zip(*(column.tolist() for column in columns), map(tuple, message.tolist()), strict=True)
+    assert found == sorted(expected)
+    held = load_pyg(given, hold_out={"val": 0.1, "test": 0.1, "by_time": True})
+    assert held.links["test"].time.min() > held.links["val"].time.max() > held.edge_time.max()
 
 
 def test_what_is_not_read_is_told():
