@@ -164,8 +164,8 @@ class StoreSource:
 
         Args:
             root: Folder that the store is written to; None: one below `stores`.
-            dataset: A `GraphDataset`, a `TypedGraph`, or a `Data`, `TemporalData` or `HeteroData` of PyG, whose arcs are
-                kept as they are; in place of the following.
+            dataset: A `GraphDataset`, a `TypedGraph`, or a `Data`, `TemporalData` or `HeteroData` of PyG, whose arcs
+                are kept as they are; in place of the following.
             stream: The edges. Rows are in the order of its nodes. They are arrays, tensors, tables or columns, or paths
                 of .npy, .parquet or .csv, see `GraphDataset`.
             features: (num_nodes, dim), or a sparse matrix of SciPy or torch.
