@@ -194,6 +194,8 @@ def _is_settable(path: str, name: str) -> bool:
 def _not_a_setting(key: str, allowed: list[str], taker: str) -> str:
     """Return what is said of an unknown key: the other choices of its group that have it, or what is allowed."""
     others = choices_with(key)
+    ends = tuple(f"_{one.partition('=')[2]}" for one in others)
+    others = sorted(others, key=lambda one: one.endswith(ends))  # gat before edge_gat
     if others:
         told = (
             " or ".join(others) if len(others) <= 3 else f"{', '.join(others[:3])} and {len(others) - 3} more choices"

@@ -20,7 +20,7 @@ WRONG = {
     "train dataset.num_node=2": "dataset.num_node is not a setting (did you mean num_nodes?)",
     "train dataset.edges=e.csv": "dataset.edges is a setting of dataset=files: say that too",
     "train sampler.clusters_per_batch=3": "sampler.clusters_per_batch is a setting of sampler=cluster: say that too",
-    "train model.backbone.heads=2": "model=gat, model=hgt, model=link_gat and 3 more choices: say one of them too",
+    "train model.backbone.heads=2": "model=gat, model=hgt, model=rgat and 9 more choices: say one of them too",
     "train placement.alpha=2": "placement=degree, placement=hot_ranges, placement=metis and 5 more choices: say one of",
     "train partitioner.gamma=3": "partitioner.gamma is a setting of partitioner=fennel: say that too",
     "train strategy.weights.every_n_epochs=3": "a setting of strategy/weights=model_averaging: say that too",
