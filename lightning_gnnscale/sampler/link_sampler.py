@@ -614,6 +614,7 @@ def _without_pairs(drawn: Subgraph, pairs: np.ndarray, allocate: Allocate) -> Su
         indptr=indptr,
         e_id=None if drawn.e_id is None else drawn.e_id[kept],
         edge_weight=None if drawn.edge_weight is None else drawn.edge_weight[kept],
+        edge_type=None if drawn.edge_type is None else drawn.edge_type[kept],
         num_sampled_edges=arcs,
     )
 

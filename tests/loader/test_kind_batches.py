@@ -250,6 +250,21 @@ def test_a_sampler_says_which_relation_it_drew_an_arc_of(tmp_path, load):
         assert len(one.edge_type) > 0 and torch.equal(one.edge_type, two.edge_type)
 
 
+@pytest.mark.parametrize("scope", ["part", "graph"])
+def test_arcs_keep_their_relations_where_those_of_pairs_are_left_out(graph, scope):
+    _, store = graph
+    sampler = gs.LinkSampler(SAMPLERS["by relation"], "edge", exclude_pairs=True)
+    left_out = 0
+    for batch in batches_of(store, sampler, scope=scope):
+        source, target = batch.n_id.numpy()[batch.edge_index.numpy()]
+        assert len(batch.edge_type) == len(source) == batch.indptr[-1]
+        assert told(source, target, batch.edge_type, batch.edge_time) <= arcs_of(store)
+        pairs = batch.n_id.numpy()[batch.pairs.numpy()]
+        assert not told(source, target) & (told(*pairs) | told(*pairs[::-1]))
+        left_out += pairs.shape[1]
+    assert left_out > 0
+
+
 def test_a_relation_that_there_is_not_is_named(graph):
     _, store = graph
     with pytest.raises(ValueError, match="^edge type 'quotes' must be one of"):
