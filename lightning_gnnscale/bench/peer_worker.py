@@ -30,8 +30,10 @@ def main(kind, folder, options):
     warnings.simplefilter("ignore")
     import torch
 
-    kinds = os.path.join(folder, "kinds.json")
-    typed = json.load(open(kinds)) if os.path.exists(kinds) else None  # noqa: SIM115
+    kinds, typed = os.path.join(folder, "kinds.json"), None
+    if os.path.exists(kinds):
+        with open(kinds) as file:
+            typed = json.load(file)
     graph = ("indptr", "indices") if typed is None else [f"edges-{n}" for n in range(len(typed["edge_types"]))]
     names = (*graph, "features", "seeds")
     mapped = {"features": "r"} if options.get("map") else {}

@@ -124,8 +124,7 @@ def sample_relations(
     are read, and of one that holds several relations the relation of every arc.
     Source: `hetero_neighbor_sample` of pyg-lib, whose order of nodes and arcs it has.
     """
-    draw = _Draw(relations, seeds, fanouts, key, spaces, options, times)
-    draw.kind_of = kind_of
+    draw = _Draw(relations, seeds, fanouts, key, spaces, options, times, kind_of)
     try:
         for hop in range(len(fanouts[0]) if fanouts else 0):
             draw.hop(hop)
@@ -137,10 +136,10 @@ def sample_relations(
 class _Draw:
     """One call of `sample_relations`: by kind, nodes so far, where the last hop's begin, which seeds they are of."""
 
-    def __init__(self, relations, seeds, fanouts, key, spaces, options, times):
+    def __init__(self, relations, seeds, fanouts, key, spaces, options, times, kind_of):
         self.relations, self.fanouts, self.key, self.options, self.spaces = relations, fanouts, key, options, spaces
         num_kinds, given = len(spaces), dict(seeds)
-        self.placed, self.time, self.kind_of = 0, times, None
+        self.placed, self.time, self.kind_of = 0, times, kind_of
         self.count, self.begin = [0] * num_kinds, [0] * num_kinds
         self.owner = [np.empty(0, np.int32) for _ in spaces]
         self.table = [_new_table(64) for _ in spaces]
@@ -174,8 +173,10 @@ class _Draw:
             key = fold_hop(combine_int(self.key, number) if number else self.key, hop)
             if self.kind_of is not None and not own:
                 kinds = self.kind_of(self.spaces[relation.target].node[begin:end])
-                own = {kind: begin + np.flatnonzero(kinds == kind) for kind in {one.rows_of for one in self.relations}}
-            self._sample(number, relation, fanout, own.get(relation.rows_of, np.arange(begin, end)), key)
+                named = {one.rows_of for one in self.relations} - {-1}
+                own = {kind: begin + np.flatnonzero(kinds == kind) for kind in named}
+            places = own.get(relation.rows_of)
+            self._sample(number, relation, fanout, np.arange(begin, end) if places is None else places, key)
         for kind, end in enumerate(ends):
             self.nodes[kind].append(self.count[kind] - end)
         self.begin = ends
