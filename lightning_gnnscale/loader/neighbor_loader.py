@@ -8,12 +8,11 @@ import torch
 from ..graph import CSC
 from ..partition_store.part_graph import WholeGraph
 from ..sampler import NeighborSampler
+from ..sampler.neighbor import SUBGRAPH_TYPES
 from .buffer_pool import BufferPool
 from .data_batch import DataBatchBuilder, SampledBatchBuilder, check_data, compress
 from .part_loader import LoaderOptions, PartData, PartLoader
 from .part_walk import split_targets
-
-SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
 
 # PyG's and DataLoader's arguments that change no result here: threads share the memory that these are about.
 _WITHOUT_EFFECT = {

@@ -82,7 +82,7 @@ class Operators:
 
 def operators_of(sampler: BatchSampler) -> Operators | None:
     """Return the operators that draw what a sampler draws, bit for bit, or None where there are none."""
-    if getattr(getattr(sampler, "sampler", sampler), "by_relation", False):
+    if not getattr(getattr(sampler, "sampler", sampler), "hop_by_hop", True):
         return None
     if isinstance(sampler, NeighborSampler) or getattr(sampler, "asks", False):
         return Operators(FanoutNeighborhood(sampler))

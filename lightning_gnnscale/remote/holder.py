@@ -100,7 +100,7 @@ def check_asks_owners(sampler: Any, crosses_parts: bool) -> None:
 
 def draws_from_owners(sampler: Any) -> bool:
     """Whether a sampler draws from rows of several owners what it draws from the whole graph."""
-    plain = isinstance(sampler, NeighborSampler) and not sampler.by_relation
+    plain = isinstance(sampler, NeighborSampler) and sampler.hop_by_hop
     return plain and sampler.locality is None and sampler.direction == "in"
 
 

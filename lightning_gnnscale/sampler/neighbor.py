@@ -18,9 +18,10 @@ from ..triton_kernels.sample_neighbors.relations import (
 )
 from .locality import LocalityBias
 from .locality_index import PreferredRows
-from .protocol import Allocate, Subgraph, num_slices, row_scale, seed_slices
+from .protocol import Allocate, Subgraph, induced_subgraph, num_slices, row_scale, seed_slices
 
 DIRECTIONS = ("in", "both")
+SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
 
 
 def check_direction(direction: str) -> None:
@@ -96,14 +97,19 @@ class NeighborSampler:
         weighted: draw arcs in proportion to the store's edge weights; of weight 0 with the whole row alone. The weights
             that a batch has are then the row's sum over the number drawn, so that sums over a row stay as large; with
             `replace` they are unbiased, without it heavy arcs count for a little less.
+        subgraph_type: which arcs a batch has between the nodes that are drawn. "directional": those that were drawn;
+            "bidirectional": these, once each, and the arcs of the graph that go back along one of them; "induced": all,
+            of every relation. Every node is a target under the last two, and weights are the stored ones.
 
     Raises:
-        ValueError: a fan-out is 0 or below -1, none is given, the direction is unknown, locality with replacement,
-            relations, times or weights, strictly_before without times, or weighted with temporal_strategy="last".
+        ValueError: a fan-out is 0 or below -1, none is given, the direction or subgraph_type is unknown, locality with
+            replacement, relations, times or weights, strictly_before without times, weighted with
+            temporal_strategy="last", or a subgraph_type beside "directional" with locality, times or disjoint trees.
 
     Cost: with locality 4 bytes an arc and hop, in memory for a part, in files beside the store for the whole graph.
         With fan-outs by relation, times or weights: for a part 12 bytes an arc (20 with weights) and 8 bytes a node and
-        relation; in the whole graph a read of the relations (times, weights) of all arcs of a row.
+        relation; in the whole graph a read of the relations (times, weights) of all arcs of a row. With a subgraph_type
+        beside "directional": the whole rows of all nodes that are drawn, which the planner does not count.
     Source: Hamilton et al., GraphSAGE, NeurIPS 2017; locality: Song and Jiang, ICS 2022, equation (8); relations and
         times: PyG's `NeighborLoader`.
     """
@@ -116,6 +122,7 @@ class NeighborSampler:
     strictly_before: bool = False
     disjoint: bool = False
     weighted: bool = False
+    subgraph_type: str = "directional"
 
     def __post_init__(self):
         if isinstance(self.fanouts, Mapping):
@@ -137,6 +144,25 @@ class NeighborSampler:
             raise ValueError('direction must be "in" with fan-outs by relation, times, weights or disjoint trees')
         if self.replace and self.locality is not None:
             raise ValueError("replace must be False with locality, got True: rows are drawn without replacement")
+        self._check_subgraph_type()
+
+    def _check_subgraph_type(self) -> None:
+        if self.subgraph_type not in SUBGRAPH_TYPES:
+            raise ValueError(f"subgraph_type must be one of {', '.join(SUBGRAPH_TYPES)}, got {self.subgraph_type!r}")
+        if self.subgraph_type == "directional":
+            return
+        for there, name in (
+            (self.locality is not None, "locality"),
+            (self.temporal_strategy is not None, "temporal_strategy"),
+            (self.disjoint, "disjoint=True"),
+        ):
+            if there:
+                raise ValueError(f'subgraph_type must be "directional" with {name}, got {self.subgraph_type!r}')
+
+    @property
+    def hop_by_hop(self) -> bool:
+        """Whether `begin` and `finish` draw what `draw` does."""
+        return not self.by_relation and self.subgraph_type == "directional"
 
     @property
     def by_relation(self) -> bool:
@@ -146,7 +172,7 @@ class NeighborSampler:
     @property
     def tells_relations(self) -> bool:
         """Whether `draw` says which relation each arc is of."""
-        return isinstance(self.fanouts, Mapping)
+        return isinstance(self.fanouts, Mapping) and self.subgraph_type == "directional"
 
     @property
     def per_hop(self) -> tuple[int, ...]:
@@ -219,12 +245,18 @@ class NeighborSampler:
             with_row_scale: False leaves out `row_scale`, which only stored edge weights ask for.
             times: (num_seeds,) int64 time of each seed, with `temporal_strategy`; None: those of their nodes.
         """
+        with_e_id = return_e_id or self.subgraph_type == "bidirectional"
         if state.grouped is not None:
-            return self._draw_by_relation(state, items, key, workspace, allocate, return_e_id, with_row_scale, times)
-        hops = self.begin(state, items, key, workspace, return_e_id)
-        for _ in self.fanouts:
-            hops.sample()
-        return self.finish(state, hops, allocate, with_row_scale)
+            drawn = self._draw_by_relation(state, items, key, workspace, allocate, with_e_id, with_row_scale, times)
+        else:
+            hops = self.begin(state, items, key, workspace, with_e_id)
+            for _ in self.fanouts:
+                hops.sample()
+            drawn = self.finish(state, hops, allocate, with_row_scale)
+        if self.subgraph_type == "directional":
+            return drawn
+        whole = induced_subgraph(state.csc, drawn.n_id, drawn.num_seeds, workspace, allocate, with_e_id)
+        return whole if self.subgraph_type == "induced" else _both_ways(whole, drawn)
 
     def begin(
         self, state: NeighborState, seeds: np.ndarray, key: int, workspace: Workspace, return_e_id: bool
@@ -284,7 +316,7 @@ class NeighborSampler:
                 edge_type = np.zeros(part.csc.num_arcs, np.uint8)
             relations, order, first = group_relations(part.csc, edge_type, num_relations, time, by_arc, weight)
         followed = [number for number in range(num_relations) if any(fanouts[number])]
-        told, kind_of = self.tells_relations, None
+        told, kind_of = isinstance(self.fanouts, Mapping), None
         if told and schema.num_kinds > 1:
             own = kinds.node_kinds
             if not isinstance(part, WholeGraph):
@@ -361,6 +393,16 @@ class NeighborSampler:
             seed_time=times,
             edge_type=None if grouped.numbers is None else edge_type,
         )
+
+
+def _both_ways(induced: Subgraph, drawn: Subgraph) -> Subgraph:
+    """Return an induced subgraph with the arcs alone that were drawn, or go back along one of them."""
+    size = len(induced.n_id)
+    back = np.unique(drawn.edge_index[1] * size + drawn.edge_index[0])
+    kept = np.isin(induced.e_id, drawn.e_id) | np.isin(induced.edge_index[0] * size + induced.edge_index[1], back)
+    edge_index = np.ascontiguousarray(induced.edge_index[:, kept])
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(edge_index[1], minlength=size))])
+    return induced._replace(edge_index=edge_index, indptr=indptr, e_id=induced.e_id[kept])
 
 
 def hop_fanouts(fanouts: Sequence[int] | Mapping[str, Sequence[int]]) -> tuple[int, ...]:

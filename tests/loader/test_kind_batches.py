@@ -63,6 +63,8 @@ SAMPLERS = {
     "by relation": gs.NeighborSampler(BY_RELATION),
     "by time": gs.NeighborSampler({"*": [3, 3]}, temporal_strategy="uniform"),
     "the last": gs.NeighborSampler([2, 2], temporal_strategy="last", strictly_before=True),
+    "both ways": gs.NeighborSampler(BY_RELATION, subgraph_type="bidirectional"),
+    "induced": gs.NeighborSampler([3, 3], subgraph_type="induced"),
 }
 
 
@@ -102,6 +104,37 @@ def test_every_source_gives_the_same_batches(graph, name):
                 mine, theirs = getattr(one, field), getattr(other, field)
                 assert (mine is None and theirs is None) or torch.equal(mine, theirs), field
             assert torch.equal(one.x.tables[1], other.x.tables[1])
+
+
+@pytest.mark.parametrize("scope", ["part", "graph"])
+@pytest.mark.parametrize("fanouts", [[3, 2], BY_RELATION], ids=["together", "by relation"])
+def test_subgraphs_have_the_arcs_between_their_nodes(graph, fanouts, scope):
+    """Oracle: the part's arcs between the nodes of a batch, and those of them that go back along a drawn one."""
+    _, store = graph
+    batches = [
+        batches_of(store, gs.NeighborSampler(fanouts, subgraph_type=name), scope=scope)
+        for name in ("directional", "bidirectional", "induced")
+    ]
+    arcs, back, more = arcs_of(store), 0, 0  # a few stand for two equal events
+    for group in zip(*batches, strict=True):
+        nodes = group[0].n_id.numpy()
+        found = []
+        for batch in group:
+            ends = nodes[batch.edge_index.numpy()]
+            assert np.array_equal(batch.n_id, nodes)
+            assert torch.equal(batch.indptr.diff(), batch.edge_index[1].bincount(minlength=len(batch.indptr) - 1))
+            found.append(told(*ends, batch.edge_type, batch.edge_time))
+            assert len(found[-1]) <= len(ends[0]) <= len(found[-1]) + store.num_arcs - len(arcs)
+        drawn, both, whole = found
+        pairs = {(source, target) for source, target, *_ in drawn}
+        assert both == drawn | {arc for arc in whole if (arc[1], arc[0]) in pairs} and drawn <= whole <= arcs
+        own = set(nodes.tolist())  # rows of other parts' nodes are not all here
+        rows = own if scope == "graph" else set(nodes[store.part_of(nodes) == group[0].part].tolist())
+        assert {arc for arc in arcs if arc[0] in own and arc[1] in rows} <= whole
+        assert scope == "part" or whole == {arc for arc in arcs if arc[0] in own and arc[1] in own}
+        assert group[1].num_sampled_nodes is None and len(group[1].indptr) == len(nodes) + 1
+        back, more = back + len(both) - len(drawn), more + len(whole) - len(both)
+    assert back > 0 and more > 0
 
 
 def rows_by_relation(store, graph, nodes) -> dict[tuple[int, int], list[int]]:
@@ -218,6 +251,12 @@ def test_mixed_batches_keep_kinds_relations_and_seeds(graph):
         ({"fanouts": {"*": [3], "cites": [3, 2]}}, "as many hops"),
         ({"fanouts": [2], "temporal_strategy": "first"}, "temporal_strategy must be one of"),
         ({"fanouts": [2], "strictly_before": True}, "strictly_before needs temporal_strategy"),
+        ({"fanouts": [2], "subgraph_type": "whole"}, "subgraph_type must be one of directional, .* got 'whole'"),
+        ({"fanouts": [2], "subgraph_type": "induced", "disjoint": True}, 'must be "directional" with disjoint=True'),
+        (
+            {"fanouts": [2], "subgraph_type": "bidirectional", "temporal_strategy": "last"},
+            'subgraph_type must be "directional" with temporal_strategy',
+        ),
         ({"fanouts": {"*": [2]}, "direction": "both"}, 'direction must be "in"'),
     ],
 )
