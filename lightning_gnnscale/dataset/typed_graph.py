@@ -12,11 +12,13 @@ from ..edge_stream.relations import IdsByKind, PairIds, RelationEdges, RelationS
 from ..edge_stream.stream import EdgeStream
 from ..graph import MASK_NAMES, GraphSchema
 from ..partition_store.inputs import load_features, masks_by_name, opened
+from ..partitioner.graph_access.scratch import AUTO, nameless_map, scratch_folder
 from .graph_dataset import CSRArrays, GraphDataset, as_mask
 from .split import held_out, random_split
 
 _OF_NODES = ("num_nodes", "features", "labels", "masks", "time", "nodes")
 _OF_EDGES = ("edges", "time", "weight", "features", "labels", "relation", "reader")
+IN_MEMORY_BYTES = 64 << 20  # of a value of all edges that is joined from several relations
 ALWAYS = np.iinfo(np.int64).min  # the time of what has none: there from the beginning
 EdgeType = tuple[str, str, str]
 
@@ -50,7 +52,8 @@ class TypedGraph:
     Raises:
         ValueError: a kind, a relation or a key that there is not, or rows that do not fit the nodes.
 
-    Cost: labels and masks of all nodes in memory; where several relations have times, weights or features, these too.
+    Cost: labels and masks of all nodes in memory. Times, weights, features and labels of the edges of several relations
+        are joined: above 64 MiB each in a file of the system's folder for temporary files.
     """
 
     nodes: Mapping[str, Any]
@@ -289,7 +292,10 @@ def _relation_numbers(relation: Any, schema: GraphSchema) -> np.ndarray:
 
 
 def _joined(name: str, values: list[dict], sources: list[RelationEdges]) -> Any:
-    """Return the values of all edges, source after source; those of sources without: 0, times always, labels -1."""
+    """Return the values of all edges, source after source; those of sources without: 0, times always, labels -1.
+
+    Above `IN_MEMORY_BYTES` the values of several sources lie in a file of the system's folder for temporary files.
+    """
     given = []
     for one, source in zip(values, sources, strict=True):
         rows = one[name]
@@ -305,11 +311,21 @@ def _joined(name: str, values: list[dict], sources: list[RelationEdges]) -> Any:
         raise ValueError(f"features of edges: relations have {sorted(widths)} columns: give all of them as many")
     width, missing = widths.pop(), {"time": ALWAYS, "weight": 1, "labels": -1}.get(name, 0)
     dtype = np.result_type(*(rows.dtype for rows in given if rows is not None), np.int64 if name == "time" else np.int8)
-    filled = [
-        np.full((_edges(source), *width), missing, dtype) if rows is None else rows
-        for rows, source in zip(given, sources, strict=True)
-    ]
-    return np.concatenate(filled)
+    counts = [_edges(source) for source in sources]
+    for rows, count in zip(given, counts, strict=True):
+        if rows is not None and len(rows) != count:
+            raise ValueError(f"{name} of edges: a relation of {count} edges has {len(rows)}: give one an edge")
+    shape = (sum(counts), *width)
+    row_bytes = dtype.itemsize * int(np.prod(width, dtype=np.int64))
+    in_memory = shape[0] * row_bytes <= IN_MEMORY_BYTES
+    joined = np.empty(shape, dtype) if in_memory else nameless_map(scratch_folder(AUTO), shape, dtype)
+    first, step = 0, max(1, IN_MEMORY_BYTES // row_bytes)
+    for rows, count in zip(given, counts, strict=True):
+        for start in range(0, count, step):
+            stop = min(start + step, count)
+            joined[first + start : first + stop] = missing if rows is None else rows[start:stop]
+        first += count
+    return joined
 
 
 def _edges(source: RelationEdges) -> int:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import lightning_gnnscale as gs
+from lightning_gnnscale.dataset import typed_graph
 from lightning_gnnscale.edge_stream import open_edge_stream
 from lightning_gnnscale.edge_stream.relations import RelationEdges, RelationStream
 from lightning_gnnscale.errors import EdgeStreamError
@@ -202,6 +203,38 @@ def test_a_description_that_does_not_fit_is_one_line(nodes, edges, told):
     with pytest.raises(ValueError, match=told) as caught:
         gs.TypedGraph(nodes, edges).dataset()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:.*listed more often")
+def test_values_of_edges_of_several_relations_lie_on_disk_where_they_are_many(tmp_path, monkeypatch):
+    """The same store as from memory, and the same identity of what it was written from."""
+    rng, edges = np.random.default_rng(3), edges_of()
+    values = {
+        name: {
+            "edges": ends,
+            "features": rng.random((ends.shape[1], 4), np.float32),
+            **({} if name == TYPES[1] else {"time": rng.integers(0, 99, ends.shape[1])}),
+        }
+        for name, ends in edges.items()
+    }
+    found = []
+    for limit in (1 << 20, 600):  # bytes: a piece of 37 rows of features, 75 times
+        monkeypatch.setattr(typed_graph, "IN_MEMORY_BYTES", limit)
+        dataset = gs.TypedGraph(description().nodes, values).dataset()
+        given = {name: getattr(dataset, name) for name in ("edge_time", "edge_features")}
+        assert all(isinstance(rows, np.memmap) == (limit == 600) for rows in given.values())
+        found.append((given, written(tmp_path / str(limit), gs.TypedGraph(description().nodes, values), **given)[1]))
+    (memory, one), (disk, other) = found
+    assert all(np.array_equal(memory[name], disk[name]) for name in memory)
+    assert disk["edge_time"].tolist().count(typed_graph.ALWAYS) == edges[TYPES[1]].shape[1]
+    assert one.manifest["files"] == other.manifest["files"]
+
+
+def test_as_many_values_as_edges_are_asked_for():
+    edges = {kind: {"edges": ends, "time": np.zeros(ends.shape[1], int)} for kind, ends in edges_of().items()}
+    edges[TYPES[2]]["time"] = np.zeros(79, int)
+    with pytest.raises(ValueError, match="time of edges: a relation of 80 edges has 79: give one an edge"):
+        gs.TypedGraph(dict(COUNTS), edges).dataset()
 
 
 def test_relations_must_fit_the_schema():
