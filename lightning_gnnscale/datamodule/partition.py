@@ -217,7 +217,7 @@ class PartitionDataModule(StoredGraphDataModule):
 
     def _check_draws(self) -> None:
         """Refuse draws that the store has no data for; warn where it has times that they do not look at."""
-        drawn_by = getattr(self.sampler, "sampler", self.sampler)
+        drawn_by = self._drawn_by
         if isinstance(drawn_by, NeighborSampler):
             drawn_by.check_store(self.store, timed_seeds=drawn_by is not self.sampler)
         times = [name for name in ("node_time", "edge_time") if name in self.store.manifest["files"]]
@@ -574,12 +574,18 @@ class PartitionDataModule(StoredGraphDataModule):
             "prefetch_batches": self.loader_options.batches_ahead + 1,
             "mixed_parts": self.mixed_parts(self._weights),
             **({"grouped_relations": self._grouped_relations} if self._grouped_relations else {}),
+            **({"grouped_weights": True} if getattr(self._drawn_by, "weighted", False) else {}),
         }
+
+    @property
+    def _drawn_by(self) -> Any:
+        """The sampler that draws neighbourhoods, of links too."""
+        return getattr(self.sampler, "sampler", self.sampler)
 
     @property
     def _grouped_relations(self) -> int:
         """Relations by which the sampler groups the arcs of a part; 0: it does not."""
-        if not getattr(getattr(self.sampler, "sampler", self.sampler), "by_relation", False):
+        if not getattr(self._drawn_by, "by_relation", False):
             return 0
         return 1 if self.schema is None else self.schema.num_relations
 
