@@ -135,14 +135,14 @@ class EdgeClassifier(BackboneModule):
         links = getattr(batch, "links", None)
         if is_pass(batch) and links is not None:
             pieces = (
-                _rows(links.edges[:, chosen], links.edge_type, chosen, self.decide(outputs))
+                _predicted(links.edges[:, chosen], links.edge_type, chosen, self.decide(outputs))
                 for chosen, outputs in self._classified(batch, links)
             )
             nothing = torch.zeros(0, self.num_edge_classes)
-            return self._kept(pieces, _rows(links.edges[:, :0], links.edge_type, slice(0), self.decide(nothing)))
+            return self._kept(pieces, _predicted(links.edges[:, :0], links.edge_type, slice(0), self.decide(nothing)))
         outputs, kinds = self.classify(batch), getattr(batch, "pair_type", None)
         kinds = None if kinds is None else kinds.cpu().numpy()
-        return _rows(batch.n_id[_pairs(batch)].cpu().numpy(), kinds, slice(None), self.decide(outputs))
+        return _predicted(batch.n_id[_pairs(batch)].cpu().numpy(), kinds, slice(None), self.decide(outputs))
 
     def decide(self, outputs: Tensor) -> Tensor:
         """Return what is predicted from (num_pairs, num_classes) outputs."""
@@ -214,7 +214,7 @@ class EdgeClassifier(BackboneModule):
         return MulticlassAccuracy(self.num_edge_classes, average="micro", ignore_index=UNKNOWN, validate_args=False)
 
 
-def _rows(edges: np.ndarray, edge_type: np.ndarray | None, chosen: slice, prediction: Tensor) -> dict[str, Any]:
+def _predicted(edges: np.ndarray, edge_type: np.ndarray | None, chosen: slice, prediction: Tensor) -> dict[str, Any]:
     """Return the rows of some edges, with their relations where there are some."""
     kinds = {} if edge_type is None else {"edge_type": edge_type[chosen]}
     return {"edges": edges, **kinds, "prediction": prediction.cpu()}
