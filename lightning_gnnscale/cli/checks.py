@@ -292,7 +292,7 @@ def check_dataset(config: DictConfig, dataset, command: str = "train") -> None:
     Args:
         config: composed from `train.yaml`.
         dataset: a `GraphDataset`.
-        command: "train", "test", or "predict", which needs features alone.
+        command: "train", "test", or "predict", which needs features alone, and edges where those are predicted.
 
     Raises:
         UsageError: names the key and the remedy.
@@ -301,6 +301,13 @@ def check_dataset(config: DictConfig, dataset, command: str = "train") -> None:
         raise UsageError(
             f"dataset.features: {dataset.name} has none; training needs a row of features for every node, or "
             "embeddings in their place: model.inputs.dim=64, or recipe=embeddings"
+        )
+    predicts_edges = config.predict and trains_on_links(config) and classifies_edges(config)
+    if predicts_edges and not dataset.links.keys() & {"val", "test"}:
+        remedy = "" if command == "predict" else ", or predict=false"
+        raise UsageError(
+            "dataset.hold_out: classes are predicted of edges that are held out, and none are: say "
+            f"dataset.hold_out.test=0.1{remedy}"
         )
     if command == "predict":
         return

@@ -21,7 +21,7 @@ def test(config: DictConfig) -> dict:
 
 
 def predict(config: DictConfig) -> dict:
-    """Write `predictions.parquet` of a checkpoint into the run folder, a row a node in the order of your ids."""
+    """Write `predictions.parquet` of a checkpoint into the run folder, a row a node or a held-out edge, by your ids."""
     return _evaluate(config, "predict")
 
 

@@ -26,6 +26,8 @@ _OTHER_PATH = "free space, or give PredictionWriter(<a path on another disk>) (h
 _STATE = ("scale", "previous", "fixed")
 _BLOCK_ROWS = 1 << 18  # rows of predictions that are written at once
 JOINED_BYTES = 256 << 20  # of predictions that are sorted at once
+_IDS = ("nodes", "edges", "edge_type")  # of rows, as `predict_step` returns them
+_ORDER = "original_nid"  # column that nodes are sorted by, and which the whole table does not have
 
 
 class LocalityController(L.Callback):
@@ -245,12 +247,17 @@ def _sizes(batch: Any) -> dict[str, int]:
 
 
 class PredictionWriter(BasePredictionWriter):
-    """Write one Parquet file with one row per node, in ascending order of the original ids.
+    """Write one Parquet file with one row per node, in ascending order of the original ids; or with one per edge.
 
     Pages have checksums. Columns: `kind`, its name, in a graph with several kinds of nodes; `node`, the user's id (an
     integer, or text with `relabel=True`), of a node with a kind that of its kind; `prediction`, an
     int64 class, or a list: 0/1 labels, outputs with `predict_logits`, or an embedding. Needs
     `trainer.predict(model, datamodule)` with this package's DataModule.
+
+    Of `EdgeClassifier`, or another module whose `predict_step` returns `edges`, rows are the held-out edges that
+    `PartitionDataModule.predict_dataloader` chooses, in the order of their `LinkSet`; see `hold_out_edges`. Columns in
+    place of `kind` and `node`: `source_kind`, `source`, `relation`, `target_kind` and `target`; the kinds and the
+    relation, by their names, in a graph with several.
 
     Args:
         path: Path of the file, on rank 0's machine. Each rank writes `path.rank` first; machines that do not see rank
@@ -284,8 +291,8 @@ class PredictionWriter(BasePredictionWriter):
         try:
             with failing_together(), disk_errors(own, "written", _OTHER_PATH):
                 for result in predictions:
-                    self._write(store, result["nodes"], result["prediction"])
-                if self._writer is None:  # a rank without nodes: the others tell the types
+                    self._write(store, result)
+                if self._writer is None:  # a rank without rows: the others tell the types
                     own.parent.mkdir(parents=True, exist_ok=True)
                     own.touch()
                 else:
@@ -309,14 +316,14 @@ class PredictionWriter(BasePredictionWriter):
             with suppress(OSError):
                 self._part(rank()).unlink()
 
-    def _write(self, store, nodes, values) -> None:
-        """Add rows to this rank's file."""
-        if len(nodes) == 0:
-            return
+    def _write(self, store, rows: dict[str, Any]) -> None:
+        """Add rows, as `predict_step` returns them, to this rank's file."""
         own = self._part(rank())
         with disk_errors(own, "written", _OTHER_PATH):
-            for at in range(0, len(nodes), _BLOCK_ROWS):
-                table = self._table(store, nodes[at : at + _BLOCK_ROWS], values[at : at + _BLOCK_ROWS])
+            for at in range(0, len(rows["prediction"]), _BLOCK_ROWS):
+                chosen = slice(at, at + _BLOCK_ROWS)
+                block = {name: rows[name][..., chosen] for name in _IDS if name in rows}
+                table = self._table(store, block | {"prediction": rows["prediction"][chosen]})
                 if self._writer is None:
                     own.parent.mkdir(parents=True, exist_ok=True)
                     self._writer = pq.ParquetWriter(own, table.schema, write_page_checksum=True)
@@ -326,9 +333,10 @@ class PredictionWriter(BasePredictionWriter):
         return Path(f"{self.path}.{number}")
 
     def _join(self, num_ranks: int, num_nodes: int) -> None:
-        """Write the rows of all ranks as one table, in ascending order of the original ids.
+        """Write the rows of all ranks as one table: nodes in ascending order of the original ids, edges as they come.
 
-        Rows are dealt to files by ranges of ids that fit into memory, and each of these is sorted.
+        Nodes are dealt to files by ranges of ids that fit into memory, and each of these is sorted. Of the edges each
+        rank has written a run.
         """
         parts, temporary = [self._part(number) for number in range(num_ranks)], Path(f"{self.path}.tmp")
         filled = [pq.ParquetFile(part, page_checksum_verification=True) for part in parts if part.stat().st_size]
@@ -336,7 +344,10 @@ class PredictionWriter(BasePredictionWriter):
         span = max(1, -(-num_nodes // num_ranges))
         pieces = [Path(f"{self.path}.range{number}") for number in range(num_ranges)]
         try:
-            if num_ranges > 1:
+            if filled and _ORDER not in filled[0].schema_arrow.names:
+                batches = (batch for file in filled for batch in file.iter_batches(_BLOCK_ROWS))
+                tables = (pa.Table.from_batches([batch]) for batch in batches)
+            elif num_ranges > 1:
                 _deal(filled, pieces, span)
                 filled = [pq.ParquetFile(piece) for piece in pieces if piece.is_file()]
                 tables = (file.read() for file in filled)
@@ -344,7 +355,7 @@ class PredictionWriter(BasePredictionWriter):
                 tables = iter([pa.concat_tables(file.read() for file in filled)]) if filled else iter(())
             writer = None
             for table in tables:
-                ordered = table.sort_by("original_nid").drop_columns(["original_nid"])
+                ordered = table.sort_by(_ORDER).drop_columns([_ORDER]) if _ORDER in table.column_names else table
                 writer = writer or pq.ParquetWriter(temporary, ordered.schema, write_page_checksum=True)
                 writer.write_table(ordered)
             if writer is not None:
@@ -357,7 +368,9 @@ class PredictionWriter(BasePredictionWriter):
                 path.unlink(missing_ok=True)
 
     @staticmethod
-    def _table(store, nodes, values) -> pa.Table:
+    def _table(store, rows: dict[str, Any]) -> pa.Table:
+        """Return rows in the user's ids; of nodes with the column that they are sorted by."""
+        values = rows["prediction"]
         values = np.asarray(values.cpu().numpy() if isinstance(values, torch.Tensor) else values)
         dtype = pa.from_numpy_dtype(values.dtype)
         if values.ndim == 1:
@@ -365,11 +378,25 @@ class PredictionWriter(BasePredictionWriter):
         else:
             offsets = pa.array(np.arange(len(values) + 1, dtype=np.int32) * values.shape[1])
             column = pa.ListArray.from_arrays(offsets, pa.array(np.ascontiguousarray(values).reshape(-1), dtype))
-        ids, columns = store.user_ids(nodes), {"original_nid": pa.array(store.original_nid[nodes])}
-        if store.schema is not None and store.schema.num_kinds > 1:
-            columns["kind"] = pa.array(np.array(store.schema.node_types)[store.node_type(nodes)])
-        columns["node"] = pa.array(ids, pa.string() if ids.dtype.kind in "OU" else None)
+        if "nodes" in rows:
+            nodes = rows["nodes"]
+            columns = {_ORDER: pa.array(store.original_nid[nodes])} | _named(store, nodes, "kind", "node")
+        else:
+            source, target = rows["edges"]
+            columns = _named(store, source, "source_kind", "source")
+            if "edge_type" in rows and store.schema is not None and store.schema.num_relations > 1:
+                names = np.array([name for _, name, _ in store.schema.edge_types])
+                columns["relation"] = pa.array(names[rows["edge_type"]])
+            columns |= _named(store, target, "target_kind", "target")
         return pa.table(columns | {"prediction": column})
+
+
+def _named(store, nodes: np.ndarray, kind: str, node: str) -> dict[str, pa.Array]:
+    """Return the columns of some nodes: their kinds, where there are several, and the user's ids."""
+    columns, ids = {}, store.user_ids(nodes)
+    if store.schema is not None and store.schema.num_kinds > 1:
+        columns[kind] = pa.array(np.array(store.schema.node_types)[store.node_type(nodes)])
+    return columns | {node: pa.array(ids, pa.string() if ids.dtype.kind in "OU" else None)}
 
 
 def _bytes_of(file: pq.ParquetFile) -> int:
@@ -385,7 +412,7 @@ def _deal(files: list[pq.ParquetFile], pieces: list[Path], span: int) -> None:
         for file in files:
             for group in range(file.num_row_groups):
                 rows = file.read_row_group(group)
-                number = rows["original_nid"].to_numpy() // span
+                number = rows[_ORDER].to_numpy() // span
                 for at in np.unique(number):
                     chosen = rows.filter(pa.array(number == at))
                     if at not in writers:

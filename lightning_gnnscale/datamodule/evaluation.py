@@ -45,7 +45,8 @@ class EvaluationOptions:
         scratch: folder that layer-wise inference writes its tables to; None: beside the store. Machines that do not see
             one folder under that name have whole tables of their own there, and send each other the rows.
         links: {"val": LinkSet, "test": LinkSet} in original ids, edges that the store does not have; None: the data
-            set's. They are evaluated in place of masks and labels where the sampler is a `LinkSampler`.
+            set's. They are evaluated in place of masks and labels where the sampler is a `LinkSampler`. A module
+            that classifies edges predicts those of test, without such ones those of val, with a class or without.
         negatives: Number of false ends that each link is ranked among, >= 1. Where the set has none of its own, they
             are drawn uniformly from all nodes that no edge or held-out link joins to the first end. "all": every such
             node; triples are ranked so in both directions, without the other triples that are known (filtered).
@@ -358,6 +359,7 @@ def evaluation_links(
     world_size: int,
     mode: str = "layerwise",
     by_time: bool = False,
+    is_scored: bool = True,
 ) -> EvaluationLinks:
     """Return a rank's share of a split: consecutive links, shares as even as can be.
 
@@ -370,10 +372,11 @@ def evaluation_links(
         rank, world_size: this process and how many there are.
         mode: See `EvaluationOptions`.
         by_time: Whether neighbours are drawn before the links; no embedding may see an edge that is not, then.
+        is_scored: Whether an answer is known; what is only predicted may stand in the store.
 
     Raises:
-        StrategyError: links that stand in the store, which training would see, or of nodes that it does not have; or
-            without times, or with times that the mode does not look at.
+        StrategyError: links that stand in the store, which training would see (unless they are only predicted), or of
+            nodes that it does not have; or without times, or with times that the mode does not look at.
 
     Cost: 16 bytes a link of all splits, and 8 a node.
     """
@@ -381,7 +384,7 @@ def evaluation_links(
     if 0 < len(without) < len(links):
         raise StrategyError(f"links must have relations in all splits or in none, those of {without[0]} have none")
     known, kinds = [], {}
-    if links[split].label is not None and not num_negatives:  # edges to classify are scored alone
+    if not num_negatives:  # edges to classify stand alone
         links = {split: links[split]._replace(negatives=None)}
     for name, given in links.items():
         edges = np.asarray(given.edges)
@@ -394,7 +397,7 @@ def evaluation_links(
         known.append(np.asarray(store.store_nid)[edges].astype(np.int64))
         kinds[name] = _checked_relations(name, given, edges.shape[1], store)
         _check_values(name, given, edges.shape[1])
-        if _are_later(name, given, store, mode, by_time):
+        if _are_later(name, given, store, mode, by_time) or not is_scored:
             leaked = 0  # an edge between two nodes may well come again
         elif kinds[name] is None:
             leaked = count_joined(store.csc, known[-1])

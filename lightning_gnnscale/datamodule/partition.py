@@ -217,7 +217,7 @@ class PartitionDataModule(StoredGraphDataModule):
 
     def _check_draws(self) -> None:
         """Refuse draws that the store has no data for; warn where it has times that they do not look at."""
-        drawn_by = getattr(self.sampler, "sampler", self.sampler)
+        drawn_by = self._drawn_by
         if isinstance(drawn_by, NeighborSampler):
             drawn_by.check_store(self.store, timed_seeds=drawn_by is not self.sampler)
         times = [name for name in ("node_time", "edge_time") if name in self.store.manifest["files"]]
@@ -344,8 +344,29 @@ class PartitionDataModule(StoredGraphDataModule):
         return self._evaluation("test")
 
     def predict_dataloader(self) -> EvaluationLoader | PartLoader:
-        """Return this rank's share of all nodes."""
-        return self._evaluation(None)
+        """Return this rank's share of all nodes; of held-out edges, where the sampler and the module classify edges.
+
+        Those are the test edges, or where there are none those for validation, with a class or without; `links` may
+        name others as "test", edges of the store too. The sampler is a `LinkSampler` with labelled=True; the module has
+        `predicts_edges = True`, as `EdgeClassifier` does. Other modules predict all nodes.
+
+        Raises:
+            StrategyError: no edges are held out.
+        """
+        return self._evaluation(self._predicted_edges(), is_scored=False)
+
+    def _predicted_edges(self) -> str | None:
+        """Return the split whose edges are predicted; None: nodes are."""
+        module = getattr(self.trainer, "lightning_module", None)
+        if not (getattr(self.sampler, "labelled", False) and getattr(module, "predicts_edges", module is None)):
+            return None
+        for split in ("test", "val"):
+            if split in self.links and np.size(self.links[split].edges):
+                return split
+        raise StrategyError(
+            "predicting classes of edges needs held-out edges, and there are none: use hold_out_edges, or "
+            'EvaluationOptions(links={"test": LinkSet(edges)})'
+        )
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Gather the features of a training batch where it trains, out of all tiers."""
@@ -465,7 +486,7 @@ class PartitionDataModule(StoredGraphDataModule):
         elif "test" not in self.links:
             raise StrategyError("testing needs test links, and none are held out: use hold_out_edges, or links=")
 
-    def _evaluation(self, split: str | None) -> EvaluationLoader | PartLoader:
+    def _evaluation(self, split: str | None, is_scored: bool = True) -> EvaluationLoader | PartLoader:
         if getattr(self.sampler, "direction", "in") == "both" and not self.store.symmetric:
             raise StrategyError(
                 'direction="both" trains on arcs of both directions, evaluation would follow one, and this store has '
@@ -477,9 +498,9 @@ class PartitionDataModule(StoredGraphDataModule):
             labelled = getattr(self.sampler, "labelled", False)
             links = evaluation_links(
                 self.store, self.links, split, 0 if labelled else self.evaluation.negatives, self.loader_options.seed,
-                rank, world_size, self.evaluation.mode, getattr(self.sampler, "by_time", False),
+                rank, world_size, self.evaluation.mode, getattr(self.sampler, "by_time", False), is_scored,
             )  # fmt: skip
-            if labelled and links.label is None:
+            if labelled and is_scored and links.label is None:
                 raise StrategyError(f"links[{split!r}].label is missing, and edges are classified: give their classes")
             if not self.loader_options.edge_features:
                 links = links._replace(features=None)
@@ -574,12 +595,18 @@ class PartitionDataModule(StoredGraphDataModule):
             "prefetch_batches": self.loader_options.batches_ahead + 1,
             "mixed_parts": self.mixed_parts(self._weights),
             **({"grouped_relations": self._grouped_relations} if self._grouped_relations else {}),
+            **({"grouped_weights": True} if getattr(self._drawn_by, "weighted", False) else {}),
         }
+
+    @property
+    def _drawn_by(self) -> Any:
+        """The sampler that draws neighbourhoods, of links too."""
+        return getattr(self.sampler, "sampler", self.sampler)
 
     @property
     def _grouped_relations(self) -> int:
         """Relations by which the sampler groups the arcs of a part; 0: it does not."""
-        if not getattr(getattr(self.sampler, "sampler", self.sampler), "by_relation", False):
+        if not getattr(self._drawn_by, "by_relation", False):
             return 0
         return 1 if self.schema is None else self.schema.num_relations
 

@@ -55,7 +55,7 @@ class BackboneModule(TakesInputs):
         self._accepted = _accepted_arguments(backbone)
         # how a model of PyG's layers is run over the rows of one process; models of this package have their own way
         self.row_model = None if hasattr(backbone, "forward_rows") else RowModel(backbone)
-        self.write_predictions: Callable | None = None  # (nodes, rows) -> None; `PredictionWriter` sets it
+        self.write_predictions: Callable | None = None  # takes rows as `predict_step` does; `PredictionWriter` sets it
         self.backbone_settings: dict[str, Any] | None = None  # of one that does not tell: how Hydra made it
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -259,16 +259,26 @@ class BackboneModule(TakesInputs):
             As `predict_step`; no rows where `write_predictions` has taken them.
         """
         result = self._infer(batch)
-        pieces = ((nodes, decide(torch.from_numpy(outputs))) for nodes, outputs in result.chunks())
-        nothing, kept = decide(torch.zeros(0, channels)), []
-        for nodes, rows in pieces:
+        nothing = {"nodes": result.rows[:0], "prediction": decide(torch.zeros(0, channels))}
+        pieces = (
+            {"nodes": nodes, "prediction": decide(torch.from_numpy(outputs))} for nodes, outputs in result.chunks()
+        )
+        rows = self._kept(pieces, nothing)
+        batch.source.barrier()
+        return rows
+
+    def _kept(self, pieces: Iterable[dict[str, Any]], nothing: dict[str, Any]) -> dict[str, Any]:
+        """Return predicted rows in one, `nothing` where `write_predictions` takes them, a piece at a time."""
+        kept = [nothing]
+        for rows in pieces:
             if self.write_predictions is None:
                 kept.append(rows)
             else:
-                self.write_predictions(nodes, rows)
-        batch.source.barrier()
-        nodes = result.rows if self.write_predictions is None else result.rows[:0]
-        return {"nodes": nodes, "prediction": torch.cat([nothing, *kept])}
+                self.write_predictions(rows)
+        return {
+            name: (torch.cat if isinstance(first, Tensor) else np.hstack)([rows[name] for rows in kept])
+            for name, first in nothing.items()
+        }
 
     def _edge_weight(self, batch: Any) -> Tensor | None:
         """Return the batch's arc weights, as the backbone sums them.

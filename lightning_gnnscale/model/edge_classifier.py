@@ -1,7 +1,9 @@
 """The Lightning module that classifies edges, from the embeddings of their ends."""
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,8 +24,8 @@ class EdgeClassifier(BackboneModule):
     of a store with `edge_label`; or one of `gs.LinkNeighborLoader`, whose pairs are `edge_label_index`. With
     edge_channels it has `pair_attr`, (num_pairs, edge_channels) features of those edges, too. An evaluation batch is
     such a one, or an `EvaluationShare` whose links have labels: all embeddings are computed exactly, layer by layer,
-    and then each held-out edge is classified once over all ranks, a bounded piece at a time. Predictions are of
-    batches. Logged: `train_loss`, `val_loss`, `val_acc`, `test_loss`, `test_acc`.
+    and then each held-out edge is classified once over all ranks, a bounded piece at a time. Prediction is of the same
+    batches, and of edges without a class, too. Logged: `train_loss`, `val_loss`, `val_acc`, `test_loss`, `test_acc`.
 
     Args:
         backbone: As for `NodeClassifier`; its `out_channels` is the width of the embeddings.
@@ -32,6 +34,8 @@ class EdgeClassifier(BackboneModule):
         hidden_channels: Width between the two layers; None: that of the embeddings.
         edge_channels: Columns of `pair_attr`; 0: they are not read.
         embedding_channels: Width of the embeddings; None: the backbone's `out_channels`.
+        predict_logits: Whether predictions are the (num_pairs, num_classes) outputs instead of the (num_pairs,) int64
+            class.
         optimizer, scheduler, inputs: As for `NodeClassifier`.
 
     Raises:
@@ -39,6 +43,7 @@ class EdgeClassifier(BackboneModule):
     """
 
     trains_on_links = True
+    predicts_edges = True
 
     def __init__(
         self,
@@ -52,6 +57,7 @@ class EdgeClassifier(BackboneModule):
         optimizer: MAKE_OPTIMIZER | None = None,
         scheduler: MAKE_SCHEDULER | None = None,
         inputs: NodeInputs | None = None,
+        predict_logits: bool = False,
     ):
         lr, weight_decay = float(lr), float(weight_decay)  # numpy's numbers bar a checkpoint
         super().__init__(backbone, lr, weight_decay, optimizer, scheduler, inputs)
@@ -64,7 +70,7 @@ class EdgeClassifier(BackboneModule):
             raise ValueError(f"edge_channels must be at least 0, got {edge_channels}")
         num_classes, edge_channels = int(num_classes), int(edge_channels)
         self.save_hyperparameters(ignore=["backbone", "optimizer", "scheduler", "inputs"])
-        self.num_edge_classes, self.edge_channels = num_classes, edge_channels
+        self.num_edge_classes, self.edge_channels, self.predict_logits = num_classes, edge_channels, predict_logits
         hidden = hidden_channels or int(channels)
         self.hidden, self.out = nn.Linear(2 * int(channels) + edge_channels, hidden), nn.Linear(hidden, num_classes)
         self.scores = nn.ModuleDict({split: self._score() for split in ("val", "test")})
@@ -118,13 +124,31 @@ class EdgeClassifier(BackboneModule):
         return self._evaluate(batch, "test")
 
     def predict_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Any]:
-        """Classify the edges of a batch.
+        """Classify this rank's share of the edges that are held out (`EvaluationShare`), or those of a batch.
 
         Returns:
-            "edges": (2, num_pairs) int64 array of the ends' store ids; "prediction": (num_pairs,) int64 on the CPU.
+            "edges": (2, num_pairs) int64 array of the ends' store ids, source and target; "edge_type": (num_pairs,)
+            int64 array of their relations, only where edges have some; "prediction": (num_pairs,) int64 on the CPU, or
+            (num_pairs, num_classes) with `predict_logits`. Edges are in the order of the held-out ones, of which each
+            rank has a run. No rows where `PredictionWriter` takes them a piece at a time.
         """
-        outputs = self.classify(batch)
-        return {"edges": batch.n_id[_pairs(batch)].cpu().numpy(), "prediction": outputs.argmax(dim=-1).cpu()}
+        links = getattr(batch, "links", None)
+        if is_pass(batch) and links is not None:
+            pieces = (
+                _predicted(links.edges[:, chosen], links.edge_type, chosen, self.decide(outputs))
+                for chosen, outputs in self._classified(batch, links)
+            )
+            nothing = torch.zeros(0, self.num_edge_classes)
+            return self._kept(pieces, _predicted(links.edges[:, :0], links.edge_type, slice(0), self.decide(nothing)))
+        outputs, kinds = self.classify(batch), getattr(batch, "pair_type", None)
+        kinds = None if kinds is None else kinds.cpu().numpy()
+        return _predicted(batch.n_id[_pairs(batch)].cpu().numpy(), kinds, slice(None), self.decide(outputs))
+
+    def decide(self, outputs: Tensor) -> Tensor:
+        """Return what is predicted from (num_pairs, num_classes) outputs."""
+        if self.predict_logits:
+            return outputs.float() if outputs.dtype == torch.bfloat16 else outputs  # which numpy does not know
+        return outputs.argmax(dim=-1)
 
     def _evaluate(self, batch: Any, split: str) -> Tensor | None:
         links = getattr(batch, "links", None)
@@ -140,19 +164,25 @@ class EdgeClassifier(BackboneModule):
 
     def _evaluate_exactly(self, batch: Any, links: Any, split: str) -> int:
         """Score this rank's edges by the exact embeddings of their ends; return how many they are."""
+        count = 0
+        for chosen, outputs in self._classified(batch, links):
+            self._update(split, outputs.detach(), torch.from_numpy(links.label[chosen]).to(self.device).long())
+            count += len(outputs)
+        if count == 0:  # a metric wants an update, and a rank without one would be warned about
+            nothing = torch.full((1,), UNKNOWN, device=self.device)
+            self._update(split, torch.zeros(1, self.num_edge_classes, device=self.device), nothing)
+        return count
+
+    def _classified(self, batch: Any, links: Any) -> Iterator[tuple[slice, Tensor]]:
+        """Yield places among this rank's edges and their outputs, a bounded piece at a time; every rank ends it."""
         output, first = self._infer(batch), 0
         width = self.hidden.in_features + self.hidden.out_features + self.num_edge_classes
         for pairs, _ in links.chunks(max(1, CHUNK_BYTES // (4 * width))):
-            last = first + pairs.shape[1]
-            attr = None if links.features is None else torch.from_numpy(links.features[first:last]).to(self.device)
-            outputs = self._head(*(self._rows(output, ends) for ends in pairs), attr)
-            self._update(split, outputs.detach(), torch.from_numpy(links.label[first:last]).to(self.device).long())
-            first = last
-        if first == 0:  # a metric wants an update, and a rank without one would be warned about
-            nothing = torch.full((1,), UNKNOWN, device=self.device)
-            self._update(split, torch.zeros(1, self.num_edge_classes, device=self.device), nothing)
+            chosen = slice(first, first + pairs.shape[1])
+            attr = None if links.features is None else torch.from_numpy(links.features[chosen]).to(self.device)
+            yield chosen, self._head(*(self._rows(output, ends) for ends in pairs), attr)
+            first = chosen.stop
         batch.source.barrier()
-        return first
 
     def _update(self, split: str, outputs: Tensor, labels: Tensor) -> None:
         losses, count = self._losses(outputs.float(), labels)
@@ -182,6 +212,12 @@ class EdgeClassifier(BackboneModule):
 
     def _score(self) -> Metric:
         return MulticlassAccuracy(self.num_edge_classes, average="micro", ignore_index=UNKNOWN, validate_args=False)
+
+
+def _predicted(edges: np.ndarray, edge_type: np.ndarray | None, chosen: slice, prediction: Tensor) -> dict[str, Any]:
+    """Return the rows of some edges, with their relations where there are some."""
+    kinds = {} if edge_type is None else {"edge_type": edge_type[chosen]}
+    return {"edges": edges, **kinds, "prediction": prediction.cpu()}
 
 
 def _pairs(batch: Any) -> Tensor | None:

@@ -115,7 +115,7 @@ class LinkPredictor(BackboneModule):
     is ranked among its false ends, a bounded piece at a time, with the work divided among the ranks. Triples are ranked
     among all nodes, once as queries for the tail and once for the head, without the other triples that are known (the
     filtered setting). Logged: `train_loss`, and for val and test `*_loss`, `*_mrr` and `*_hits@k`. Predictions are the
-    embeddings, by node.
+    embeddings of all nodes, never scores of links: the decoder gives those of pairs of embeddings.
 
     Args:
         backbone: As for `NodeClassifier`; its `out_channels` is the width of the embeddings. `NoLayers`: the rows

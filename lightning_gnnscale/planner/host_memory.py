@@ -20,6 +20,7 @@ STORE_BYTES_A_NODE = 24  # ids both ways, degrees, offsets
 CHUNKS_HELD = 2  # by a stream that reads ahead
 STORE_BYTES_AN_EDGE = 24  # of a chunk that is sorted into buckets
 STORE_CHUNK_EDGES = 1 << 22  # `WriteBudget.spill_edges`
+WEIGHT_BYTES = 4  # of an arc, float32 as it is stored
 GROUPED_ARC_BYTES = 20  # relation, time or both, position in the store and in the part, source
 STORE_SORT_ARCS = 1 << 23  # `WriteBudget.sort_arcs`, 16 bytes each
 TRAINING_BYTES = 64 << 20  # of a process that has begun to train, whatever the graph: allocator, autograd, threads
@@ -189,6 +190,7 @@ def predict_training(
     mixed_parts: int = 0,
     on_gpu: bool = False,
     grouped_relations: int = 0,
+    grouped_weights: bool = False,
 ) -> int:
     """Predict what one training process (or device) holds beyond its interpreter, bytes.
 
@@ -210,7 +212,8 @@ def predict_training(
         mixed_parts: parts that each batch is made of, all trained by every process under gradient averaging, with one
             more in memory; 0: each process trains its own parts, one after the other, and keeps a model for each.
         on_gpu: a GPU's memory: parts and embeddings stay with the host.
-        grouped_relations: relations by which fan-outs, or times, group the arcs of each part once more; 0: none.
+        grouped_relations: relations by which fan-outs, times or weights group the arcs of each part once more; 0: none.
+        grouped_weights: Whether these arcs have their weights with them, by which they are drawn.
 
     Raises:
         ValueError: a count, a width or a fan-out out of range.
@@ -255,7 +258,8 @@ def predict_training(
     held = min(pieces + 1, num_parts) if mixed_parts else min(2, math.ceil(num_parts / num_processes))
     parts = held * (2 * 4 * part_arcs + 24 * reach)
     if grouped_relations:  # arcs by relation, their places and those in the store; where each row begins
-        parts += held * (GROUPED_ARC_BYTES * part_arcs + 8 * grouped_relations * reach)
+        arc_bytes = GROUPED_ARC_BYTES + (WEIGHT_BYTES if grouped_weights else 0)
+        parts += held * (arc_bytes * part_arcs + 8 * grouped_relations * reach)
     embeddings = num_nodes * (12 * embedding_dim + 4) / num_processes if embedding_dim else 0
     return int(TRAINING_BYTES + parts + batches + step + model + embeddings)
 

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from lightning_gnnscale.cli.main import main
+from lightning_gnnscale.dataset import load_files
 
 NUM_NODES = 240
 
@@ -39,7 +41,16 @@ def test_classes_of_edges():
         "model=edge_classifier",
     ]
     more = ["sampler.edges_per_node=10", "trainer.max_epochs=6", "model.lr=0.01"]
-    assert summary_of(*words, *more)["test_acc"] > 0.7  # half for a guess
+    assert summary_of(*words, *more, "predict=true")["test_acc"] > 0.7  # half for a guess
+    written = pq.read_table("run/predictions.parquet")
+    assert written.column_names == ["source", "target", "prediction"]
+    held = load_files("edges.npy", "x.npy", edge_label="e.npy", hold_out={"val": 0.1, "test": 0.1}).links["test"]
+    assert np.array_equal(np.stack([written["source"], written["target"]]), held.edges)
+    main(["predict", "run"])
+    assert pq.read_table("run/predict/predictions.parquet").equals(written)
+    main(["predict", "run", "dataset.edge_label=null", "model.predict_logits=true", "hydra.run.dir=bare"])
+    outputs = np.array(pq.read_table("bare/predictions.parquet")["prediction"].to_pylist())
+    assert np.array_equal(outputs.argmax(1), written["prediction"])
 
 
 @pytest.mark.parametrize("words", [["model=node_regressor"], ["model=regress_gcn", "datamodule=full_graph"]])

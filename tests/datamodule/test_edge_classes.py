@@ -2,6 +2,7 @@
 
 import lightning as L
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.nn.functional as F
@@ -84,6 +85,17 @@ def test_held_out_classes_follow_their_edges():
         assert np.array_equal(links.features, given.edge_features[rows])
 
 
+def outputs_by_hand(module, dm, links, attr):
+    """The backbone over all edges of training, and the head over some links."""
+    held = dm.dataset
+    arcs = torch.from_numpy(np.concatenate([np.stack([c.src, c.dst]) for c in held.stream.chunks()], axis=1)).long()
+    with torch.no_grad():
+        read = {"edge_attr": torch.from_numpy(held.edge_features)} if attr else {}
+        table = module.backbone(torch.from_numpy(held.features), arcs, **read)
+        rows = [table[ends] for ends in links.edges] + ([torch.from_numpy(links.features)] if attr else [])
+        return module.out(module.hidden(torch.cat(rows, 1)).relu())
+
+
 @pytest.mark.parametrize("attr", [0, 3])
 def test_the_exact_pass_is_the_head_over_the_full_graph(tmp_path, monkeypatch, attr):
     """Against the backbone over all edges of training and the head over all held-out ones, in float32."""
@@ -93,13 +105,8 @@ def test_the_exact_pass_is_the_head_over_the_full_graph(tmp_path, monkeypatch, a
     assert {"train_loss", "val_loss", "val_acc"} <= set(run.callback_metrics)
     assert module.hidden.in_features == 32 + attr
     found = run.test(module, dm, verbose=False)[0]
-    held, links = dm.dataset, dm.links["test"]
-    arcs = torch.from_numpy(np.concatenate([np.stack([c.src, c.dst]) for c in held.stream.chunks()], axis=1)).long()
-    with torch.no_grad():
-        read = {"edge_attr": torch.from_numpy(held.edge_features)} if attr else {}
-        table = module.backbone(torch.from_numpy(held.features), arcs, **read)
-        rows = [table[ends] for ends in links.edges] + ([torch.from_numpy(links.features)] if attr else [])
-        outputs = module.out(module.hidden(torch.cat(rows, 1)).relu())
+    links = dm.links["test"]
+    outputs = outputs_by_hand(module, dm, links, attr)
     label = torch.from_numpy(links.label)
     known = label >= 0
     assert 0 < int((~known).sum())
@@ -109,6 +116,131 @@ def test_the_exact_pass_is_the_head_over_the_full_graph(tmp_path, monkeypatch, a
     assert found["test_acc"] > (0.65 if attr else 0.8)  # half for a guess; attention weighs the node itself less
     sampled = data(tmp_path, attr, mode="sampled")
     assert trainer().test(module, sampled, verbose=False)[0] == pytest.approx(found, rel=1e-3)
+
+
+@pytest.mark.parametrize("attr", [0, 3])
+def test_predictions_are_the_held_out_edges_in_their_order(tmp_path, monkeypatch, attr):
+    """Against the head over the full graph; in memory, in pieces on disk, and in sampled batches."""
+    monkeypatch.setattr("lightning_gnnscale.model.edge_classifier.CHUNK_BYTES", 4 * 200 * 7)
+    module, found = model(edge_channels=attr, predict_logits=True), {}
+    for mode in ("layerwise", "sampled"):
+        dm = data(tmp_path, attr, mode)
+        monkeypatch.setattr("lightning_gnnscale.datamodule.callbacks._BLOCK_ROWS", 16 if mode == "layerwise" else 1000)
+        pieces = trainer().predict(module, dm)
+        assert len(pieces) == 1 or mode == "sampled"
+        edges = np.hstack([piece["edges"] for piece in pieces])
+        links = dm.links["test"]
+        assert np.array_equal(np.asarray(dm.store.original_nid)[edges], links.edges)
+        assert all("edge_type" not in piece for piece in pieces)
+        path = tmp_path / mode / "predictions.parquet"
+        given = trainer(callbacks=[gs.PredictionWriter(path)]).predict(module, data(tmp_path, attr, mode))
+        assert mode == "sampled" or len(given[0]["prediction"]) == 0  # written as they came
+        assert list(path.parent.iterdir()) == [path]
+        table = pq.read_table(path, page_checksum_verification=True)
+        assert table.column_names == ["source", "target", "prediction"]
+        assert np.array_equal(np.stack([table["source"], table["target"]]), links.edges)
+        found[mode] = np.array(table["prediction"].to_pylist(), np.float32)
+        assert np.array_equal(torch.cat([piece["prediction"] for piece in pieces]).numpy(), found[mode])
+    np.testing.assert_allclose(found["layerwise"], outputs_by_hand(module, dm, links, attr), atol=1e-5)
+    np.testing.assert_allclose(found["sampled"], found["layerwise"], atol=1e-5)
+    groups = {mode: pq.ParquetFile(tmp_path / mode / "predictions.parquet").num_row_groups for mode in found}
+    assert groups == {"layerwise": -(-len(links.label) // 16), "sampled": 1}
+    module.predict_logits = False
+    (classes,) = trainer().predict(module, data(tmp_path, attr))
+    assert classes["prediction"].dtype == torch.int64
+    assert np.array_equal(classes["prediction"].numpy(), found["layerwise"].argmax(1))
+
+
+def test_a_run_that_fails_leaves_the_file_before_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr("lightning_gnnscale.model.edge_classifier.CHUNK_BYTES", 4 * 200 * 7)
+    module, path = model(), tmp_path / "out" / "predictions.parquet"
+    trainer(callbacks=[gs.PredictionWriter(path)]).predict(module, data(tmp_path))
+    before, decide, pieces = path.read_bytes(), module.decide, []
+
+    def failing(outputs):
+        pieces.append(len(outputs))
+        if len(pieces) == 4:
+            assert {other.name for other in path.parent.iterdir()} == {path.name, f"{path.name}.0"}
+            raise RuntimeError("half way")
+        return decide(outputs)
+
+    module.decide = failing
+    with pytest.raises(RuntimeError, match="half way"):
+        trainer(callbacks=[gs.PredictionWriter(path)]).predict(module, data(tmp_path))
+    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
+
+
+def test_which_edges_are_predicted(tmp_path):
+    """Those of test, else of validation; without classes, and edges that stand in the store, when they are named."""
+    module, dm = model(), data(tmp_path)
+    links = dm.links
+    dm.links = {"val": links["val"]}
+    (rows,) = trainer().predict(module, dm)
+    assert np.array_equal(np.asarray(dm.store.original_nid)[rows["edges"]], links["val"].edges)
+    indptr, indices = dm.store.csc.indptr, np.asarray(dm.store.csc.indices)
+    node = int(np.argmax(np.diff(indptr)))
+    sources = np.asarray(dm.store.original_nid)[indices[indptr[node] : indptr[node + 1]]]
+    standing = np.stack([sources, np.full(len(sources), dm.store.original_nid[node])])
+    dm.links = {"test": gs.LinkSet(standing, negatives=np.zeros((len(sources), 2), int)), "val": links["val"]}
+    (rows,) = trainer().predict(module, dm)
+    assert np.array_equal(np.asarray(dm.store.original_nid)[rows["edges"]], standing)
+    with pytest.raises(StrategyError, match="test links are edges of"):  # a score of them would tell nothing
+        dm.links["test"] = dm.links["test"]._replace(label=np.zeros(len(sources), int))
+        trainer().test(module, dm)
+    dm.links = {"test": gs.LinkSet(standing[:, :0])}
+    with pytest.raises(StrategyError, match="predicting classes of edges needs held-out edges, and there are none"):
+        trainer().predict(module, dm)
+    nodes = gs.NodeClassifier(gs.model.GraphSAGE(5, 8, 2, num_layers=1))
+    assert len(trainer().predict(nodes, data(tmp_path))[0]["nodes"]) == NUM_NODES
+
+
+KINDS = {"user": [f"u{i:02}" for i in range(30)], "item": [f"i{i}" for i in range(20)]}
+
+
+def typed() -> gs.TypedGraph:
+    """Two relations between kinds whose nodes have the user's own names; classes of the edges of one of them."""
+    rng = np.random.default_rng(0)
+    rated = np.unique(rng.integers(0, [[30], [20]], (2, 400)), axis=1)
+    trusts = np.unique(rng.integers(0, 30, (2, 200)), axis=1)
+    users, items = (np.array(names) for names in KINDS.values())
+    return gs.TypedGraph(
+        {
+            "user": {"nodes": users, "features": rng.random((30, 4), np.float32)},
+            "item": {"nodes": items, "features": rng.random((20, 3), np.float32)},
+        },
+        {
+            ("user", "rated", "item"): {
+                "edges": np.stack([users[rated[0]], items[rated[1]]]),
+                "labels": rng.integers(0, 3, rated.shape[1]),
+            },
+            ("user", "trusts", "user"): users[trusts],
+        },
+    )
+
+
+def test_predictions_of_a_typed_graph_name_kinds_and_relation(tmp_path):
+    held = gs.hold_out_edges(typed().dataset(), val=0.1, test=0.2)
+    links = held.links["test"]
+    assert set(links.edge_type) == {0, 1}
+    sampler = gs.LinkSampler(gs.NeighborSampler([4]), "edge", labelled=True)
+    found = []
+    for mode in ("layerwise", "sampled"):
+        dm = gs.PartitionDataModule(dataset=held, root=tmp_path / "store", num_parts=3, sampler=sampler,
+                                    partitioner="random", evaluation=mode, batch_size=64)  # fmt: skip
+        dm.prepare_data()
+        torch.manual_seed(0)
+        backbone = gs.model.RGCN(dm.feature_dims, 8, 8, num_layers=1, schema=dm.schema)
+        path = tmp_path / f"{mode}.parquet"
+        trainer(callbacks=[gs.PredictionWriter(path)]).predict(gs.EdgeClassifier(backbone, 3), dm)
+        found.append(pq.read_table(path))
+    assert found[0].column_names == ["source_kind", "source", "relation", "target_kind", "target", "prediction"]
+    assert found[0].drop_columns(["prediction"]).equals(found[1].drop_columns(["prediction"]))
+    names = np.array(KINDS["user"] + KINDS["item"])  # kind after kind, as original ids are
+    assert found[0]["source"].to_pylist() == names[links.edges[0]].tolist()
+    assert found[0]["target"].to_pylist() == names[links.edges[1]].tolist()
+    assert set(found[0]["source_kind"].to_pylist()) == {"user"}
+    assert found[0]["relation"].to_pylist() == np.array(["rated", "trusts"])[links.edge_type].tolist()
+    assert found[0]["target_kind"].to_pylist() == np.array(["item", "user"])[links.edge_type].tolist()
 
 
 def test_what_does_not_fit_is_told_in_one_line(tmp_path):
@@ -154,6 +286,27 @@ def test_settings_that_do_not_go_together(words, message):
     plain.edge_label = None
     with pytest.raises(UsageError, match=message):
         check_dataset(compose_config("train", words), plain)
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "message"),
+    [
+        ("predict", [], "and none are: say dataset.hold_out.test=0.1$"),
+        ("train", ["test=false"], "and none are: say dataset.hold_out.test=0.1, or predict=false$"),
+    ],
+)
+def test_edges_to_predict_are_held_out(command, words, message):
+    config = compose_config("train", [*EDGES, *words, "predict=true"])
+    with pytest.raises(
+        UsageError, match=f"^dataset.hold_out: classes are predicted of edges that are held out, {message}"
+    ):
+        check_dataset(config, labelled(), command)
+    check_dataset(config, gs.hold_out_edges(labelled()), command)
+    config.predict = command == "predict"
+    bare = labelled()
+    bare.edge_label = None
+    if command == "predict":  # edges without classes will do
+        check_dataset(config, gs.hold_out_edges(bare), command)
 
 
 def test_settings_that_do():

@@ -397,7 +397,7 @@ def test_predictions_of_a_rank_without_rows_join_those_of_others(ids, shape, kin
     results = [
         {"nodes": np.arange(count), "prediction": torch.zeros(count, *shape, dtype=torch.float32)} for count in (2, 0)
     ]
-    joined = pa.concat_tables([gs.PredictionWriter._table(store, *result.values()) for result in results])
+    joined = pa.concat_tables([gs.PredictionWriter._table(store, result) for result in results])
     assert joined["node"].to_pylist() == list(ids[:2])
     assert kinds is None or joined["kind"].to_pylist() == ["paper", "author"]
 

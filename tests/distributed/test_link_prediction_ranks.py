@@ -1,9 +1,11 @@
-"""Link prediction in real processes: each link is ranked once, and the metrics are those of one process."""
+"""Links in real processes: each is ranked or classified once, with the metrics and predictions of one process."""
 
+import os
 from pathlib import Path
 
 import lightning as L
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from processes import launch
@@ -11,7 +13,7 @@ from processes import launch
 import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import GraphDataset
 from lightning_gnnscale.edge_stream import SyntheticGraph
-from lightning_gnnscale.model import GraphSAGE
+from lightning_gnnscale.model import GraphSAGE, edge_classifier
 
 GRAPH = SyntheticGraph(300, 2400, num_communities=10, homophily=0.95, seed=1)
 
@@ -94,3 +96,63 @@ def test_triples_are_ranked_once_over_all_ranks(tmp_path):
     assert {"test_mrr", "test_hits@10", "test_loss"} <= set(alone)
     for result in launch(2, rank_triples, tmp_path / "ranks", str(tmp_path / "store")):
         assert result == pytest.approx(alone, abs=1e-5)
+
+
+def predict_edges(folder: Path, root: str, target: str, num: int | None = None, killed_at: int | None = None) -> None:
+    """Write the classes of held-out edges, of an untrained model; end at once in the piece `killed_at`."""
+    world_size = torch.distributed.get_world_size()
+    trainer = L.Trainer(
+        accelerator="cpu", devices=world_size, default_root_dir=folder, logger=False, strategy="gnnscale",
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[gs.PredictionWriter(target)],
+    )  # fmt: skip
+    edge_classifier.CHUNK_BYTES = 4 * 300  # a few edges
+    torch.manual_seed(0)
+    backbone = GraphSAGE(8, 16, 16, num_layers=2, dropout=0.0)
+    model = gs.EdgeClassifier(backbone, 3, predict_logits=True)
+    pieces, decide = [], model.decide
+
+    def decide_or_end(outputs):
+        pieces.append(outputs)
+        if len(pieces) == killed_at:
+            os._exit(9)
+        return decide(outputs)
+
+    model.decide = decide_or_end
+    links = {"test": gs.LinkSet(planted().links["test"].edges[:, :num])}
+    sampler = gs.LinkSampler(gs.NeighborSampler([5, 5]), "edge", labelled=True)
+    data = gs.PartitionDataModule(store=root, sampler=sampler, evaluation=gs.EvaluationOptions(links=links))
+    trainer.predict(model, data)
+    assert len(pieces) > 10 or num is not None
+
+
+def test_ranks_write_the_edges_that_one_writes(root, tmp_path):
+    tables = {}
+    for world_size in (1, 2, 3):
+        target = tmp_path / f"{world_size}.parquet"
+        launch(world_size, predict_edges, tmp_path / str(world_size), root, str(target))
+        tables[world_size] = pq.read_table(target)
+    edges = planted().links["test"].edges
+    alone = np.array(tables[1]["prediction"].to_pylist())
+    for table in tables.values():
+        assert np.array_equal(np.stack([table["source"], table["target"]]), edges)
+        found = np.array(table["prediction"].to_pylist())
+        assert np.allclose(found, alone, atol=1e-6) and np.array_equal(found.argmax(1), alone.argmax(1))
+    launch(2, predict_edges, tmp_path / "few", root, str(tmp_path / "few.parquet"), 1)  # one rank has none
+    assert (
+        pq.read_table(tmp_path / "few.parquet")
+        .drop_columns(["prediction"])
+        .equals(tables[1].slice(0, 1).drop_columns(["prediction"]))
+    )
+    assert sorted(path.name for path in tmp_path.glob("*.parquet*")) == [
+        "1.parquet", "2.parquet", "3.parquet", "few.parquet"
+    ]  # fmt: skip
+
+
+def test_a_process_that_is_killed_leaves_no_half_file(root, tmp_path):
+    target = tmp_path / "edges.parquet"
+    launch(1, predict_edges, tmp_path / "run", root, str(target), None, 5, killed=(0,))
+    assert [path.name for path in tmp_path.glob("edges*")] == ["edges.parquet.0"]
+    launch(1, predict_edges, tmp_path / "again", root, str(target))
+    assert [path.name for path in tmp_path.glob("edges*")] == ["edges.parquet"]
+    assert pq.read_table(target).num_rows == planted().links["test"].edges.shape[1]

@@ -343,6 +343,7 @@ def test_the_plan_counts_the_arcs_that_are_grouped(graph):
     more = predict_training(**sizes, grouped_relations=5) - predict_training(**sizes)
     arcs, rows = 20 * 10**8 // 8, 8 * 5 * 3 * 10**6
     assert more == 2 * (arcs + rows)
+    assert predict_training(**sizes, grouped_weights=True) == predict_training(**sizes)  # nothing is grouped
 
 
 def test_a_temporal_sampler_leaves_the_mapped_graph_where_it_is(graph):

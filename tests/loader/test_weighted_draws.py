@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import lightning_gnnscale as gs
+from lightning_gnnscale.partition_store.part_graph import load_part_graph
+from lightning_gnnscale.planner import predict_training
 
 NUM_NODES, NUM_EDGES = 120, 3000
 pytestmark = pytest.mark.filterwarnings("ignore:.*listed more often", "ignore:the store has")
@@ -155,3 +157,24 @@ def test_what_cannot_be_drawn_is_refused(stores, tmp_path):
     below = write_store(tmp_path / "below", 1, lambda pairs: np.where(pairs[0] == 3, -1, 1).astype(np.float32))
     with pytest.raises(gs.GNNScaleError, match="weights by which arcs are drawn must be >= 0"):
         batches(below, gs.NeighborSampler([5], weighted=True))
+
+
+def test_the_plan_counts_the_weights_of_the_arcs_that_are_grouped(stores):
+    """As many bytes as the sampler holds of a part that is ready."""
+    store = stores[3]
+    shapes = {
+        name: gs.PartitionDataModule(store=store, sampler=sampler, batch_size=32)._batch_shape()
+        for name, sampler in {
+            "plain": gs.NeighborSampler([4], disjoint=True),
+            "weighted": gs.NeighborSampler([4], weighted=True),
+            "links": gs.LinkSampler(gs.NeighborSampler([4], weighted=True)),
+        }.items()
+    }
+    assert [shape.get("grouped_weights", False) for shape in shapes.values()] == [False, True, True]
+    sizes = {"num_nodes": store.num_nodes, "num_edges": store.num_arcs, "num_parts": 3, "num_processes": 1}
+    counted = predict_training(**sizes, grouped_relations=1, grouped_weights=True) - predict_training(
+        **sizes, grouped_relations=1
+    )
+    graph = load_part_graph(store, 1, 0)
+    (relation,) = gs.NeighborSampler([4], weighted=True).prepare(graph, np.arange(graph.num_core), 0).grouped.relations
+    assert counted == 2 * -(-store.num_arcs // 3) * relation.weight.nbytes // graph.csc.num_arcs  # two parts are held
