@@ -55,9 +55,10 @@ def test_learned_rows_are_those_of_kinds_without_features(folder):
     inputs = "+model.inputs={_target_:lightning_gnnscale.embedding.DistributedEmbedding,dim:3}"
     main([*WORDS, "model=rgcn", inputs, "hydra.run.dir=learned", "test=false"])
     (checkpoint,) = (folder / "learned" / "checkpoints").glob("last.ckpt")
-    inputs = gs.DistributedEmbedding(42, 3)
+    inputs = gs.DistributedEmbedding.for_store(gs.PartitionStore.open("kinds"), 3, kinds=["author"])
     backbone = gs.NodeClassifier.load_from_checkpoint(checkpoint, inputs=inputs).backbone
     assert backbone.in_channels == {"paper": 6, "author": 3}
+    assert inputs.loaded and inputs.num_rows == 12
 
 
 @pytest.mark.parametrize(
