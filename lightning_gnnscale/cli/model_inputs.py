@@ -43,7 +43,7 @@ def learned_kinds(config: DictConfig, schema: GraphSchema | None, stored: int | 
         if not kinds:
             raise UsageError(
                 f"model.inputs: all kinds of nodes have features ({', '.join(stored)}): name those that have learned "
-                "rows beside them, model.inputs.kinds=[...], or leave model.inputs out"
+                "rows beside them, +model.inputs.kinds=[...], or leave model.inputs out"
             )
         return kinds
     given = OmegaConf.to_container(given) if OmegaConf.is_config(given) else given

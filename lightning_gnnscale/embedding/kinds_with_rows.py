@@ -122,4 +122,4 @@ def chosen_kinds(kinds: Sequence[str], schema: GraphSchema | None) -> np.ndarray
 
 def said_kinds(names: Sequence[str]) -> str:
     """Return the argument that names kinds, as Python and the command line say it."""
-    return f"kinds={list(names)} (on the command line model.inputs.kinds=[{','.join(names)}])"
+    return f"kinds={list(names)} (on the command line ++model.inputs.kinds=[{','.join(names)}])"
