@@ -151,7 +151,7 @@ def test_workers_own_the_rows_of_some_kinds(tmp_path):
     options = {"kinds": ["author"], "optimizer": gs.SparseAdam(0.05, bias="step"), "seed": 1}
     local = gs.DistributedEmbedding.for_store(typed, DIM, **options).open()
     for num_workers in (3, 1):
-        made = gs.WorkerEmbedding.for_store(typed, DIM, num_workers=num_workers, **options).open()
+        made = gs.WorkerEmbedding.for_store(typed, DIM, num_workers=num_workers, timeout_s=120.0, **options).open()
         assert made.nbytes == local.nbytes == 12 * (3 * 4 * DIM + 4)
         if num_workers == 1:  # else those of `local` have been pushed to
             made.load(tmp_path / "rows", [local.save(tmp_path / "rows")])
