@@ -44,6 +44,7 @@ from .checks import (
 )
 from .errors import Interrupted, UsageError, one_line, own_settings, show_warning
 from .loggers import ConfigLogged, EpochLines, log_results, make_loggers
+from .model_inputs import in_channels_of, learned_kinds, make_inputs, model_widths, stored_columns
 from .ranks import (
     SIGTERM_CODE,
     accelerator,
@@ -52,7 +53,6 @@ from .ranks import (
     is_first_rank,
     own_start_method,
     start_method,
-    started_from_outside,
 )
 from .run_folder import (
     best_checkpoint,
@@ -196,7 +196,7 @@ class CommandRun:
             held = {"accelerator": accelerator_of(trainer), "interpreter_bytes": process_bytes()}
             held["start_method"] = getattr(trainer.strategy, "_start_method", "popen")
             held["mixed_parts"] = datamodule.mixed_parts(getattr(trainer.strategy, "weights", None))
-            make_plan = partial(datamodule.make_plan, trainer.world_size, **held, **model_widths(config))
+            make_plan = partial(datamodule.make_plan, trainer.world_size, **held, **model_widths(config, dataset))
             if store is None:
                 self.plan = make_store(config, datamodule.store_source, make_plan)
             else:
@@ -350,11 +350,13 @@ def make_model(config: DictConfig, datamodule, saved: dict | None = None):
     from lightning import seed_everything
 
     seed_everything(config.seed, verbose=False)
-    inputs = _inputs(config, datamodule)
     dims = getattr(datamodule, "feature_dims", None)
     schema = getattr(datamodule, "schema", None)
-    in_channels = _in_channels(datamodule.num_features if dims is None else dims, getattr(inputs, "dim", 0))
-    outputs = _edge_dim(config, datamodule.num_edge_features) | _schema(config, schema, dims)
+    stored = datamodule.num_features if dims is None else dims
+    kinds = learned_kinds(config, schema, stored)
+    inputs = make_inputs(config, datamodule, kinds)
+    in_channels = in_channels_of(stored, getattr(inputs, "dim", 0), kinds, schema)
+    outputs = _edge_dim(config, datamodule.num_edge_features) | _schema(config, schema, in_channels)
     if trains_on_links(config):
         options = _relations(config, datamodule.store.schema)
         options |= _edge_classes(config, datamodule.dataset or StoredData("", datamodule.store), saved)
@@ -383,14 +385,16 @@ def check_model(config: DictConfig, dataset) -> None:
     Raises:
         ValueError, InstantiationException: settings that make no model; `one_line` names the key.
     """
-    is_read = config.datamodule.get("stored_features", True)
-    dims = getattr(dataset, "feature_dims", None) if is_read else None
-    inputs = config.model.get("inputs")
-    stored = dims or (dataset.feature_dim if is_read else 0)
-    in_channels = _in_channels(stored, (inputs.get("dim") or 0) if inputs else 0)
+    inputs, schema, stored = (
+        config.model.get("inputs"),
+        getattr(dataset, "schema", None),
+        stored_columns(config, dataset),
+    )
+    kinds = learned_kinds(config, schema, stored)
+    in_channels = in_channels_of(stored, (inputs.get("dim") or 0) if inputs else 0, kinds, schema)
     if inputs and in_channels == 0:
         return  # inputs whose width only the store tells
-    outputs = _schema(config, getattr(dataset, "schema", None), dims)
+    outputs = _schema(config, schema, in_channels)
     if config.datamodule.get("stored_edge_features", True):
         outputs |= _edge_dim(config, dataset.edge_dim)
     if trains_on_links(config):
@@ -431,20 +435,13 @@ def _edge_channels(config: DictConfig, edge_dim: int | None) -> dict:
     return {"edge_channels": edge_dim or 0} if takes else {}
 
 
-def _in_channels(stored: int | dict[str, int], learned: int) -> int | dict[str, int]:
-    """Return the columns that the model reads: of a kind with features these, of one without its learned rows."""
-    if isinstance(stored, int):
-        return stored + learned
-    return {kind: width or learned for kind, width in stored.items()}
-
-
-def _schema(config: DictConfig, schema: GraphSchema | None, dims: dict[str, int] | None) -> dict:
+def _schema(config: DictConfig, schema: GraphSchema | None, in_channels: int | dict[str, int]) -> dict:
     """Return the argument of the backbone that tells it kinds and relations, where the graph has some.
 
     Args:
         config: composed from `train.yaml`.
         schema: Kinds and relations of the graph, or None.
-        dims: columns of the features by kind, where kinds have their own.
+        in_channels: Columns that the model reads, by kind where kinds have their own.
 
     Raises:
         UsageError: no layer of the model reads them, or it reads nothing else and there are none.
@@ -460,7 +457,9 @@ def _schema(config: DictConfig, schema: GraphSchema | None, dims: dict[str, int]
     if takes:
         return {"schema": schema.as_json()}
     named = inspect.signature(getattr(backbone, "forward", backbone)).parameters
-    if (schema.num_relations > 1 and "edge_type" not in named) or (dims is not None and "node_type" not in named):
+    if (schema.num_relations > 1 and "edge_type" not in named) or (
+        isinstance(in_channels, dict) and "node_type" not in named
+    ):
         raise UsageError(
             f"model: {backbone.__name__} reads no relations, and the graph has {schema.num_relations} between "
             f"{schema.num_kinds} kinds of nodes: say model=rgcn, model=rgat or model=hgt"
@@ -519,26 +518,6 @@ def _build(config: DictConfig, in_channels: int, outputs: dict, options: dict, i
     return module
 
 
-def _inputs(config: DictConfig, datamodule):
-    """Return the rows by node that the model reads beside or instead of stored features, or None."""
-    if not config.model.get("inputs"):
-        return None
-    inputs = instantiate(config.model.inputs, _partial_=True)
-    inputs = inputs.func.for_store(datamodule.store, **inputs.keywords)
-    if config.strategy.get("start_method") != "popen" and not started_from_outside():
-        inputs.open()  # processes that are forked or spawned share the rows, and this one has them afterwards
-    return inputs
-
-
-def model_widths(config: DictConfig) -> dict:
-    """Return what the planner asks of the model."""
-    widths = {
-        "hidden_channels": config.model.backbone.get("hidden_channels"),
-        "embedding_dim": (config.model.get("inputs") or {}).get("dim"),
-    }
-    return {name: width for name, width in widths.items() if width}
-
-
 def _progress_argument(node: DictConfig, progress) -> dict:
     return {"progress": progress} if node._target_.endswith((".generate", ".load_ogb")) else {}
 
@@ -553,7 +532,8 @@ def plan(config: DictConfig) -> None:
         datamodule = make_datamodule(config, instantiate(config.dataset) if store is None else None, store=store)
         accelerator = planned_accelerator(config)
         options = {"accelerator": accelerator, "start_method": own_start_method(num_devices, accelerator)}
-        options |= model_widths(config)
+        data = datamodule.dataset or StoredData(config.store, store)
+        options |= model_widths(config, data)
         if config.strategy.get("weights"):
             options["mixed_parts"] = datamodule.mixed_parts(instantiate(config.strategy.weights))
         make_plan = partial(datamodule.make_plan, num_devices, **options)
@@ -566,16 +546,20 @@ def plan(config: DictConfig) -> None:
         table.add_row(term, value)
     Console().print(table)
     if "dataset" in config:
-        _plan_machines(config, datamodule, store or standing_store(config, datamodule.store_source))
+        _plan_machines(config, data, datamodule, store or standing_store(config, datamodule.store_source))
 
 
-def _plan_machines(config: DictConfig, datamodule, store) -> None:
+def _plan_machines(config: DictConfig, data, datamodule, store) -> None:
     """Print what each machine of a run on several holds, receives and sends."""
     from ..datamodule.machine_plan import Machines  # of use on several machines alone
 
-    training, learned = config.trainer.get("num_nodes") or 1, model_widths(config).get("embedding_dim", 0)
+    learned = {
+        "embedding_dim": model_widths(config, data).get("embedding_dim", 0),
+        "embedding_kinds": learned_kinds(config, data.schema, stored_columns(config, data)),
+    }
+    training = config.trainer.get("num_nodes") or 1
     with own_settings("machines", config.machines):
-        machines = Machines(training, planned_devices(config), embedding_dim=learned, **config.machines)
+        machines = Machines(training, planned_devices(config), **learned, **config.machines)
     if machines.number == 1:
         return
     if not takes_sampler(config):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..embedding.kinds_with_rows import KindsWithRows
 from ..errors import check_count, check_integer
 from ..loader import RankPlace
 from ..memory import parse_bytes
@@ -66,9 +67,17 @@ class RowsAsked:
         self.all_rows[machine] += len(nodes)
         self.num_batches[machine] += 1
 
-    def owned(self, batch: MiniBatch) -> np.ndarray:
-        """Return (num_machines,) int64: how many of a batch's rows each machine owns."""
-        owner = self._owner[part_of(batch.n_id.numpy(), self._offsets)]
+    def owned(self, batch: MiniBatch, kinds: KindsWithRows | None = None) -> np.ndarray:
+        """Return (num_machines,) int64: how many of a batch's nodes each machine owns.
+
+        Args:
+            batch: A batch.
+            kinds: The kinds whose nodes count; None: all.
+        """
+        nodes = batch.n_id.numpy()
+        if kinds is not None:
+            nodes = nodes[kinds.has_rows[kinds.nodes.kind_of(nodes)]]
+        owner = self._owner[part_of(nodes, self._offsets)]
         return np.bincount(owner, minlength=len(self.rows))
 
     def num_bytes(self) -> np.ndarray:
@@ -111,6 +120,7 @@ class Machines:
         link_gbit: Rate at which a machine sends, and at which it receives at the same time, gigabits a second.
         batches: Batches that are drawn for each machine that trains, at most; an epoch is extrapolated from them.
         embedding_dim: Width of learnable rows; 0: there are none.
+        embedding_kinds: Names of the kinds whose nodes have learnable rows; None: all nodes have.
 
     Raises:
         ValueError: an argument outside its range.
@@ -122,6 +132,7 @@ class Machines:
     link_gbit: float = 1.0
     batches: int = 20
     embedding_dim: int = 0
+    embedding_kinds: Sequence[str] | None = None
 
     def __post_init__(self):
         check_count("training", self.training)
@@ -203,7 +214,8 @@ class Machines:
                 traffic.all_rows[trainer] = sum(len(batch.n_id) for batch in batches)
                 traffic.num_batches[trainer] = len(batches)
             if self.embedding_dim:
-                rows = scale * sum(traffic.owned(batch) for batch in batches)
+                kinds = KindsWithRows.of(data.store, self.embedding_kinds)
+                rows = scale * sum(traffic.owned(batch, kinds) for batch in batches)
                 rows[trainer] = 0
                 sent[:, trainer] += rows * self.embedding_dim * 4
                 sent[trainer] += rows * self.embedding_dim * 4  # the gradients of all that came
@@ -245,7 +257,9 @@ class Machines:
         rows = int(held.sum())
         features = int(store.part_rows[parts].sum()) if halos else rows
         arcs = int(np.diff(csc.indptr)[held].sum())
-        learned = int(np.diff(offsets)[parts].sum()) * self.embedding_dim * _LEARNED_BYTES
+        kinds = KindsWithRows.of(store, self.embedding_kinds)
+        learned = int(np.diff(offsets if kinds is None else kinds.part_offsets)[parts].sum())
+        learned *= self.embedding_dim * _LEARNED_BYTES
         return arcs * csc.indices.itemsize + 8 * rows + features * traffic.row_bytes + learned
 
     def _row(

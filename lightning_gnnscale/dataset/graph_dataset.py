@@ -248,6 +248,13 @@ class GraphDataset:
         return {kind: widths.get(kind, 0) for kind in self.schema.node_types}
 
     @property
+    def kind_sizes(self) -> dict[str, int] | None:
+        """Number of nodes by kind; None in a graph of one kind and one relation."""
+        if not isinstance(self.stream, RelationStream):
+            return None
+        return dict(zip(self.schema.node_types, np.diff(self.stream.kind_offsets).tolist(), strict=True))
+
+    @property
     def edge_dim(self) -> int | None:
         """Columns of the edge features; None without."""
         return None if self.edge_features is None else int(np.shape(opened(self.edge_features))[-1])

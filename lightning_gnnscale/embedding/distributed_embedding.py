@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, PartitionStoreError
+from ..partition_store import PartitionStore
 from ..partition_store.array_file import ArrayFile, checksum, map_rows
 from ..partition_store.manifest import sync_folder
 from ..rng import fold
+from .kinds_with_rows import KindsWithRows, said_kinds
 from .optimizers import OPTIMIZERS, SparseAdam, SparseSGD, sum_duplicates
 from .owned_rows import OwnedRows, _as_array
-from .row_exchange import Ownership, Requests, checked_nodes, push_rows
+from .row_exchange import Ownership, Requests, push_rows
 from .shared_table import Column, SharedTable, default_scale, fill_initial
 
 CHUNK_ROWS = 1 << 16
@@ -73,17 +75,17 @@ def load_rows(
 
     Args:
         folder: Folder of the files.
-        saved: Entries of all ranks, each with num_nodes, dim, dtype and files.
+        saved: Entries of all ranks, each with num_nodes (or num_rows), dim, dtype and files.
         arrays: Maps a name to a (num_rows, width) array, filled in place. "rows" must have been saved; other arrays
             stay unchanged if they were not.
         share: (ids, rows) of each range to read.
-        shape: The num_nodes, dim and dtype that the rows must have.
+        shape: The number, dim and dtype that the rows must have.
 
     Raises:
         PartitionStoreError: a file is missing or damaged, ids are missing, or the rows are of another shape.
     """
     for one in saved:
-        given = (one["num_nodes"], one["dim"], one["dtype"])
+        given = (one.get("num_rows", one["num_nodes"]), one["dim"], one["dtype"])
         if given != shape:
             raise PartitionStoreError(
                 f"{folder}: holds {given[0]} rows of {given[1]} {given[2]}, the embedding has {shape[0]} of {shape[1]} "
@@ -124,7 +126,9 @@ def _open(path: Path, entry: dict[str, Any], values: np.ndarray) -> np.ndarray:
 
 
 class DistributedEmbedding(OwnedRows):
-    """Learnable node embeddings (num_nodes, dim), sharded by part, with a sparse optimizer of their own.
+    """Learnable node embeddings, a row of dim numbers a node, sharded by part, with a sparse optimizer of their own.
+
+    In a graph with kinds of nodes `for_store(store, dim, kinds=["author"])` has rows of these kinds' nodes alone.
 
     `pull` reads rows; `push` updates the rows of a batch by their gradients. The processes of a host write to one table
     without locks (Hogwild): simultaneous steps of the same row may overwrite each other, but rows that no other process
@@ -137,7 +141,7 @@ class DistributedEmbedding(OwnedRows):
     parameters of the module: weight policies, schedulers and clipping leave them alone.
 
     Args:
-        num_nodes, dim: Number of rows and length of a row, >= 1.
+        num_nodes, dim: Number of nodes and length of a row, >= 1.
         part_offsets: (num_parts + 1,) part offsets of the store; see `OwnedRows`.
         optimizer: `SparseAdam`, `SparseSGD`, "adam" or "sgd"; its state lies beside the rows.
         seed: Seed of the initial values.
@@ -146,15 +150,17 @@ class DistributedEmbedding(OwnedRows):
             they do not depend on the partitioning; None: the ids.
         dtype: "float32" or "float64".
         hosts: See `OwnedRows`.
+        kinds: The kinds of nodes that have rows, which `for_store` finds by their names; None: every node has one.
 
     Attributes:
+        num_rows: Number of rows, of all hosts together.
         nbytes: Memory of this host's rows and of their optimizer's state, bytes.
         received_bytes: Bytes of rows and gradients that have come from other hosts so far.
 
     Raises:
         ValueError: an argument outside its range.
 
-    Cost: dim * 4 bytes a row; with Adam three times as much and 4 bytes.
+    Cost: dim * 4 bytes a row, of which nodes of other kinds have none; with Adam three times as much and 4 bytes.
     Source: Zheng et al., DistDGL, sections 5.4 and 5.6. Differs: bias correction by row is an option, and values
         that were pulled together from another host are pushed together.
     """
@@ -173,6 +179,7 @@ class DistributedEmbedding(OwnedRows):
         node_keys: np.ndarray | None = None,
         dtype: str = "float32",
         hosts: Sequence[int] | None = None,
+        kinds: KindsWithRows | None = None,
     ):
         if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, or an optimizer, got {optimizer!r}")
@@ -183,15 +190,29 @@ class DistributedEmbedding(OwnedRows):
         if node_keys is not None and len(node_keys) != num_nodes:
             raise ValueError(f"node_keys must have {num_nodes} entries, got {len(node_keys)}")
         self.optimizer = OPTIMIZERS[optimizer]() if isinstance(optimizer, str) else optimizer
-        super().__init__(num_nodes, dim, dtype, part_offsets, hosts)
+        super().__init__(num_nodes, dim, dtype, part_offsets, hosts, kinds)
         self.seed, self.scale, self.node_keys = seed, default_scale(dim) if scale is None else scale, node_keys
         self.loaded = False
         self._traced: list[tuple[np.ndarray, Tensor]] = []
 
     @classmethod
-    def for_store(cls, store, dim: int, **options) -> "DistributedEmbedding":
-        """Return embeddings of a `PartitionStore`'s nodes, sharded by its parts; initial values go by original ids."""
-        return cls(store.num_nodes, dim, part_offsets=store.part_offsets, node_keys=store.original_nid, **options)
+    def for_store(
+        cls, store: PartitionStore, dim: int, kinds: Sequence[str] | None = None, **options
+    ) -> "DistributedEmbedding":
+        """Return embeddings of a store's nodes, sharded by its parts; initial values go by original ids.
+
+        Args:
+            store: An open `PartitionStore`.
+            dim: Length of a row, >= 1.
+            kinds: Names of the kinds whose nodes have rows, for example those without features; a model must read the
+                rows of exactly these. None: every node has one.
+            options: Further arguments of the class.
+
+        Raises:
+            ValueError: the store has no kinds of these names, or an argument is outside its range.
+        """
+        given = {"part_offsets": store.part_offsets, "node_keys": store.original_nid}
+        return cls(store.num_nodes, dim, **given, kinds=KindsWithRows.of(store, kinds), **options)
 
     @property
     def num_pushes(self) -> int:
@@ -202,14 +223,15 @@ class DistributedEmbedding(OwnedRows):
         """Step the rows of some nodes; with several hosts a collective.
 
         Args:
-            nodes: (num,) integers in [0, num_nodes); gradients of a node that comes twice are added up first.
+            nodes: (num,) integers in [0, num_nodes), of kinds with rows; gradients of a node that comes twice are
+                added up first.
             gradients: (num, dim), of the loss by the rows.
 
         Raises:
-            ValueError: a node is out of range, or gradients of another shape.
+            ValueError: a node is out of range or of a kind without rows, or gradients are of another shape.
             StrategyError: another rank was lost.
         """
-        ids = checked_nodes(_as_array(nodes), self.num_nodes)
+        ids = self.row_ids(nodes)
         values = np.ascontiguousarray(_as_array(gradients), self.dtype)
         if values.shape != (len(ids), self.dim):
             raise ValueError(f"gradients must have shape ({len(ids)}, {self.dim}), got {values.shape}")
@@ -266,6 +288,8 @@ class DistributedEmbedding(OwnedRows):
         arrays = self._arrays()
         chosen = {name: arrays[name] for name in self._columns() if name == "rows" or with_state}
         facts = {"num_nodes": self.num_nodes, "dim": self.dim, "dtype": self.dtype.str, "pushes": self.num_pushes}
+        if self.kinds is not None:
+            facts |= {"num_rows": self.num_rows, "kinds": self.kinds.names}
         return facts | {"files": save_rows(Path(folder), chosen, self._share())}
 
     def load(self, folder: str | Path, saved: list[dict[str, Any]]) -> None:
@@ -276,12 +300,24 @@ class DistributedEmbedding(OwnedRows):
             saved: what `save` returned on every rank then.
 
         Raises:
-            PartitionStoreError: a file is missing or damaged, or the rows are of other shape.
+            PartitionStoreError: a file is missing or damaged, or the rows are of other shape or other kinds.
         """
-        load_rows(Path(folder), saved, self._arrays(), self._share(), (self.num_nodes, self.dim, self.dtype.str))
+        self._check_kinds(Path(folder), saved)
+        load_rows(Path(folder), saved, self._arrays(), self._share(), (self.num_rows, self.dim, self.dtype.str))
         self._table.counter[0] = max(one["pushes"] for one in saved)
         self.loaded = True
         self._barrier()
+
+    def _check_kinds(self, folder: Path, saved: list[dict[str, Any]]) -> None:
+        mine = None if self.kinds is None else self.kinds.names
+        given = next((one.get("kinds") for one in saved if one.get("kinds") != mine), mine)
+        if given != mine:
+            told = ["every node" if names is None else f"nodes of {', '.join(names)}" for names in (given, mine)]
+            remedy = said_kinds(self.kinds.node_types if given is None else given)
+            raise PartitionStoreError(
+                f"{folder}: holds rows for {told[0]}, the embedding has them for {told[1]}: make it as it was then, "
+                f"with {remedy}"
+            )
 
     def files_read(self, saved: list[dict[str, Any]]) -> list[str]:
         """Return the names of the files that `load` reads on this rank; saved: as for `load`."""
@@ -313,8 +349,14 @@ class DistributedEmbedding(OwnedRows):
             return
         key = np.uint64(fold(self.seed, self.dim))
         for ids, rows in share:
-            nodes = np.arange(ids.start, ids.stop) if self.node_keys is None else np.asarray(self.node_keys[ids])
-            fill_initial(self._arrays()["rows"][rows], nodes, key, self.scale)
+            for nodes, own in [(ids, ids)] if self.kinds is None else self.kinds.runs(ids):
+                shift = rows.start - ids.start
+                place = slice(own.start + shift, own.stop + shift)
+                fill_initial(self._arrays()["rows"][place], self._keys(nodes), key, self.scale)
+
+    def _keys(self, nodes: slice) -> np.ndarray:
+        """Return the integers that determine the initial values of some nodes."""
+        return np.arange(nodes.start, nodes.stop) if self.node_keys is None else np.asarray(self.node_keys[nodes])
 
     def _copy(self, share: list[tuple[slice, slice]], table: SharedTable, ownership: Ownership) -> None:
         """Take over rows that this process had before they were shared out."""

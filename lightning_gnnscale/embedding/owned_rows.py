@@ -11,22 +11,27 @@ from ..events import record
 from ..loader import BufferPool
 from ..placement.shared_rows import gather_objects
 from ..triton_kernels.gather_rows import gather_rows
+from .kinds_with_rows import KindsWithRows
 from .row_exchange import Hosts, Ownership, Requests, checked_nodes, checked_offsets, pull_rows
 from .shared_table import Column, SharedTable, table_bytes
 
 
 class OwnedRows:
-    """A (num_nodes, dim) table that every rank reads as a whole; each host holds a part of it in memory.
+    """A table with rows of nodes that every rank reads as a whole; each host holds a part of it in memory.
 
     With one host, a read is a copy out of shared memory, and ranks read independently. With several, `pull` is a
     collective: every rank must enter it in every step; a rank without a batch calls `skip`.
 
     Args:
-        num_nodes, dim: Number of rows and length of a row, >= 1.
+        num_nodes, dim: Number of nodes and length of a row, >= 1.
         dtype: Dtype of the rows.
         part_offsets: (num_parts + 1,) offsets of the parts. A part is a range of ids and belongs to the host of the
             rank that trains it. None: each host owns an equal range.
         hosts: Host of each rank; None: found from the machines that the ranks run on.
+        kinds: The kinds of nodes that have rows; None: every node has one.
+
+    Attributes:
+        num_rows: Number of rows, of all hosts together; `row_ids` tells which is whose, ids where every node has one.
 
     Raises:
         ValueError: an argument outside its range.
@@ -42,6 +47,7 @@ class OwnedRows:
         dtype,
         part_offsets: np.ndarray | None = None,
         hosts: Sequence[int] | None = None,
+        kinds: KindsWithRows | None = None,
     ):
         for name, value in {"num_nodes": num_nodes, "dim": dim}.items():
             if not isinstance(value, int | np.integer) or value < 1:
@@ -50,6 +56,12 @@ class OwnedRows:
         self.part_offsets = None if part_offsets is None else checked_offsets(part_offsets)
         if part_offsets is not None and self.part_offsets[-1] != num_nodes:
             raise ValueError(f"part_offsets must end at num_nodes {num_nodes}, got {self.part_offsets[-1]}")
+        if kinds is not None and (not isinstance(kinds, KindsWithRows) or kinds.num_nodes != num_nodes):
+            raise ValueError(
+                f"kinds must be those of a store of {num_nodes} nodes: use {type(self).__name__}.for_store(store, dim, "
+                "kinds=[...])"
+            )
+        self.kinds, self.num_rows = kinds, self.num_nodes if kinds is None else kinds.num_rows
         self.hosts_given = None if hosts is None else list(hosts)
         self._hosts, self._rank_of_part = Hosts.alone(), None
         self._ownership = self._owners(self._hosts)
@@ -128,14 +140,19 @@ class OwnedRows:
             (num, dim) tensor on the CPU, of memory that is used again when it is gone.
 
         Raises:
-            ValueError: a node is out of range.
+            ValueError: a node is out of range, or of a kind without rows.
             StrategyError: another rank was lost.
         """
-        ids = checked_nodes(_as_array(nodes), self.num_nodes)
+        ids = self.row_ids(nodes)
         return torch.from_numpy(self._read(ids, self._pool.take((len(ids), self.dim), self.dtype)))
 
+    def row_ids(self, nodes: np.ndarray | Tensor) -> np.ndarray:
+        """Return the (num,) int64 rows of some nodes, in [0, num_rows); raises ValueError as `pull` does."""
+        ids = checked_nodes(_as_array(nodes), self.num_nodes)
+        return ids if self.kinds is None else self.kinds.row_ids(ids)
+
     def rows_here(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield (ids, their rows) of this rank's share of its host's rows; over all ranks each row comes once."""
+        """Yield (row ids, rows) of this rank's share of its host's rows; over all ranks each row comes once."""
         values = self._arrays()["rows"]
         for ids, rows in self._share():
             yield ids, values[rows]
@@ -181,11 +198,12 @@ class OwnedRows:
 
     def _owners(self, hosts: Hosts) -> Ownership:
         if self.part_offsets is not None:
+            offsets = self.part_offsets if self.kinds is None else self.kinds.part_offsets
             given = self._rank_of_part
             known = given is not None and len(hosts.host_of_rank) > max(given)
-            return Ownership.by_rank(self.part_offsets, hosts.host_of_rank, given if known else None)
+            return Ownership.by_rank(offsets, hosts.host_of_rank, given if known else None)
         number = hosts.num_hosts
-        offsets = [self.num_nodes * host // number for host in range(number + 1)]
+        offsets = [self.num_rows * host // number for host in range(number + 1)]
         return Ownership(np.array(offsets), range(number), number)
 
     def _arrays(self) -> dict[str, np.ndarray]:

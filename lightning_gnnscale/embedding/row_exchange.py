@@ -15,6 +15,8 @@ from ..placement.shared_rows import gather_objects, machine_id
 class Ownership:
     """Parts given to hosts; a host keeps the rows of its parts one behind the other, in the order of their ids.
 
+    Ids are those of rows, see `OwnedRows.row_ids`; where every node has a row they are those of the nodes.
+
     Args:
         part_offsets: (num_parts + 1,) ascending from 0: part p is the ids [part_offsets[p], part_offsets[p + 1]).
         host_of_part: (num_parts,) in [0, num_hosts).
@@ -157,21 +159,21 @@ def _timeout_of(world: dist.ProcessGroup) -> timedelta | None:
 
 
 class Requests:
-    """Which nodes of a call are here, and which go to which rank.
+    """Which rows of a call are here, and which go to which rank.
 
     Args:
-        nodes: (num,) int64.
+        ids: (num,) int64 ids of rows.
         ownership, hosts: who owns them, and where this process runs.
 
     Attributes:
-        here: (num_here,) positions of the nodes that this host owns. rows: (num_here,) their rows.
+        here: (num_here,) positions of the rows that this host owns. rows: (num_here,) their rows.
         away: (num_away,) positions of the others, by the rank that is asked.
         asked: (num_away,) their rows on their host.
         counts: (world_size,) how many each rank is asked for.
     """
 
-    def __init__(self, nodes: np.ndarray, ownership: Ownership, hosts: Hosts):
-        host, row = ownership.locate(nodes)
+    def __init__(self, ids: np.ndarray, ownership: Ownership, hosts: Hosts):
+        host, row = ownership.locate(ids)
         local = host == hosts.host
         self.here = np.flatnonzero(local)
         self.rows = row[self.here]

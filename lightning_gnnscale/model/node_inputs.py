@@ -21,12 +21,14 @@ class NodeInputs(Protocol):
     """What `embedding/` implements.
 
     Attributes:
-        dim: width of a row. num_nodes: rows.
+        dim: width of a row. num_nodes: nodes of the graph. num_rows: rows, one a node where every node has one.
         is_local: no call waits for another rank.
+        kinds: `KindsWithRows`, the kinds of nodes that have rows; None, or not there: every node has one.
     """
 
     dim: int
     num_nodes: int
+    num_rows: int
     is_local: bool
 
     def join(self, rank_of_part: np.ndarray | None = None) -> Any:
@@ -46,7 +48,10 @@ class NodeInputs(Protocol):
         """Take part in a training step without a batch."""
 
     def rows_here(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield (ids, rows) of this rank's share; over all ranks each row comes once."""
+        """Yield (row ids, rows) of this rank's share; over all ranks each row comes once."""
+
+    def row_ids(self, nodes: np.ndarray) -> np.ndarray:
+        """Return the (num,) int64 rows of (num,) nodes, in [0, num_rows)."""
 
 
 class TakesInputs(LoadsWeightsOnly, L.LightningModule):
@@ -80,13 +85,16 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
                 f"{type(self.inputs).__name__} has rows for {self.inputs.num_nodes} nodes, the store has "
                 f"{store.num_nodes}: make it with num_nodes={store.num_nodes}"
             )
+        if store is not None and _kinds_of(self.inputs) is not None:
+            self._check_kinds(trainer.datamodule, _kinds_of(self.inputs))
         self.inputs.join(getattr(trainer.datamodule, "rank_of_part", None))
 
     def features_of(self, batch: Any) -> Any:
         """Return a batch's features with its rows behind them, or the rows alone where it has no features.
 
-        Of `RowsByKind` the kinds without features get the rows of their nodes; so do, behind their features, kinds
-        whose columns in the backbone's `in_channels` count them.
+        Where `inputs` has rows for some kinds of nodes, these get theirs, behind their features where they have some.
+        Where every node has one, the kinds without features get the rows of their nodes; so do, behind their features,
+        kinds whose columns in the backbone's `in_channels` count them.
 
         Args:
             batch: with `n_id`, and `x` or None.
@@ -99,9 +107,10 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
                 'evaluation="sampled" would wait for ranks with fewer batches where rows are on several hosts: use '
                 'evaluation="layerwise"'
             )
-        x = batch.x
+        kinds = _kinds_of(self.inputs)
+        x = batch.x if batch.x is not None or kinds is None else kinds.without_features(batch.n_id.cpu().numpy())
         if hasattr(x, "tables"):
-            return rows_for_kinds(x, self.inputs, batch.n_id, self.inputs.dim, self._kind_channels)
+            return rows_for_kinds(x, self.inputs, batch.n_id, self.inputs.dim, self._kind_channels, kinds)
         rows = self.inputs(batch.n_id)
         return rows if x is None else torch.cat([x.to(rows.dtype), rows], dim=1)
 
@@ -157,6 +166,29 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
             bring_rows(saved["folder"], self.inputs.files_read(saved["ranks"]))
         self.inputs.load(saved["folder"], saved["ranks"])
 
+    def _check_kinds(self, datamodule: Any, kinds: Any) -> None:
+        """Refuse rows of some kinds that are not those of the store, or that the backbone does not read."""
+        what, given = type(self.inputs).__name__, f"kinds={kinds.names}"
+        if not kinds.fits(datamodule.store):
+            raise StrategyError(
+                f"{what} has rows for {given} of another store: make it by for_store() of the store that is trained on"
+            )
+        dims = getattr(datamodule, "feature_dims", None)
+        if dims is None and getattr(datamodule, "num_features", 0):
+            raise StrategyError(
+                f"{what} has rows for {given}, and the store has features of all kinds in one table, which they would "
+                "stand behind: leave kinds= out, so that every node has a row"
+            )
+        for number, reads in enumerate(self._kind_channels or ()):
+            name, learned = kinds.node_types[number], self.inputs.dim * bool(kinds.has_rows[number])
+            stored = (dims or {}).get(name, 0)
+            if reads != stored + learned:
+                raise StrategyError(
+                    f"nodes of kind {name!r} have {stored} features and learned rows of {learned} columns, "
+                    f"{type(self.backbone).__name__} reads {reads}: make it with in_channels of {stored + learned} for "
+                    f"{name!r}, or {what} with other kinds than {given[len('kinds=') :]}"
+                )
+
     def _check_strategy(self) -> None:
         if not hasattr(self.trainer.strategy, "exchange_run"):
             raise StrategyError(
@@ -169,7 +201,8 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
 class InputSource:
     """A `LayerSource` whose features are rows of `inputs`, behind the stored ones where there are any.
 
-    Rows on several hosts are written by their owners into a table of all ranks; nothing waits for a request.
+    Rows on several hosts are written by their owners into a table of all ranks, one row for each that there is; nothing
+    waits for a request.
 
     Args:
         source: the graph.
@@ -180,11 +213,11 @@ class InputSource:
     def __init__(self, source: LayerSource, inputs: NodeInputs, kind_channels: Sequence[int] | None = None):
         self._source, self._inputs, self._table, self._kind_channels = source, inputs, None, kind_channels
         if not inputs.is_local:
-            self._table = source.table("inputs", inputs.dim)
+            self._table = source.table("inputs", inputs.dim, inputs.num_rows)
             for ids, rows in inputs.rows_here():
                 for start in range(ids.start, ids.stop, CHUNK_ROWS):
-                    nodes = np.arange(start, min(start + CHUNK_ROWS, ids.stop))
-                    source.write(self._table, nodes, rows[start - ids.start :][: len(nodes)])
+                    chunk = np.arange(start, min(start + CHUNK_ROWS, ids.stop))
+                    source.write(self._table, chunk, rows[start - ids.start :][: len(chunk)])
         getattr(inputs, "settle", lambda: None)()  # pushes may still be under way
         source.barrier()  # all ranks have pushed, and written
 
@@ -195,11 +228,13 @@ class InputSource:
         """Return (num, dim) of the stored features and the rows, or rows of a table of hidden layers."""
         if table is not None:
             return self._source.gather(nodes, table)
-        stored = self._source.gather(nodes)
+        stored, kinds = self._source.gather(nodes), _kinds_of(self._inputs)
+        if stored is None and kinds is not None:
+            stored = kinds.without_features(np.asarray(nodes, np.int64))
         if hasattr(stored, "tables"):
             ids = torch.from_numpy(np.asarray(nodes, np.int64))
             return rows_for_kinds(
-                stored, lambda some: self._rows(some.numpy()), ids, self._inputs.dim, self._kind_channels
+                stored, lambda some: self._rows(some.numpy()), ids, self._inputs.dim, self._kind_channels, kinds
             )
         rows = self._rows(nodes)
         if stored is None:
@@ -208,13 +243,20 @@ class InputSource:
         return torch.cat([torch.as_tensor(stored).to(rows.dtype), rows], dim=1)
 
     def _rows(self, nodes: np.ndarray) -> Tensor:
-        return self._inputs.pull(nodes) if self._table is None else torch.from_numpy(np.asarray(self._table[nodes]))
+        if self._table is None:
+            return self._inputs.pull(nodes)
+        return torch.from_numpy(np.asarray(self._table[self._inputs.row_ids(nodes)]))
 
 
 def rows_for_kinds(
-    x: Any, rows_of: Callable[[Tensor], Tensor], nodes: Tensor, dim: int, channels: Sequence[int] | None
+    x: Any,
+    rows_of: Callable[[Tensor], Tensor],
+    nodes: Tensor,
+    dim: int,
+    channels: Sequence[int] | None,
+    kinds: Any = None,
 ) -> Any:
-    """Return the features of kinds with learned rows for the nodes of kinds without features.
+    """Return the features of kinds with the learned rows of those nodes that read some.
 
     Args:
         x: `RowsByKind`.
@@ -223,9 +265,14 @@ def rows_for_kinds(
         dim: columns of a learned row.
         channels: columns that the model reads of each kind; a kind whose columns are those of its features and dim
             has the rows behind its features. None: kinds without features alone have rows.
+        kinds: `KindsWithRows`, which tells the kinds that read rows in place of `channels`; None: every node has a row.
     """
     kind, device = torch.as_tensor(x.kind), nodes.device
-    takes = [_takes_rows(table, None if channels is None else channels[at], dim) for at, table in enumerate(x.tables)]
+    if kinds is not None:
+        takes = kinds.has_rows.tolist()
+    else:
+        counts = [None] * len(x.tables) if channels is None else channels
+        takes = [_takes_rows(table, count, dim) for table, count in zip(x.tables, counts, strict=True)]
     taking = torch.tensor(takes, device=device)[kind.to(device)]
     chosen, tables = nodes[taking], list(x.tables)
     rows, of_kind = rows_of(chosen), kind.to(device)[taking]
@@ -243,3 +290,7 @@ def _takes_rows(table: Any, channels: int | None, dim: int) -> bool:
         return channels is None or channels == dim
     width = table.dim if hasattr(table, "indptr") else table.shape[1]
     return channels is not None and channels == width + dim
+
+
+def _kinds_of(inputs: NodeInputs) -> Any:
+    return getattr(inputs, "kinds", None)

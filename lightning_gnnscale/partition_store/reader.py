@@ -224,6 +224,12 @@ class PartitionStore:
         schema = self.manifest.get("schema")
         return None if schema is None else GraphSchema.of_json(schema)
 
+    @property
+    def kind_sizes(self) -> dict[str, int] | None:
+        """Number of nodes by kind; None without a schema."""
+        kinds = self.manifest.get("schema")
+        return None if kinds is None else dict(zip(kinds["node_types"], kinds["kind_sizes"], strict=True))
+
     @cached_property
     def node_kinds(self) -> NodeKinds | None:
         """Where the nodes of each kind are: in every part a run of store ids; None without a schema."""

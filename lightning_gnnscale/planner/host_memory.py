@@ -191,6 +191,7 @@ def predict_training(
     on_gpu: bool = False,
     grouped_relations: int = 0,
     grouped_weights: bool = False,
+    embedding_rows: int | None = None,
 ) -> int:
     """Predict what one training process (or device) holds beyond its interpreter, bytes.
 
@@ -214,6 +215,7 @@ def predict_training(
         on_gpu: a GPU's memory: parts and embeddings stay with the host.
         grouped_relations: relations by which fan-outs, times or weights group the arcs of each part once more; 0: none.
         grouped_weights: Whether these arcs have their weights with them, by which they are drawn.
+        embedding_rows: nodes with learnable embeddings, where kinds of nodes have none; None: all.
 
     Raises:
         ValueError: a count, a width or a fan-out out of range.
@@ -221,6 +223,8 @@ def predict_training(
     _check_shape(
         feature_dim, feature_row_bytes, batch_size, fanouts, hidden_channels, prefetch_batches, embedding_dim, part_rows
     )
+    if embedding_rows is not None:
+        check_integer("embedding_rows", embedding_rows, 0)
     part_nodes, part_arcs = math.ceil(num_nodes / num_parts), math.ceil(num_edges / num_parts)
     reach = min(3 * part_nodes if part_rows is None else max(part_rows, part_nodes), num_nodes)  # core and halo
     layers = max(len(fanouts), 2)
@@ -260,7 +264,8 @@ def predict_training(
     if grouped_relations:  # arcs by relation, their places and those in the store; where each row begins
         arc_bytes = GROUPED_ARC_BYTES + (WEIGHT_BYTES if grouped_weights else 0)
         parts += held * (arc_bytes * part_arcs + 8 * grouped_relations * reach)
-    embeddings = num_nodes * (12 * embedding_dim + 4) / num_processes if embedding_dim else 0
+    learned = num_nodes if embedding_rows is None else embedding_rows
+    embeddings = learned * (12 * embedding_dim + 4) / num_processes if embedding_dim else 0
     return int(TRAINING_BYTES + parts + batches + step + model + embeddings)
 
 

@@ -26,7 +26,7 @@ class Initial(NamedTuple):
     Attributes:
         key: uint64 key derived from the seed.
         scale: Scale of the values.
-        node_keys: (num_nodes,) integers that determine the values; None: the ids.
+        node_keys: (num_rows,) integers that determine the values; None: the ids.
     """
 
     key: int
@@ -102,7 +102,7 @@ class ShardSpec(NamedTuple):
         timeout_s: How long Ray or the shards may stay silent, seconds.
         part_offsets, owner_of_part: See `Ownership`.
         num_shards: Number of shards, each of which owns rows.
-        columns, optimizer, initial: See `RowShard`; `initial` covers all nodes.
+        columns, optimizer, initial: See `RowShard`; `initial` covers all rows.
         notes: Folder in which the processes that use a Ray that was started here note that they do.
     """
 

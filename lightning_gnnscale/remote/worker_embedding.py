@@ -9,6 +9,7 @@ import numpy as np
 import torch.distributed as dist
 
 from ..embedding.distributed_embedding import CHUNK_ROWS, DistributedEmbedding
+from ..embedding.kinds_with_rows import KindsWithRows
 from ..embedding.optimizers import SparseAdam, SparseSGD
 from ..embedding.row_exchange import Hosts
 from ..errors import GNNScaleError, check_count
@@ -20,7 +21,7 @@ from .shard_table import ShardTable
 
 
 class WorkerEmbedding(DistributedEmbedding):
-    """Learnable node embeddings (num_nodes, dim) in the memory of workers, on this machine or on a Ray cluster.
+    """Learnable node embeddings, a row a node, in the memory of workers, on this machine or on a Ray cluster.
 
     A worker owns the rows of its parts and steps them; a trainer keeps none. `pull` asks the owners. `push` sends them
     the gradients, summed by row, and does not wait. In later pulls a trainer sees all its own pushes, and those of each
@@ -33,12 +34,13 @@ class WorkerEmbedding(DistributedEmbedding):
     Args:
         num_nodes, dim, part_offsets, optimizer, seed, scale, node_keys, dtype: See `DistributedEmbedding`. Part p
             belongs to worker p mod num_workers; if there are fewer parts than workers, each worker owns an equal range
-            of ids.
+            of rows.
         address: "host:port" of a Ray cluster, or "auto" for the cluster that this machine belongs to. None: Ray is
             started on this machine for as long as the rows exist, unless this process uses one already.
         num_workers: Number of workers that own rows, >= 1.
         pushes_under_way: Largest number of pushes that each trainer leaves unfinished, >= 1.
         timeout_s: How long an address or a worker may stay silent, seconds, > 0.
+        kinds: See `DistributedEmbedding`.
 
     Attributes:
         nbytes: Memory of all rows and of their optimizer's state, bytes.
@@ -70,8 +72,9 @@ class WorkerEmbedding(DistributedEmbedding):
         num_workers: int = 2,
         pushes_under_way: int = 4,
         timeout_s: float = 60.0,
+        kinds: KindsWithRows | None = None,
     ):
-        super().__init__(num_nodes, dim, part_offsets, optimizer, seed, scale, node_keys, dtype)
+        super().__init__(num_nodes, dim, part_offsets, optimizer, seed, scale, node_keys, dtype, kinds=kinds)
         check_count("num_workers", num_workers)
         check_count("pushes_under_way", pushes_under_way)
         if not timeout_s > 0:
@@ -125,7 +128,7 @@ class WorkerEmbedding(DistributedEmbedding):
         return super().save(folder, with_state)
 
     def rows_here(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield (ids, their rows) of this rank's share in blocks; over all ranks each row comes once."""
+        """Yield (row ids, rows) of this rank's share in blocks; over all ranks each row comes once."""
         values = self._arrays()["rows"]
         for ids, _ in self._share():
             for start in range(ids.start, ids.stop, CHUNK_ROWS):
@@ -142,9 +145,12 @@ class WorkerEmbedding(DistributedEmbedding):
         self._table.push(rows, gradients)
 
     def _create(self) -> ShardTable:
-        record("rows", what=self.what, num_rows=self.num_nodes, bytes=self.nbytes, host=0)
+        record("rows", what=self.what, num_rows=self.num_rows, bytes=self.nbytes, host=0)
         offsets, owners = self._owned_by_workers()
-        initial = Initial(fold(self.seed, self.dim), self.scale, self.node_keys)
+        keys = self.node_keys
+        if self.kinds is not None:
+            keys = np.concatenate([self._keys(nodes) for nodes, _ in self.kinds.runs(slice(0, self.num_rows))])
+        initial = Initial(fold(self.seed, self.dim), self.scale, keys)
         spec = ShardSpec(
             f"rows-{uuid4().hex[:12]}", self.address, self.timeout_s, offsets, owners, self.num_workers,
             self._columns(), self.optimizer, initial, None,
@@ -156,9 +162,10 @@ class WorkerEmbedding(DistributedEmbedding):
 
     def _owned_by_workers(self) -> tuple[np.ndarray, list[int]]:
         if self.part_offsets is not None and len(self.part_offsets) > self.num_workers:
-            return self.part_offsets, [part % self.num_workers for part in range(len(self.part_offsets) - 1)]
+            offsets = self.part_offsets if self.kinds is None else self.kinds.part_offsets
+            return offsets, [part % self.num_workers for part in range(len(self.part_offsets) - 1)]
         workers = np.arange(self.num_workers + 1)
-        return self.num_nodes * workers // self.num_workers, list(range(self.num_workers))
+        return self.num_rows * workers // self.num_workers, list(range(self.num_workers))
 
     def _check_reachable(self, num_machines: int) -> None:
         if self.address is None and num_machines > 1 and not self.is_open:

@@ -10,6 +10,7 @@ from cli.tiny_graph import TINY, write_tiny_graph
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.cli.main import main
+from lightning_gnnscale.datamodule.stored_graph import StoredGraphDataModule
 
 WORDS = [
     "train", "store=kinds", "trainer.accelerator=cpu", "trainer.devices=1", "trainer.enable_progress_bar=false",
@@ -32,6 +33,8 @@ def folder(tmp_path_factory):
     parts = gs.partition(typed.stream, method="random", num_parts=2, seed=0)
     given = {"features": typed.features, "labels": typed.labels, "masks": typed.masks}
     gs.write_partition_store(folder / "kinds", typed.stream, parts, **given)
+    features = typed.features | {"author": np.ones((12, 2), np.float32)}
+    gs.write_partition_store(folder / "featured", typed.stream, parts, **given | {"features": features})
     here = os.getcwd()
     os.chdir(folder)
     write_tiny_graph()
@@ -55,9 +58,67 @@ def test_learned_rows_are_those_of_kinds_without_features(folder):
     inputs = "+model.inputs={_target_:lightning_gnnscale.embedding.DistributedEmbedding,dim:3}"
     main([*WORDS, "model=rgcn", inputs, "hydra.run.dir=learned", "test=false"])
     (checkpoint,) = (folder / "learned" / "checkpoints").glob("last.ckpt")
-    inputs = gs.DistributedEmbedding(42, 3)
+    inputs = gs.DistributedEmbedding.for_store(gs.PartitionStore.open("kinds"), 3, kinds=["author"])
     backbone = gs.NodeClassifier.load_from_checkpoint(checkpoint, inputs=inputs).backbone
     assert backbone.in_channels == {"paper": 6, "author": 3}
+    assert inputs.loaded and inputs.num_rows == 12
+
+
+def rows_of_run(run):
+    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    return {line["num_rows"] for line in lines if line.get("event") == "rows"}
+
+
+def test_rows_are_those_of_the_kinds_that_read_them(folder, capsys):
+    """Of kinds without features where nothing is said; of those chosen, behind the features of one."""
+    main([*WORDS, "model=rgcn", "+model.inputs.dim=3", "hydra.run.dir=few"])
+    assert rows_of_run(folder / "few") == {12}
+    written = sum(path.stat().st_size for path in (folder / "few" / "checkpoints").glob("last.ckpt.rows/rows-*"))
+    assert 12 * 3 * 4 < written < 30 * 3 * 4 + 2 * 128, "and so many are in the checkpoint"
+    main(["test", "few"])
+    words = [*WORDS, "model=rgcn", "+model.inputs.dim=3", "+model.inputs.kinds=[author,paper]", "hydra.run.dir=both"]
+    main(words)
+    assert rows_of_run(folder / "both") == {42}
+    (checkpoint,) = (folder / "both" / "checkpoints").glob("last.ckpt")
+    inputs = gs.DistributedEmbedding(42, 3)
+    backbone = gs.NodeClassifier.load_from_checkpoint(checkpoint, inputs=inputs).backbone
+    assert backbone.in_channels == {"paper": 9, "author": 3} and inputs.loaded
+    main(["test", "both"])
+    main([*words[:-2], "+model.inputs.kinds=[paper]", "hydra.run.dir=behind"])
+    assert rows_of_run(folder / "behind") == {30}
+    told = refused(capsys, *WORDS, "model=rgcn", "+model.inputs.dim=3", "resume=both", "trainer.max_epochs=2")
+    assert "holds rows for every node, the embedding has them for nodes of author" in told
+    assert "model.inputs.kinds=[paper,author]" in told
+
+
+def test_the_plan_counts_the_rows_of_these_kinds(folder, capsys, monkeypatch):
+    asked, make_plan = [], StoredGraphDataModule.make_plan
+
+    def told(self, *args, **options):
+        asked.append(options)
+        return make_plan(self, *args, **options)
+
+    monkeypatch.setattr(StoredGraphDataModule, "make_plan", told)
+    for words in ([], ["+model.inputs.kinds=[author,paper]"]):
+        main(["plan", *WORDS[1:], "model=rgcn", "+model.inputs.dim=3", *words])
+    assert [(one["embedding_dim"], one["embedding_rows"]) for one in asked] == [(3, 12), (3, 42)]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([*WORDS, "model=rgcn", "+model.inputs.dim=3", "+model.inputs.kinds=[writer]"],
+         "model.inputs.kinds must be some of paper, author, got 'writer'"),
+        ([*WORDS, "model=rgcn", "+model.inputs.dim=3", "+model.inputs.kinds=author"],
+         "model.inputs.kinds must be a list of some of paper, author, got 'author'"),
+        (["train", *TINY, "+model.inputs.dim=3", "+model.inputs.kinds=[author]"],
+         "model.inputs.kinds=['author']: the graph has nodes of one kind, which all have rows: leave it out"),
+        (["train", *WORDS[2:], "store=featured", "model=rgcn", "+model.inputs.dim=3"],
+         "model.inputs: all kinds of nodes have features (paper, author): name those that have learned rows"),
+    ],
+)  # fmt: skip
+def test_kinds_that_cannot_have_rows_are_refused(folder, capsys, words, told):
+    assert told in refused(capsys, *words)
 
 
 @pytest.mark.parametrize(

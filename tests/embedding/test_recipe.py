@@ -10,7 +10,8 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.cli.checks import check_dataset
 from lightning_gnnscale.cli.compose import compose_config, take_recipe
 from lightning_gnnscale.cli.errors import UsageError
-from lightning_gnnscale.cli.train import make_datamodule, make_model, model_widths
+from lightning_gnnscale.cli.model_inputs import model_widths
+from lightning_gnnscale.cli.train import make_datamodule, make_model
 from lightning_gnnscale.dataset import load_npz
 from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.planner import predict_training
@@ -92,7 +93,8 @@ def test_links_are_predicted_from_learned_rows(folder):
     embedding = "{_target_: lightning_gnnscale.embedding.DistributedEmbedding, dim: 4}"
     overrides = [f"paths.stores={folder}/stores", "num_parts=2", f"+model.inputs={embedding}"]
     config = composed(overrides, "link_prediction")
-    assert model_widths(config)["embedding_dim"] == 4
+    dataset = load_npz("small", root=str(folder))
+    assert model_widths(config, dataset)["embedding_dim"] == 4
     datamodule = make_datamodule(config, load_npz("small", root=str(folder)))
     datamodule.prepare_data()
     model = make_model(config, datamodule)

@@ -141,6 +141,35 @@ def test_saved_rows_go_on_with_other_workers(tmp_path, store, of_workers):
         other.pull([1])
 
 
+def test_workers_own_the_rows_of_some_kinds(tmp_path):
+    """Three workers for two parts, of which each then has a range of rows; and one, which has them by part."""
+    dataset = gs.TypedGraph({"paper": 30, "author": 12}, {"author,writes,paper": np.arange(24).reshape(2, 12) % 12})
+    dataset = dataset.dataset()
+    parts = gs.partition(dataset.stream, method="random", num_parts=2, seed=0)
+    typed = gs.write_partition_store(tmp_path / "typed", dataset.stream, parts)
+    nodes = np.flatnonzero(typed.node_type(np.arange(42)) == 1)
+    options = {"kinds": ["author"], "optimizer": gs.SparseAdam(0.05, bias="step"), "seed": 1}
+    local = gs.DistributedEmbedding.for_store(typed, DIM, **options).open()
+    for num_workers in (3, 1):
+        made = gs.WorkerEmbedding.for_store(typed, DIM, num_workers=num_workers, timeout_s=120.0, **options).open()
+        assert made.nbytes == local.nbytes == 12 * (3 * 4 * DIM + 4)
+        if num_workers == 1:  # else those of `local` have been pushed to
+            made.load(tmp_path / "rows", [local.save(tmp_path / "rows")])
+        assert torch.equal(made.pull(nodes), local.pull(nodes))
+        for seed in range(3):
+            rng = np.random.default_rng(seed)
+            chosen, gradients = rng.choice(nodes, 20), rng.normal(size=(20, DIM))
+            made.push(chosen, gradients)
+            local.push(chosen, gradients)
+        made.settle()
+        assert torch.equal(made.pull(nodes[::-1].copy()), local.pull(nodes[::-1].copy()))
+        rows = np.concatenate([rows for _, rows in made.rows_here()])
+        assert np.array_equal(rows, local.pull(nodes).numpy())
+        with pytest.raises(ValueError, match="nodes of kind 'paper' have no learned rows"):
+            made.pull(np.arange(42))
+        made.close()
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_shard_fills_and_steps_its_rows(optimizer):
     local = gs.DistributedEmbedding(NUM, DIM, optimizer=optimizer, dtype="float64", seed=3).open()

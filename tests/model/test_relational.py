@@ -375,7 +375,7 @@ def test_relations_are_never_dropped_in_silence():
 class Rows:
     """Learned rows of all nodes, as `inputs=` takes them."""
 
-    dim, num_nodes, is_local = 3, NUM_NODES, True
+    dim, num_nodes, num_rows, is_local = 3, NUM_NODES, NUM_NODES, True
 
     def __init__(self):
         self.table = torch.nn.Parameter(torch.randn(NUM_NODES, 3, dtype=torch.float64))

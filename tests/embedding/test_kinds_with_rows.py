@@ -1,0 +1,358 @@
+"""Learned rows for the nodes of some kinds alone: against rows for all nodes, which a plain table stands for."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+
+import lightning_gnnscale as gs
+from lightning_gnnscale.datamodule.machine_plan import Machines
+from lightning_gnnscale.embedding.kinds_with_rows import KindsWithRows
+from lightning_gnnscale.errors import PartitionStoreError, StrategyError
+from lightning_gnnscale.planner import predict_training
+from lightning_gnnscale.strategy import GradientAveraging
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "distributed"))
+from processes import launch
+
+COUNTS, DIM = {"paper": 40, "author": 25, "field": 6}, 6
+NUM = sum(COUNTS.values())
+OPTIMIZERS = [gs.SparseAdam(0.05), gs.SparseAdam(0.05, bias="step"), gs.SparseSGD(0.1)]
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+
+
+def write_store(root, seed=0, features=("paper",)):
+    """Four parts; the second has no author, the third no field, the last no node at all."""
+    rng = np.random.default_rng(7)
+    nodes = {kind: {"num_nodes": count} for kind, count in COUNTS.items()}
+    nodes["paper"]["labels"] = np.arange(40) % 3
+    for kind in features:
+        nodes[kind]["features"] = rng.standard_normal((COUNTS[kind], 5)).astype(np.float32)
+    edges = {
+        (source, name, "paper"): np.unique(
+            np.stack([rng.integers(0, COUNTS[source], num), rng.integers(0, 40, num)]), axis=1
+        )
+        for source, name, num in (("paper", "cites", 120), ("author", "writes", 90), ("field", "names", 30))
+    }
+    dataset = gs.TypedGraph(nodes, edges).dataset()
+    parts = gs.partition(dataset.stream, method="random", num_parts=4, seed=seed)
+    part_id = np.random.default_rng(seed).integers(0, 3, NUM)
+    part_id[40:65][part_id[40:65] == 1] = 0
+    part_id[65:][part_id[65:] == 2] = 1
+    parts = dataclasses.replace(parts, part_id=part_id.astype(parts.part_id.dtype))
+    given = {"features": dataset.features, "labels": dataset.labels, "masks": dataset.masks}
+    return gs.write_partition_store(root, dataset.stream, parts, **given)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return write_store(tmp_path_factory.mktemp("kinds") / "store")
+
+
+def nodes_of(store, kinds):
+    names = store.schema.node_types
+    return np.flatnonzero(np.isin(store.node_type(np.arange(NUM)), [names.index(kind) for kind in kinds]))
+
+
+def both(store, kinds, **options):
+    """Rows of some kinds, and rows of all nodes."""
+    return (gs.DistributedEmbedding.for_store(store, DIM, kinds=given, **options) for given in (kinds, None))
+
+
+def pushes(nodes, seed, num=12):
+    rng = np.random.default_rng(seed)
+    for _ in range(num):
+        chosen = rng.choice(nodes, rng.integers(0, 40))  # some come twice
+        yield chosen, rng.normal(size=(len(chosen), DIM))
+
+
+@pytest.mark.parametrize("kinds", [["author"], ["field", "author"], ["paper", "field"], ["field"]])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_rows_are_those_of_a_table_of_all_nodes(store, kinds, optimizer):
+    some, whole = (one.open() for one in both(store, kinds, optimizer=optimizer, seed=3))
+    nodes = nodes_of(store, kinds)
+    assert some.kinds.names == [kind for kind in COUNTS if kind in kinds]
+    assert np.array_equal(some.row_ids(nodes), np.arange(some.num_rows)), "in the order of the ids"
+    assert torch.equal(some.pull(nodes), whole.pull(nodes)), "initial values"
+    for chosen, gradients in pushes(nodes, seed=1):
+        some.push(chosen, gradients)
+        whole.push(torch.from_numpy(chosen), torch.from_numpy(gradients))
+        shuffled = np.random.default_rng(2).permutation(nodes)
+        assert torch.equal(some.pull(shuffled), whole.pull(shuffled))
+    assert some.num_pushes == whole.num_pushes == 12
+    rows = np.concatenate([rows for _, rows in some.rows_here()])
+    assert np.array_equal(rows, whole.pull(nodes).numpy())
+
+
+def test_memory_is_that_of_these_nodes(store):
+    rows = 25 + 6
+    some, whole = both(store, ["author", "field"])
+    assert (some.num_nodes, some.num_rows, whole.num_rows) == (NUM, rows, NUM)
+    assert some.nbytes == rows * (3 * DIM * 4 + 4) and whole.nbytes == NUM * (3 * DIM * 4 + 4)
+    assert sum(array.nbytes for array in some.open()._arrays().values()) == some.nbytes
+    for given in (list(COUNTS), None):
+        all_kinds = gs.DistributedEmbedding.for_store(store, DIM, kinds=given, optimizer="sgd")
+        assert all_kinds.kinds is None and all_kinds.nbytes == NUM * DIM * 4
+
+
+def test_initial_values_do_not_depend_on_the_parts(store, tmp_path):
+    other, found = write_store(tmp_path / "other", seed=5), []
+    assert not np.array_equal(other.original_nid, store.original_nid)
+    for one in (store, other):
+        rows = gs.DistributedEmbedding.for_store(one, DIM, kinds=["author"]).open()
+        found.append(rows.pull(one.store_nid[40:65]))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("kinds", [["author"], ["paper", "field"]])
+def test_runs_of_nodes_are_those_of_a_loop_over_nodes(store, kinds):
+    found, nodes = KindsWithRows.of(store, kinds), nodes_of(store, kinds)
+    for start in range(found.num_rows + 1):
+        for stop in range(start, found.num_rows + 1, 5):
+            runs = list(found.runs(slice(start, stop)))
+            asked = [node for run, _ in runs for node in range(run.start, run.stop)]
+            rows = [row for _, run in runs for row in range(run.start, run.stop)]
+            assert asked == nodes[start:stop].tolist() and rows == list(range(start, stop))
+    assert found.part_offsets.tolist() == [int((nodes < offset).sum()) for offset in store.part_offsets]
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (
+            lambda e: e.pull([50, 3]),
+            "nodes of kind 'paper' have no learned rows, those of kind author do: make the e",
+        ),
+        (lambda e: e.push([0], np.ones((1, DIM))), r"with kinds=\['paper', 'author'\] \(on the command line \+\+model"),
+        (lambda e: e.pull([NUM]), rf"nodes must be in \[0, {NUM}\), got {NUM} to {NUM}"),
+    ],
+)
+def test_nodes_without_rows_are_refused_and_nothing_changes(tmp_path, call, told):
+    one_part = write_store_in_order(tmp_path)
+    embedding = gs.DistributedEmbedding.for_store(one_part, DIM, kinds=["author"]).open()
+    before = embedding.pull(np.arange(40, 65)).clone()
+    with pytest.raises(ValueError, match=told) as caught:
+        call(embedding)
+    assert "\n" not in str(caught.value)
+    assert torch.equal(embedding.pull(np.arange(40, 65)), before) and embedding.num_pushes == 0
+
+
+def write_store_in_order(tmp_path):
+    """One part: ids are those of the graph, papers first."""
+    dataset = gs.TypedGraph({**COUNTS}, {"author,writes,paper": np.zeros((2, 1), np.int64)}).dataset()
+    parts = gs.partition(dataset.stream, method="random", num_parts=1)
+    return gs.write_partition_store(tmp_path / "one", dataset.stream, parts)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "told"),
+    [
+        (["writer"], "kinds must be some of paper, author, field, got 'writer'"),
+        ([], r"kinds must be a list of some of paper, author, field, got \[\]"),
+        ("author", "kinds must be a list of some of paper, author, field, got 'author'"),
+    ],
+)
+def test_kinds_that_are_not_there_are_refused(store, kinds, told):
+    with pytest.raises(ValueError, match=told) as caught:
+        gs.DistributedEmbedding.for_store(store, DIM, kinds=kinds)
+    assert "\n" not in str(caught.value)
+
+
+def test_kinds_are_asked_of_a_store_that_has_some(tmp_path, store):
+    stream = gs.open_edge_stream(np.array([[0, 1], [1, 0]]))
+    plain = gs.write_partition_store(tmp_path / "p", stream, gs.partition(stream, "random", num_parts=1))
+    with pytest.raises(ValueError, match=r"kinds=\['author'\]: the graph has nodes of one kind, which all have rows"):
+        gs.DistributedEmbedding.for_store(plain, DIM, kinds=["author"])
+    with pytest.raises(ValueError, match=rf"kinds must be those of a store of {NUM} nodes: use Distrib.*\.for_store\("):
+        gs.DistributedEmbedding(NUM, DIM, kinds=["author"])
+    none = gs.TypedGraph({"a": 2, "b": 0}, {"a,to,a": np.array([[0], [1]])}).dataset()
+    empty = gs.write_partition_store(tmp_path / "e", none.stream, gs.partition(none.stream, "random", num_parts=1))
+    with pytest.raises(ValueError, match=r"kinds=\['b'\] have no nodes in the store"):
+        gs.DistributedEmbedding.for_store(empty, DIM, kinds=["b"])
+
+
+def push_on_ranks(folder, root, hosts, optimizer):
+    """Both embeddings take the same pushes of every rank; where ranks share a host, a node is pushed by one alone."""
+    import torch.distributed as dist
+
+    store, rank = gs.PartitionStore.open(root), dist.get_rank()
+    kinds, pulled = ["author", "field"], []
+    made = [one.join() for one in both(store, kinds, optimizer=optimizer, seed=3, hosts=hosts, dtype="float64")]
+    nodes = nodes_of(store, kinds)
+    mine = nodes if hosts == [5, 3] else nodes[rank :: dist.get_world_size()]
+    for step, (chosen, gradients) in enumerate(pushes(mine, seed=rank)):
+        for one in made:
+            dist.barrier()
+            one.push(chosen, gradients)
+            dist.barrier()
+            if step == 3:
+                one.skip()
+        pulled.append(torch.equal(*(one.pull(nodes[step:]) for one in made)))
+    some = made[0]
+    own = {ids.start: rows.copy() for ids, rows in some.rows_here()}
+    return all(pulled), some.pull(nodes).clone(), own, some.nbytes, some.save(folder / "rows")
+
+
+@pytest.mark.parametrize(("world", "hosts"), [(2, None), (2, [5, 3]), (3, [0, 1, 1])])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS[::2])
+def test_ranks_and_hosts_share_them_and_other_ranks_load_them(tmp_path, store, world, hosts, optimizer):
+    ranks = launch(world, push_on_ranks, tmp_path, store.root, hosts, optimizer, limit_s=120)
+    covered = np.zeros(31, int)
+    for equal, rows, own, _, saved in ranks:
+        assert equal and torch.equal(rows, ranks[0][1])
+        assert saved["files"] and saved["kinds"] == ["author", "field"]
+        assert (saved["num_nodes"], saved["num_rows"]) == (NUM, 31)
+        for start, values in own.items():
+            covered[start : start + len(values)] += 1
+            assert np.array_equal(values, rows[start : start + len(values)].numpy())
+    assert (covered == 1).all()
+    by_host = {host: ranks[rank][3] for rank, host in enumerate(hosts or [0] * world)}
+    row = DIM * 8 * (3 if optimizer.num_moments else 1) + 4 * bool(optimizer.num_moments)
+    assert sum(by_host.values()) == 31 * row
+    saved = [one for *_, one in ranks]
+    written = [entry for one in saved for entry in one["files"] if entry["array"] == "rows"]
+    assert sum(entry["stop"] - entry["start"] for entry in written) == 31
+    options = {"optimizer": optimizer, "seed": 9, "dtype": "float64"}
+    alone = gs.DistributedEmbedding.for_store(store, DIM, kinds=["field", "author"], **options).open()
+    alone.load(tmp_path / "rows", saved)
+    assert torch.equal(alone.pull(nodes_of(store, ["author", "field"])), ranks[0][1])
+    assert set(alone.files_read(saved)) == {entry["name"] for one in saved for entry in one["files"]}
+
+
+def test_a_checkpoint_of_other_kinds_is_refused(store, tmp_path):
+    made = {
+        name: gs.DistributedEmbedding.for_store(store, DIM, kinds=kinds).open()
+        for name, kinds in {"author": ["author"], "two": ["author", "field"], "all": None}.items()
+    }
+    saved = {name: [one.save(tmp_path / name)] for name, one in made.items()}
+    assert "kinds" not in saved["all"][0] and "num_rows" not in saved["all"][0]
+    for mine, theirs, told in (
+        ("two", "author", r"holds rows for nodes of author, the embedding has them for nodes of author, field: make it "
+         r"as it was then, with kinds=\['author'\] \(on the command line \+\+model.inputs.kinds=\[author"),
+        ("all", "two", r"of author, field, the embedding has them for every node: .*with kinds=\['author', 'field"),
+        ("two", "all", r"every node, the embedding has them for nodes of author, fie.*\['paper', 'author', 'field'"),
+    ):  # fmt: skip
+        with pytest.raises(PartitionStoreError, match=told) as caught:
+            made[mine].load(tmp_path / theirs, saved[theirs])
+        assert "\n" not in str(caught.value)
+    every = gs.DistributedEmbedding.for_store(store, DIM, kinds=list(COUNTS), seed=4).open()
+    every.load(tmp_path / "all", saved["all"])
+    assert torch.equal(every.pull(np.arange(NUM)), made["all"].pull(np.arange(NUM)))
+
+
+def fit(folder, store, kinds, widths, hosts=None, devices=1, **options):
+    torch.manual_seed(0)
+    inputs = gs.DistributedEmbedding.for_store(store, 4, kinds=kinds, hosts=hosts, seed=0)
+    dm = gs.PartitionDataModule(store, sampler=gs.NeighborSampler([4, 4]), batch_size=4, **options)
+    model = gs.model.RGCN(widths, 8, 3, schema=store.schema)
+    module = gs.NodeClassifier(model, lr=0.05, inputs=inputs)
+    strategy = gs.GNNScaleStrategy(weights=GradientAveraging())
+    trainer = L.Trainer(
+        devices=devices, strategy=strategy, max_epochs=2, num_sanity_val_steps=0, default_root_dir=folder, **QUIET
+    )
+    trainer.fit(module, dm)
+    tested = trainer.test(module, dm, ckpt_path=trainer.checkpoint_callback.best_model_path, verbose=False)[0]
+    return inputs, module, tested
+
+
+def train_on_hosts(folder, root):
+    store = gs.PartitionStore.open(root)
+    widths, nodes = {"paper": 5, "author": 4, "field": 4}, nodes_of(store, ["author", "field"])
+    found = []
+    for name, kinds in (("some", ["author", "field"]), ("all", None)):
+        inputs, module, tested = fit(folder / name, store, kinds, widths, hosts=[0, 1], devices=2)
+        weights = [parameter.detach().clone() for parameter in module.parameters()]
+        found.append((inputs.pull(nodes).clone(), weights, tested, inputs.num_rows))
+    return found
+
+
+def test_training_on_hosts_is_that_of_rows_for_all_nodes(tmp_path, store):
+    """Exact evaluation reads the owners' rows from a table on disk, which has the rows of these kinds alone."""
+    for some, whole in launch(2, train_on_hosts, tmp_path, store.root, limit_s=150):
+        assert torch.equal(some[0], whole[0]) and some[2] == whole[2]
+        assert all(torch.equal(one, other) for one, other in zip(some[1], whole[1], strict=True))
+        assert (some[3], whole[3]) == (31, NUM)
+
+
+@pytest.mark.parametrize(("kinds", "paper"), [(["author", "field"], 5), (list(COUNTS), 9)])
+def test_training_is_that_of_rows_for_all_nodes(tmp_path, store, kinds, paper):
+    widths = {"paper": paper, "author": 4, "field": 4}
+    (some, module, tested), (whole, other, expected) = (
+        fit(tmp_path / str(given), store, given, widths) for given in (kinds, None)
+    )
+    nodes = nodes_of(store, kinds)
+    assert torch.equal(some.pull(nodes), whole.pull(nodes)) and tested == expected
+    assert all(torch.equal(*pair) for pair in zip(module.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("stored_features", [True, False])
+def test_a_kind_may_read_rows_behind_its_features_and_another_have_a_vector(tmp_path, store, stored_features):
+    """Where features are left out, kinds without rows have their vector too."""
+    paper = 5 if stored_features else 0
+    widths = {"paper": paper + 4, "author": 0, "field": 4}
+    inputs, module, _ = fit(tmp_path, store, ["paper", "field"], widths, stored_features=stored_features)
+    nodes = nodes_of(store, ["paper", "field"])
+    first = gs.DistributedEmbedding.for_store(store, 4, seed=0).open()
+    moved = (first.pull(nodes) != inputs.pull(nodes)).any(dim=1).numpy()
+    kinds = store.node_type(nodes)
+    assert inputs.num_rows == 46 and moved[kinds == 0].any() and moved[kinds == 2].any()
+    assert module.backbone.kind_channels == [paper + 4, 0, 4]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "widths", "told"),
+    [
+        (["author"], {"paper": 5, "author": 4, "field": 4}, r"'field' have 0 features and learned rows of 0 columns"
+         r", RGCN reads 4: make it with in_channels of 0 for 'field', or Distr.* with other kinds than \['author'\]"),
+        (["paper", "author"], {"paper": 5, "author": 4, "field": 0}, "have 5 features and learned rows of 4 columns, R"
+         "GCN reads 5: make it with in_channels of 9 for 'paper'"),
+    ],
+)  # fmt: skip
+def test_a_model_that_does_not_read_the_rows_is_refused(tmp_path, store, kinds, widths, told):
+    with pytest.raises(StrategyError, match=told) as caught:
+        fit(tmp_path, store, kinds, widths)
+    assert "\n" not in str(caught.value)
+
+
+def test_rows_of_another_store_or_behind_one_table_are_refused(tmp_path, store):
+    other = write_store(tmp_path / "other", seed=5)
+    inputs = gs.DistributedEmbedding.for_store(other, 4, kinds=["author"])
+    model = gs.model.RGCN({"paper": 5, "author": 4, "field": 0}, 8, 3, schema=store.schema)
+    trainer = L.Trainer(devices=1, strategy="gnnscale", max_epochs=1, default_root_dir=tmp_path, **QUIET)
+    with pytest.raises(
+        StrategyError, match=r"has rows for kinds=\['author'\] of another store: make it by for_store\("
+    ):
+        trainer.fit(gs.NodeClassifier(model, inputs=inputs), gs.PartitionDataModule(store))
+    stream = gs.TypedGraph({"a": 4, "b": 4}, {"a,to,b": np.array([[0, 1], [1, 2]])}).dataset().stream
+    parts, given = gs.partition(stream, "random", num_parts=1), {"features": np.ones((8, 3), np.float32)}
+    given |= {"labels": np.arange(8) % 2, "masks": {"train": np.ones(8, bool)}}
+    shared = gs.write_partition_store(tmp_path / "shared", stream, parts, **given)
+    inputs = gs.DistributedEmbedding.for_store(shared, 4, kinds=["a"])
+    model = gs.NodeClassifier(gs.model.RGCN(7, 8, 2, schema=shared.schema), inputs=inputs)
+    with pytest.raises(StrategyError, match=r"features of all kinds in one table, .* leave kinds= out"):
+        trainer.fit(model, gs.PartitionDataModule(shared))
+
+
+def test_the_plan_counts_these_rows(store):
+    shape = {"num_nodes": 10**6, "num_edges": 10**7, "num_parts": 4, "num_processes": 2, "embedding_dim": 64}
+    whole, some = (predict_training(**shape, embedding_rows=rows) for rows in (None, 10**5))
+    assert whole == predict_training(**shape, embedding_rows=10**6)
+    assert whole - some == 9 * 10**5 * (3 * 4 * 64 + 4) / 2
+    with pytest.raises(ValueError, match="embedding_rows must be at least 0, got -1"):
+        predict_training(**shape, embedding_rows=-1)
+
+
+def test_machines_count_these_rows(store):
+    data = gs.PartitionDataModule(store, sampler=gs.NeighborSampler([4, 4]), batch_size=4, scope="graph")
+    plans = {
+        name: Machines(2, batches=100, embedding_dim=dim, embedding_kinds=kinds).plan(data, GradientAveraging())
+        for name, dim, kinds in (("none", 0, None), ("some", 3, ["author", "field"]), ("all", 3, None))
+    }
+    held = {name: sum(row.held_bytes for row in rows) for name, rows in plans.items()}
+    assert held["some"] - held["none"] == 31 * 36 and held["all"] - held["none"] == NUM * 36
+    sent = {name: sum(row.sent_bytes for row in rows) for name, rows in plans.items()}
+    assert sent["none"] < sent["some"] < sent["all"]
