@@ -1,6 +1,7 @@
 """`gnnscale stores`: the partition stores under a folder, what they take, and what of it can go."""
 
 import fnmatch
+import re
 import shutil
 import time
 from collections import Counter
@@ -22,6 +23,7 @@ from .commands import check_action
 from .errors import UsageError, did_you_mean
 
 _DAY_S = 86_400
+_OF_KIND = re.compile(r"^kind\d+_")  # before the names of a kind's own files
 _KINDS = {
     "features": "features",
     "halo_features": "features of halos",
@@ -107,6 +109,7 @@ def size_by_kind(manifest: dict) -> dict[str, int]:
     """Return the bytes of a store's files by what they hold."""
     sizes: dict[str, int] = {}
     for name, entry in manifest["files"].items():
+        name = _OF_KIND.sub("", name)
         kind = _KINDS.get(name) or next((told for head, told in _KINDS.items() if name.startswith(f"{head}_")), "parts")
         sizes[kind] = sizes.get(kind, 0) + entry["bytes"]
     return sizes

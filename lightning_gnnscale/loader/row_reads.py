@@ -12,7 +12,7 @@ import torch
 from ..events import clock
 from ..memory import format_bytes
 from ..partition_store.features import LoadedRows
-from ..partition_store.packed_features import PackedFeatures, features_of_part
+from ..partition_store.packed_features import features_of_part, is_packed
 from ..partition_store.planned_reads import RankedNodes
 from ..sampler.minibatch import MiniBatch
 from .batch_builder import BatchBuilder
@@ -140,7 +140,7 @@ def choose_row_reads(
     least_ahead = batches_held - 2 if least_ahead is None else least_ahead
     choices = _kept_rows(features)
     # Packed rows lie in two runs of the disk, which planned reads would read nearly whole, and once a window.
-    dense = isinstance(features, PackedFeatures) or visit_batches * first.rows >= _DENSE_VISIT * part_rows
+    dense = is_packed(features) or visit_batches * first.rows >= _DENSE_VISIT * part_rows
     for kept in choices[0 if keeps else -1 :] if dense else ():
         beside, resident = kept.rows * row_bytes, held_rows * row_bytes * kept.share_read
         if beside + resident <= room(least_ahead + 2):
@@ -271,7 +271,7 @@ class _Window:
 
     def key(self, batch: MiniBatch) -> int | None:
         """Return whose rows a batch reads."""
-        return batch.part if isinstance(self.features, PackedFeatures) else None
+        return batch.part if is_packed(self.features) else None
 
     def add(self, batch: MiniBatch) -> None:
         """Add a batch behind the others."""

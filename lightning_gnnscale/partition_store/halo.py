@@ -11,6 +11,8 @@ from .features import CSRFeatures, DenseFeatures
 from .halo_rows import HaloForm, count_halos, encode_halo, encode_halo_end, halo_of_rows
 from .inputs import StoreInputs
 from .journal import Journal, file_states
+from .kind_features import NodeKinds
+from .manifest import kind_prefix
 from .node_tables import Progress
 
 STEP = "halo"
@@ -18,16 +20,40 @@ PACK_STEP = "halo_features"
 _BLOCK_ROWS = 1 << 16
 
 
+class _KindLists:
+    """Appends, part after part, the halo nodes of a kind, by their rows among the nodes of the kind."""
+
+    def __init__(self, journal: Journal, kind: int, num_nodes: int):
+        self.kind = kind
+        self.nodes = journal.open_file(STEP, f"{kind_prefix(kind)}halo_nodes.npy", id_dtype(num_nodes))
+        self.offsets = journal.open_file(STEP, f"{kind_prefix(kind)}halo_offsets.npy", np.int64)
+        if self.offsets.num_rows == 0:
+            self.offsets.append(np.zeros(1, np.int64))
+
+    def append(self, kinds: np.ndarray, rows: np.ndarray) -> int:
+        """Append the nodes of this kind among those of a part's halo; return the bytes."""
+        own = rows[kinds == self.kind].astype(self.nodes.dtype)
+        self.nodes.append(own)
+        self.offsets.append(np.array([self.nodes.num_rows], np.int64))
+        return own.nbytes + self.offsets.row_bytes
+
+
 class _HaloWriter:
     """Appends the halo of one part after another."""
 
-    def __init__(self, journal: Journal, inputs: StoreInputs, csc: CSC, part_offsets: np.ndarray):
+    def __init__(
+        self, journal: Journal, inputs: StoreInputs, csc: CSC, part_offsets: np.ndarray, node_kinds: NodeKinds | None
+    ):
         self.journal, self.csc, self.part_offsets = journal, csc, part_offsets
         self.part = journal.state(STEP).get("part", 0)
         self.form = HaloForm(rows=not journal.state("rows")["symmetric"], places=inputs.carries_edge_ids)
         self.offsets = journal.open_file(STEP, "halo_offsets.npy", np.int64)
         self.nodes = self.code = self.code_offsets = None
-        if inputs.pack_halo:
+        self.node_kinds, self.lists = node_kinds, []
+        if inputs.pack_halo and inputs.kind_features:
+            sizes = np.diff(inputs.relations.kind_offsets).tolist()
+            self.lists = [_KindLists(journal, kind, sizes[kind]) for kind in sorted(inputs.kind_features)]
+        elif inputs.pack_halo:
             self.nodes = journal.open_file(STEP, "halo_nodes.npy", id_dtype(inputs.num_nodes))
         if self.form.stores_any:
             self.code = journal.open_file(STEP, "halo_code.npy", np.uint8)
@@ -44,13 +70,17 @@ class _HaloWriter:
         held = halo_of_rows(self.csc, *self.part_offsets[part : part + 2], block_arcs)
         self.num_halo += len(held)
         self.offsets.append(np.array([self.num_halo], np.int64))
-        if self.nodes is None and self.code is None:
+        if self.nodes is None and self.code is None and not self.lists:
             return self.offsets.row_bytes
-        nodes, before = held.nodes, 0 if self.code is None else self.code.num_rows
+        nodes, before, listed = held.nodes, 0 if self.code is None else self.code.num_rows, 0
         if self.nodes is not None:
             self.nodes.append(nodes.astype(self.nodes.dtype))
+            listed = len(nodes) * self.nodes.row_bytes
+        if self.lists:
+            kinds, rows = self.node_kinds.locate(np.asarray(nodes))
+            listed = sum(one.append(kinds, rows) for one in self.lists)
         if self.code is None:
-            return len(nodes) * self.nodes.row_bytes
+            return listed
         state = 0, 0
         for begin, end in self.cross_index[:, part : part + 2].tolist():
             cross = tuple(column[begin:end] for column in self.cross)
@@ -58,11 +88,12 @@ class _HaloWriter:
             self.code.append(code)
         self.code.append(encode_halo_end(self.form, len(nodes), state))
         self.code_offsets.append(np.array([self.code.num_rows], np.int64))
-        return self.code.num_rows - before + (0 if self.nodes is None else len(nodes) * self.nodes.row_bytes)
+        return self.code.num_rows - before + listed
 
     @property
     def files(self) -> list[ArrayFile]:
         files = [self.offsets, self.nodes, self.code, self.code_offsets]
+        files += [file for one in self.lists for file in (one.nodes, one.offsets)]
         return [file for file in files if file is not None]
 
     def note(self, next_part: int) -> None:
@@ -87,20 +118,22 @@ def write_halo(
     inputs: StoreInputs,
     csc: CSC,
     part_offsets: np.ndarray,
+    node_kinds: NodeKinds | None,
     budget: WriteBudget,
     progress: Progress,
 ) -> None:
     """Write, part by part, what of the one-hop halo cannot be derived: see `halo_rows`.
 
     The halo is the core's in-neighbours outside of it, and their rows within the core. Their number is stored; the
-    nodes themselves where their feature rows are packed; the rows as far as they are no transpose.
+    nodes themselves where their feature rows are packed, kind by kind where kinds have features of their own; the rows
+    as far as they are no transpose.
 
     Cost: one read of the CSC and of the cross arcs; two bits a node of memory, and 8 bytes a halo node where more
         than the number is stored.
     """
     if journal.is_done(STEP):
         return
-    writer = _HaloWriter(journal, inputs, csc, part_offsets)
+    writer = _HaloWriter(journal, inputs, csc, part_offsets, node_kinds)
     try:
         for part in range(writer.part, inputs.num_parts):
             written = writer.write_part(part, budget.sort_arcs)
@@ -114,9 +147,9 @@ def write_halo(
 
 def pack_halo_features(
     journal: Journal,
-    inputs: StoreInputs,
+    prefix: str,
     features: DenseFeatures | CSRFeatures,
-    halo_offsets: np.ndarray,
+    num_parts: int,
     budget: WriteBudget,
     progress: Progress,
 ) -> None:
@@ -127,19 +160,22 @@ def pack_halo_features(
     stands in.
 
     Args:
-        halo_offsets: (num_parts + 1,) int64.
+        prefix: What the names of the files begin with: those of a kind, see `kind_prefix`; "" where there is one table.
+        features: The table, of all nodes or of those of the kind.
         budget: Feature bytes that are held at once: `block_bytes`, or as many as a third of the free memory and
             `checkpoint_bytes` allow, where they are more.
 
     Cost: one read of the halo lists, and for each block up to one of the features, in order; a byte a node of memory
         beside the block.
     """
-    if journal.is_done(PACK_STEP):
+    step_name = prefix + PACK_STEP
+    if journal.is_done(step_name):
         return
-    nodes = _map_halo_nodes(journal, inputs)
-    count = np.zeros(inputs.num_nodes, np.uint8)
+    halo_offsets = map_rows(journal.folder / f"{prefix}halo_offsets.npy", np.dtype(np.int64), (num_parts + 1,))
+    nodes = _map_halo_nodes(journal, prefix, features.num_rows)
+    count = np.zeros(features.num_rows, np.uint8)
     count_halos(nodes, count)
-    pack = _PackedRows(journal, features)
+    pack = _PackedRows(journal, prefix, features)
     if pack.count.num_rows == 0:
         pack.count.append(count)
     most_bytes = max(budget.block_bytes, min(budget.checkpoint_bytes, free_memory_bytes() // 3))
@@ -159,32 +195,32 @@ def pack_halo_features(
             places[there], ordered[there] = rank[here], held[order[here]]
         pack.append(places, ordered)
         if journal.due((end - begin) * pack.row_bytes):
-            journal.write(PACK_STEP, files=file_states(*pack.files))
+            journal.write(step_name, files=file_states(*pack.files))
         progress("packing halo features", end, len(nodes))
         begin = end
-    journal.finish(PACK_STEP, *pack.files)
+    journal.finish(step_name, *pack.files)
 
 
 class _PackedRows:
     """Appends packed rows, dense or sparse."""
 
-    def __init__(self, journal: Journal, features: DenseFeatures | CSRFeatures):
-        self.features = features if features.is_sparse else features.raw
-        self.count = journal.open_file(PACK_STEP, "halo_count.npy", np.uint8)
-        self.places = journal.open_file(PACK_STEP, "halo_places.npy", np.int32)
+    def __init__(self, journal: Journal, prefix: str, features: DenseFeatures | CSRFeatures):
+        self.features, step = features if features.is_sparse else features.raw, prefix + PACK_STEP
+        self.count = journal.open_file(step, f"{prefix}halo_count.npy", np.uint8)
+        self.places = journal.open_file(step, f"{prefix}halo_places.npy", np.int32)
         if features.is_sparse:
             self.row_bytes = max(1, (features.data.nbytes + features.indices.nbytes) // max(1, features.num_rows))
-            self.pointers = journal.open_file(PACK_STEP, "halo_features_indptr.npy", np.int64)
+            self.pointers = journal.open_file(step, f"{step}_indptr.npy", np.int64)
             self.rows = [
-                journal.open_file(PACK_STEP, "halo_features_indices.npy", np.int32),
-                journal.open_file(PACK_STEP, "halo_features_data.npy", features.dtype),
+                journal.open_file(step, f"{step}_indices.npy", np.int32),
+                journal.open_file(step, f"{step}_data.npy", features.dtype),
             ]
             if self.pointers.num_rows == 0:
                 self.pointers.append(np.zeros(1, np.int64))
         else:
             dim, dtype = self.features.dim, self.features.dtype
             self.row_bytes = max(1, dim * dtype.itemsize)
-            self.pointers, self.rows = None, [journal.open_file(PACK_STEP, "halo_features.npy", dtype, (dim,))]
+            self.pointers, self.rows = None, [journal.open_file(step, f"{step}.npy", dtype, (dim,))]
 
     def append(self, places: np.ndarray, nodes: np.ndarray) -> None:
         """Append the places of some halo nodes, and the rows of as many others, read once and in the order of ids."""
@@ -206,9 +242,9 @@ class _PackedRows:
         return [self.count, self.places, *pointers, *self.rows]
 
 
-def _map_halo_nodes(journal: Journal, inputs: StoreInputs) -> np.ndarray:
+def _map_halo_nodes(journal: Journal, prefix: str, num_nodes: int) -> np.ndarray:
     """Map the finished halo lists, one behind the other."""
-    path = journal.folder / "halo_nodes.npy"
-    dtype = id_dtype(inputs.num_nodes)
+    path = journal.folder / f"{prefix}halo_nodes.npy"
+    dtype = id_dtype(num_nodes)
     num_halo = (path.stat().st_size - HEADER_BYTES) // dtype.itemsize
     return map_rows(path, dtype, (num_halo,))

@@ -181,8 +181,6 @@ def check_inputs(
         raise ValueError(f"part_id must be in [0, {p.num_parts}), got {part_id.min()} to {part_id.max()}")
     arrays = load_arrays(stream, features, labels, masks, edge_weight, edge_features, node_time, edge_time, edge_label)
     check_storage(feature_storage, arrays["features"])
-    if pack_halo and isinstance(arrays["features"], dict):
-        raise ValueError("pack_halo=True takes features of one width, and each kind has its own: leave it out")
     return StoreInputs(
         stream=stream,
         part_id=np.ascontiguousarray(part_id, dtype=np.int32),
@@ -198,8 +196,8 @@ def check_inputs(
 
 
 def packs_halo(asked: bool, features) -> bool:
-    """Return whether halo rows are packed: not without features, nor where each kind has its own."""
-    return bool(asked) and features is not None and not isinstance(features, Mapping)
+    """Return whether halo rows are packed: not without features."""
+    return bool(asked) and features is not None and (not isinstance(features, Mapping) or len(features) > 0)
 
 
 def load_arrays(

@@ -134,7 +134,7 @@ class Journal:
                 what = self._damage(name, *entry)
                 if what:
                     damage.append(f"{self.folder / name}: {what}")
-                    forgotten.update(_made_with(step))
+                    forgotten.update(_made_with(step, self._states))
         for step in sorted(forgotten):
             for name in self.state(step).get("files", {}):
                 (self.folder / name).unlink(missing_ok=True)
@@ -182,11 +182,12 @@ class Journal:
         delete_files(path for path in self.folder.iterdir() if path.name not in (JOURNAL, WRITER_NOTE, *named))
 
 
-def _made_with(step: str) -> tuple[str, ...]:
+def _made_with(step: str, known: Iterable[str]) -> tuple[str, ...]:
     """Return the steps that are made again with a step whose files are damaged: those that go on from them."""
-    if step in CHAIN[:-1]:
-        return CHAIN  # scratch of earlier steps is gone by now
-    return (step, CHAIN[-1]) if step == "features" else (step,)
+    if step in CHAIN[:-1]:  # scratch of earlier steps is gone by now
+        return (*CHAIN, *(name for name in known if name.endswith(f"_{CHAIN[-1]}")))
+    kind, is_table, _ = step.partition("features")
+    return (step, f"{kind}{CHAIN[-1]}") if is_table and not kind.endswith("halo_") else (step,)
 
 
 def file_states(*files: ArrayFile) -> dict[str, tuple]:

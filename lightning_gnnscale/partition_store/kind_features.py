@@ -9,6 +9,7 @@ import numpy as np
 from ..jit import kernel
 from ..triton_kernels.gather_rows import RowCode
 from .features import CSRFeatures, DenseFeatures, SparseRows, checked_rows, merge_rows
+from .packed_features import PackedFeatures
 
 
 class KindRows(NamedTuple):
@@ -99,7 +100,7 @@ class KindFeatures:
         kinds: Where the nodes of each kind are.
     """
 
-    tables: tuple[DenseFeatures | CSRFeatures | None, ...]
+    tables: tuple[DenseFeatures | CSRFeatures | PackedFeatures | None, ...]
     kinds: NodeKinds
     is_sparse = False
     by_kind = True  # rows come as `KindRows`
@@ -176,14 +177,33 @@ class KindFeatures:
                 rows.append(table.gather(chosen, out=take((len(chosen), table.dim), table.dtype)))
         return KindRows(kind, rows)
 
-    def load(self, nodes: np.ndarray) -> tuple["KindFeatures", None]:
-        """Read the rows of (num,) ascending ids into tables in memory, kind by kind; see `DenseFeatures.load`."""
+    @property
+    def is_packed(self) -> bool:
+        """Whether the rows of halos are packed."""
+        return any(isinstance(table, PackedFeatures) for table in self.tables)
+
+    def of_part(self, part: int) -> "KindFeatures":
+        """Return the tables as a part reads them, where rows of its halo are packed."""
+        tables = [table.of_part(part) if isinstance(table, PackedFeatures) else table for table in self.tables]
+        return replace(self, tables=tuple(tables))
+
+    def load(self, nodes: np.ndarray) -> tuple["KindFeatures", np.ndarray | None]:
+        """Read the rows of (num,) ascending ids into tables in memory, kind by kind; see `DenseFeatures.load`.
+
+        Returns:
+            The tables, and (num,) int32 the place among the nodes whose row in them each node has; None: its own.
+        """
         nodes = checked_rows(nodes, self.num_rows)
         kind, row = self.kinds.locate(nodes)
-        loaded = [
-            None if table is None else table.load(row[kind == number])[0] for number, table in enumerate(self.tables)
-        ]
-        return replace(self, tables=tuple(loaded), kinds=self.kinds.among(nodes)), None
+        order, loaded = None, []
+        for number, table in enumerate(self.tables):
+            own = np.flatnonzero(kind == number)
+            rows, places = (None, None) if table is None else table.load(row[own])
+            loaded.append(rows)
+            if places is not None:
+                order = np.arange(len(nodes), dtype=np.int32) if order is None else order
+                order[own] = own[places]
+        return replace(self, tables=tuple(loaded), kinds=self.kinds.among(nodes)), order
 
     def holding(self, rows: KindRows, kinds: NodeKinds) -> "KindFeatures":
         """Return a table in memory of gathered rows; kinds: where the nodes of each kind are among them."""

@@ -263,7 +263,6 @@ def wrong_files(manifest: dict) -> str | None:
     files, nodes, arcs = manifest["files"], manifest["num_nodes"], manifest["num_arcs"]
     ids, dim = id_dtype(nodes), manifest["feature_dim"]
     has_arc_arrays = not ARC_FILES.isdisjoint(files)
-    halo = _length(files, "halo_nodes")
     expected: dict[str, tuple[Any, tuple]] = {
         "part_offsets": (np.int64, (manifest["num_parts"] + 1,)),
         "original_nid": (ids, (nodes,)),
@@ -277,9 +276,16 @@ def wrong_files(manifest: dict) -> str | None:
     if has_arc_arrays or not manifest["symmetric"]:
         expected["halo_code"] = (np.uint8, (None,))
         expected["halo_code_offsets"] = (np.int64, (manifest["num_parts"] + 1,))
-    if manifest["pack_halo"]:
-        expected |= {"halo_nodes": (ids, (halo,)), "halo_places": (np.int32, (halo,))}
-        expected["halo_count"] = (np.uint8, (nodes,))
+    schema = manifest.get("schema")
+    sizes, dims = ([], []) if schema is None else (schema["kind_sizes"], schema["feature_dims"] or [])
+    tables = [("", nodes, dim), *((kind_prefix(kind), sizes[kind], width) for kind, width in enumerate(dims))]
+    tables = [table for table in tables if table[2] is not None]
+    for prefix, rows, _ in tables if manifest["pack_halo"] else ():
+        own, packed = id_dtype(rows), (_length(files, f"{prefix}halo_nodes"),)
+        expected |= {f"{prefix}halo_nodes": (own, packed), f"{prefix}halo_places": (np.int32, packed)}
+        expected[f"{prefix}halo_count"] = (np.uint8, (rows,))
+        if prefix:
+            expected[f"{prefix}halo_offsets"] = (np.int64, (manifest["num_parts"] + 1,))
     if manifest["least_edge_weight"] is not None:
         expected |= {"edge_weight": (np.float32, (arcs,)), "weighted_degree": (np.float32, (nodes,))}
     if "edge_features" in files:
@@ -290,26 +296,25 @@ def wrong_files(manifest: dict) -> str | None:
         expected["edge_label"] = (np.int32, (arcs,))
     if "node_time" in files:
         expected["node_time"] = (np.int64, (nodes,))
-    schema = manifest.get("schema")
-    tables = [("features", nodes, dim), ("halo_features", halo, dim if manifest["pack_halo"] else None)]
     if schema is not None:
-        sizes, dims = schema["kind_sizes"], schema["feature_dims"] or ()
-        tables += [(kind_table(kind), sizes[kind], width) for kind, width in enumerate(dims)]
         expected["edge_type"] = (np.uint8 if len(schema["edge_types"]) <= 256 else np.uint16, (arcs,))
         expected["kind_starts"] = (np.int64, (manifest["num_parts"] * len(schema["node_types"]) + 1,))
     if "labels" in files:
         several = len(files["labels"]["shape"]) == 2
         expected["labels"] = (np.float32, (nodes, None)) if several else (np.int64, (nodes,))
-    for name, rows, width in tables:
-        if width is not None:
+    for prefix, rows, width in tables:
+        code = row_code(manifest["feature_storage"], width)
+        named = [(f"{prefix}features", rows)]
+        if manifest["pack_halo"]:
+            named.append((f"{prefix}halo_features", _length(files, f"{prefix}halo_nodes")))
+        for name, num_rows in named:
             values = _length(files, f"{name}_data")
             sparse = {
-                f"{name}_indptr": (np.int64, (rows + 1,)),
+                f"{name}_indptr": (np.int64, (num_rows + 1,)),
                 f"{name}_indices": (np.int32, (values,)),
                 f"{name}_data": (None, (values,)),
             }
-            code = row_code(manifest["feature_storage"], width)
-            dense = (None, (rows, width)) if code is None else (np.uint8, (rows, code.row_bytes))
+            dense = (None, (num_rows, width)) if code is None else (np.uint8, (num_rows, code.row_bytes))
             expected |= sparse if f"{name}_indptr" in files else {name: dense}
     if "user_id_offsets" in files:
         expected |= {"user_id_offsets": (np.int64, (nodes + 1,)), "user_id_bytes": (np.uint8, (None,))}
@@ -327,9 +332,9 @@ def wrong_files(manifest: dict) -> str | None:
     return None
 
 
-def kind_table(kind: int) -> str:
-    """Return the name of the features of a kind."""
-    return f"kind{kind}_features"
+def kind_prefix(kind: int | None) -> str:
+    """Return what the names of a kind's own files begin with; nothing for None, where all nodes have one table."""
+    return "" if kind is None else f"kind{kind}_"
 
 
 def _length(files: dict, name: str) -> int:

@@ -43,6 +43,7 @@ class PackedFeatures:
     halo_places: np.ndarray | None = None
     halo_count: np.ndarray | None = None
     part: int | None = None
+    is_packed = True
 
     @property
     def num_rows(self) -> int:
@@ -217,4 +218,9 @@ def _in_order(places, first_packed, rank, order, read):
 
 def features_of_part(features: FeatureTable, part: int) -> FeatureTable:
     """Return the table that batches of a part are gathered from: with packed halo rows where there are some."""
-    return features.of_part(part) if isinstance(features, PackedFeatures) else features
+    return features.of_part(part) if is_packed(features) else features
+
+
+def is_packed(features: FeatureTable) -> bool:
+    """Return whether a table, or one of a kind, has packed halo rows."""
+    return getattr(features, "is_packed", False)

@@ -18,7 +18,7 @@ from .halo import degree_dtype
 from .halo_depth import assigned_arcs, distances, keep_arcs, localise, rows_within
 from .halo_rows import HaloForm, add_sources, decode_halo, decode_lengths, halo_of_rows, transpose_halo
 from .kind_features import KindFeatures, NodeKinds
-from .manifest import ARC_FILES, MANIFEST, REMEDY, digest, kind_table, read_manifest, read_source
+from .manifest import ARC_FILES, MANIFEST, REMEDY, digest, kind_prefix, read_manifest, read_source
 from .packed_features import PackedFeatures, features_of_part
 from .part_graph import PartGraph
 from .planned_reads import RankedNodes, read_ranges, read_slice
@@ -268,18 +268,29 @@ class PartitionStore:
         dims = (self.manifest.get("schema") or {}).get("feature_dims")
         if dims is None:
             return self._features("features", self.manifest["feature_dim"])
-        tables = [self._features(kind_table(kind), width) for kind, width in enumerate(dims)]
+        tables = [self._features(f"{kind_prefix(kind)}features", width) for kind, width in enumerate(dims)]
         return KindFeatures(tuple(tables), self.node_kinds)
 
     @cached_property
     def part_features(self) -> FeatureTable | None:
         """What batches of parts read: `features`, or with the packed rows of halos where the store has them."""
-        packed = self._features("halo_features", self.manifest["feature_dim"])
-        if packed is None:
+        if not self.manifest["pack_halo"]:
             return self.features
-        places, count = self._map("halo_places"), self._map("halo_count")
-        halo = self._halo_offsets, self._halo_nodes, places, count
-        return PackedFeatures(self.features, packed, self.part_offsets, *halo)
+        if not isinstance(self.features, KindFeatures):
+            return self._packed(None, self.features, self.part_offsets)
+        kinds, tables = self.node_kinds, list(self.features.tables)
+        for kind, table in enumerate(tables):
+            if table is not None:
+                own = np.append(kinds.rows[kind :: kinds.num_kinds], table.num_rows)
+                tables[kind] = self._packed(kind, table, own)
+        return KindFeatures(tuple(tables), kinds)
+
+    def _packed(self, kind: int | None, owned: DenseFeatures | CSRFeatures, part_offsets: np.ndarray) -> PackedFeatures:
+        """Return a table, that of a kind or of all nodes, with its packed halo rows; see `PackedFeatures`."""
+        prefix = kind_prefix(kind)
+        packed = self._features(f"{prefix}halo_features", owned.dim)
+        halo = (self._map(f"{prefix}halo_{name}") for name in ("offsets", "nodes", "places", "count"))
+        return PackedFeatures(owned, packed, part_offsets, *halo)
 
     @cached_property
     def weighted_degree(self) -> np.ndarray:

@@ -14,7 +14,7 @@ from ..graph import CSC
 from ..jit import kernel
 from .array_file import map_rows
 from .halo_rows import count_halos
-from .manifest import REMEDY, check_file, check_size, read_manifest, sealed, unsealed
+from .manifest import REMEDY, check_file, check_size, kind_prefix, read_manifest, sealed, unsealed
 from .packed_features import PackedFeatures
 
 # Files whose size goes by arcs, features or text: they are compared when they are first read, not on opening.
@@ -30,7 +30,7 @@ READ_LATER = {
     "user_id_offsets",
     "user_id_bytes",
 }
-_ROWS = re.compile(r"((kind\d+_)?|halo_)features(_indices|_data)?")
+_ROWS = re.compile(r"(kind\d+_)?(halo_)?features(_indices|_data)?")
 _BLOCK_ARCS = 1 << 23
 _BLOCK_ROWS = 1 << 16
 
@@ -57,18 +57,26 @@ def verify_content(store) -> None:
     _remember(store, states)
     _check_ids(store)
     _check_rows(store)
+    packed = _packed_tables(store)
     tables = list(getattr(store.features, "tables", [store.features]))
-    for table in [*tables, getattr(store.part_features, "packed", None)]:
+    for table in [*tables, *(one.packed for one in packed.values())]:
         if table is not None and table.is_sparse:
             for begin in range(0, table.num_rows, _BLOCK_ROWS):
                 table.gather(np.arange(begin, min(begin + _BLOCK_ROWS, table.num_rows)))  # refuses what does not fit
     for part in range(store.num_parts):
-        _check_halo(store, part)
-    if isinstance(store.part_features, PackedFeatures):
-        count = np.zeros(store.num_nodes, np.uint8)
-        count_halos(store.part_features.halo_nodes, count)
-        if not np.array_equal(count, store.part_features.halo_count):
-            raise broken(store, "halo_count", "does not count the halos of each node")
+        _check_halo(store, part, packed)
+    for kind, table in packed.items():
+        count = np.zeros(table.num_rows, np.uint8)
+        count_halos(table.halo_nodes, count)
+        if not np.array_equal(count, table.halo_count):
+            raise broken(store, f"{kind_prefix(kind)}halo_count", "does not count the halos of each node")
+
+
+def _packed_tables(store) -> dict[int | None, PackedFeatures]:
+    """Return the tables with packed halo rows by their kind, None where all nodes have one table."""
+    features = store.part_features
+    tables = enumerate(features.tables) if hasattr(features, "tables") else [(None, features)]
+    return {kind: table for kind, table in tables if isinstance(table, PackedFeatures)}
 
 
 def compare_once(store, names=None) -> int:
@@ -159,12 +167,18 @@ def _file_state(store, name: str) -> list[int]:
 
 def _check_range(store, name: str) -> None:
     """Refuse pointers that fall or point beyond what they point into, and ids that nothing has."""
-    files, dim = store.manifest["files"], store.manifest["feature_dim"]
+    files, schema = store.manifest["files"], store.manifest.get("schema") or {}
     shape, nodes = files[name]["shape"], store.num_nodes
-    lengths = {f"{to}_indptr": f"{to}_indices" for to in ("csc", "features", "halo_features")}
-    lengths |= {"halo_code_offsets": "halo_code", "user_id_offsets": "user_id_bytes"}
-    limits = dict.fromkeys(("csc_indices", "halo_nodes", "original_nid", "store_nid"), nodes)
-    limits |= {"features_indices": dim, "halo_features_indices": dim, "halo_places": shape[0]}
+    lengths = {"csc_indptr": "csc_indices", "halo_code_offsets": "halo_code", "user_id_offsets": "user_id_bytes"}
+    limits = dict.fromkeys(("csc_indices", "original_nid", "store_nid"), nodes)
+    tables = [("", nodes, store.manifest["feature_dim"])]
+    for kind, dim in enumerate(schema.get("feature_dims") or ()):
+        tables.append((kind_prefix(kind), schema["kind_sizes"][kind], dim))
+        lengths[f"{kind_prefix(kind)}halo_offsets"] = f"{kind_prefix(kind)}halo_nodes"
+    for prefix, rows, dim in tables:
+        limits |= {f"{prefix}halo_nodes": rows, f"{prefix}halo_places": shape[0]}
+        for to in (f"{prefix}features", f"{prefix}halo_features"):
+            lengths[f"{to}_indptr"], limits[f"{to}_indices"] = f"{to}_indices", dim
     if name == "part_offsets" or name in lengths:
         last = nodes if name == "part_offsets" else files[lengths[name]]["shape"][0]
         pointers = map_rows(store.root / f"{name}.npy", np.dtype(np.int64), tuple(shape))
@@ -198,7 +212,7 @@ def _check_rows(store) -> None:
         raise broken(store, "csc_indices", "a row is out of order or names a node that does not exist")
 
 
-def _check_halo(store, part: int) -> None:
+def _check_halo(store, part: int, packed: dict[int | None, PackedFeatures]) -> None:
     """Compare a loaded part with the whole graph: its halo's degrees, rows, places of arcs, and packed nodes."""
     graph = store.load_part(part)
     if not np.array_equal(graph.degree, store.csc.indptr[graph.nodes + 1] - store.csc.indptr[graph.nodes]):
@@ -209,13 +223,16 @@ def _check_halo(store, part: int) -> None:
     if not _same_restricted_rows(*store.csc, *core, graph.halo_nodes, *halo, places):
         name = "halo_code" if "halo_code" in store.manifest["files"] else "csc_indices"
         raise broken(store, name, f"part {part}: halo rows are not those of the graph")
-    packed = store.part_features
-    if isinstance(packed, PackedFeatures):
-        first, last = packed.halo_offsets[part : part + 2]
-        if not np.array_equal(packed.halo_nodes[first:last], graph.halo_nodes):
-            raise broken(store, "halo_nodes", f"part {part} reads other nodes")
-        if not np.array_equal(np.sort(packed.halo_places[first:last]), np.arange(last - first)):
-            raise broken(store, "halo_places", f"rows of part {part} are packed twice, or not at all")
+    for kind, table in packed.items():
+        first, last = table.halo_offsets[part : part + 2]
+        held, prefix = graph.halo_nodes, kind_prefix(kind)
+        if kind is not None:
+            kinds, rows = store.node_kinds.locate(np.asarray(held))
+            held = rows[kinds == kind]
+        if not np.array_equal(table.halo_nodes[first:last], held):
+            raise broken(store, f"{prefix}halo_nodes", f"part {part} reads other nodes")
+        if not np.array_equal(np.sort(table.halo_places[first:last]), np.arange(last - first)):
+            raise broken(store, f"{prefix}halo_places", f"rows of part {part} are packed twice, or not at all")
 
 
 @kernel

@@ -5,6 +5,7 @@ import zlib
 from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
@@ -41,7 +42,8 @@ from .journal import (
     store_folder,
     writer_lock,
 )
-from .manifest import FORMAT_VERSION, describe_files, kind_table, write_manifest
+from .kind_features import NodeKinds
+from .manifest import FORMAT_VERSION, describe_files, kind_prefix, write_manifest
 from .node_tables import Progress, write_sparse_table, write_table
 from .reader import PartitionStore
 from .value_checks import check_values, least_value, tell_odd_nodes
@@ -194,12 +196,14 @@ def _write_files(
         write_rows(journal, inputs, ids, layout, open_runs(journal, inputs, layout), budget, progress)
     drop_runs(journal)
     if not journal.is_done("halo"):
-        write_halo(journal, inputs, _map_csc(journal, inputs), ids.part_offsets, budget, progress)
+        kinds = None if inputs.relations is None else inputs.relations.schema.num_kinds
+        node_kinds = None if kinds is None else NodeKinds.of_runs(_kind_starts(inputs), kinds)
+        write_halo(journal, inputs, _map_csc(journal, inputs), ids.part_offsets, node_kinds, budget, progress)
     drop_cross(journal)
     if inputs.pack_halo:
-        features = _map_features(journal, inputs)
-        offsets = map_rows(journal.folder / "halo_offsets.npy", np.dtype(np.int64), (inputs.num_parts + 1,))
-        pack_halo_features(journal, inputs, features, offsets, budget, progress)
+        for kind, rows in (inputs.kind_features or {None: inputs.features}).items():
+            table = _map_features(journal, kind_prefix(kind), rows, inputs.feature_storage)
+            pack_halo_features(journal, kind_prefix(kind), table, inputs.num_parts, budget, progress)
 
 
 def _write_ids(journal: Journal, inputs: StoreInputs, ids: StoreIds) -> None:
@@ -252,7 +256,7 @@ def _write_node_arrays(
     for kind, rows in inputs.kind_features.items():  # the nodes of a kind are those of a graph of its own
         part_id = inputs.part_id[slice(*inputs.relations.kind_offsets[kind : kind + 2].tolist())]
         common = (part_id, relabel(part_id, inputs.num_parts), budget.block_bytes, progress)
-        _write_features(journal, kind_table(kind), rows, inputs.feature_storage, check_finite, *common)
+        _write_features(journal, f"{kind_prefix(kind)}features", rows, inputs.feature_storage, check_finite, *common)
 
 
 def _write_features(journal: Journal, name: str, features, storage: str | None, finite: bool, *common) -> None:
@@ -288,20 +292,19 @@ def _map_csc(journal: Journal, inputs: StoreInputs) -> CSC:
     return CSC(indptr, map_rows(journal.folder / "csc_indices.npy", id_dtype(inputs.num_nodes), (num_arcs,)))
 
 
-def _map_features(journal: Journal, inputs: StoreInputs) -> DenseFeatures | CSRFeatures:
-    folder, features, storage = journal.folder, inputs.features, inputs.feature_storage
+def _map_features(journal: Journal, prefix: str, features, storage: str | None) -> DenseFeatures | CSRFeatures:
+    """Map a table that is written, of all nodes or of those of a kind."""
+    path, (num_rows, dim) = str(journal.folder / f"{prefix}features"), features.shape
     if not isinstance(features, SparseSource):
-        dtype, items = stored_form(storage, features.shape[1], features.dtype)
-        shape = (inputs.num_nodes, items)
-        return DenseFeatures(map_rows(folder / "features.npy", dtype.newbyteorder("<"), shape), inputs.row_code)
-    num_values = len(features.indices)
+        dtype, items = stored_form(storage, dim, features.dtype)
+        rows = map_rows(Path(f"{path}.npy"), dtype.newbyteorder("<"), (num_rows, items))
+        return DenseFeatures(rows, row_code(storage, dim))
+    num_values, dtype = len(features.indices), np.dtype(storage or features.data.dtype)
     return CSRFeatures(
-        map_rows(folder / "features_indptr.npy", np.int64, (inputs.num_nodes + 1,)),
-        map_rows(folder / "features_indices.npy", np.int32, (num_values,)),
-        map_rows(
-            folder / "features_data.npy", np.dtype(storage or features.data.dtype).newbyteorder("<"), (num_values,)
-        ),
-        features.shape[1],
+        map_rows(Path(f"{path}_indptr.npy"), np.int64, (num_rows + 1,)),
+        map_rows(Path(f"{path}_indices.npy"), np.int32, (num_values,)),
+        map_rows(Path(f"{path}_data.npy"), dtype.newbyteorder("<"), (num_values,)),
+        dim,
     )
 
 

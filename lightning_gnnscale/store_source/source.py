@@ -112,8 +112,6 @@ class StoreSource:
             check_count("num_parts", num_parts)
         if not isinstance(pack_halo, bool) and pack_halo != "auto":
             raise ValueError(f"pack_halo must be true, false or auto, got {pack_halo!r}")
-        if pack_halo is True and dataset.feature_dims is not None:
-            raise ValueError("pack_halo=true takes features of one width, and each kind has its own: leave it out")
         self.dataset = dataset
         if feature_storage is not None:
             self.dataset = replace(dataset, feature_storage=feature_storage)
@@ -403,8 +401,6 @@ class StoreSource:
 
     def _packs_halo(self, made: Partitioning) -> bool:
         """Decide whether the store of a partitioning packs halo rows, and say why."""
-        if self.dataset.feature_dims is not None:
-            return False  # kinds have tables of their own
         begun = unfinished_packs_halo(self.root, self.dataset, made)
         if begun is not None:
             return begun

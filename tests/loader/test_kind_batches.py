@@ -8,7 +8,7 @@ import torch
 from torch_geometric.data import HeteroData
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.loader import LoaderOptions, PartData, PartLoader
+from lightning_gnnscale.loader import LoaderOptions, PartData, PartLoader, RowReads
 from lightning_gnnscale.loader.mixed_batch import mix
 from lightning_gnnscale.partition_store.part_graph import load_part_graph, load_whole_graph
 from lightning_gnnscale.planner.host_memory import predict_training
@@ -287,6 +287,36 @@ def test_a_sampler_says_which_relation_it_drew_an_arc_of(tmp_path, load):
         assert one.e_id is None and torch.equal(one.edge_index, two.edge_index)
         assert torch.equal(one.edge_type, torch.from_numpy(store.edge_type[two.e_id.numpy()].astype(np.int64)))
         assert len(one.edge_type) > 0 and torch.equal(one.edge_type, two.edge_type)
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        RowReads(),
+        RowReads("resident"),
+        RowReads("planned", window_bytes=2000),
+        RowReads("planned", window_bytes=1 << 30),
+    ],
+    ids=["mapped", "resident", "a few batches a window", "one window"],
+)
+def test_packed_halo_rows_give_the_same_batches(tmp_path, graph, reads):
+    dataset, plain = graph
+    rows = {"features": dataset.features, "labels": dataset.labels, "masks": dataset.masks}
+    times = {"node_time": dataset.node_time, "edge_time": dataset.edge_time}
+    parts = gs.partition(dataset.stream, "spring", 3, evaluate=False)
+    store = gs.write_partition_store(tmp_path / "store", dataset.stream, parts, **rows, **times, pack_halo=True)
+    seeds = {part: np.arange(*store.part_offsets[part : part + 2])[::2] for part in range(3)}
+    found = []
+    for one, given in ((plain, RowReads()), (store, reads)):
+        assert one.part_features.is_packed == (one is store)
+        data = PartData(partial(load_part_graph, one, 1), one.part_features)
+        loader = PartLoader(range(3), data, seeds, SAMPLERS["by relation"], LoaderOptions(32, seed=1, reads=given))
+        found.append(list(loader))
+        loader.close()
+    for mine, other in zip(*found, strict=True):
+        assert torch.equal(mine.n_id, other.n_id) and torch.equal(mine.x.kind, other.x.kind)
+        for table, expected in zip(mine.x.tables, other.x.tables, strict=True):
+            assert (table is None and expected is None) or torch.equal(table, expected)
 
 
 @pytest.mark.parametrize("scope", ["part", "graph"])

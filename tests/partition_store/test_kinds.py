@@ -2,14 +2,18 @@
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 import lightning_gnnscale as gs
+from lightning_gnnscale.cli.stores import size_by_kind
 from lightning_gnnscale.dataset import typed_graph
 from lightning_gnnscale.edge_stream import open_edge_stream
 from lightning_gnnscale.edge_stream.relations import RelationEdges, RelationStream
-from lightning_gnnscale.errors import EdgeStreamError
+from lightning_gnnscale.errors import EdgeStreamError, PartitionStoreError
 from lightning_gnnscale.graph import GraphSchema
+from lightning_gnnscale.partition_store import features_of_part, halo
 from lightning_gnnscale.partition_store.part_graph import load_part_graph, load_whole_graph
+from tests.partition_store.small_graphs import rewrite
 
 COUNTS = {"author": 60, "paper": 100, "inst": 12}
 TYPES = [("author", "writes", "paper"), ("paper", "cites", "paper"), ("author", "at", "inst")]
@@ -246,9 +250,109 @@ def test_relations_must_fit_the_schema():
         RelationStream([RelationEdges(stream, 0)], schema, [1], to_undirected=True)
 
 
-def test_halo_rows_of_kinds_are_not_packed(tmp_path):
-    with pytest.raises(ValueError, match="pack_halo=True takes features of one width"):
-        written(tmp_path, description(to_undirected=False), pack_halo=True)
+def sparse_authors() -> gs.TypedGraph:
+    """The description, with sparse rows of authors in place of dense ones."""
+    graph = description()
+    dense = np.random.default_rng(2).random((COUNTS["author"], 30)).astype(np.float32)
+    graph.nodes["author"]["features"] = scipy.sparse.csr_matrix(np.where(dense < 0.1, dense, 0))
+    return graph
+
+
+def rows_told(rows) -> list:
+    return [
+        rows.kind.tolist(),
+        *(table.dense().tolist() if hasattr(table, "dense") else table for table in rows.tables),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:.*listed more often")
+@pytest.mark.parametrize(
+    ("graph", "storage"),
+    [(description(), None), (description(to_undirected=False), "int8"), (sparse_authors(), None)],
+    ids=["dense", "codes", "sparse"],
+)
+def test_halo_rows_are_packed_kind_by_kind(tmp_path, graph, storage):
+    _, plain = written(tmp_path / "plain", graph, feature_storage=storage)
+    _, store = written(tmp_path / "packed", graph, feature_storage=storage, pack_halo=True)
+    store.verify()
+    assert not plain.part_features.is_packed and store.part_features.is_packed and not store.features.is_packed
+    assert {name for name in store.manifest["files"] if name.endswith("halo_nodes")} == {
+        "kind0_halo_nodes",
+        "kind1_halo_nodes",
+    }
+    sizes = size_by_kind(store.manifest)
+    assert sizes["features"] == size_by_kind(plain.manifest)["features"] > 0 < sizes["features of halos"]
+    rng, before = np.random.default_rng(0), 0
+    for part in range(store.num_parts):
+        graph = store.load_part(part)
+        kinds, rows = store.node_kinds.locate(graph.halo_nodes)
+        own = features_of_part(store.part_features, part)
+        for kind in (0, 1):
+            table = own.tables[kind]
+            first, last = table.halo_offsets[part : part + 2].tolist()
+            assert np.array_equal(table.halo_nodes[first:last], rows[kinds == kind])
+            before += last - first
+        picked = rng.integers(0, store.num_nodes, 200)  # core, halo and beyond
+        nodes = np.unique(np.concatenate([graph.nodes[:50], picked[:40]]))
+        for asked in (np.asarray(graph.nodes), picked):
+            for one, other in zip(rows_told(own.gather(asked)), rows_told(plain.features.gather(asked)), strict=True):
+                assert np.array_equal(one, other) if one is not None else other is None
+        loaded, order = own.load(nodes)
+        places = np.arange(len(nodes)) if order is None else order
+        for one, other in zip(rows_told(loaded.gather(places)), rows_told(plain.features.gather(nodes)), strict=True):
+            assert np.array_equal(one, other) if one is not None else other is None
+        assert order is not None or storage is None  # rows that stand in many halos come first
+    assert before == sum(len(own.tables[kind].halo_nodes) for kind in (0, 1)) > 0
+
+
+@pytest.mark.filterwarnings("ignore:.*listed more often")
+@pytest.mark.parametrize(
+    ("name", "damage", "told"),
+    [
+        (
+            "kind1_halo_places",
+            lambda a: a.__setitem__(0, a[1]),
+            "kind1_halo_places.npy: rows of part 0",
+        ),
+        ("kind0_halo_count", lambda a: a.__setitem__(0, a[0] + 1), "kind0_halo_count.npy: does not count the halos"),
+        ("kind1_halo_nodes", lambda a: a.__setitem__(0, 10**4), "kind1_halo_nodes.npy: names what does not exist"),
+        ("kind0_halo_offsets", lambda a: a.__setitem__(1, -1), "kind0_halo_offsets.npy: does not rise from 0"),
+    ],
+)
+def test_damage_of_packed_rows_of_kinds_is_named(tmp_path, name, damage, told):
+    _, store = written(tmp_path, pack_halo=True)
+    rewrite(store, name, damage)
+    with pytest.raises(PartitionStoreError, match=told):
+        gs.PartitionStore.open(store.root).verify()
+
+
+@pytest.mark.filterwarnings("ignore:.*listed more often")
+def test_packing_of_kinds_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
+    """After a kill in the rows of the second kind, and after damage to what the first pass has made."""
+    _, whole = written(tmp_path / "whole", pack_halo=True)
+    budget = gs.partition_store.WriteBudget(spill_edges=64, sort_arcs=128, block_bytes=256, checkpoint_bytes=1)
+    append, calls = halo._PackedRows.append, []
+
+    def fails_late(self, *args):
+        calls.append(self.features.dim)
+        if calls.count(5) == 3:
+            raise KeyboardInterrupt
+        return append(self, *args)
+
+    for name in ("kind0_halo_features", "kind0_features", "kind1_halo_nodes"):
+        calls.clear()
+        monkeypatch.setattr(halo._PackedRows, "append", fails_late)
+        with pytest.raises(KeyboardInterrupt):
+            written(tmp_path / name, budget=budget, pack_halo=True)
+        assert calls.count(3) > 2  # authors' rows are packed
+        monkeypatch.setattr(halo._PackedRows, "append", append)
+        path = tmp_path / name / "store.partial" / f"{name}.npy"
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+        _, again = written(tmp_path / name, budget=budget, pack_halo=True)
+        assert again.manifest["files"] == whole.manifest["files"]
+        again.verify()
 
 
 def test_doors_of_one_relation_refuse_several(tmp_path):

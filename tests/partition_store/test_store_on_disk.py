@@ -12,7 +12,7 @@ import pytest
 
 from lightning_gnnscale.errors import PartitionStoreError
 from lightning_gnnscale.partition_store import PartitionStore, WriteBudget, input_fingerprint, write_partition_store
-from tests.partition_store.small_graphs import Given, all_bytes, random_graph, reseal
+from tests.partition_store.small_graphs import Given, all_bytes, random_graph, reseal, rewrite
 
 GRAPH = random_graph(60, 200, 3, to_undirected=True)
 FEATURES = np.random.default_rng(0).random((60, 4)).astype(np.float32)
@@ -160,19 +160,6 @@ def test_verify_names_the_file_with_a_flipped_bit(store, tmp_path):
                 PartitionStore.open(copy).verify()
             one_line(error)
         shutil.rmtree(copy)
-
-
-def rewrite(store, name, change):
-    """Change an array so that its checksum fits again: only the structure can give it away."""
-    from lightning_gnnscale.partition_store.array_file import checksum
-
-    array = np.load(store.root / f"{name}.npy")
-    change(array)
-    with open(store.root / f"{name}.npy", "r+b") as file:
-        file.seek(128)
-        file.write(array.tobytes())
-    crc = checksum(store.root / f"{name}.npy")
-    reseal(store.root, lambda manifest: manifest["files"][name].update(crc32=crc))
 
 
 @pytest.mark.parametrize(

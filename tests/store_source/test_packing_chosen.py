@@ -46,6 +46,17 @@ def test_features_beyond_memory_are_packed_and_it_is_said(tmp_path, monkeypatch,
     store.verify()
 
 
+def test_features_of_kinds_are_packed_too(tmp_path, monkeypatch):
+    kinds = {"even": {"features": FEATURES[:200]}, "odd": {"features": FEATURES[200:, :3]}}
+    ring = np.stack([NODES[:200], NODES[:200]])
+    edges = {("even", "to", "odd"): ring, ("odd", "to", "even"): np.stack([ring[0], (ring[0] + 1) % 200])}
+    monkeypatch.setattr(source, "free_memory_bytes", lambda: 1000)
+    dataset = gs.TypedGraph(kinds, edges, name="rings").dataset()
+    store = StoreSource(dataset, tmp_path / "store", partitioner="range", num_parts=4).prepare(4)
+    assert packs(store) and store.part_features.is_packed
+    store.verify()
+
+
 def test_halos_as_large_as_the_graph_stay_at_their_owners(tmp_path, monkeypatch):
     edges = np.random.default_rng(1).integers(0, 400, (2, 4000))
     assert not packs(stored(tmp_path, monkeypatch, 1000, edges=edges))
