@@ -5,8 +5,8 @@ import inspect
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from ..embedding.kinds_with_rows import chosen_kinds
 from ..graph import GraphSchema
+from ..partition_store.kind_features import chosen_kinds
 from .errors import UsageError
 from .ranks import started_from_outside
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ..embedding.kinds_with_rows import KindsWithRows
 from ..errors import check_count, check_integer
 from ..loader import RankPlace
 from ..memory import parse_bytes
 from ..partition_store import PartitionStore
+from ..partition_store.kind_features import KindsWithRows
 from ..remote.batch_group import pack_group
 from ..remote.dealing import assign_parts
 from ..remote.held_rows import most_linked, part_of

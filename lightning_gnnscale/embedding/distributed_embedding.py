@@ -12,9 +12,9 @@ from torch import Tensor
 from ..errors import CheckpointError, PartitionStoreError
 from ..partition_store import PartitionStore
 from ..partition_store.array_file import ArrayFile, checksum, map_rows
+from ..partition_store.kind_features import KindsWithRows, said_kinds
 from ..partition_store.manifest import sync_folder
 from ..rng import fold
-from .kinds_with_rows import KindsWithRows, said_kinds
 from .optimizers import OPTIMIZERS, SparseAdam, SparseSGD, sum_duplicates
 from .owned_rows import OwnedRows, _as_array
 from .row_exchange import Ownership, Requests, push_rows

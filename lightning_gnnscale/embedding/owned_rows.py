@@ -9,9 +9,9 @@ from torch import Tensor
 from ..errors import PlacementError, wait_for_others
 from ..events import record
 from ..loader import BufferPool
+from ..partition_store.kind_features import KindsWithRows
 from ..placement.shared_rows import gather_objects
 from ..triton_kernels.gather_rows import gather_rows
-from .kinds_with_rows import KindsWithRows
 from .row_exchange import Hosts, Ownership, Requests, checked_nodes, checked_offsets, pull_rows
 from .shared_table import Column, SharedTable, table_bytes
 

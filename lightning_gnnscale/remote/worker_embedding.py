@@ -9,11 +9,11 @@ import numpy as np
 import torch.distributed as dist
 
 from ..embedding.distributed_embedding import CHUNK_ROWS, DistributedEmbedding
-from ..embedding.kinds_with_rows import KindsWithRows
 from ..embedding.optimizers import SparseAdam, SparseSGD
 from ..embedding.row_exchange import Hosts
 from ..errors import GNNScaleError, check_count
 from ..events import record
+from ..partition_store.kind_features import KindsWithRows
 from ..placement.shared_rows import gather_objects, machine_id
 from ..rng import fold
 from .shard_keeper import Initial, ShardSpec

@@ -11,8 +11,8 @@ import torch
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.datamodule.machine_plan import Machines
-from lightning_gnnscale.embedding.kinds_with_rows import KindsWithRows
 from lightning_gnnscale.errors import PartitionStoreError, StrategyError
+from lightning_gnnscale.partition_store.kind_features import KindsWithRows
 from lightning_gnnscale.planner import predict_training
 from lightning_gnnscale.strategy import GradientAveraging
 
