@@ -11,6 +11,7 @@ from ..events import record
 from ..loader import BufferPool
 from ..partition_store.kind_features import KindsWithRows
 from ..placement.shared_rows import gather_objects
+from ..sampler.minibatch import RowsByKind
 from ..triton_kernels.gather_rows import gather_rows
 from .row_exchange import Hosts, Ownership, Requests, checked_nodes, checked_offsets, pull_rows
 from .shared_table import Column, SharedTable, table_bytes
@@ -145,6 +146,10 @@ class OwnedRows:
         """
         ids = self.row_ids(nodes)
         return torch.from_numpy(self._read(ids, self._pool.take((len(ids), self.dim), self.dtype)))
+
+    def without_features(self, nodes: np.ndarray) -> RowsByKind:
+        """Return the features of (num,) int64 nodes of a graph whose kinds have none, and of which some have rows."""
+        return RowsByKind(torch.from_numpy(self.kinds.nodes.kind_of(nodes)), [None] * len(self.kinds.node_types))
 
     def row_ids(self, nodes: np.ndarray | Tensor) -> np.ndarray:
         """Return the (num,) int64 rows of some nodes, in [0, num_rows); raises ValueError as `pull` does."""

@@ -11,7 +11,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from ..errors import StrategyError
-from ..sampler.minibatch import RowsByKind
 from .checkpoint_file import ROWS_KEY, LoadsWeightsOnly, bring_rows
 from .layer_source import LayerSource
 
@@ -109,7 +108,7 @@ class TakesInputs(LoadsWeightsOnly, L.LightningModule):
                 'evaluation="layerwise"'
             )
         kinds = _kinds_of(self.inputs)
-        x = batch.x if batch.x is not None or kinds is None else _no_features(kinds, batch.n_id.cpu().numpy())
+        x = batch.x if batch.x is not None or kinds is None else self.inputs.without_features(batch.n_id.cpu().numpy())
         if hasattr(x, "tables"):
             return rows_for_kinds(x, self.inputs, batch.n_id, self.inputs.dim, self._kind_channels, kinds)
         rows = self.inputs(batch.n_id)
@@ -231,7 +230,7 @@ class InputSource:
             return self._source.gather(nodes, table)
         stored, kinds = self._source.gather(nodes), _kinds_of(self._inputs)
         if stored is None and kinds is not None:
-            stored = _no_features(kinds, np.asarray(nodes, np.int64))
+            stored = self._inputs.without_features(np.asarray(nodes, np.int64))
         if hasattr(stored, "tables"):
             ids = torch.from_numpy(np.asarray(nodes, np.int64))
             return rows_for_kinds(
@@ -291,11 +290,6 @@ def _takes_rows(table: Any, channels: int | None, dim: int) -> bool:
         return channels is None or channels == dim
     width = table.dim if hasattr(table, "indptr") else table.shape[1]
     return channels is not None and channels == width + dim
-
-
-def _no_features(kinds: Any, nodes: np.ndarray) -> Any:
-    """Return the features of (num,) int64 nodes of a graph whose kinds have none."""
-    return RowsByKind(torch.from_numpy(kinds.nodes.kind_of(nodes)), [None] * len(kinds.node_types))
 
 
 def _kinds_of(inputs: NodeInputs) -> Any:
