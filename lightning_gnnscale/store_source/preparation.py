@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..errors import GNNScaleError, PartitionStoreError
 from ..events import held_lock, record, stage
+from ..memory import return_freed_memory, trim_heap
 from ..partition_store import PartitionStore, input_fingerprint, write_partition_store
 from ..partition_store.inputs import changed_inputs, input_files, load_arrays
 from ..partition_store.journal import check_is_store, journal_head, partial_folder, store_folder
@@ -107,6 +108,7 @@ def prepare_store(
     elif not overwrite and not parts.exists():  # a store that stands may lie on a disk that cannot be written to
         return _open(root, verify)
     root.parent.mkdir(parents=True, exist_ok=True)
+    return_freed_memory()  # training goes on in this process, in what partitioning leaves
     with held_lock(f"{root}.prepare.lock", f"is preparing the store {root}"):
         check_is_store(root)
         made = made_from(root)
@@ -159,6 +161,8 @@ def prepare_store(
         shared = share_files(root, sorted(path.parent for path in root.parent.glob(f"*/{MANIFEST}")))
         if shared:
             record("shared_files", root=str(root), bytes=shared)
+        del partitioning
+        trim_heap()
         return _open(root, verify)
 
 
