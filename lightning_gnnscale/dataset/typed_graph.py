@@ -319,7 +319,7 @@ def _joined(name: str, values: list[dict], sources: list[RelationEdges]) -> Any:
     row_bytes = dtype.itemsize * int(np.prod(width, dtype=np.int64))
     in_memory = shape[0] * row_bytes <= IN_MEMORY_BYTES
     joined = np.empty(shape, dtype) if in_memory else nameless_map(scratch_folder(AUTO), shape, dtype)
-    first, step = 0, max(1, IN_MEMORY_BYTES // row_bytes)
+    first, step = 0, max(1, IN_MEMORY_BYTES // max(1, row_bytes))
     for rows, count in zip(given, counts, strict=True):
         for start in range(0, count, step):
             stop = min(start + step, count)

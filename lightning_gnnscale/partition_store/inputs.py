@@ -20,7 +20,7 @@ from ..graph import id_dtype
 from ..jit import kernel
 from ..object_store import is_url, local_copy
 from .array_file import little_endian
-from .features import FEATURE_STORAGE, RowCode, row_code, stored_form
+from .features import FEATURE_STORAGE, row_code, stored_form
 
 
 class StoreIds(NamedTuple):
@@ -133,12 +133,6 @@ class StoreInputs:
     @property
     def carries_edge_ids(self) -> bool:
         return bool(self.arc_values) or self.relations is not None
-
-    @property
-    def row_code(self) -> RowCode | None:
-        """The code of the feature rows; None where they are plain numbers, or none."""
-        rows = None if isinstance(self.features, dict) else self.features
-        return None if rows is None else row_code(self.feature_storage, rows.shape[1])
 
     def fingerprint(self) -> str:
         """Return `input_fingerprint` of these inputs."""

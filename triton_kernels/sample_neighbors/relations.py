@@ -249,6 +249,7 @@ class _Draw:
         return local
 
     def collect(self) -> SampledRelations:
+        """Return what all hops drew, hop after hop."""
         pieces = [
             [np.concatenate([hop[part] for hop in hops]) if hops else np.empty(0, np.int64) for hops in self.arcs]
             for part in range(3 + self.options.with_scale)
