@@ -100,7 +100,7 @@ _SUBMODULES = (
     "strategy",
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = sorted(_HOME)
 
 register_with_lightning()
