@@ -22,7 +22,6 @@ from ..loader import (
     Threads,
     parts_of_rank,
     rank_of_parts,
-    split_targets,
 )
 from ..memory import trim_heap
 from ..model.layer_source import NodeSet
@@ -56,6 +55,7 @@ from .train_loader import (
     make_part_loader,
     mixes_parts,
     part_targets,
+    rank_targets,
     row_reads_setting,
     settle_row_reads,
     source_settings,
@@ -248,11 +248,11 @@ class PartitionDataModule(StoredGraphDataModule):
 
     @property
     def rank_of_part(self) -> np.ndarray:
-        """(num_parts,) int64: the rank that trains most targets of each part, known once the store is open."""
+        """(num_parts,) int64: the rank that owns each part, known once the store is open."""
         return self.owners(self._place().world_size, self._weights)
 
     def owners(self, world_size: int, weights: Any) -> np.ndarray:
-        """Return (num_parts,) int64: the rank of so many that trains most targets of each part, under a policy."""
+        """Return (num_parts,) int64: the rank of so many that owns each part and trains its targets, under a policy."""
         trainable = trains_on_links(self.sampler) or "train" in self.store.masks
         if self.scope_under(weights) == "part" or not trainable:
             return np.arange(self.store.num_parts) % world_size
@@ -295,9 +295,9 @@ class PartitionDataModule(StoredGraphDataModule):
 
     def _targets_of(self, rank: int, world_size: int) -> np.ndarray:
         """Return the store ids of a rank's targets; of all where its batches mix pieces of all parts."""
-        targets = part_targets(self.store, self.sampler)
         if self.scope_under(self._weights) == "graph":
-            return split_targets(np.concatenate(list(targets.values())), world_size)[rank]
+            return rank_targets(self.store, self.sampler, world_size)[rank]
+        targets = part_targets(self.store, self.sampler)
         parts = targets if self._interleaves(self._weights) else parts_of_rank(self.store.num_parts, rank, world_size)
         return np.concatenate([targets[part] for part in parts])
 

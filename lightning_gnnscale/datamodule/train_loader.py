@@ -23,14 +23,16 @@ from ..loader import (
     Threads,
     choose_row_reads,
     core_targets,
+    deal_targets,
     fits_in_memory,
     longest_rank,
     parts_of_rank,
-    split_targets,
+    rank_of_parts,
 )
 from ..memory import free_memory_bytes, return_freed_memory
 from ..partition_store import PartitionStore
 from ..partition_store.part_graph import load_part_graph, load_whole_graph
+from ..partition_store.planned_reads import read_ranges
 from ..rng import fold, permutation
 from ..sampler import FullBatchSampler, LayerwiseSampler, NeighborSampler, SaintSampler
 from ..sampler.link_sampler import GivenLinks
@@ -38,6 +40,7 @@ from ..sampler.link_sampler import GivenLinks
 if TYPE_CHECKING:
     from ..remote.holder import HeldGraph
 
+_CHUNK_ARCS = 1 << 22  # neighbours that are read at once
 _TRIAL_BATCHES = 2  # of a part, by which the work of an epoch is predicted
 
 
@@ -112,6 +115,36 @@ def part_targets(store: PartitionStore, sampler=None) -> dict[int, np.ndarray]:
         labels = np.asarray(store.labels[nodes])
         targets[part] = nodes[labels >= 0] if labels.ndim == 1 else nodes[(labels >= 0).any(axis=1)]
     return targets
+
+
+def rank_targets(store: PartitionStore, sampler, world_size: int) -> list[np.ndarray]:
+    """Return the targets of each rank where batches cross parts, equally many of parts that it owns: `deal_targets`.
+
+    Raises:
+        StrategyError: there are fewer targets than ranks.
+    """
+    targets = list(part_targets(store, sampler).values())
+    counts = [len(nodes) for nodes in targets]
+    if sum(counts) < world_size:
+        raise StrategyError(
+            f"{sum(counts)} training nodes cannot be shared out to {world_size} processes: use devices={sum(counts)}"
+        )
+    owner = rank_of_parts(counts, np.diff(store.part_offsets), world_size)
+    return deal_targets(targets, owner, world_size, partial(_neighbors_by_rank, store, owner, world_size))
+
+
+def _neighbors_by_rank(store: PartitionStore, owner: np.ndarray, world_size: int, nodes: np.ndarray) -> np.ndarray:
+    """Return (num_nodes, world_size) int64: how many neighbours of each node each rank owns. Nodes ascend."""
+    csc, size = store.csc, store.csc.indices.itemsize
+    counts = np.zeros((len(nodes), world_size), np.int64)
+    degrees = csc.indptr[nodes + 1] - csc.indptr[nodes]
+    chunk_of = np.cumsum(degrees) // _CHUNK_ARCS
+    for rows in np.split(np.arange(len(nodes)), np.flatnonzero(np.diff(chunk_of)) + 1):
+        begin, end = csc.indptr[nodes[rows]] * size, csc.indptr[nodes[rows] + 1] * size
+        sources = read_ranges(csc.indices, begin, end).view(csc.indices.dtype)
+        ranks = owner[np.searchsorted(store.part_offsets, sources, side="right") - 1]
+        np.add.at(counts, (np.repeat(rows, degrees[rows]), ranks), 1)
+    return counts
 
 
 def mixes_parts(sampler) -> bool:
@@ -320,15 +353,10 @@ def make_graph_loader(
         StrategyError: there are fewer targets than ranks.
     """
     rank, world_size = place.rank, place.world_size
-    targets = np.concatenate(list(part_targets(store, sampler).values()))
-    if len(targets) < world_size:
-        raise StrategyError(
-            f"{len(targets)} training nodes cannot be shared out to {world_size} processes: use devices={len(targets)}"
-        )
     load = partial(load_whole_graph, store, arcs=held is None)
-    sampler = sampler if held is None else held.sampler(sampler)
     # A part of the graph is a rank here. With the targets of all of them, all ranks tell workers the same.
-    shares = dict(enumerate(split_targets(targets, world_size)))
+    shares = dict(enumerate(rank_targets(store, sampler, world_size)))
+    sampler = sampler if held is None else held.sampler(sampler)
     data = _data(store, load, features, options, is_whole=True)
     return PartLoader([rank], data, shares, sampler, options, source=source.connect(place))
 

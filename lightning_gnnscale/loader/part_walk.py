@@ -1,7 +1,7 @@
 """The walk of one rank over its parts: which batch comes at which position of an epoch."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, NamedTuple
@@ -49,15 +49,15 @@ def split_targets(targets: np.ndarray, world_size: int) -> list[np.ndarray]:
 
 
 def rank_of_parts(num_targets: Sequence[int], num_nodes: Sequence[int], world_size: int) -> np.ndarray:
-    """Return the rank that trains most targets of each part, where `split_targets` deals all targets out.
+    """Return the rank that owns each part: ranks take parts in order, as even shares of all targets would.
 
     Args:
         num_targets, num_nodes: Counts of each part, in the order of the parts.
         world_size: Number of ranks, >= 1.
 
     Returns:
-        (num_parts,) int64. A part without targets goes to the rank whose parts have the fewest nodes so far; the
-        largest of these parts goes first.
+        (num_parts,) int64. A part belongs to the rank whose range of the targets in order has most of it. A part
+        without targets goes to the rank whose parts have the fewest nodes so far; the largest such part goes first.
     """
     ends = np.cumsum(num_targets, dtype=np.int64)
     starts, total = ends - np.asarray(num_targets), int(ends[-1])
@@ -71,6 +71,92 @@ def rank_of_parts(num_targets: Sequence[int], num_nodes: Sequence[int], world_si
         owner[part] = np.argmin(load)
         load[owner[part]] += sizes[part]
     return owner
+
+
+_MOST_COMPARED = 1 << 16  # targets of a rank whose neighbours are looked at, beyond twice those that leave
+
+
+def deal_targets(
+    targets: Sequence[np.ndarray],
+    owner: np.ndarray,
+    world_size: int,
+    neighbors_by_rank: Callable[[np.ndarray], np.ndarray],
+) -> list[np.ndarray]:
+    """Give every rank the same number of targets: those of the parts that it owns, and the surplus of other ranks.
+
+    Only the surplus leaves its owner. A target that leaves goes where it gains most: to the rank that owns more of its
+    neighbours than its own rank does. Where the number is not even, a rank that is one short also trains a target of
+    another rank: none is left out, and no rank waits.
+
+    Args:
+        targets: (num,) int64 store ids of each part, in the order of the parts.
+        owner: (num_parts,) rank that owns each part, see `rank_of_parts`.
+        world_size: number of ranks, >= 1.
+        neighbors_by_rank: ids, ascending, to (num, world_size) counts of their neighbours by the rank that owns them.
+            Called for ranks with a surplus alone.
+
+    Returns:
+        (ceil(num_targets / world_size),) store ids of each rank, ascending.
+
+    Raises:
+        ValueError: there are more ranks than targets.
+
+    Cost: neighbours of the larger of 65,536 and twice the surplus, of each rank that has one.
+    Source: DistDGL's two-level split of the training set. Differs: counts are exactly equal, and what leaves its owner
+        is chosen by its neighbours.
+    """
+    total = sum(map(len, targets))
+    if not 1 <= world_size <= max(total, 1):
+        raise ValueError(f"world_size must be in [1, {total}], the number of targets, got {world_size}")
+    held = [
+        np.concatenate([np.empty(0, np.int64), *(targets[part] for part in np.flatnonzero(owner == rank))])
+        for rank in range(world_size)
+    ]
+    loads = np.array([len(nodes) for nodes in held])
+    quota = np.full(world_size, total // world_size)
+    quota[np.argsort(-loads, kind="stable")[: total % world_size]] += 1  # so that the fewest leave
+    room = np.maximum(quota - loads, 0)
+    taken: list[list[np.ndarray]] = [[] for _ in range(world_size)]
+    for rank in range(world_size):
+        surplus = int(loads[rank] - quota[rank])
+        if surplus > 0:
+            leaving, to = _best_moves(held[rank], rank, surplus, room, neighbors_by_rank)
+            held[rank] = np.setdiff1d(held[rank], leaving, assume_unique=True)
+            for other in np.unique(to):
+                taken[other].append(leaving[to == other])
+    shares = [np.sort(np.concatenate([nodes, *more])) for nodes, more in zip(held, taken, strict=True)]
+    most = -(-total // world_size)
+    repeated = [shares[(rank + 1) % world_size][0] for rank in range(world_size)]
+    return [
+        share if len(share) == most else np.sort(np.append(share, again))
+        for share, again in zip(shares, repeated, strict=True)
+    ]
+
+
+def _best_moves(
+    nodes: np.ndarray,
+    rank: int,
+    surplus: int,
+    room: np.ndarray,
+    neighbors_by_rank: Callable[[np.ndarray], np.ndarray],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return which `surplus` of a rank's targets leave, and (surplus,) where to; `room` of the ranks is used up."""
+    compared = min(len(nodes), max(_MOST_COMPARED, 2 * surplus))
+    candidates = nodes[np.arange(compared) * len(nodes) // compared]
+    counts = neighbors_by_rank(candidates)
+    others = np.flatnonzero(room)
+    gain = counts[:, others] - counts[:, [rank]]
+    to = np.full(compared, -1)
+    for flat in np.argsort(-gain, axis=None, kind="stable"):
+        candidate, other = divmod(int(flat), len(others))
+        if to[candidate] < 0 and room[others[other]]:
+            to[candidate] = others[other]
+            room[others[other]] -= 1
+            surplus -= 1
+            if not surplus:
+                break
+    leaving = np.flatnonzero(to >= 0)
+    return candidates[leaving], to[leaving]
 
 
 def order_key(seed: int, epoch: int, part: int) -> int:

@@ -12,7 +12,7 @@ import torch
 from community_graph import small_dataset
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.datamodule import StoreLayerSource, callbacks
+from lightning_gnnscale.datamodule import StoreLayerSource, callbacks, train_loader
 from lightning_gnnscale.datamodule.train_loader import check_even_parts
 from lightning_gnnscale.edge_stream import SyntheticGraph
 from lightning_gnnscale.errors import PartitionStoreError, StrategyError
@@ -280,6 +280,19 @@ def test_scope_and_policy_must_fit(store_root):
     dm = gs.PartitionDataModule(store=store_root, scope="part", sampler=gs.SaintSampler("walk"))
     with pytest.raises(StrategyError, match="as many batches on every rank"):
         trainer().fit(classifier(dm), dm)
+
+
+def test_neighbors_are_counted_by_the_rank_that_owns_them(store_root, monkeypatch):
+    monkeypatch.setattr(train_loader, "_CHUNK_ARCS", 7)
+    store, owner = gs.PartitionStore.open(store_root), np.arange(8) % 3
+    owner_of = np.repeat(owner[: store.num_parts], np.diff(store.part_offsets))
+    nodes = np.arange(1, store.num_nodes, 5)
+    rows = [
+        np.bincount(owner_of[store.csc.indices[slice(*store.csc.indptr[node : node + 2])]], minlength=3)
+        for node in nodes
+    ]
+    counted = train_loader._neighbors_by_rank(store, owner[: store.num_parts], 3, nodes)
+    assert counted.sum() > 0 and (counted == rows).all()
 
 
 @pytest.mark.parametrize(
