@@ -1,6 +1,7 @@
 """The Lightning strategy: processes as in DDP, but replicas are joined by a weight policy instead of DDP's reducer."""
 
 import atexit
+import math
 import os
 import signal
 import warnings
@@ -68,6 +69,7 @@ class RoundCallback(Callback):
             exchange = trainer.strategy.exchange_run
             if exchange is not None:
                 metrics |= exchange.end_epoch(metrics.get("average_ms", 0.0) / 1e3)
+                _hold_early_stopping(trainer, exchange.clock.exact_from)
             _share(metrics, trainer, trainer.current_epoch)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -79,6 +81,13 @@ class RoundCallback(Callback):
         exchange = trainer.strategy.exchange_run
         if exchange is not None:
             _share(exchange.end_training(), trainer, exchange.clock.epoch)
+
+
+def _hold_early_stopping(trainer: pl.Trainer, exact_from: float) -> None:
+    """Let early stopping begin to count where the exact epochs at the end begin, which it would otherwise cut off."""
+    if trainer.current_epoch < exact_from < math.inf:
+        for callback in trainer.early_stopping_callbacks:
+            callback.wait_count = -1  # the validation of this epoch adds one where nothing has improved
 
 
 def _share(metrics: dict[str, float], trainer: pl.Trainer, epoch: int) -> None:

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 from community_graph import small_dataset
+from lightning.pytorch.callbacks import EarlyStopping
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.datamodule.full_graph import count_labels
 from lightning_gnnscale.errors import PartitionStoreError, StrategyError
 from lightning_gnnscale.rng import batch_key
+from lightning_gnnscale.strategy import EpochFixed, SkipBroadcast
 
 SHARED, OWN = SimpleNamespace(equal_batches=True), SimpleNamespace(equal_batches=False)
 
@@ -127,6 +129,17 @@ def test_a_block_is_a_part_to_model_averaging(store_root):
     model = Recorder()
     fit(gs.FullGraphDataModule(store=store_root), model, max_epochs=2, strategy="gnnscale")
     assert len(model.seen) == 2
+
+
+def test_early_stopping_counts_from_the_exact_epochs_at_the_end(store_root):
+    stop = EarlyStopping("val_acc", patience=2, min_delta=9.0, mode="max")  # nothing improves by that much
+    policy = SkipBroadcast(EpochFixed(1), cooldown_epochs=0.5)
+    strategy = gs.GNNScaleStrategy(weights=gs.GradientAveraging(), exchange=policy)
+    dm = gs.FullGraphDataModule(store=store_root)
+    dm.setup("fit")
+    model = gs.NodeClassifier(gs.model.GCN(dm.num_features, 8, dm.num_classes, num_layers=2), lr=0.01)
+    fit(dm, model, max_epochs=12, callbacks=[stop], strategy=strategy, num_sanity_val_steps=0)
+    assert stop.stopped_epoch == 7  # the second epoch of the six at the end
 
 
 def test_evaluation_has_its_split_and_no_key(store_root):

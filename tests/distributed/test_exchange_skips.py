@@ -45,7 +45,7 @@ BY_BLOCK = {
         [EVERYBODY, EVERYBODY, {2}, {1}, {0, 3}, {2}],
     ),
     "exact at both ends": (
-        SkipBroadcast(EpochFixed(2), warmup_epochs=2, cooldown_epochs=1),
+        SkipBroadcast(EpochFixed(2), warmup_epochs=0.3, cooldown_epochs=1),  # 1.8 of 6 epochs are 2
         [EVERYBODY, EVERYBODY, set(), set(), EVERYBODY, EVERYBODY],
     ),
     "dropped gradients": (SkipBroadcast(EpochFixed(1), remote_gradient="drop"), [EVERYBODY, set()] * 3),

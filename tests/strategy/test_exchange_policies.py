@@ -1,6 +1,7 @@
 """Policies: what each composition comes to, what it says of itself, what it refuses."""
 
 import math
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -181,15 +182,15 @@ BAD = [
     (lambda: SkipBroadcast(BOUND, stale="guess"), "exchange.stale must be one of hold, extrapolate, got 'guess'"),
     (
         lambda: SkipBroadcast(BOUND, warmup_epochs=-1),
-        "exchange.warmup_epochs must be an integer of at least 0, got -1",
+        "exchange.warmup_epochs must be a number of epochs, or a share of max_epochs between 0 and 1, got -1",
     ),
     (
         lambda: SkipBroadcast(BOUND, warmup_epochs=2.5),
-        "exchange.warmup_epochs must be an integer of at least 0, got 2.5",
+        "exchange.warmup_epochs must be a number of epochs, or a share of max_epochs between 0 and 1, got 2.5",
     ),
     (
         lambda: SkipBroadcast(BOUND, warmup_epochs=None),
-        "exchange.warmup_epochs must be an integer of at least 0, got None",
+        "exchange.warmup_epochs must be a number of epochs, or a share of max_epochs between 0 and 1, got None",
     ),
 ]
 
@@ -212,8 +213,28 @@ def test_every_policy_has_its_name():
 
 
 @pytest.mark.parametrize("max_epochs", [None, -1])
-def test_an_end_that_is_nowhere_is_refused(max_epochs):
+@pytest.mark.parametrize("exact", [{"cooldown_epochs": 3}, {"warmup_epochs": 0.25}])
+def test_an_end_that_is_nowhere_is_refused(max_epochs, exact):
     trainer = SimpleNamespace(precision="32-true", max_epochs=max_epochs)
-    SkipBroadcast(BOUND).check_trainer(trainer)
-    with pytest.raises(StrategyError, match=r"cooldown_epochs=3 come before the last epoch, which Trainer\(max_epochs"):
-        SkipBroadcast(BOUND, cooldown_epochs=3).check_trainer(trainer)
+    SkipBroadcast(BOUND, warmup_epochs=3).check_trainer(trainer)
+    with pytest.raises(StrategyError, match=rf"{next(iter(exact))}=.*max_epochs"):
+        SkipBroadcast(BOUND, **exact).check_trainer(trainer)
+
+
+def test_shares_are_of_the_epochs_of_the_run():
+    plan = SkipBroadcast(BOUND, warmup_epochs=0.25, cooldown_epochs=0.5).plan()
+    counts = [(one.warmup_epochs, one.cooldown_epochs) for one in map(plan.for_epochs, (200, 60, 10))]
+    assert counts == [(50, 100), (15, 30), (2, 5)]
+
+
+@pytest.mark.parametrize(
+    ("exact", "warned"), [((50, 50), True), ((0.5, 0.5), True), ((0.25, 0.25), False), ((9, 90), False)]
+)
+def test_a_run_that_never_skips_is_told(exact, warned):
+    trainer = SimpleNamespace(precision="32-true", max_epochs=100)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        SkipBroadcast(BOUND, warmup_epochs=exact[0], cooldown_epochs=exact[1]).check_trainer(trainer)
+    assert [("warmup_epochs" in str(one.message), "100 epochs" in str(one.message)) for one in caught] == [
+        (True, True)
+    ] * warned

@@ -153,6 +153,19 @@ def checked_epochs(name: str, value: Any) -> int:
     return int(value)
 
 
+def checked_epochs_or_share(name: str, value: Any) -> int | float:
+    """Return a number of epochs, or a share of a run's epochs.
+
+    Raises:
+        ValueError: neither an integer of at least 0 nor a number between 0 and 1.
+    """
+    if isinstance(value, Integral) and not isinstance(value, bool) and value >= 0:
+        return int(value)
+    if isinstance(value, Real) and not isinstance(value, Integral) and 0 < value < 1:
+        return float(value)
+    raise ValueError(f"{name} must be a number of epochs, or a share of max_epochs between 0 and 1, got {value!r}")
+
+
 def _are_integers(values: Any) -> bool:
     if isinstance(values, str) or not isinstance(values, Sequence):
         return False

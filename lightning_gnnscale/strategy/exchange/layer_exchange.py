@@ -181,16 +181,18 @@ class ExchangeClock:
 
     Args:
         plan: How rows travel.
-        num_epochs: Epochs of the run, where its end is exact.
+        num_epochs: Epochs of the run; exact epochs at its end, and shares, are counted from it.
 
     Attributes:
         epoch: Epoch of the step.
+        exact_from: First epoch of the exact ones at the end; infinite: there are none.
         exact: Whether rows and gradients are exchanged exactly in this step.
         agreement: Bytes that each rank sends in this step, on their way; None: all ranks can tell.
     """
 
     def __init__(self, plan: ExchangePlan, num_epochs: int = 0):
-        self._cooldown = num_epochs - plan.cooldown_epochs if plan.cooldown_epochs else math.inf
+        plan = plan.for_epochs(num_epochs)
+        self.exact_from = num_epochs - plan.cooldown_epochs if plan.cooldown_epochs else math.inf
         self.plan, self.epoch, self.exact, self._first_epoch = plan, 0, True, None
         self.agreement: Message | None = None
         self._agreed: Tensor | None = None
@@ -209,7 +211,7 @@ class ExchangeClock:
         fresh, plan = epoch == self._first_epoch, self.plan
         resumed = fresh and epoch > 0 and plan.keeps_rows
         first_of_bound = fresh and plan.bound is not None and plan.given_versions is None
-        at_an_end = epoch < plan.warmup_epochs or epoch >= self._cooldown
+        at_an_end = epoch < plan.warmup_epochs or epoch >= self.exact_from
         self.epoch, self.exact = epoch, resumed or first_of_bound or at_an_end
         self.agreement = self._agreed = None
 

@@ -5,10 +5,11 @@ from numbers import Integral
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
 from ...errors import StrategyError
-from .bounds import BOUNDS, Bound, checked_epochs, checked_number
+from .bounds import BOUNDS, Bound, checked_epochs_or_share, checked_number
 
 BACKWARDS = ("auto", "push", "pull")
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
@@ -36,8 +37,8 @@ class ExchangePlan:
         coding: Coding of rows on their way forward.
         bound: Decides when rows are sent again; None: at every step.
         by_row: Whether the bound is kept by each row separately and not by the whole block.
-        warmup_epochs: Number of epochs at the start in which the exchange is exact.
-        cooldown_epochs: Number of epochs at the end in which the exchange is exact.
+        warmup_epochs: Number of epochs at the start in which the exchange is exact, or their share of all, in (0, 1).
+        cooldown_epochs: Number of epochs at the end in which the exchange is exact, or their share.
         extrapolate: Whether stale rows continue along their last change.
         backward: "push": gradients of halo rows are sent back to their owners; "pull": owners read gradients of their
             readers' outputs; "auto": pull where graph and layer allow it.
@@ -56,8 +57,8 @@ class ExchangePlan:
     coding: RowCoding = RowCoding()
     bound: Bound | None = None
     by_row: bool = False
-    warmup_epochs: int = 0
-    cooldown_epochs: int = 0
+    warmup_epochs: int | float = 0
+    cooldown_epochs: int | float = 0
     extrapolate: bool = False
     backward: str = "auto"
     backward_bits: int | None = None
@@ -67,6 +68,19 @@ class ExchangePlan:
     skip_gradients: bool = False
     gradient_clip: float | None = None
     seed: int = 0
+
+    @property
+    def needs_max_epochs(self) -> bool:
+        """Whether exact epochs are counted from the run's last one, or as a share of all."""
+        return bool(self.cooldown_epochs) or isinstance(self.warmup_epochs, float)
+
+    def for_epochs(self, num_epochs: int) -> "ExchangePlan":
+        """Return the plan of a run of so many epochs, in which exact epochs are numbers and not shares."""
+        shares = {"warmup_epochs": self.warmup_epochs, "cooldown_epochs": self.cooldown_epochs}
+        counts = {
+            name: round(value * num_epochs) if isinstance(value, float) else value for name, value in shares.items()
+        }
+        return replace(self, **counts)
 
     @property
     def keeps_rows(self) -> bool:
@@ -130,11 +144,21 @@ class ExchangePolicy:
                 f"{type(self).__name__} sends rows of float32, float64 or bfloat16, not what "
                 f'Trainer(precision={trainer.precision!r}) makes: use precision="bf16-mixed" or "32-true"'
             )
+        self._check_exact_epochs(trainer)
 
-        if self.plan() is not None and self.plan().cooldown_epochs and (trainer.max_epochs or -1) < 0:
-            raise StrategyError(
-                f"exchange.cooldown_epochs={self.plan().cooldown_epochs} come before the last epoch, which "
-                "Trainer(max_epochs=...) must name"
+    def _check_exact_epochs(self, trainer: pl.Trainer) -> None:
+        plan = self.plan()
+        if plan is None or not plan.needs_max_epochs:
+            return
+        names = [name for name in ("warmup_epochs", "cooldown_epochs") if getattr(plan, name)]
+        told = " and ".join(f"exchange.{name}={getattr(plan, name)}" for name in names)
+        if (trainer.max_epochs or -1) < 0:
+            raise StrategyError(f"{told} count from the last epoch, which Trainer(max_epochs=...) must name")
+        settled = plan.for_epochs(trainer.max_epochs)
+        if plan.bound is not None and settled.warmup_epochs + settled.cooldown_epochs >= trainer.max_epochs:
+            rank_zero_warn(
+                f"{told} make all {trainer.max_epochs} epochs exact, and nothing is ever skipped: lower them, give "
+                "shares such as 0.25, or raise max_epochs"
             )
 
     def check(self, trainer: pl.Trainer) -> None:
@@ -315,9 +339,9 @@ class SkipBroadcast(ExchangePolicy):
             either.
         rows: "block": a process sends all of a layer's rows or none; "row": the rows that exceed the bound.
         warmup_epochs: epochs of exact exchange at the start, rows and gradients; the first epoch always is one,
-            unless the bound is given its versions.
-        cooldown_epochs: epochs of exact exchange before `max_epochs` of the Trainer: what stale rows have done to the
-            weights is undone there.
+            unless the bound is given its versions. A number, or a share of `max_epochs` in (0, 1).
+        cooldown_epochs: epochs of exact exchange before `max_epochs` of the Trainer, as a number or a share: what stale
+            rows have done to the weights is undone there. EarlyStopping begins to count there.
         remote_gradient: "straight_through": gradients go back in the same step, those of stale rows too; "late": they
             are added one step late, and travel meanwhile; "drop": nothing flows back to other processes.
         skip_gradients: Whether gradients too are sent when the bound says so, a layer's all or none; where none come,
@@ -340,12 +364,12 @@ class SkipBroadcast(ExchangePolicy):
         bound: Bound,
         exchange: ExchangePolicy | None = None,
         rows: str = "block",
-        warmup_epochs: int = 0,
+        warmup_epochs: int | float = 0,
         remote_gradient: str = "straight_through",
         stale: str = "hold",
         skip_gradients: bool = False,
         gradient_clip: float | None = None,
-        cooldown_epochs: int = 0,
+        cooldown_epochs: int | float = 0,
     ) -> None:
         if not isinstance(bound, Bound):
             raise ValueError(
@@ -355,8 +379,8 @@ class SkipBroadcast(ExchangePolicy):
         _check_choice("remote_gradient", remote_gradient, ("straight_through", "late", "drop"))
         _check_choice("stale", stale, ("hold", "extrapolate"))
         self.bound, self.exchange, self.rows = bound, HaloExchange() if exchange is None else exchange, rows
-        self.warmup_epochs = checked_epochs("exchange.warmup_epochs", warmup_epochs)
-        self.cooldown_epochs = checked_epochs("exchange.cooldown_epochs", cooldown_epochs)
+        self.warmup_epochs = checked_epochs_or_share("exchange.warmup_epochs", warmup_epochs)
+        self.cooldown_epochs = checked_epochs_or_share("exchange.cooldown_epochs", cooldown_epochs)
         self.remote_gradient, self.stale = remote_gradient, stale
         if not isinstance(skip_gradients, bool):
             raise ValueError(f"exchange.skip_gradients must be true or false, got {skip_gradients!r}")

@@ -28,7 +28,7 @@ class ExchangeRun:
         layers: The model's exchange layers, in the order of its forward pass.
         pulls: Whether gradients are pulled, one flag per layer.
         device: Device of the model.
-        num_epochs: Epochs of the run, where its end is exact.
+        num_epochs: Epochs of the run; exact epochs at its end, and shares, are counted from it.
     """
 
     def __init__(
