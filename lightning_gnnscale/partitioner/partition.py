@@ -112,9 +112,12 @@ class Partitioning:
             raise GNNScaleError(f"{folder}: partitioning.json is damaged ({error}); partition again") from error
 
 
+DEFAULT_METHOD = "streaming_multilevel"  # of `partition`, as of the DataModules and of the command line
+
+
 def partition(
     stream,
-    method: str = "spring",
+    method: str = DEFAULT_METHOD,
     num_parts: int | None = None,
     seed: int = 0,
     masks: dict | None = None,

@@ -11,6 +11,7 @@ import numpy as np
 from ..edge_stream import EdgeStream
 from ..partition_store.inputs import identity
 from ..partitioner import Partitioning, partition
+from ..partitioner.partition import DEFAULT_METHOD
 from ..partitioner.registry import decisive_options
 
 _PLAIN = bool | int | float | str | None
@@ -35,7 +36,7 @@ def _decisive(partitioner: Callable) -> Callable:
     if not isinstance(partitioner, functools.partial) or partitioner.func is not partition or partitioner.args:
         return partitioner
     given = {key: value for key, value in partitioner.keywords.items() if key not in ("progress", "evaluate")}
-    return functools.partial(partition, **decisive_options(given.get("method", "spring"), given, defaults=False))
+    return functools.partial(partition, **decisive_options(given.get("method", DEFAULT_METHOD), given, defaults=False))
 
 
 def registered_method(partitioner: str | Callable) -> tuple[str, dict] | None:
@@ -43,7 +44,7 @@ def registered_method(partitioner: str | Callable) -> tuple[str, dict] | None:
     if isinstance(partitioner, str):
         return partitioner, {}
     if isinstance(partitioner, functools.partial) and partitioner.func is partition and not partitioner.args:
-        return partitioner.keywords.get("method", "spring"), dict(partitioner.keywords)
+        return partitioner.keywords.get("method", DEFAULT_METHOD), dict(partitioner.keywords)
     return None
 
 

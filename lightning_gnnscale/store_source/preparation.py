@@ -20,6 +20,7 @@ from ..partition_store.shared_files import share_files
 from ..partition_store.value_checks import check_values
 from ..partitioner import Partitioning
 from ..partitioner import partition as partition_by_name
+from ..partitioner.partition import DEFAULT_METHOD
 from ..partitioner.registry import complete_options, decisive_options
 
 
@@ -52,7 +53,7 @@ def expected_store_fingerprint(
             return None
         shared = ("num_parts", "seed", "masks", "progress", "evaluate")
         keywords = {name: value for name, value in partitioner.keywords.items() if name not in shared}
-    method, weight = keywords.pop("method", "spring"), keywords.pop("relation_weight", None)
+    method, weight = keywords.pop("method", DEFAULT_METHOD), keywords.pop("relation_weight", None)
     options = decisive_options(method, complete_options(method, keywords))
     options |= {"relation_weight": dict(weight)} if weight else {}
     return _input_fingerprint(dataset, method, num_parts, seed, options, pack_halo)

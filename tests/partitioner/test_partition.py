@@ -1,11 +1,14 @@
+import inspect
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import lightning_gnnscale as gs
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.partitioner import (
     Partitioning,
@@ -14,6 +17,8 @@ from lightning_gnnscale.partitioner import (
     register_partitioner,
     registry,
 )
+from lightning_gnnscale.partitioner.partition import DEFAULT_METHOD
+from lightning_gnnscale.store_source import StoreSource
 from tests.partitioner.graphs import stream_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -21,10 +26,18 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 GRID = [(10 * r + c, 10 * r + c + 1) for r in range(10) for c in range(9)] + [(v, v + 10) for v in range(90)]
 
 
+def test_the_default_is_one_everywhere():
+    doors = [(partition, "method"), (StoreSource, "partitioner"), (gs.PartitionDataModule, "partitioner")]
+    methods = [inspect.signature(door).parameters[name].default for door, name in doors]
+    conf = (Path(__file__).parents[2] / "conf" / "train.yaml").read_text()
+    assert set(methods) == {DEFAULT_METHOD} and f"- partitioner: {DEFAULT_METHOD}" in conf
+
+
 def test_the_result_tells_how_it_came_about():
     told = []
     p = partition(
         stream_of(GRID, 100, chunk_edges=50),
+        "spring",
         num_parts=4,
         masks={"train": np.arange(100) < 50},
         progress=lambda *step: told.append(step),
