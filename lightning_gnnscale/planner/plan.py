@@ -28,8 +28,9 @@ class Plan:
     Attributes:
         num_parts: p, number of parts.
         num_devices: q, number of devices (of processes on a CPU).
-        device_memory_bytes: M, memory of one device; None: unlimited.
-        compute_bytes: T, memory of one device set aside for computing; None if M is.
+        device_memory_bytes: M, memory for the parts of one device: its own on a CPU, its share of the host's for a GPU,
+            which holds batches alone; None: unlimited.
+        compute_bytes: T, of that memory, set aside for computing; None if M is.
         csc_bytes, feature_bytes, edge_data_bytes: Sizes on disk of the graph, of its nodes' features, and of its edges'
             weights and features; S is their sum.
         num_nodes, num_edges: Number of nodes and of stored edges (arcs) in the graph.
@@ -44,6 +45,8 @@ class Plan:
         largest_part_bytes: Size of the features and CSC of the largest part, bytes, once partitioning has shown it.
         parts_held: Number of parts whose features are in memory at a time: those that a batch mixes, and the next one.
         device_memory_found, host_memory_found: Whether the planner found the memory itself; False if it was given.
+        on_gpu: Whether the devices are GPUs.
+        gpu_memory_bytes: Memory of one GPU, which batches and the model must fit; None: unlimited, or no GPU.
     """
 
     num_parts: int
@@ -66,6 +69,8 @@ class Plan:
     parts_held: int = 1
     device_memory_found: bool = False
     host_memory_found: bool = False
+    on_gpu: bool = False
+    gpu_memory_bytes: int | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -121,8 +126,9 @@ class Plan:
                 if self.held_bytes > self.part_bytes:
                     what = f"the parts of a batch and the next, of {self.num_parts}"
                 found += [(f"{what}, beside what is set aside for computing", self.held_bytes, max(room, 0))]
-            if self.device_peak_bytes > self.device_memory_bytes:
-                found += [("training on one device", self.device_peak_bytes, self.device_memory_bytes)]
+        memory = self.gpu_memory_bytes if self.on_gpu else self.device_memory_bytes
+        if memory is not None and self.device_peak_bytes > memory:
+            found += [("training on one device", self.device_peak_bytes, memory)]
         if self.host_memory_bytes is not None:
             found += [
                 (f"{_STAGES.get(stage, stage)}, all processes together", peak, self.host_memory_bytes)
@@ -154,13 +160,19 @@ class Plan:
         else:
             room = self.device_memory_bytes - self.compute_bytes
             rows += [
-                ("M, memory of a device", _memory(self.device_memory_bytes, self.device_memory_found)),
+                (
+                    "M, host memory for a GPU's parts" if self.on_gpu else "M, memory of a device",
+                    _memory(self.device_memory_bytes, self.device_memory_found),
+                ),
                 ("T, set aside for computing", format_bytes(self.compute_bytes)),
                 ("M - T, room for a part", format_bytes(max(0, room))),
             ]
             if self.chosen_by == "rule":
                 sign = "<=" if self.total_bytes <= self.num_devices * room else ">"
                 rows += [("rule", f"S {sign} q (M - T) = {format_bytes(max(0, self.num_devices * room))}")]
+        if self.on_gpu:
+            known = self.gpu_memory_bytes is not None
+            rows += [("memory of a GPU, for batches", format_bytes(self.gpu_memory_bytes) if known else "not limited")]
         times = f"{self.parts_held} " if self.parts_held > 1 else ""
         why = {
             "user": "as given",
@@ -197,12 +209,14 @@ class Plan:
         if not shortages:
             return ""
         what, needed, allowed = shortages[0]
-        on_host = "processes" in what
+        on_host = "processes" in what or (self.on_gpu and "part" in what)
         if not would_fit:
             more = "smaller batches, fan-outs or hidden layers, feature rows of fewer bytes"
             would_fit = f"fewer processes, {more}" if on_host else f"{more}, or another num_parts="
         found = self.host_memory_found if on_host else self.device_memory_found
-        where, total = ("host", needed) if on_host else ("device", self.needed_device_bytes)
+        short = needed - allowed if self.on_gpu and "part" in what else 0
+        enough = self.host_memory_bytes + self.num_devices * short if short else needed
+        where, total = ("host", enough) if on_host else ("device", self.needed_device_bytes)
         size = f"{math.ceil(total / 2**20)}MiB"
         # What was found cannot be raised by a setting.
         memory = f"{size} of memory for the {where}" if found else f"planner.{where}_memory_bytes={size}"
@@ -214,6 +228,8 @@ class Plan:
     @property
     def needed_device_bytes(self) -> int:
         """Memory of a device with which this plan would fit it, bytes."""
+        if self.on_gpu:
+            return self.device_peak_bytes
         if self.device_memory_bytes is None:
             return 0
         if not self.device_memory_found and self.compute_bytes == math.ceil(
@@ -259,8 +275,9 @@ def plan(
         feature_bytes: Size of the features on disk, in bytes or as text like '12GiB'.
         edge_row_bytes: Size of the weight and features of one stored edge, bytes.
         num_devices: q, number of devices or processes, >= 1.
-        device_memory_bytes: M, memory of one device. "auto" finds it: the memory of the smallest GPU, or on CPUs a
-            process's share of the host's memory without its interpreter. None: unlimited, one part per device.
+        device_memory_bytes: Memory of one device. "auto" finds it: the memory of the smallest GPU, or on CPUs a
+            process's share of the host's memory without its interpreter. None: unlimited, one part per device. On CPUs
+            it is M; a GPU holds batches alone, and its share of the host's memory is M.
         host_memory_bytes: Memory of the host. "auto" finds it, also under a cgroup's limit. None: unlimited.
         compute_bytes: T, memory set aside for computing. None: two thirds of M if M is given; what training is
             predicted to take if M was found.
@@ -279,8 +296,8 @@ def plan(
         ValueError: a count or size out of range; T leaves no room in M.
 
     Source: SDT-GNN, workload planning. Differs: S counts the CSC and the edges' data beside the features; where batches
-    mix parts, as many and one more must fit M - T together; `Plan.with_halo` checks again with the halo rows, which the
-    seeds' rule ignores.
+    mix parts, as many and one more must fit M - T together; parts of a GPU must fit the host, where they lie;
+    `Plan.with_halo` checks again with the halo rows, which the seeds' rule ignores.
     """
     unknown = sorted(set(training_options) - set(inspect.signature(predict_training).parameters))
     if unknown:
@@ -296,21 +313,23 @@ def plan(
     found_host, found_device = host_memory_bytes == "auto", device_memory_bytes == "auto"
     gpu = gpu_memory_bytes() if found_device and accelerator != "cpu" else None
     on_gpu = accelerator == "gpu" or gpu is not None
-    shape |= {"edge_row_bytes": edge_row_bytes, "on_gpu": on_gpu}
+    shape |= {"edge_row_bytes": edge_row_bytes}
 
-    def training(parts: int) -> int:
-        return predict_training(**shape, num_parts=parts, **training_options)
+    def training(parts: int, on_gpu: bool = False) -> int:
+        return predict_training(**shape, num_parts=parts, on_gpu=on_gpu, **training_options)
 
     if num_parts is not None:
         check_integer("num_parts", num_parts, 1)
     host = memory_limit_bytes() if found_host else parse_bytes(host_memory_bytes, "host_memory_bytes")
     interpreters = processes_bytes(num_devices, interpreter_bytes, start_method)
     free = None if host is None else (host - interpreters) // num_devices
-    memory = None if found_device else parse_bytes(device_memory_bytes, "device_memory_bytes")
-    if found_device and on_gpu:
-        memory = None if gpu is None else gpu - GPU_CONTEXT_BYTES
-    elif found_device and host is not None:
-        memory = max(1, free)
+    memory = gpu_memory = None if found_device else parse_bytes(device_memory_bytes, "device_memory_bytes")
+    if on_gpu:
+        if found_device and gpu is not None:
+            gpu_memory = gpu - GPU_CONTEXT_BYTES
+        found_device = True  # what holds the parts is the host's memory, whatever the GPU's is
+    if found_device:
+        memory = None if free is None else max(1, free)
     compute = parse_bytes(compute_bytes, "compute_bytes")
     if memory is not None and compute is not None and compute >= memory:
         raise ValueError(
@@ -319,16 +338,16 @@ def plan(
     if memory is not None and compute is None:
         compute = training(num_parts or num_devices) if found_device else math.ceil(memory * DEFAULT_COMPUTE_SHARE)
     mixed = training_options.get("mixed_parts", 0)
-    held = mixed + 1 if mixed and not on_gpu else 1  # a GPU holds batches, its parts are the host's
+    held = mixed + 1 if mixed else 1
     parts, chosen_by = _choose_parts(total, num_devices, memory, compute, num_parts, held)
     if chosen_by == "rule":
         parts = max(num_devices, min(parts, num_nodes))  # that the plan does not fit says more
     if num_nodes and parts > num_nodes:
         raise ValueError(f"num_parts must be in [1, {num_nodes}], got {parts}")
-    device_peak = training(parts)
-    training_on_host = predict_training(**{**shape, "on_gpu": False}, num_parts=parts, **training_options)
+    training_on_host = training(parts)
+    device_peak = training(parts, on_gpu)
     if found_device and compute_bytes is None and memory is not None:
-        compute = device_peak
+        compute = training_on_host
     taken = set(inspect.signature(predict_evaluation).parameters)
     evaluation = predict_evaluation(
         free_bytes=free,
@@ -363,8 +382,10 @@ def plan(
         host_peak_bytes=host_peaks,
         device_peak_bytes=device_peak,
         parts_held=held,
-        device_memory_found=found_device,
+        device_memory_found=found_host if on_gpu else found_device,
         host_memory_found=found_host,
+        on_gpu=on_gpu,
+        gpu_memory_bytes=gpu_memory if on_gpu else None,
     )
 
 

@@ -1,5 +1,7 @@
 """The seeds' rule by hand, sizes as people write them, and errors that name the remedy."""
 
+import math
+
 import pytest
 
 from lightning_gnnscale.memory import format_bytes, format_seconds, parse_bytes
@@ -95,3 +97,36 @@ def test_forked_processes_share_an_interpreter():
     assert peaks["spawn"] - peaks["popen"] == 500, "the starting process waits beside the others"
     one = plan(**sizes, num_devices=1).host_peak_bytes["train"] >> 20
     assert one < peaks["popen"] - 500 + 1
+
+
+ON_GPU = {"num_nodes": 400_000_000, "num_edges": 10**9, "feature_bytes": "200GiB", "accelerator": "gpu"}
+ON_GPU |= {"feature_dim": 128, "fanouts": [15, 10, 5], "batch_size": 1024}
+
+
+def test_parts_of_a_gpu_must_fit_the_host_where_they_lie():
+    roomy, tight = (plan(device_memory_bytes="24GiB", host_memory_bytes=host, **ON_GPU) for host in ("256GiB", "64GiB"))
+    assert (roomy.num_parts, roomy.fits) == (1, True)
+    room = tight.device_memory_bytes - tight.compute_bytes
+    assert tight.num_parts == math.ceil(tight.total_bytes / room) == 5
+    assert tight.gpu_memory_bytes == 24 << 30 > tight.device_peak_bytes
+    assert "host memory for a GPU's parts" in tight.explain() and "memory of a GPU" in tight.explain()
+
+
+def test_batches_must_fit_the_gpu():
+    small = plan(device_memory_bytes="1GiB", host_memory_bytes="256GiB", **ON_GPU)
+    assert [what for what, _, _ in small.shortages()] == ["training on one device"]
+    assert "planner.device_memory_bytes=" in small.remedy()
+    enough = plan(device_memory_bytes=small.needed_device_bytes, host_memory_bytes="256GiB", **ON_GPU)
+    assert enough.fits
+
+
+def test_a_gpu_whose_parts_do_not_fit_the_host_asks_for_memory_of_the_host():
+    short = plan(device_memory_bytes="24GiB", host_memory_bytes="64GiB", num_parts=2, **ON_GPU)
+    told = short.remedy()
+    assert "2 parts" in told and "planner.host_memory_bytes=" in told
+    host = told.rpartition("planner.host_memory_bytes=")[2]
+    assert not [
+        what
+        for what, _, _ in plan(**ON_GPU, device_memory_bytes="24GiB", host_memory_bytes=host, num_parts=2).shortages()
+        if "parts" in what
+    ]
