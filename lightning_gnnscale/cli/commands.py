@@ -9,9 +9,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
+import yaml
+
 from .compose import GROUPS, settings_at_top, take_recipe
 from .errors import UsageError, did_you_mean
 from .run_paths import CONFIG, run_of
+from .saved_config import checked_config, take_trust
 
 COMMANDS = {
     "train": "partition a graph, store the parts, train on them and evaluate on the full graph",
@@ -104,6 +107,7 @@ def locate(name: str, words: list[str]) -> Command:
         UsageError: a word that is no setting where the command takes none, or a recipe that is not there.
     """
     _check_flags(words)
+    trusted, words = take_trust(words)
     if name == "bench":
         return Command(name, f"bench/{words[0]}", *take_recipe(f"bench/{words[0]}", words[1:]))
     if name == "stores":
@@ -122,10 +126,10 @@ def locate(name: str, words: list[str]) -> Command:
     if len(paths) > 1:
         raise UsageError(f"{name} takes one path, got {' '.join(paths)}")
     if name in ("test", "predict") and paths:
-        return _of_run(name, paths[0], words)
+        return _of_run(name, paths[0], words, trusted)
     run = _gone_on_from(words) if name == "train" else None
     if run is not None:
-        return _of_run(name, run, [word for word in words if not _RESUME.match(word)])
+        return _of_run(name, run, [word for word in words if not _RESUME.match(word)], trusted)
     primary = _primary(name, paths, words)
     if name == "inspect" and paths:
         words = [f"path={_quoted(paths[0])}", *words]
@@ -169,7 +173,7 @@ def _is_choice(word: str) -> bool:
     return found is not None and files(GROUPS).joinpath(found[1]).is_dir()
 
 
-def _of_run(name: str, path: str, words: list[str]) -> Command:
+def _of_run(name: str, path: str, words: list[str], trusted: bool) -> Command:
     """Return the command line of a run that goes on with its own settings, or that is evaluated: inside its folder."""
     if any(word.startswith("recipe=") for word in words):
         raise UsageError(f"{name} {path} takes the settings of the run: leave recipe= out, or say resume={path}")
@@ -184,14 +188,18 @@ def _of_run(name: str, path: str, words: list[str]) -> Command:
         own.append(f"hydra.run.dir={_quoted(str(folder / name))}")
     given = {word.partition("=")[0] for word in words}
     own = [word for word in own if word.partition("=")[0] not in given]
-    return Command(name, "train", str(_config_alone(folder)), "config", [*own, *words])
+    return Command(name, "train", str(_config_alone(folder, words, trusted)), "config", [*own, *words])
 
 
-def _config_alone(folder: Path) -> Path:
-    """Return a folder with nothing but a run's config: Hydra takes what lies beside it, test/, for settings' groups."""
+def _config_alone(folder: Path, words: list[str], trusted: bool) -> Path:
+    """Return a folder with nothing but a run's config, once it is checked.
+
+    Hydra takes what lies beside it, test/, for settings' groups.
+    """
     alone = Path(tempfile.mkdtemp(prefix="gnnscale_config_"))
     atexit.register(shutil.rmtree, alone, ignore_errors=True)
-    shutil.copyfile(folder / CONFIG, alone / CONFIG)
+    config = checked_config(folder / CONFIG, words, trusted)
+    (alone / CONFIG).write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
     return alone
 
 

@@ -1,5 +1,6 @@
 """`gnnscale test` and `gnnscale predict`: a checkpoint of a run, or any other, on the run's graph or on another one."""
 
+import re
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -13,6 +14,8 @@ from .ranks import is_first_rank
 from .run_folder import earlier_best
 from .run_paths import last_checkpoint
 from .train import CommandRun, set_up
+
+_CALLBACK = re.compile(r"[+~]*callbacks\.(\w+)")
 
 
 def test(config: DictConfig) -> dict:
@@ -33,6 +36,7 @@ def _evaluate(config: DictConfig, command: str) -> dict:
     config.num_devices = "${trainer.devices}"  # as in train.yaml: a run's own config has its number
     config.test, config.predict = command == "test", command == "predict"
     config.logger, config.trainer.logger = None, False
+    config.callbacks = _evaluating(config.callbacks)
     folder = Path(HydraConfig.get().runtime.output_dir)
     run = set_up(config, folder, command)
     checkpoint, note = _checkpoint(given, config.resume, run)
@@ -47,6 +51,17 @@ def _evaluate(config: DictConfig, command: str) -> dict:
         write_summary(folder, summary)
         print_summary(summary)
     return summary
+
+
+def _evaluating(callbacks: DictConfig | None) -> dict:
+    """Return those callbacks that evaluation needs: what the best checkpoint is, and what the command line adds."""
+    given = {found[1] for word in HydraConfig.get().overrides.task if (found := _CALLBACK.match(word))}
+    kept = {name: one for name, one in (callbacks or {}).items() if one is not None}
+    return {
+        name: one
+        for name, one in kept.items()
+        if name in given or str(one.get("_target_", "")).endswith(".ModelCheckpoint")
+    }
 
 
 def _checkpoint(given: str, last: str, run: CommandRun) -> tuple[str, str]:

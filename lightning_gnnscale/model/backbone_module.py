@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import CheckpointError, StrategyError
+from ..errors import StrategyError
 from .backbone import Backbone, check_edge_attr
 from .checkpoint_file import MODEL_KEY, plain
 from .inference import LayerwiseOutput, layerwise_inference
+from .made_again import check_plain_arguments, make_backbone, target_of
 from .node_inputs import NodeInputs, TakesInputs
 from .row_layers import prepared_rows
 from .row_model import RowModel, RowPlan
@@ -81,10 +82,11 @@ class BackboneModule(TakesInputs):
             given: Arguments of the caller.
 
         Raises:
-            CheckpointError: the backbone is of a class that a checkpoint may not name.
+            CheckpointError: the backbone is of a class that a checkpoint may not name, or an argument is not plain.
         """
         taken = inspect.signature(cls.__init__).parameters
         left_out = {name: value for name, value in saved.items() if name in taken and name not in given}
+        check_plain_arguments(left_out)
         if "backbone" in left_out:
             left_out["backbone"] = make_backbone(left_out["backbone"])
         return left_out
@@ -293,37 +295,6 @@ class BackboneModule(TakesInputs):
         return weight * batch.degree[batch.edge_index[1]]
 
 
-def make_backbone(settings: Mapping[str, Any]) -> nn.Module:
-    """Return the model that a checkpoint describes: a `Backbone`, also of the user's own once imported, or one of PyG.
-
-    Args:
-        settings: `_target_`, a dotted name, and the arguments.
-
-    Raises:
-        CheckpointError: another class is named, or the arguments do not fit.
-    """
-    arguments = dict(settings)
-    target = str(arguments.pop("_target_", ""))
-    known = {_target(kind): kind for kind in _subclasses(Backbone)}
-    own = {f"{__package__}.{kind.__name__}": kind for kind in known.values() if kind.__module__.startswith(__package__)}
-    found = (known | own).get(target)
-    if found is None and target.startswith("torch_geometric.nn."):
-        import torch_geometric.nn
-
-        found = getattr(torch_geometric.nn, target.rpartition(".")[2], None)
-    if not inspect.isclass(found) or not issubclass(found, nn.Module):
-        raise CheckpointError(
-            f"the checkpoint's model is {target or 'unknown'}, which is no Backbone that is imported: import it, or "
-            "give load_from_checkpoint(..., backbone=...)"
-        )
-    try:
-        return found(**arguments)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"the checkpoint's model {target} is not made again ({error}): give backbone=..."
-        ) from None
-
-
 def _described(backbone: nn.Module) -> dict[str, Any] | None:
     """Return the class of a backbone and its arguments; None where one of them is no plain value."""
     backbone = getattr(backbone, "_orig_mod", backbone)
@@ -336,7 +307,7 @@ def _described(backbone: nn.Module) -> dict[str, Any] | None:
         **arguments.get("kwargs", {}),
     }
     values = [plain(_without_types(value)) for value in arguments.values()]
-    described = {"_target_": _target(type(backbone)), **dict(zip(arguments, values, strict=True))}
+    described = {"_target_": target_of(type(backbone)), **dict(zip(arguments, values, strict=True))}
     return described if all(map(_is_plain, values)) else None
 
 
@@ -357,14 +328,6 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str)
-
-
-def _target(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _subclasses(kind: type) -> list[type]:
-    return [one for below in kind.__subclasses__() for one in (below, *_subclasses(below))]
 
 
 def is_pass(batch: Any) -> bool:

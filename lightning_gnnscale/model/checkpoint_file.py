@@ -22,9 +22,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from ..apart import first_in_folder, gather_from_ranks, rank, send_file, world_size
 from ..errors import CheckpointError
+from .checkpoint_entries import MODEL_KEY, ROWS_KEY, check_entries, check_hyper_parameters
 
-ROWS_KEY = "gnnscale_inputs"  # what a checkpoint says of the rows beside it
-MODEL_KEY = "gnnscale_model"  # and of its model: the backbone's class and plain arguments
 _UNFINISHED = "gnnscale.tmp"  # how the name of a file that is not whole yet ends
 _ARCHIVE = b"PK\x03\x04"  # how a zip archive begins
 _FOLDER = 0x10  # attribute of a member, from DOS
@@ -100,14 +99,12 @@ class LoadsWeightsOnly:
         """
         check_weights_only(weights_only)
         load = super().load_from_checkpoint
-        path = local_path(checkpoint_path) if isinstance(checkpoint_path, str | os.PathLike) else None
-        if path is None:
-            return load(checkpoint_path, *args, weights_only=True, **kwargs)
-        with of_this_model(path, cls), checked_file(path) as file:
+        with _opened(checkpoint_path, cls) as (file, path):
+            saved = check_is_lightnings(_read(path, file, "cpu", mmap=isinstance(path, Path)), path)
+            check_hyper_parameters(saved, cls, path)
             if hasattr(cls, "made_again"):
-                saved = _read(path, file, "cpu", mmap=True)
-                kwargs |= cls.made_again((saved if isinstance(saved, dict) else {}).get(MODEL_KEY) or {}, kwargs)
-                file.seek(0)
+                kwargs |= cls.made_again(saved.get(MODEL_KEY) or {}, kwargs)
+            file.seek(0)
             try:
                 return load(file, *args, weights_only=True, **kwargs)
             except TypeError as error:
@@ -117,6 +114,22 @@ class LoadsWeightsOnly:
                     f"{path} does not say how to make its model: give {cls.__name__}.load_from_checkpoint(..., "
                     "backbone=...)"
                 ) from None
+
+
+@contextmanager
+def _opened(checkpoint: PathLike | IO, module: type) -> Iterator[tuple[IO, Path | str]]:
+    """Yield a checkpoint as a file, and what errors call it: a local one is checked, others are read as they are."""
+    if not isinstance(checkpoint, str | os.PathLike):
+        with of_this_model(name := getattr(checkpoint, "name", "the checkpoint"), module):
+            yield checkpoint, name
+        return
+    path = local_path(checkpoint)
+    if path is None:
+        with get_filesystem(checkpoint).open(str(checkpoint), "rb") as file, of_this_model(checkpoint, module):
+            yield file, str(checkpoint)
+        return
+    with of_this_model(path, module), checked_file(path) as file:
+        yield file, path
 
 
 def check_weights_only(given: bool | None) -> None:
@@ -182,6 +195,7 @@ def check_is_lightnings(checkpoint: Any, path: PathLike) -> dict[str, Any]:
     """
     if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
         raise CheckpointError(f"{path} is no checkpoint of Lightning{_others(Path(path))}")
+    check_entries(checkpoint, path)
     return checkpoint
 
 

@@ -7,6 +7,7 @@ from torch import nn
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import CheckpointError
+from lightning_gnnscale.model import made_again
 from lightning_gnnscale.model.backbone_module import make_backbone
 from lightning_gnnscale.model.checkpoint_file import MODEL_KEY, saved_model
 
@@ -74,6 +75,97 @@ def test_another_model_has_to_be_given(tmp_path):
 def test_a_checkpoint_may_name_models_alone(target):
     with pytest.raises(CheckpointError, match="no Backbone that is imported"):
         make_backbone({"_target_": target, "command": "touch trap"})
+
+
+PYG = {"_target_": "torch_geometric.nn.GCN", "in_channels": 4, "hidden_channels": 8, "num_layers": 2, "out_channels": 3}
+TRAP = "x: __import__('os').system('touch trap')"
+ATTACKS = {
+    "text that PyG runs": {"_target_": "torch_geometric.nn.Sequential", "input_args": TRAP, "modules": []},
+    "by another name": {"_target_": "torch_geometric.nn.sequential.Sequential", "input_args": TRAP, "modules": []},
+    "a file that PyG unpickles": {"_target_": "torch_geometric.nn.GPSE", "in_channels": 4},
+    "within a list's model": {"_target_": "lightning_gnnscale.model.Hetero", "model": PYG, "schema": None},
+    "within an argument": PYG | {"act": {"_target_": "torch_geometric.nn.Sequential", "input_args": TRAP}},
+    "within options": PYG | {"norm": "batch", "norm_kwargs": {"_target_": "os.system"}},
+    "an activation of modules": PYG | {"act": "MultiheadAttention", "act_kwargs": {"embed_dim": 1 << 20}},
+    "a norm that is none": PYG | {"norm": TRAP},
+    "an aggregation of others": PYG | {"aggr": "MultiAggregation", "aggr_kwargs": {"aggrs": ["lstm"]}},
+    "aggregations": PYG | {"aggr": ["mean", TRAP]},
+    "text for a number": PYG | {"hidden_channels": TRAP},
+    "a bomb of layers": PYG | {"num_layers": 10**9},
+    "a bomb of columns": PYG | {"hidden_channels": 1 << 70},
+    "no settings": ["torch_geometric.nn.GCN"],
+    "no name": PYG | {"_target_": {"a": 1}},
+    "a nest": PYG | {"act_kwargs": {"a": [[[[[[[[[[[[1]]]]]]]]]]]]}},
+    "a tensor": PYG | {"bias": torch.ones(3)},
+    "own, with a target within": {"_target_": "lightning_gnnscale.model.GCN", "in_channels": 4, "hidden_channels": 8,
+                                  "out_channels": 3, "norm": {"_target_": "os.system"}},
+    "own, of another type": {"_target_": "lightning_gnnscale.model.GCN", "in_channels": "4", "hidden_channels": None,
+                             "out_channels": []},
+    "own, a schema of another shape": {"_target_": "lightning_gnnscale.model.RGCN", "in_channels": 4,
+                                       "hidden_channels": 8, "out_channels": 3, "schema": {"node_types": 3}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_checkpoint_runs_nothing(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "x.ckpt"
+    module = gs.NodeClassifier(gs.model.GCN(4, 8, 3))
+    saved(module, path)
+    content = torch.load(path, weights_only=True)
+    content[MODEL_KEY]["backbone"] = ATTACKS[name]
+    torch.save(content, path)
+    with pytest.raises(CheckpointError, match=r"^[^\n]+backbone=\.\.\.\)$"):
+        gs.NodeClassifier.load_from_checkpoint(path)
+    assert not (tmp_path / "trap").exists()
+    assert isinstance(gs.NodeClassifier.load_from_checkpoint(path, backbone=gs.model.GCN(4, 8, 3)), gs.NodeClassifier)
+
+
+@pytest.mark.parametrize("name", made_again.PYG_MODELS)
+def test_the_plain_models_of_pyg_are_made(name):
+    more = {"aggregators": ["mean", "max"], "scalers": ["identity"], "act": "ReLU", "norm": "batch_norm"}
+    options = {
+        "GAT": {"heads": 2, "v2": True, "fill_value": "mean"},
+        "GraphSAGE": {"aggr": ["mean", "max"], "jk": "cat"},
+    }
+    settings = (
+        PYG | {"act": "elu", "act_kwargs": {"alpha": 0.5}} | options.get(name, {}) if name != "PNA" else PYG | more
+    )
+    if name == "PNA":  # needs degrees, which are no plain value
+        with pytest.raises(CheckpointError, match="'deg'.*backbone="):
+            make_backbone(settings | {"_target_": "torch_geometric.nn.models.PNA"})
+        return
+    assert type(make_backbone(settings | {"_target_": f"torch_geometric.nn.{name}"})).__name__ == name
+
+
+ENTRIES = {
+    "an instantiator": {"hyper_parameters": {"_instantiator": "lightning.pytorch.cli.instantiate_module"}},
+    "a function": {"hyper_parameters": {"lr": torch._utils._rebuild_tensor_v2}},
+    "an optimizer": {"hyper_parameters": {"optimizer": {"_target_": "os.system"}}},
+    "another optimizer": {MODEL_KEY: {"optimizer": "torch.optim.SGD"}},
+    "inputs": {MODEL_KEY: {"inputs": [1]}},
+    "a list": {"hyper_parameters": [1]},
+    "a type": {"hparams_type": torch.Tensor},
+    "a name": {"hparams_name": "backbone"},
+    "an old key": {"hparams": {"scheduler": "x"}},
+    "weights that are none": {"state_dict": 5},
+    "a version": {"pytorch-lightning_version": "x.y"},
+    "half an epoch": {"epoch": 2.5},
+    "true for a number": {"global_step": True},
+    "a file to remove": {"callbacks": {"ModelCheckpoint{}": {"dirpath": "/a", "best_k_models": {"/a/../b/c": 0.0}}}},
+    "an object to remove": {"callbacks": {"ModelCheckpoint{}": {"last_model_path": "s3://bucket/key"}}},
+    "rows elsewhere": {"gnnscale_inputs": {"folder": "x", "ranks": [{"files": [{"name": "../../etc"}]}]}},
+}
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_entries_of_another_type_are_one_line(tmp_path, name):
+    path = saved(gs.NodeClassifier(gs.model.GCN(4, 8, 3)), tmp_path / "x.ckpt")
+    content = torch.load(path, weights_only=True)
+    torch.save(content | ENTRIES[name], path)
+    for source in (path, open(path, "rb")):  # noqa: SIM115
+        with pytest.raises(CheckpointError, match=r"^[^\n]+$"):
+            gs.NodeClassifier.load_from_checkpoint(source, backbone=gs.model.GCN(4, 8, 3))
 
 
 def test_models_of_pyg_are_made_from_their_settings(tmp_path):

@@ -1,0 +1,145 @@
+"""The shape of what a checkpoint holds, checked once where it is read."""
+
+from collections.abc import Mapping
+from numbers import Real
+from pathlib import PurePath
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+from torch import Tensor
+
+from ..errors import CheckpointError
+from .made_again import OBJECTS, is_admitted, short, wrong_value
+
+ROWS_KEY = "gnnscale_inputs"  # what a checkpoint says of the rows beside it
+MODEL_KEY = "gnnscale_model"  # and of its model: the backbone's class and plain arguments
+_KINDS = {
+    "state_dict": Mapping,
+    "callbacks": Mapping,
+    "loops": Mapping,
+    "optimizer_states": list,
+    "lr_schedulers": list,
+    MODEL_KEY: Mapping,
+    ROWS_KEY: Mapping,
+}
+_COUNTS = ("epoch", "global_step")
+_PATHS = ("best_model_path", "kth_best_model_path", "last_model_path", "dirpath")
+_TOLD = {Mapping: "values by name", list: "a list"}
+
+
+def check_entries(saved: Mapping[str, Any], path: Any) -> None:
+    """Refuse a checkpoint whose entries are of other types than Lightning and this package save.
+
+    Raises:
+        CheckpointError: one line that names the file and the entry.
+    """
+    for name, kind in _KINDS.items():
+        if name in saved and not isinstance(saved[name], kind) and not (saved[name] is None and name != "state_dict"):
+            raise _wrong(path, name, _TOLD[kind], saved[name])
+    if not all(isinstance(name, str) for name in saved["state_dict"]):
+        raise CheckpointError(f"{path}: state_dict must hold weights by name")
+    for name in _COUNTS:
+        if name in saved and not is_count(saved[name]):
+            raise _wrong(path, name, "a whole number of at least 0", saved[name])
+    version = saved.get("pytorch-lightning_version")
+    try:
+        Version(version if isinstance(version, str) else "none")
+    except InvalidVersion:
+        raise _wrong(path, "pytorch-lightning_version", "a version such as 2.5.0", version) from None
+    for name, state in (saved.get("callbacks") or {}).items():
+        _check_callback(str(name), state, path)
+    if saved.get(ROWS_KEY) is not None:
+        _check_rows(saved[ROWS_KEY], path)
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value is a whole number of at least 0, and no bool."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def check_hyper_parameters(saved: Any, module: type, path: Any) -> None:
+    """Refuse what a checkpoint says of a module's arguments where it is more than plain values.
+
+    Args:
+        saved: What the file holds, a dict.
+        module: The class that is made with them.
+        path: The file, for the error.
+
+    Raises:
+        CheckpointError: one line that names the entry.
+    """
+    own = module.__init__.__module__.startswith(f"{__package__.partition('.')[0]}.")
+    objects = OBJECTS if own else ()
+    for key in ("hyper_parameters", "datamodule_hyper_parameters", "hparams", "module_arguments"):
+        given = saved.get(key)
+        if given is None:
+            continue
+        if not isinstance(given, Mapping):
+            raise CheckpointError(f"{path}: {key} must hold values by name, got {short(given)}")
+        for name, value in given.items():
+            if name == "_instantiator":
+                raise CheckpointError(
+                    f"{path}: {key}._instantiator would make objects that the file names: "
+                    f"give the arguments, and remove that entry"
+                )
+            wrong = wrong_value(name, value, tensors=True)
+            if name in objects and value is not None and not wrong:
+                wrong = f"{name} must be given by the caller, got {short(value)}"
+            if wrong:
+                raise CheckpointError(f"{path}: {key}: {wrong}")
+    for prefix in ("", "datamodule_"):
+        kind, name = saved.get(f"{prefix}hparams_type"), saved.get(f"{prefix}hparams_name")
+        if not isinstance(kind, str | None) and not is_admitted(kind):
+            raise CheckpointError(f"{path}: {prefix}hparams_type must be text, got {short(kind)}")
+        if not isinstance(name, str | None) or name in objects:
+            raise CheckpointError(f"{path}: {prefix}hparams_name must be the name of an argument, got {short(name)}")
+
+
+def _check_callback(name: str, state: Any, path: Any) -> None:
+    """Check what the callbacks that keep checkpoints say: they open, and remove, the files that it names."""
+    if name == "EarlierBest":
+        known = state if isinstance(state, Mapping) else {}
+        if not isinstance(known.get("path"), str) or not _is_number(known.get("score")):
+            raise _wrong(path, f"callbacks.{name}", "a path and a score", state)
+    if not name.startswith("ModelCheckpoint"):
+        return
+    if not isinstance(state, Mapping):
+        raise _wrong(path, f"callbacks.{name}", _TOLD[Mapping], state)
+    for key in _PATHS:
+        if not isinstance(state.get(key), str | None):
+            raise _wrong(path, f"callbacks.{name}.{key}", "a path", state[key])
+    for key in ("best_model_score", "current_score", "kth_value"):
+        if state.get(key) is not None and not _is_number(state[key]):
+            raise _wrong(path, f"callbacks.{name}.{key}", "a number", state[key])
+    kept = state.get("best_k_models")
+    if not isinstance(kept, Mapping | None):
+        raise _wrong(path, f"callbacks.{name}.best_k_models", "scores by path", kept)
+    folder = f"{str(state.get('dirpath')).rstrip('/')}/"
+    removable = [*(kept or {}), *(state[key] for key in _PATHS[1:3] if state.get(key))]
+    for file in removable:
+        # Lightning removes them when better ones come, wherever they lie.
+        if not isinstance(file, str) or ".." in PurePath(file).parts or ("://" in file and not file.startswith(folder)):
+            raise _wrong(path, f"callbacks.{name}", "files of its own folder", file)
+
+
+def _check_rows(saved: Mapping[str, Any], path: Any) -> None:
+    """Check what a checkpoint says of the learned rows beside it."""
+    ranks = saved.get("ranks")
+    if not isinstance(saved.get("folder"), str):
+        raise _wrong(path, f"{ROWS_KEY}.folder", "a path", saved.get("folder"))
+    if not isinstance(ranks, list) or not all(isinstance(one, Mapping) for one in ranks):
+        raise _wrong(path, f"{ROWS_KEY}.ranks", "a list, an entry a process", ranks)
+    for one in ranks:
+        for file in one.get("files") or []:
+            name = file.get("name") if isinstance(file, Mapping) else None
+            if not isinstance(name, str) or PurePath(name).name != name:
+                raise _wrong(path, f"{ROWS_KEY}.ranks.files", "names of files beside the checkpoint", name)
+
+
+def _is_number(value: Any) -> bool:
+    is_scalar = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
+    return is_scalar or (isinstance(value, Real) and not isinstance(value, bool))
+
+
+def _wrong(path: Any, entry: str, allowed: str, given: Any) -> CheckpointError:
+    return CheckpointError(f"{path}: {entry} must be {allowed}, got {short(given)}")
