@@ -2,10 +2,10 @@
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from ..partition_store import PartitionStore
 from ..partition_store.kind_features import NodeKinds
 from ..rng import combine_array, fold
 from ..sampler.links import count_joined, count_triples, draw_false_ends
+from ..values import exact_integers, exact_times
 
 MODES = ("layerwise", "sampled")
 EPOCH_SHARE = 0.2  # of an epoch's work, which a validation that is sampled may cost
@@ -387,9 +388,14 @@ def evaluation_links(
     if not num_negatives:  # edges to classify stand alone
         links = {split: links[split]._replace(negatives=None)}
     for name, given in links.items():
-        edges = np.asarray(given.edges)
+        edges = _exact(exact_integers, f"links[{name!r}].edges", given.edges, unit="link", whole_floats=True)
         if edges.ndim != 2 or edges.shape[0] != 2:
             raise StrategyError(f"links[{name!r}].edges must have the shape (2, num_links), got {edges.shape}")
+        if given.time is not None:
+            links = links | {
+                name: given._replace(time=_exact(exact_times, f"links[{name!r}].time", given.time, "link"))
+            }
+            given = links[name]
         if edges.size and not (edges.min() >= 0 and edges.max() < store.num_nodes):
             raise StrategyError(
                 f"links[{name!r}] must be of nodes in [0, {store.num_nodes}), got {edges.min()} to {edges.max()}"
@@ -447,6 +453,13 @@ def evaluation_links(
             "the LinkSet negatives"
         )
     return EvaluationLinks(store, edges, bounds[0], given, num_negatives, held, key, edge_type, **more)
+
+
+def _exact(rule: Callable, name: str, *values: Any, **options: Any) -> np.ndarray:
+    try:
+        return rule(name, *values, **options)
+    except ValueError as error:
+        raise StrategyError(str(error)) from None
 
 
 def _check_values(split: str, given: LinkSet, num_links: int) -> None:

@@ -15,6 +15,7 @@ from ..graph import MASK_NAMES, GraphSchema
 from ..partition_store.features import dense_batch_row_bytes, row_code, sparse_batch_row_bytes
 from ..partition_store.inputs import check_storage, feature_bytes, load_features, masks_by_name, named_file, opened
 from ..partition_store.value_checks import UNKNOWN, blocks, check_label_values
+from ..values import exact_integers, exact_times, same_clock
 
 SPARSE_LABELS = 100  # labels that go this many times further than they are many are taken for a mistake
 
@@ -138,7 +139,8 @@ class GraphDataset:
         edge_type: (num_edges,) integers, relation of each edge, in a graph of one kind of nodes; None: one relation.
             Graphs of several kinds are described by `TypedGraph`.
         schema: Names of the relations of `edge_type`; None: they are named by their numbers.
-        node_time, edge_time: (num_nodes,) and (num_edges,) integers, when a node or an edge is there; or None.
+        node_time, edge_time: (num_nodes,) and (num_edges,) integers or dates, when a node or an edge is there; or None.
+            Dates of any unit become nanoseconds since 1970; floats, which would have to be rounded, are refused.
         edge_label: (num_edges,) integers, class of each edge from 0, -1 = unknown, for `EdgeClassifier`; or None.
         regression: Whether labels are numbers to predict, (num_nodes,) or (num_nodes, num_targets) floats with NaN =
             unknown, in place of classes; `num_classes` is then their number a node.
@@ -176,6 +178,7 @@ class GraphDataset:
             self.edge_type = np.asarray(opened(self.edge_type))
             self.stream = with_relations(self.stream, self.edge_type, self.schema)
             self.schema = self.stream.schema
+        self.links = {name: self._checked_links(name, links) for name, links in self.links.items()}
         unknown = sorted(set(self.masks) - set(MASK_NAMES))
         if unknown:
             raise ValueError(f"masks must be named {', '.join(MASK_NAMES)}; got {', '.join(unknown)}")
@@ -200,6 +203,16 @@ class GraphDataset:
                 self.labels = np.asarray(self.labels)[:, 0]
             self.num_classes = checked_classes(np.asarray(self.labels), self.num_classes)
 
+    def _checked_links(self, split: str, links: Any) -> Any:
+        """Return the links of a split with their ids as int64, no fraction, NaN, negative or other node among them."""
+        if links is None:
+            return None
+        most = np.iinfo(np.int64).max if self.stream.num_nodes is None else self.stream.num_nodes - 1
+        edges = exact_integers(f"links[{split!r}].edges", links.edges, 0, most, "link", whole_floats=True)
+        if links.time is None:
+            return links._replace(edges=edges)
+        return links._replace(edges=edges, time=exact_times(f"links[{split!r}].time", links.time, "link"))
+
     def _take_rows(self) -> None:
         """Turn rows of all kinds into arrays; features at a .npy path stay a path, which processes open themselves."""
         for name in ("features", "labels", "edge_weight", "edge_features", "node_time", "edge_time", "edge_label"):
@@ -218,6 +231,10 @@ class GraphDataset:
                 setattr(self, name, np.asanyarray(opened(rows)))
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
+        same_clock({name: getattr(self, name) for name in ("node_time", "edge_time")})
+        for name in ("node_time", "edge_time"):
+            if isinstance(getattr(self, name), np.ndarray):
+                setattr(self, name, exact_times(name, getattr(self, name)))
 
     def _mask(self, name: str, mask: Any) -> np.ndarray:
         if isinstance(mask, str | os.PathLike) and not named_file(mask).is_file() and "://" not in str(mask):

@@ -9,6 +9,7 @@ import numpy as np
 from ..edge_stream import open_edge_stream
 from ..edge_stream.array import load_npz_arrays
 from ..graph import GraphSchema
+from ..values import exact_integers
 from .graph_dataset import CSRArrays, GraphDataset
 from .split import LinkSet, held_out, random_split
 
@@ -80,7 +81,7 @@ def load_npz(
     features = _features(arrays, normalize)
     labels = arrays.get("y")
     if labels is not None and labels.dtype.kind != "f":  # fractions and NaN are the data set's to judge
-        labels = labels.astype(np.int64)
+        labels = exact_integers("y", labels, -1, 2**31 - 1, booleans=True)
     links = _published_links(path, arrays)
     if links and hold_out is not None:
         raise ValueError(f"hold_out={hold_out}: {path} has published {' and '.join(links)} links: leave it out")
@@ -128,9 +129,12 @@ def _published_links(path: Path, arrays: dict) -> dict[str, LinkSet]:
         edges, kinds = arrays[f"{word}_edge_index"], arrays.get(f"{word}_edge_type")
         if edges.ndim != 2 or len(edges) != 2 or (kinds is not None and kinds.shape != edges.shape[1:]):
             raise ValueError(f"{path}: {word}_edge_index must be (2, num_links), and {word}_edge_type one each")
+        edges = exact_integers(f"{path}: {word}_edge_index", edges, 0, unit="link", whole_floats=True)
+        if kinds is not None:
+            kinds = exact_integers(f"{path}: {word}_edge_type", kinds, 0, unit="link", whole_floats=True)
         if (kinds is None) != ("edge_type" not in arrays):
             raise ValueError(f"{path}: {word}_edge_type and edge_type must be there both or neither")
-        links[split] = LinkSet(edges.astype(np.int64), None, None if kinds is None else kinds.astype(np.int64))
+        links[split] = LinkSet(edges, None, kinds)
     return links
 
 

@@ -11,6 +11,7 @@ from ..edge_stream import open_edge_stream
 from ..edge_stream.adjacency import AdjacencyStream
 from ..edge_stream.open import ONE_KIND
 from ..edge_stream.options import StreamOptions
+from ..values import exact_integers, exact_times
 from .graph_dataset import CSRArrays, GraphDataset
 from .split import held_out, random_split
 
@@ -105,7 +106,7 @@ def _is_temporal(data) -> bool:
 
 def _events(data, name: str, options: dict) -> GraphDataset:
     """Return the events of a `TemporalData` as edges."""
-    ends = np.stack([_numpy(data.src), _numpy(data.dst)]).astype(np.int64)
+    ends = np.stack([exact_integers(f"data.{end}", data[end], 0, unit="event") for end in ("src", "dst")])
     label, message = (None if value is None else _numpy(value) for value in (data.get("y"), data.get("msg")))
     if label is not None and label.dtype.kind not in "iub":
         raise ValueError(
@@ -117,8 +118,10 @@ def _events(data, name: str, options: dict) -> GraphDataset:
     return GraphDataset(
         name=name,
         stream=open_edge_stream(ends, num_nodes=int(data.num_nodes), **options),
-        edge_time=_numpy(data.t).astype(np.int64),
-        edge_label=None if label is None else label.reshape(-1).astype(np.int64),
+        edge_time=exact_times("data.t", data.t, "event").astype(np.int64, copy=False),
+        edge_label=None
+        if label is None
+        else exact_integers("data.y", label.reshape(-1), -1, 2**31 - 1, "event", booleans=True),
         edge_features=None if message is None else message.reshape(ends.shape[1], -1),
     )
 

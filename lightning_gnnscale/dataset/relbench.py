@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..values import ALWAYS, exact_integers
 from .graph_dataset import GraphDataset
-from .typed_graph import ALWAYS, TypedGraph
+from .typed_graph import TypedGraph
 
 TASK = "task"  # the kind of the rows that are asked about
 _SPLITS = ("train", "val", "test")
 _MOST_LEVELS = 32  # of a column that is one-hot coded
-_NANOSECONDS = 1_000_000_000
 
 
 class _Table(NamedTuple):
@@ -122,10 +122,11 @@ def _seconds(column: Any) -> np.ndarray:
     values = column.to_numpy()
     if values.dtype.kind == "M":
         missing = np.isnat(values)
-        seconds = values.astype("datetime64[ns]").astype(np.int64) // _NANOSECONDS
+        seconds = np.where(missing, np.datetime64(0, "s"), values.astype("datetime64[s]")).astype(np.int64)
     else:
-        missing = ~np.isfinite(values.astype(np.float64))
-        seconds = np.where(missing, 0, values).astype(np.int64)
+        missing = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)
+        given = np.where(missing, 0, values) if missing.any() else values
+        seconds = exact_integers("times of rows, in seconds", given, whole_floats=True)
     return np.where(missing, ALWAYS, seconds)
 
 
@@ -136,7 +137,7 @@ def _positions(kind: str, column: str, keys: Any, table: _Table) -> tuple[np.nda
     source = np.flatnonzero(pc.is_valid(keys).to_numpy())
     given = keys.take(source)
     if table.key is None:
-        found = given.to_numpy().astype(np.int64)
+        found = exact_integers(f"{kind}.{column}", given.to_numpy(), whole_floats=True)
         bad = (found < 0) | (found >= table.rows.num_rows)
     else:
         known = table.rows[table.key].combine_chunks()
@@ -209,7 +210,7 @@ def _asked(splits: dict[str, _Table], key: str, target: str, table: _Table, regr
     values, when, joined = np.concatenate(labels), np.concatenate(times), np.concatenate(edges, axis=1)
     split_of, known = np.repeat(np.arange(len(splits)), sizes), np.isfinite(values)
     masks = {split: known & (split_of == number) for number, split in enumerate(splits)}
-    given = values if regression else np.where(known, values, -1).astype(np.int64)
+    given = values if regression else exact_integers(target, np.where(known, values, -1), whole_floats=True)
     masks = {split: mask for split, mask in masks.items() if mask.any()}
     nodes = {"num_nodes": len(when), "labels": given, "time": when, "masks": masks}
     return nodes, {"edges": joined, "time": when[joined[1]]}

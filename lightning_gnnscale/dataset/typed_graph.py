@@ -13,13 +13,13 @@ from ..edge_stream.stream import EdgeStream
 from ..graph import MASK_NAMES, GraphSchema
 from ..partition_store.inputs import load_features, masks_by_name, opened
 from ..partitioner.graph_access.scratch import AUTO, nameless_map, scratch_folder
+from ..values import ALWAYS, exact_integers, exact_times, same_clock
 from .graph_dataset import CSRArrays, GraphDataset, as_mask
 from .split import held_out, random_split
 
 _OF_NODES = ("num_nodes", "features", "labels", "masks", "time", "nodes")
 _OF_EDGES = ("edges", "time", "weight", "features", "labels", "relation", "reader")
 IN_MEMORY_BYTES = 64 << 20  # of a value of all edges that is joined from several relations
-ALWAYS = np.iinfo(np.int64).min  # the time of what has none: there from the beginning
 EdgeType = tuple[str, str, str]
 
 
@@ -32,8 +32,8 @@ class TypedGraph:
     Args:
         nodes: By name of a kind, its number of nodes, or a mapping of what is known of them: `num_nodes`; `features`,
             (num_nodes, dim), dense or sparse; `labels`, (num_nodes,) or (num_nodes, num_labels); `masks`, by name or a
-            column of words; `time`, (num_nodes,) integers; `nodes`, the (num_nodes,) ids by which the edges name them,
-            each once. Without `nodes` the edges name rows.
+            column of words; `time`, (num_nodes,) integers or dates; `nodes`, the (num_nodes,) ids by which the edges
+            name them, each once. Without `nodes` the edges name rows.
         edges: By relation, "source,name,target" or a tuple of the three, the edges; or a mapping of `edges` and, one an
             edge, `time`, `weight`, `features`, `labels` (classes of edges, -1 = unknown); `reader`, options of the edge
             reader. Ids of either end are those of its kind. "*" stands for one source of several relations, with
@@ -131,6 +131,7 @@ class TypedGraph:
         stream = RelationStream(sources, schema, sizes, to_undirected=self.to_undirected, **options)
         stream.node_ids = IdsByKind(list(ids.values()), sizes) if any(one is not None for one in ids.values()) else None
         labels = self._rows_of_all("labels", counts, np.nan if self.regression else -1)
+        self._check_clock()
         masks = self._masks(counts)
         if not masks and labels is not None:
             masks = random_split(labels, self.fractions, self.split_seed, self.regression)
@@ -222,6 +223,8 @@ class TypedGraph:
         given = {kind: np.asarray(opened(one[name])) for kind, one in self._kinds.items() if one[name] is not None}
         if not given:
             return None
+        if name == "time":
+            given = {kind: _int64_times(f"nodes[{kind!r}].time", times) for kind, times in given.items()}
         for kind, rows in given.items():
             given[kind] = rows[:, 0] if rows.ndim == 2 and rows.shape[1] == 1 else rows
         shapes = {rows.shape[1:] for rows in given.values()}
@@ -236,6 +239,17 @@ class TypedGraph:
                 out[first : first + count] = given[kind]
             first += count
         return out
+
+    def _check_clock(self) -> None:
+        """Refuse dates of some kinds or relations beside numbers of others."""
+        given = {
+            f"times of {kind}": opened(one["time"]) for kind, one in self._kinds.items() if one["time"] is not None
+        }
+        for at, (number, one) in enumerate(self._sources):
+            if one["time"] is not None:
+                of = f"edges {at}" if number is None else ",".join(self._listed.edge_types[number])
+                given[f"times of {of}"] = opened(one["time"])
+        same_clock(given)
 
     def _masks(self, counts: dict[str, int]) -> dict[str, np.ndarray]:
         """Return masks over the nodes of all kinds; a kind without them is in none."""
@@ -298,10 +312,7 @@ def _joined(name: str, values: list[dict], sources: list[RelationEdges]) -> Any:
     """
     given = []
     for one, source in zip(values, sources, strict=True):
-        rows = one[name]
-        if rows is not None:
-            rows = load_features(rows, _edges(source)) if name == "features" else np.asarray(opened(rows)).reshape(-1)
-        given.append(rows)
+        given.append(None if one[name] is None else _rows_of_edges(name, one[name], source))
     if all(rows is None for rows in given):
         return None
     if len(given) == 1:
@@ -326,6 +337,22 @@ def _joined(name: str, values: list[dict], sources: list[RelationEdges]) -> Any:
             joined[first + start : first + stop] = missing if rows is None else rows[start:stop]
         first += count
     return joined
+
+
+def _rows_of_edges(name: str, rows: Any, source: RelationEdges) -> Any:
+    """Return the values of the edges of one source, times and classes as integers."""
+    if name == "features":
+        return load_features(rows, _edges(source))
+    rows = np.asarray(opened(rows)).reshape(-1)
+    if name == "time":
+        return _int64_times(f"{source.stream.name}: time", rows, "edge")
+    if name == "labels" and rows.dtype == np.uint64:  # which no dtype joins with the others exactly
+        return exact_integers(f"{source.stream.name}: labels", rows, 0, 2**31 - 1, "edge")
+    return rows
+
+
+def _int64_times(name: str, times: Any, unit: str = "row") -> np.ndarray:
+    return exact_times(name, times, unit).astype(np.int64, copy=False)  # numpy joins uint64 with others to floats
 
 
 def _edges(source: RelationEdges) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import EdgeStreamError
 from ..graph import GraphSchema, id_dtype
 from ..jit import kernel
+from ..values import exact_integers
 from .options import StreamOptions
 from .relabel import NodeIds
 from .stream import EdgeStream, backing_file
@@ -232,7 +233,10 @@ class PairIds:
 def _rows(values) -> np.ndarray:
     if not isinstance(values, np.ndarray):
         raise EdgeStreamError("ids of a kind without nodes= must be row numbers, got strings: give the ids of its rows")
-    return values.astype(np.int64)
+    try:
+        return exact_integers("ids of a kind without nodes=, which are row numbers", values, 0, unit="edge")
+    except ValueError as error:
+        raise EdgeStreamError(str(error)) from None
 
 
 class IdsByKind:

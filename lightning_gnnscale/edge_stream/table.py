@@ -80,7 +80,8 @@ def rows_of(values: Any) -> Any:
     """Return a table as (num_rows, num_columns), a column as (num_rows,), or of lists of one length two axes.
 
     Numbers of one column, lists of one length, and tables of pandas that hold one block are shared; others are copied.
-    Missing numbers become NaN. A table of one column is a column. Tensors become arrays that share their memory.
+    Missing numbers become NaN. A table of one column is a column, one of dates datetime64. Tensors become arrays that
+    share their memory.
 
     Args:
         values: A table or a column of pandas, polars or Arrow; a tensor; a path of a Parquet, .csv or .tsv file, see
@@ -99,7 +100,7 @@ def rows_of(values: Any) -> Any:
     if hasattr(values, "detach") and str(values.layout) == "torch.strided":
         return values.detach().cpu().numpy()
     if is_column(values):
-        return _numbers(as_column(values), str(getattr(values, "name", None) or "values"))
+        return _numbers(as_column(values), str(getattr(values, "name", None) or "values"), dates=True)
     if not is_table(values):
         return values
     if hasattr(values, "iloc") and len(set(values.dtypes)) == 1 and len(values.columns) > 1:
@@ -108,7 +109,8 @@ def rows_of(values: Any) -> Any:
             return rows
     names = column_names(values)
     columns = table_columns(values, list(range(len(names))))
-    rows = [_numbers(column, name) for column, name in zip(columns, names, strict=True)]
+    alone = len(columns) == 1
+    rows = [_numbers(column, name, dates=alone) for column, name in zip(columns, names, strict=True)]
     return rows[0] if len(rows) == 1 else np.column_stack(rows)
 
 
@@ -174,8 +176,10 @@ def _check_numbers(path: str | os.PathLike, table: pa.Table) -> None:
     raise ValueError(f"{told}: name columns, as {path}:{numbers[-1]}; numbers are in {', '.join(numbers)}")
 
 
-def _numbers(column: pa.ChunkedArray, name: str) -> np.ndarray:
+def _numbers(column: pa.ChunkedArray, name: str, dates: bool = False) -> np.ndarray:
     kind = column.type
+    if dates and (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        return column.to_numpy()  # a missing one is NaT
     if pa.types.is_fixed_size_list(kind):
         if column.null_count:
             raise ValueError(f"column {name!r} has rows without values: fill them in")

@@ -6,9 +6,11 @@ import numpy as np
 import torch
 
 from ..graph import CSC
+from ..partition_store.inputs import opened
 from ..partition_store.part_graph import WholeGraph
 from ..sampler import NeighborSampler
 from ..sampler.neighbor import SUBGRAPH_TYPES
+from ..values import as_array, exact_integers, exact_times
 from .buffer_pool import BufferPool
 from .data_batch import DataBatchBuilder, SampledBatchBuilder, check_data, compress
 from .part_loader import LoaderOptions, PartData, PartLoader
@@ -133,9 +135,9 @@ def seeds_of(input_nodes, num_nodes: int) -> tuple[np.ndarray, np.ndarray | None
         if len(nodes) != num_nodes:
             raise ValueError(f"input_nodes as a mask must have {num_nodes} entries, one a node, got {len(nodes)}")
         return np.flatnonzero(nodes), None
-    nodes = nodes.astype(np.int64)
     if len(nodes) and not (nodes.min() >= 0 and nodes.max() < num_nodes):
         raise ValueError(f"input_nodes must be in [0, {num_nodes}), got {nodes.min()} to {nodes.max()}")
+    nodes = nodes.astype(np.int64)
     input_id = np.full(num_nodes, -1)
     input_id[nodes] = np.arange(len(nodes))
     repeats = np.flatnonzero(input_id[nodes] != np.arange(len(nodes)))
@@ -318,6 +320,8 @@ class NeighborLoader(SeedLoader):
             subgraph_type = check_subgraph_type(subgraph_type, directed, None, data)
             made = _data_sampler(data, num_neighbors, subgraph_type, replace, is_sorted, own, sampled)
             seeds = _as_tensors(data, input_nodes)
+            if "input_time" in sampled:
+                sampled["input_time"] = _time_tensor("input_time", sampled["input_time"])
             self._sample_by_data("NodeLoader", made, rank, world_size, transform, own, input_nodes=seeds, **sampled)
             return
         sources, targets = check_data(data)
@@ -388,10 +392,12 @@ class LinkNeighborLoader(SeedLoader):
             raise ValueError("edge_label_time and time_attr go together: links have times where neighbours do")
         subgraph_type = check_subgraph_type(subgraph_type, directed, None, data)
         made = _data_sampler(data, num_neighbors, subgraph_type, replace, is_sorted, own, sampled)
+        if edge_label_time is not None:
+            edge_label_time = _time_tensor("edge_label_time", edge_label_time)
         self.edge_label_index = edge_label_index
         self._sample_by_data(
             "LinkLoader", made, rank, world_size, transform, own, edge_label_index=_as_tensors(data, edge_label_index),
-            edge_label=edge_label, edge_label_time=edge_label_time, neg_sampling=neg_sampling,
+            edge_label=_as_tensor("edge_label", edge_label), edge_label_time=edge_label_time, neg_sampling=neg_sampling,
             neg_sampling_ratio=neg_sampling_ratio, **sampled,
         )  # fmt: skip
 
@@ -436,23 +442,50 @@ def _data_sampler(data, num_neighbors, subgraph_type: str, replace: bool, is_sor
 
 
 def _as_tensors(data, seeds):
-    """Return seeds as PyG takes them: arrays as tensors, and with them the kind or edge type where there are several.
+    """Return seeds as PyG takes them: ids as int64 tensors, with the kind or edge type where there are several.
 
     Raises:
-        ValueError: a graph with kinds, and no kind, or one that it has not.
+        ValueError: a graph with kinds, and no kind, or one that it has not; or ids that are no integers.
     """
     if _of_stores(data) and seeds is None:
         if not hasattr(data, "num_nodes"):
             raise ValueError("stores do not say all their nodes: pass input_nodes, of several kinds (kind, seeds)")
         return torch.arange(data.num_nodes)
     if not _has_kinds(data):
-        return torch.from_numpy(seeds) if isinstance(seeds, np.ndarray) else seeds
+        return _id_tensor(seeds)
     alone = isinstance(seeds, str) or (isinstance(seeds, tuple) and all(isinstance(one, str) for one in seeds))
     kind, ids = (seeds, None) if alone or seeds is None else seeds
     known = data.edge_types if isinstance(kind, tuple) else data.node_types
     if kind not in known:
         raise ValueError(f"seeds of a HeteroData are a kind, or (kind, seeds): got {_short(kind)}; kinds are {known}")
-    return kind, torch.from_numpy(ids) if isinstance(ids, np.ndarray) else ids
+    return kind, _id_tensor(ids)
+
+
+def _id_tensor(seeds):
+    """Return node ids as an int64 tensor, a mask as a bool one; None and kinds by their names as they are."""
+    if seeds is None or isinstance(seeds, str) or (isinstance(seeds, tuple) and isinstance(seeds[0], str | tuple)):
+        return seeds
+    if isinstance(seeds, torch.Tensor) and seeds.dtype in (torch.int64, torch.bool):
+        return seeds
+    array = as_array("seeds", opened(seeds))
+    return torch.from_numpy(array if array.dtype == bool else exact_integers("seeds", array, unit="seed"))
+
+
+def _time_tensor(name: str, times) -> torch.Tensor:
+    """Return the times of seeds as int64."""
+    if isinstance(times, torch.Tensor) and times.dtype == torch.int64:
+        return times
+    return torch.from_numpy(exact_times(name, opened(times), "seed").astype(np.int64, copy=False))
+
+
+def _as_tensor(name: str, values):
+    """Return values as a tensor; tensors and None as they are."""
+    if values is None or isinstance(values, torch.Tensor):
+        return values
+    array = as_array(name, opened(values))
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"{name} must be numbers or booleans, got {array.dtype}")
+    return torch.from_numpy(np.ascontiguousarray(array))
 
 
 def _check_inputs(inputs, num_nodes: int | dict) -> None:

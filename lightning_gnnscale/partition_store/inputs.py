@@ -19,6 +19,7 @@ from ..errors import UNREADABLE, EdgeStreamError, why_no_array
 from ..graph import id_dtype
 from ..jit import kernel
 from ..object_store import is_url, local_copy
+from ..values import exact_times, refuse_outside
 from .array_file import little_endian
 from .features import FEATURE_STORAGE, row_code, stored_form
 
@@ -169,7 +170,7 @@ def check_inputs(
         raise ValueError(f"part_id must have one entry per node, ({num_nodes},), got {part_id.shape}")
     if num_nodes and part_id.dtype.kind not in "iu":
         raise ValueError(f"part_id must be integers, got {part_id.dtype}")
-    if int(p.num_parts) != p.num_parts or p.num_parts < 1:
+    if not isinstance(p.num_parts, int | np.integer) or isinstance(p.num_parts, bool) or p.num_parts < 1:
         raise ValueError(f"num_parts must be an integer of at least 1, got {p.num_parts}")
     if num_nodes and not 0 <= part_id.min() <= part_id.max() < p.num_parts:
         raise ValueError(f"part_id must be in [0, {p.num_parts}), got {part_id.min()} to {part_id.max()}")
@@ -237,10 +238,8 @@ def _features_by_kind(features: Mapping, stream) -> dict[int, np.ndarray | Spars
 
 
 def _load_times(name: str, times, num_rows: int) -> np.ndarray | None:
-    times = _load_rows(name, times, num_rows, (1,))
-    if times is not None and times.dtype.kind not in "iu":
-        raise ValueError(f"{name} must be whole numbers, such as seconds, got {times.dtype}: round them, or scale them")
-    return times
+    times = _load_rows(name, times, num_rows, (1,), "fiubmMO")
+    return None if times is None else exact_times(name, times)
 
 
 def _load_edge_label(labels, num_edges: int) -> np.ndarray | None:
@@ -249,8 +248,8 @@ def _load_edge_label(labels, num_edges: int) -> np.ndarray | None:
         return None
     if labels.dtype.kind not in "iub":
         raise ValueError(f"edge_label must be integers from 0, -1 = unknown, got {labels.dtype}")
-    if len(labels) and not (labels.min() >= -1 and labels.max() < 2**31):
-        raise ValueError(f"edge_label must be in [-1, {2**31}), got {labels.min()} to {labels.max()}")
+    if labels.dtype.kind != "b":
+        refuse_outside("edge_label", labels, -1, 2**31 - 1, "edge")
     return labels
 
 
@@ -337,7 +336,7 @@ def _sparse_source(indptr, indices, data, shape, num_nodes: int) -> SparseSource
     return source
 
 
-def _load_rows(name: str, array, num_rows: int, ndims: tuple[int, ...]) -> np.ndarray | None:
+def _load_rows(name: str, array, num_rows: int, ndims: tuple[int, ...], kinds: str = "fiub") -> np.ndarray | None:
     if array is None:
         return None
     if isinstance(array, str | os.PathLike) and not is_url(array) and not named_file(array).is_file():
@@ -350,7 +349,7 @@ def _load_rows(name: str, array, num_rows: int, ndims: tuple[int, ...]) -> np.nd
     if array.ndim not in ndims or array.shape[0] != num_rows:
         wanted = " or ".join(f"({num_rows}{', columns' * (ndim - 1)})" for ndim in ndims)
         raise ValueError(f"{name} must have shape {wanted}, got {array.shape}{file}")
-    if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
+    if array.dtype.kind not in kinds or array.dtype.itemsize > 8:
         raise ValueError(f"{name} must be numbers or booleans of at most 8 bytes, got {array.dtype}{file}")
     return array
 

@@ -85,7 +85,7 @@ def balance_by_kind(stream, masks: Mapping[str, np.ndarray] | None, balance: Map
             continue
         mask, _, of_kind = name.rpartition(":")
         if of_kind in schema.node_types and (not mask or mask in found):
-            kind = stream.kind_of(np.arange(stream.num_nodes)).astype(np.int8) if kind is None else kind
+            kind = stream.kind_of(np.arange(stream.num_nodes)).astype(np.int16) if kind is None else kind
             chosen = kind == schema.node_types.index(of_kind)
             found[name] = chosen & found[mask] if mask else chosen
             continue

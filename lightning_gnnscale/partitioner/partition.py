@@ -196,7 +196,8 @@ def weigh_relations(stream, relation_weight: dict) -> RelationStream:
         raise ValueError("partitioner.relation_weight needs a graph with relations: leave it out")
     weights = {}
     for name, weight in relation_weight.items():
-        if isinstance(weight, bool) or int(weight) != weight or weight < 0:
+        whole = isinstance(weight, int | np.integer) or (isinstance(weight, float) and weight.is_integer())
+        if isinstance(weight, bool) or not whole or weight < 0:
             raise ValueError(f"partitioner.relation_weight.{name} must be a whole number >= 0, got {weight!r}")
         weights[stream.schema.relation(name)] = int(weight)
     sources = []

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..graph import id_dtype
 from ..jit import kernel
+from ..values import as_array
 from .graph_access.scratch import AUTO
 from .graph_access.simple_graph import SimpleGraph, open_simple_graph
 from .registry import check_number
@@ -123,6 +124,7 @@ def evaluate_partitioning(
     """
     if graph is None:
         graph = open_simple_graph(stream, None, deduplicate, scratch, progress)[0]
+    part_id = as_array("part_id", part_id)
     check_parts(graph.num_nodes, part_id, num_parts)
     if halo_hops < 0:
         raise ValueError(f"halo_hops must be >= 0, got {halo_hops}")

@@ -25,6 +25,7 @@ from ..triton_kernels.sample_neighbors.relations import (
     SampledRelations,
     sample_relations,
 )
+from ..values import as_array, exact_times
 from .protocol import arcs_between
 
 STRATEGIES = ("uniform", "last")
@@ -155,7 +156,9 @@ class DataSampler(PyGNeighborSampler):
             )
         weight = weights.get(edge_type)
         if weight is not None:
-            weight = torch.as_tensor(weight).double().flatten()
+            if weight.dtype.kind not in "fiub":
+                raise ValueError(f"weights of {edge_type} must be numbers, got {weight.dtype}")
+            weight = torch.from_numpy(weight.astype(np.float64))
             if not bool(torch.isfinite(weight).all() and (weight >= 0).all()):
                 raise ValueError(
                     f"weights of {edge_type} must be finite and >= 0, got {weight.min()} to {weight.max()}"
@@ -222,7 +225,7 @@ class DataSampler(PyGNeighborSampler):
             return None
         if seed_time is not None:
             times = list(seed_time.values()) if isinstance(seed_time, dict) else [seed_time]
-            return torch.cat([torch.as_tensor(one) for one in times]).numpy()
+            return np.concatenate([exact_times("times of seeds", one, "seed") for one in times]).astype(np.int64)
         if self.node_time is None:
             raise ValueError("times of edges need the times of the seeds: pass input_time (edge_label_time)")
         if not isinstance(seed, dict):
@@ -313,25 +316,34 @@ def _times(data, name: str | None) -> tuple[Any, Any]:
     if bool(of_nodes) == bool(of_edges):
         found = "attribute of both nodes and edges" if of_nodes else "attribute of neither nodes nor edges"
         raise ValueError(f"time_attr={name!r} is an {found}: name one of nodes, or of edges")
-    found = of_nodes or of_edges
+    for kind, values in (of_nodes or of_edges).items():
+        if values.dtype.kind == "M":
+            raise ValueError(
+                f"{name} of {kind} are dates, which no tensor holds: set it to torch.from_numpy("
+                "dates.astype('datetime64[ns]').astype('int64'))"
+            )
+    found = {
+        kind: torch.from_numpy(exact_times(name, values).astype(np.int64, copy=False))
+        for kind, values in (of_nodes or of_edges).items()
+    }
     if not isinstance(data, HeteroData):
         found = next(iter(found.values()))
     return (found, None) if of_nodes else (None, found)
 
 
 def _collected(data, name: str, edges: bool) -> dict:
-    """Return the tensors of this name, by kind or by relation."""
+    """Return the values of this name as arrays, by kind or by relation."""
     if isinstance(data, HeteroData):
         stores = data.edge_items() if edges else data.node_items()
-        found = {kind: (torch.as_tensor(store[name]).cpu(), store) for kind, store in stores if name in store}
+        found = {kind: (as_array(name, store[name]), store) for kind, store in stores if name in store}
         for kind, (values, store) in found.items():
             count = store.num_edges if edges else store.num_nodes
-            if values.numel() != count:
-                raise ValueError(f"{kind}.{name} must have {count} entries, one each, got {tuple(values.shape)}")
-        return {kind: values.flatten() for kind, (values, _) in found.items()}
+            if values.size != count:
+                raise ValueError(f"{kind}.{name} must have {count} entries, one each, got {values.shape}")
+        return {kind: values.reshape(-1) for kind, (values, _) in found.items()}
     if name not in data or not (data.is_edge_attr(name) if edges else data.is_node_attr(name)):
         return {}
-    return {_EDGE if edges else _NODE: torch.as_tensor(data[name]).cpu().flatten()}
+    return {_EDGE if edges else _NODE: as_array(name, data[name]).reshape(-1)}
 
 
 def _fanouts(num_neighbors, edge_types: list, kinds: bool) -> list[list[int]]:

@@ -12,6 +12,7 @@ from ..graph import GraphSchema
 from ..jit import kernel
 from ..rng import combine_int, distinct_positions
 from ..triton_kernels.sample_neighbors import Workspace
+from ..values import ALWAYS
 from .layerwise import LayerwiseSampler
 from .links import AliasTable, draw_negatives, draw_positives
 from .neighbor import NeighborSampler
@@ -23,7 +24,6 @@ CORRUPT = ("other", "both")
 # Far above the hops of a batch, whose keys are folded from the same one.
 _POSITIVE_KEY, _NEGATIVE_KEY, _SOURCE_KEY = (np.uint64((1 << 40) + number) for number in range(3))
 _AT_ONCE = 1 << 22  # times that are looked at
-_ALWAYS = np.iinfo(np.int64).min  # the time of an edge without one
 
 
 class LinkState(NamedTuple):
@@ -369,7 +369,7 @@ class LinkSampler:
         chosen = self._drawn_relations(schema)
         if chosen is not None:
             lengths, arcs = _arcs_of(indptr, rows, np.asarray(edge_type), chosen)
-        if edge_time is not None and any((edge_time[a:b] == _ALWAYS).any() for a, b in _blocks(len(edge_time))):
+        if edge_time is not None and any((edge_time[a:b] == ALWAYS).any() for a, b in _blocks(len(edge_time))):
             lengths, arcs = _timed_arcs(indptr, rows, lengths, arcs, edge_time)
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         return LinkState(inner, targets, part.num_core, table, offsets, arcs, edge_type, edge_time, pools)
@@ -642,7 +642,7 @@ def _timed_arcs(indptr, rows, lengths, arcs, edge_time) -> tuple[np.ndarray, np.
     """Return how many arcs that have a time each target has, out of those chosen, and their positions."""
     if arcs is None:
         arcs = np.concatenate([np.empty(0, np.int64), *(np.arange(indptr[row], indptr[row + 1]) for row in rows)])
-    timed = np.asarray(edge_time[arcs]) != _ALWAYS
+    timed = np.asarray(edge_time[arcs]) != ALWAYS
     row = np.repeat(np.arange(len(rows)), lengths)[timed]
     return np.bincount(row, minlength=len(rows)), arcs[timed]
 
