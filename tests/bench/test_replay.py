@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import task_schedule
 
-from lightning_gnnscale.bench.replay import replay
+from benchmarks.replay import replay
 from lightning_gnnscale.loader.batch_graph import BatchTimes, TaskTime, TaskTrace
 from lightning_gnnscale.loader.scheduling_policy import FixedPrefetchPolicy, TwoLevelPolicy, launch_score
 

@@ -8,7 +8,7 @@ import pytest
 from oracles import task_schedule
 from oracles.parts import small_world
 
-from lightning_gnnscale.bench.replay import replay
+from benchmarks.replay import replay
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.loader import BatchKey, BufferPool
 from lightning_gnnscale.loader.batch_builder import BatchBuilder

@@ -10,12 +10,13 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from ..loader import BufferPool
-from ..partition_store.features import DenseFeatures, row_code, to_stored
-from ..placement import FeatureBuffer, FeatureCache, Placement, access_probability, place
-from ..placement.feature_buffer import TIERS
-from ..rng import batch_key, permutation
-from ..triton_kernels.sample_neighbors import Workspace, sample_neighbors
+from lightning_gnnscale.loader import BufferPool
+from lightning_gnnscale.partition_store.features import DenseFeatures, row_code, to_stored
+from lightning_gnnscale.placement import FeatureBuffer, FeatureCache, Placement, access_probability, place
+from lightning_gnnscale.placement.feature_buffer import TIERS
+from lightning_gnnscale.rng import batch_key, permutation
+from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace, sample_neighbors
+
 from .graphs import power_law_input
 from .present import LEFT, draw_bars, show, tell
 from .runner import Case, Runner, benchmark, digest, machine_line

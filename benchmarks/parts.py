@@ -18,19 +18,20 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader as PyGNeighborLoader
 from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 
-from ..cli.compose import compose_config
-from ..dataset.graph_dataset import CSRArrays
-from ..events import read_log
-from ..loader import NeighborLoader
-from ..partition_store.features import CSRFeatures
-from ..sampler.minibatch import sparse_rows_to_torch
+from lightning_gnnscale.cli.compose import compose_config
+from lightning_gnnscale.dataset.graph_dataset import CSRArrays
+from lightning_gnnscale.events import read_log
+from lightning_gnnscale.loader import NeighborLoader
+from lightning_gnnscale.partition_store.features import CSRFeatures
+from lightning_gnnscale.sampler.minibatch import sparse_rows_to_torch
+
 from .experiment import run_rows
 from .present import average, grouped, lines, mean_of, panels, plain_columns, save, show
 from .reduced_graph import reduced_graph
 from .runner import Runner, benchmark, in_fresh_process, write_csv
 
 QUALITY = ("edge_cut_ratio", "replication_factor", "node_balance")
-CLOCK = "lightning_gnnscale.bench.epoch_clock.EpochClock"
+CLOCK = "benchmarks.epoch_clock.EpochClock"
 CENTRAL = "central (PyG's loop)"
 SPLIT = (0.7, 0.15, 0.15)  # of nodes, where a graph with reduced features has no split of its own
 NEAR = 0.005  # of central training's best validation accuracy: what counts as reaching it

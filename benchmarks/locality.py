@@ -10,14 +10,15 @@ from statistics import stdev
 
 import numpy as np
 
-from ..graph import CSC
-from ..partition_store import WholeGraph
-from ..placement import Placement, access_probability, place
-from ..placement.access_probability import layer_probability
-from ..rng import batch_key, fold, permutation
-from ..sampler import LayerwiseSampler, LocalityBias, NeighborSampler
-from ..sampler.protocol import Subgraph
-from ..triton_kernels.sample_neighbors import Workspace
+from lightning_gnnscale.graph import CSC
+from lightning_gnnscale.partition_store import WholeGraph
+from lightning_gnnscale.placement import Placement, access_probability, place
+from lightning_gnnscale.placement.access_probability import layer_probability
+from lightning_gnnscale.rng import batch_key, fold, permutation
+from lightning_gnnscale.sampler import LayerwiseSampler, LocalityBias, NeighborSampler
+from lightning_gnnscale.sampler.protocol import Subgraph
+from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
+
 from .experiment import run_rows
 from .graphs import Workload, check_graphs, load_workload, public_root
 from .present import LEFT, average, grouped, lines, mean_of, panels, plain_columns, save, show

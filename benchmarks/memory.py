@@ -14,11 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ..edge_stream import open_edge_stream, write_edges
-from ..edge_stream.synthetic import lfr_graph
-from ..errors import GNNScaleError
-from ..memory import evict, format_bytes, parse_bytes
-from ..partitioner import Partitioning
+from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
+from lightning_gnnscale.edge_stream.synthetic import lfr_graph
+from lightning_gnnscale.errors import GNNScaleError
+from lightning_gnnscale.memory import evict, format_bytes, parse_bytes
+from lightning_gnnscale.partitioner import Partitioning
+
 from .present import LEFT, grouped, panels, save, show
 from .runner import Case, Runner, benchmark, digest, machine_line
 from .turns import Peer
@@ -161,7 +162,7 @@ class MemoryBench:
     def _run_stage(self, folder: Path, stage: str, cap_bytes: int | None, label: str) -> dict:
         """Run a stage in a fresh process in a memory group of its own, on a cold cache."""
         with _memory_group(folder, cap_bytes) as (procs, row):
-            code = "import sys; from lightning_gnnscale.bench.memory import work; work(*sys.argv[1:])"
+            code = "import sys; from benchmarks.memory import work; work(*sys.argv[1:])"
             words = [sys.executable, "-c", code, json.dumps(asdict(self)), str(folder), stage, str(procs), label]
             try:
                 done = subprocess.run(words, capture_output=True, text=True, timeout=self.limit_s)

@@ -16,17 +16,18 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..dataset import TypedGraph
-from ..graph import CSC
-from ..loader import BufferPool, LoaderOptions, NeighborLoader, PartData, PartLoader
-from ..partition_store import WholeGraph, write_partition_store
-from ..partition_store.features import DenseFeatures, row_code, to_stored
-from ..partition_store.part_graph import load_part_graph
-from ..partitioner import partition
-from ..placement import Placement
-from ..rng import batch_key
-from ..sampler import LocalityBias, NeighborSampler
-from ..triton_kernels.sample_neighbors import Workspace
+from lightning_gnnscale.dataset import TypedGraph
+from lightning_gnnscale.graph import CSC
+from lightning_gnnscale.loader import BufferPool, LoaderOptions, NeighborLoader, PartData, PartLoader
+from lightning_gnnscale.partition_store import WholeGraph, write_partition_store
+from lightning_gnnscale.partition_store.features import DenseFeatures, row_code, to_stored
+from lightning_gnnscale.partition_store.part_graph import load_part_graph
+from lightning_gnnscale.partitioner import partition
+from lightning_gnnscale.placement import Placement
+from lightning_gnnscale.rng import batch_key
+from lightning_gnnscale.sampler import LocalityBias, NeighborSampler
+from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
+
 from .graphs import NUM_CLASSES, power_law_input, some_seeds, typed_power_law
 from .loader import epochs_of, whole_graph_loader
 from .present import LEFT, draw_bars, show, tell

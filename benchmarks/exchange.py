@@ -10,8 +10,9 @@ from statistics import mean
 
 import numpy as np
 
-from ..events import read_log
-from ..memory import format_bytes
+from lightning_gnnscale.events import read_log
+from lightning_gnnscale.memory import format_bytes
+
 from .experiment import run_rows
 from .present import LEFT, average, grouped, legend, panels, save, show, styles, tell
 from .reduced_graph import reduced_graph
@@ -20,7 +21,7 @@ from .runner import Runner, benchmark, write_csv
 CASE = ("graph", "partitioner", "world_size")
 WHOLE = "cagnet"  # the policy that seconds of exchanging are counted against
 EXACT = "halo"  # the policy that losses and shares are counted against
-CALLBACK = "lightning_gnnscale.bench.score_test_nodes.ScoreTestNodes"
+CALLBACK = "benchmarks.score_test_nodes.ScoreTestNodes"
 CAPTION = (
     "accuracy, %, at the best validation and late; points lost; bytes of training, % of CAGNET's and the halo's; "
     "weights: bytes of gradients and weights that were joined"

@@ -21,11 +21,11 @@ from typing import NoReturn
 
 import numpy as np
 
-from ..edge_stream import EdgeStream, SyntheticGraph, open_edge_stream, write_edges
-from ..edge_stream.write import WRITE_SUFFIXES
-from ..errors import GNNScaleError
-from ..memory import resident_bytes
-from ..partitioner import Partitioning, evaluate_partitioning, partition
+from lightning_gnnscale.edge_stream import EdgeStream, SyntheticGraph, open_edge_stream, write_edges
+from lightning_gnnscale.edge_stream.write import WRITE_SUFFIXES
+from lightning_gnnscale.errors import GNNScaleError
+from lightning_gnnscale.memory import resident_bytes
+from lightning_gnnscale.partitioner import Partitioning, evaluate_partitioning, partition
 
 SAMPLE_S, LONGEST_SAMPLE_S = 0.004, 0.05
 ENOUGH_S = 20.0  # no further run is started after this long

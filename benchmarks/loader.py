@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..graph import CSC
-from ..loader import LoaderOptions, PartData, PartLoader
-from ..partition_store import WholeGraph
-from ..partition_store.features import DenseFeatures
-from ..sampler import NeighborSampler
+from lightning_gnnscale.graph import CSC
+from lightning_gnnscale.loader import LoaderOptions, PartData, PartLoader
+from lightning_gnnscale.partition_store import WholeGraph
+from lightning_gnnscale.partition_store.features import DenseFeatures
+from lightning_gnnscale.sampler import NeighborSampler
+
 from .graphs import NUM_CLASSES, power_law_input, some_seeds
 from .present import LEFT, draw_bars, show
 from .runner import Case, Runner, benchmark, digest, machine_line

@@ -11,20 +11,26 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..datamodule.placed_training import DRAWN_BATCHES
-from ..graph import CSC
-from ..memory import evict
-from ..model import GraphSAGE
-from ..partition_store.features import DenseFeatures
-from ..partitioner import partition
-from ..placement import FeatureBuffer, Placement, access_probability, place
-from ..placement.access_probability import METHODS as PROBABILITIES
-from ..placement.access_probability import count_reads, drawn_probability, epoch_batches, layer_probability
-from ..placement.place import RULES, Room, assign_training_nodes, most_read_rows
-from ..placement.placement import mean_shares, read_shares
-from ..rng import batch_key, fold, permutation
-from ..triton_kernels.sample_layer import check_layer_sizes, sample_layers
-from ..triton_kernels.sample_neighbors import Workspace, check_fanouts, sample_neighbors
+from lightning_gnnscale.datamodule.placed_training import DRAWN_BATCHES
+from lightning_gnnscale.graph import CSC
+from lightning_gnnscale.memory import evict
+from lightning_gnnscale.model import GraphSAGE
+from lightning_gnnscale.partition_store.features import DenseFeatures
+from lightning_gnnscale.partitioner import partition
+from lightning_gnnscale.placement import FeatureBuffer, Placement, access_probability, place
+from lightning_gnnscale.placement.access_probability import METHODS as PROBABILITIES
+from lightning_gnnscale.placement.access_probability import (
+    count_reads,
+    drawn_probability,
+    epoch_batches,
+    layer_probability,
+)
+from lightning_gnnscale.placement.place import RULES, Room, assign_training_nodes, most_read_rows
+from lightning_gnnscale.placement.placement import mean_shares, read_shares
+from lightning_gnnscale.rng import batch_key, fold, permutation
+from lightning_gnnscale.triton_kernels.sample_layer import check_layer_sizes, sample_layers
+from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace, check_fanouts, sample_neighbors
+
 from .graphs import check_graphs, load_workload, public_root, stream_of, without_metis
 from .present import LEFT, grouped, legend, panels, save, show, tell
 from .runner import Case, Runner, benchmark, check_names, digest, machine_line

@@ -19,16 +19,17 @@ import torch.distributed as dist
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from ..cli.compose import compose_config
-from ..datamodule import PartitionDataModule
-from ..datamodule.train_loader import SOURCES, make_graph_loader, make_part_loader
-from ..loader import PartLoader, RankPlace, SourceSettings
-from ..model import GCN, GraphSAGE, LinkPredictor, NodeClassifier
-from ..partition_store import PartitionStore
-from ..placement.shared_rows import gather_objects
-from ..remote.held_rows import DistributedFeatures, HeldFeatures, HeldNodes, HeldRows, PartOwners
-from ..remote.sampling_owners import DistributedNeighborSampler
-from ..sampler import LinkSampler, MiniBatch, NeighborSampler
+from lightning_gnnscale.cli.compose import compose_config
+from lightning_gnnscale.datamodule import PartitionDataModule
+from lightning_gnnscale.datamodule.train_loader import SOURCES, make_graph_loader, make_part_loader
+from lightning_gnnscale.loader import PartLoader, RankPlace, SourceSettings
+from lightning_gnnscale.model import GCN, GraphSAGE, LinkPredictor, NodeClassifier
+from lightning_gnnscale.partition_store import PartitionStore
+from lightning_gnnscale.placement.shared_rows import gather_objects
+from lightning_gnnscale.remote.held_rows import DistributedFeatures, HeldFeatures, HeldNodes, HeldRows, PartOwners
+from lightning_gnnscale.remote.sampling_owners import DistributedNeighborSampler
+from lightning_gnnscale.sampler import LinkSampler, MiniBatch, NeighborSampler
+
 from .graphs import NUM_CLASSES
 from .turns import PacedSampler, tree_cpu_s
 

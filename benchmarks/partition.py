@@ -11,8 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from ..errors import GNNScaleError
-from ..memory import parse_bytes
+from lightning_gnnscale.errors import GNNScaleError
+from lightning_gnnscale.memory import parse_bytes
+
 from .graphs import GraphSpec, graph_file, public_root, resolve_graphs
 from .partition_cases import (
     GREEDY_EXPECTATION,

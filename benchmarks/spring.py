@@ -12,8 +12,9 @@ from statistics import geometric_mean
 
 import numpy as np
 
-from ..edge_stream import SyntheticGraph, open_edge_stream, write_edges
-from ..partitioner import partition
+from lightning_gnnscale.edge_stream import SyntheticGraph, open_edge_stream, write_edges
+from lightning_gnnscale.partitioner import partition
+
 from .graphs import public_root, without_metis
 from .partition_process import measure
 from .present import LEFT, grouped, panels, save, show, tell

@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from ..cli.compose import compose_config
-from ..cli.train import train
-from ..events import read_log
-from ..rng import fold
+from lightning_gnnscale.cli.compose import compose_config
+from lightning_gnnscale.cli.train import train
+from lightning_gnnscale.events import read_log
+from lightning_gnnscale.rng import fold
+
 from .runner import Case, Runner, digest_of_text
 
 

@@ -14,17 +14,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..dataset import load_npz
-from ..dataset.generated_kinds import MAG_EDGES, MAG_NODES
-from ..dataset.npz import data_root as find_data_root
-from ..dataset.split import random_split
-from ..edge_stream import EdgeStream, SyntheticGraph, lfr_graph, open_edge_stream, write_edges
-from ..edge_stream.stream import file_identity
-from ..graph import CSC, build_csc
-from ..partition_store import PartitionStore, write_partition_store
-from ..partitioner import partition
-from ..partitioner.metis import metis_is_installed
-from ..rng import fold, permutation
+from lightning_gnnscale.dataset import load_npz
+from lightning_gnnscale.dataset.generated_kinds import MAG_EDGES, MAG_NODES
+from lightning_gnnscale.dataset.npz import data_root as find_data_root
+from lightning_gnnscale.dataset.split import random_split
+from lightning_gnnscale.edge_stream import EdgeStream, SyntheticGraph, lfr_graph, open_edge_stream, write_edges
+from lightning_gnnscale.edge_stream.stream import file_identity
+from lightning_gnnscale.graph import CSC, build_csc
+from lightning_gnnscale.partition_store import PartitionStore, write_partition_store
+from lightning_gnnscale.partitioner import partition
+from lightning_gnnscale.partitioner.metis import metis_is_installed
+from lightning_gnnscale.rng import fold, permutation
+
 from .present import tell
 
 NODES_A_COMMUNITY = 1000  # of generated planted graphs

@@ -13,17 +13,18 @@ from pathlib import Path
 
 import numpy as np
 
-from ..dataset import load_npz
-from ..dataset.graph_dataset import CSRArrays
-from ..graph import CSC, build_csc
-from ..loader import BufferPool
-from ..loader.batch_builder import BatchBuilder
-from ..loader.staged_part import PartStager
-from ..partition_store import WholeGraph
-from ..remote import TrainerCache, WorkerView, pack_group
-from ..rng import batch_key, fold, permutation
-from ..sampler import NeighborSampler
-from ..triton_kernels.sample_neighbors import check_fanouts
+from lightning_gnnscale.dataset import load_npz
+from lightning_gnnscale.dataset.graph_dataset import CSRArrays
+from lightning_gnnscale.graph import CSC, build_csc
+from lightning_gnnscale.loader import BufferPool
+from lightning_gnnscale.loader.batch_builder import BatchBuilder
+from lightning_gnnscale.loader.staged_part import PartStager
+from lightning_gnnscale.partition_store import WholeGraph
+from lightning_gnnscale.remote import TrainerCache, WorkerView, pack_group
+from lightning_gnnscale.rng import batch_key, fold, permutation
+from lightning_gnnscale.sampler import NeighborSampler
+from lightning_gnnscale.triton_kernels.sample_neighbors import check_fanouts
+
 from .graphs import check_graphs, power_law_graph, public_root
 from .present import LEFT, grouped, lines, panels, save, show, ticks
 from .runner import Case, Runner, benchmark, machine_line, write_csv

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from ..edge_stream import open_edge_stream
-from ..partitioner import partition
-from ..partitioner.graph_access.simple_graph import open_simple_graph
-from ..partitioner.grem_expectation import expected_greedy_cut
-from ..partitioner.kaminpar import kaminpar_is_installed
-from ..partitioner.metis import metis_is_installed
-from ..partitioner.registry import complete_options
+from lightning_gnnscale.edge_stream import open_edge_stream
+from lightning_gnnscale.partitioner import partition
+from lightning_gnnscale.partitioner.graph_access.simple_graph import open_simple_graph
+from lightning_gnnscale.partitioner.grem_expectation import expected_greedy_cut
+from lightning_gnnscale.partitioner.kaminpar import kaminpar_is_installed
+from lightning_gnnscale.partitioner.metis import metis_is_installed
+from lightning_gnnscale.partitioner.registry import complete_options
+
 from .graphs import GraphFile
 from .partition_process import core_count
 

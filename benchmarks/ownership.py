@@ -16,15 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
-from ..datamodule.machine_plan import RowsAsked
-from ..datamodule.train_loader import make_graph_loader, part_targets
-from ..edge_stream import open_edge_stream
-from ..loader import LoaderOptions, RankPlace, Threads, rank_of_parts
-from ..partition_store import PartitionStore, write_partition_store
-from ..partitioner import partition
-from ..sampler import NeighborSampler
-from ..sampler.minibatch import MiniBatch
-from ..triton_kernels.sample_neighbors import check_fanouts
+from lightning_gnnscale.datamodule.machine_plan import RowsAsked
+from lightning_gnnscale.datamodule.train_loader import make_graph_loader, part_targets
+from lightning_gnnscale.edge_stream import open_edge_stream
+from lightning_gnnscale.loader import LoaderOptions, RankPlace, Threads, rank_of_parts
+from lightning_gnnscale.partition_store import PartitionStore, write_partition_store
+from lightning_gnnscale.partitioner import partition
+from lightning_gnnscale.sampler import NeighborSampler
+from lightning_gnnscale.sampler.minibatch import MiniBatch
+from lightning_gnnscale.triton_kernels.sample_neighbors import check_fanouts
+
 from .graphs import GraphFile, GraphSpec, graph_file, public_root, resolve_graphs
 from .partition_cases import MethodSpec, leave_out_missing_peers, options_of, resolve_methods
 from .present import LEFT, show, tell

@@ -6,7 +6,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
-from ..events import record
+from lightning_gnnscale.events import record
 
 
 class EpochClock(Callback):

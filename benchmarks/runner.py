@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..errors import GNNScaleError
-from ..events import PACKAGES, machine
-from ..rng import fold
+from lightning_gnnscale.errors import GNNScaleError
+from lightning_gnnscale.events import PACKAGES, machine
+from lightning_gnnscale.rng import fold
+
 from .present import tell
 
 AGAIN = ("none", "failed", "all")

@@ -11,10 +11,11 @@ from itertools import product
 from pathlib import Path
 from time import process_time, thread_time
 
-from ..loader import RankPlace, TaskGraphs
-from ..loader.batch_graph import BatchGraph, BatchTimes, Task, TaskTrace
-from ..loader.scheduling_policy import FixedPrefetchPolicy, Policy, Run, TwoLevelPolicy, Wait
-from ..partition_store import PartitionStore
+from lightning_gnnscale.loader import RankPlace, TaskGraphs
+from lightning_gnnscale.loader.batch_graph import BatchGraph, BatchTimes, Task, TaskTrace
+from lightning_gnnscale.loader.scheduling_policy import FixedPrefetchPolicy, Policy, Run, TwoLevelPolicy, Wait
+from lightning_gnnscale.partition_store import PartitionStore
+
 from .prepare_cases import Shape, epochs, make_data
 
 MAX_DEPTH = 16  # of fixed prefetch

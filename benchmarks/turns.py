@@ -17,9 +17,9 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from ..loader import BufferPool
-from ..sampler import NeighborSampler
-from ..triton_kernels.gather_rows import gather_rows
+from lightning_gnnscale.loader import BufferPool
+from lightning_gnnscale.sampler import NeighborSampler
+from lightning_gnnscale.triton_kernels.gather_rows import gather_rows
 
 Name, Result = TypeVar("Name", bound=Hashable), TypeVar("Result")
 

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from ..datamodule import PartitionDataModule
-from ..datamodule.train_loader import part_targets
-from ..dataset import generate
-from ..loader import LoaderOptions, PartData, PartLoader
-from ..memory import cached_bytes, evict
-from ..partition_store import PartitionStore
-from ..report.terminal import ProgressBars
-from ..sampler import NeighborSampler
+from lightning_gnnscale.datamodule import PartitionDataModule
+from lightning_gnnscale.datamodule.train_loader import part_targets
+from lightning_gnnscale.dataset import generate
+from lightning_gnnscale.loader import LoaderOptions, PartData, PartLoader
+from lightning_gnnscale.memory import cached_bytes, evict
+from lightning_gnnscale.partition_store import PartitionStore
+from lightning_gnnscale.report.terminal import ProgressBars
+from lightning_gnnscale.sampler import NeighborSampler
+
 from .present import LEFT, show
 from .runner import Case, Runner, benchmark, digest, in_fresh_process, machine_line
 

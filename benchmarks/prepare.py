@@ -10,10 +10,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..errors import check_count
-from ..loader import TaskGraphs
-from ..loader.batch_graph import TaskTrace
-from ..remote import RayWorkers
+from lightning_gnnscale.errors import check_count
+from lightning_gnnscale.loader import TaskGraphs
+from lightning_gnnscale.loader.batch_graph import TaskTrace
+from lightning_gnnscale.remote import RayWorkers
+
 from .graphs import STORES, check_graphs, open_graph, public_root
 from .prepare_cases import CPU, WORKLOADS, Shape, grid, make_data, make_trainer, measure, measure_ranks, source_of
 from .present import LEFT, bars, grouped, lines, panels, save, show, tell

@@ -12,10 +12,11 @@ from statistics import median
 
 import numpy as np
 
-from ..dataset.npz import data_root
-from ..errors import GNNScaleError
-from ..events import machine, read_log
-from ..partition_store.manifest import write_json
+from lightning_gnnscale.dataset.npz import data_root
+from lightning_gnnscale.errors import GNNScaleError
+from lightning_gnnscale.events import machine, read_log
+from lightning_gnnscale.partition_store.manifest import write_json
+
 from .epoch_clock import EpochClock
 from .present import LEFT, grouped, show, tell
 from .runner import Case, Runner, benchmark, digest, machine_line
