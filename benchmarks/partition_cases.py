@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from lightning_gnnscale.edge_stream import open_edge_stream
 from lightning_gnnscale.partitioner import partition
 from lightning_gnnscale.partitioner.graph_access.simple_graph import open_simple_graph
-from lightning_gnnscale.partitioner.grem_expectation import expected_greedy_cut
 from lightning_gnnscale.partitioner.kaminpar import kaminpar_is_installed
 from lightning_gnnscale.partitioner.metis import metis_is_installed
 from lightning_gnnscale.partitioner.registry import complete_options
 
 from .graphs import GraphFile
+from .grem_expectation import expected_greedy_cut
 from .partition_process import core_count
 
 GREEDY_EXPECTATION = "greedy_expectation"  # no partitioner: what GREM's paper expects of fixed greedy streaming

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from lightning_gnnscale.partitioner.grem_expectation import expected_greedy_cut
+from benchmarks.grem_expectation import expected_greedy_cut
 from tests.partitioner.graphs import stream_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
