@@ -30,10 +30,12 @@ from lightning_gnnscale.remote.held_rows import DistributedFeatures, HeldFeature
 from lightning_gnnscale.remote.sampling_owners import DistributedNeighborSampler
 from lightning_gnnscale.sampler import LinkSampler, MiniBatch, NeighborSampler
 
+from .fixed_prefetch import FixedPrefetch
 from .graphs import NUM_CLASSES
 from .turns import PacedSampler, tree_cpu_s
 
 WORKLOADS = {"gcn": GCN, "graphsage": GraphSAGE, "unsupervised": GraphSAGE}
+BASELINE = "fixed_prefetch"  # of task graphs
 CPU = "cpu"  # the trainer that is a model on these cores; another one is a number of milliseconds
 
 
@@ -106,13 +108,15 @@ class SlowOwners:
 
 
 def source_of(name: str, options: Mapping[str, Any]) -> SourceSettings:
-    """Return the settings of a source, which `gnnscale train source=NAME` starts from.
+    """Return the settings of a source, which `gnnscale train source=NAME` starts from, or of the baseline.
 
     Raises:
         ValueError: there is no such source.
     """
+    if name == BASELINE:
+        return FixedPrefetch(**options)
     if name not in SOURCES:
-        raise ValueError(f"bench.sources: no source {name!r}; there are {', '.join(sorted(SOURCES))}")
+        raise ValueError(f"bench.sources: no source {name!r}; there are {', '.join(sorted([*SOURCES, BASELINE]))}")
     return instantiate(OmegaConf.merge(_config_of(name), dict(options)))
 
 

@@ -13,9 +13,10 @@ from time import process_time, thread_time
 
 from lightning_gnnscale.loader import RankPlace, TaskGraphs
 from lightning_gnnscale.loader.batch_graph import BatchGraph, BatchTimes, Task, TaskTrace
-from lightning_gnnscale.loader.scheduling_policy import FixedPrefetchPolicy, Policy, Run, TwoLevelPolicy, Wait
+from lightning_gnnscale.loader.scheduling_policy import Policy, Run, TwoLevelPolicy, Wait
 from lightning_gnnscale.partition_store import PartitionStore
 
+from .fixed_prefetch import FixedPrefetch, FixedPrefetchPolicy
 from .prepare_cases import Shape, epochs, make_data
 
 MAX_DEPTH = 16  # of fixed prefetch
@@ -264,7 +265,7 @@ def record(store: PartitionStore, workload: str, shape: Shape, num_threads: int,
     if path.is_file():
         return TaskTrace.load(path)
     trace = TaskTrace()
-    settings = TaskGraphs(num_threads, "fixed_prefetch", depth=num_threads, pieces=pieces)
+    settings = FixedPrefetch(num_threads, pieces=pieces)
     data = make_data(store, workload, shape, _Traced(settings, trace))
     loader = data.train_dataloader()
     warm_up = settings.batches_ahead + 4

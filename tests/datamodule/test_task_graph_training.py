@@ -6,11 +6,12 @@ import torch
 from test_process_training import equal, make, trained
 
 import lightning_gnnscale as gs
+from benchmarks.fixed_prefetch import FixedPrefetch
 from lightning_gnnscale.loader.operators import PinSageNeighborhood
 from lightning_gnnscale.placement import PlacementSettings
 
 
-@pytest.mark.parametrize("source", [gs.TaskGraphs(3), gs.TaskGraphs(2, "fixed_prefetch", depth=4)])
+@pytest.mark.parametrize("source", [gs.TaskGraphs(3), FixedPrefetch(2, depth=4)])
 @pytest.mark.parametrize(
     ("weights", "sampler"),
     [(gs.GradientAveraging, gs.NeighborSampler([4, 3])), (gs.ModelAveraging, gs.ClusterSampler(4, 2))],
