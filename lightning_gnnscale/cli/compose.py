@@ -65,7 +65,7 @@ OmegaConf.register_new_resolver("name_of", _name_of, replace=True)
 
 
 def register_choices() -> None:
-    """Make a choice of every partitioner, placement method, scheduling, bound and backbone that the code knows by name.
+    """Make a choice of every partitioner, placement method, bound and backbone that the code knows by name.
 
     Each is a YAML file of its group, which documents the settings, with the one thing changed that its name says:
     `placement=pagraph` is `placement/rule.yaml` with `method: pagraph`. A partitioner of the user's own is a choice as
@@ -77,7 +77,6 @@ def register_choices() -> None:
         _add_choice("partitioner", name, "streaming_multilevel", method=name)
     for name in constant(f"{_PACKAGE}.placement.place.METHODS"):
         _add_choice("placement", name, "rule", method=name)
-    _add_choice("source", "fixed_prefetch", "task_graphs", scheduling="fixed_prefetch")
     for name, bound in constant(f"{_PACKAGE}.strategy.exchange.bounds.BOUNDS").items():
         target = f"{_PACKAGE}.strategy.{bound}"
         defaults = {key: argument.default for key, argument in declared(target).parameters.items()}

@@ -161,6 +161,9 @@ def _pick(words: list[str]) -> Command | None:
         if rest[0] not in BENCHES:
             near = did_you_mean(rest[0], BENCHES)
             raise UsageError(f"no benchmark {rest[0]!r}{near}; there are {', '.join(BENCHES)}")
+        from .bench import find_benchmarks
+
+        find_benchmarks()
     command = locate(name, rest)
     if any(word in ("-h", "--help") for word in command.words):
         from .help import print_help

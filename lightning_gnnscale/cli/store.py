@@ -21,7 +21,7 @@ from .. import events
 from ..errors import PartitionStoreError
 from ..memory import process_bytes
 from ..object_store import ObjectStore, check_storage_options, is_url
-from ..partition_store import PartitionStore, publish, upgrade_store
+from ..partition_store import PartitionStore, publish
 from ..partition_store.composition import store_composition
 from ..partition_store.manifest import MANIFEST
 from ..planner import Plan
@@ -119,14 +119,10 @@ def _print_quality(quality: dict) -> None:
 
 
 def verify(config: DictConfig) -> None:
-    """Print what was checked; exit with 1, and one line on stderr, where the store is not as it was written.
-
-    A store of an older format is brought to that of this version.
-    """
+    """Print what was checked; exit with 1, and one line on stderr, where the store is not as it was written."""
     began = time.perf_counter()
     try:
         is_named = "dataset" not in config or config.store is not None
-        before = upgrade_store(config.store) if is_named and not is_url(config.store) else None
         store = open_store(config) if is_named else found_store(config)
         store.verify()
     except PartitionStoreError as error:
@@ -135,8 +131,6 @@ def verify(config: DictConfig) -> None:
     files = store.manifest["files"].values()
     num_bytes, seconds = sum(entry["bytes"] for entry in files), time.perf_counter() - began
     where = config.store if config.store is not None and is_url(config.store) else store.root
-    if before is not None:
-        print(f"{where}: was of format {before}, and is of format {store.manifest['format_version']} now")
     print(f"{where}: {len(files)} files, {num_bytes:,} bytes, all as written ({seconds:.1f} s)")
 
 

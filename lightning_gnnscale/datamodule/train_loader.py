@@ -75,7 +75,6 @@ SOURCES = {
     "threads": Threads,
     "processes": Processes,
     "task_graphs": TaskGraphs,
-    "fixed_prefetch": partial(TaskGraphs, scheduling="fixed_prefetch"),
     "ray": _ray_workers,
 }
 

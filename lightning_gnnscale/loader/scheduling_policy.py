@@ -1,6 +1,6 @@
 """Which piece of preparation a free thread does next: decisions alone, without threads or a clock.
 
-The threads of `task_source` and the simulated ones of `replay` are driven by the same objects.
+The threads of `task_source` are driven by them, and the simulated ones of the benchmarks' replay.
 """
 
 import heapq
@@ -93,7 +93,7 @@ class _UnderWay:
 
 
 class Policy:
-    """State that both policies keep: a queue of batches, tasks of those under way, bytes and average times.
+    """State that every policy keeps: a queue of batches, tasks of those under way, bytes and average times.
 
     Batches are launched in the order of their requests; the place of a request is its batch's `dag_id`. An attempt's
     room are the bytes of its finished batch.
@@ -307,39 +307,3 @@ class TwoLevelPolicy(Policy):
     def _ready(self, thread: int, dag_id: int, number: int) -> None:
         task = self._under_way[dag_id].graph.tasks[number]
         heapq.heappush(self._heap, (not task.is_remote, dag_id, task.cost(), number))
-
-
-class FixedPrefetchPolicy(Policy):
-    """The baseline: a thread prepares a whole batch; at most `depth` batches are under way or wait for the trainer.
-
-    The thread waits for replies to its remote tasks.
-
-    Args:
-        num_threads: threads that ask for work, >= 1.
-        depth: batches, >= 1.
-    """
-
-    overlaps_replies = False
-
-    def __init__(self, num_threads: int, depth: int):
-        if depth < 1:
-            raise ValueError(f"depth must be at least 1, got {depth}")
-        self.depth = depth
-        super().__init__(num_threads)
-
-    def clear(self) -> None:
-        super().clear()
-        self._own: dict[int, tuple[int, list[int]]] = {}
-
-    def _choose(self, thread: int, now: float) -> Run | Launch | Wait:
-        dag_id, ready = self._own.get(thread, (-1, []))
-        if ready and dag_id in self._under_way:
-            return Run(dag_id, self._under_way[dag_id].graph.tasks[heapq.heappop(ready)])
-        if len(self.queue.attempts) < self.depth and self._wanted():
-            return self._launch(now)
-        return Wait(None)
-
-    def _ready(self, thread: int, dag_id: int, number: int) -> None:
-        if self._own.get(thread, (-1, []))[0] != dag_id:
-            self._own[thread] = (dag_id, [])
-        heapq.heappush(self._own[thread][1], number)

@@ -10,7 +10,7 @@ from .batch_builder import BatchMaker
 from .batch_source import BatchSource
 from .local_source import LocalSource
 from .process_source import QUEUE_BYTES, TIMEOUT_S, ProcessSource
-from .scheduling_policy import FixedPrefetchPolicy, Policy, TwoLevelPolicy
+from .scheduling_policy import Policy, TwoLevelPolicy
 from .staged_part import StagedPart
 from .task_graph import Operators
 from .task_source import TaskSource, machine_utilisation
@@ -133,28 +133,24 @@ class Processes:
 class TaskGraphs:
     """Threads of the training process that share the small tasks of batches, as ByteGNN does; see `TaskSource`.
 
+    Tasks of older batches go first, then cheaper ones (`TwoLevelPolicy`).
+
     Args:
         num_threads: >= 1.
-        scheduling: "two_level": tasks of older batches first, then cheaper ones, and another batch where ByteGNN's
-            score says so (`TwoLevelPolicy`); "fixed_prefetch": whole batches, a thread each (`FixedPrefetchPolicy`).
-        sigma: threshold of the score, >= 0; None: the policy's default. Of "two_level".
-        queue_bytes: most bytes of batches that are ready or under way; None: 1 GiB. Of "two_level". Where rows are
-            gathered after the draw (a Belady cache), batches have them beyond the cap, and `prefetch_batches` counts.
-        depth: batches that are ready or under way, >= 1; None: num_threads. Of "fixed_prefetch".
-        pieces: tasks that share the neighbours or the rows of a large hop, >= 1; None: as many as threads, 8 at most,
-            and 1 under "fixed_prefetch", whose threads share nothing.
+        sigma: threshold of ByteGNN's score, >= 0, by which another batch is begun; None: the policy's default.
+        queue_bytes: most bytes of batches that are ready or under way; None: 1 GiB. Where rows are gathered after the
+            draw (a Belady cache), batches have them beyond the cap, and `prefetch_batches` counts.
+        pieces: tasks that share the neighbours or the rows of a large hop, >= 1; None: as many as threads, 8 at most.
         operators: your own, in place of those that draw what the sampler draws.
         prefetch_batches: batches that are requested ahead, >= 1; None: as many as the scheduling can use.
 
     Raises:
-        ValueError: an argument is out of range, or of the other scheduling.
+        ValueError: an argument is out of range.
     """
 
     num_threads: int = 2
-    scheduling: str = "two_level"
     sigma: float | None = None
     queue_bytes: int | None = None
-    depth: int | None = None
     pieces: int | None = None
     operators: Operators | None = None
     prefetch_batches: int | None = None
@@ -162,13 +158,7 @@ class TaskGraphs:
 
     def __post_init__(self):
         check_count("num_threads", self.num_threads)
-        others = {"two_level": ("depth",), "fixed_prefetch": ("sigma", "queue_bytes")}
-        if self.scheduling not in others:
-            raise ValueError(f"scheduling must be one of {', '.join(others)}, got {self.scheduling!r}")
-        for name in others[self.scheduling]:
-            if getattr(self, name) is not None:
-                raise ValueError(f"{name} is no setting of scheduling={self.scheduling}, got {getattr(self, name)}")
-        for name in ("queue_bytes", "depth", "pieces"):
+        for name in ("queue_bytes", "pieces"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
         if not isinstance(self.operators, Operators | None):
@@ -181,22 +171,15 @@ class TaskGraphs:
         """Batches requested ahead of their use: `prefetch_batches`, or what the scheduling can use."""
         if self.prefetch_batches is not None:
             return self.prefetch_batches
-        # One of them is the trainer's; beyond these the policy decides.
-        if self.scheduling == "fixed_prefetch":
-            return (self.depth or self.num_threads) + 1
-        return 2 * self.num_threads + 2
+        return 2 * self.num_threads + 2  # one of them is the trainer's; beyond these the policy decides
 
     @property
     def num_pieces(self) -> int:
         """Tasks that share a large hop."""
-        if self.pieces is not None:
-            return self.pieces
-        return min(self.num_threads, 8) if self.scheduling == "two_level" else 1
+        return self.pieces or min(self.num_threads, 8)
 
     def policy(self) -> Policy:
         """Return a fresh policy."""
-        if self.scheduling == "fixed_prefetch":
-            return FixedPrefetchPolicy(self.num_threads, self.depth or self.num_threads)
         sigma = {} if self.sigma is None else {"sigma": self.sigma}
         most, busy = self.queue_bytes or QUEUE_BYTES, machine_utilisation()
         return TwoLevelPolicy(self.num_threads, queue_bytes=most, utilisation=busy, **sigma)

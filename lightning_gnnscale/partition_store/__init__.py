@@ -8,7 +8,6 @@ from .part_graph import PartGraph, WholeGraph
 from .planned_reads import RankedNodes
 from .published import publish
 from .reader import PartitionStore
-from .upgrade import upgrade_store
 from .writer import write_partition_store
 
 __all__ = [
@@ -26,6 +25,5 @@ __all__ = [
     "features_of_part",
     "input_fingerprint",
     "publish",
-    "upgrade_store",
     "write_partition_store",
 ]

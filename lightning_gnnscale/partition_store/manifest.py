@@ -22,7 +22,6 @@ ARC_FILES = {
     "edge_type",
     "edge_label",
 }  # values of arcs, in the order of the rows
-OLDER_FORMATS = (2, 3)  # that `upgrade_store` brings to this one; there was no 4
 MANIFEST = "manifest.json"
 REMEDY = "write the store again with overwrite=True, or restore the file"
 SOURCE = "source.json"  # the fingerprint of the input: apart, since it tells files apart that hold the same graph
@@ -183,11 +182,9 @@ def _read_sealed(path: Path) -> dict:
     except (ValueError, AttributeError, RecursionError):
         raise PartitionStoreError(f"{path}: damaged; {REMEDY}") from None
     if version != FORMAT_VERSION:
-        remedy = "write it again with overwrite=True, or use the version that wrote it"
-        if version in OLDER_FORMATS:
-            remedy = f"gnnscale verify {path.parent} checks it and brings it to that format, or {remedy}"
         raise PartitionStoreError(
-            f"{path.parent}: store of format {version}, this version reads {FORMAT_VERSION}; {remedy}"
+            f"{path.parent}: store of format {version}, this version reads {FORMAT_VERSION}; write it again with "
+            "overwrite=True, or use the version that wrote it"
         )
     try:
         return unsealed(text)

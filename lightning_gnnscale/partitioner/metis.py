@@ -1,15 +1,4 @@
-"""METIS, in memory: the yardstick for cut and for memory. Needs the extra `[metis]`, or METIS' shared library.
-
-pymetis does not pass on several balance constraints at once; for those the library is called through ctypes. It is
-looked for in the system (Debian: libmetis5), then inside pymetis, whose extension module holds a whole METIS.
-"""
-
-import ctypes
-import ctypes.util
-import importlib.util
-from functools import cache
-from pathlib import Path
-from typing import NamedTuple
+"""METIS, in memory: the yardstick for cut and for memory. Needs the extra `[metis]`, or METIS' shared library."""
 
 import numpy as np
 
@@ -21,16 +10,11 @@ from . import phases
 from .constraints import judge, node_weights, part_loads, resolve_constraints
 from .graph_access.simple_graph import symmetric_adjacency
 from .graph_input import GraphInput, graph_partitioner
+from .metis_library import call_metis, find_metis_library
 from .registry import check_number
 
 _SLACK = 1.03  # METIS' default
-_NUM_OPTIONS = 40  # METIS_NOPTIONS
-_OK, _MEANINGS = 1, {-2: "it refuses its input", -3: "it ran out of memory", -4: "it gives no reason"}
-# Positions in the options; before the seed stand the passes of refinement and the cuts to choose from, and since 5.2
-# before these the initial partitions.
-_SEED, _SEED_SINCE_5_2 = 8, 9
 KEPT_EDGES = 16  # of a node, where `fast` looks at few
-_ONLY_SINCE_5_2 = "libmetis__graph_WriteToDisk"
 
 
 @graph_partitioner("metis", memory=lambda num_nodes, num_edges, *_: 240 * num_edges, resumable=False)
@@ -49,40 +33,36 @@ def metis(graph: GraphInput, num_parts: int, *, fast: bool = False) -> np.ndarra
         (num_nodes,) int32 part ids.
 
     Raises:
-        GNNScaleError: METIS is not installed, or not the form of it that is needed.
+        GNNScaleError: METIS is not installed.
         ValueError: a constraint that cannot be met, or a value outside its range.
 
     Cost: about 240 bytes an edge of memory; with `fast` those of the edges that are looked at, at most KEPT_EDGES a
         node, and 8 bytes an edge.
-    Source: Karypis and Kumar, SIAM J. Sci. Comput. 20(1), 1998, through pymetis, which bisects up to 8 parts and is
-        k-way beyond; with other balances than that of nodes, or without pymetis, Karypis and Kumar, Multilevel
-        algorithms for multi-constraint graph partitioning, SC 1998, k-way, through METIS' library. Fast: Zheng et al.,
-        DistDGL, section 5.2. Differs: edges are left out of the graph itself, by a hash, not of each coarser one.
+    Source: Karypis and Kumar, SIAM J. Sci. Comput. 20(1), 1998, bisected up to 8 parts and k-way beyond; with other
+        balances than that of nodes Karypis and Kumar, Multilevel algorithms for multi-constraint graph partitioning,
+        SC 1998, k-way. Fast, k-way: Zheng et al., DistDGL, section 5.2. Differs: edges are left out of the graph
+        itself, by a hash, not of each coarser one.
     """
     balance, seed = graph.balance, graph.seed
     _check_seed(seed)
     several = bool(balance) and set(balance) != {"nodes"}
     slack = _node_slack(balance)
-    pymetis = None if several or fast else _import_pymetis()
-    library = _need_library(balance if several else None) if pymetis is None else None
+    library = _need_library()
     degree = graph.open_simple()
     constraints = resolve_constraints(balance, graph.masks, degree, num_parts) if several else None
     part_id = (np.arange(graph.num_nodes) % num_parts).astype(np.int32)
     if num_parts > 1 and graph.simple.num_edges:
-        wide = np.dtype(np.int64) if pymetis is not None else library.id_dtype
+        wide = library.id_dtype
         with phases.phase("adjacency"):
             adjacency = symmetric_adjacency(graph.simple, degree, max(wide, id_dtype(graph.num_nodes)), graph.progress)
         if fast:
             with phases.phase("edges"):
                 adjacency = with_few_edges(adjacency, KEPT_EDGES, seed)
         with phases.phase("metis"):
-            if pymetis is not None:
-                found = _call_pymetis(pymetis, adjacency, slack, num_parts, seed)
-            else:
-                weight, slacks = None, np.array([slack])
-                if constraints is not None:
-                    weight, slacks = node_weights(constraints, degree, wide), constraints.slack
-                found = call_metis(library, *adjacency, weight, slacks, num_parts, int(seed), fast)
+            weight, slacks = None, np.array([slack])
+            if constraints is not None:
+                weight, slacks = node_weights(constraints, degree, wide), constraints.slack
+            found = call_metis(library, *adjacency, weight, slacks, num_parts, int(seed), fast)
         part_id = np.asarray(found, np.int32)
     if constraints is not None:
         judge(constraints, part_loads(constraints, degree, part_id, num_parts))
@@ -137,32 +117,14 @@ def _keep(indptr, indices, last, key, kept):
 
 def metis_is_installed() -> bool:
     """Whether METIS can be called at all."""
-    return _import_pymetis() is not None or find_metis_library() is not None
+    return find_metis_library() is not None
 
 
-def _call_pymetis(pymetis, adjacency: CSC, slack: float, num_parts: int, seed: int):
-    options = pymetis.Options(seed=int(seed), ufactor=max(1, round((slack - 1) * 1000)))
-    if hasattr(pymetis, "CSRAdjacency"):
-        lists = pymetis.CSRAdjacency(adjacency.indptr, adjacency.indices)
-        return pymetis.part_graph(num_parts, lists, options=options)[1]
-    lists = {"xadj": adjacency.indptr, "adjncy": adjacency.indices}  # before 2025
-    return pymetis.part_graph(num_parts, **lists, options=options)[1]
-
-
-def _import_pymetis():
-    try:
-        import pymetis
-    except ImportError:
-        return None
-    return pymetis
-
-
-def _need_library(balance):
+def _need_library():
     library = find_metis_library()
     if library is None:
-        what = f"for the balance of {', '.join(balance)} needs METIS' own library" if balance else "needs METIS"
         raise GNNScaleError(
-            f"partitioner 'metis' {what}: install it with  pip install 'lightning-gnnscale[metis]'  or from your "
+            "partitioner 'metis' needs METIS: install it with  pip install 'lightning-gnnscale[metis]'  or from your "
             "system (Debian: apt-get install libmetis5, macOS: brew install metis)"
         )
     return library
@@ -178,129 +140,3 @@ def _node_slack(balance) -> float:
         return _SLACK
     check_number("partitioner.balance.nodes", balance["nodes"], at_least=1)
     return float(balance["nodes"])
-
-
-class MetisLibrary(NamedTuple):
-    """A METIS that can be called.
-
-    Attributes:
-        path: Path of the shared library.
-        functions: The loaded library.
-        id_dtype, real_dtype: Dtypes that it was compiled for: int32 or int64, float32 or float64.
-        seed_option: Index of the seed in its array of options.
-    """
-
-    path: str
-    functions: ctypes.CDLL
-    id_dtype: np.dtype
-    real_dtype: np.dtype
-    seed_option: int
-
-
-@cache
-def find_metis_library() -> MetisLibrary | None:
-    """Return the first METIS library that loads and answers, or None."""
-    for path in _candidates():
-        try:
-            functions = ctypes.CDLL(path)
-            functions.METIS_SetDefaultOptions, functions.METIS_PartGraphKway  # noqa: B018 (AttributeError if missing)
-        except (OSError, AttributeError):
-            continue
-        id_dtype = _id_dtype(functions)
-        seed_option = _SEED_SINCE_5_2 if hasattr(functions, _ONLY_SINCE_5_2) else _SEED
-        for real_dtype in (np.dtype(np.float32), np.dtype(np.float64)):
-            library = MetisLibrary(path, functions, id_dtype, real_dtype, seed_option)
-            if _reads_slack(library):
-                return library
-    return None
-
-
-def call_metis(
-    library: MetisLibrary,
-    indptr: np.ndarray,
-    indices: np.ndarray,
-    node_weight: np.ndarray | None,
-    slack: np.ndarray,
-    num_parts: int,
-    seed: int,
-    fast: bool = False,
-) -> np.ndarray:
-    """Partition by METIS_PartGraphKway, for the smallest cut.
-
-    Args:
-        library: what `find_metis_library` returned.
-        indptr, indices: symmetric adjacency without repeats and self-loops.
-        node_weight: (num_nodes, D) of the library's id dtype, each column with a sum above 0; None: 1 for each node.
-        slack: (D,) the largest part over the mean, per column, >= 1.
-        num_parts: >= 2.
-        seed: in [0, 2**31).
-        fast: one pass of refinement a level, and one initial partition since METIS 5.2.
-
-    Returns:
-        (num_nodes,) of the library's id dtype.
-
-    Raises:
-        GNNScaleError: METIS fails, or the graph is too large for its ids.
-    """
-    if len(indices) > np.iinfo(library.id_dtype).max:
-        raise GNNScaleError(
-            f"{library.path} counts with {library.id_dtype.name}, too few bits for {len(indices)} neighbours: a METIS "
-            "with 64-bit ids is part of  pip install 'lightning-gnnscale[metis]'"
-        )
-    num_nodes = len(indptr) - 1
-    options = np.full(_NUM_OPTIONS, -1, library.id_dtype)
-    options[library.seed_option] = seed
-    if fast:
-        options[library.seed_option - (3 if library.seed_option == _SEED_SINCE_5_2 else 2) : library.seed_option] = 1
-    part_id, cut = np.zeros(num_nodes, library.id_dtype), np.zeros(1, library.id_dtype)
-    count, width, parts = (np.array([value], library.id_dtype) for value in (num_nodes, len(slack), num_parts))
-    arrays = [
-        count,
-        width,
-        np.ascontiguousarray(indptr, library.id_dtype),
-        np.ascontiguousarray(indices, library.id_dtype),
-        None if node_weight is None else np.ascontiguousarray(node_weight, library.id_dtype),
-        None,
-        None,
-        parts,
-        None,
-        np.ascontiguousarray(slack, library.real_dtype),
-        options,
-        cut,
-        part_id,
-    ]
-    status = library.functions.METIS_PartGraphKway(*(_address(array) for array in arrays))
-    if status != _OK:
-        raise GNNScaleError(f"METIS ({library.path}) failed: {_MEANINGS.get(status, f'status {status}')}")
-    return part_id
-
-
-def _candidates() -> list[str]:
-    system = ctypes.util.find_library("metis")
-    found = [system] if system else []
-    spec = importlib.util.find_spec("pymetis")
-    if spec is not None and spec.origin:
-        found += [str(path) for path in sorted(Path(spec.origin).parent.glob("_internal*.so"))]
-    return found
-
-
-def _id_dtype(functions: ctypes.CDLL) -> np.dtype:
-    """Return the dtype whose 40 values METIS_SetDefaultOptions fills."""
-    room = np.zeros(2 * _NUM_OPTIONS, np.int32)
-    functions.METIS_SetDefaultOptions(_address(room))
-    return np.dtype(np.int64 if room[_NUM_OPTIONS:].any() else np.int32)
-
-
-def _reads_slack(library: MetisLibrary) -> bool:
-    """Whether the library takes slacks of this real dtype; one of doubles finds two floats to be a negative number."""
-    indptr, indices = np.array([0, 1, 3, 5, 6]), np.array([1, 0, 2, 1, 3, 2])
-    slack = np.array([1.1, -1.0], library.real_dtype)[:1]
-    try:
-        call_metis(library, indptr, indices, None, slack, 2, 0)
-    except GNNScaleError:
-        return False
-    return True
-
-
-def _address(array: np.ndarray | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None if array is None else array.ctypes.data)

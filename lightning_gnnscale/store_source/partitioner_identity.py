@@ -3,7 +3,7 @@
 import functools
 import json
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -15,20 +15,28 @@ from ..partitioner.partition import DEFAULT_METHOD
 from ..partitioner.registry import decisive_options
 
 _PLAIN = bool | int | float | str | None
+_CANNOT = (
+    "{}, so a store could be taken for that of another; use a function of a module's top level, or a partial of one "
+    "with plain arguments, or give it a text as attribute fingerprint"
+)
 
 
 def describe_partitioner(partitioner: str | Callable) -> Any:
     """Return plain values that tell a partitioner from others by what decides its result.
 
-    A function counts by name, code, defaults, closure and the plain globals that it reads (one of this package by
-    name alone, so that an upgrade keeps stores); a partial also by its arguments, one of `gs.partition` by those that
-    decide the result; an object by its type and what a pickle would hold. A text as attribute `fingerprint` stands
-    for all of this. The functions that it calls are not followed.
+    A function counts by its name, a partial also by its arguments, one of `gs.partition` by those that decide the
+    result, an object by its type and attributes. A text as attribute `fingerprint` stands for all of this: whoever
+    changes the code of a function changes that text.
 
     Raises:
         ValueError: something in it cannot be told from another of its kind.
     """
-    return partitioner if isinstance(partitioner, str) else _plain("partitioner", _decisive(partitioner), ())
+    if isinstance(partitioner, str):
+        return partitioner
+    try:
+        return _plain("partitioner", _decisive(partitioner))
+    except RecursionError:
+        raise ValueError(_CANNOT.format(f"partitioner: {type(partitioner).__name__} holds itself")) from None
 
 
 def _decisive(partitioner: Callable) -> Callable:
@@ -56,80 +64,36 @@ def method_name(partitioner: str | Callable | None) -> str:
     return method or getattr(partitioner, "__name__", type(partitioner).__name__)
 
 
-def _plain(name: str, value: Any, above: tuple[int, ...]) -> Any:
-    """Return JSON that two values share only where they are alike; `above` holds the ids of what contains this one."""
+def _plain(name: str, value: Any) -> Any:
+    """Return JSON that two values share only where they are alike."""
     if isinstance(value, _PLAIN):
         return value
-    if id(value) in above:
-        return ["itself", len(above) - above.index(id(value))]
-    above = (*above, id(value))
-    if isinstance(value, type | types.ModuleType | types.BuiltinFunctionType):
-        return _type_name(value)
     if isinstance(getattr(value, "fingerprint", None), str):
         return ["fingerprint", value.fingerprint]
     if isinstance(value, EdgeStream):
         return ["stream", value.fingerprint()]
     if isinstance(value, Partitioning):  # its seconds differ from run to run, and decide nothing
         return ["partitioning", identity(value.part_id), value.num_parts, value.method, value.seed]
-    if isinstance(value, bytes):
-        return ["bytes", value.hex()]
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "fciub":
         return ["array", identity(value)]
-    if isinstance(value, types.FunctionType):
-        return _plain_function(name, value, above)
     if isinstance(value, Mapping):
-        pairs = [[_plain(name, key, above), _plain(f"{name}[{key!r}]", item, above)] for key, item in value.items()]
+        pairs = [[_plain(name, key), _plain(f"{name}[{key!r}]", item)] for key, item in value.items()]
         return ["mapping", *sorted(pairs, key=json.dumps)]
-    if isinstance(value, Sequence | Set):
-        items = [_plain(name, item, above) for item in value]
+    if isinstance(value, Sequence | Set) and not isinstance(value, bytes | bytearray):
+        items = [_plain(name, item) for item in value]
         return ["sequence", *items] if isinstance(value, Sequence) else ["set", *sorted(items, key=json.dumps)]
-    return _plain_object(name, value, above)
-
-
-def _plain_function(name: str, function: types.FunctionType, above: tuple[int, ...]) -> list:
-    if (function.__module__ or "").startswith(__package__.split(".")[0] + ".") and "<" not in function.__qualname__:
-        return ["function", _type_name(function)]
-    code, scope = function.__code__, function.__globals__
-    read = {key: scope[key] for key in _names(code) if key in scope and isinstance(scope[key], _PLAIN)}
-    cells = dict(zip(code.co_freevars, (_contents(cell) for cell in function.__closure__ or ()), strict=True))
-    state = [function.__defaults__, function.__kwdefaults__, cells, read]
-    return ["function", _type_name(function), _plain_code(name, code), _plain(name, state, above)]
-
-
-def _plain_code(name: str, code: types.CodeType) -> list:
-    constants = [_plain_code(name, c) if isinstance(c, types.CodeType) else _plain(name, c, ()) for c in code.co_consts]
-    return [code.co_code.hex(), constants, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars]
-
-
-def _names(code: types.CodeType) -> set[str]:
-    return set(code.co_names).union(*(_names(c) for c in code.co_consts if isinstance(c, types.CodeType)))
-
-
-def _contents(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # a name that is bound later
-        return None
-
-
-def _plain_object(name: str, value: Any, above: tuple[int, ...]) -> list:
+    if isinstance(value, functools.partial):
+        return ["partial", *(_plain(name, part) for part in (value.func, value.args, value.keywords))]
     if isinstance(value, types.MethodType):
-        return ["method", _plain(name, value.__func__, above), _plain(name, value.__self__, above)]
-    try:
-        parts = value.__reduce_ex__(2)  # what a pickle would hold; nothing is pickled
-    except (TypeError, RuntimeError, AttributeError, ValueError):
-        raise ValueError(
-            f"{name}: two objects of type {_type_name(type(value))} cannot be told apart, so a store could be taken for"
-            " that of another; give the object a text as attribute fingerprint, or a partial with plain arguments"
-        ) from None
-    if isinstance(parts, tuple):
-        parts = [list(part) if isinstance(part, Iterator) else part for part in parts]
-    elif hasattr(value, "__wrapped__"):  # a cache around a function pickles as no more than its name
-        parts = value.__wrapped__
-    calls = (vars(base).get("__call__") for base in type(value).__mro__)
-    call = next((call for call in calls if isinstance(call, types.FunctionType)), None)
-    return ["object", _type_name(type(value)), _plain(name, call, above), _plain(name, parts, above)]
+        return ["method", value.__name__, _plain(name, value.__self__)]
+    named = getattr(value, "__qualname__", None)
+    if named is None and type(value).__module__ != "builtins" and hasattr(value, "__dict__"):
+        return ["object", _name_of(type(value)), _plain(name, vars(value))]
+    if named is None or "<" in named:  # of a lambda, or of a function inside another
+        what = f"{name}: two objects of type {_name_of(type(value))}" if named is None else f"{name}: two {named}"
+        raise ValueError(_CANNOT.format(f"{what} cannot be told apart"))
+    return ["name", _name_of(value)]
 
 
-def _type_name(value: Any) -> str:
-    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', getattr(value, '__name__', ''))}"
+def _name_of(value: Any) -> str:
+    return f"{value.__module__}.{value.__qualname__}"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_gnnscale.bench.partition_process import MeasuringServer
+from benchmarks.partition_process import MeasuringServer
 
 
 @pytest.fixture(scope="session")

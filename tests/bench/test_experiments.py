@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.bench import accuracy, averaging, exchange, experiment, parts
-from lightning_gnnscale.bench.parts import arcs_of, curve_text, seconds_to
-from lightning_gnnscale.bench.reduced_graph import reduced_graph
+from benchmarks import accuracy, averaging, exchange, experiment, parts
+from benchmarks.parts import arcs_of, curve_text, seconds_to
+from benchmarks.reduced_graph import reduced_graph
 from lightning_gnnscale.edge_stream import SyntheticGraph
 
 SMALL = ["model.backbone.hidden_channels=8", "datamodule.batch_size=64", "sampler=neighbor", "sampler.fanouts=[4,4]"]

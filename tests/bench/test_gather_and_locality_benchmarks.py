@@ -5,8 +5,8 @@ import csv
 import numpy as np
 import pytest
 
-from lightning_gnnscale.bench import gather, locality
-from lightning_gnnscale.bench.graphs import load_workload
+from benchmarks import gather, locality
+from benchmarks.graphs import load_workload
 from lightning_gnnscale.sampler import LayerwiseSampler, NeighborSampler
 from lightning_gnnscale.sampler.protocol import Subgraph
 

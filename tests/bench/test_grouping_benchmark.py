@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 
-from lightning_gnnscale.bench import grouping
+from benchmarks import grouping
 from lightning_gnnscale.remote import pack_group
 
 GRAPH = "power_law:1500:30000"

@@ -5,8 +5,8 @@ import os
 import numpy as np
 import pytest
 
-from lightning_gnnscale.bench import halo
-from lightning_gnnscale.bench.runner import RowFile
+from benchmarks import halo
+from benchmarks.runner import RowFile
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.memory import cached_bytes, evict
 

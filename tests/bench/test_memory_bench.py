@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gnnscale.bench import memory
+from benchmarks import memory
 from lightning_gnnscale.errors import GNNScaleError
 
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lightning_gnnscale.bench import ownership
-from lightning_gnnscale.bench.runner import RowFile
+from benchmarks import ownership
+from benchmarks.runner import RowFile
 from lightning_gnnscale.datamodule.train_loader import make_graph_loader
 from lightning_gnnscale.edge_stream import lfr_graph
 from lightning_gnnscale.loader import LoaderOptions, RankPlace, Threads

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from lightning_gnnscale.bench import partition as bench
-from lightning_gnnscale.bench import partition_cases, partition_process
-from lightning_gnnscale.bench.partition_cases import leave_out_missing_peers, options_of, resolve_methods
-from lightning_gnnscale.bench.partition_tables import (
+from benchmarks import partition as bench
+from benchmarks import partition_cases, partition_process
+from benchmarks.partition_cases import leave_out_missing_peers, options_of, resolve_methods
+from benchmarks.partition_tables import (
     EVERYTHING,
     MEASURED,
     PLOTS,
@@ -18,7 +18,7 @@ from lightning_gnnscale.bench.partition_tables import (
     graph_table,
     mean_rows,
 )
-from lightning_gnnscale.bench.runner import RowFile
+from benchmarks.runner import RowFile
 from lightning_gnnscale.cli.main import main
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.partitioner.metis import metis_is_installed

@@ -4,7 +4,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from lightning_gnnscale.bench.graphs import graph_file, public_root, resolve_graph, write_shuffled
+from benchmarks.graphs import graph_file, public_root, resolve_graph, write_shuffled
 from lightning_gnnscale.edge_stream import open_edge_stream
 
 

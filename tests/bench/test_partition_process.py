@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lightning_gnnscale.bench.partition_process import core_count
+from benchmarks.partition_process import core_count
 from lightning_gnnscale.edge_stream import SyntheticGraph, open_edge_stream, write_edges
 from lightning_gnnscale.partitioner import evaluate_partitioning, partition
 

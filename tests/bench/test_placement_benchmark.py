@@ -5,8 +5,8 @@ import csv
 import numpy as np
 import pytest
 
-from lightning_gnnscale.bench.graphs import load_workload
-from lightning_gnnscale.bench.placement import Reads, cases_of, compared, cost, count_epochs, rule_of, run
+from benchmarks.graphs import load_workload
+from benchmarks.placement import Reads, cases_of, compared, cost, count_epochs, rule_of, run
 from lightning_gnnscale.graph import build_csc
 from lightning_gnnscale.placement import Placement
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace, sample_neighbors

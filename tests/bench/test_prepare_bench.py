@@ -4,9 +4,9 @@ import csv
 
 import pytest
 
-from lightning_gnnscale.bench import prepare, replay
-from lightning_gnnscale.bench.prepare import capacities, medians, over_device, replay_error
-from lightning_gnnscale.bench.prepare_cases import grid, source_of
+from benchmarks import prepare, replay
+from benchmarks.prepare import capacities, medians, over_device, replay_error
+from benchmarks.prepare_cases import grid, source_of
 from lightning_gnnscale.loader.batch_graph import BatchTimes, TaskTime, TaskTrace
 
 SMALL = {

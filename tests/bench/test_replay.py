@@ -5,9 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import task_schedule
 
-from lightning_gnnscale.bench.replay import replay
+from benchmarks.fixed_prefetch import FixedPrefetchPolicy
+from benchmarks.replay import replay
 from lightning_gnnscale.loader.batch_graph import BatchTimes, TaskTime, TaskTrace
-from lightning_gnnscale.loader.scheduling_policy import FixedPrefetchPolicy, TwoLevelPolicy, launch_score
+from lightning_gnnscale.loader.scheduling_policy import TwoLevelPolicy, launch_score
 
 TICK = 1 / 1024  # seconds: sums of ticks are exact
 CHAIN = [(4, (), 1), (6, (0,), 5), (3, (1,), 9)]

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from hydra.utils import get_object
 
-from lightning_gnnscale.bench import runner as bench
-from lightning_gnnscale.bench.present import LEFT, average, grouped, table
-from lightning_gnnscale.bench.runner import Case, RowFile, Runner, benchmark
+from benchmarks import runner as bench
+from benchmarks.present import LEFT, average, grouped, table
+from benchmarks.runner import Case, RowFile, Runner, benchmark
 
 
 def read_rows(path):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_gnnscale.bench.sample import Name, rows_of, run
-from lightning_gnnscale.bench.turns import Peer, Taken, tree_cpu_s
+from benchmarks.sample import Name, rows_of, run
+from benchmarks.turns import Peer, Taken, tree_cpu_s
 
 SMALL = {"num_nodes": 2000, "num_edges": 20_000, "dim": 16, "fanouts": (4, 3), "batch_size": 64}
 SMALL |= {"num_batches": 3, "peer_batches": 2, "repeats": 1}
@@ -52,7 +52,7 @@ def fake_python(tmp_path):
 
 
 def test_it_runs_without_peers_and_says_how_to_have_them(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("lightning_gnnscale.bench.sample._this_python", lambda: None)
+    monkeypatch.setattr("benchmarks.sample._this_python", lambda: None)
     found = run(tmp_path, **SMALL)
     said = capsys.readouterr().out
     assert re.search(r"PyG NeighborLoader is left out: pass bench.pyg_python=.*torch-sparse", said)
@@ -97,9 +97,9 @@ def test_a_graph_with_kinds_is_sampled_by_relation_beside_pyg(tmp_path, fake_pyt
 
 def test_pyg_reads_the_same_graph_with_kinds(tmp_path):
     """What the peer's process makes of the files: the same relations, seeds and counts."""
-    from lightning_gnnscale.bench.graphs import typed_power_law
-    from lightning_gnnscale.bench.peer_worker import pyg_by_kind
-    from lightning_gnnscale.bench.sample import _write_typed
+    from benchmarks.graphs import typed_power_law
+    from benchmarks.peer_worker import pyg_by_kind
+    from benchmarks.sample import _write_typed
 
     data, seen = typed_power_law(1000, 8000, 4, 0), []
     assert len(data.node_types) == 3 and len(data.edge_types) == 6
@@ -108,7 +108,7 @@ def test_pyg_reads_the_same_graph_with_kinds(tmp_path):
     names = ["features", "seeds", *(f"edges-{number}" for number in range(6))]
     arrays = {name: torch.from_numpy(np.load(tmp_path / f"{name}.npy")) for name in names}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lightning_gnnscale.bench.peer_worker._pyg_epochs", lambda *given: seen.extend(given))
+        patch.setattr("benchmarks.peer_worker._pyg_epochs", lambda *given: seen.extend(given))
         pyg_by_kind(typed)(torch, arrays, [4, 3], 5)
     made, fanouts, (kind, seeds), batch_size, count = seen
     assert (fanouts, kind, seeds.tolist(), batch_size) == ([4, 3], "paper", list(range(10)), 5)

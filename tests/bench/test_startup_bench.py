@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from lightning_gnnscale.bench import startup
-from lightning_gnnscale.bench.runner import RowFile
+from benchmarks import startup
+from benchmarks.runner import RowFile
 from lightning_gnnscale.cli.checks import check_settings
 from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.errors import GNNScaleError

@@ -14,7 +14,7 @@ from lightning_gnnscale.strategy.exchange import BOUNDS
 CONF = Path(__file__).parents[2] / "conf"
 FILES = [*CONF.rglob("*.yaml"), *recipes_folder().rglob("*.yaml")]
 TARGETS = {found for path in FILES for found in re.findall(r"_target_: *([\w.]+)", path.read_text())}
-TARGETS = {target for target in TARGETS if ".bench." not in target}  # which are partials of a runner
+TARGETS = {target for target in TARGETS if not target.startswith("benchmarks.")}  # which are partials of a runner
 TARGETS |= {f"lightning_gnnscale.model.{name}" for name in ("GAT", "GCN", "NGNN")}
 TARGETS |= {"lightning_gnnscale.NodeClassifier", "lightning.pytorch.callbacks.LearningRateMonitor"}
 LOGGERS = ("WandbLogger", "MLFlowLogger", "TensorBoardLogger")

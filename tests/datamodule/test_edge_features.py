@@ -7,9 +7,6 @@ import torch
 from torch_geometric.nn import NNConv
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.errors import GNNScaleError
-from lightning_gnnscale.loader import Operators
-from lightning_gnnscale.loader.operators import PinSageNeighborhood
 from lightning_gnnscale.remote import pack_group, unpack_group
 
 NUM_NODES, DIM = 120, 3
@@ -102,14 +99,6 @@ def test_groups_of_batches_carry_them(tmp_path):
 def test_a_store_without_them_gives_batches_without(tmp_path):
     dm = make(tmp_path / "s", edge_features=None, edge_weight=1 + ROWS[:, 0])
     assert all(batch.edge_attr is None and batch.edge_weight is not None for batch in dm.train_dataloader())
-
-
-def test_neighbours_that_are_no_arcs_are_refused(tmp_path):
-    operators = Operators(neighborhood=PinSageNeighborhood(num_hops=1))
-    dm = make(tmp_path / "s", source=gs.TaskGraphs(1, operators=operators))
-    with pytest.raises(GNNScaleError, match="no arcs of the store: .* a store without edge_weight and edge_features"):
-        list(dm.train_dataloader())
-    dm._train_loader.close()
 
 
 class EdgeConditioned(L.LightningModule):

@@ -121,7 +121,7 @@ def test_an_older_store_says_what_to_do(dataset, root):
     module = gs.PartitionDataModule(root=root, dataset=dataset, partitioner="random", num_parts=2)
     with pytest.raises(
         PartitionStoreError,
-        match="store of format 3, this version reads 5; gnnscale verify .*write it again with over",
+        match="store of format 3, this version reads 5; write it again with over",
     ):
         module.prepare_data()
     gs.PartitionDataModule(root=root, dataset=dataset, partitioner="random", num_parts=2, overwrite=True).prepare_data()

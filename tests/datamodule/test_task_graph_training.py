@@ -6,11 +6,11 @@ import torch
 from test_process_training import equal, make, trained
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.loader.operators import PinSageNeighborhood
+from benchmarks.fixed_prefetch import FixedPrefetch
 from lightning_gnnscale.placement import PlacementSettings
 
 
-@pytest.mark.parametrize("source", [gs.TaskGraphs(3), gs.TaskGraphs(2, "fixed_prefetch", depth=4)])
+@pytest.mark.parametrize("source", [gs.TaskGraphs(3), FixedPrefetch(2, depth=4)])
 @pytest.mark.parametrize(
     ("weights", "sampler"),
     [(gs.GradientAveraging, gs.NeighborSampler([4, 3])), (gs.ModelAveraging, gs.ClusterSampler(4, 2))],
@@ -43,11 +43,3 @@ def on_links(store_root, **options) -> dict[str, torch.Tensor]:
 
 def test_links_change_no_bit(store_root):
     assert equal(on_links(store_root, source="task_graphs"), on_links(store_root))
-
-
-def test_pinsage_takes_the_place_of_neighbours(store_root):
-    """Its arcs weigh: the same batches from one thread or three, and others than without it."""
-    operators = gs.loader.Operators(PinSageNeighborhood(3, 2, 4, 2))
-    one, three = (trained(make(store_root, source=gs.TaskGraphs(n, operators=operators))) for n in (1, 3))
-    assert equal(one, three)
-    assert not equal(one, trained(make(store_root)))

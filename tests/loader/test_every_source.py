@@ -7,6 +7,7 @@ import pytest
 from test_part_loader import SAMPLERS, WORLD, all_contents, loader_threads, make_loader
 
 import lightning_gnnscale as gs
+from benchmarks.fixed_prefetch import FixedPrefetch
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.loader import RankPlace
 from lightning_gnnscale.loader.staged_part import StagedPart
@@ -17,7 +18,7 @@ SOURCES = {
     "threads": gs.Threads(2),
     "processes": gs.Processes(2),
     "task graphs": gs.TaskGraphs(3),
-    "fixed prefetch": gs.TaskGraphs(2, "fixed_prefetch", depth=3),
+    "fixed prefetch": FixedPrefetch(2, depth=3),
 }
 
 

@@ -5,9 +5,9 @@ import csv
 import numpy as np
 import pytest
 
-from lightning_gnnscale.bench.graphs import power_law_graph
-from lightning_gnnscale.bench.loader import run, summarise
-from lightning_gnnscale.bench.turns import Taken
+from benchmarks.graphs import power_law_graph
+from benchmarks.loader import run, summarise
+from benchmarks.turns import Taken
 
 
 def test_it_writes_a_table_and_a_plot(tmp_path):

@@ -8,13 +8,14 @@ import pytest
 from oracles import task_schedule
 from oracles.parts import small_world
 
-from lightning_gnnscale.bench.replay import replay
+from benchmarks.fixed_prefetch import FixedPrefetchPolicy
+from benchmarks.replay import replay
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.loader import BatchKey, BufferPool
 from lightning_gnnscale.loader.batch_builder import BatchBuilder
 from lightning_gnnscale.loader.batch_graph import BatchGraph, Task, TaskTrace
 from lightning_gnnscale.loader.operators import FanoutNeighborhood
-from lightning_gnnscale.loader.scheduling_policy import FixedPrefetchPolicy, TwoLevelPolicy
+from lightning_gnnscale.loader.scheduling_policy import TwoLevelPolicy
 from lightning_gnnscale.loader.staged_part import PartStager
 from lightning_gnnscale.loader.task_graph import Operators, Workflow
 from lightning_gnnscale.loader.task_source import Scheduler, machine_utilisation

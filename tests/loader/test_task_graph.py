@@ -1,6 +1,5 @@
-"""Task graphs: batches as `BatchBuilder` makes them, links in three branches, PinSAGE's walks, orders of tasks."""
+"""Task graphs: batches as `BatchBuilder` makes them, links in three branches, orders of tasks."""
 
-from collections import Counter
 from dataclasses import fields
 
 import numpy as np
@@ -9,18 +8,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.parts import small_world
-from oracles.visit_counts import visited_most
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.loader import BufferPool
 from lightning_gnnscale.loader.batch_builder import BatchBuilder
 from lightning_gnnscale.loader.batch_graph import BatchGraph, Task, batch_bytes
-from lightning_gnnscale.loader.operators import FanoutNeighborhood, LinkNegatives, LinkPositives, PinSageNeighborhood
+from lightning_gnnscale.loader.operators import FanoutNeighborhood, LinkNegatives, LinkPositives
 from lightning_gnnscale.loader.staged_part import PartStager
 from lightning_gnnscale.loader.task_graph import Operators, Workflow
 from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.partition_store.features import CSRFeatures
-from lightning_gnnscale.rng import batch_key, combine_array
+from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.sampler import NeighborSampler, Subgraph
 
 WORLD = small_world(num_parts=3)
@@ -285,39 +283,6 @@ def test_a_users_operators_take_the_place_of_ours():
         assert row == WORLD.csc.indices[WORLD.csc.indptr[node] : WORLD.csc.indptr[node + 1]][:1].tolist()
 
 
-def test_pinsage_walks_are_those_of_the_oracle():
-    staged = stage(SAMPLERS["uniform"])
-    builder = BatchBuilder(SAMPLERS["uniform"], WORLD.features, BufferPool())
-    pinsage = PinSageNeighborhood(num_neighbors=3, num_hops=2, num_walks=6, walk_length=3)
-    batch = run(Workflow(builder, Operators(pinsage)).instance(0, KEY, staged, staged.state.targets[:12]))
-    csc, nodes = staged.graph.csc, staged.graph.nodes
-    place = {int(node): i for i, node in enumerate(nodes)}
-    starts = np.cumsum([0, *batch.num_sampled_nodes])
-    assert batch.averaging_weights
-    for target, row in rows_of(batch).items():
-        hop_key = combine_array(np.uint64(KEY), np.uint64(int(target >= starts[1])))
-        expected = visited_most(csc, place[int(batch.n_id[target])], hop_key, 6, 3, 3)
-        weight = batch.edge_weight[int(batch.indptr[target]) : int(batch.indptr[target + 1])].tolist()
-        assert [place[node] for node in row] == [node for node, _ in expected]
-        assert weight == pytest.approx([share for _, share in expected], rel=1e-6)
-
-
-def test_pinsage_visits_neighbours_as_often_as_chance_has_it():
-    """Visits of one-step walks over many keys are uniform over the neighbours: within 5 standard deviations."""
-    staged = stage(SAMPLERS["uniform"])
-    csc = staged.graph.csc
-    node = int(np.argmax(np.diff(csc.indptr)[: staged.graph.num_core]))
-    visits = Counter()
-    for number in range(400):
-        hop_key = combine_array(np.uint64(number), np.uint64(0))
-        for other, share in visited_most(csc, node, hop_key, 8, 1, 8):
-            visits[other] += round(8 * share)
-    row = [int(u) for u in csc.indices[csc.indptr[node] : csc.indptr[node + 1]] if u != node]
-    mean = sum(visits.values()) / len(row)
-    assert set(visits) <= set(row)
-    assert all(abs(visits[other] - mean) < 5 * mean**0.5 for other in row)
-
-
 def test_bad_graphs_are_refused():
     nothing = lambda: None  # noqa: E731
     with pytest.raises(ValueError, match="must depend on tasks before it, got number 0 and dependencies \\[1\\]"):
@@ -326,12 +291,5 @@ def test_bad_graphs_are_refused():
         BatchGraph([], nothing)
     with pytest.raises(ValueError, match="given together, got negatives=None"):
         Operators(FanoutNeighborhood(SAMPLERS["uniform"]), positives=LINKED.positives)
-    with pytest.raises(ValueError, match="num_walks must be at least 1, got 0"):
-        PinSageNeighborhood(num_walks=0)
     with pytest.raises(ValueError, match="num_negatives must be at least 1, got 0"):
         LinkNegatives(None, 0)
-    staged = stage(SAMPLERS["uniform"])
-    builder = BatchBuilder(SAMPLERS["uniform"], None, BufferPool(), return_e_id=True)
-    graph = Workflow(builder, Operators(PinSageNeighborhood())).instance(0, KEY, staged, staged.state.targets[:4])
-    with pytest.raises(ValueError, match="neighbours by walks are no arcs of the store"):
-        run(graph)

@@ -11,6 +11,7 @@ from test_part_loader import SAMPLERS, WORLD, ToldFeatures, loader_threads, make
 from test_task_graph import FirstNeighbors, contents, sparse_features
 
 import lightning_gnnscale as gs
+from benchmarks.fixed_prefetch import FixedPrefetch
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.loader import BatchKey, Operators, RankPlace, RowReads, TaskGraphs
 from lightning_gnnscale.loader.operators import FanoutNeighborhood
@@ -36,7 +37,7 @@ SETTINGS = {
     "two levels": TaskGraphs(3),
     "at once": TaskGraphs(2, sigma=0, pieces=5),
     "tight": TaskGraphs(3, queue_bytes=1),
-    "fixed": TaskGraphs(2, "fixed_prefetch", depth=3),
+    "fixed": FixedPrefetch(2, depth=3),
 }
 
 
@@ -207,10 +208,6 @@ def test_a_batch_may_be_asked_for_again_in_a_new_iteration():
     ("options", "message"),
     [
         ({"num_threads": 0}, "num_threads must be an integer of at least 1, got 0"),
-        ({"scheduling": "random"}, "scheduling must be one of two_level, fixed_prefetch, got 'random'"),
-        ({"depth": 2}, "depth is no setting of scheduling=two_level, got 2"),
-        ({"scheduling": "fixed_prefetch", "sigma": 3}, "sigma is no setting of scheduling=fixed_prefetch, got 3"),
-        ({"scheduling": "fixed_prefetch", "depth": 0}, "depth must be an integer of at least 1, got 0"),
         ({"sigma": -1}, "sigma must be >= 0, got -1"),
         ({"queue_bytes": 0}, "queue_bytes must be an integer of at least 1, got 0"),
         ({"pieces": 0}, "pieces must be an integer of at least 1, got 0"),

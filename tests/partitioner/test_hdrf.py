@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_gnnscale.bench.partition_process import measure
+from benchmarks.partition_process import measure
 from lightning_gnnscale.edge_stream import SyntheticGraph, write_edges
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.partitioner import partition

@@ -1,6 +1,4 @@
-"""METIS through pymetis and through its own library: the same rules for both, and several balances at once."""
-
-import builtins
+"""METIS: cut, balances, several at once, its library found and missing; the parts of pymetis, bit for bit."""
 
 import numpy as np
 import pytest
@@ -9,8 +7,8 @@ from lightning_gnnscale.edge_stream import SyntheticGraph
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.graph import build_csc
 from lightning_gnnscale.partitioner import metis as metis_module
-from lightning_gnnscale.partitioner import partition
-from lightning_gnnscale.partitioner.metis import call_metis, find_metis_library
+from lightning_gnnscale.partitioner import metis_library, partition
+from lightning_gnnscale.partitioner.metis_library import call_metis, find_metis_library
 from tests.partitioner.graphs import ODD, stream_of
 
 pytestmark = [
@@ -22,37 +20,15 @@ GRID = [(10 * r + c, 10 * r + c + 1) for r in range(10) for c in range(9)] + [(v
 COMMUNITIES = SyntheticGraph(4_000, 40_000, num_communities=24, homophily=0.85, seed=2)
 
 
-@pytest.fixture(params=["pymetis", "library"])
-def route(request, monkeypatch):
-    """METIS reached in either of the two ways."""
-    if request.param == "library":
-        monkeypatch.setattr(metis_module, "_import_pymetis", lambda: None)
-    elif metis_module._import_pymetis() is None:
-        pytest.skip("needs the extra [metis]")
-    return request.param
-
-
-@pytest.fixture
-def without_pymetis(monkeypatch):
-    original = builtins.__import__
-
-    def blocked(name, *args, **kwargs):
-        if name == "pymetis":
-            raise ImportError(name)
-        return original(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", blocked)
-
-
 @pytest.fixture
 def without_library(monkeypatch):
     find_metis_library.cache_clear()
-    monkeypatch.setattr(metis_module, "_candidates", lambda: ["libnothing_of_this_name.so"])
+    monkeypatch.setattr(metis_library, "_candidates", lambda: ["libnothing_of_this_name.so"])
     yield
     find_metis_library.cache_clear()
 
 
-def test_a_grid_is_cut_better_than_at_random(route):
+def test_a_grid_is_cut_better_than_at_random():
     stream = stream_of(GRID, 100)
     metis = partition(stream, "metis", 4)
     assert metis.quality.edge_cut_ratio < 0.25 * partition(stream, "random", 4).quality.edge_cut_ratio
@@ -65,7 +41,7 @@ def test_a_grid_is_cut_better_than_at_random(route):
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_graphs(name, route):
+def test_odd_graphs(name):
     num_nodes, edges = ODD[name]
     for num_parts in {1, min(3, num_nodes)}:
         p = partition(stream_of(edges, num_nodes), "metis", num_parts)
@@ -107,11 +83,11 @@ def test_a_bound_that_metis_breaks_is_told(monkeypatch):
 
 @pytest.mark.parametrize("route_around_system", [False, True])
 def test_every_library_at_hand_answers(monkeypatch, route_around_system):
-    candidates = metis_module._candidates()
+    candidates = metis_library._candidates()
     if route_around_system and len(candidates) < 2:
         pytest.skip("one METIS library is at hand, not two")
     find_metis_library.cache_clear()
-    monkeypatch.setattr(metis_module, "_candidates", lambda: candidates[1:] if route_around_system else candidates)
+    monkeypatch.setattr(metis_library, "_candidates", lambda: candidates[1:] if route_around_system else candidates)
     library = find_metis_library()
     assert library.id_dtype in (np.int32, np.int64)
     p = partition(COMMUNITIES.stream(), "metis", 2, balance={"nodes": 1.05, "volume": 1.05})
@@ -128,19 +104,23 @@ def test_an_input_that_metis_refuses_is_an_error_of_ours(capfd):
     assert "ubfactor" in capfd.readouterr().out
 
 
-def test_missing_pymetis_leaves_the_library(without_pymetis):
-    assert partition(stream_of(GRID, 100), "metis", 4).quality.edge_cut_ratio < 0.25
+@pytest.mark.parametrize(("num_parts", "slack"), [(2, 1.03), (8, 1.2), (9, 1.03), (16, 1.001)])
+def test_parts_are_those_of_pymetis(num_parts, slack):
+    pymetis = pytest.importorskip("pymetis")
+    src, dst = np.concatenate([np.stack([chunk.src, chunk.dst]) for chunk in COMMUNITIES.stream().chunks()], axis=1)
+    both = np.unique(np.stack([np.r_[src, dst], np.r_[dst, src]])[:, np.r_[src, dst] != np.r_[dst, src]], axis=1)
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(both[0], minlength=4_000))])
+    options = pymetis.Options(seed=5, ufactor=max(1, round((slack - 1) * 1000)))
+    lists = pymetis.CSRAdjacency(indptr, both[1])
+    expected = pymetis.part_graph(num_parts, lists, options=options)[1]
+    found = call_metis(find_metis_library(), indptr, both[1], None, np.array([slack]), num_parts, 5)
+    assert found.tolist() == list(expected)
 
 
-def test_missing_metis_is_one_line_with_the_remedy(without_pymetis, without_library):
+def test_missing_metis_is_one_line_with_the_remedy(without_library):
     with pytest.raises(GNNScaleError, match=r"'metis' needs METIS: .*pip install 'lightning-gnnscale\[metis\]'"):
         partition(stream_of(GRID, 100), "metis", 4)
     assert not metis_module.metis_is_installed()
-
-
-def test_a_missing_library_is_told_where_several_balances_are_asked(without_library):
-    with pytest.raises(GNNScaleError, match="nodes, volume needs METIS' own library: .*apt-get install libm"):
-        partition(stream_of(GRID, 100), "metis", 4, balance={"nodes": 1.1, "volume": 1.1})
 
 
 def test_values_outside_their_range():

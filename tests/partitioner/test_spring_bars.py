@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from lightning_gnnscale.bench import spring as bench
+from benchmarks import spring as bench
 
 
 def test_memory_stays_within_24_bytes_a_node_and_two_chunks(tmp_path, capsys):

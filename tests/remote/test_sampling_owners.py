@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.parts import small_world
 
+from benchmarks.fixed_prefetch import FixedPrefetch
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.graph import CSC
 from lightning_gnnscale.loader import BufferPool, RankPlace, TaskGraphs
@@ -202,8 +203,8 @@ class SlowAnswers:
 
 
 @pytest.mark.parametrize("features", [WORLD.features, None, "sparse"], ids=["dense", "none", "sparse"])
-@pytest.mark.parametrize("scheduling", ["two_level", "fixed_prefetch"])
-def test_task_graphs_ask_and_do_other_work_meanwhile(scheduling, features):
+@pytest.mark.parametrize("settings_", [TaskGraphs(2), FixedPrefetch(2)], ids=["two levels", "fixed"])
+def test_task_graphs_ask_and_do_other_work_meanwhile(settings_, features):
     features = sparse_features() if features == "sparse" else features
     targets, sampler = np.flatnonzero(WORLD.masks["train"]), NeighborSampler([6, 4])
     weight = np.random.default_rng(0).random(WORLD.csc.num_arcs).astype(np.float32)
@@ -224,7 +225,6 @@ def test_task_graphs_ask_and_do_other_work_meanwhile(scheduling, features):
     staged = PartStager(lambda part: graph, {0: targets}, sampler, *given)(0)
     expected = [plain.make(key, lambda: staged) for key in keys]
     maker = BatchMaker(BatchBuilder(own, table, BufferPool(), edge_weight=weight, return_e_id=True), 16)
-    settings_ = TaskGraphs(2, scheduling, depth=2 if scheduling == "fixed_prefetch" else None)
     source = settings_.connect(RankPlace())(PartStager(lambda part: view, {0: targets}, own, *given), maker)
     source.begin()
     for key in keys:
@@ -234,7 +234,9 @@ def test_task_graphs_ask_and_do_other_work_meanwhile(scheduling, features):
         assert found_key == key
         assert_same(one, other)
     source.close()
-    assert told.most >= (4 if scheduling == "two_level" else 2), "two threads, and more requests out than those"
+    assert told.most >= (2 if isinstance(settings_, FixedPrefetch) else 4), (
+        "two threads, and more requests out than those"
+    )
 
 
 @pytest.mark.parametrize("replace", [False, True])

@@ -5,8 +5,8 @@ import time
 import pytest
 from ray_world import all_contents, contents, make_loader, wait_until
 
+from benchmarks.turns import PacedSampler
 from lightning_gnnscale import events
-from lightning_gnnscale.bench.turns import PacedSampler
 from lightning_gnnscale.remote import RayWorkers, cluster
 from lightning_gnnscale.remote.messages import WorkerSettings
 from lightning_gnnscale.remote.ray_worker import start_workers

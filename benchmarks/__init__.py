@@ -1,0 +1,1 @@
+"""Benchmarks: every figure side by side with its peer in one run; `gnnscale bench` finds them in the source tree."""

@@ -1,0 +1,334 @@
+"""Each stage of a run in a process of its own, uncapped and under caps of memory that count the page cache too."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+
+from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
+from lightning_gnnscale.edge_stream.synthetic import lfr_graph
+from lightning_gnnscale.errors import GNNScaleError
+from lightning_gnnscale.memory import evict, format_bytes, parse_bytes
+from lightning_gnnscale.partitioner import Partitioning
+
+from .present import LEFT, grouped, panels, save, show
+from .runner import Case, Runner, benchmark, digest, machine_line
+from .turns import Peer
+
+PYG = "pyg"  # what a user would do without this package
+STAGES = ("partition", "store", "batches", "train", "evaluate", "predict")
+GROUPS = (
+    # Folder of the controller, its file of the cap, of the peak, and of the faults.
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.max_usage_in_bytes", "total_pgmajfault"),
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.peak", "pgmajfault"),
+)
+
+COLUMNS = {
+    "stage": ("stage", LEFT),
+    "cap": ("cap, stores", ">"),
+    "seconds": ("seconds", ".2f"),
+    "rate": ("seeds/s", ",.0f"),
+    "speed_told": ("of uncapped speed", ".2f"),
+    "read_bytes": ("read", format_bytes),
+    "major_faults": ("major faults", ">"),
+    "peak_bytes": ("peak", format_bytes),
+    "note": ("note", LEFT),
+}
+
+
+@dataclass(frozen=True)
+class MemoryBench:
+    """Run each stage on a cold cache without a cap and under each cap, one after the other.
+
+    A stage that reads a store reads one that was written under its own cap, since what memory is free decides the
+    layout. Writes `memory.csv`, `memory.png`, the graph and the store; the run folder must be on a disk.
+
+    Attributes:
+        num_nodes, num_edges, feature_dim: The generated graph, which has communities and float16 features.
+        partitioner, num_parts: How the store is cut.
+        stages: Any of "partition", "store", "batches" (an epoch of them), "train" (an epoch), "evaluate" (all nodes,
+            exact), "predict".
+        caps: in units of the finished store's bytes.
+        interpreter_bytes: what a process holds before any work, added to each cap.
+        fanouts, batch_size, hidden_channels: The GraphSAGE that trains; it has one layer a fan-out.
+        train_share: share of the nodes that train.
+        limit_s: seconds after which a case is ended, and its row says so.
+        pyg_python: interpreter of an environment with PyG and torch-sparse or pyg-lib. Its NeighborLoader then runs on
+            the same memory-mapped features under the same caps, its structure in memory. None: it is left out.
+        peer_batches: batches that it makes.
+    """
+
+    num_nodes: int = 1_000_000
+    num_edges: int = 10_000_000
+    feature_dim: int = 128
+    partitioner: str = "streaming_multilevel"
+    num_parts: int = 32
+    stages: Sequence[str] = STAGES
+    caps: Sequence[float] = (2, 1, 0.5, 0.25)
+    interpreter_bytes: int | str = "400MiB"
+    fanouts: Sequence[int] = (15, 10, 5)
+    batch_size: int = 1024
+    hidden_channels: int = 128
+    train_share: float = 0.08
+    limit_s: float = 600
+    pyg_python: str | None = None
+    peer_batches: int = 32
+
+    def __post_init__(self):
+        unknown = sorted(set(self.stages) - set(STAGES))
+        if unknown or not all(cap > 0 for cap in self.caps):
+            got = unknown or list(self.caps)
+            raise ValueError(f"bench.stages must be of {', '.join(STAGES)}, bench.caps above 0, got {got}")
+        parse_bytes(self.interpreter_bytes, "bench.interpreter_bytes")
+
+    def measure(self, runner: Runner) -> list[dict]:
+        """Return one row a case.
+
+        It has seconds, bytes read, major faults, peak, seeds a second of batches, and speed against the uncapped case.
+
+        Raises:
+            GNNScaleError: no memory cgroup can be made here.
+        """
+        folder, base = runner.folder, parse_bytes(self.interpreter_bytes, "bench.interpreter_bytes")
+        folder.mkdir(parents=True, exist_ok=True)
+        stages = [*self.stages, *[PYG] * (self.pyg_python is not None)]
+        store_bytes = cache(partial(self._store_bytes, folder))
+
+        def measured(stage: str, cap: float | None, label: str) -> dict:
+            total = store_bytes()
+            limit = None if cap is None else int(cap * total) + base
+            if stage == PYG:
+                return {"cap_bytes": limit, **self._run_pyg(folder, limit)}
+            stands = (folder / f"store-{label}" / "manifest.json").is_file()
+            if not stands and stage not in ("partition", "store"):
+                self._make(folder, "store", limit, label)
+            return {"cap_bytes": limit, **self._run_stage(folder, stage, limit, label)}
+
+        rows: list[dict] = []
+        facts = (self.num_nodes, self.partitioner, self.num_parts, list(self.fanouts), self.batch_size)
+        facts += (self.hidden_channels, self.num_edges, self.feature_dim, self.train_share, base, self.peer_batches)
+        for cap in (None, *self.caps):
+            label = "none" if cap is None else f"{cap:g}"
+            cases = [
+                Case({"stage": stage, "cap": label, "settings": digest(*facts)}, partial(measured, stage, cap, label))
+                for stage in stages
+            ]
+            rows += runner.rows(cases, "memory.csv", failed=lambda row: bool(row["note"] and row["seconds"] is None))
+            if cap is not None:
+                shutil.rmtree(folder / f"store-{label}", ignore_errors=True)
+        rows.sort(key=lambda row: stages.index(row["stage"]))
+        uncapped = {row["stage"]: row["seconds"] for row in rows if row["cap"] == "none"}
+        for row in rows:
+            seconds, before = row["seconds"], uncapped.get(row["stage"])
+            row["speed"] = round(before / seconds, 2) if seconds and before else None
+        if rows:
+            _present(rows, folder / "memory.png", f"store of {format_bytes(store_bytes())}, cold cache")
+        return rows
+
+    def _store_bytes(self, folder: Path) -> int:
+        """Make the graph and its store, where they are not there; return the store's bytes."""
+        size = (self.num_nodes, self.num_edges)
+        facts = (*size, self.feature_dim, self.train_share, self.partitioner, self.num_parts)
+        _keep_to(folder / "settings", digest(*facts))
+        graph = lfr_graph(*size)
+        if not (folder / "edges.bin").is_file():
+            write_edges(graph.stream(1 << 22), folder / "edges.bin", dtype="int32")
+        if not (folder / "features.npy").is_file():
+            graph.features(dim=self.feature_dim, noise=1.0, dtype="float16", path=folder / "features.npy")
+        if not (folder / "masks.npz").is_file():
+            masks = graph.masks(self.train_share, self.train_share / 8)
+            np.savez(folder / "masks.npz", labels=graph.labels() % 32, **masks)
+        if not (folder / "store-none" / "manifest.json").is_file():
+            for stage in ("partition", "store"):
+                self._make(folder, stage, None, "none")
+        return sum(path.stat().st_size for path in (folder / "store-none").iterdir())
+
+    def _make(self, folder: Path, stage: str, cap_bytes: int | None, label: str) -> None:
+        """Run a stage that others need; raise GNNScaleError where it fails."""
+        note = self._run_stage(folder, stage, cap_bytes, label)["note"]
+        if note:
+            cap = "without a cap" if cap_bytes is None else f"under a cap of {format_bytes(cap_bytes)}"
+            raise GNNScaleError(f"bench memory: the {stage} stage failed {cap}: {note}")
+
+    def _run_stage(self, folder: Path, stage: str, cap_bytes: int | None, label: str) -> dict:
+        """Run a stage in a fresh process in a memory group of its own, on a cold cache."""
+        with _memory_group(folder, cap_bytes) as (procs, row):
+            code = "import sys; from benchmarks.memory import work; work(*sys.argv[1:])"
+            words = [sys.executable, "-c", code, json.dumps(asdict(self)), str(folder), stage, str(procs), label]
+            try:
+                done = subprocess.run(words, capture_output=True, text=True, timeout=self.limit_s)
+                told = done.stdout.strip().splitlines()[-1:]
+                if told and done.returncode == 0:
+                    row |= json.loads(told[0])
+                elif done.returncode == -9:
+                    row["note"] = "killed for memory"
+                else:
+                    error = (done.stderr.strip().splitlines() or [""])[-1][:160]
+                    row["note"] = f"{done.returncode}: {error}".rstrip(": ")
+            except subprocess.TimeoutExpired:
+                row["note"] = f"over {self.limit_s:g} s"
+        return row
+
+    def _run_pyg(self, folder: Path, cap_bytes: int | None) -> dict:
+        """Run PyG's NeighborLoader over memory-mapped features, likewise: an epoch of so many batches."""
+        self._write_for_pyg(folder)
+        options = {"fanouts": list(self.fanouts), "batch_size": self.batch_size, "map": True}
+        with _memory_group(folder, cap_bytes) as (procs, row):
+            try:
+                with Peer(PYG, str(self.pyg_python), folder, options, procs, self.limit_s) as peer:
+                    taken = peer.contender(workers=0)()
+                    row |= {"seconds": round(taken.wall_s, 2), "seeds": taken.seeds}
+            except ValueError as error:
+                row["note"] = str(error).split(": ", 1)[-1]
+        return row
+
+    def _write_for_pyg(self, folder: Path) -> None:
+        """Write the graph that `peer_worker.py` reads, beside the features."""
+        import scipy.sparse
+
+        if not (folder / "indices.npy").is_file():
+            src, dst = np.fromfile(folder / "edges.bin", np.int32).reshape(-1, 2).T
+            ones, both = np.ones(2 * len(src), np.int8), (np.concatenate([dst, src]), np.concatenate([src, dst]))
+            csr = scipy.sparse.coo_matrix((ones, both), shape=(self.num_nodes, self.num_nodes)).tocsr()
+            np.save(folder / "indptr.npy", csr.indptr.astype(np.int64))
+            np.save(folder / "indices.npy", csr.indices)
+        with np.load(folder / "masks.npz", allow_pickle=False) as arrays:
+            train = np.flatnonzero(arrays["train"])
+        seeds = np.random.default_rng(0).permutation(train)[: self.peer_batches * self.batch_size]
+        np.save(folder / "seeds.npy", np.sort(seeds))
+
+    def stage(self, folder: Path, stage: str, store: str) -> Callable[[], dict | None]:
+        """Return what is to be measured, as a call; what it needs has been imported."""
+        import lightning as L
+
+        import lightning_gnnscale as gs
+
+        stream = open_edge_stream(folder / "edges.bin", num_nodes=self.num_nodes, to_undirected=True, dtype="int32")
+        if stage == "partition":
+            return lambda: gs.partition(stream, self.partitioner, num_parts=self.num_parts).save(folder / "parts")
+        with np.load(folder / "masks.npz", allow_pickle=False) as arrays:
+            arrays = dict(arrays)
+        if stage == "store":
+            options = {"features": folder / "features.npy", "labels": arrays.pop("labels"), "masks": arrays}
+            options |= {"partitioner": partial(_kept_partitioning, str(folder / "parts")), "num_parts": self.num_parts}
+            making = gs.PartitionDataModule(root=folder / store, stream=stream, overwrite=True, **options)
+            making.verify = False
+            return making.prepare_data
+        options = {"batch_size": self.batch_size, "source": gs.Threads(2)}
+        data = gs.PartitionDataModule(store=folder / store, sampler=gs.NeighborSampler(self.fanouts), **options)
+        data.verify = False  # a read of its own, once a machine
+        backbone = gs.model.GraphSAGE(data.num_features, self.hidden_channels, 32, num_layers=len(self.fanouts))
+        model = gs.NodeClassifier(backbone, lr=0.01)
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        quiet |= {"enable_model_summary": False, "limit_val_batches": 0, "default_root_dir": folder}
+        trainer = L.Trainer(accelerator="cpu", devices=1, max_epochs=1, strategy=gs.GNNScaleStrategy(), **quiet)
+        if stage == "batches":
+            data.trainer = trainer  # whose weights decide how batches are made
+            loader = data.train_dataloader()
+            return lambda: {
+                "seeds": sum(batch.batch_size for batch in loader if batch is not None),
+                "note": loader.reads.how,
+            }
+        if stage == "train":
+            return lambda: trainer.fit(model, data)
+        if stage == "evaluate":
+            return lambda: trainer.test(model, data, verbose=False) and None
+        return lambda: trainer.predict(model, data, return_predictions=False)
+
+
+run = benchmark(MemoryBench)
+
+
+def _keep_to(path: Path, settings: str) -> None:
+    """Raise GNNScaleError where the graph and the store of the folder are of other settings."""
+    if path.is_file() and path.read_text() != settings:
+        raise GNNScaleError(f"{path.parent} holds a graph of other settings: give another hydra.run.dir=")
+    path.write_text(settings)
+
+
+@contextmanager
+def _memory_group(folder: Path, cap_bytes: int | None) -> Iterator[tuple[Path, dict]]:
+    """Make a memory group on a cold cache; yield its file of processes, and a row that gets its figures at the end."""
+    group, names = _new_group(cap_bytes)
+    for path in (folder / "edges.bin", *folder.rglob("*.np*")):
+        evict(path)
+    row = {"seconds": None, "read_bytes": None, "note": "", "seeds": None}
+    began = time.perf_counter()
+    try:
+        yield group / "cgroup.procs", row
+    finally:
+        row["process_s"] = round(time.perf_counter() - began, 1)
+        stat = dict(line.split(" ", 1) for line in (group / "memory.stat").read_text().splitlines())
+        row["peak_bytes"] = int(peak.read_text()) if (peak := group / names[1]).is_file() else None
+        row["major_faults"] = int(stat.get(names[2], 0))
+        time.sleep(0.2)  # the last process leaves the group a moment after it has ended
+        group.rmdir()
+
+
+def _new_group(cap_bytes: int | None) -> tuple[Path, tuple[str, str, str]]:
+    for base, *names in GROUPS:
+        group = base / f"gnnscale-bench-{os.getpid()}-{time.monotonic_ns()}"
+        try:
+            group.mkdir()
+            if cap_bytes is not None:
+                (group / names[0]).write_text(str(cap_bytes))
+            if (group / names[0]).is_file():
+                return group, tuple(names)
+            group.rmdir()
+        except OSError:
+            continue
+    raise GNNScaleError("bench memory needs a memory cgroup that can be written to: run it as root, on Linux")
+
+
+def work(bench: str, folder: str, stage: str, procs: str, label: str) -> None:
+    """Join a memory group, run a stage, and print its seconds and bytes read as JSON; the process is fresh."""
+    Path(procs).write_text(str(os.getpid()))
+    import torch
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    action = MemoryBench(**json.loads(bench)).stage(Path(folder), stage, f"store-{label}")
+    begin_bytes, began = _read_bytes(), time.perf_counter()
+    told = action()
+    seconds = time.perf_counter() - began
+    facts = {"seconds": round(seconds, 2), "read_bytes": _read_bytes() - begin_bytes, **(told or {})}
+    print(json.dumps(facts), flush=True)
+    os._exit(0)  # what threads still hold is of no interest
+
+
+def _read_bytes() -> int:
+    facts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(facts["read_bytes"])
+
+
+def _kept_partitioning(path: str, stream, num_parts: int, seed: int, masks, progress) -> Partitioning:
+    return Partitioning.load(path)
+
+
+def _present(rows: list[dict], plot: Path, title: str) -> None:
+    """Print the table, and plot the speed of each stage under each cap against its own without one."""
+    shown = [
+        row
+        | {
+            "rate": row["seeds"] / row["seconds"] if row.get("seeds") and row["seconds"] else None,
+            "speed_told": None if row["cap"] == "none" else row["speed"],
+        }
+        for row in rows
+    ]
+    show(shown, COLUMNS, title, machine_line())
+    figure, found = panels([""], size=(7, 4), beside=0)
+    axes = found[""]
+    for (stage,), own in grouped((row for row in rows if row["speed"] is not None), "stage").items():
+        axes.plot([row["cap"] for row in own], [row["speed"] for row in own], "-o", label=stage)
+    axes.set(xlabel="cap of memory, stores", ylabel="speed, 1 = without a cap", ylim=(0, None))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize=8)
+    save(figure, plot)

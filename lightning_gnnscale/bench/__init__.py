@@ -1,1 +1,0 @@
-"""Benchmarks: every figure side by side with its peer in one run."""
