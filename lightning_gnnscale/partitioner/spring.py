@@ -182,7 +182,8 @@ def merge_and_assign(
         return np.unique(heap, return_inverse=True)[1].astype(np.int32)
     with phases.phase("assignment"):
         num_roots = _list_roots(nodes, heap, place)
-        largest, oversized = _assign_clusters(nodes, heap, place, num_roots, np.zeros(num_parts, np.int64), limit)
+        filled, parts = np.zeros(num_parts, np.int64), np.arange(num_parts)
+        largest, oversized = _assign_clusters(nodes, heap, place, num_roots, filled, parts, limit)
         part_id = heap.astype(np.int32, copy=volume.dtype != nodes.dtype)
     phases.note(clusters=num_clusters, merges=num_merges, largest_cluster=largest, oversized_clusters=oversized)
     if oversized:
@@ -226,7 +227,7 @@ def _list_roots(nodes, heap, place):
 
 @kernel
 def _find(nodes, v):
-    """Return the root of v's cluster, and hang the nodes on the way directly under it."""
+    """Return the root of v's cluster, and hang the nodes on the way directly under it; v: int64."""
     root = v
     while nodes[root, _PARENT] >= 0:
         root = nodes[root, _PARENT]
@@ -239,7 +240,7 @@ def _find(nodes, v):
     return root
 
 
-@kernel
+@kernel(inline="always")
 def _before(nodes, sign, a, b):
     """Whether root a comes out of the heap before b: by size, ascending for sign 1, then by name."""
     size_a, size_b = -sign * nodes[a, _PARENT], -sign * nodes[b, _PARENT]
@@ -248,6 +249,7 @@ def _before(nodes, sign, a, b):
 
 @kernel
 def _sift_down(nodes, heap, place, length, sign, slot):
+    """Let the root in a slot sink to its place; callers give int64 throughout, so that this is compiled once."""
     root = heap[slot]
     while True:
         child = 2 * slot + 1
@@ -264,7 +266,7 @@ def _sift_down(nodes, heap, place, length, sign, slot):
     place[root] = slot
 
 
-@kernel
+@kernel(inline="always")
 def _sift_up(nodes, heap, place, sign, slot):
     root = heap[slot]
     while slot > 0 and _before(nodes, sign, root, heap[(slot - 1) // 2]):
@@ -275,35 +277,35 @@ def _sift_up(nodes, heap, place, sign, slot):
     place[root] = slot
 
 
-@kernel
+@kernel(inline="always")
 def _heapify(nodes, heap, place, length, sign):
     for slot in range(length // 2 - 1, -1, -1):
         _sift_down(nodes, heap, place, length, sign, slot)
 
 
-@kernel
+@kernel(inline="always")
 def _pop(nodes, heap, place, length, sign):
     top = heap[0]
     place[top] = -1
     if length > 1:
         heap[0] = heap[length - 1]
         place[heap[0]] = 0
-        _sift_down(nodes, heap, place, length - 1, sign, 0)
+        _sift_down(nodes, heap, place, length - 1, sign, np.int64(0))
     return top
 
 
 @kernel
 def _merge_clusters(nodes, heap, place, length, limit):
     """Let each cluster, smallest first, join the cluster of its best node's richest neighbour where it fits."""
-    _heapify(nodes, heap, place, length, 1)
-    merges = 0
+    ascending, merges = np.int64(1), 0
+    _heapify(nodes, heap, place, length, ascending)
     while length > 0:
-        cluster = _pop(nodes, heap, place, length, 1)
+        cluster = _pop(nodes, heap, place, length, ascending)
         length -= 1
         # Algorithm 1, merging: the cluster's representative is the node whose richest neighbour has most edges; the
         # cluster joins that neighbour's, where the two together stay within the bound.
         best = nodes[cluster, _BEST]
-        target = _find(nodes, nodes[best, _RICHEST])
+        target = _find(nodes, np.int64(nodes[best, _RICHEST]))
         if target == cluster or -nodes[target, _PARENT] - nodes[cluster, _PARENT] > limit:
             continue
         nodes[target, _PARENT] += nodes[cluster, _PARENT]
@@ -316,9 +318,9 @@ def _merge_clusters(nodes, heap, place, length, limit):
         if place[target] < 0:  # it had its turn; larger now, it has another one
             heap[length] = target
             length += 1
-            _sift_up(nodes, heap, place, 1, length - 1)
+            _sift_up(nodes, heap, place, ascending, length - 1)
         else:
-            _sift_down(nodes, heap, place, length, 1, place[target])
+            _sift_down(nodes, heap, place, length, ascending, np.int64(place[target]))
     return merges
 
 
@@ -330,18 +332,20 @@ def _name_roots(nodes, out):
 
 
 @kernel
-def _assign_clusters(nodes, heap, place, length, filled, limit):
+def _assign_clusters(nodes, heap, place, length, filled, parts, limit):
     """Fill the parts: clusters by descending size, then nodes without edges; write part ids over the heap.
+
+    Args:
+        filled, parts: (num_parts,) int64, zeros, and the numbers of the parts: a heap by what they hold.
 
     Returns:
         The size of the largest cluster, and the number of clusters above the limit.
     """
-    parts = np.arange(len(filled))
-    largest, oversized = 0, 0
+    descending, largest, oversized = np.int64(-1), 0, 0
     # Algorithm 1, assignment: clusters by descending size, each to the least filled part; then isolated nodes.
-    _heapify(nodes, heap, place, length, -1)
+    _heapify(nodes, heap, place, length, descending)
     while length > 0:
-        cluster = _pop(nodes, heap, place, length, -1)
+        cluster = _pop(nodes, heap, place, length, descending)
         length -= 1
         size = np.int64(-nodes[cluster, _PARENT])
         largest = max(largest, size)
@@ -349,7 +353,7 @@ def _assign_clusters(nodes, heap, place, length, filled, limit):
         nodes[cluster, _BEST] = fill_least(filled, parts, size)
     for v in range(len(nodes)):
         if nodes[v, _PARENT] < 0 and nodes[v, _BEST] < 0:
-            heap[v] = fill_least(filled, parts, 1)
+            heap[v] = fill_least(filled, parts, np.int64(1))
         else:
             heap[v] = nodes[_find(nodes, v), _BEST]
     return largest, oversized

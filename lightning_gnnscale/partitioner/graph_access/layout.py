@@ -213,7 +213,15 @@ def _sample_pairs(src, dst, counts, sample):
 @kernel
 def _shrink_sample(counts, sample):
     """Make room: at most _MAX_COPIES copies of one pair and direction, then halve the threshold until half is free."""
-    sample.sort()
+    gap = len(sample) // 2
+    while gap:  # Shell's sort: numba's own takes a second to compile
+        for i in range(gap, len(sample)):
+            value, at = sample[i], i
+            while at >= gap and sample[at - gap] > value:
+                sample[at] = sample[at - gap]
+                at -= gap
+            sample[at] = value
+        gap = 1 if gap == 2 else gap * 5 // 11
     kept = 0
     for i in range(len(sample)):
         if kept < _MAX_COPIES or sample[kept - _MAX_COPIES] != sample[i]:
