@@ -22,7 +22,8 @@ from pathlib import Path
 import psutil
 from filelock import FileLock, Timeout
 
-from .memory import MemoryPeak, memory_limit_bytes
+from .memory import memory_limit_bytes
+from .memory_peak import MemoryPeak
 
 PACKAGES = ("lightning-gnnscale", "numpy", "numba", "torch", "lightning", "torch-geometric", "pymetis", "kaminpar")
 ENV_FILE = "GNNSCALE_EVENTS"  # started processes find the run's file by it

@@ -4,10 +4,9 @@ import ctypes
 import mmap
 import os
 import re
-import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -101,10 +100,10 @@ def resident_bytes(pid: int | None = None) -> int:
     gives them back when memory is short. Where the kernel does not tell them apart, whole resident sizes are summed.
     """
     pid = pid or os.getpid()
-    processes = [pid, *_descendants(pid)]
+    processes = [pid, *descendants(pid)]
     if len(processes) == 1:
         return _own_bytes(pid)
-    return sum(_shared_out_bytes(process) for process in processes)
+    return sum(shared_out_bytes(process) for process in processes)
 
 
 def process_bytes() -> int:
@@ -187,36 +186,88 @@ def _cached_bytes(folder: Path, prefix: str) -> int:
     return sum(int(counts.get(f"{prefix}{name}", 0)) for name in ("active_file", "inactive_file"))
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
+    """Return the processes that a process has started, and those that they have, as far as they live."""
     if not LISTS_CHILDREN:
         try:
             return [child.pid for child in psutil.Process(pid).children(recursive=True)]
         except psutil.Error:
             return []
-    lists = [_text(path) for path in Path(f"/proc/{pid}/task").glob("*/children")]
-    children = [int(child) for child in " ".join(lists).split()]
-    return children + [one for child in children for one in _descendants(child)]
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:  # it has ended
+        return []
+    lists = [_bytes_of(f"/proc/{pid}/task/{thread}/children") for thread in threads]
+    children = [int(child) for child in b" ".join(lists).split()]
+    return children + [one for child in children for one in descendants(child)]
 
 
-def _own_bytes(pid: int) -> int:
-    status = _text(Path(f"/proc/{pid}/status"))
-    if not status:
+class MemoryCounters(NamedTuple):
+    """What the kernel counts of a process, bytes; reading it takes the same time at any size.
+
+    Attributes:
+        held: anonymous and shared resident bytes; all resident bytes where they are not told apart.
+        file_backed: resident bytes of mapped files.
+        highest: the most that was resident at a time, file-backed pages among it; 0 where it is not told.
+    """
+
+    held: int
+    file_backed: int
+    highest: int
+
+    @property
+    def resident(self) -> int:
+        return self.held + self.file_backed
+
+
+_COUNTERS = re.compile(rb"(VmHWM|RssAnon|RssFile|RssShmem):\s*(\d+)")
+
+
+def memory_counters(pid: int) -> MemoryCounters | None:
+    """Return what the kernel counts of a process, all zero where it waits to be waited for; None where it is gone."""
+    found = _COUNTERS.findall(_bytes_of(f"/proc/{pid}/status"))
+    if len(found) < 4:
         try:
-            return psutil.Process(pid).memory_info().rss
+            return MemoryCounters(psutil.Process(pid).memory_info().rss, 0, 0)
         except psutil.Error:
-            return 0
-    kibibytes = 0
-    for line in status.splitlines():
-        if line.startswith(("RssAnon:", "RssShmem:")):
-            kibibytes += int(line.split()[1])
-    return kibibytes * 1024
+            return None
+    count = {name: 1024 * int(kibibytes) for name, kibibytes in found}
+    return MemoryCounters(count[b"RssAnon"] + count[b"RssShmem"], count[b"RssFile"], count[b"VmHWM"])
 
 
-def _shared_out_bytes(pid: int) -> int:
-    """Return what a process holds, each page divided by the number of processes that hold it."""
+def stack_start(pid: int) -> int:
+    """Return the address at which a process's stack begins, which is drawn at each `exec`; 0 where it is not told."""
+    fields = _bytes_of(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    return int(fields[25]) if len(fields) > 25 else 0
+
+
+def shared_out_bytes(pid: int) -> int:
+    """Return what a process holds, each page divided by the number of processes that hold it.
+
+    Cost: a walk of its page tables, some 4 to 30 ms for each GiB, for which its memory maps are held.
+    """
     rollup = _text(Path(f"/proc/{pid}/smaps_rollup"))
     kibibytes = [int(line.split()[1]) for line in rollup.splitlines() if line.startswith(("Pss_Anon:", "Pss_Shmem:"))]
     return 1024 * sum(kibibytes) if kibibytes else _own_bytes(pid)
+
+
+def _own_bytes(pid: int) -> int:
+    counters = memory_counters(pid)
+    return 0 if counters is None else counters.held
+
+
+def _bytes_of(path: str) -> bytes:
+    """Return a small file of the kernel's; nothing where it is gone. It is read often: a `Path` would cost as much."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return b""
+    try:
+        return os.read(descriptor, 1 << 16)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
 
 
 def _text(path: Path) -> str:
@@ -225,43 +276,3 @@ def _text(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
-
-
-class MemoryPeak:
-    """Sample memory in a thread while the block runs.
-
-    Args:
-        interval_s: seconds between samples, > 0.
-        measure: what is sampled, bytes: `resident_bytes` of the process tree, or `process_bytes` of this one alone.
-
-    Attributes:
-        start_bytes: what stood at entry.
-        peak_bytes: the largest sample so far.
-    """
-
-    def __init__(self, interval_s: float = 0.05, measure: Callable[[], int] = resident_bytes):
-        self.interval_s, self.measure = interval_s, measure
-        self.start_bytes = self.peak_bytes = 0
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> "MemoryPeak":
-        self.start_bytes = self.peak_bytes = self.measure()
-        self._stop.clear()
-        self._thread = threading.Thread(target=self._watch, name="gnnscale-memory", daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.update()
-        self._stop.set()
-        self._thread.join()
-
-    def update(self) -> int:
-        """Take one sample now and return the peak so far, bytes."""
-        self.peak_bytes = max(self.peak_bytes, self.measure())
-        return self.peak_bytes
-
-    def _watch(self) -> None:
-        while not self._stop.wait(self.interval_s):
-            self.update()

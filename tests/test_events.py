@@ -13,7 +13,8 @@ import pytest
 from filelock import Timeout
 
 from lightning_gnnscale import events, memory
-from lightning_gnnscale.memory import MemoryPeak, resident_bytes
+from lightning_gnnscale.memory import resident_bytes
+from lightning_gnnscale.memory_peak import MemoryPeak
 
 
 def test_events_reach_the_file_and_a_cut_line_is_left_out(tmp_path, monkeypatch):
@@ -73,19 +74,37 @@ def test_memory_of_children_and_theirs_counts(monkeypatch, listed):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork") or not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
-def test_what_a_forked_process_shares_counts_once():
-    code = """
-import os, sys
+@pytest.mark.parametrize("settles", [True, False])
+def test_what_a_forked_process_shares_counts_once(settles):
+    code = f"""
+import os
+from lightning_gnnscale import memory_peak
 from lightning_gnnscale.memory import resident_bytes
+memory_peak._settling.spent_s = {0 if settles else 1e9}
+memory_peak._settling.unit_s = 0
 block = bytearray(os.urandom(1 << 20)) * 128
 alone = resident_bytes()
-if os.fork() == 0:
-    sys.stdin.read()
-    os._exit(0)
-print(resident_bytes() - alone, flush=True)
+wait, go_on = os.pipe()
+answer, told = os.pipe()
+with memory_peak.MemoryPeak(interval_s=60) as peak:
+    if os.fork() == 0:
+        os.read(wait, 1)
+        block[:96 << 20] = bytes(96 << 20)
+        os.write(told, b"1")
+        os.read(wait, 1)
+        os._exit(0)
+    print(resident_bytes() - alone, peak.update() - peak.start_bytes)
+    os.write(go_on, b"1")
+    os.read(answer, 1)
+    print(resident_bytes() - alone, peak.update() - peak.start_bytes)
+    os.write(go_on, b"1")
 """
-    done = subprocess.run([sys.executable, "-c", code], stdin=subprocess.PIPE, capture_output=True, text=True)
-    assert int(done.stdout) < 64 << 20, done.stderr
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    told = [int(word) for word in done.stdout.split()]
+    assert len(told) == 4, done.stderr
+    assert max(told[:2]) < 16 << 20
+    assert told[2] >= 96 << 20
+    assert (told[3] >= 96 << 20) == settles  # what was written to since is seen where page tables are walked
 
 
 HOLD = """

@@ -19,7 +19,8 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from ..apart import failing_together, first_in_folder, rank, send_file
 from ..errors import StrategyError, disk_errors
 from ..events import clock, record
-from ..memory import MemoryPeak, disk_read_bytes, process_bytes
+from ..memory import disk_read_bytes
+from ..memory_peak import MemoryPeak
 from ..sampler.locality import LocalityScale
 
 _OTHER_PATH = "free space, or give PredictionWriter(<a path on another disk>) (hydra.run.dir=)"
@@ -107,7 +108,7 @@ class PeakRecorder(L.Callback):
     """Record the events `training_peak` and `evaluation_peak` on every rank, at the end of training and of testing.
 
     `peak_bytes` is the device's peak of allocated memory on CUDA; on a CPU the peak of the process (anonymous and
-    shared memory, sampled 20 times a second) beyond `start_bytes`, which it held at the start.
+    shared memory; see `MemoryPeak`) beyond `start_bytes`, which it held at the start.
     """
 
     def __init__(self):
@@ -134,7 +135,7 @@ class PeakRecorder(L.Callback):
         if pl_module.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(pl_module.device)
         else:
-            self._peak = MemoryPeak(measure=process_bytes).__enter__()
+            self._peak = MemoryPeak(alone=True).__enter__()
 
     def _end(self, event: str, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         start = 0

@@ -12,7 +12,7 @@ from .. import events
 from ..edge_stream.relations import RelationStream
 from ..edge_stream.stream import file_states
 from ..errors import UNREADABLE, GNNScaleError, disk_errors, one_line_of
-from ..memory import MemoryPeak
+from ..memory_peak import MemoryPeak
 from . import phases
 from .constraints import balance_by_kind
 from .quality import PartitionQuality, evaluate_partitioning
@@ -34,7 +34,7 @@ class Partitioning:
         quality: cut, replication and balances; None if it was not evaluated.
         seconds: wall-clock seconds by phase, and `total`.
         peak_bytes: largest anonymous + shared resident memory of the process tree above what stood at the start,
-            sampled by a thread; METIS holds the interpreter while it works, so its own peak goes unseen.
+            sampled by a thread; while METIS works it holds the interpreter, and on Linux alone its own peak is seen.
         notes: facts that the method found: the layout, repeats, oversized clusters, warnings.
         edge_files: state of the stream's files before they were read, by which a store of edges that changed since is
             refused; [] of edges that lie in memory.
