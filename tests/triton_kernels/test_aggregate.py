@@ -197,7 +197,8 @@ def test_softmax_equals_plain_torch():
         ({"indptr": torch.zeros(0, dtype=torch.int64)}, "at least one entry"),
         ({"x": torch.zeros(5, 2, dtype=torch.int64)}, "x must be floating"),
         ({"weight": torch.zeros(3)}, r"weight must be \(2, 1\) or \(2,\), got \(3,\)"),
-        ({"reduce": "max"}, "'sum' or 'mean', got 'max'"),
+        ({"reduce": "median"}, "'min' or 'max', got 'median'"),
+        ({"reduce": "max", "weight": torch.ones(2)}, "reduce='max' takes no weight"),
     ],
 )
 def test_refuses(change, message):
