@@ -1,4 +1,4 @@
-# `make demo`, `make test` and `make docs` do all their own set-up in .venv; a second call starts at once.
+# `make demo`, `make test`, `make test-all` and `make docs` do all their own set-up in .venv; a second call starts at once.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,15 +9,23 @@ PIP := $(BIN)/$(PIP_INSTALL) -c constraints.txt $(if $(LOCKED),-c lock.txt)
 # the one of constraints.txt in its place.
 OLD := .venv-oldest/bin
 OLDEST_TORCH ?=
+# One more than two cores: tests of several processes wait for one another.
+WORKERS ?= 3
 
-.PHONY: demo test test-oldest docs lint format lock clean
+.PHONY: demo test test-all test-oldest docs lint format lock clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/gnnscale train recipe=demo
 
+# The first tier: at most ten minutes on two cores, set-up and cold kernels included.
 test: $(VENV)/.ready-test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n 2 --dist loadscope $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope $(PYTEST_ARGS)
+
+# Everything that needs neither a GPU nor hours: the sweeps too, 300 examples of each property, and every extra.
+test-all: $(VENV)/.ready-all
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope -m "not slow and not gpu" --hypothesis-profile=all $(PYTEST_ARGS)
 
 # Edges of three formats, a store, partitioners, samplers, layers, kernels, the Trainer, ranks, every recipe, the commands.
 test-oldest: .venv-oldest/.ready
@@ -27,7 +35,7 @@ test-oldest: .venv-oldest/.ready
 		tests/datamodule/test_partition_datamodule.py tests/distributed/test_end_to_end.py \
 		tests/recipes/test_compose.py tests/cli/test_bad_words.py tests/report
 
-docs: $(VENV)/.ready-test
+docs: $(VENV)/.ready-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 lint: $(VENV)/.ready-test
@@ -36,12 +44,15 @@ lint: $(VENV)/.ready-test
 format: $(VENV)/.ready-test
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-# torch, and what follows its build, is left out: which one serves is the machine's choice.
+# torch, and what follows its build, is left out: which one serves is the machine's choice. No beta is taken, but of
+# opentelemetry-semantic-conventions, of which there is nothing else: mlflow needs it.
 lock: $(VENV)/.ready-torch
 	@$(PIP) uv
 	@printf 'torch\ntorch-scatter\ntriton\n' > $(VENV)/not-locked.txt
+	@echo 'opentelemetry-semantic-conventions>=0.40b0' > $(VENV)/betas.txt
 	@$(BIN)/uv pip compile --quiet pyproject.toml --all-extras --universal --python-version 3.11 --upgrade \
 		--excludes $(VENV)/not-locked.txt --no-emit-index-url --no-emit-find-links --no-annotate \
+		--prerelease explicit -c $(VENV)/betas.txt \
 		--custom-compile-command "make lock" -o lock.txt
 
 clean:
@@ -59,12 +70,21 @@ $(VENV)/.ready-demo: $(VENV)/.ready-torch pyproject.toml
 	@$(PIP) -e .
 	@touch $@
 
-# torch-scatter has no wheels: it is built against the torch that stands here, its extensions side by side.
 $(VENV)/.ready-test: $(VENV)/.ready-demo
-	@echo "set-up 3/3: extras for the tests (torch-scatter is compiled: minutes, the first time)"
+	@echo "set-up 3/3: what the tests of make test need"
+	@$(PIP) -e ".[test,ray,metis,kaminpar]"
+	@touch $@
+
+$(VENV)/.ready-docs: $(VENV)/.ready-demo
+	@echo "set-up 3/3: what builds the docs"
+	@$(PIP) -e ".[docs]"
+	@touch $@
+
+# torch-scatter has no wheels: it is built against the torch that stands here, its extensions side by side.
+$(VENV)/.ready-all: $(VENV)/.ready-test
+	@echo "set-up of every extra (torch-scatter is compiled: minutes, the first time)"
 	@printf '[build_ext]\nparallel = 2\n' > $(VENV)/build.cfg
-	@DIST_EXTRA_CONFIG=$(CURDIR)/$(VENV)/build.cfg CFLAGS=-g0 \
-		$(PIP) --no-build-isolation -e ".[scatter,metis,kaminpar,ray,docs,dev]"
+	@DIST_EXTRA_CONFIG=$(CURDIR)/$(VENV)/build.cfg CFLAGS=-g0 $(PIP) --no-build-isolation -e ".[scatter,docs,dev]"
 	@touch $@
 
 .venv-oldest/.ready: pyproject.toml tests/oldest.py

@@ -15,9 +15,11 @@ import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
-# Cores are shared, and a kernel's first example compiles it.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
+# No deadline: cores are shared, and a kernel's first example compiles it. `make test-all` asks for the profile `all`.
+# A test whose examples are dear takes a share: settings(max_examples=settings.default.max_examples // 4).
+settings.register_profile("first", deadline=None, max_examples=40)
+settings.register_profile("all", deadline=None, max_examples=300)
+settings.load_profile("first")
 
 
 # Tests that start Ray, which others would find, or look for what is left in /dev/shm, where these processes write.
@@ -68,8 +70,8 @@ def public_graphs() -> Path:
 
 @pytest.fixture(scope="session")
 def _s3_server():
-    pytest.importorskip("s3fs", reason="s3fs is of the extra dev: pip install -e .[dev]")
-    pytest.importorskip("moto", reason="moto is of the extra dev: pip install -e .[dev]")
+    pytest.importorskip("s3fs", reason="the extra [dev] is not installed: s3fs")
+    pytest.importorskip("moto", reason="the extra [dev] is not installed: moto")
     from tests.s3_server import s3_server
 
     with s3_server() as server:

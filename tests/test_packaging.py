@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from tests.oldest import oldest
 
@@ -33,7 +34,7 @@ def test_compromised_releases_of_lightning_are_excluded():
 def test_every_requirement_has_a_lower_bound_to_be_tested_with():
     pinned = {Requirement(each).name for each in oldest(PROJECT["dependencies"])}
     assert pinned == {each.name for each in requirements(PROJECT["dependencies"])} - {"triton"}  # torch pins its own
-    for extra in set(EXTRAS) - {"dev"}:
+    for extra in set(EXTRAS) - {"test", "dev"}:
         bounds = [each.specifier for each in requirements(EXTRAS[extra])]
         assert all(any(part.operator == ">=" for part in each) for each in bounds), extra
 
@@ -46,6 +47,8 @@ def test_the_lock_has_a_version_of_every_requirement_and_the_bounds_allow_it():
     locked = locked_versions()
     for each in requirements([*PROJECT["dependencies"], *chain.from_iterable(EXTRAS.values())]):
         name = canonicalize_name(each.name)
+        if name == PROJECT["name"]:
+            continue  # an extra of its own
         assert (name in locked) == (name not in OF_THE_MACHINE), f"{name}: make lock"
         for version in locked.get(name, []):
             assert each.specifier.contains(version), f"lock.txt has {name} {version}, {each} is asked for: make lock"
@@ -55,6 +58,21 @@ def test_the_lock_names_no_host_no_path_and_forces_no_build_of_torch():
     text = (ROOT / "lock.txt").read_text()
     assert not [word for word in ("://", "--", " @ ", "file:", "/tmp", "/work", "/opt") if word in text]
     assert not [name for name in locked_versions() if name in OF_THE_MACHINE or name.startswith("nvidia")]
+
+
+def test_the_lock_takes_no_beta_of_what_has_releases():
+    betas = {
+        name for name, versions in locked_versions().items() if any(Version(each).is_prerelease for each in versions)
+    }
+    assert betas <= {"opentelemetry-semantic-conventions"}, "make lock"  # mlflow asks for it, and there is nothing else
+
+
+def test_what_the_first_tier_installs_has_wheels_and_is_small():
+    first = {canonicalize_name(each.name) for each in requirements(EXTRAS["test"])}
+    dear = {"torch-scatter", "mypy", "moto", "flask", "selenium", "ogb", "wandb", "tensorboard", "mlflow", "mkdocs"}
+    assert not first & dear and "lightning-gnnscale[test]" in EXTRAS["dev"]
+    makefile = (ROOT / "Makefile").read_text()
+    assert '-e ".[test,ray,metis,kaminpar]"' in makefile and '-e ".[scatter,docs,dev]"' in makefile
 
 
 def locked_versions() -> dict[str, list[str]]:

@@ -10,7 +10,7 @@ import pytest
 
 from lightning_gnnscale.cli import main
 
-pytest.importorskip("ray", reason="Ray is not installed: make test installs it")
+pytest.importorskip("ray", reason="the extra [ray] is not installed")
 
 TRAIN = """
 import sys

@@ -12,7 +12,7 @@ import lightning_gnnscale as gs
 from lightning_gnnscale import events
 from lightning_gnnscale.errors import GNNScaleError
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: make test installs it")
+ray = pytest.importorskip("ray", reason="the extra [ray] is not installed")
 
 from lightning_gnnscale.remote import cluster  # noqa: E402
 from lightning_gnnscale.remote.messages import WorkerSettings  # noqa: E402

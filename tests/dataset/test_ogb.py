@@ -83,7 +83,7 @@ def test_text(tmp_path):
 
 
 def test_it_is_what_ogbs_own_reader_gives(tmp_path):
-    raw = pytest.importorskip("ogb.io.read_graph_raw")
+    raw = pytest.importorskip("ogb.io.read_graph_raw", reason="the extra [ogb] is not installed")
     folder = text_folder(tmp_path)
     graph = raw.read_csv_graph_raw(str(folder / "raw"))[0]
     dataset = load_ogb("ogbn-products", str(tmp_path))
@@ -146,7 +146,7 @@ def test_without_files_and_without_the_package(tmp_path, monkeypatch):
 
 
 def test_names_that_ogb_does_not_have(tmp_path):
-    pytest.importorskip("ogb")
+    pytest.importorskip("ogb", reason="the extra [ogb] is not installed")
     with pytest.raises(ValueError, match="name must be one of ogbn-proteins, ogbn-products, .*, got 'ogbn-product'"):
         load_ogb("ogbn-product", str(tmp_path))
     with pytest.raises(ValueError, match="name must be one of .*got 'ogbn-mag'"):
@@ -155,7 +155,7 @@ def test_names_that_ogb_does_not_have(tmp_path):
 
 def test_a_download_is_whole_or_not_there(tmp_path, monkeypatch):
     """The functions of the `ogb` package bring the archive; a failure leaves nothing."""
-    url = pytest.importorskip("ogb.utils.url")
+    url = pytest.importorskip("ogb.utils.url", reason="the extra [ogb] is not installed")
 
     def fail(address, folder):
         raise OSError("no route to host")

@@ -14,7 +14,7 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import GraphDataset, load_files, load_pyg
 from lightning_gnnscale.partition_store.inputs import opened
 
-polars = pytest.importorskip("polars")
+polars = pytest.importorskip("polars", reason="the extra [test] is not installed: polars")
 NUM_NODES = 30
 RNG = np.random.default_rng(3)
 EDGES = np.unique(RNG.integers(0, NUM_NODES, (2, 120)), axis=1)

@@ -86,7 +86,7 @@ def test_a_row_after_empty_ones_is_named(block, refuses):
 
 
 def test_scipy_matrices_are_checked(refuses):
-    scipy = pytest.importorskip("scipy.sparse")
+    scipy = pytest.importorskip("scipy.sparse", reason="the extra [test] is not installed: scipy")
     refuses("features: row 1, column 1 is nan", features=scipy.csr_matrix(np.diag([1.0, NAN, 1, 1])))
 
 

@@ -13,7 +13,7 @@ from processes import launch
 import lightning_gnnscale as gs
 from lightning_gnnscale import events
 
-pytest.importorskip("ray", reason="Ray is not installed: make test installs it")
+pytest.importorskip("ray", reason="the extra [ray] is not installed")
 
 RUNS = {
     "averaged models": (gs.ModelAveraging, {"num_workers": 2}, {}),

@@ -199,8 +199,8 @@ def test_commands_run(page, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run(notebook, folder):
-    nbclient = pytest.importorskip("nbclient", reason="notebooks are run by the extra docs: pip install -e .[docs]")
-    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient", reason="the extra [docs] is not installed")
+    nbformat = pytest.importorskip("nbformat", reason="the extra [docs] is not installed")
     cells = nbformat.read(notebook, as_version=4)
     os.environ["PYTHONPATH"] = str(ROOT)
     nbclient.NotebookClient(cells, timeout=280, resources={"metadata": {"path": str(folder)}}).execute()

@@ -19,7 +19,7 @@ NAMES = {shown: path for path, shown in DIRECTIVE.findall(REFERENCE)}
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    pytest.importorskip("mkdocs_jupyter", reason="the docs are built by the extra docs: pip install -e .[docs]")
+    pytest.importorskip("mkdocs_jupyter", reason="the extra [docs] is not installed")
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}

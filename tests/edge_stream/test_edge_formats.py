@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch_geometric.data import Data
 
@@ -232,7 +232,6 @@ def test_writing_checks_its_arguments(tmp_path, name, dtype):
 edge_lists = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=40)
 
 
-@settings(max_examples=40)
 @given(edge_lists, st.integers(1, 45), st.integers(0, 4), st.booleans())
 def test_chunk_size_changes_nothing(tmp_path_factory, edges, chunk_edges, start_chunk, relabel):
     folder = tmp_path_factory.mktemp("chunks")

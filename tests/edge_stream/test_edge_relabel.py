@@ -181,7 +181,7 @@ def test_loading_what_is_not_there(tmp_path):
             NodeIds.load(tmp_path / name)
 
 
-@settings(max_examples=30)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, 300)), min_size=1, max_size=3000))
 def test_numbers_go_by_first_appearance(edges):
     array = np.array(edges, np.int64)
@@ -194,7 +194,7 @@ def test_numbers_go_by_first_appearance(edges):
     assert np.asarray(node_ids).tolist() == list(numbers)
 
 
-@settings(max_examples=30)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(st.lists(st.tuples(st.text(max_size=6), st.text(max_size=2)), min_size=1, max_size=300))
 def test_strings_go_by_first_appearance(edges):
     node_ids = NodeIds()

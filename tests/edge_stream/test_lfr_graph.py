@@ -110,7 +110,7 @@ def test_degrees_follow_their_power_law(edges):
     assert np.all(np.abs(slopes + 1.5) < 0.2), slopes
 
 
-@settings(max_examples=20)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(st.integers(1, 800), st.integers(0, 5))
 def test_chunk_size_and_start_change_nothing(chunk_edges, start_chunk):
     graph = lfr_graph(200, 700, min_community=5)

@@ -78,7 +78,7 @@ def test_node_ids_tell_nothing_of_communities():
     assert np.all(np.abs(sizes - 625) < 5 * np.sqrt(625))
 
 
-@settings(max_examples=20)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(st.integers(1, 800), st.integers(0, 5))
 def test_chunk_size_and_start_change_nothing(chunk_edges, start_chunk):
     graph = SyntheticGraph(num_nodes=60, num_edges=700, num_communities=4)

@@ -14,7 +14,7 @@ from lightning_gnnscale.edge_stream.parquet import BATCH_ROWS
 from lightning_gnnscale.edge_stream.table import as_column, rows_of
 from lightning_gnnscale.errors import EdgeStreamError
 
-polars = pytest.importorskip("polars")
+polars = pytest.importorskip("polars", reason="the extra [test] is not installed: polars")
 RNG = np.random.default_rng(11)
 EDGES = RNG.integers(0, 50, (2, 400))
 NAMES = np.array([f"né{i}" for i in range(50)])

@@ -23,7 +23,7 @@ from lightning_gnnscale.rng import fold
 sys.path.insert(0, str(Path(__file__).parent.parent / "distributed"))
 from processes import launch
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: make test installs it")
+ray = pytest.importorskip("ray", reason="the extra [ray] is not installed")
 
 from lightning_gnnscale.remote import cluster  # noqa: E402
 

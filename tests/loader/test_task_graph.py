@@ -104,7 +104,7 @@ LINKED = Operators(
 )  # fmt: skip
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(data=st.data(), linked=st.booleans())
 def test_any_order_that_dependencies_allow_gives_the_same_batch(data, linked):
     staged = stage(SAMPLERS["uniform"])

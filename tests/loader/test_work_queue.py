@@ -272,5 +272,5 @@ class Queues(RuleBasedStateMachine):
         assert all(attempt.needed or not attempt.is_over for attempt in self.queue.attempts)
 
 
-Queues.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Queues.TestCase.settings = settings(stateful_step_count=40)
 test_any_order_of_events = Queues.TestCase

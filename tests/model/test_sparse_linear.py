@@ -9,7 +9,7 @@ from model.graphs import to_sparse
 from lightning_gnnscale.model.sparse_linear import SparseInput, as_input, dense_rows, drop, head_rows, linear, num_rows
 
 
-@settings(max_examples=20)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 5), st.booleans(), st.integers(0, 99))
 def test_equals_dense_forward_and_backward(rows, columns, outputs, with_bias, seed):
     generator = torch.Generator().manual_seed(seed)

@@ -18,7 +18,7 @@ from lightning_gnnscale.partition_store import csc_writer as rows
 from tests.oracles.partition_store import StoreOracle
 from tests.partition_store.small_graphs import TINY, SmallGraph, random_graph, small_graphs
 
-FAST = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FAST = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def write(graph: SmallGraph, folder: str, budget=TINY, chunk_edges=7, **arrays) -> PartitionStore:
@@ -144,7 +144,7 @@ def test_dense_rows_come_out_bit_for_bit(no_disk_wait, tmp_path, dtype, pack_hal
 @pytest.mark.parametrize("pack_halo", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint8, np.bool_])
 def test_sparse_rows_come_out_bit_for_bit(no_disk_wait, tmp_path, dtype, pack_halo):
-    scipy = pytest.importorskip("scipy.sparse")
+    scipy = pytest.importorskip("scipy.sparse", reason="the extra [test] is not installed: scipy")
     graph = random_graph(200, 700, 4)
     matrix = scipy.random(200, 50, 0.1, "csr", random_state=0)
     matrix.data = (matrix.data * 100 + 1).astype(dtype)

@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.partitioner import phases
@@ -24,7 +24,6 @@ def test_caps_of_every_kind():
     assert part_loads(constraints, DEGREE, part, 2).tolist() == [[4, 7, 2, 2], [4, 5, 1, 1]]
 
 
-@settings(max_examples=100)
 @given(num_nodes=st.integers(1, 500), num_parts=st.integers(1, 40), hundredths=st.integers(100, 300))
 def test_a_cap_is_the_slack_times_the_mean_rounded_down_but_at_least_the_mean_rounded_up(
     num_nodes, num_parts, hundredths

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.partitioner import partition
@@ -12,7 +12,6 @@ from tests.partitioner.graphs import listed, simple_graphs, stream_of
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
-@settings(max_examples=100)
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
 def test_equals_the_oracle_in_every_layout(graph, layout, data):
     num_nodes, edges = graph

@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
@@ -39,7 +39,6 @@ def expected_parts(
     return grem_parts(edges, num_nodes, num_parts, mode, refine, chunk_edges, epsilon, seed_parts, **balanced)
 
 
-@settings(max_examples=200)
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
 def test_equals_the_oracle_in_every_layout(graph, layout, data):
     num_nodes, edges = graph
@@ -61,7 +60,6 @@ def test_equals_the_oracle_in_every_layout(graph, layout, data):
     assert np.bincount(p.part_id).max() <= math.ceil(num_nodes / num_parts) * (1 + options["epsilon"])
 
 
-@settings(max_examples=200)
 @given(graph=simple_graphs(), data=st.data())
 def test_balances_equal_the_oracle(graph, data):
     num_nodes, edges = graph
@@ -243,7 +241,7 @@ def test_a_graph_that_changes_between_passes_is_an_error():
 @pytest.mark.parametrize("seed_method", ["multilevel", "metis", "spring", "random"])
 def test_any_partitioner_seeds_the_first_chunk(mode, seed_method, tmp_path):
     if seed_method == "metis":
-        pytest.importorskip("pymetis")
+        pytest.importorskip("pymetis", reason="the extra [metis] is not installed")
     edges, num_nodes = communities()
     for num_parts in (4, 5):
         p = grem(stream_of(edges, num_nodes), num_parts, seed_method, mode=mode, epsilon=0.05, scratch=tmp_path)
@@ -361,7 +359,6 @@ def test_nodes_change_places_where_no_move_alone_relieves():
     assert np.bincount(part, weights=weight[:, 2]).tolist() == [9, 9]
 
 
-@settings(max_examples=200)
 @given(num_parts=st.integers(1, 300), per_part=st.integers(1, 10**6), less=st.floats(0, 1), epsilon=st.floats(0, 1))
 def test_caps_always_leave_room_for_every_node(num_parts, per_part, less, epsilon):
     num_nodes = max(1, int(num_parts * per_part - less * num_parts))

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.partition_process import measure
@@ -18,7 +18,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 WEIGHTS = [0, 0.3, 1, 1.1, 4, 50.5]
 
 
-@settings(max_examples=120)
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
 def test_equals_the_oracle_in_every_layout(graph, layout, data):
     num_nodes, edges = graph

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.partitioner import partition
@@ -20,7 +20,6 @@ def masters_of(src, dst, part, num_nodes, num_parts, rule, seed=0, block=7):
     return assign_masters(masters, num_parts)
 
 
-@settings(max_examples=80)
 @given(graph=simple_graphs(), num_parts=st.sampled_from([1, 2, 5, 16, 17, 40, 300]), data=st.data())
 def test_every_rule_equals_the_oracle(graph, num_parts, data):
     num_nodes, edges = graph

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
@@ -25,7 +25,6 @@ def blocks(stream, num_parts, masks, **options):
     return partition(stream, "neighborhood_block", num_parts, masks=masks, evaluate=False, **options)
 
 
-@settings(max_examples=150)
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
 def test_blocks_equal_the_oracles_in_every_layout(graph, layout, data):
     num_nodes, edges = graph
@@ -40,7 +39,6 @@ def test_blocks_equal_the_oracles_in_every_layout(graph, layout, data):
     assert found.tolist() == grow(simple_edges(arcs, layout), num_nodes, labelled, most)
 
 
-@settings(max_examples=60)
 @given(graph=simple_graphs(), num_parts=st.integers(1, 6), data=st.data())
 def test_every_node_has_a_part_and_nodes_are_capped(graph, num_parts, data):
     num_nodes, edges = graph

@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
@@ -47,7 +47,6 @@ def keyed_order(rows, block_edges, seed):
     return order_of
 
 
-@settings(max_examples=60)
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
 @pytest.mark.parametrize("method", METHODS)
 def test_equals_the_oracle_in_every_layout(method, graph, layout, data):

@@ -58,7 +58,7 @@ def test_the_result_tells_how_it_came_about():
         ]
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(num_nodes=st.integers(1, 300), data=st.data())
 def test_random_parts_differ_by_one_node_at_most(num_nodes, data):
     num_parts = data.draw(st.integers(1, num_nodes))

@@ -5,7 +5,7 @@ import tracemalloc
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.partition_store import PartitionStore, write_partition_store
@@ -70,7 +70,6 @@ def check(num_nodes, edges, arcs, part_id, num_parts, hops, **options):
         assert (q.bytes_per_part[part], q.components_per_part[part]) == expected
 
 
-@settings(max_examples=150)
 @given(
     graph=simple_graphs(),
     layout=st.sampled_from(["once", "both_ways", "directed"]),

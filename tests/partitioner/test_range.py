@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.partitioner import partition
@@ -12,7 +12,6 @@ def ranges(stream, num_parts, **options):
     return partition(stream, "range", num_parts, evaluate=False, **options)
 
 
-@settings(max_examples=100)
 @given(num_nodes=st.integers(1, 300), data=st.data())
 def test_ranges_differ_by_one_node_at_most(num_nodes, data):
     num_parts = data.draw(st.integers(1, num_nodes))
@@ -26,7 +25,6 @@ def test_ranges_differ_by_one_node_at_most(num_nodes, data):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@settings(max_examples=100)
 @given(graph=simple_graphs(), data=st.data())
 def test_ranges_of_equal_volume_are_one_degree_off_at_most(graph, data):
     num_nodes, edges = graph

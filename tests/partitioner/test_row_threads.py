@@ -3,14 +3,13 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.partitioner.multilevel import weighted_graph
 from lightning_gnnscale.partitioner.multilevel.weighted_graph import RowThreads, num_cores, share_of
 
 
-@settings(max_examples=200)
 @given(
     degrees=st.lists(st.sampled_from([0, 0, 1, 2, 3, 50]), max_size=30),
     first=st.integers(0, 5),

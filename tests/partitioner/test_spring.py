@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
@@ -17,7 +17,6 @@ def spring(stream, num_parts, **options):
     return partition(stream, "spring", num_parts, evaluate=False, **options)
 
 
-@settings(max_examples=300)
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
 def test_equals_the_oracle_in_every_layout(graph, layout, data):
     num_nodes, edges = graph

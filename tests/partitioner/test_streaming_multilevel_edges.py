@@ -41,7 +41,7 @@ def counted_edges(arcs, layout):
     return [(u, v) for u, v in arcs if (u < v if layout == "both_ways" else u != v)]
 
 
-@settings(max_examples=30)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
 def test_parts_are_balanced_or_what_is_too_much_is_told(graph, layout, data):
     num_nodes, edges = graph

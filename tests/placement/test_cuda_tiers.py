@@ -42,7 +42,7 @@ def same_bytes(got, features, nodes):
     return got.cpu().view(torch.uint8).numpy().tobytes() == features.array[nodes].tobytes()
 
 
-@settings(max_examples=30)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(
     num_nodes=st.integers(4, 40),
     dim=st.sampled_from([1, 3, 16, 63, 65]),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from buffer_cases import DTYPES, GROUPS, coded_table, counted, placed, table
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import lightning_gnnscale as gs
@@ -16,7 +16,6 @@ from lightning_gnnscale.loader import BufferPool
 from lightning_gnnscale.partition_store.features import CSRFeatures
 
 
-@settings(max_examples=80)
 @given(
     num_nodes=st.integers(4, 60),
     dim=st.sampled_from([1, 3, 16, 17, 63, 64, 128]),

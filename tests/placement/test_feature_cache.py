@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.placement import FeatureCache
@@ -37,14 +37,12 @@ def hits_of(trace, capacity, policy, batch=1, told=1.0, num_nodes=None):
 traces = st.lists(st.integers(0, 9), min_size=1, max_size=80)
 
 
-@settings(max_examples=200)
 @given(trace=traces, capacity=st.integers(1, 6))
 def test_lru_and_sieve_equal_plain_python(trace, capacity):
     assert hits_of(trace, capacity, "lru") == row_cache.lru(trace, capacity)
     assert hits_of(trace, capacity, "sieve") == row_cache.sieve(trace, capacity)
 
 
-@settings(max_examples=200)
 @given(trace=traces, capacity=st.integers(1, 6), told=st.sampled_from([1.0, 0.5]))
 def test_belady_has_at_least_the_hits_of_the_textbook_and_of_the_others(trace, capacity, told):
     full = sum(hits_of(trace, capacity, "belady"))
@@ -53,13 +51,11 @@ def test_belady_has_at_least_the_hits_of_the_textbook_and_of_the_others(trace, c
     assert full >= sum(hits_of(trace, capacity, "belady", told=told))
 
 
-@settings(max_examples=60)
 @given(trace=st.lists(st.integers(0, 5), min_size=1, max_size=14), capacity=st.integers(1, 3))
 def test_belady_is_the_best_of_all_choices(trace, capacity):
     assert sum(hits_of(trace, capacity, "belady")) == row_cache.most_hits(trace, capacity)
 
 
-@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.integers(1, 12), st.sampled_from(["lru", "sieve", "belady"]))
 def test_batches_of_distinct_nodes_are_read_one_after_the_other(seed, capacity, policy):
     random = np.random.default_rng(seed)

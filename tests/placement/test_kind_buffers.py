@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles.kind_rows import as_rows, indexed, write_kinds
 
@@ -167,7 +167,6 @@ def test_a_process_a_device_reads_its_peers(store, tmp_path):
     host=st.none() | st.integers(0, 40),
     seed=st.integers(0, 9),
 )
-@settings(max_examples=150)
 def test_a_buffer_is_filled_by_bytes(method, num_devices, widths, share, alpha, by_device, host, seed):
     row_bytes, num = np.array(widths), len(widths)
     prob = np.random.default_rng(seed).random((num_devices, num) if by_device else num)
@@ -190,7 +189,6 @@ def test_a_buffer_is_filled_by_bytes(method, num_devices, widths, share, alpha, 
 
 
 @given(seed=st.integers(0, 50), method=st.sampled_from(["rule", "rule_by_cost", "naive", "random", "hot_ranges"]))
-@settings(max_examples=40)
 def test_rows_of_one_width_are_placed_as_without(seed, method):
     prob = np.random.default_rng(seed).random((2, 30))
     plain, alike = (gs.place(prob, 2, 7, 0.2, method=method, row_bytes=w, host_rows=5) for w in (None, np.full(30, 12)))

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.graph import build_csc
@@ -61,7 +61,6 @@ def test_the_example_of_the_paper():
     assert placement.dev_num.dtype == np.int32 and placement.buf_pos.dtype == np.int64
 
 
-@settings(max_examples=150)
 @given(
     chances=st.lists(st.integers(0, 6), min_size=1, max_size=30),
     num_devices=st.integers(1, 5),

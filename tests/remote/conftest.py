@@ -10,7 +10,7 @@ from lightning_gnnscale.remote.ray_worker import start_workers
 @pytest.fixture(scope="module")
 def local_ray():
     """Ray on this machine; everything of it ends with the module."""
-    ray = pytest.importorskip("ray", reason="Ray is not installed: make test installs it")
+    ray = pytest.importorskip("ray", reason="the extra [ray] is not installed")
     cluster.join_ray(None, 60.0, 200 << 20)
     yield ray
     cluster.leave_ray()

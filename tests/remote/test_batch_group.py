@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles.parts import small_world
 
@@ -185,7 +185,6 @@ def test_rows_of_a_batch_alone_become_its_own_only_where_they_can_be_written_to(
 
 
 @given(st.lists(st.lists(st.integers(0, 60), max_size=40), min_size=1, max_size=4), st.sampled_from([1, 97, 1 << 45]))
-@settings(max_examples=60)
 def test_the_union_is_in_order_of_first_appearance(lists, step):
     ids = [np.array(own, np.int64) * step for own in lists]  # wide steps: by hash
     union, positions = unite(ids)
@@ -195,7 +194,6 @@ def test_the_union_is_in_order_of_first_appearance(lists, step):
 
 
 @given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-200, 300) | st.integers(-40000, 70000)))
-@settings(max_examples=100)
 def test_integers_travel_as_narrow_as_they_fit(values):
     array = np.array(values, np.int64)
     wire = narrowed(array)

@@ -116,7 +116,7 @@ def loader_over(store, graph: HeldGraph | None) -> PartLoader:
 @pytest.fixture(scope="module")
 def two_machines():
     """The ids of two nodes of a Ray cluster on this machine."""
-    ray = pytest.importorskip("ray", reason="Ray is not installed: make test installs it")
+    ray = pytest.importorskip("ray", reason="the extra [ray] is not installed")
     nodes, options = start_cluster()
     try:
         second = nodes.add_node(**options)

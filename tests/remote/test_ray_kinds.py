@@ -6,7 +6,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles.kind_rows import as_rows, indexed, write_kinds
 
@@ -84,7 +84,6 @@ def test_workers_change_no_bit(pool, store, case):
     weighted=st.booleans(),
     seed=st.integers(0, 999),
 )
-@settings(max_examples=60)
 def test_cached_rows_of_kinds_are_those_of_the_store(store, capacity, spare, policy, weighted, seed):
     features, random = store.features.raw, np.random.default_rng(seed)
     cache = TrainerCache(store.num_nodes, capacity, 0, "", policy, spare, kinds=table_of(features).kinds)

@@ -40,13 +40,13 @@ def test_without_ray_the_extra_is_named(monkeypatch):
 
 
 def test_ranks_on_several_machines_need_an_address():
-    pytest.importorskip("ray", reason="Ray is not installed: make test installs it")
+    pytest.importorskip("ray", reason="the extra [ray] is not installed")
     with pytest.raises(GNNScaleError, match="the ranks are on several: start a cluster with `ray start`"):
         gs.RayWorkers().connect(RankPlace(0, 4, 0, 0, 2))
 
 
 def test_every_rank_is_told_what_rank_0_found():
-    pytest.importorskip("ray", reason="Ray is not installed: make test installs it")
+    pytest.importorskip("ray", reason="the extra [ray] is not installed")
     with pytest.raises(GNNScaleError, match="no Ray cluster answers at"):
         gs.RayWorkers(address="x:1").connect(RankPlace(1, 2, 0, 1, 2, lambda value: "no Ray cluster answers at x:1"))
 

@@ -8,7 +8,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles.parts import small_world
 
@@ -95,7 +95,6 @@ def assert_equal(one, other):
     st.integers(0, 200),
     st.lists(st.integers(0, 399), unique=True, max_size=20),
 )
-@settings(max_examples=60)
 def test_any_owners_draw_what_the_whole_graph_gives(fanouts, replace, return_e_id, owner, num_replicated, seeds):
     sampler, seeds = NeighborSampler(fanouts, replace=replace), np.array(seeds, np.int64)
     replicated = np.argsort(-WORLD.csc.in_degree, kind="stable")[:num_replicated]

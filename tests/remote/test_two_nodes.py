@@ -13,7 +13,7 @@ from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.remote import RayWorkers
 from lightning_gnnscale.sampler import NeighborSampler
 
-pytest.importorskip("ray", reason="Ray is not installed: make test installs it")
+pytest.importorskip("ray", reason="the extra [ray] is not installed")
 
 
 @pytest.fixture

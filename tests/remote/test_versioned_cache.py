@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles import row_cache
 
@@ -132,7 +132,6 @@ def random_step(rng: random.Random) -> tuple:
 
 
 @given(st.sampled_from(["lru", "sieve"]), st.integers(1, 9), st.integers(1, 5), st.integers(0, 1 << 32))
-@settings(max_examples=60)
 def test_no_interleaving_returns_a_wrong_row_or_exceeds_the_memory(policy, capacity, spare, seed):
     traffic, rng = Traffic(policy, capacity, spare), random.Random(seed)
     for _ in range(250):
@@ -174,7 +173,6 @@ def test_of_a_union_the_heaviest_rows_stay():
 
 
 @given(st.lists(st.integers(0, 1 << 40), max_size=60), st.data())
-@settings(max_examples=50)
 def test_the_heaviest_come_first(weights, data):
     most = data.draw(st.integers(0, len(weights)))
     weight = np.array(weights, np.float64)

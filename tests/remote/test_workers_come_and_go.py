@@ -11,7 +11,7 @@ from lightning_gnnscale.remote import RayWorkers, cluster
 from lightning_gnnscale.remote.messages import WorkerSettings
 from lightning_gnnscale.remote.ray_worker import start_workers
 
-pytest.importorskip("ray", reason="Ray is not installed: make test installs it")
+pytest.importorskip("ray", reason="the extra [ray] is not installed")
 
 
 def told(since: int, name: str) -> list[dict]:

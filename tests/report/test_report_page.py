@@ -29,7 +29,7 @@ EXCHANGE = {
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     """A headless Chromium that is driven, or a skip that says what is missing."""
-    selenium = pytest.importorskip("selenium.webdriver", reason="selenium is of the extra dev: pip install -e .[dev]")
+    selenium = pytest.importorskip("selenium.webdriver", reason="the extra [dev] is not installed: selenium")
     from selenium.webdriver.chrome.service import Service
 
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")

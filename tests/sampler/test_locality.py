@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles.parts import small_world
 
@@ -66,7 +66,6 @@ def test_self_loops_of_the_graph_count_once():
             assert mine.tolist() == theirs.tolist()
 
 
-@settings(max_examples=60)
 @given(
     num_nodes=st.integers(1, 40),
     num_arcs=st.integers(0, 200),

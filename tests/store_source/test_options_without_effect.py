@@ -28,7 +28,7 @@ def stores_of(folder, method, options, num_parts=3):
 @pytest.mark.parametrize("method", ["spring", "grem", "hdrf", "two_phase", "ldg", "metis", "range", "mixed"])
 def test_another_scratch_folder_is_the_same_store(tmp_path, method):
     if method == "metis":
-        pytest.importorskip("pymetis")
+        pytest.importorskip("pymetis", reason="the extra [metis] is not installed")
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         folder.mkdir()

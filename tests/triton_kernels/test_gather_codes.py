@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from own_python import run_python
 from tier_tables import spread
@@ -36,7 +36,6 @@ def scales(raw):
     return np.ascontiguousarray(raw[:, :4]).view(np.float32)
 
 
-@settings(max_examples=80)
 @given(
     bits=st.sampled_from([8, 4]),
     dim=st.sampled_from([0, *DIMS]),
@@ -90,7 +89,6 @@ def test_tiny_rows_decode_to_no_subnormal_values(bits):
     assert ((values == 0) | (np.abs(values) >= 2.0**-126)).all()
 
 
-@settings(max_examples=120)
 @given(
     bits=st.sampled_from([8, 4]),
     dim=st.sampled_from([0, *DIMS]),

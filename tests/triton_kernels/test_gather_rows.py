@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.loader import BufferPool
@@ -19,7 +19,6 @@ def random_table(shape, dtype, seed):
     return bits.view(dtype).reshape(shape)
 
 
-@settings(max_examples=120)
 @given(
     dtype=st.sampled_from(DTYPES),
     dim=st.sampled_from([1, 2, 3, 7, 8, 15, 16, 31, 32, 63, 64, 65, 128]),

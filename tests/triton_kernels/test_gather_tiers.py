@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tier_tables import TORCH_DTYPES, as_bytes, random_bits, spread
 
@@ -27,7 +27,6 @@ def expected(whole, places, nodes, unreachable, filler):
     return rows, counts
 
 
-@settings(max_examples=120)
 @given(
     dtype=st.sampled_from(TORCH_DTYPES),
     dim=st.sampled_from([1, 2, 3, 5, 8, 15, 16, 31, 32, 63, 64, 65, 128]),

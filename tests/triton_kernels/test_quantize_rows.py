@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from quantize_forms import BITS, DTYPES, KEY, odd_ids, odd_rows, run_form, same_bits
 
@@ -27,7 +27,6 @@ def test_bytes_of_a_row(width, bits, expected):
     assert row_bytes(width, bits) == expected
 
 
-@settings(max_examples=150)
 @given(
     width=st.one_of(st.sampled_from([1, 2, 3, 4, 5, 63, 64, 65, 128]), st.integers(1, 200)),
     num_rows=st.integers(1, 12),
@@ -82,7 +81,6 @@ def test_the_scale_is_the_next_bfloat16(dtype):
     assert scale[-3:, 0].tolist() == [1.0, 1 + 2**-7, 1 + 2**-7]
 
 
-@settings(max_examples=60)
 @given(st.integers(1, 70), st.sampled_from(BITS), st.sampled_from(DTYPES), st.integers(-90, 120), st.integers(0, 10**6))
 def test_errors_stay_below_a_step(width, bits, dtype, exponent, seed):
     x = torch.from_numpy(np.random.default_rng(seed).standard_normal((4, width)) * 2.0**exponent).to(dtype)

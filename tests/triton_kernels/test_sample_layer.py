@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.graph import CSC, build_csc
@@ -36,7 +36,6 @@ graphs = st.builds(
 )
 
 
-@settings(max_examples=60)
 @given(graphs, st.lists(st.integers(1, 30), min_size=1, max_size=3), st.integers(0, 2**64 - 1), st.data())
 def test_equals_plain_python_bit_for_bit(csc, sizes, key, data):
     seeds = np.array(data.draw(st.lists(st.integers(0, csc.num_rows - 1), unique=True, max_size=8)), np.int64)

@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sampled_graphs import random_csc, star
 
@@ -36,7 +36,6 @@ def chances(num_first, num_rest, fanout, scale) -> tuple[Fraction, Fraction]:
     return first, first / scale if rest is None else rest
 
 
-@settings(max_examples=80)
 @given(
     num_nodes=st.integers(1, 120),
     num_arcs=st.integers(0, 1500),
@@ -62,7 +61,6 @@ def test_equals_the_keyed_oracle(num_nodes, num_arcs, fanouts, key, scale, share
     assert_same(unseen, mine._replace(e_id=None))
 
 
-@settings(max_examples=60)
 @given(num_nodes=st.integers(1, 60), num_arcs=st.integers(0, 500), seed=st.integers(0, 10**6), position=st.booleans())
 def test_rows_are_split_in_order(num_nodes, num_arcs, seed, position):
     csc = random_csc(num_nodes, num_arcs, seed)

@@ -77,7 +77,7 @@ def test_the_mean_without_weights_goes_back_too():
     close(x.grad, reference.x_gradient(grad, indptr, indices, None, True, 6), torch.float64)
 
 
-@settings(max_examples=20)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 12), st.integers(1, 3), st.booleans(), st.integers(0, 99))
 def test_the_reference_has_the_gradients_of_its_forward(num_dst, num_src, num_arcs, heads, mean, seed):
     indptr, indices, generator = (

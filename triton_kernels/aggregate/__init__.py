@@ -1,4 +1,4 @@
-"""Reductions over the in-arcs of each node: weighted sums and means, softmax over a row, sums and products of ends."""
+"""Reductions over the in-arcs of each node: sums, means, extremes, softmax over a row, sums and products of ends."""
 
 from .op import Transposed, add_arcs, aggregate, edge_add, edge_dot, edge_softmax, segment_mean, transpose
 

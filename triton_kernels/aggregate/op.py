@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from . import cpu, device, reference
 from .device import SegmentSum, is_available
+from .extremes import extreme
 
 
 class Transposed(NamedTuple):
@@ -58,14 +59,15 @@ def aggregate(
     """Sum or average weighted source values over the in-arcs of each node; differentiable in x and weight.
 
     out[v, h, :] = sum over arcs e of row v of weight[e, h] * x[indices[e], h, :], divided by the number of arcs of
-    the row for "mean". A row without arcs gives 0.
+    the row for "mean"; for "min" and "max" the least and the largest x[indices[e], h, c] of each channel, with a
+    gradient that goes to the first arc among equals. A row without arcs gives 0.
 
     Args:
         x: (num_src, heads, channels) or (num_src, channels), floating; float16 and bfloat16 are summed in float32.
         indptr: (num_dst + 1,) int64, from 0 to num_arcs.
         indices: (num_arcs,) int32 or int64 in [0, num_src).
-        weight: (num_arcs, heads) or (num_arcs,) for all heads alike, floating; None = 1.
-        reduce: "sum" or "mean".
+        weight: (num_arcs, heads) or (num_arcs,) for all heads alike, floating; None = 1. Not for "min" and "max".
+        reduce: "sum", "mean", "min" or "max".
         transposed: `transpose` of the same arcs and weights, for one head; None: the backward makes it. Read on the
             CPU only.
 
@@ -77,14 +79,19 @@ def aggregate(
 
     Cost: reads num_arcs * heads * channels values. The gradient of x regroups the arcs by source (one int and one
     weight an arc) and reads as much again, without races and in a fixed order; on the CPU the number of threads
-    changes no bit of any result. On CUDA Triton kernels run: no message is held in memory.
+    changes no bit of any result. On CUDA Triton kernels run: no message is held in memory. "min" and "max" have no
+    kernel: messages are held, and torch-scatter finds the arcs where it is installed, plain torch elsewhere.
     """
     _check_rows(indptr, indices, x.shape[0])
-    if reduce not in ("sum", "mean"):
-        raise ValueError(f"reduce must be 'sum' or 'mean', got {reduce!r}")
+    if reduce not in ("sum", "mean", "min", "max"):
+        raise ValueError(f"reduce must be 'sum', 'mean', 'min' or 'max', got {reduce!r}")
     if x.dim() not in (2, 3) or not x.is_floating_point():
         raise ValueError(f"x must be floating, 2-D or 3-D, got {tuple(x.shape)} {x.dtype}")
     values = x if x.dim() == 3 else x.unsqueeze(1)
+    if reduce in ("min", "max"):
+        if weight is not None:
+            raise ValueError(f"reduce={reduce!r} takes no weight: multiply x by it, or say reduce='sum'")
+        return extreme(values, indptr, indices, reduce == "max").view(len(indptr) - 1, *x.shape[1:])
     if weight is not None:
         if weight.shape[0] != len(indices) or (weight.dim() == 2 and weight.shape[1] != values.shape[1]):
             expected = (len(indices), values.shape[1])

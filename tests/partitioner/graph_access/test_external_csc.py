@@ -3,7 +3,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.edge_stream import open_edge_stream
@@ -35,7 +35,6 @@ def check(csc, expected, block_edges):
     assert csc.block_start.tolist() == cut_into_blocks(expected, block_edges)
 
 
-@settings(max_examples=80)
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
 def test_every_layout_gives_the_rows_in_stream_order(graph, layout, data):
     num_nodes, edges = graph

@@ -2,7 +2,7 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.errors import EdgeStreamError, GNNScaleError
@@ -28,7 +28,6 @@ def degrees_of(edges, num_nodes):
     return degree
 
 
-@settings(max_examples=100)
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), chunk=st.integers(1, 30))
 def test_every_layout_gives_the_simple_graph_in_stream_order(graph, layout, chunk):
     num_nodes, edges = graph
@@ -49,7 +48,6 @@ def test_odd_graphs_are_made_simple(name):
     assert degree.tolist() == degrees_of(expected, num_nodes)
 
 
-@settings(max_examples=100)
 @given(graph=simple_graphs(), chunk=st.integers(1, 30), seed=st.integers(0, 3))
 def test_the_layout_is_found(graph, chunk, seed):
     num_nodes, edges = graph

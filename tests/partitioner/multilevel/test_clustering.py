@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.jit import kernel
@@ -22,7 +22,6 @@ def rows_of(graph):
     return [entries[a:b] for a, b in zip(graph.indptr[:-1], graph.indptr[1:], strict=True)]
 
 
-@settings(max_examples=200)
 @given(graph=cut_graphs(max_nodes=20), data=st.data())
 def test_equals_the_oracle(graph, data):
     num_nodes, num_dims = graph.num_nodes, graph.node_weight.shape[1]
@@ -58,7 +57,6 @@ def test_equals_the_oracle(graph, data):
     assert [done for _, done in calls] == list(range(1, len(calls) + 1))
 
 
-@settings(max_examples=60)
 @given(graph=weighted_graphs(max_nodes=24), data=st.data())
 def test_limits_are_kept_and_groups_respected(graph, data):
     num_nodes, num_dims = graph.num_nodes, graph.node_weight.shape[1]

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.partitioner.graph_access.external_csc import open_external_csc
@@ -30,7 +30,6 @@ def labels(num_nodes):
     return st.lists(st.integers(0, num_nodes - 1), min_size=num_nodes, max_size=num_nodes)
 
 
-@settings(max_examples=150)
 @given(graph=weighted_graphs(), data=st.data())
 def test_contraction_equals_dense_matrices(graph, data):
     label = data.draw(labels(graph.num_nodes))
@@ -44,7 +43,6 @@ def test_contraction_equals_dense_matrices(graph, data):
     assert coarse.indices.tolist() == [c for row in listed for c in row]
 
 
-@settings(max_examples=100)
 @given(graph=simple_graphs(max_nodes=16), data=st.data())
 def test_the_quotient_of_blocks_equals_dense_matrices(graph, data):
     num_nodes, edges = graph

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.partitioner.multilevel import Effort, partition_in_memory
@@ -12,7 +12,6 @@ from tests.partitioner.multilevel.graphs import cut_of, loads_of, weighted_graph
 QUICK = Effort(stop=4, tries=2, max_rounds=10)
 
 
-@settings(max_examples=40)
 @given(graph=weighted_graphs(max_nodes=24), num_parts=st.integers(1, 4), seed=st.integers(0, 9))
 def test_every_node_gets_a_part_whatever_the_threads(graph, num_parts, seed):
     mean = -(-loads_of(graph, np.zeros(graph.num_nodes, int), 1)[0] // num_parts)

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.partitioner.graph_access.external_csc import open_external_csc
@@ -57,7 +57,6 @@ def hub_and_crowd(seed, num_nodes=150):
     return rng.permutation(pairs[pairs[:, 0] != pairs[:, 1]]).tolist()
 
 
-@settings(max_examples=60)
 @given(graph=simple_graphs(), data=st.data())
 def test_up_to_8_parts_refinement_over_edges_is_that_over_rows(graph, data):
     num_nodes, edges = graph
@@ -126,7 +125,6 @@ def test_with_many_parts_a_round_that_goes_on_from_saved_arrays_ends_the_same(nu
     threads.close()
 
 
-@settings(max_examples=40)
 @given(graph=simple_graphs(), data=st.data())
 def test_clusters_equal_the_oracle(graph, data):
     num_nodes, edges = graph
@@ -168,7 +166,6 @@ def check_clusters(num_nodes, edges, node_weight, limit, seed, num_threads):
     assert (load <= np.maximum(limit, heaviest)).all()
 
 
-@settings(max_examples=40)
 @given(graph=simple_graphs(), data=st.data())
 def test_the_quotient_of_edges_is_that_of_rows(graph, data):
     num_nodes, edges = graph

@@ -1,12 +1,11 @@
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.partitioner.multilevel.cycle import grow_parts
 from tests.partitioner.multilevel.graphs import cut_of, loads_of, weighted_graph, weighted_graphs
 
 
-@settings(max_examples=100)
 @given(graph=weighted_graphs(), num_parts=st.integers(1, 5), seed=st.integers(0, 9), data=st.data())
 def test_every_node_gets_a_part_and_no_part_more_than_its_share_and_one_node(graph, num_parts, seed, data):
     share = np.array(data.draw(st.lists(st.floats(0.1, 1), min_size=num_parts, max_size=num_parts)))

@@ -1,4 +1,4 @@
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.partitioner.multilevel.cycle import empty_heap, heap_clear, heap_put, heap_take
@@ -11,7 +11,6 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=200)
 @given(st.lists(ACTIONS, max_size=80))
 def test_equals_a_sorted_list_while_keys_change(actions):
     nodes, place, keys, size = empty_heap(NODES)

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.partitioner.multilevel import refinement
@@ -28,7 +28,6 @@ def starts(graph, num_parts):
     return st.lists(st.integers(0, num_parts - 1), min_size=graph.num_nodes, max_size=graph.num_nodes)
 
 
-@settings(max_examples=200)
 @given(graph=weighted_graphs(min_nodes=2), num_parts=st.integers(2, 4), data=st.data())
 def test_without_balance_equals_the_oracle(graph, num_parts, data):
     start = data.draw(starts(graph, num_parts))
@@ -43,7 +42,6 @@ def test_without_balance_equals_the_oracle(graph, num_parts, data):
     assert (part.tolist(), cut) == jet(rows, start, loss, patience, max_rounds)
 
 
-@settings(max_examples=100)
 @given(graph=cut_graphs(min_nodes=2), num_parts=st.integers(2, 4), data=st.data())
 def test_a_balanced_start_never_gets_worse_and_figures_are_those_counted(graph, num_parts, data):
     start = np.array(data.draw(starts(graph, num_parts)))
@@ -67,7 +65,6 @@ def test_a_balanced_start_never_gets_worse_and_figures_are_those_counted(graph, 
         assert np.array_equal(run(graph.whole, start, cap, seed)[0], run(graph, start, cap, seed)[0])
 
 
-@settings(max_examples=100)
 @given(graph=weighted_graphs(min_nodes=2), num_parts=st.integers(2, 4), data=st.data())
 def test_any_start_ends_with_true_figures(graph, num_parts, data):
     start = data.draw(starts(graph, num_parts))

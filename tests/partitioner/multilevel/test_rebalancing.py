@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_gnnscale.partitioner.multilevel import refinement
@@ -25,7 +25,6 @@ def potential(load, cap):
     return (np.maximum(0, load / cap - 1) ** 2).sum()
 
 
-@settings(max_examples=200)
 @given(graph=cut_graphs(), num_parts=st.integers(1, 4), data=st.data())
 def test_the_potential_never_rises_and_true_means_within_the_caps(graph, num_parts, data):
     start = data.draw(st.lists(st.integers(0, num_parts - 1), min_size=graph.num_nodes, max_size=graph.num_nodes))
@@ -52,7 +51,6 @@ def test_the_potential_never_rises_and_true_means_within_the_caps(graph, num_par
         assert part.tolist() == start
 
 
-@settings(max_examples=60)
 @given(num_nodes=st.integers(1, 30), num_parts=st.integers(1, 5), seed=st.integers(0, 99))
 def test_nodes_that_weigh_one_always_come_within_caps_that_hold_them(num_nodes, num_parts, seed):
     rng = np.random.default_rng(seed)
