@@ -146,7 +146,7 @@ def load_workload(name: str, data_root: Path | None) -> Workload:
     """Load or generate a graph that `check_graphs` has accepted.
 
     Public graphs are made undirected, and their ids are permuted. Ids that follow the crawl would give ranges of ids,
-    the naive placement, a locality that most data sets do not have.
+    the placement by ranges, a locality that most data sets do not have.
 
     Generated ones are named "power_law:NODES" or "power_law:NODES:ARCS"; the default is 20 arcs per node.
     """

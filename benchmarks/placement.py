@@ -35,10 +35,10 @@ from .graphs import check_graphs, load_workload, public_root, stream_of, without
 from .present import LEFT, grouped, legend, panels, save, show, tell
 from .runner import Case, Runner, benchmark, check_names, digest, machine_line
 
-METHODS = ("rule", "rule_by_cost", "naive", "hot_ranges", "random", "degree", "metis", "metis_local")
+METHODS = ("rule", "rule_by_cost", "ranges", "naive", "random", "degree", "metis", "metis_local")
 METHODS += ("pagraph", "pagraph_local")
 # Those that read each other's buffers and the same batches, as "rule" does.
-PEERS = ("naive", "hot_ranges", "random", "degree", "metis")
+PEERS = ("ranges", "naive", "random", "degree", "metis")
 TIERS = ("local", "peer", "host", "disk")
 LOCAL = "_local"  # each device shuffles its own training nodes only
 ARCS_OF_SEARCH = 2e9  # that PaGraph's searches may read before they look fewer hops; about 10 s
@@ -422,10 +422,10 @@ def _show(rows: list[dict], alpha: float) -> None:
     shown = []
     for case in cases_of(rows):
         rule, what, costs = rule_of(case, alpha), compared(case, alpha), _costs(case, alpha)
-        naive = costs.get("naive")
+        ranges = costs.get("ranges")
         shown.append(
             {**rule, "of": what, **{method: 100 * value for method, value in costs.items()}}
-            | {"saved": round(1 - costs["rule"] / naive, 2) + 0.0 if naive else None}
+            | {"saved": round(1 - costs["rule"] / ranges, 2) + 0.0 if ranges else None}
             | {"predicted": 100 * cost(rule, alpha, what, "predicted_")}
         )
     if alpha == 0:

@@ -165,7 +165,7 @@ def _spread(order, prob, alpha, rows):
 
 RULES = ("rule", "rule_by_cost")
 _SAME = 1e-9  # by which costs differ that are equal
-METHODS = ("rule", "naive", "random", "degree", "metis", "pagraph", "rule_by_cost", "hot_ranges")
+METHODS = ("rule", "ranges", "random", "degree", "metis", "pagraph", "rule_by_cost", "naive")
 
 
 def place(
@@ -203,10 +203,10 @@ def place(
         groups: Groups of devices that read each other's buffers; every device is in one group. None: those of
             `linked_groups` with which the slowest device's reads cost least; all devices where the pairs are alike.
         method: "rule": Algorithm 1 in groups, Rule 1 (the hottest rows) on lone devices. "rule_by_cost": the same, but
-            copies give way as long as the reads of all devices together get cheaper (`alpha_by_cost`); or "hot_ranges",
-            where with those the slowest device's reads cost less. "naive": ranges
+            copies give way as long as the reads of all devices together get cheaper (`alpha_by_cost`); or "naive",
+            where with those the slowest device's reads cost less. "ranges": ranges
             of ids. "random": random rows. "degree": the nodes of highest in-degree, in turns. "metis": the hottest
-            nodes of each device's part, by `part_id`. "hot_ranges": the hottest nodes of each device's range of ids.
+            nodes of each device's part, by `part_id`. "naive": the hottest nodes of each device's range of ids.
             These five fill the devices of a group with different rows.
             "pagraph": each device caches what its own share of the training nodes reads, and no device reads another's.
         store: The store of the rows, whose fingerprint the placement keeps; needed by "degree" and "pagraph".
@@ -252,12 +252,12 @@ def place(
     elif method == "metis":
         parts = _checked_parts(part_id, num_nodes, num_devices)
         ways = [partial(_hottest_of_parts, prob, parts, room)]
-    elif method == "hot_ranges":
+    elif method == "naive":
         ways = []
     else:
         found = _candidates(method, mean, store, seed)
         ways = [lambda group: _dealt(found, len(group), room, in_turns=method == "degree")]
-    if method in ("hot_ranges", "rule_by_cost"):
+    if method in ("naive", "rule_by_cost"):
         ranges = np.arange(num_nodes) * num_devices // num_nodes
         ways.append(partial(_hottest_of_parts, prob, ranges, room))
     read = prob if room.row_bytes is None else prob * (room.row_bytes / max(room.row_bytes.mean(), 1e-9))
@@ -377,7 +377,7 @@ def _deal(nodes, choice, rows, filled):
 
 
 def _candidates(method: str, prob: np.ndarray, store, seed: int) -> np.ndarray:
-    if method == "naive":
+    if method == "ranges":
         return np.arange(len(prob))
     if method == "random":
         return permutation(len(prob), fold(seed))

@@ -48,7 +48,7 @@ def test_a_run_writes_rows_in_which_the_rule_is_never_behind(tmp_path):
         ["power_law:2000:30000"],
         DEVICES,
         buffer_shares=[0.1, 0.5],
-        methods=["rule", "naive", "random", "degree", "pagraph", "pagraph_local"],
+        methods=["rule", "ranges", "random", "degree", "pagraph", "pagraph_local"],
         batch_size=32,
         seeds=[0, 1],
         batches_per_device=8,
@@ -62,7 +62,7 @@ def test_a_run_writes_rows_in_which_the_rule_is_never_behind(tmp_path):
             assert abs(rule["host"] + rule["peer"] + rule["local"] - 1) < 1e-4
             assert abs(rule["host"] - rule["predicted_host"]) < 0.05
             for row in case:
-                if row["method"] in ("naive", "random", "degree"):
+                if row["method"] in ("ranges", "random", "degree"):
                     assert cost(rule, alpha, what) <= cost(row, alpha, what) + 0.005, row
     # two devices of half the rows hold all of them: peer reads are compared
     assert {compared(case, 0.0) for case in cases_of(rows) if case[0]["buffer_share"] == 0.5} == {"peer"}
@@ -72,7 +72,7 @@ def test_layers_are_placed_by_their_own_draws(tmp_path):
     """All neighbours of two hops are nearly the whole graph: placed by them, the rows on devices are any rows."""
     case = {"graphs": ["power_law:2000:30000"], "devices": {"2": [2]}, "buffer_shares": [0.1], "alphas": [0.0]}
     case |= {
-        "methods": ["rule", "hot_ranges", "random"],
+        "methods": ["rule", "naive", "random"],
         "nodes_per_layer": [64, 64],
         "batch_size": 32,
         "seeds": [0, 1],
@@ -82,7 +82,7 @@ def test_layers_are_placed_by_their_own_draws(tmp_path):
         rows = run(tmp_path / probability, **case, probability=probability)
         host[probability] = {row["method"]: row["host"] for row in rows}
     assert host["auto"]["rule"] < 0.8 * host["auto"]["random"]
-    assert host["auto"]["rule"] <= host["auto"]["hot_ranges"] + 0.01 < host["auto"]["random"]
+    assert host["auto"]["rule"] <= host["auto"]["naive"] + 0.01 < host["auto"]["random"]
     assert host["auto"]["rule"] < host["vip"]["rule"]
 
 
@@ -107,7 +107,10 @@ def test_a_generated_workload_is_the_same_twice():
     [
         ({"graphs": ["nothing_there"]}, "no graph 'nothing_there'"),
         ({"methods": ["rule", "best"]}, "bench.methods must be of .*; got best"),
-        ({"methods": ["naive"]}, r"bench.methods must hold rule, which the others are compared with, got \['naive'\]"),
+        (
+            {"methods": ["ranges"]},
+            r"bench.methods must hold rule, which the others are compared with, got \['ranges'\]",
+        ),
         ({"seeds": []}, "bench.seeds must hold at least one value"),
         ({"buffer_shares": [0.1, 1.5]}, r"bench.buffer_shares must be in \(0, 1\], got \[0.1, 1.5\]"),
         ({"nodes_per_layer": [0]}, "nodes_per_layer"),

@@ -13,7 +13,7 @@ from lightning_gnnscale.datamodule.placed_training import RankReads, rank_alphas
 from lightning_gnnscale.errors import PlacementError, StrategyError
 from lightning_gnnscale.placement import PlacementSettings
 
-METHODS = ["rule", "naive", "hot_ranges", "random", "degree", "metis", "pagraph"]
+METHODS = ["rule", "ranges", "naive", "random", "degree", "metis", "pagraph"]
 
 
 def trainer(max_epochs=3, **options):
@@ -148,7 +148,7 @@ def on_gpu(dm: gs.PartitionDataModule) -> gs.PartitionDataModule:
 
 
 def test_a_rank_without_a_batch_gathers_nothing(store_root):
-    dm = on_gpu(make(store_root, placement="naive"))
+    dm = on_gpu(make(store_root, placement="ranges"))
     assert dm.on_after_batch_transfer(None, 0) is None
 
 
@@ -199,7 +199,7 @@ def test_locality_prefers_placed_rows_from_the_next_epoch_on(store_root):
 
 def test_loading_is_gathering_alone(store_root):
     """Of 10 s training waits half, for two threads: they gather 4 of their 20 s, then none, then all of them."""
-    dm = make(store_root, placement="naive")
+    dm = make(store_root, placement="ranges")
     dm.setup("fit")
     assert dm.loading_share() == 0
     placed = dm._placed
@@ -239,7 +239,7 @@ NEAR = PlacementSettings(locality_scale=2.0)
     ("options", "message"),
     [
         ({"placement": NEAR, "sampler": gs.SaintSampler()}, "placement.locality_scale=2.0 needs a sampler that takes"),
-        ({"placement": "best"}, "placement.method must be one of rule, naive, .*, got 'best'"),
+        ({"placement": "best"}, "placement.method must be one of rule, ranges, .*, got 'best'"),
         ({"placement": PlacementSettings}, "placement must be"),
     ],
 )

@@ -71,7 +71,7 @@ def test_distdgl_reads_the_rows_of_owners_and_on_one_machine_the_store(folder):
         ({"scope": "part"}, r'is for batches that cross parts: use scope="graph", or row_reads="auto"'),
         ({"source": "processes"}, "asks from the training process: use source=threads or task_graphs"),
         ({"sampler": gs.SaintSampler()}, "for what NeighborSampler draws along arcs without locality, got Saint"),
-        ({"placement": "naive"}, 'a placement reads rows of its own machine: use row_reads="auto"'),
+        ({"placement": "ranges"}, 'a placement reads rows of its own machine: use row_reads="auto"'),
         ({"row_reads": "owner"}, "row_reads must be one of auto, .*, owners, or gs.OwnerReads"),
     ],
 )
@@ -113,7 +113,7 @@ def test_the_plan_counts_learned_rows():
 def test_batches_without_features_need_inputs(tmp_path):
     store = write_store(tmp_path, features=True)
     with pytest.raises(ValueError, match="a placement places stored features: leave stored_features=True"):
-        gs.PartitionDataModule(store=store, stored_features=False, placement="naive")
+        gs.PartitionDataModule(store=store, stored_features=False, placement="ranges")
     dm = gs.PartitionDataModule(store=store, stored_features=False)
     model = gs.NodeClassifier(gs.model.GraphSAGE(8, 8, dm.num_classes))
     with pytest.raises(StrategyError, match="stored_features=False leaves batches without features"):

@@ -188,7 +188,7 @@ def test_a_buffer_is_filled_by_bytes(method, num_devices, widths, share, alpha, 
         assert not placement.on_disk[row_bytes == 0].any()
 
 
-@given(seed=st.integers(0, 50), method=st.sampled_from(["rule", "rule_by_cost", "naive", "random", "hot_ranges"]))
+@given(seed=st.integers(0, 50), method=st.sampled_from(["rule", "rule_by_cost", "ranges", "random", "naive"]))
 def test_rows_of_one_width_are_placed_as_without(seed, method):
     prob = np.random.default_rng(seed).random((2, 30))
     plain, alike = (gs.place(prob, 2, 7, 0.2, method=method, row_bytes=w, host_rows=5) for w in (None, np.full(30, 12)))

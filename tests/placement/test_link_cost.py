@@ -34,7 +34,7 @@ def test_auto_measures_once_and_remembers(memory, monkeypatch):
 
 def test_nothing_is_measured_where_no_peer_is_read(memory):
     gs.place(np.ones(9), 2, 3, alpha="auto", groups=[[0], [1]])
-    gs.place(np.ones(9), 2, 3, alpha="auto", method="naive")
+    gs.place(np.ones(9), 2, 3, alpha="auto", method="ranges")
     assert not memory.exists()
 
 

@@ -76,7 +76,7 @@ def test_the_rule_equals_plain_python(chances, num_devices, data, alpha):
 
 
 @pytest.mark.parametrize("groups", [None, [[0, 1], [2, 3]], [[0], [1, 2, 3]]])
-@pytest.mark.parametrize("method", ["rule", "naive", "hot_ranges", "random", "degree", "metis", "pagraph"])
+@pytest.mark.parametrize("method", ["rule", "ranges", "naive", "random", "degree", "metis", "pagraph"])
 def test_lookup_finds_every_row_where_it_lies(method, groups):
     store = power_law()
     train = np.arange(0, 3000, 7)
@@ -109,7 +109,9 @@ def test_the_rule_reads_least_from_the_host_and_costs_least(groups):
     train = np.arange(0, 3000, 5)
     prob = access_probability(store, train, batch_size=128)
     options = {"groups": groups, "store": store, "part_id": np.arange(3000) // 750, "train_nodes": train}
-    others = [place(prob, 4, 150, method=name, **options) for name in ("naive", "random", "degree", "metis", "pagraph")]
+    others = [
+        place(prob, 4, 150, method=name, **options) for name in ("ranges", "random", "degree", "metis", "pagraph")
+    ]
     free_peers = place(prob, 4, 150, alpha=0.0, **options)
     assert free_peers.shares["host"] <= min(other.shares["host"] for other in others) + 1e-9
     balanced = place(prob, 4, 150, alpha=0.2, **options)
@@ -168,7 +170,7 @@ def test_pagraph_keeps_neighbourhoods_together():
         ({"alpha": 1.5}, r'alpha must be in \[0, 1\] or "auto", got 1.5'),
         ({"alpha": "low"}, r"""alpha must be in \[0, 1\] or "auto", got 'low'"""),
         ({"alpha": None}, r'alpha must be in \[0, 1\] or "auto", got None'),
-        ({"method": "best"}, r"method must be one of rule, naive.*got 'best'"),
+        ({"method": "best"}, r"method must be one of rule, ranges.*got 'best'"),
         ({"groups": [[0]]}, r"groups must hold each of the devices 0 to 1 once"),
         ({"method": "degree"}, r"needs store="),
         ({"method": "metis"}, r"needs part_id="),
@@ -241,7 +243,7 @@ def test_dealing_out_anew_keeps_rows_and_copies(num_devices, alpha):
 
 def test_hot_ranges_are_the_hottest_rows_of_each_range():
     prob = np.array([0.1, 0.9, 0.2, 0.8, 0.3, 0.4, 0.7, 0.6])
-    assert [set(rows) for rows in place(prob, 2, 2, alpha=0, method="hot_ranges").rows] == [{1, 3}, {6, 7}]
+    assert [set(rows) for rows in place(prob, 2, 2, alpha=0, method="naive").rows] == [{1, 3}, {6, 7}]
 
 
 def pairs(near: float, far: float) -> np.ndarray:
@@ -282,6 +284,6 @@ def test_rule_by_cost_takes_hot_ranges_where_they_are_cheaper():
     """Devices that read ranges of their own, each by chances of another size: the mean is that of one device."""
     rng, prob = np.random.default_rng(3), np.full((2, 100), 0.05)
     prob[0, :50], prob[1, 50:] = 0.1 + 0.01 * rng.random(50), 0.9 + 0.1 * rng.random(50)
-    found = {name: place(prob, 2, 20, alpha=0.8, method=name) for name in ("rule", "hot_ranges", "rule_by_cost")}
+    found = {name: place(prob, 2, 20, alpha=0.8, method=name) for name in ("rule", "naive", "rule_by_cost")}
     costs = {name: max(placement.costs) for name, placement in found.items()}
     assert costs["rule_by_cost"] == min(costs.values())
