@@ -74,7 +74,7 @@ def sample_with_triton(
     split: Sequence[SplitRows] | None = None,
     scale: float = 1.0,
 ) -> SampledNeighbors:
-    """Sample on the current device; arguments as for `sample_tensors`. Waits for the device twice a h"""
+    """Sample on the current device; arguments as for `sample_tensors`. Waits for the device twice a hop."""
     fanouts = check_fanouts(fanouts)
     split = checked_split(split, scale, csc, len(fanouts), False, return_e_id)
     label = (workspace or DeviceWorkspace(csc.num_rows, csc.indices.device)).label
@@ -135,7 +135,7 @@ def draw_rows(
         offset: (num_targets + 1,) int64, where each row's draws stand.
         fanout: the most draws of a row, -1 for whole rows. hop_key: combine(key, hop).
         return_e_id: also return positions in `csc.indices`.
-        split, scale: as for `sample_neighbors`, of this h
+        split, scale: as for `sample_neighbors`, of this hop.
 
     Returns:
         (num_arcs,) int64 neighbours; positions or None; float32 weights, or None without `split`.
