@@ -24,7 +24,7 @@ import numpy as np
 from lightning_gnnscale.edge_stream import EdgeStream, SyntheticGraph, open_edge_stream, write_edges
 from lightning_gnnscale.edge_stream.write import WRITE_SUFFIXES
 from lightning_gnnscale.errors import GNNScaleError
-from lightning_gnnscale.memory import resident_bytes
+from lightning_gnnscale.memory import format_bytes, resident_bytes
 from lightning_gnnscale.partitioner import Partitioning, evaluate_partitioning, partition
 
 SAMPLE_S, LONGEST_SAMPLE_S = 0.004, 0.05
@@ -155,8 +155,8 @@ class MeasuringServer:
             if limit_s is not None and worked_s > limit_s:
                 raise RuntimeError(f"stopped after {limit_s:g} s (limit_s)")
             if limit_bytes is not None and peak_bytes > limit_bytes:
-                limit = f"above {limit_bytes / 1e9:.2f} GB (limit_bytes)"
-                raise RuntimeError(f"stopped at {peak_bytes / 1e9:.2f} GB of memory, {limit}")
+                limit = f"above {format_bytes(limit_bytes)} (limit_bytes)"
+                raise RuntimeError(f"stopped at {format_bytes(peak_bytes)} of memory, {limit}")
         return peak_bytes
 
     def _told(self) -> dict:

@@ -1,6 +1,7 @@
 """The graph vocabulary that every stage shares: id dtypes, compressed columns, mask names."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from .jit import kernel
 
 MASK_NAMES = ("train", "val", "test")
+MOST_RELATIONS = 1 << 16  # stores keep the relation of an arc in two bytes at most
 
 
 class CSC(NamedTuple):
@@ -48,7 +50,9 @@ class GraphSchema:
             relation itself where both directions are one. Empty: reverses were not added.
 
     Raises:
-        ValueError: a name stands twice, or a relation names a kind that is not there.
+        ValueError: a name stands twice, a relation names a kind that is not there, or there are more than 65,536.
+
+    Cost: linear in kinds and relations.
     """
 
     node_types: tuple[str, ...]
@@ -57,11 +61,14 @@ class GraphSchema:
 
     def __post_init__(self):
         for what, names in (("node_types", self.node_types), ("edge_types", self.edge_types)):
-            twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
+            seen: set = set()
+            twice = next((name for name in names if name in seen or seen.add(name)), None)
             if twice is not None or not names:
                 raise ValueError(f"{what} must be at least one name, each once, got {twice or 'none'}")
+        check_num_relations(len(self.edge_types))
+        kinds = set(self.node_types)
         for edge_type in self.edge_types:
-            if len(edge_type) != 3 or not {edge_type[0], edge_type[2]} <= set(self.node_types):
+            if len(edge_type) != 3 or not {edge_type[0], edge_type[2]} <= kinds:
                 raise ValueError(
                     f"an edge type must be (source kind, name, target kind) with kinds of "
                     f"{', '.join(self.node_types)}, got {edge_type}"
@@ -83,15 +90,28 @@ class GraphSchema:
         there = np.arange(self.num_relations)
         return there <= np.array(self.reverse) if self.reverse else np.ones(self.num_relations, np.bool_)
 
-    @property
+    @cached_property
     def sources(self) -> np.ndarray:
         """(num_relations,) int64 kind of each relation's sources."""
-        return np.array([self.node_types.index(source) for source, _, _ in self.edge_types])
+        return self._kinds_at(0)
 
-    @property
+    @cached_property
     def targets(self) -> np.ndarray:
         """(num_relations,) int64 kind of each relation's targets."""
-        return np.array([self.node_types.index(target) for _, _, target in self.edge_types])
+        return self._kinds_at(2)
+
+    def _kinds_at(self, end: int) -> np.ndarray:
+        number = {kind: at for at, kind in enumerate(self.node_types)}
+        return np.array([number[edge_type[end]] for edge_type in self.edge_types])
+
+    @cached_property
+    def _numbers(self) -> dict[tuple[str, ...], list[int]]:
+        """Numbers of the relations by their three names, and by the one in the middle."""
+        found: dict[tuple[str, ...], list[int]] = {}
+        for at, edge_type in enumerate(self.edge_types):
+            for name in (edge_type, edge_type[1:2]):
+                found.setdefault(name, []).append(at)
+        return found
 
     def relation(self, name) -> int:
         """Return the number of a relation, by its three names, "source,name,target", or its name where that is one's.
@@ -100,10 +120,12 @@ class GraphSchema:
             ValueError: no relation, or several, are called so.
         """
         wanted = tuple(part.strip() for part in name.split(",")) if isinstance(name, str) else tuple(name)
-        found = [at for at, one in enumerate(self.edge_types) if wanted in (one, one[1:2])]
+        found = self._numbers.get(wanted, [])
         if len(found) != 1:
-            known = "; ".join(",".join(one) for one in self.edge_types)
-            raise ValueError(f"edge type {','.join(wanted)!r} must be one of: {known}")
+            listed = [",".join(one) for one in self.edge_types[:_MOST_TOLD]]
+            if self.num_relations > _MOST_TOLD:
+                listed.append(f"... {self.num_relations} in all")
+            raise ValueError(f"edge type {','.join(map(str, wanted))!r} must be one of: {'; '.join(listed)}")
         return found[0]
 
     def as_json(self) -> dict:
@@ -119,6 +141,32 @@ class GraphSchema:
         """Return the schema of `as_json`."""
         edge_types = tuple(tuple(edge_type) for edge_type in values["edge_types"])
         return cls(tuple(values["node_types"]), edge_types, tuple(values["reverse"]))
+
+
+_MOST_TOLD = 50  # names in a message
+
+
+def check_num_relations(num_relations: int, what: str = "edge_types") -> None:
+    """Raise ValueError for more relations than a store can tell apart."""
+    if num_relations > MOST_RELATIONS:
+        raise ValueError(
+            f"{what}: at most {MOST_RELATIONS} edge types, reverses included, got {num_relations}: number them from 0, "
+            "or leave rare ones out"
+        )
+
+
+def numbered_schema(num_relations: int, what: str) -> GraphSchema:
+    """Return the schema of one kind of nodes whose relations have no names but their numbers.
+
+    Args:
+        num_relations: As the largest number says.
+        what: Has the numbers, for messages.
+
+    Raises:
+        ValueError: too many, before any name is made.
+    """
+    check_num_relations(num_relations, what)
+    return GraphSchema(("node",), tuple(("node", str(number), "node") for number in range(num_relations)))
 
 
 def id_dtype(num_nodes: int) -> np.dtype:

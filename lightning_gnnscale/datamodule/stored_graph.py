@@ -16,6 +16,7 @@ from ..edge_stream.open import is_pyg_data
 from ..errors import GNNScaleError, PartitionStoreError, StrategyError
 from ..events import record
 from ..graph import GraphSchema
+from ..memory import format_bytes
 from ..model.backbone import check_edge_attr
 from ..model.checkpoint_file import LoadsWeightsOnly
 from ..object_store import is_url
@@ -213,7 +214,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
             seconds = time.perf_counter() - began
             record("store_verified", root=str(store.root), bytes=num_bytes, seconds=seconds)
             _log.info(
-                f"{store.root}: checksums of {num_bytes / 2**20:,.1f} MiB compared in {seconds:.1f} s,"
+                f"{store.root}: checksums of {format_bytes(num_bytes)} compared in {seconds:.1f} s,"
                 " not again until the files change (verify=false: never)"
             )
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..edge_stream import EdgeStream, NodeIds
 from ..edge_stream.options import table_path
 from ..edge_stream.relations import RelationEdges, RelationStream
-from ..graph import MASK_NAMES, GraphSchema
+from ..graph import MASK_NAMES, GraphSchema, check_num_relations, numbered_schema
 from ..partition_store.features import dense_batch_row_bytes, row_code, sparse_batch_row_bytes
 from ..partition_store.inputs import check_storage, feature_bytes, load_features, masks_by_name, named_file, opened
 from ..partition_store.value_checks import UNKNOWN, blocks, check_label_values
@@ -347,8 +347,9 @@ def with_relations(stream: EdgeStream, edge_type: np.ndarray, schema: GraphSchem
     if edge_type.ndim != 1 or edge_type.dtype.kind not in "iu":
         raise ValueError(f"edge_type must be (num_edges,) integers, got {edge_type.dtype} of shape {edge_type.shape}")
     if schema is None:
-        numbers = range(int(edge_type.max(initial=0)) + 1)
-        schema = GraphSchema(("node",), tuple(("node", str(number), "node") for number in numbers))
+        numbers = int(edge_type.max(initial=0)) + 1
+        check_num_relations(numbers * (2 if stream.to_undirected else 1), "edge_type")
+        schema = numbered_schema(numbers, "edge_type")
     if schema.num_kinds > 1:
         raise ValueError("edge_type= is for graphs of one kind of nodes: describe several kinds by a TypedGraph")
     kind, num_relations = schema.node_types[0], schema.num_relations

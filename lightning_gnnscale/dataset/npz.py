@@ -8,7 +8,7 @@ import numpy as np
 
 from ..edge_stream import open_edge_stream
 from ..edge_stream.array import load_npz_arrays
-from ..graph import GraphSchema
+from ..graph import GraphSchema, numbered_schema
 from ..values import exact_integers
 from .graph_dataset import CSRArrays, GraphDataset
 from .split import LinkSet, held_out, random_split
@@ -144,8 +144,11 @@ def _relations(arrays: dict, links: dict[str, LinkSet]) -> GraphSchema | None:
         return None
     names = arrays.get("relation_names")
     if names is None:
-        kinds = [arrays["edge_type"], *(found.edge_type for found in links.values())]
-        names = range(max(int(found.max(initial=0)) for found in kinds) + 1)
+        kinds = [
+            exact_integers("edge_type", arrays["edge_type"], 0, unit="edge"),
+            *(found.edge_type for found in links.values()),
+        ]
+        return numbered_schema(max(int(found.max(initial=0)) for found in kinds) + 1, "edge_type")
     return GraphSchema(("node",), tuple(("node", str(name), "node") for name in names))
 
 

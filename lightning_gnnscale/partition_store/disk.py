@@ -7,6 +7,7 @@ from pathlib import Path
 from ..errors import PartitionStoreError
 from ..events import record
 from ..graph import id_dtype
+from ..memory import format_bytes
 from .halo_rows import number_bytes
 from .inputs import StoreInputs, feature_bytes
 from .journal import Journal
@@ -48,8 +49,8 @@ def check_disk(root: Path, inputs: StoreInputs, p, journal: Journal) -> None:
     record("store_disk", root=str(root), needed_bytes=needed, written_bytes=there, free_bytes=free)
     if needed - there > free:
         raise PartitionStoreError(
-            f"{root}: writing needs about {(needed - there) / 2**30:.1f} GiB at its peak,"
-            f" {free / 2**30:.1f} GiB are free; free space or choose another root"
+            f"{root}: writing needs about {format_bytes(needed - there)} at its peak,"
+            f" {format_bytes(free)} are free; free space or choose another root"
         )
 
 

@@ -58,7 +58,8 @@ class DataSampler(PyGNeighborSampler):
 
     Cost: one sort of the edges unless is_sorted; 4 bytes an edge (8 from 2**31 nodes on), 8 more for their numbers.
     Source: `torch_geometric.sampler.NeighborSampler` (2.6 to 2.8). Differs: weights go with times, and with
-        "induced" kinds do; zero weights are drawn with the whole row alone.
+        "induced" kinds do; edges of weight 0 are drawn by a fan-out of -1
+        alone, those of PyG also where a row fits its fan-out.
     """
 
     def __init__(

@@ -94,9 +94,9 @@ class NeighborSampler:
             (`node_time`); a seed is as late as its node. Batches are disjoint trees then.
         strictly_before: leave out neighbours of the seed's own time, too.
         disjoint: give each seed a tree of its own; a node that two of them find stands twice.
-        weighted: draw arcs in proportion to the store's edge weights; of weight 0 with the whole row alone. The weights
-            that a batch has are then the row's sum over the number drawn, so that sums over a row stay as large; with
-            `replace` they are unbiased, without it heavy arcs count for a little less.
+        weighted: draw arcs in proportion to the store's edge weights; none of weight 0, unless a fan-out of -1
+            asks for all. The weights that a batch has are then the row's sum over the number drawn, so that sums over a
+            row stay as large; with `replace` they are unbiased, without it heavy arcs count for a little less.
         subgraph_type: which arcs a batch has between the nodes that are drawn. "directional": those that were drawn;
             "bidirectional": these, once each, and the arcs of the graph that go back along one of them; "induced": all,
             of every relation. Every node is a target under the last two, and weights are the stored ones.

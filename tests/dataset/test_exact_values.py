@@ -153,6 +153,32 @@ def test_published_relations_that_are_none_are_refused_with_their_row(tmp_path, 
         npz(tmp_path, **given)
 
 
+def weighted_loader(weight, fanout, **options):
+    data = Data(edge_index=torch.tensor([[1, 2, 3], [0, 0, 0]]), num_nodes=4, w=torch.tensor(weight), t=torch.arange(3))
+    if "temporal_strategy" in options:
+        options |= {"time_attr": "t", "input_time": torch.tensor([5])}
+    loader = gs.NeighborLoader(data, [fanout], input_nodes=torch.tensor([0]), weight_attr="w", **options)
+    return sorted(next(iter(loader)).e_id.tolist())
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"disjoint": True}, {"temporal_strategy": "uniform"}, {"temporal_strategy": "last"}]
+)
+def test_edges_of_weight_zero_are_not_drawn_by_the_loader(options):
+    for fanout in (1, 2, 5):
+        assert weighted_loader([0.0, 0.0, 0.0], fanout, **options) == []
+        assert weighted_loader([0.0, 0.5, 0.0], fanout, **options) == [1]
+    assert weighted_loader([0.5, 0.5, 0.0], 2, **options) == [0, 1]
+    assert weighted_loader([0.0, 0.5, 0.0], -1, **options) == [0, 1, 2]
+
+
+def test_the_latest_neighbours_are_drawn_once_with_replacement_too():
+    data = Data(edge_index=torch.tensor([[1, 2, 3], [0, 0, 0]]), num_nodes=4, t=torch.arange(3))
+    options = {"time_attr": "t", "temporal_strategy": "last", "replace": True, "input_time": torch.tensor([1])}
+    loader = gs.NeighborLoader(data, [5], input_nodes=torch.tensor([0]), **options)
+    assert sorted(next(iter(loader)).e_id.tolist()) == [0, 1]
+
+
 @pytest.mark.parametrize("seeds", [np.array([0, LARGE], np.uint64), np.array([0, -1]), [0, 4]])
 def test_seeds_beyond_the_nodes_are_told_as_they_were_given(seeds):
     with pytest.raises(ValueError, match=r"\[0, 4\), got") as error:

@@ -100,13 +100,27 @@ def test_without_replacement_heavy_arcs_are_there_more_often(stores):
     assert heavy > 20 * light
 
 
-def test_a_weight_of_zero_is_drawn_only_with_the_whole_row(tmp_path):
-    store = write_store(tmp_path / "store", 1, lambda pairs: (pairs[0] % 3 > 0).astype(np.float32))
+@pytest.mark.parametrize("options", [{}, {"replace": True}, {"disjoint": True}])
+def test_a_weight_of_zero_is_never_drawn(tmp_path, options):
+    store = write_store(tmp_path / "store", 2, lambda pairs: (pairs[0] * (pairs[1] > 9) % 3 > 0).astype(np.float32))
     rows, original = rows_of(store), np.asarray(store.original_nid)
-    for batch in batches(store, gs.NeighborSampler([6], weighted=True)):
-        for node, sources, weights in drawn_of(batch):
-            if len(rows[node][0]) > 6:
+    for fanout in (6, 1000):
+        for batch in batches(store, gs.NeighborSampler([fanout], weighted=True, **options)):
+            for node, sources, weights in drawn_of(batch):
                 assert (original[sources] % 3 > 0).all() and (weights > 0).all()
+                there = int((rows[node][1] > 0).sum())
+                assert len(sources) == ((fanout if there else 0) if "replace" in options else min(fanout, there))
+                assert original[node] > 9 or not len(sources)
+                if fanout > there > 0 and not options:
+                    np.testing.assert_array_equal(weights, 1)  # the stored ones
+
+
+def test_a_fanout_of_all_takes_arcs_of_weight_zero_too(tmp_path):
+    store = write_store(tmp_path / "store", 1, lambda pairs: np.zeros(pairs.shape[1], np.float32))
+    rows = rows_of(store)
+    for batch in batches(store, gs.NeighborSampler([-1], weighted=True)):
+        for node, sources, _ in drawn_of(batch):
+            assert len(sources) == len(rows[node][0])
 
 
 @pytest.mark.parametrize("source", [gs.Threads(2), gs.Processes(2), gs.TaskGraphs(2)])

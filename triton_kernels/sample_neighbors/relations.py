@@ -29,7 +29,7 @@ class Relation(NamedTuple):
         indices: (num_arcs,) int32 or int64, sources of the arcs into each target.
         time: When arcs may be drawn, ascending within a row: (num_arcs,) by arc where `time_by_arc`, else by source,
             (num_sources,); None: always.
-        weight: (num_arcs,) floats >= 0, by which arcs are drawn; None: uniformly.
+        weight: (num_arcs,) floats >= 0, by which arcs are drawn, those of 0 by a fan-out of -1 alone; None: uniformly.
         time_by_arc: See `time`.
         edge_type: (num_arcs,) integers where the rows hold arcs of several relations, this one's and others': those of
             `number` are picked out of a row when it is drawn from. None: all are this relation's.
@@ -183,6 +183,10 @@ class _Draw:
 
     def _sample(self, number: int, relation: Relation, fanout: int, places: np.ndarray, key: np.uint64) -> None:
         options, num_rows = self.options, len(places)
+        timed = self.time is not None or relation.edge_type is None
+        latest = options.latest and relation.time is not None and timed
+        if latest:  # there is nothing to repeat
+            options = options._replace(replace=False)
         node = self.spaces[relation.target].node[places]
         owner = self.owner[relation.target][places] if options.disjoint else None
         start, degree = np.empty(num_rows, np.int64), np.empty(num_rows, np.int64)
@@ -203,8 +207,10 @@ class _Draw:
                 raise ValueError("weights by which arcs are drawn must be >= 0 and finite, got one that is not")
         arc = np.empty(int(indptr[-1]), np.int64)
         name = node if owner is None else node + owner.astype(np.int64) * (len(relation.indptr) - 1)
-        if options.latest and relation.time is not None:
+        if latest and (relation.weight is None or fanout < 0):
             _pick_latest(start, degree, indptr, arc)
+        elif latest:
+            _pick_latest_weighted(relation.weight, start, degree, indptr, arc)
         elif relation.weight is not None and fanout >= 0:
             _pick_weighted(key, name, relation.weight, fanout, options.replace, start, degree, indptr, largest, arc)
         else:
@@ -490,16 +496,14 @@ def _lay_out(degree, fanout, replace, indptr):
 
 @kernel
 def _lay_out_weighted(weight, start, degree, fanout, replace, indptr):
-    """As `_lay_out`, where arcs of weight 0 are drawn only with the whole row; it ends in -1 where a weight is none."""
+    """As `_lay_out`, where arcs of weight 0 are not drawn; it ends in -1 where a weight is none."""
     wrong = False
     for i in range(len(degree)):
         positive = 0
-        if replace or degree[i] > fanout:
-            for arc in range(start[i], start[i] + degree[i]):
-                positive += weight[arc] > 0
-                wrong |= not 0 <= weight[arc] < np.inf
-        take = (fanout if positive else 0) if replace else degree[i] if degree[i] <= fanout else min(fanout, positive)
-        indptr[i + 1] = indptr[i] + take
+        for arc in range(start[i], start[i] + degree[i]):
+            positive += weight[arc] > 0
+            wrong |= not 0 <= weight[arc] < np.inf
+        indptr[i + 1] = indptr[i] + ((fanout if positive else 0) if replace else min(fanout, positive))
     if wrong:
         indptr[-1] = -1
 
@@ -508,9 +512,10 @@ def _lay_out_weighted(weight, start, degree, fanout, replace, indptr):
 def _scale_by_weight(weight, start, degree, fanout, replace, indptr, arc, scale):
     """Give arcs of rows that were drawn from by weight the sum of the row over draws and the arc's own weight."""
     for i in range(len(degree)):
-        if not replace and degree[i] <= fanout:
-            continue
         total, taken = 0.0, indptr[i + 1] - indptr[i]
+        if not replace and degree[i] <= fanout:
+            scale[indptr[i] : indptr[i + 1]] = 1.0  # all that could be drawn
+            continue
         for place in range(start[i], start[i] + degree[i]):
             total += weight[place]
         for place in range(indptr[i], indptr[i + 1]):
@@ -523,6 +528,18 @@ def _pick_latest(start, degree, indptr, arc):
         take = indptr[i + 1] - indptr[i]
         for j in range(take):
             arc[indptr[i] + j] = start[i] + degree[i] - take + j
+
+
+@kernel
+def _pick_latest_weighted(weight, start, degree, indptr, arc):
+    """As `_pick_latest`, without arcs of weight 0."""
+    for i in range(len(start)):
+        place, at = start[i] + degree[i], indptr[i + 1]
+        while at > indptr[i]:
+            place -= 1
+            if weight[place] > 0:
+                at -= 1
+                arc[at] = place
 
 
 @kernel
@@ -553,8 +570,11 @@ def _pick_weighted(hop_key, name, weight, fanout, replace, start, degree, indptr
                         low = middle + 1
                 arc[at + draw] = first + low
         elif length <= fanout:
+            count = 0
             for j in range(length):
-                arc[at + j] = first + j
+                if weight[first + j] > 0:
+                    arc[at + count] = first + j
+                    count += 1
         else:
             # The first `take` of arc are a heap, the largest clock on top, until they are sorted by position.
             count = 0
