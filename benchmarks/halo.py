@@ -10,11 +10,11 @@ from lightning_gnnscale.datamodule import PartitionDataModule
 from lightning_gnnscale.datamodule.train_loader import part_targets
 from lightning_gnnscale.dataset import generate
 from lightning_gnnscale.loader import LoaderOptions, PartData, PartLoader
-from lightning_gnnscale.memory import cached_bytes, evict
 from lightning_gnnscale.partition_store import PartitionStore
 from lightning_gnnscale.report.terminal import ProgressBars
 from lightning_gnnscale.sampler import NeighborSampler
 
+from .page_cache import cached_bytes, evict
 from .present import LEFT, show
 from .runner import Case, Runner, benchmark, digest, in_fresh_process, machine_line
 

@@ -17,9 +17,10 @@ import numpy as np
 from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
 from lightning_gnnscale.edge_stream.synthetic import lfr_graph
 from lightning_gnnscale.errors import GNNScaleError
-from lightning_gnnscale.memory import evict, format_bytes, parse_bytes
+from lightning_gnnscale.memory import format_bytes, parse_bytes
 from lightning_gnnscale.partitioner import Partitioning
 
+from .page_cache import evict
 from .present import LEFT, grouped, panels, save, show
 from .runner import Case, Runner, benchmark, digest, machine_line
 from .turns import Peer

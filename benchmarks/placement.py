@@ -13,7 +13,6 @@ import torch
 
 from lightning_gnnscale.datamodule.placed_training import DRAWN_BATCHES
 from lightning_gnnscale.graph import CSC
-from lightning_gnnscale.memory import evict
 from lightning_gnnscale.model import GraphSAGE
 from lightning_gnnscale.partition_store.features import DenseFeatures
 from lightning_gnnscale.partitioner import partition
@@ -32,6 +31,7 @@ from lightning_gnnscale.triton_kernels.sample_layer import check_layer_sizes, sa
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace, check_fanouts, sample_neighbors
 
 from .graphs import check_graphs, load_workload, public_root, stream_of, without_metis
+from .page_cache import evict
 from .present import LEFT, grouped, legend, panels, save, show, tell
 from .runner import Case, Runner, benchmark, check_names, digest, machine_line
 

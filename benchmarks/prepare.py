@@ -12,7 +12,6 @@ from typing import Any
 
 from lightning_gnnscale.errors import check_count
 from lightning_gnnscale.loader import TaskGraphs
-from lightning_gnnscale.loader.batch_graph import TaskTrace
 from lightning_gnnscale.remote import RayWorkers
 
 from .graphs import STORES, check_graphs, open_graph, public_root
@@ -20,6 +19,7 @@ from .prepare_cases import CPU, WORKLOADS, Shape, grid, make_data, make_trainer,
 from .present import LEFT, bars, grouped, lines, panels, save, show, tell
 from .replay import record, replay_rows
 from .runner import Case, Runner, benchmark, check_names, machine_line, write_csv
+from .task_trace import TaskTrace
 
 WORKERS = ("num_threads", "num_workers")
 QUEUE_BATCHES = "queue_batches"  # memory of task graphs, in the largest batches of the workload

@@ -12,12 +12,13 @@ from pathlib import Path
 from time import process_time, thread_time
 
 from lightning_gnnscale.loader import RankPlace, TaskGraphs
-from lightning_gnnscale.loader.batch_graph import BatchGraph, BatchTimes, Task, TaskTrace
+from lightning_gnnscale.loader.batch_graph import BatchGraph, Task
 from lightning_gnnscale.loader.scheduling_policy import Policy, Run, TwoLevelPolicy, Wait
 from lightning_gnnscale.partition_store import PartitionStore
 
 from .fixed_prefetch import FixedPrefetch, FixedPrefetchPolicy
 from .prepare_cases import Shape, epochs, make_data
+from .task_trace import BatchTimes, TaskTrace, TracedSource
 
 MAX_DEPTH = 16  # of fixed prefetch
 _ENDED_S = 1e-12  # rest of a piece of work that rounding left over
@@ -253,7 +254,8 @@ class _Traced:
         return self.settings.batches_ahead
 
     def connect(self, place: RankPlace):
-        return partial(self.settings.connect(place), trace=self.trace, task_clock=thread_time)
+        made = self.settings.connect(place)
+        return partial(TracedSource, **made.keywords, trace=self.trace, task_clock=thread_time)
 
 
 def record(store: PartitionStore, workload: str, shape: Shape, num_threads: int, pieces: int, path: Path) -> TaskTrace:
@@ -277,7 +279,6 @@ def record(store: PartitionStore, workload: str, shape: Shape, num_threads: int,
         pass
     cpu_s = process_time() - cpu_s
     data.teardown("fit")
-    trace.train_s.clear()
     in_tasks = sum(sum(task.seconds for task in batch.tasks) + batch.launch_s for batch in trace.batches)
     trace.overhead_s = max(cpu_s - in_tasks, 0.0) / sum(len(batch.tasks) + 1 for batch in trace.batches)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,17 +1,13 @@
 """Memory: what processes hold and may hold, what is free, which pages of a file are cached, and sizes as text."""
 
 import ctypes
-import mmap
 import os
 import re
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import psutil
-
-from .errors import GNNScaleError
 
 _SUFFIXES = ("B", "KiB", "MiB", "GiB", "TiB")
 _FACTORS = {"": 1, "b": 1} | {
@@ -53,38 +49,6 @@ def format_seconds(seconds: float) -> str:
         return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s"
-
-
-def evict(path: str | os.PathLike) -> None:
-    """Drop a file's pages, which nobody may have mapped and read.
-
-    Raises:
-        GNNScaleError: pages stay, as on a file system in memory.
-    """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
-    if cached_bytes(path):
-        raise GNNScaleError(f"{path} stays in memory: give a folder on a disk, hydra.run.dir=FOLDER")
-
-
-def cached_bytes(path: str | os.PathLike) -> int:
-    """Return how many bytes of a file are in the page cache, in whole pages."""
-    size = Path(path).stat().st_size
-    if not size:
-        return 0
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as mapped:
-        there = np.empty(-(-size // mmap.PAGESIZE), np.uint8)
-        view = np.frombuffer(mapped, np.uint8)
-        begin, length = ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(size)
-        failed = ctypes.CDLL(None, use_errno=True).mincore(begin, length, there.ctypes.data_as(ctypes.c_void_p))
-        del view  # or the map could not be closed
-    if failed:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
-    return int((there & 1).sum()) * mmap.PAGESIZE
 
 
 # Linux lists each thread's children, where it was built to; psutil reads every process of the machine to find them.

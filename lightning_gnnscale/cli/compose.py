@@ -30,12 +30,6 @@ from .errors import UsageError, did_you_mean, in_place
 _PACKAGE = "lightning_gnnscale"
 GROUPS = f"{_PACKAGE}.conf"
 _BENCH = "bench/"
-_NOW = {  # recipes of earlier releases, and what is said in their place
-    "sancus_a": "recipe=sancus strategy/exchange=skip_epoch_adaptive",
-    "sancus_e": "recipe=sancus",
-    "sancus_h": "recipe=sancus strategy/exchange=skip_variation_gap",
-}
-
 _SWITCHES = ("test", "predict", "overwrite", "verify")
 _TEXTS = ("resume", "output", "feature_storage", "store")
 _NONE = type(None)
@@ -251,8 +245,6 @@ def take_recipe(config_name: str, words: list[str]) -> tuple[str | None, str, li
         if not path.is_file():
             raise UsageError(f"recipe={name}: no such file; the recipes that ship are {', '.join(available_recipes())}")
         _check_names(name, path.resolve().parent)
-    elif name in _NOW:
-        raise UsageError(f"recipe={name} is {_NOW[name]} now")
     elif name in available_recipes():
         path = recipes_folder() / f"{name}.yaml"
     elif path.with_name(f"{path.name}.yaml").is_file():

@@ -15,7 +15,7 @@ from ..events import clock
 from ..rng import batch_key
 from ..sampler.minibatch import MiniBatch
 from .batch_builder import BatchMaker, batch_error
-from .batch_graph import BatchGraph, BatchTimes, TaskTime, TaskTrace
+from .batch_graph import BatchGraph
 from .batch_source import BatchKey
 from .local_source import THREAD_NAME, stop
 from .scheduling_policy import Launch, Policy, Run, Wait
@@ -35,10 +35,6 @@ class Scheduler:
         make: (dag_id, key) to the batch's task graph; called by the threads, side by side.
         policy: decides what a free thread does; belongs to this scheduler alone.
         clock: gives seconds.
-        trace: takes the time of every task and training step, of a remote task that of sending its request; None:
-            nothing is recorded.
-        task_clock: gives the seconds of tasks in the trace; None: `clock`. On a machine that does other work too,
-            `time.thread_time` leaves that out.
 
     Attributes:
         waited_s: seconds that `ready` waited, since the scheduler was made.
@@ -49,12 +45,9 @@ class Scheduler:
         make: MakeGraph,
         policy: Policy,
         clock: Callable[[], float] = time.perf_counter,
-        trace: TaskTrace | None = None,
-        task_clock: Callable[[], float] | None = None,
     ):
-        self._task_clock = task_clock or clock
-        self.policy, self.trace, self.waited_s = policy, trace, 0.0
-        self._make, self._clock = make, clock
+        self.policy, self.waited_s = policy, 0.0
+        self.make, self._clock = make, clock
         self._lock = threading.Lock()
         self._work, self._batch = threading.Condition(self._lock), threading.Condition(self._lock)
         self._threads: list[threading.Thread] = []
@@ -81,8 +74,6 @@ class Scheduler:
             asked = self._clock()
             if self._given_s is not None:
                 self.policy.trained(asked - self._given_s)
-                if self.trace is not None:
-                    self.trace.train_s.append(asked - self._given_s)
             while not job.is_done:
                 self._batch.wait()
             self._given_s = self._clock()
@@ -116,7 +107,6 @@ class Scheduler:
     close = forget
 
     def _clear(self) -> None:
-        self._times: dict[int, BatchTimes] = {}  # of batches under way, for the trace
         self._given_s: float | None = None
 
     def _start(self) -> None:
@@ -145,13 +135,10 @@ class Scheduler:
         return None
 
     def _launch(self, number: int, launch: Launch, stop: threading.Event) -> None:
-        started = self._task_clock()
         try:
-            graph = self._make(launch.dag_id, launch.key)
+            graph = self.make(launch.dag_id, launch.key)
             with self._lock:
                 if not stop.is_set():
-                    times = BatchTimes(self._task_clock() - started, [None] * len(graph.tasks), 0, 0)
-                    self._times[launch.dag_id] = times
                     self.policy.launched(number, launch.dag_id, graph)
                     self._work.notify_all()
         except Exception as error:
@@ -160,53 +147,39 @@ class Scheduler:
     def _run_task(self, number: int, run: Run, stop: threading.Event) -> None:
         task = run.task
         try:
-            cost = task.cost() if self.trace is not None else 0.0
-            started = self._task_clock()
             with clock.doing("read" if task.kind == "fetch" else "sample"):
                 reply = task.run()
-            took = TaskTime(task.kind, task.dependencies, cost, self._task_clock() - started)
             if isinstance(reply, Future):
                 if self.policy.overlaps_replies:
-                    reply.add_done_callback(partial(self._replied, number, run, took, stop))
+                    reply.add_done_callback(partial(self._replied, number, run, stop))
                     return
                 reply.result()
-            self._ran(number, run, took, stop)
+            self._ran(number, run, stop)
         except Exception as error:
             self._fail(run.dag_id, error, stop)
 
-    def _replied(self, number: int, run: Run, took: TaskTime, stop: threading.Event, reply: Future) -> None:
+    def _replied(self, number: int, run: Run, stop: threading.Event, reply: Future) -> None:
         """Take the reply to a remote task, in whatever thread has it."""
         try:
             reply.result()
-            self._ran(number, run, took, stop, one_is_mine=False)
+            self._ran(number, run, stop, one_is_mine=False)
         except (Exception, CancelledError) as error:
             self._fail(run.dag_id, error, stop)
 
-    def _ran(self, number: int, run: Run, took: TaskTime, stop: threading.Event, one_is_mine: bool = True) -> None:
+    def _ran(self, number: int, run: Run, stop: threading.Event, one_is_mine: bool = True) -> None:
         with self._lock:
             if stop.is_set():
                 return
             count = self.policy.done(number, run.dag_id, run.task, self._clock())
-            if run.dag_id in self._times:  # else another of its tasks failed
-                self._times[run.dag_id].tasks[run.task.number] = took
             if count is None:
-                self._trace(run.dag_id)
                 self._batch.notify()
                 self._work.notify()
             elif count > one_is_mine:  # this thread takes one of the tasks that became ready
                 self._work.notify(count - one_is_mine)
 
-    def _trace(self, dag_id: int) -> None:
-        times = self._times.pop(dag_id)
-        if self.trace is not None:
-            job = self.policy.line.find(dag_id)
-            times.num_seeds, times.num_bytes = _num_seeds(job.result), job.attempts[0].room
-            self.trace.batches.append(times)
-
     def _fail(self, dag_id: int, error: Exception, stop: threading.Event) -> None:
         with self._lock:
             if not stop.is_set() and self.policy.failed(dag_id, error):
-                self._times.pop(dag_id, None)
                 self._batch.notify()
                 self._work.notify_all()
 
@@ -234,12 +207,6 @@ def machine_utilisation(read: Callable[[], float] = psutil.cpu_percent, clock=ti
     return gauge
 
 
-def _num_seeds(batch: Any) -> int:
-    """Seeds of a batch; in one with links each of which a link is trained for, not their other ends."""
-    pairs = getattr(batch, "pairs", None)
-    return getattr(batch, "batch_size", 1) if pairs is None else pairs.shape[1]
-
-
 def _error(key: Hashable, error: Exception) -> GNNScaleError:
     what = f"{type(error).__name__}: {error}"
     return batch_error(key, what) if isinstance(key, BatchKey) else GNNScaleError(f"batch {key}: {what}")
@@ -258,7 +225,6 @@ class TaskSource:
         policy: Makes the policy, which this source alone uses.
         operators: A user's own operators; None: those that draw what the maker's sampler draws.
         pieces: Number of tasks that share a large hop, >= 1; see `Workflow`.
-        trace, task_clock: See `Scheduler`.
 
     Attributes:
         scheduler: Decides and runs the tasks; knows the bytes held and how long `ready` waited.
@@ -271,15 +237,13 @@ class TaskSource:
         policy: Callable[[], Policy],
         operators: Operators | None = None,
         pieces: int = 1,
-        trace: TaskTrace | None = None,
-        task_clock: Callable[[], float] | None = None,
     ):
         self.maker = maker
         own = operators_of(maker.builder.sampler) if operators is None else operators
         self.workflow = Workflow(maker.builder, own, maker.gathers, pieces)
         decides = policy()
         decides.launchable = lambda key: self._parts[key].done()
-        self.scheduler = Scheduler(self._graph, decides, time.perf_counter, trace, task_clock)
+        self.scheduler = Scheduler(self._graph, decides)
         self._shelf = PartShelf(stage, maker.parts_open)
         self._parts: dict[BatchKey, Future] = {}
         self._stager: ThreadPoolExecutor | None = None

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from benchmarks import halo
+from benchmarks.page_cache import cached_bytes, evict
 from benchmarks.runner import RowFile
 from lightning_gnnscale.errors import GNNScaleError
-from lightning_gnnscale.memory import cached_bytes, evict
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 

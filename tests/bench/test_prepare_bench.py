@@ -7,7 +7,7 @@ import pytest
 from benchmarks import prepare, replay
 from benchmarks.prepare import capacities, medians, over_device, replay_error
 from benchmarks.prepare_cases import grid, source_of
-from lightning_gnnscale.loader.batch_graph import BatchTimes, TaskTime, TaskTrace
+from benchmarks.task_trace import BatchTimes, TaskTime, TaskTrace
 
 SMALL = {
     "graphs": ["power_law:600:6000:8"], "sources": ["threads", "fixed_prefetch", "task_graphs"],

@@ -24,8 +24,6 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
         (["frobnicate"], ["no command 'frobnicate'", "train, test, predict, partition, plan, verify"]),
         (["bench", "speed"], ["no benchmark 'speed'", "partition, spring, loader"]),
         (["train", "recipe=nothing"], ["recipe=nothing", "no such recipe", "demo"]),
-        (["train", "recipe=sancus_e"], ["recipe=sancus_e is recipe=sancus now"]),
-        (["train", "recipe=sancus_a"], ["recipe=sancus_a is recipe=sancus strategy/exchange=skip_epoch_adaptive now"]),
         (["train", "recipe=./none.yaml"], ["recipe=./none.yaml", "no such file"]),
         (["train", "recipe=demo", "recipe=cora"], ["recipe= stands 2 times"]),
         (["train", "recipe=bench/scaling"], ["another command: gnnscale bench partition recipe=bench/scaling"]),

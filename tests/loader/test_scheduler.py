@@ -1,6 +1,7 @@
 """Threads that prepare batches: order, bits, caps, errors, ends, what is recorded, and decisions as in the replay."""
 
 import threading
+import time
 from concurrent.futures import Future
 
 import numpy as np
@@ -10,10 +11,11 @@ from oracles.parts import small_world
 
 from benchmarks.fixed_prefetch import FixedPrefetchPolicy
 from benchmarks.replay import replay
+from benchmarks.task_trace import TaskTrace, traced
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.loader import BatchKey, BufferPool
 from lightning_gnnscale.loader.batch_builder import BatchBuilder
-from lightning_gnnscale.loader.batch_graph import BatchGraph, Task, TaskTrace
+from lightning_gnnscale.loader.batch_graph import BatchGraph, Task
 from lightning_gnnscale.loader.operators import FanoutNeighborhood
 from lightning_gnnscale.loader.scheduling_policy import TwoLevelPolicy
 from lightning_gnnscale.loader.staged_part import PartStager
@@ -257,12 +259,12 @@ def test_no_thread_outlives_what_was_asked_for(kind):
 
 def test_a_trace_holds_every_task_and_replays():
     trace = TaskTrace()
-    scheduler = two_level(SOURCE.make, 2, trace=trace)
+    scheduler = two_level(traced(SOURCE.make, trace, time.perf_counter), 2)
     for key in SOURCE.keys:
         scheduler.request(key)
     seeds = sum(scheduler.ready()[1].batch_size for _ in SOURCE.keys)
     scheduler.close()
-    assert len(trace.batches) == len(SOURCE.keys) == len(trace.train_s) + 1
+    assert len(trace.batches) == len(SOURCE.keys)
     assert sum(batch.num_seeds for batch in trace.batches) == seeds
     kinds = [task.kind for task in SOURCE.workflow.tasks]
     for batch in trace.batches:
@@ -275,8 +277,8 @@ def test_a_trace_holds_every_task_and_replays():
 
 def test_task_times_may_be_on_a_clock_of_their_own():
     clock, trace = Clock(), TaskTrace()
-    make = fake_graphs([CHAIN], clock, [])
-    scheduler = fixed_prefetch(make, 1, 1, clock=clock, trace=trace, task_clock=lambda: 2 * clock.now)
+    make = traced(fake_graphs([CHAIN], clock, []), trace, lambda: 2 * clock.now)
+    scheduler = fixed_prefetch(make, 1, 1, clock=clock)
     scheduler.request(0)
     scheduler.ready()
     scheduler.close()
