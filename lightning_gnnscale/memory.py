@@ -166,18 +166,22 @@ def descendants(pid: int) -> list[int]:
     return children + [one for child in children for one in descendants(child)]
 
 
-class MemoryCounters(NamedTuple):
-    """What the kernel counts of a process, bytes; reading it takes the same time at any size.
+class Counters(NamedTuple):
+    """What the kernel counts of a process; reading it takes the same time at any size.
 
     Attributes:
         held: anonymous and shared resident bytes; all resident bytes where they are not told apart.
         file_backed: resident bytes of mapped files.
-        highest: the most that was resident at a time, file-backed pages among it; 0 where it is not told.
+        highest: the most bytes that were resident at a time, file-backed ones among them; 0 where it is not told.
+        cpu_s: seconds of all its threads so far.
+        stack_start: the address at which its stack begins, drawn anew at each `exec`; 0 where it is not told.
     """
 
     held: int
-    file_backed: int
-    highest: int
+    file_backed: int = 0
+    highest: int = 0
+    cpu_s: float = 0.0
+    stack_start: int = 0
 
     @property
     def resident(self) -> int:
@@ -185,24 +189,23 @@ class MemoryCounters(NamedTuple):
 
 
 _COUNTERS = re.compile(rb"(VmHWM|RssAnon|RssFile|RssShmem):\s*(\d+)")
+_USER, _SYSTEM, _STACK_START = 11, 12, 25  # of the words of /proc/PID/stat behind the name
 
 
-def memory_counters(pid: int) -> MemoryCounters | None:
-    """Return what the kernel counts of a process, all zero where it waits to be waited for; None where it is gone."""
+def counters(pid: int) -> Counters | None:
+    """Return what the kernel counts of a process, no bytes where it waits to be waited for; None where it is gone."""
     found = _COUNTERS.findall(_bytes_of(f"/proc/{pid}/status"))
-    if len(found) < 4:
+    words = _bytes_of(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    if len(found) < 4 or len(words) <= _STACK_START:
         try:
-            return MemoryCounters(psutil.Process(pid).memory_info().rss, 0, 0)
+            process = psutil.Process(pid)
+            return Counters(process.memory_info().rss, cpu_s=sum(process.cpu_times()[:2]))
         except psutil.Error:
             return None
     count = {name: 1024 * int(kibibytes) for name, kibibytes in found}
-    return MemoryCounters(count[b"RssAnon"] + count[b"RssShmem"], count[b"RssFile"], count[b"VmHWM"])
-
-
-def stack_start(pid: int) -> int:
-    """Return the address at which a process's stack begins, which is drawn at each `exec`; 0 where it is not told."""
-    fields = _bytes_of(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-    return int(fields[25]) if len(fields) > 25 else 0
+    cpu_s = (int(words[_USER]) + int(words[_SYSTEM])) / os.sysconf("SC_CLK_TCK")
+    held = count[b"RssAnon"] + count[b"RssShmem"]
+    return Counters(held, count[b"RssFile"], count[b"VmHWM"], cpu_s, int(words[_STACK_START]))
 
 
 def shared_out_bytes(pid: int) -> int:
@@ -216,8 +219,8 @@ def shared_out_bytes(pid: int) -> int:
 
 
 def _own_bytes(pid: int) -> int:
-    counters = memory_counters(pid)
-    return 0 if counters is None else counters.held
+    counted = counters(pid)
+    return 0 if counted is None else counted.held
 
 
 def _bytes_of(path: str) -> bytes:

@@ -40,12 +40,14 @@ class WriteBudget:
 
 def check_disk(root: Path, inputs: StoreInputs, p, journal: Journal) -> None:
     """Say how much disk the work needs at most, and refuse if it is not there."""
-    quality = getattr(p, "quality", None)
-    counted = quality is not None and quality.halo_hops == 1
-    halo_rows = sum(quality.halo_per_part) if counted else None
-    needed = disk_bytes(inputs, getattr(quality, "edge_cut_ratio", 1.0), halo_rows)
+    needed = disk_bytes(inputs)
     there = sum(path.stat().st_size for path in journal.folder.iterdir())
     free = shutil.disk_usage(root.parent).free
+    if needed - there > free:  # a closer bound is worth the pass that a quality may take
+        quality = getattr(p, "quality", None)
+        counted = quality is not None and quality.halo_hops == 1
+        halo_rows = sum(quality.halo_per_part) if counted else None
+        needed = disk_bytes(inputs, getattr(quality, "edge_cut_ratio", 1.0), halo_rows)
     record("store_disk", root=str(root), needed_bytes=needed, written_bytes=there, free_bytes=free)
     if needed - there > free:
         raise PartitionStoreError(

@@ -15,10 +15,28 @@ from ..errors import UNREADABLE, GNNScaleError, disk_errors, one_line_of
 from ..memory_peak import MemoryPeak
 from . import phases
 from .constraints import balance_by_kind
-from .quality import PartitionQuality, evaluate_partitioning
+from .quality import PartitionQuality, check_masks, evaluate_partitioning
 from .registry import complete_options, decisive_options, get_partitioner
 
 FORMAT_VERSION = 1
+
+
+class _AskedFor:
+    """A field of a frozen dataclass that may be given as a function: called once, when the field is first read."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance, owner: type):
+        if instance is None:
+            return None  # the field's default
+        value = instance.__dict__[self._name]
+        if callable(value):
+            value = instance.__dict__[self._name] = value()
+        return value
+
+    def __set__(self, instance, value) -> None:
+        instance.__dict__[self._name] = value
 
 
 @dataclass(frozen=True)
@@ -31,8 +49,9 @@ class Partitioning:
         method: name of the partitioner.
         options: its options, defaults filled in; those that decide nothing, see `decisive_options`, at their defaults.
         seed: decides every random choice.
-        quality: cut, replication and balances; None if it was not evaluated.
-        seconds: wall-clock seconds by phase, and `total`.
+        quality: cut, replication and balances, measured by a pass over the stream when they are first read, printed,
+            pickled or saved; None if they are not to be evaluated. May be given as a function without arguments.
+        seconds: wall-clock seconds by phase, and `total`; `evaluate` once the quality was measured.
         peak_bytes: largest anonymous + shared resident memory of the process tree above what stood at the start,
             sampled by a thread; while METIS works it holds the interpreter, and on Linux alone its own peak is seen.
         notes: facts that the method found: the layout, repeats, oversized clusters, warnings.
@@ -45,7 +64,7 @@ class Partitioning:
     method: str
     options: dict
     seed: int
-    quality: PartitionQuality | None = None
+    quality: PartitionQuality | None = _AskedFor()
     seconds: dict[str, float] = field(default_factory=dict)
     peak_bytes: int = 0
     notes: dict = field(default_factory=dict)
@@ -55,6 +74,12 @@ class Partitioning:
     def num_nodes(self) -> int:
         """Number of nodes of the graph."""
         return len(self.part_id)
+
+    def __getstate__(self) -> dict:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a folder with `part_id.npy` and, last, `partitioning.json`; each is there whole or not at all.
@@ -139,7 +164,8 @@ def partition(
         balance: {"nodes": 1.05, ...}: the largest part over the mean, for methods that take constraints. In a graph
             with kinds also kinds, masks of a kind and relations: {"paper": 1.05, "train:paper": 1.05, "cites": 1.1}.
         progress: called as progress(what, done, total) at most once a chunk; total may be None.
-        evaluate: measure the result, which takes one more pass.
+        evaluate: let the result have a `quality`; the pass that it takes is made when it is first read, and the stream
+            is held till then.
         relation_weight: {"cites": 2, "at": 0}: how many edges an edge of a relation counts as, a whole number; others
             count as one. 0 leaves a relation out. For methods that count repeated edges, without `deduplicate=True`.
         options: the method's own.
@@ -158,6 +184,8 @@ def partition(
         stream.count()
     num_parts = _check_num_parts(num_parts, stream.num_nodes)
     asked, of_kinds = masks, balance_by_kind(stream, masks, balance)
+    if evaluate:
+        check_masks(stream.num_nodes, masks)
     seen = stream if not relation_weight else weigh_relations(stream, relation_weight)
     if relation_weight and options.get("deduplicate") and max(relation_weight.values()) > 1:
         raise ValueError("partitioner.deduplicate=true drops the repeats that relation_weight makes: leave one out")
@@ -167,20 +195,20 @@ def partition(
             part_id = function(seen, num_parts, seed=seed, **given, **options)
         peak_bytes = max(0, peak.update() - peak.start_bytes)
         part_id = _check_result(method, part_id, stream.num_nodes, num_parts)
-        quality = None
-        if evaluate:
-            with phases.phase("evaluate"):
-                shared = {name: options[name] for name in ("deduplicate", "scratch") if name in options}
-                graph = record.graph if seen is stream else None
-                quality = evaluate_partitioning(
-                    stream, part_id, num_parts, 1, asked, progress=progress, graph=graph, **shared
-                )
     events.record(
         "partition", method=method, num_parts=num_parts, seconds=record.seconds, peak_bytes=peak_bytes, **record.notes
     )
     made_with = decisive_options(method, options)
     if relation_weight:
         made_with |= {"relation_weight": dict(relation_weight)}
+
+    def measure() -> PartitionQuality:
+        shared = {name: options[name] for name in ("deduplicate", "scratch") if name in options}
+        graph = record.graph if seen is stream else None
+        with phases.recording(record), phases.phase("evaluate"):
+            return evaluate_partitioning(stream, part_id, num_parts, 1, asked, progress=progress, graph=graph, **shared)
+
+    quality = measure if evaluate else None
     return Partitioning(
         part_id, num_parts, method, made_with, seed, quality, record.seconds, peak_bytes, record.notes, edge_files
     )

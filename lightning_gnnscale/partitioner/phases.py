@@ -30,9 +30,9 @@ _open: ContextVar[PhaseRecord | None] = ContextVar("gnnscale_phases", default=No
 
 
 @contextmanager
-def recording() -> Iterator[PhaseRecord]:
-    """Open a record for the block; records nest."""
-    token = _open.set(PhaseRecord())
+def recording(record: PhaseRecord | None = None) -> Iterator[PhaseRecord]:
+    """Open a record for the block, a new one or one to go on with; records nest."""
+    token = _open.set(record or PhaseRecord())
     try:
         yield _open.get()
     finally:

@@ -204,15 +204,19 @@ def check_parts(num_nodes: int, part_id: np.ndarray, num_parts: int) -> None:
         raise ValueError(f"part_id must lie in [0, {num_parts}), got {part_id.min()} to {part_id.max()}")
 
 
+def check_masks(num_nodes: int, masks: dict | None) -> dict[str, np.ndarray]:
+    """Return the masks that are there as arrays; ValueError unless each is (num_nodes,) bool."""
+    given = {name: np.asarray(mask) for name, mask in (masks or {}).items() if mask is not None}
+    for name, mask in given.items():
+        if mask.shape != (num_nodes,) or mask.dtype != bool:
+            raise ValueError(f"masks[{name!r}] must be ({num_nodes},) bool, got {mask.shape} {mask.dtype}")
+    return given
+
+
 def _count_masks(masks: dict | None, part_id: np.ndarray, num_parts: int) -> dict[str, np.ndarray]:
     """Return (num_parts,) counts of the nodes of each mask."""
     counts = {}
-    for name, mask in (masks or {}).items():
-        if mask is None:
-            continue
-        mask = np.asarray(mask)
-        if mask.shape != part_id.shape or mask.dtype != bool:
-            raise ValueError(f"masks[{name!r}] must be {part_id.shape} bool, got {mask.shape} {mask.dtype}")
+    for name, mask in check_masks(len(part_id), masks).items():
         counts[name] = np.zeros(num_parts, np.int64)
         _count_masked(mask, part_id, counts[name])
     return counts

@@ -1,6 +1,9 @@
+import copy
 import inspect
 import json
 import os
+import pickle
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lightning_gnnscale as gs
-from lightning_gnnscale.errors import GNNScaleError
+from lightning_gnnscale.errors import EdgeStreamError, GNNScaleError
 from lightning_gnnscale.partitioner import (
     Partitioning,
+    PartitionQuality,
     available_partitioners,
+    evaluate_partitioning,
     partition,
     register_partitioner,
     registry,
@@ -44,11 +49,13 @@ def test_the_result_tells_how_it_came_about():
     )
     assert (p.method, p.num_parts, p.num_nodes, p.seed) == ("spring", 4, 100, 0)
     assert p.options["beta"] == 1.05
-    assert {"degrees", "clustering", "merging", "assignment", "evaluate", "total"} == set(p.seconds)
+    assert {"degrees", "clustering", "merging", "assignment", "total"} == set(p.seconds)
     assert p.seconds["total"] >= p.seconds["clustering"]
     assert p.notes["layout"] == "once"
+    assert "quality" not in {name for name, *_ in told}  # until it is asked for
     assert sum(p.quality.train_per_part) == 50
     assert p.quality.num_edges == len(GRID)
+    assert set(p.seconds) >= {"evaluate", "total"}
     for what in ("degrees", "clustering", "quality"):
         assert [(done, total) for name, done, total in told if name == what] == [
             (50, 180),
@@ -56,6 +63,57 @@ def test_the_result_tells_how_it_came_about():
             (150, 180),
             (180, 180),
         ]
+
+
+def reader(stream):
+    """The stream, which counts its passes, and what takes quality's one along."""
+    passes, chunks = [], stream.chunks
+
+    def counted(*start):
+        passes.append(start)
+        return chunks(*start)
+
+    stream.chunks = counted
+    return stream, passes
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda p: p.quality,
+        lambda p: pickle.loads(pickle.dumps(p)).quality,
+        lambda p: copy.copy(p).quality,
+        lambda p: replace(p, seed=7).quality,
+        lambda p: PartitionQuality(**asdict(p)["quality"]),
+        lambda p: eval(repr(p).partition("quality=")[2].partition(", seconds=")[0]),
+    ],
+)
+def test_quality_is_measured_once_when_it_is_asked_for(ask):
+    stream, passes = reader(stream_of(GRID, 100))
+    p = partition(stream, num_parts=4)
+    before = len(passes)
+    expected = evaluate_partitioning(stream_of(GRID, 100), p.part_id, 4)
+    assert len(passes) == before
+    assert ask(p) == expected
+    assert len(passes) == before + 1
+    assert p.quality == expected and p.notes["layout"] == "once"
+    assert len(passes) == before + 1
+    assert partition(stream_of(GRID, 100), num_parts=4, evaluate=False).quality is None
+
+
+def test_quality_of_edges_that_changed_since_is_refused():
+    stream = stream_of(GRID, 100)
+    p = partition(stream, num_parts=4)
+    stream.chunks = stream_of([(0, 99), *GRID[1:]], 100).chunks
+    with pytest.raises(EdgeStreamError, match="the edges changed while they were partitioned"):
+        p.quality  # noqa: B018
+
+
+def test_masks_that_do_not_fit_are_refused_before_the_work():
+    stream, passes = reader(stream_of(GRID, 100))
+    with pytest.raises(ValueError, match=r"masks\['train'\] must be \(100,\) bool, got \(7,\) bool"):
+        partition(stream, num_parts=4, masks={"train": np.ones(7, bool)})
+    assert passes == []
 
 
 @settings(max_examples=settings.default.max_examples // 4)
