@@ -13,6 +13,7 @@ from lightning_gnnscale.partition_store.manifest import SOURCE, describe_files, 
 from tests.own_process import gnnscale
 from tests.partition_store.small_graphs import Given, all_bytes
 from tests.partition_store.test_store_damage import content
+from tests.tiers import first
 
 NUM_NODES, NUM_PARTS = 90, 3
 WEIGHTS = np.random.default_rng(1).random(500, dtype=np.float32)
@@ -71,6 +72,7 @@ def version(request):
     return request.param
 
 
+@first(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_older_store_is_upgraded_to_the_content_of_todays(no_disk_wait, tmp_path, kind, version):
     whole, root = write(tmp_path / "whole", **KINDS[kind]).root, tmp_path / "store"

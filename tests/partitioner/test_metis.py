@@ -12,6 +12,7 @@ from lightning_gnnscale.partitioner import metis as metis_module
 from lightning_gnnscale.partitioner import partition
 from lightning_gnnscale.partitioner.metis import call_metis, find_metis_library
 from tests.partitioner.graphs import ODD, stream_of
+from tests.tiers import each_value, first
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -64,6 +65,7 @@ def test_a_grid_is_cut_better_than_at_random(route):
     assert np.array_equal(partition(stream, "metis", 4, seed=5).part_id, partition(stream, "metis", 4, seed=5).part_id)
 
 
+@each_value
 @pytest.mark.parametrize("name", ODD)
 def test_odd_graphs(name, route):
     num_nodes, edges = ODD[name]
@@ -72,6 +74,7 @@ def test_odd_graphs(name, route):
         assert sum(p.quality.nodes_per_part) == num_nodes
 
 
+@first(3)
 @pytest.mark.parametrize("name", ODD)
 def test_odd_graphs_with_two_balances(name):
     num_nodes, edges = ODD[name]
