@@ -4,7 +4,7 @@ from itertools import combinations, product
 
 import pytest
 
-from tests.tiers import each_value, first, pairwise
+from tests.tiers import all_pairs, each_value, first
 
 SIZES = {"a": [1, 2, 3], "b": ["x", "y"], "c": [True, False], "d": [None, 1.5, 2.5, 3.5]}
 
@@ -22,7 +22,7 @@ def cases(decorate, **sizes):
     return [(case.values, not case.marks) for case in mark.args[1]]
 
 
-@pytest.mark.parametrize(("decorate", "strength", "most"), [(each_value, 1, 4), (pairwise, 2, 15)])
+@pytest.mark.parametrize(("decorate", "strength", "most"), [(each_value, 1, 4), (all_pairs, 2, 15)])
 def test_kept_cases_cover_and_the_others_are_marked(decorate, strength, most):
     found = cases(decorate, **SIZES)
     assert [values for values, _ in found] == list(product(*SIZES.values()))

@@ -8,7 +8,7 @@ from itertools import combinations, product
 import pytest
 
 
-def pairwise(test):
+def all_pairs(test):
     """Keep cases that hold every pair of values of two `parametrize`s: a fault of two settings together is seen."""
     return _keep(test, 2)
 

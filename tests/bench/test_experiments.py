@@ -31,6 +31,7 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.sweep
 def test_exchange_puts_policies_beside_the_exact_halo(graph, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"halo": "halo", "cagnet": "broadcast", "none": "none", "coded": "quantized"}
@@ -55,6 +56,7 @@ def test_exchange_puts_policies_beside_the_exact_halo(graph, tmp_path, monkeypat
     assert np.allclose(reduced["x"] @ reduced["x"].T, best @ best.T, atol=1e-3)
 
 
+@pytest.mark.sweep
 def test_averaging_draws_intervals_and_halo_hops(graph, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = {"graph": graph, "num_parts": 3, "intervals": [1, 2], "halo_hops": [0, 1], "seeds": [0], "max_epochs": 2}
@@ -74,6 +76,7 @@ def test_averaging_draws_intervals_and_halo_hops(graph, tmp_path, monkeypatch):
     assert averaging.run(tmp_path / "out", **options) == result
 
 
+@pytest.mark.sweep
 def test_accuracy_puts_parts_beside_central_training(graph, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = accuracy.run(tmp_path / "out", [graph], ["graphsage"], [2], [0, 1], devices=1, max_epochs=2, overrides=SMALL)
@@ -85,6 +88,7 @@ def test_accuracy_puts_parts_beside_central_training(graph, tmp_path, monkeypatc
         accuracy.run(tmp_path / "out", [graph], ["mlp"], [2], [0])
 
 
+@pytest.mark.sweep
 def test_parts_trains_the_same_model_on_parts_of_each_partitioner(graph, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     graphs = {"tiny": ["dataset=npz", f"dataset.name={graph}"]}

@@ -43,6 +43,7 @@ def test_weighted_means_are_those_of_the_drawn_arcs():
     assert locality.weighted_means(weighed, values).tolist() == [[3, 5.5], [0, 1]]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("sampler", [NeighborSampler([4]), LayerwiseSampler([40])])
 def test_a_wider_hop_has_less_variance(sampler):
     workload = load_workload("power_law:400", None)
@@ -51,6 +52,7 @@ def test_a_wider_hop_has_less_variance(sampler):
     assert locality.mean_variance(workload, wide, 32, 16) < narrow
 
 
+@pytest.mark.sweep
 def test_the_dial_saves_reads_and_costs_variance(tmp_path):
     rows = locality.run(
         tmp_path, ["power_law:3000"], scales=[1, 8], nodes_per_layer=200, neighbor_set_size=300, batch_size=64,

@@ -30,6 +30,7 @@ def test_bytes_are_those_of_unions_recounted(tmp_path):
     assert cached["cache_bytes"] > 0 == alone["cache_bytes"]
 
 
+@pytest.mark.sweep
 def test_a_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
     rows = grouping.run(tmp_path, [GRAPH], **SETTINGS)
     with open(tmp_path / "grouping.csv") as file:

@@ -82,6 +82,7 @@ def test_rows_tables_and_plots_of_a_real_run(tmp_path, capsys, server, monkeypat
     assert [row["seconds"] for row in again] == [row["seconds"] for row in rows]
 
 
+@pytest.mark.sweep
 def test_a_run_that_was_cut_goes_on_at_the_first_missing_row(tmp_path, fake):
     rows = bench.run(tmp_path, **CASES, methods=["spring", "random"])
     path = tmp_path / "rows.csv"
@@ -131,6 +132,7 @@ def test_threads_follow_the_cores(tmp_path, fake):
     assert options_of(resolve_methods(["random"])[0], "all") == {}
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(not metis_is_installed(), reason="needs METIS: the extra [metis], or libmetis")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_expectation_of_greedy_streaming_is_a_row(tmp_path, fake):
@@ -274,6 +276,7 @@ def test_plots_without_rows_are_left_out(tmp_path):
     assert draw_plots(tmp_path, ["grem_fig6", "speedup"], [row_of("a", "spring", 2, 0.1)], "spring", "seconds") == []
 
 
+@pytest.mark.sweep
 def test_the_command_and_a_recipe_of_ones_own(tmp_path, monkeypatch, fake, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text(

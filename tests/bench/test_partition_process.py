@@ -6,6 +6,7 @@ import pytest
 from benchmarks.partition_process import core_count
 from lightning_gnnscale.edge_stream import SyntheticGraph, open_edge_stream, write_edges
 from lightning_gnnscale.partitioner import evaluate_partitioning, partition
+from tests.tiers import first
 
 GRAPH = SyntheticGraph(3_000, 20_000, num_communities=12, seed=4)
 
@@ -38,6 +39,7 @@ def test_the_figures_are_those_of_the_partition(server, edges, masks):
     assert {"degrees", "clustering", "merging", "assignment", "total"} == set(found["phases"])
 
 
+@first(1)
 @pytest.mark.parametrize("layout", ["both_ways", "directed", "auto"])
 @pytest.mark.parametrize(("suffix", "reader"), [(".bin", {"dtype": "int64"}), (".csv", {"header": True})])
 def test_a_file_of_any_layout_and_format(server, tmp_path, layout, suffix, reader):
@@ -70,6 +72,7 @@ def test_a_case_that_passes_a_limit_is_stopped(server, edges, limit, message):
     assert server.measure(edges, 3_000, "random", 2, repeats=0)["node_balance"] == 1.0
 
 
+@pytest.mark.sweep
 def test_memory_is_that_of_the_first_run(server, edges):
     num_nodes = 1_000_000
     small = server.measure(edges, num_nodes, "random", 2, repeats=0)

@@ -42,6 +42,7 @@ def test_global_shuffling_deals_one_order_out_and_local_shuffling_keeps_to_own_n
     assert apart[1].tolist() == [2, 0, 0, 0, 0, 1, 1, 1, 1]
 
 
+@pytest.mark.sweep
 def test_a_run_writes_rows_in_which_the_rule_is_never_behind(tmp_path):
     rows = run(
         tmp_path,
@@ -86,6 +87,7 @@ def test_layers_are_placed_by_their_own_draws(tmp_path):
     assert host["auto"]["rule"] < host["vip"]["rule"]
 
 
+@pytest.mark.sweep
 def test_loading_and_computing_are_timed(tmp_path):
     case = {"graphs": ["power_law:2000:30000"], "devices": {"2": [2]}, "buffer_shares": [0.1, 0.5], "alphas": [0.0]}
     case |= {"methods": ["rule"], "batch_size": 32, "seeds": [0], "timed_batches": 2}

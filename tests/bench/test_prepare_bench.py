@@ -20,6 +20,7 @@ SMALL = {
 }  # fmt: skip
 
 
+@pytest.mark.sweep
 def test_every_source_is_measured_fed_and_replayed(tmp_path, monkeypatch, capsys):
     found = prepare.run(tmp_path, **SMALL, workloads=["graphsage", "unsupervised"], train=["cpu", 0])
     rows, replays = found["rows"], found["replay"]

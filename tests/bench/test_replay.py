@@ -9,6 +9,7 @@ from benchmarks.fixed_prefetch import FixedPrefetchPolicy
 from benchmarks.replay import replay
 from benchmarks.task_trace import BatchTimes, TaskTime, TaskTrace
 from lightning_gnnscale.loader.scheduling_policy import TwoLevelPolicy, launch_score
+from tests.tiers import all_pairs
 
 TICK = 1 / 1024  # seconds: sums of ticks are exact
 CHAIN = [(4, (), 1), (6, (0,), 5), (3, (1,), 9)]
@@ -34,6 +35,7 @@ def in_ticks(replayed):
     return sorted(starts), [now / TICK for now in replayed.delivered_s]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", MIXES)
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 @pytest.mark.parametrize("train_ticks", [1, 4, 30])
@@ -43,6 +45,7 @@ def test_fixed_prefetch_is_the_oracles(name, threads, train_ticks, depth):
     assert in_ticks(found) == task_schedule.fixed_prefetch(MIXES[name], threads, depth, train_ticks)
 
 
+@all_pairs
 @pytest.mark.parametrize("name", MIXES)
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 @pytest.mark.parametrize("train_ticks", [1, 4, 30])
@@ -56,6 +59,7 @@ def test_two_levels_without_a_threshold_are_the_oracles(name, threads, train_tic
         assert found.peak_bytes <= 10 * cap
 
 
+@all_pairs
 @pytest.mark.parametrize("name", MIXES)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("sigma", [20.3, 49.7, 500.9])

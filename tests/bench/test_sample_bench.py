@@ -76,6 +76,7 @@ def test_it_runs_without_peers_and_says_how_to_have_them(tmp_path, capsys, monke
     assert (tmp_path / "sample.png").stat().st_size > 1000
 
 
+@pytest.mark.sweep
 def test_a_graph_with_kinds_is_sampled_by_relation_beside_pyg(tmp_path, fake_python):
     found = run(tmp_path, **SMALL, kinds=True, pyg_python=fake_python)["sample"]
     rows = {(row["what"], row["threads"]): row for row in found if not row["workers"]}
@@ -118,6 +119,7 @@ def test_pyg_reads_the_same_graph_with_kinds(tmp_path):
     assert count(made) == (10, sum(typed["counts"].values()))
 
 
+@pytest.mark.sweep
 def test_peers_take_part_and_end_with_the_run(tmp_path, fake_python):
     rows = run(tmp_path, **SMALL, pyg_python=fake_python, graphbolt_python=fake_python)["sample"]
     peers = {(row["what"], row["threads"], row["workers"]): row["rows_a_seed"] for row in rows}

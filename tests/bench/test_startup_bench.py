@@ -19,6 +19,7 @@ def test_ratios_of_imports_are_taken_within_a_turn():
     assert (own["seconds"], own["cpu_s"], own["ratio"], own["cpu_ratio"]) == (2.4, 2.0, 1.2, 0.5)
 
 
+@pytest.mark.sweep
 def test_every_statement_is_run_in_turns(monkeypatch):
     run = []
     monkeypatch.setattr(startup, "_import_seconds", lambda statement: run.append(statement) or (1.0, 1.0))

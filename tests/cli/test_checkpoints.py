@@ -57,6 +57,7 @@ def test_the_last_checkpoint_is_of_the_last_epoch_where_nothing_improves():
     assert best.name.startswith("epoch0-") and read_checkpoint(best)["epoch"] == 0
 
 
+@pytest.mark.sweep
 def test_the_last_checkpoint_is_of_the_last_epoch_where_few_are_validated():
     train("run", "trainer.max_epochs=3", "trainer.check_val_every_n_epoch=2", "test=false")
     assert read_checkpoint(LAST)["epoch"] == 2
@@ -65,6 +66,7 @@ def test_the_last_checkpoint_is_of_the_last_epoch_where_few_are_validated():
     assert read_checkpoint(LAST)["epoch"] == 3
 
 
+@pytest.mark.sweep
 def test_a_second_run_in_the_folder_leaves_the_first_ones_last():
     train("run", "trainer.max_epochs=2", "test=false")
     first = LAST.read_bytes()
@@ -105,6 +107,7 @@ def test_resume_runs_nothing_of_a_checkpoint(capsys):
     assert not Path("trap").exists()
 
 
+@pytest.mark.sweep
 def test_evaluating_the_best_checkpoint_runs_nothing_of_it(capsys):
     train("a", "trainer.max_epochs=1", "test=false")
     best = next(iter(Path("a/checkpoints").glob("epoch*.ckpt")))

@@ -9,6 +9,7 @@ import pytest
 
 from lightning_gnnscale.cli.main import main
 from lightning_gnnscale.dataset import load_files
+from tests.tiers import first
 
 NUM_NODES = 240
 
@@ -53,6 +54,7 @@ def test_classes_of_edges():
     assert np.array_equal(outputs.argmax(1), written["prediction"])
 
 
+@first(1)
 @pytest.mark.parametrize("words", [["model=node_regressor"], ["model=regress_gcn", "datamodule=full_graph"]])
 def test_numbers_of_nodes(words):
     words = [*words, "callbacks=regression", "dataset.labels=y.npy", "dataset.regression=true", "trainer.max_epochs=4"]

@@ -51,6 +51,7 @@ def test_a_terminal_shows_bars_and_no_lines(monkeypatch):
     assert isinstance(_stage_lines("train", config), nullcontext)
 
 
+@pytest.mark.sweep
 def test_tensorboard():
     pytest.importorskip("tensorboard", reason="the extra [tensorboard] is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -63,6 +64,7 @@ def test_tensorboard():
     assert Path("run/metrics/metrics.csv").is_file()
 
 
+@pytest.mark.sweep
 def test_mlflow_of_two_processes():
     """The second process is forked: the parent's run is the one that it logs to."""
     mlflow = pytest.importorskip("mlflow", reason="the extra [mlflow] is not installed")
@@ -76,6 +78,7 @@ def test_mlflow_of_two_processes():
     assert "val_acc" in run.data.metrics and run.data.params["model/backbone/hidden_channels"] == "4"
 
 
+@pytest.mark.sweep
 def test_wandb_offline():
     pytest.importorskip("wandb", reason="the extra [wandb] is not installed")
     done = gnnscale(Path.cwd(), "train", *WORDS, "logger=wandb", "logger.wandb.offline=true")

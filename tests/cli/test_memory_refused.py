@@ -40,12 +40,14 @@ def test_a_device_that_training_exceeds_is_told_what_would_fit(tiny, capsys):
     assert "planner.device_memory_bytes=" in line
 
 
+@pytest.mark.sweep
 def test_what_is_said_to_fit_fits(tiny, capsys):
     line = refused(capsys, "partition", *TINY[:4], "planner.device_memory_bytes=10MiB")
     memory_words = line.split("planner.device_memory_bytes=")[1].split(" ")[0]
     main(["partition", *TINY[:4], f"planner.device_memory_bytes={memory_words}"])
 
 
+@pytest.mark.sweep
 def test_parts_that_were_given_and_do_not_fit_end_after_partitioning(tiny, capsys):
     np.save("x.npy", np.ones((40, 5_000), np.float32))  # 0.8 MB
     words = [*TINY[:4], "partitioner=random", "planner.device_memory_bytes=2GiB"]

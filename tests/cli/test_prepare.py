@@ -24,6 +24,7 @@ print(sorted(pids))
 """
 
 
+@pytest.mark.sweep
 def test_a_trainer_uses_prepared_workers(tmp_path):
     command = [sys.executable, "-m", "lightning_gnnscale.cli", "prepare", "num_workers=2", "store_bytes=200000000"]
     heard = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}  # a shell's background ignores it

@@ -11,6 +11,7 @@ from cli.tiny_graph import TINY, write_tiny_graph
 import lightning_gnnscale as gs
 from lightning_gnnscale.cli.main import main
 from lightning_gnnscale.datamodule.stored_graph import StoredGraphDataModule
+from tests.tiers import first
 
 WORDS = [
     "train", "store=kinds", "trainer.accelerator=cpu", "trainer.devices=1", "trainer.enable_progress_bar=false",
@@ -42,6 +43,7 @@ def folder(tmp_path_factory):
     os.chdir(here)
 
 
+@first(1)
 @pytest.mark.parametrize("words", [["model=rgcn", "model.backbone.num_bases=2"], ["model=rgat"], ["model=hgt"]])
 def test_a_run_fills_in_kinds_and_relations_and_its_checkpoint_opens(folder, words):
     run = folder / words[0].removeprefix("model=")
@@ -54,6 +56,7 @@ def test_a_run_fills_in_kinds_and_relations_and_its_checkpoint_opens(folder, wor
     main(["test", str(run)])
 
 
+@pytest.mark.sweep
 def test_learned_rows_are_those_of_kinds_without_features(folder):
     inputs = "+model.inputs={_target_:lightning_gnnscale.embedding.DistributedEmbedding,dim:3}"
     main([*WORDS, "model=rgcn", inputs, "hydra.run.dir=learned", "test=false"])

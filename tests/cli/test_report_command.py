@@ -21,6 +21,7 @@ def test_the_report_of_a_run_lies_in_its_folder(tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.rglob("*.tmp")) and not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.sweep
 def test_several_runs_and_the_runs_of_a_sweep_share_a_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "alone")

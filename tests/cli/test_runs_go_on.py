@@ -56,6 +56,7 @@ def test_a_run_folder_used_twice_is_summed_up_by_its_last_run(capsys):
     assert "will be deleted" not in capsys.readouterr().err
 
 
+@pytest.mark.sweep
 def test_partition_counts_the_stages_of_its_last_run():
     words = ["dataset=files", "dataset.edges=edges.npy", "num_parts=2", "hydra.run.dir=run"]
     for _ in range(2):
@@ -64,6 +65,7 @@ def test_partition_counts_the_stages_of_its_last_run():
     assert [row["stage"] for row in stages] == ["load"]
 
 
+@pytest.mark.sweep
 def test_the_best_of_the_run_gone_on_from_is_evaluated_where_it_is_better():
     train("a", "trainer.max_epochs=1", "test=false")
     best = next(str(path.resolve()) for path in Path("a/checkpoints").glob("epoch*.ckpt"))

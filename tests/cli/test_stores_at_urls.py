@@ -42,6 +42,7 @@ def results(run: str):
     return weights, rows
 
 
+@pytest.mark.sweep
 def test_partition_then_train(folder, s3, capfd):
     for name in ("edges.npy", "x.npy"):
         s3.files.put_file(name, f"graphs/in/{name}")
@@ -122,6 +123,7 @@ def test_two_machines_that_share_no_folder_train(folder, s3):
     assert "test_acc" in json.loads(next(path for path in made if path.suffix == ".json").read_text())["facts"]
 
 
+@pytest.mark.sweep
 def test_text_and_parquet_at_urls_make_the_store_of_local_ones(folder, s3):
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -101,6 +101,7 @@ def test_it_records_what_each_process_did_and_names_the_report_last(first_run):
     assert result.stdout.rstrip().endswith("run/report.html")
 
 
+@pytest.mark.sweep
 def test_the_next_run_finds_the_store_and_goes_on_from_a_checkpoint(first_run):
     folder, _ = first_run
     words = ["trainer.max_epochs=4", "resume=run/checkpoints/last.ckpt", "test=false", "hydra.run.dir=again"]
@@ -140,6 +141,7 @@ def test_what_does_not_fit_is_one_line(tmp_path, monkeypatch, capsys, words, par
         assert part in line
 
 
+@pytest.mark.sweep
 def test_parts_are_chosen_by_the_plan_and_the_store_is_found_again(first_run):
     folder, _ = first_run
     words = [word for word in SMALL if not word.startswith(("num_parts", "recipe"))]
@@ -152,6 +154,7 @@ def test_parts_are_chosen_by_the_plan_and_the_store_is_found_again(first_run):
     assert len(list((folder / "stores").glob("synthetic-streaming_multilevel-p2-*.source.json"))) == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("evaluate", ["false", pytest.param("true", marks=pytest.mark.slow)])
 def test_a_sweep_trains_on_one_process_and_then_on_two(first_run, evaluate):
     """The second run's processes are spawned: each imports everything, for evaluation once more (`slow`)."""
@@ -165,6 +168,7 @@ def test_a_sweep_trains_on_one_process_and_then_on_two(first_run, evaluate):
     assert all({row["stage"] for row in summary["stages"]} >= stages for summary in summaries)
 
 
+@pytest.mark.sweep
 def test_two_ranks_of_torchrun_share_a_run_folder(first_run):
     folder, _ = first_run
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]

@@ -62,6 +62,7 @@ def test_an_epoch_is_told_whole(tmp_path, name):
             assert sum(bins) == pytest.approx(told["training"][activity], abs=0.05 * len(bins) * 1e-3 + 1e-3)
 
 
+@pytest.mark.sweep
 def test_worker_processes_tell_when_they_sampled_and_read(tmp_path):
     log, _ = trained(tmp_path, gs.Processes(num_workers=1), epochs=2)
     last = next(event for event in reversed(log) if event["event"] == "epoch_times")

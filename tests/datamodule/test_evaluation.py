@@ -18,6 +18,7 @@ from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.model.inference import layerwise_inference
 from lightning_gnnscale.model.layer_source import NodeSet, closure
 from lightning_gnnscale.scratch import open_scratch
+from tests.tiers import all_pairs
 
 
 @pytest.fixture
@@ -43,6 +44,7 @@ def trainer(**options):
     return L.Trainer(accelerator="cpu", devices=1, strategy="gnnscale", **options)
 
 
+@all_pairs
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.uint8])
 @pytest.mark.parametrize("dim", [1, 3, 16])
 @pytest.mark.parametrize(("gap", "read"), [(0, 1), (8, 64), (1 << 16, 1 << 22)])

@@ -8,12 +8,13 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.errors import PartitionStoreError, StrategyError
 from lightning_gnnscale.partition_store import PartitionStore, publish, published
 from lightning_gnnscale.placement import PlacementSettings
+from tests.tiers import first
 
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 BLOCK = 1024
 
 
-@pytest.fixture(scope="module", params=["packed", "loose"])
+@pytest.fixture(scope="module", params=["packed", pytest.param("loose", marks=pytest.mark.sweep)])
 def root(dataset, tmp_path_factory, request):
     folder = tmp_path_factory.mktemp("stores")
     parts = gs.partition(dataset.stream, "random", num_parts=4, seed=1)
@@ -58,6 +59,7 @@ CASES = {
 }
 
 
+@first(4)
 @pytest.mark.parametrize("case", CASES)
 def test_it_trains_as_the_local_store(root, url, case):
     options = {"sampler": gs.NeighborSampler([4, 3]), "batch_size": 24, "seed": 3} | CASES[case]

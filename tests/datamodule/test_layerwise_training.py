@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import lightning_gnnscale as gs
+from tests.tiers import first
 
 
+@first(1)
 @pytest.mark.parametrize("name", ["GCN", "GraphSAGE", "GAT"])
 @pytest.mark.parametrize("scale", [None, 8.0])
 def test_backbones_learn(store_root, name, scale):

@@ -13,6 +13,7 @@ from lightning_gnnscale.dataset import GraphDataset
 from lightning_gnnscale.edge_stream import SyntheticGraph
 from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.model import GAT, GCN, GraphSAGE
+from tests.tiers import first
 
 # 24 communities of 20 nodes: an end drawn at random is of the other's community once in 24.
 GRAPH = SyntheticGraph(480, 4800, num_communities=24, homophily=0.97, seed=1)
@@ -53,6 +54,7 @@ def model(kind=GraphSAGE, **options):
 
 
 # A guess has an MRR among 100 negatives of sum(1/k, k <= 101) / 101 = 0.051 and Hits@10 of 10 / 101 = 0.099.
+@first(2)
 @pytest.mark.parametrize("kind", [GraphSAGE, GCN, GAT])
 @pytest.mark.parametrize("positives", ["walk", "edge"])
 def test_links_of_a_planted_graph_are_found_far_better_than_by_chance(root, kind, positives):
@@ -66,6 +68,7 @@ def test_links_of_a_planted_graph_are_found_far_better_than_by_chance(root, kind
     assert logged["test_hits@1"] <= logged["test_hits@5"] <= logged["test_hits@10"]
 
 
+@pytest.mark.sweep
 def test_a_small_graph_is_overfitted(tmp_path):
     """A ring of 24 nodes, joined to the next two: every pair is told by the sign of its score."""
     ring = np.arange(24)

@@ -13,6 +13,7 @@ from lightning_gnnscale.loader import RankPlace
 from lightning_gnnscale.partition_store import PartitionStore, write_partition_store
 from lightning_gnnscale.remote.batch_group import pack_group
 from lightning_gnnscale.strategy import GradientAveraging, ModelAveraging
+from tests.tiers import first
 
 NODES, DIM = 2000, 6
 BATCHES = {"sampler": gs.NeighborSampler([4, 3]), "batch_size": 100, "seed": 7}
@@ -36,6 +37,7 @@ def part_of(store: PartitionStore, node: int) -> int:
     return next(part for part in range(store.num_parts) if node < store.part_offsets[part + 1])
 
 
+@first(1)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_owners_ask_each_other_for_what_their_batches_read(store, devices):
     data, weights = gs.PartitionDataModule(store, row_reads="owners", **BATCHES), GradientAveraging()
@@ -66,6 +68,7 @@ def test_owners_ask_each_other_for_what_their_batches_read(store, devices):
     assert sum(row.held_bytes for row in rows) == arcs + NODES * (8 + 4 * DIM) + learned
 
 
+@first(1)
 @pytest.mark.parametrize("construction", ["local", "distributed"])
 def test_machines_that_prepare_send_groups_of_batches(store, construction):
     source, weights = gs.RayWorkers(construction=construction, batches_per_group=2), GradientAveraging()

@@ -17,6 +17,7 @@ from lightning_gnnscale.datamodule.train_loader import check_even_parts
 from lightning_gnnscale.edge_stream import SyntheticGraph
 from lightning_gnnscale.errors import PartitionStoreError, StrategyError
 from lightning_gnnscale.model.inference import layerwise_inference
+from tests.tiers import all_pairs, first
 
 
 def trainer(**options) -> L.Trainer:
@@ -239,6 +240,7 @@ def test_a_model_of_pyg_trains_and_is_evaluated_by_full_neighbour_batches(store_
         trainer().test(model, layerwise, verbose=False)
 
 
+@first(1)
 @pytest.mark.parametrize(
     "sampler", [gs.ClusterSampler(8, clusters_per_batch=2), gs.SaintSampler("walk", num_roots=20, num_norm_samples=5)]
 )
@@ -400,6 +402,7 @@ def test_plan_of_a_store_that_stands(store_root):
     assert (plan.num_parts, plan.num_nodes) == (4, 400)
 
 
+@all_pairs
 @pytest.mark.parametrize("ids", [np.arange(6), np.array([f"node {i}" for i in range(6)], dtype=object)])
 @pytest.mark.parametrize("shape", [(), (3,)])
 @pytest.mark.parametrize("kinds", [None, ("author", "paper")])

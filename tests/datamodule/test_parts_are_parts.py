@@ -10,6 +10,7 @@ import torch
 import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import CSRArrays
 from lightning_gnnscale.partition_store import reader
+from tests.tiers import first
 
 BITS_GONE = 0xFF  # NaN, -1, or true: as a label it is unknown, so that no node of another part is trained on
 
@@ -104,6 +105,7 @@ def train_part(store: gs.PartitionStore, mode: str, **options) -> torch.Tensor:
     return trained
 
 
+@first(2)
 @pytest.mark.parametrize(
     ("features", "mode", "part"),
     [

@@ -12,6 +12,7 @@ from lightning_gnnscale import events
 from lightning_gnnscale.datamodule.placed_training import RankReads, rank_alphas, read_probability
 from lightning_gnnscale.errors import PlacementError, StrategyError
 from lightning_gnnscale.placement import PlacementSettings
+from tests.tiers import first
 
 METHODS = ["rule", "ranges", "naive", "random", "degree", "metis", "pagraph"]
 
@@ -40,6 +41,7 @@ def last(name: str) -> dict:
     return [event for event in events.recent() if event["event"] == name][-1]
 
 
+@first(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_training_through_any_placement_changes_no_bit(store_root, method):
     plain = trained(make(store_root))
@@ -62,6 +64,7 @@ def test_reads_are_counted_and_predicted(store_root):
     assert dm.buffer is None, "the rows are gone with the fit"
 
 
+@first(1)
 @pytest.mark.parametrize(
     "sampler",
     [

@@ -9,11 +9,12 @@ from oracles.kind_rows import as_rows, write_kinds
 import lightning_gnnscale as gs
 from lightning_gnnscale import events
 from lightning_gnnscale.placement import PlacementSettings
+from tests.tiers import first
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*listed more often")
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["plain", "coded"])
+@pytest.fixture(scope="module", params=[False, pytest.param(True, marks=pytest.mark.sweep)], ids=["plain", "coded"])
 def root(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("kinds") / "store"
     write_kinds(path, coded=request.param)
@@ -73,6 +74,7 @@ SETTINGS = {
 CASES = [(name, source) for name in ("rows", "lru", "belady") for source in ("threads", "processes", "task_graphs")]
 
 
+@first(4)
 @pytest.mark.parametrize(("name", "source"), [*CASES, ("disk", "threads")])
 def test_placement_changes_no_bit(root, name, source):
     found = trained(make(root, placement=SETTINGS[name], source=source))

@@ -18,6 +18,7 @@ from lightning_gnnscale.partition_store import write_partition_store
 from lightning_gnnscale.partition_store.manifest import FORMAT_VERSION
 from lightning_gnnscale.partitioner import Partitioning
 from lightning_gnnscale.store_source import StoreSource
+from tests.tiers import each_value
 
 NUM_NODES = 400
 ROWS = np.random.default_rng(0).random((NUM_NODES, 16), dtype=np.float32)
@@ -275,6 +276,7 @@ DAMAGES = {
 }
 
 
+@each_value
 @pytest.mark.parametrize("num_parts", [2, "auto"])
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_overwrite_is_the_remedy_that_the_message_says(tmp_path, dataset, damage, num_parts):
@@ -322,6 +324,7 @@ def test_a_folder_that_is_no_store_is_refused_before_any_work(tmp_path, dataset)
     module(tmp_path / "s", dataset).prepare_data()
 
 
+@each_value
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"partitioning": 3}', "\x00\x00"])
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_an_unreadable_record_counts_as_absent(tmp_path, dataset, text, overwrite):
@@ -398,6 +401,7 @@ def killed_after_partitioning(root, dataset, monkeypatch):
     return folder
 
 
+@each_value
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("damage", [None, *PARTS_DAMAGES.values()], ids=["whole", *PARTS_DAMAGES])
 def test_parts_of_a_killed_run_are_made_again_where_they_cannot_be_read(
@@ -434,6 +438,7 @@ def written_by_hand(root, dataset, method="random", **options):
     return write_partition_store(root, dataset.stream, parts, **tables)
 
 
+@each_value
 @pytest.mark.parametrize("partitioner", ["spring", functools.partial(gs.partition, method="spring")])
 @pytest.mark.parametrize("num_parts", [3, "auto"])
 def test_a_store_that_was_written_by_hand_is_found(tmp_path, dataset, num_parts, partitioner):

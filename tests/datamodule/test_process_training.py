@@ -16,6 +16,7 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.loader.batch_builder import BatchMaker
 from lightning_gnnscale.loader.shared_value import pack
 from lightning_gnnscale.placement import PlacementSettings
+from tests.tiers import first
 
 
 def make(store_root, **options) -> gs.PartitionDataModule:
@@ -53,6 +54,7 @@ class Workers(L.Callback):
         self.step += 1
 
 
+@first(1)
 @pytest.mark.parametrize(
     ("weights", "sampler"),
     [
@@ -76,6 +78,7 @@ def test_kills_in_training_change_no_bit(store_root):
     assert len(workers.pids) > 2
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("policy", ["lru", "belady"])
 def test_placed_features_are_gathered_by_the_process_that_trains(store_root, policy):
     settings = PlacementSettings(
@@ -86,6 +89,7 @@ def test_placed_features_are_gathered_by_the_process_that_trains(store_root, pol
     assert equal(found, trained(make(store_root, placement=settings)))
 
 
+@pytest.mark.sweep
 def test_no_process_has_a_copy_of_the_store(store_root):
     """What a worker opens names the files of features, weights and graph: it holds none of their bytes."""
     dm = make(store_root, scope="graph", source="processes")

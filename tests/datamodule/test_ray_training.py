@@ -18,6 +18,8 @@ from lightning_gnnscale.remote import cluster  # noqa: E402
 from lightning_gnnscale.remote.messages import WorkerSettings  # noqa: E402
 from lightning_gnnscale.remote.ray_worker import start_workers  # noqa: E402
 
+pytestmark = pytest.mark.sweep
+
 
 class Killer(L.Callback):
     """Kills random workers, with SIGKILL, after random batches, until it has killed as many as it shall."""

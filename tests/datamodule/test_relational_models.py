@@ -11,6 +11,7 @@ from lightning_gnnscale.edge_stream.relations import RelationEdges, RelationStre
 from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.graph import GraphSchema
 from lightning_gnnscale.model import HGT, RGAT, RGCN, GraphSAGE, Hetero, layerwise_inference
+from tests.tiers import each_value, first
 
 COUNTS = {"paper": 40, "author": 25, "field": 6}
 SCHEMA = GraphSchema(
@@ -69,6 +70,7 @@ def whole(model, store):
         return model.eval()(x, edge_index, edge_type=edge_type, node_type=torch.from_numpy(rows.kind))
 
 
+@each_value
 @pytest.mark.parametrize(("kind", "options"), MODELS)
 @pytest.mark.parametrize("block_arcs", [7, None])
 def test_exact_evaluation_reads_kinds_and_relations(store, tmp_path, kind, options, block_arcs):
@@ -111,6 +113,7 @@ class Plain(torch.nn.Module):
         return self.second(self.first(x, edge_index).relu(), edge_index)
 
 
+@each_value
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize(("kind", "options"), MODELS)
 def test_a_trainer_fits_tests_and_predicts(store, kind, options, learned):
@@ -145,6 +148,7 @@ def test_a_model_without_relations_is_refused(store):
         trainer.fit(gs.NodeClassifier(build(RGCN)), whole)
 
 
+@first(1)
 @pytest.mark.parametrize("columns", [1, 2])
 @pytest.mark.parametrize("evaluation", ["layerwise", "sampled"])
 def test_numbers_of_nodes_are_predicted(tmp_path, columns, evaluation):

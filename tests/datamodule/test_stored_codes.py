@@ -7,6 +7,7 @@ import torch
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.placement import PlacementSettings
+from tests.tiers import first
 
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 
@@ -48,6 +49,7 @@ CASES = {
 }
 
 
+@first(2)
 @pytest.mark.parametrize("case", CASES)
 def test_codes_train_as_what_they_decode_to(roots, case):
     options = {"sampler": gs.NeighborSampler([4, 3]), "batch_size": 24, "seed": 3} | CASES[case]

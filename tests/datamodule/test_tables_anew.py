@@ -9,8 +9,10 @@ import pytest
 import lightning_gnnscale as gs
 from lightning_gnnscale.datamodule.layer_source import StoreLayerSource
 from lightning_gnnscale.scratch import Scratch
+from tests.tiers import first
 
 
+@first(1)
 @pytest.mark.parametrize("told", ["absolute", "relative", "link"])
 def test_a_table_of_an_older_pass_is_not_read_again(tmp_path, monkeypatch, store_root, told):
     monkeypatch.chdir(tmp_path)

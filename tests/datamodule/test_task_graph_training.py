@@ -8,8 +8,10 @@ from test_process_training import equal, make, trained
 import lightning_gnnscale as gs
 from benchmarks.fixed_prefetch import FixedPrefetch
 from lightning_gnnscale.placement import PlacementSettings
+from tests.tiers import first
 
 
+@first(1)
 @pytest.mark.parametrize("source", [gs.TaskGraphs(3), FixedPrefetch(2, depth=4)])
 @pytest.mark.parametrize(
     ("weights", "sampler"),
@@ -20,6 +22,7 @@ def test_task_graphs_change_no_bit(store_root, source, weights, sampler):
     assert equal(found, trained(make(store_root, sampler=sampler), weights()))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("policy", ["lru", "belady"])
 def test_placed_features_are_gathered_piece_by_piece(store_root, policy):
     settings = PlacementSettings(

@@ -9,6 +9,7 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import GraphDataset
 from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.sampler import LinkSampler
+from tests.tiers import all_pairs
 
 NUM_NODES, NUM_EVENTS = 150, 2000
 pytestmark = pytest.mark.filterwarnings("ignore:.*listed more often", "ignore:.*does not have many workers")
@@ -80,6 +81,7 @@ def arcs_of(store) -> set:
     return set(zip(np.asarray(store.csc.indices).tolist(), target.tolist(), store.edge_time.tolist(), strict=True))
 
 
+@all_pairs
 @pytest.mark.parametrize("strategy", ["uniform", "last"])
 @pytest.mark.parametrize("scope", ["part", "graph"])
 @pytest.mark.parametrize("name", ["store", "typed_store"])

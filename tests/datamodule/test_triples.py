@@ -12,6 +12,7 @@ from lightning_gnnscale.dataset import GraphDataset, LinkSet
 from lightning_gnnscale.edge_stream import open_edge_stream
 from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.model import RGCN, NoLayers, link_predictor
+from tests.tiers import all_pairs, each_value
 
 NODES, RELATIONS, WIDTH = 70, 4, 6
 
@@ -97,6 +98,7 @@ def score_by(module, rows):
     return score
 
 
+@all_pairs
 @pytest.mark.parametrize("decoder", ["distmult", "complex", "transe"])
 @pytest.mark.parametrize("inverse", [False, True])
 @pytest.mark.parametrize("small", [False, True])
@@ -288,6 +290,7 @@ def test_layers_over_a_graph_of_triples_are_ranked_too(root):
     assert logged["test_mrr"] == pytest.approx((1 / ranks).mean(), abs=2e-3)
 
 
+@each_value
 @pytest.mark.parametrize("neighborhoods", [False, True])
 @pytest.mark.parametrize("share", [False, True])
 def test_every_source_gives_the_same_triples(root, neighborhoods, share):

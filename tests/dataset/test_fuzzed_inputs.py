@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import settings
 
 from lightning_gnnscale.dataset import load_files, load_npz
 from lightning_gnnscale.edge_stream import open_edge_stream
@@ -20,7 +21,7 @@ from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.partition_store.inputs import load_arrays, load_features
 
 NUM_NODES, NUM_EDGES = 40, 300
-NUM_CASES = int(os.environ.get("GNNSCALE_FUZZ_CASES", 300))
+NUM_CASES = int(os.environ.get("GNNSCALE_FUZZ_CASES", settings.default.max_examples))
 SEPARATORS = {"csv": ",", "tsv": "\t", "txt": " "}
 EDGE_KINDS = ["npy", "pairs.npy", "fortran.npy", "int32.npy", "bin", "csv", "tsv", "txt", "csv.gz", "txt.gz", "parquet"]
 EDGE_KINDS += ["header.csv", "folder.parquet"]

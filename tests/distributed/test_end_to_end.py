@@ -100,6 +100,7 @@ def test_evaluation_sees_each_node_once(runs, size):
     assert np.array_equal(np.sort(rows), np.arange(300))
 
 
+@pytest.mark.sweep
 def test_any_number_of_processes_validates_the_same_sample(store_root, tmp_path):
     """Weights differ by rounding alone, so that the sample has the same accuracy to the node."""
     count = math.ceil(0.2 * PartitionStore.open(store_root).masks["val"].sum())

@@ -98,6 +98,7 @@ def train_in_bfloat16(folder, root):
     }
 
 
+@pytest.mark.sweep
 def test_rows_of_bfloat16_are_exchanged_under_every_policy(tmp_path):
     root = write_store(tmp_path / "store")
     metrics = launch(WORLD_SIZE, train_in_bfloat16, tmp_path / "run", root, limit_s=200)[0]
@@ -208,6 +209,7 @@ def train_static(folder, roots):
     return results
 
 
+@pytest.mark.sweep
 def test_a_constant_input_is_exchanged_once(tmp_path):
     roots = {kind: write_store(tmp_path / kind, sparse=kind == "sparse") for kind in ("dense", "sparse")}
     runs = launch(WORLD_SIZE, train_static, tmp_path / "run", roots)

@@ -10,6 +10,7 @@ from processes import launch
 
 from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.strategy import EpochAdaptive, HaloExchange, Quantized, SkipBroadcast
+from tests.tiers import first
 
 LOST = 1
 POLICIES = {
@@ -54,6 +55,7 @@ def train_and_die(folder, root, exchange, moment):
 CASES = [(name, moment) for name in POLICIES for moment in ("forward", "backward")] + [("pushed", "validation")]
 
 
+@first(1)
 @pytest.mark.parametrize(("name", "moment"), CASES)
 def test_a_killed_rank_ends_the_others_with_one_line(tmp_path, name, moment):
     root = write_store(tmp_path / "store")

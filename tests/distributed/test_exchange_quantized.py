@@ -16,6 +16,8 @@ from lightning_gnnscale.partition_store.block_rows import load_block_rows
 from lightning_gnnscale.strategy import BroadcastExchange, EpochFixed, HaloExchange, Quantized, SkipBroadcast
 from lightning_gnnscale.strategy.exchange.run import ExchangeRun
 
+pytestmark = pytest.mark.sweep
+
 WORLD_SIZE, NUM_EPOCHS = 3, 8
 BITS = (16, 8, 4)
 RUNS = {

@@ -145,6 +145,7 @@ def sent_by(senders, owner):
     return lambda epoch, fresh, held: torch.tensor([int(rank) in senders[epoch] for rank in owner])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", list(BY_BLOCK))
 def test_blocks_are_sent_in_the_epochs_of_their_bound(runs, graph, name):
     policy, senders = BY_BLOCK[name]
@@ -162,6 +163,7 @@ def test_blocks_are_sent_in_the_epochs_of_their_bound(runs, graph, name):
         assert rows_of(results[name][2]) == expected
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", list(OTHERS))
 def test_rows_and_changes_are_sent_by_their_bound(runs, graph, name):
     policy, owner = OTHERS[name], graph.owner
@@ -208,6 +210,7 @@ def test_rows_and_changes_are_sent_by_their_bound(runs, graph, name):
     assert min(sent_and_skipped) > 0  # the bound is neither always nor never exceeded
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", [name for name, (_, rows, _) in BACKWARD.items() if rows])
 def test_gradients_are_sent_as_they_should_be(runs, graph, name):
     policy, rows, gradients = BACKWARD[name]
@@ -223,6 +226,7 @@ def test_gradients_are_sent_as_they_should_be(runs, graph, name):
     assert (apart <= 1e-12) == (name == "clipped, pulled"), "whose clipping is out of reach"
 
 
+@pytest.mark.sweep
 def test_gradients_that_have_not_changed_are_not_sent(runs, root, tmp_path):
     for results in runs:
         sent = [

@@ -19,6 +19,7 @@ from lightning_gnnscale.errors import CheckpointError, GNNScaleError
 from lightning_gnnscale.model.inference import layerwise_inference
 from lightning_gnnscale.model.layer_source import NodeSet, closure
 from lightning_gnnscale.scratch import Scratch
+from tests.tiers import first
 
 BACKBONES = {
     "sage": lambda: gs.model.GraphSAGE(24, 16, 5, num_layers=3),
@@ -58,6 +59,7 @@ def passes(folder: Path, root: Path, machines: list[int], round_bytes: int) -> d
     return results
 
 
+@first(1)
 @pytest.mark.parametrize(
     ("machines", "round_bytes"), [("one", 1 << 20), ("two", 3000), ("crossed", 500), ("each", 1 << 20)]
 )
@@ -125,6 +127,7 @@ def _no_room(descriptor: int, start: int, length: int) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+@pytest.mark.sweep
 def test_a_disk_that_is_full_on_one_machine_ends_all_ranks_in_its_line(root, tmp_path):
     told = launch(2, full_table, tmp_path, root)
     path = tmp_path / "machine1" / "run-1" / "layer.npy"

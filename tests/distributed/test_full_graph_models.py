@@ -25,6 +25,8 @@ from lightning_gnnscale.strategy import (
     VariationGap,
 )
 
+pytestmark = pytest.mark.sweep
+
 STORES = {
     "undirected": {},
     "directed": {"directed": True},

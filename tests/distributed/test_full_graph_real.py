@@ -9,7 +9,7 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import load_npz
 from lightning_gnnscale.strategy import EpochFixed, HaloExchange, Quantized, SkipBroadcast
 
-pytestmark = pytest.mark.real_data
+pytestmark = [pytest.mark.sweep, pytest.mark.real_data]
 
 GRAPHS = {"cora": {}, "squirrel": {"to_undirected": False}}
 HALO = HaloExchange(backward="auto")

@@ -20,7 +20,7 @@ CASES = {
     "gradients, mixed parts": {"weights": gs.GradientAveraging(), "scope": "part", "interleave_parts": 2},
 }
 SAME = ("models", "models, in time")  # whose weights no number of processes changes
-pytestmark = pytest.mark.filterwarnings("ignore:.*listed more often", "ignore:the store has")
+pytestmark = [pytest.mark.sweep, pytest.mark.filterwarnings("ignore:.*listed more often", "ignore:the store has")]
 
 
 class SaveWithin(L.Callback):

@@ -18,6 +18,7 @@ from processes import CONTEXT, launch
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.strategy import GradientAveraging, ModelAveraging
+from tests.tiers import first
 
 EVEN = (8, 8, 4, 4)  # as many batches on each of two ranks
 SCRIPT = """
@@ -57,6 +58,7 @@ for devices in {devices}:
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("devices", "message"),
     [
@@ -198,6 +200,7 @@ FANOUTS = ["--data.sampler=lightning_gnnscale.NeighborSampler", "--data.sampler.
 LAYERWISE = ["--data.sampler=lightning_gnnscale.LayerwiseSampler", "--data.sampler.nodes_per_layer=[9,8]"]
 
 
+@first(1)
 @pytest.mark.parametrize(
     ("sampler", "scheduler", "expected", "lr"),
     [
@@ -209,6 +212,7 @@ def test_lightning_cli_takes_sampler_and_scheduler_by_class_path(tmp_path, sampl
     assert launch(1, run_cli_of_the_package, tmp_path, sampler, scheduler)[0] == (repr(expected), lr, 2)
 
 
+@first(1)
 @pytest.mark.parametrize(
     ("arguments", "sampler"),
     [
@@ -263,6 +267,7 @@ def fit_after_a_search(folder):
     return train(folder), train(folder, callbacks=[finder])
 
 
+@pytest.mark.sweep
 def test_a_search_for_a_learning_rate_leaves_no_trace(tmp_path):
     plain, searched = launch(1, fit_after_a_search, tmp_path)[0]
     assert all(torch.equal(plain[name], searched[name]) for name in plain)

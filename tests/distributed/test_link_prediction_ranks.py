@@ -14,6 +14,7 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import GraphDataset
 from lightning_gnnscale.edge_stream import SyntheticGraph
 from lightning_gnnscale.model import GraphSAGE, edge_classifier
+from tests.tiers import first
 
 GRAPH = SyntheticGraph(300, 2400, num_communities=10, homophily=0.95, seed=1)
 
@@ -55,6 +56,7 @@ def root(tmp_path_factory):
     return str(root)
 
 
+@first(1)
 @pytest.mark.parametrize(("world_size", "weights"), [(2, "ModelAveraging"), (3, "GradientAveraging")])
 def test_several_ranks_train_and_give_the_metrics_of_one(root, tmp_path, world_size, weights):
     results = launch(world_size, run, tmp_path / "ranks", root, weights)
@@ -149,6 +151,7 @@ def test_ranks_write_the_edges_that_one_writes(root, tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.sweep
 def test_a_process_that_is_killed_leaves_no_half_file(root, tmp_path):
     target = tmp_path / "edges.parquet"
     launch(1, predict_edges, tmp_path / "run", root, str(target), None, 5, killed=(0,))

@@ -11,7 +11,7 @@ from lightning_gnnscale.dataset import GraphDataset
 
 NUM_NODES, NUM_EDGES, NUM_PARTS = 150, 1403, 4  # neither held-out links nor parts divide by 2 and by 3
 CASES = ("links in time, sampled", "classes, exact", "classes, sampled")
-pytestmark = pytest.mark.filterwarnings("ignore:.*listed more often", "ignore:the store has")
+pytestmark = [pytest.mark.sweep, pytest.mark.filterwarnings("ignore:.*listed more often", "ignore:the store has")]
 
 
 def held_out() -> GraphDataset:

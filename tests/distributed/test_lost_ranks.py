@@ -84,6 +84,7 @@ SLOW = [("batch", "fork"), ("validation", "fork"), ("batch", "spawn")]
 STOPPED += [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("moment", "start_method"), STOPPED)
 def test_a_stopped_rank_ends_the_run_within_the_timeout(tmp_path, moment, start_method):
     line, seconds = run(tmp_path, moment, 19, start_method)

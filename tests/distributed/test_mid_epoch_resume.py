@@ -10,6 +10,8 @@ from processes import launch
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import StrategyError
 
+pytestmark = pytest.mark.sweep
+
 NUM_EPOCHS, SAVED_EPOCH = 3, 1
 # Parts have 1, 5, 1, 0 and 0 batches. One process saves between two parts and twice inside one, the last time inside a
 # window; of two, rank 0 saves between two parts and when it has no batch left, and rank 1 inside its one part.

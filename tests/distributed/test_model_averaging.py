@@ -11,6 +11,8 @@ from processes import launch
 from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.strategy import ModelAveraging
 
+pytestmark = pytest.mark.sweep
+
 SCENARIOS = {
     "interval 1": {},
     "interval 3": {"weights": {"every_n_epochs": 3}},

@@ -125,6 +125,7 @@ def broadcast(value, src=0):
     return values[0]
 
 
+@pytest.mark.sweep
 def test_ranks_place_by_one_measurement(tmp_path):
     write_store(tmp_path / "store")
     first, second = launch(2, set_up_by_measurement, tmp_path / "run", tmp_path / "store", limit_s=90)
@@ -147,6 +148,7 @@ def test_two_processes_read_each_others_rows_and_train_alike(tmp_path):
             assert scale == (2 if name == "linked" else 1)
 
 
+@pytest.mark.sweep
 def test_two_processes_read_each_others_rows_of_every_kind(tmp_path):
     write_kinds(tmp_path / "store")
     for (plain, placed), reads in launch(2, train_on_kinds, tmp_path / "run", tmp_path / "store", limit_s=120):

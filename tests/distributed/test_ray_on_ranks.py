@@ -13,6 +13,8 @@ from processes import launch
 import lightning_gnnscale as gs
 from lightning_gnnscale import events
 
+pytestmark = pytest.mark.sweep
+
 pytest.importorskip("ray", reason="the extra [ray] is not installed")
 
 RUNS = {

@@ -16,6 +16,7 @@ from lightning_gnnscale import events
 from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.strategy import GNNScaleStrategy, GradientAveraging, ModelAveraging
 from lightning_gnnscale.strategy.gnnscale import RoundCallback
+from tests.tiers import first
 
 RESUMES = {
     "interval 1": {"weights": {}, "from": 1},
@@ -192,6 +193,7 @@ def train_and_die(folder, weights):
         os._exit(0)
 
 
+@first(1)
 @pytest.mark.parametrize("weights", [ModelAveraging(), GradientAveraging()], ids=["models", "gradients"])
 def test_a_killed_rank_ends_the_others_with_one_clear_error(tmp_path, weights):
     message = launch(2, train_and_die, tmp_path, weights, killed=(1,), limit_s=40)[0]

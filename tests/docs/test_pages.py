@@ -28,10 +28,12 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.sweep
 def test_docs_build_without_a_warning(site):
     assert (site / "index.html").is_file()
 
 
+@pytest.mark.sweep
 def test_every_public_name_has_its_place_on_the_built_pages(site):
     pages = "".join(page.read_text() for page in (site / "reference").glob("*.html"))
     missing = [path for path in NAMES.values() if f'id="{path}"' not in pages]

@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 
 from lightning_gnnscale.edge_stream import open_edge_stream, text_lines, write_edges
 from lightning_gnnscale.errors import EdgeStreamError
+from tests.tiers import all_pairs
 
 NUM_NODES = 40
 EDGES = np.random.default_rng(3).integers(0, NUM_NODES, (2, 57))
@@ -147,6 +148,7 @@ def test_text_details(tmp_path):
     assert (chunk.src.tolist(), chunk.dst.tolist()) == ([0, 2, 4], [1, 3, 5])
 
 
+@all_pairs
 @pytest.mark.parametrize("separator", [",", "\t", "   ", "::", " ; "])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("block_bytes", [1, 7, 64, 1 << 20])

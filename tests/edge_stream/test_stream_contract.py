@@ -10,6 +10,7 @@ from lightning_gnnscale.edge_stream import EdgeChunk, EdgeStream, open_edge_stre
 from lightning_gnnscale.edge_stream.options import StreamOptions
 from lightning_gnnscale.edge_stream.read_ahead import ChunkPool, read_ahead
 from lightning_gnnscale.errors import EdgeStreamError
+from tests.tiers import all_pairs
 
 BIG_CHUNK = 1 << 18  # 2 MiB of int32 pairs: large enough for buffers to be reused
 
@@ -45,6 +46,7 @@ def test_start_chunk_leaves_out_whole_chunks(start_chunk):
     assert np.array_equal(collected(stream, start_chunk), given[:, 4 * start_chunk :])
 
 
+@all_pairs
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "int16", "uint32", "uint64", ">i4", ">i8"])
 @pytest.mark.parametrize("shape", ["columns", "pairs", "fortran", "strided", "read_only", "tuple"])
 def test_compiled_loops_see_one_form_of_array(dtype, shape):

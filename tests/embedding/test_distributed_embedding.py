@@ -8,6 +8,7 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.embedding.optimizers import sum_duplicates
 from lightning_gnnscale.errors import PartitionStoreError, PlacementError
 from lightning_gnnscale.rng import GOLDEN, combine_array, fold, mix64_array
+from tests.tiers import each_value
 
 NUM, DIM = 200, 12
 STEPS = 25
@@ -52,6 +53,7 @@ ORACLES = {
 }
 
 
+@each_value
 @pytest.mark.parametrize("name", list(ORACLES))
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_training_equals_torchs_sparse_optimizers(name, dtype):

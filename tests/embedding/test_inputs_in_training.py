@@ -15,8 +15,10 @@ from own_process import OwnProcess
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import PartitionStoreError, StrategyError
 from lightning_gnnscale.model import TakesInputs
+from tests.tiers import first
 
 
+@first(1)
 @pytest.mark.parametrize("features", [False, True])
 def test_a_graph_is_learned_through_embeddings(tmp_path, features):
     store = write_store(tmp_path / "store", features)
@@ -58,6 +60,7 @@ def run_until(folder, root, epochs, kill_after):
     fit(folder, root, embedding(gs.PartitionStore.open(root)), epochs=epochs, callbacks=[keep_all, Kill()])
 
 
+@pytest.mark.sweep
 def test_a_killed_run_that_is_resumed_equals_one_that_was_not(tmp_path):
     store = write_store(tmp_path / "store")
     killed = OwnProcess(tmp_path, run_until, tmp_path, store.root, 4, 2).wait(120)

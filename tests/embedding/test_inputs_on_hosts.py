@@ -14,6 +14,8 @@ import lightning_gnnscale as gs
 sys.path.insert(0, str(Path(__file__).parent.parent / "distributed"))
 from processes import launch
 
+from tests.tiers import first
+
 
 def train_on_hosts(folder, root, hosts, policy):
     """Three parts on two ranks: rank 1 lacks batches under model averaging, and takes part without them."""
@@ -32,6 +34,7 @@ def train_on_hosts(folder, root, hosts, policy):
     return metrics, again, rows, same, inputs.received_bytes, len(owners[0])
 
 
+@first(1)
 @pytest.mark.parametrize("policy", ["model", "gradient"])
 @pytest.mark.parametrize("hosts", [[0, 1], None])
 def test_two_processes_train_one_table(tmp_path, policy, hosts):
@@ -57,6 +60,7 @@ def train_owners(folder, root):
     return trainer.global_rank, owner, dm.rank_of_part.tolist()
 
 
+@pytest.mark.sweep
 def test_a_host_owns_the_targets_that_its_ranks_train_on(tmp_path):
     store = write_store(tmp_path / "store", num_parts=4)
     for rank, owner, rank_of_part in launch(2, train_owners, tmp_path / "run", store.root, limit_s=120):

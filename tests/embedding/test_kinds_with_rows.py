@@ -19,6 +19,8 @@ from lightning_gnnscale.strategy import GradientAveraging
 sys.path.insert(0, str(Path(__file__).parent.parent / "distributed"))
 from processes import launch
 
+from tests.tiers import each_value, first
+
 COUNTS, DIM = {"paper": 40, "author": 25, "field": 6}, 6
 NUM = sum(COUNTS.values())
 OPTIMIZERS = [gs.SparseAdam(0.05), gs.SparseAdam(0.05, bias="step"), gs.SparseSGD(0.1)]
@@ -70,6 +72,7 @@ def pushes(nodes, seed, num=12):
         yield chosen, rng.normal(size=(len(chosen), DIM))
 
 
+@each_value
 @pytest.mark.parametrize("kinds", [["author"], ["field", "author"], ["paper", "field"], ["field"]])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_rows_are_those_of_a_table_of_all_nodes(store, kinds, optimizer):
@@ -197,6 +200,7 @@ def push_on_ranks(folder, root, hosts, optimizer):
     return all(pulled), some.pull(nodes).clone(), own, some.nbytes, some.save(folder / "rows")
 
 
+@first(1)
 @pytest.mark.parametrize(("world", "hosts"), [(2, None), (2, [5, 3]), (3, [0, 1, 1])])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS[::2])
 def test_ranks_and_hosts_share_them_and_other_ranks_load_them(tmp_path, store, world, hosts, optimizer):
@@ -270,6 +274,7 @@ def train_on_hosts(folder, root):
     return found
 
 
+@pytest.mark.sweep
 def test_training_on_hosts_is_that_of_rows_for_all_nodes(tmp_path, store):
     """Exact evaluation reads the owners' rows from a table on disk, which has the rows of these kinds alone."""
     for some, whole in launch(2, train_on_hosts, tmp_path, store.root, limit_s=150):
@@ -278,6 +283,7 @@ def test_training_on_hosts_is_that_of_rows_for_all_nodes(tmp_path, store):
         assert (some[3], whole[3]) == (31, NUM)
 
 
+@first(1)
 @pytest.mark.parametrize(("kinds", "paper"), [(["author", "field"], 5), (list(COUNTS), 9)])
 def test_training_is_that_of_rows_for_all_nodes(tmp_path, store, kinds, paper):
     widths = {"paper": paper, "author": 4, "field": 4}
@@ -289,6 +295,7 @@ def test_training_is_that_of_rows_for_all_nodes(tmp_path, store, kinds, paper):
     assert all(torch.equal(*pair) for pair in zip(module.parameters(), other.parameters(), strict=True))
 
 
+@first(1)
 @pytest.mark.parametrize("stored_features", [True, False])
 def test_a_kind_may_read_rows_behind_its_features_and_another_have_a_vector(tmp_path, store, stored_features):
     """Where features are left out, kinds without rows have their vector too."""

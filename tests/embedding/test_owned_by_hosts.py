@@ -13,6 +13,8 @@ import lightning_gnnscale as gs
 sys.path.insert(0, str(Path(__file__).parent.parent / "distributed"))
 from processes import launch
 
+from tests.tiers import first
+
 NUM, DIM = 150, 6
 OFFSETS = [0, 31, 31, 90, 97, NUM]
 HOSTS = {"one host": (2, None), "two hosts": (2, [5, 3]), "two and one": (3, [0, 0, 1]), "four": (4, [0, 1, 0, 1])}
@@ -44,6 +46,7 @@ def push_and_pull(folder, hosts, offsets, optimizer):
     return pulled, whole, own, torch.equal(whole, again), embedding.nbytes, embedding.received_bytes
 
 
+@first(1)
 @pytest.mark.parametrize("case", list(HOSTS))
 @pytest.mark.parametrize("offsets", [OFFSETS, None])
 def test_ranks_see_one_table(tmp_path, case, offsets):
@@ -91,6 +94,7 @@ def push_own_rows(folder, optimizer):
     return embedding.pull(np.arange(NUM)).clone()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("optimizer", [gs.SparseAdam(0.01), gs.SparseSGD(0.1)])
 def test_hogwild_loses_no_update_of_rows_that_no_other_process_pushes(tmp_path, optimizer):
     alone = gs.DistributedEmbedding(NUM, 3, optimizer=optimizer, seed=2).open()
@@ -119,6 +123,7 @@ def learn_targets(folder):
     return float((embedding.pull(np.arange(NUM)) - targets).abs().max())
 
 
+@pytest.mark.sweep
 def test_hogwild_converges(tmp_path):
     start = np.random.default_rng(9).normal(size=(NUM, DIM))
     assert np.abs(start).max() > 2
@@ -138,6 +143,7 @@ def load_rows(folder, source, saved):
     return embedding.pull(np.arange(NUM)).clone()
 
 
+@pytest.mark.sweep
 def test_saved_rows_are_read_under_another_sharding(tmp_path):
     ranks = launch(3, save_rows, tmp_path / "save", tmp_path / "rows", limit_s=90)
     saved = [one for one, _ in ranks]

@@ -27,6 +27,8 @@ ray = pytest.importorskip("ray", reason="the extra [ray] is not installed")
 
 from lightning_gnnscale.remote import cluster  # noqa: E402
 
+pytestmark = pytest.mark.sweep
+
 DIM = 12
 NODES = np.arange(NUM)
 OFFSETS = [0, 40, 40, 170, 290, NUM]

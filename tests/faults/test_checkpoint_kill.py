@@ -13,6 +13,8 @@ import lightning_gnnscale.cli.train  # noqa: F401 (a forked process finds it imp
 from lightning_gnnscale.cli.main import main
 from lightning_gnnscale.model.checkpoint_file import read_checkpoint
 
+pytestmark = pytest.mark.sweep
+
 EPOCHS = 8
 
 

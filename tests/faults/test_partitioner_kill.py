@@ -14,6 +14,8 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.edge_stream import SyntheticGraph, write_edges
 from lightning_gnnscale.errors import GNNScaleError
 
+pytestmark = pytest.mark.sweep
+
 NUM_NODES, NUM_EDGES = 40_000, 600_000
 METHODS = {
     "spring": {},

@@ -15,6 +15,8 @@ from lightning_gnnscale.dataset import GraphDataset
 from lightning_gnnscale.edge_stream import SyntheticGraph, write_edges
 from tests.faults.build_store import digests
 
+pytestmark = pytest.mark.sweep
+
 # Of a server that has imported the package: a child is then killed in its work, not in its imports.
 CONTEXT = multiprocessing.get_context("forkserver")
 

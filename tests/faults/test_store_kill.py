@@ -61,6 +61,7 @@ def test_killed_again_and_again_between_blocks(whole, tmp_path):
     assert not (tmp_path / "store.partial").exists()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("num_kills", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(whole, tmp_path, num_kills):
     expected, _, seconds = whole

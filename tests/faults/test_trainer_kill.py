@@ -39,6 +39,7 @@ def trainer(tmp_path):
             process.kill()
 
 
+@pytest.mark.sweep
 def test_no_other_machine_is_listened_to_and_what_a_kill_leaves_goes_with_the_next_run(trainer, tmp_path, monkeypatch):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -75,6 +76,7 @@ def test_sigterm_of_the_first_process_ends_them_all_in_one_line(trainer):
     assert not any(_runs(other) for other in others)
 
 
+@pytest.mark.sweep
 def test_no_process_outlives_the_first_one(trainer):
     """Started as in a shell's background, where SIGINT is ignored."""
     process, others = trainer(signal.SIG_IGN)
@@ -83,6 +85,7 @@ def test_no_process_outlives_the_first_one(trainer):
     _wait(lambda: not any(_runs(other) for other in others), "their end")
 
 
+@pytest.mark.sweep
 def test_an_interrupt_of_the_first_process_alone_ends_them_all(trainer):
     process, others = trainer(signal.SIG_DFL)
     os.kill(process.pid, signal.SIGINT)

@@ -12,6 +12,7 @@ from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.loader import RankPlace
 from lightning_gnnscale.loader.staged_part import StagedPart
 from lightning_gnnscale.sampler import NeighborSampler
+from tests.tiers import each_value
 
 SOURCES = {
     "the calling thread": None,
@@ -125,6 +126,7 @@ def test_halo_rows_come_from_where_they_are_packed(load):
         np.testing.assert_array_equal(batch.x.numpy(), WORLD.rows_read(batch.part, batch.n_id.numpy()))
 
 
+@each_value
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("packed", [False, True])
 def test_rows_of_codes_come_decoded(load, bits, packed):

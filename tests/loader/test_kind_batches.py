@@ -13,6 +13,7 @@ from lightning_gnnscale.loader.mixed_batch import mix
 from lightning_gnnscale.partition_store.part_graph import load_part_graph, load_whole_graph
 from lightning_gnnscale.planner.host_memory import predict_training
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
+from tests.tiers import each_value
 
 COUNTS = {"author": 80, "paper": 150, "inst": 10}
 pytestmark = pytest.mark.filterwarnings("ignore:.*listed more often", "ignore:the store has")
@@ -74,6 +75,7 @@ def batches_of(store, sampler, source="threads", **options) -> list[gs.MiniBatch
     return list(dm.train_dataloader())
 
 
+@each_value
 @pytest.mark.parametrize("scope", ["part", "graph"])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_batches_hold_what_the_store_has(graph, name, scope):

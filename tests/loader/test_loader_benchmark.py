@@ -10,6 +10,7 @@ from benchmarks.loader import run, summarise
 from benchmarks.turns import Taken
 
 
+@pytest.mark.sweep
 def test_it_writes_a_table_and_a_plot(tmp_path):
     found = run(tmp_path, 2000, 20_000, 16, (4, 3), 64, threads=(1, 2), num_batches=3, repeats=1)
     rows = list(csv.DictReader((tmp_path / "loader.csv").open()))

@@ -11,6 +11,7 @@ from lightning_gnnscale.loader import Interleave, RowReads, TaskGraphs, choose_r
 from lightning_gnnscale.loader.row_reads import Footprint, drawn_bytes
 from lightning_gnnscale.partition_store import DenseFeatures, LoadedRows, PackedFeatures, WholeGraph
 from lightning_gnnscale.sampler import NeighborSampler
+from tests.tiers import each_value
 
 READS = {
     "resident": RowReads("resident"),
@@ -35,6 +36,7 @@ def features(tmp_path_factory) -> DenseFeatures:
     return DenseFeatures(np.asarray(np.load(path, mmap_mode="r")))
 
 
+@each_value
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("reads", READS)
 def test_batches_are_the_same(features, name, reads):
@@ -81,6 +83,7 @@ def packed(features) -> PackedFeatures:
     )
 
 
+@each_value
 @pytest.mark.parametrize("kept_halos", [0, 1, 3])
 @pytest.mark.parametrize("reads", READS)
 def test_packed_halo_rows_are_read_in_every_way(packed, reads, kept_halos):

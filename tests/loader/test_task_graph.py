@@ -20,6 +20,7 @@ from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.partition_store.features import CSRFeatures
 from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.sampler import NeighborSampler, Subgraph
+from tests.tiers import all_pairs
 
 WORLD = small_world(num_parts=3)
 WEIGHT = np.random.default_rng(0).uniform(0.5, 2, WORLD.csc.num_arcs).astype(np.float32)
@@ -77,6 +78,7 @@ def sparse_features() -> CSRFeatures:
 FEATURES = {"dense": WORLD.features, "sparse": sparse_features(), "none": None}
 
 
+@all_pairs
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("features", FEATURES)

@@ -17,6 +17,7 @@ from lightning_gnnscale.loader import BatchKey, Operators, RankPlace, RowReads, 
 from lightning_gnnscale.loader.operators import FanoutNeighborhood
 from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.sampler import LayerwiseSampler, LinkSampler, LocalityBias, NeighborSampler
+from tests.tiers import all_pairs
 
 PLACED = gs.Placement((np.arange(0, 300, 3),), ((0,),), 300, None, {}, (), "test", "")
 HOPS = SAMPLERS["neighbor"]
@@ -64,6 +65,7 @@ def test_every_sampler_gives_the_batches_of_threads(name):
         assert all_contents(with_tasks(settings, sampler=sampler)) == expected
 
 
+@all_pairs
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("features", [WORLD.features, sparse_features(), None])
 @pytest.mark.parametrize("sampler", [HOPS, LINKS["edge, without pairs"], SAMPLERS["cluster"]])

@@ -115,6 +115,7 @@ OWN_ROWS = "model.inputs.hosts=[0,1]"  # processes of one machine would step sha
 ARMADA = ["recipe=armada", "model.backbone.hidden_channels=16", "source.num_workers=2"]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("number", "words"),
     [

@@ -12,6 +12,7 @@ from model.graphs import make_graph, sampled, to_sparse
 from torch import nn
 
 from lightning_gnnscale.model import GAT, GCN, NGNN, SGC, GraphSAGE
+from tests.tiers import each_value
 
 BACKBONES = [GCN, GAT, GraphSAGE, SGC, NGNN]
 
@@ -95,6 +96,7 @@ def test_sparse_input_equals_dense(kind):
         torch.testing.assert_close(sparse, dense, rtol=0, atol=1e-11)
 
 
+@each_value
 @pytest.mark.parametrize("norm", [None, "batch", "layer"])
 @pytest.mark.parametrize("kind", BACKBONES)
 def test_a_full_neighbour_batch_equals_the_whole_graph_on_its_seeds(kind, norm):

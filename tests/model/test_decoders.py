@@ -7,6 +7,7 @@ from torch_geometric.nn import kge
 import lightning_gnnscale as gs
 from lightning_gnnscale.model import ComplEx, DistMult, LinkDecoder, MLPDecoder, NoLayers, TransE
 from lightning_gnnscale.model.decoders import DECODERS, make_decoder, pair_scores, scores_against
+from tests.tiers import all_pairs
 
 RELATIONS, WIDTH = 5, 8
 SOURCE, OTHER = torch.randn(2, 20, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -43,6 +44,7 @@ def test_scores_are_those_of_the_papers(name, inverse):
     torch.testing.assert_close(decoder(SOURCE, OTHER, RELATION, reverse=True), expected)
 
 
+@all_pairs
 @pytest.mark.parametrize("name", list(DECODERS))
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("inverse", [False, True])

@@ -10,6 +10,7 @@ from model.graphs import MemorySource, SharedTables, make_graph, make_graph_of
 
 from lightning_gnnscale.model import GAT, GCN, NGNN, SGC, GraphSAGE, RowBlock, layerwise_inference
 from lightning_gnnscale.model.layer_source import NodeSet, closure, split_block
+from tests.tiers import all_pairs, each_value
 
 BACKBONES = [GCN, GAT, GraphSAGE, SGC, NGNN]
 
@@ -45,6 +46,7 @@ def infer_on_ranks(model, graph, world_size, block_arcs, chunk=1000, **options):
     return on_ranks(world_size, lambda source: layerwise_inference(model, source, block_arcs), graph, chunk, **options)
 
 
+@all_pairs
 @pytest.mark.parametrize("in_channels", [3, 40])  # mapped within blocks, and each node once
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize(("world_size", "block_arcs"), [(1, None), (1, 1), (2, 25)])
@@ -148,6 +150,7 @@ def odd_graph():
     return make_graph_of(src, dst, num_nodes=14)
 
 
+@each_value
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize("wanted", [[], [13], [2], [1, 12], [0], list(range(14))])
 def test_the_closure_is_that_of_plain_python(wanted, world_size):
@@ -173,6 +176,7 @@ def test_where_most_of_the_graph_is_needed_all_of_it_is_computed():
     assert np.array_equal(some.read(nodes), whole.table[nodes])
 
 
+@all_pairs
 @pytest.mark.parametrize("kind", BACKBONES)
 @pytest.mark.parametrize("in_channels", [3, 40])
 @pytest.mark.parametrize(("world_size", "block_arcs"), [(1, None), (2, 25), (4, 1)])

@@ -28,6 +28,7 @@ from lightning_gnnscale.model.layer_source import NodeSet, closure
 from lightning_gnnscale.model.node_inputs import InputSource
 from lightning_gnnscale.model.relational import map_groups
 from lightning_gnnscale.sampler.minibatch import RowsByKind
+from tests.tiers import all_pairs, each_value
 
 MODELS = [(RGCN, {}), (RGCN, {"num_bases": 2}), (RGAT, {"heads": 2}), (RGAT, {"heads": 2, "num_bases": 3})]
 MODELS += [(HGT, {"heads": 2})]
@@ -81,6 +82,7 @@ def use(layer, names):
     return layer
 
 
+@all_pairs
 @pytest.mark.parametrize("pyg", [RGCNConv, FastRGCNConv])
 @pytest.mark.parametrize(("schema", "num_bases"), [(SCHEMA, None), (SCHEMA, 2), (ONE_KIND, None), (ONE_KIND, 3)])
 @pytest.mark.parametrize("out", [2, 13])  # narrower than the layers: maps come first where that costs less
@@ -140,6 +142,7 @@ def test_a_weighted_mean_within_relations():
         torch.testing.assert_close(forward_of(model, batch, edge_weight=weight), expected, rtol=1e-10, atol=1e-10)
 
 
+@all_pairs
 @pytest.mark.parametrize("schema", [SCHEMA, ONE_KIND])
 @pytest.mark.parametrize("num_bases", [None, 2])
 @pytest.mark.parametrize("edge_dim", [None, EDGE_DIM])
@@ -200,6 +203,7 @@ def test_hgt_is_that_of_pyg(schema):
     compared(model, lambda: forward_of(model, batch), lambda: layers_by_pyg(model, batch, layer_of))
 
 
+@each_value
 @pytest.mark.parametrize(("kind", "options"), MODELS)
 @pytest.mark.parametrize("schema", [SCHEMA, ONE_KIND])
 def test_trimmed_batches_give_the_seeds_what_the_whole_graph_does(kind, options, schema):
@@ -225,6 +229,7 @@ def batch_without_attr(batch):
     return batch
 
 
+@each_value
 @pytest.mark.parametrize(("kind", "options"), MODELS)
 @pytest.mark.parametrize(
     ("schema", "block_arcs", "sparse"), [(SCHEMA, 9, False), (SCHEMA, None, True), (ONE_KIND, 9, False)]

@@ -11,6 +11,7 @@ from lightning_gnnscale.model import row_dropout
 from lightning_gnnscale.model.row_dropout import RowDropout, mix64
 from lightning_gnnscale.model.sparse_linear import dense_rows
 from lightning_gnnscale.rng import mix64_array
+from tests.tiers import all_pairs
 
 KEYS = st.integers(0, (1 << 64) - 1)
 
@@ -22,6 +23,7 @@ def torch_form(x, ids, key, probability, monkeypatch):
         return RowDropout(probability, key)(x, ids)
 
 
+@all_pairs
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [1, 2, 7, 64])
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.97])

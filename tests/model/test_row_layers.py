@@ -9,6 +9,7 @@ from model.row_blocks import NUM_NODES, Mail, MailExchange, make_rows, on_thread
 from lightning_gnnscale.model import GAT, GCN, NGNN, GraphSAGE
 from lightning_gnnscale.model.row_dropout import RowDropout
 from lightning_gnnscale.model.row_exchange import NO_HALO
+from tests.tiers import all_pairs
 
 IN, HIDDEN, OUT = 5, 4, 3
 SUMMING = [GCN, GraphSAGE, NGNN]
@@ -71,6 +72,7 @@ def by_plain_sums(model, rows, h, drop, weight):
     return out.detach(), h.grad, gradients(layer)
 
 
+@all_pairs
 @pytest.mark.parametrize("drop", [RowDropout(0.0), RowDropout(0.4, 99)], ids=["whole", "dropped"])
 @pytest.mark.parametrize("pulls", [False, True], ids=["push", "pull"])
 @pytest.mark.parametrize("kind", SUMMING)

@@ -11,6 +11,7 @@ from lightning_gnnscale.datamodule.full_graph_batch import FullGraphBatch
 from lightning_gnnscale.model import GAT, GCN, NGNN, SGC, GraphSAGE, NodeClassifier, row_layers, sgc
 from lightning_gnnscale.model.sparse_linear import is_sparse
 from lightning_gnnscale.sampler.minibatch import SparseFeatures
+from tests.tiers import all_pairs, each_value
 
 KINDS = [GCN, GraphSAGE, GAT, SGC, NGNN]
 OUT = 3
@@ -57,6 +58,7 @@ def close(found, expected, atol=1e-13):
 GRAPHS = {"plain": {}, "directed": {"directed": True}, "weighted": {"weighted": True}}
 
 
+@all_pairs
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("in_channels", [2, 30], ids=["narrow", "wide"])
 @pytest.mark.parametrize("graph", GRAPHS)
@@ -74,6 +76,7 @@ def test_rows_of_one_process_equal_forward(kind, graph, in_channels, sparse):
     close(gradients(model), wanted, atol=1e-12)
 
 
+@each_value
 @pytest.mark.parametrize("options", [{"norm": "batch"}, {"norm": "layer"}, {"activation": "elu"}, {"num_layers": 2}])
 @pytest.mark.parametrize("kind", [GCN, GraphSAGE, GAT, NGNN])
 def test_norms_and_activations_come_as_in_forward(kind, options):
@@ -96,6 +99,7 @@ def test_features_are_cast_to_the_dtype_of_the_model(kind):
     torch.testing.assert_close(found, forward(model, rows, x))
 
 
+@each_value
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_dropout_is_drawn_from_torch_and_only_while_training(kind, sparse):
@@ -196,6 +200,7 @@ class Closed:
         raise AssertionError("asked for rows of other processes")
 
 
+@each_value
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_the_halo_the_block_is_a_graph_of_its_own(kind, sparse):
@@ -232,6 +237,7 @@ def step(module, batch):
     return outputs.detach(), gradients(module)
 
 
+@all_pairs
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("kind", KINDS)

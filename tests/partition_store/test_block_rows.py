@@ -15,7 +15,9 @@ from lightning_gnnscale.partition_store.block_rows import BlockRows, load_block_
 from tests.oracles.partition_store import StoreOracle
 from tests.partition_store.small_graphs import TINY, SmallGraph, random_graph, small_graphs
 
-FAST = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+FAST = settings(
+    max_examples=settings.default.max_examples // 4, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @st.composite

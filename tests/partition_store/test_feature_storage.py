@@ -24,6 +24,7 @@ from lightning_gnnscale.partition_store.inputs import check_inputs, feature_byte
 from lightning_gnnscale.triton_kernels.gather_rows import RowCode
 from lightning_gnnscale.triton_kernels.gather_rows.reference import decode_codes_reference, encode_codes_reference
 from tests.partition_store.small_graphs import all_bytes, random_graph
+from tests.tiers import all_pairs
 
 GRAPH = random_graph(90, 500, 4, to_undirected=True)
 BITS = {"int8": 8, "int4": 4}
@@ -47,6 +48,7 @@ def expected(features, storage):
     return features.astype(storage or features.dtype)
 
 
+@all_pairs
 @pytest.mark.parametrize("pack_halo", [False, True])
 @pytest.mark.parametrize("storage", [None, *FEATURE_STORAGE])
 @pytest.mark.parametrize("dim", [1, 5, 63, 64, 128])

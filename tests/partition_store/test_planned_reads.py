@@ -13,6 +13,7 @@ from lightning_gnnscale.errors import PartitionStoreError
 from lightning_gnnscale.partition_store import CSRFeatures, DenseFeatures, LoadedRows, RankedNodes, features_of_part
 from lightning_gnnscale.partition_store import planned_reads as module
 from lightning_gnnscale.partition_store.planned_reads import read_ranges, read_rows
+from tests.tiers import all_pairs, each_value
 
 
 def mapped(path, array: np.ndarray) -> np.ndarray:
@@ -27,6 +28,7 @@ def table(tmp_path_factory) -> np.ndarray:
     return mapped(tmp_path_factory.mktemp("rows") / "table.npy", values)
 
 
+@all_pairs
 @pytest.mark.parametrize("gap", [0, 100, 1 << 20])
 @pytest.mark.parametrize("run_bytes", [1, 100, 1 << 20])
 @pytest.mark.parametrize("density", [0.0, 0.001, 0.1, 1.0])
@@ -109,6 +111,7 @@ def test_dense_and_sparse_rows_gathered_from_memory(tmp_path):
     np.testing.assert_array_equal(room, values[[4, 2, 4]])
 
 
+@each_value
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("packed", [dense, sparse])
 def test_packed_rows_are_read_where_they_are_packed(packed, part):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from lightning_gnnscale.edge_stream import NodeIds, open_edge_stream
 from lightning_gnnscale.errors import PartitionStoreError
@@ -23,7 +24,7 @@ from lightning_gnnscale.partition_store.block_rows import load_block_rows
 from lightning_gnnscale.partition_store.verify import compare_once
 from tests.partition_store.small_graphs import Given, all_bytes, reseal
 
-NUM_STORES = int(os.environ.get("GNNSCALE_FUZZ", 100))
+NUM_STORES = int(os.environ.get("GNNSCALE_FUZZ", settings.default.max_examples // 3))
 NUM_KILLS = int(os.environ.get("GNNSCALE_FUZZ_KILLS", 6))
 NUM_NODES, NUM_EDGES, NUM_PARTS = 90, 500, 3
 KINDS = ("dense", "sparse")
@@ -217,6 +218,7 @@ def test_a_store_that_changes_once_it_was_compared_crashes_nobody(no_disk_wait, 
             shutil.rmtree(root)
 
 
+@pytest.mark.sweep
 def test_a_killed_and_damaged_writer_ends_in_the_same_bytes(no_disk_wait, wholes, tmp_path):
     rng, outcomes, wrong, root = np.random.default_rng(2), Counter(), [], tmp_path / "store"
     calls = {}

@@ -17,8 +17,11 @@ from lightning_gnnscale.partition_store import PartitionStore, WriteBudget, writ
 from lightning_gnnscale.partition_store import csc_writer as rows
 from tests.oracles.partition_store import StoreOracle
 from tests.partition_store.small_graphs import TINY, SmallGraph, random_graph, small_graphs
+from tests.tiers import each_value
 
-FAST = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+FAST = settings(
+    max_examples=settings.default.max_examples // 4, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def write(graph: SmallGraph, folder: str, budget=TINY, chunk_edges=7, **arrays) -> PartitionStore:
@@ -119,6 +122,7 @@ def test_ids_round_trip(no_disk_wait, graph):
         assert np.array_equal(store.user_ids(store.store_nid[nodes]), nodes)
 
 
+@each_value
 @pytest.mark.parametrize("pack_halo", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint8, np.float64, np.int64, ">f4"])
 def test_dense_rows_come_out_bit_for_bit(no_disk_wait, tmp_path, dtype, pack_halo):

@@ -13,6 +13,7 @@ from lightning_gnnscale.errors import GNNScaleError, PartitionStoreError
 from lightning_gnnscale.partition_store import PartitionStore, WriteBudget, write_partition_store
 from lightning_gnnscale.partitioner import Partitioning, partition
 from tests.partition_store.small_graphs import all_bytes, random_graph
+from tests.tiers import first
 
 GRAPH = random_graph(60, 200, 3, to_undirected=True)
 SPARSE = (np.arange(0, 121, 2), np.arange(120) % 9, np.arange(120, dtype=np.float16), (60, 9))
@@ -86,8 +87,11 @@ def damage_and_write_again(tmp_path, whole, stage, kind, chosen):
             shutil.copytree(saved, left)
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("kind", FEATURES)
+@pytest.mark.parametrize(
+    "stage",
+    [stage if stage == "storing features" else pytest.param(stage, marks=pytest.mark.sweep) for stage in STAGES],
+)
+@pytest.mark.parametrize("kind", ["dense", pytest.param("sparse", marks=pytest.mark.sweep)])
 def test_damage_of_any_file_is_made_good(no_disk_wait, tmp_path, whole, stage, kind):
     """Each file is damaged in two of six ways, the next stage's in two others; the `slow` sweep takes all of them."""
     turn = STAGES.index(stage) + list(FEATURES).index(kind)
@@ -124,6 +128,7 @@ def test_foreign_files_go_and_a_foreign_folder_is_told(no_disk_wait, tmp_path, w
     assert all_bytes(write(tmp_path / "other").root) == whole["dense"]
 
 
+@pytest.mark.sweep
 def test_a_damaged_line_ends_what_is_trusted(no_disk_wait, tmp_path, whole):
     left = interrupt(tmp_path / "store", "listing halos")
     saved = (left / "journal.jsonl").read_bytes()
@@ -188,6 +193,7 @@ def change(path):
     np.save(path, values[::-1].copy() if values.ndim == 1 else np.roll(values, 1))
 
 
+@first(2)
 @pytest.mark.parametrize("name", ["edges", "features", "labels", "edge_weight"])
 def test_input_that_changes_meanwhile_is_refused(no_disk_wait, tmp_path, name):
     given = {"features": FEATURES["dense"], "labels": np.arange(60), "edge_weight": np.arange(200) / 7}
@@ -247,6 +253,7 @@ def flip(path):
     path.write_bytes(content)
 
 
+@first(2)
 @pytest.mark.parametrize("call", ["pwrite", "write", "fsync", "fdatasync"])
 def test_a_disk_that_fills_up_is_told_with_its_path(tmp_path, monkeypatch, call):
     plain, calls = getattr(os, call), []

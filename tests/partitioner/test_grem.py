@@ -15,6 +15,7 @@ from lightning_gnnscale.partitioner.grem import part_cap, share_of_edges, side_c
 from tests.oracles.grem import grem_parts, shuffled
 from tests.oracles.spring import simple_edges
 from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
+from tests.tiers import all_pairs, each_value
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -91,6 +92,7 @@ def test_balances_equal_the_oracle(graph, data):
     assert list(p.notes["balance"]) == list(kept)
 
 
+@each_value
 @pytest.mark.parametrize("mode", ["direct", "recursive"])
 @pytest.mark.parametrize("name", ODD)
 def test_odd_graphs_equal_the_oracle(name, mode):
@@ -182,6 +184,7 @@ def chunks_placed(stream, num_parts, **options):
     return p.part_id, [what for what in told if what.startswith("placing")]
 
 
+@each_value
 @pytest.mark.parametrize("refine", [True, False])
 @pytest.mark.parametrize(
     ("mode", "layout", "balance"),
@@ -237,6 +240,7 @@ def test_a_graph_that_changes_between_passes_is_an_error():
         grem(stream, 4, progress=rewire)
 
 
+@each_value
 @pytest.mark.parametrize("mode", ["direct", "recursive"])
 @pytest.mark.parametrize("seed_method", ["multilevel", "metis", "spring", "random"])
 def test_any_partitioner_seeds_the_first_chunk(mode, seed_method, tmp_path):
@@ -296,6 +300,7 @@ def masked(num_nodes, edges):
     return {"train": part_id < 3, "seen": np.random.default_rng(1).integers(0, 9, num_nodes)}
 
 
+@all_pairs
 @pytest.mark.parametrize("refine", [True, False])
 @pytest.mark.parametrize("mode", ["direct", "recursive"])
 @pytest.mark.parametrize(

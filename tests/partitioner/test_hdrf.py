@@ -75,6 +75,7 @@ def test_a_degree_that_its_counter_cannot_hold_is_an_error():
         ReplicaState.empty(np.array([1, 2**32]), 2)
 
 
+@pytest.mark.sweep
 def test_memory_is_rows_and_digits_and_two_chunks(tmp_path):
     num_nodes, num_parts, chunk_edges = 1_500_000, 16, 1 << 17
     graph = SyntheticGraph(num_nodes, num_edges=1_000_000)

@@ -11,6 +11,7 @@ from lightning_gnnscale.graph import CSC
 from lightning_gnnscale.partitioner import kaminpar as kaminpar_module
 from lightning_gnnscale.partitioner import partition
 from tests.partitioner.graphs import ODD, stream_of
+from tests.tiers import first
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 needs_kaminpar = pytest.mark.skipif(
@@ -44,6 +45,7 @@ def test_communities_are_found_within_the_balance(tmp_path):
     assert tight.quality.node_balance <= 1.001
 
 
+@first(6)
 @needs_kaminpar
 @pytest.mark.parametrize("name", ODD)
 def test_odd_graphs(name):

@@ -6,6 +6,7 @@ import pytest
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.partitioner.constraints import balance_by_kind
+from tests.tiers import first
 
 COUNTS = {"author": 900, "paper": 1500, "inst": 60}
 pytestmark = pytest.mark.filterwarnings("ignore:.*listed more often", "ignore:balance of", "ignore:SPRING")
@@ -71,6 +72,7 @@ def test_kinds_masks_and_relations_are_balanced(method):
     assert p.notes["balance"].keys() == BALANCE.keys()
 
 
+@first(1)
 @pytest.mark.parametrize("mode", ["direct", "recursive"])
 def test_grem_keeps_balances_of_kinds_where_a_small_cut_would_not(mode):
     data = dataset()
@@ -103,6 +105,7 @@ def test_metis_balances_kinds_where_its_library_is_there():
     assert all(found[name] <= limit * 1.1 for name, limit in BALANCE.items()), found
 
 
+@first(1)
 @pytest.mark.parametrize("method", ["spring", "streaming_multilevel", "grem"])
 def test_a_relation_that_weighs_more_is_cut_less(method):
     data = dataset()

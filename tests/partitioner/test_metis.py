@@ -10,6 +10,7 @@ from lightning_gnnscale.partitioner import metis as metis_module
 from lightning_gnnscale.partitioner import metis_library, partition
 from lightning_gnnscale.partitioner.metis_library import call_metis, find_metis_library
 from tests.partitioner.graphs import ODD, stream_of
+from tests.tiers import each_value, first
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -40,6 +41,7 @@ def test_a_grid_is_cut_better_than_at_random():
     assert np.array_equal(partition(stream, "metis", 4, seed=5).part_id, partition(stream, "metis", 4, seed=5).part_id)
 
 
+@each_value
 @pytest.mark.parametrize("name", ODD)
 def test_odd_graphs(name):
     num_nodes, edges = ODD[name]
@@ -48,6 +50,7 @@ def test_odd_graphs(name):
         assert sum(p.quality.nodes_per_part) == num_nodes
 
 
+@first(3)
 @pytest.mark.parametrize("name", ODD)
 def test_odd_graphs_with_two_balances(name):
     num_nodes, edges = ODD[name]

@@ -15,6 +15,7 @@ from lightning_gnnscale.partitioner.multilevel.pair_table import PairTable, edge
 from tests.oracles.neighborhood_block import grow
 from tests.oracles.spring import simple_edges
 from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
+from tests.tiers import first
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -84,6 +85,7 @@ def labelled_graph(num_nodes=300, num_edges=700, seed=3, share=0.4):
     return pairs, num_nodes, masks
 
 
+@first(1)
 @pytest.mark.parametrize("suffix", [".bin", ".npy", ".csv", ".parquet"])
 def test_file_format_and_chunk_size_change_nothing(tmp_path, suffix, monkeypatch):
     edges, num_nodes, masks = labelled_graph()
@@ -132,6 +134,7 @@ def stop_after(saves):
 original_save = Checkpoint.save
 
 
+@first(1)
 @pytest.mark.parametrize("layout", ["once", "directed"])
 def test_resuming_after_a_kill_in_any_pass_is_bit_identical(tmp_path, monkeypatch, layout):
     edges, num_nodes, masks = labelled_graph()
@@ -157,6 +160,7 @@ def test_resuming_after_a_kill_in_any_pass_is_bit_identical(tmp_path, monkeypatc
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.sweep
 def test_a_checkpoint_of_another_run_is_not_used(tmp_path, monkeypatch):
     edges, num_nodes, masks = labelled_graph()
     stream = stream_of(edges, num_nodes, chunk_edges=100)

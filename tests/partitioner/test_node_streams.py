@@ -16,6 +16,7 @@ from tests.oracles.fennel import fennel_parts
 from tests.oracles.ldg import ldg_parts
 from tests.partitioner.graph_access.test_external_csc import random_arcs
 from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
+from tests.tiers import all_pairs, each_value
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -73,6 +74,7 @@ def test_equals_the_oracle_in_every_layout(method, graph, layout, data):
     assert p.part_id.tolist() == oracle(method, rows, num_parts, slack, passes=passes, order_of=order_of, **own)
 
 
+@all_pairs
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("num_parts", [1, 2, 4])
@@ -151,6 +153,7 @@ def stop_after(saves):
     return save
 
 
+@each_value
 @pytest.mark.parametrize(("method", "layout"), [("ldg", "once"), ("fennel", "both_ways"), ("ldg", "directed")])
 @pytest.mark.parametrize("saves", [1, 5, 6, 7, 10, 13])
 def test_resuming_after_a_kill_is_bit_identical(tmp_path, monkeypatch, method, layout, saves):

@@ -9,6 +9,7 @@ from lightning_gnnscale.partitioner import partition
 from lightning_gnnscale.partitioner.graph_input import Checkpoint
 from tests.oracles.spring import simple_edges, spring_parts
 from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
+from tests.tiers import each_value
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -34,6 +35,7 @@ def test_equals_the_oracle_in_every_layout(graph, layout, data):
     assert p.part_id.tolist() == expected
 
 
+@each_value
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("num_parts", [1, 2, 4])
 def test_odd_graphs_equal_the_oracle(name, num_parts):
@@ -95,6 +97,7 @@ def stop_after(saves):
 original_save = Checkpoint.save
 
 
+@each_value
 @pytest.mark.parametrize("layout", ["once", "both_ways", "directed"])
 @pytest.mark.parametrize("saves", [1, 3, 6, 8, 11])
 def test_resuming_after_a_kill_is_bit_identical(tmp_path, monkeypatch, layout, saves):

@@ -7,6 +7,7 @@ import pytest
 from benchmarks import spring as bench
 
 
+@pytest.mark.sweep
 def test_memory_stays_within_24_bytes_a_node_and_two_chunks(tmp_path, capsys):
     num_nodes, chunk_edges = 1_500_000, 1 << 17
     result = bench.run(
@@ -32,6 +33,7 @@ def test_memory_stays_within_24_bytes_a_node_and_two_chunks(tmp_path, capsys):
     assert (tmp_path / "spring.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.sweep
 @pytest.mark.real_data
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_cuts_are_no_worse_than_the_published_codes(tmp_path, public_graphs):

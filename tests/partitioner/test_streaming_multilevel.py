@@ -22,6 +22,7 @@ from tests.partitioner.streamed_runs import (
     planted,
     use_threads_everywhere,
 )
+from tests.tiers import first
 
 pytestmark = pytest.mark.filterwarnings("ignore:balance of")
 
@@ -64,6 +65,7 @@ def test_parts_are_balanced_or_what_is_too_much_is_told(graph, layout, data):
     assert np.array_equal(multilevel(again, num_parts, **options).part_id, p.part_id)
 
 
+@first(4)
 @pytest.mark.parametrize("name", ODD)
 def test_odd_graphs(name):
     num_nodes, edges = ODD[name]
@@ -77,6 +79,7 @@ def test_odd_graphs(name):
             assert check_balance(p, num_nodes, simple, None) == {}
 
 
+@first(1)
 @pytest.mark.parametrize("block_edges", [ONE_BLOCK, SOME_BLOCKS])
 def test_threads_chunks_and_tables_change_nothing(monkeypatch, block_edges):
     edges, _ = planted(size=60, outside=6)
@@ -92,6 +95,7 @@ def test_threads_chunks_and_tables_change_nothing(monkeypatch, block_edges):
             assert shared.count(num_threads) > 100
 
 
+@first(1)
 @pytest.mark.parametrize("block_edges", [ONE_BLOCK, SOME_BLOCKS])
 def test_file_format_and_id_dtype_change_nothing(tmp_path, block_edges):
     edges, _ = planted(size=60, outside=6)
@@ -105,6 +109,7 @@ def test_file_format_and_id_dtype_change_nothing(tmp_path, block_edges):
     assert np.array_equal(multilevel(wide, 4, block_edges=block_edges).part_id, expected)
 
 
+@first(1)
 @pytest.mark.parametrize("block_edges", [ONE_BLOCK, SOME_BLOCKS])
 @pytest.mark.parametrize("layout", ["once", "both_ways"])
 def test_a_planted_partition_is_found(block_edges, layout):
@@ -117,6 +122,7 @@ def test_a_planted_partition_is_found(block_edges, layout):
         assert p.notes["balance_violations"] == {}
 
 
+@pytest.mark.sweep
 def test_many_blocks_cut_about_as_little_as_one():
     cuts = {}
     for block_edges in (ONE_BLOCK, SOME_BLOCKS):
@@ -128,6 +134,7 @@ def test_many_blocks_cut_about_as_little_as_one():
     assert cuts[SOME_BLOCKS] <= 1.05 * cuts[ONE_BLOCK]
 
 
+@first(1)
 @pytest.mark.parametrize("block_edges", [ONE_BLOCK, SOME_BLOCKS])
 @pytest.mark.parametrize("balance", [{"nodes": 1.05, "volume": 1.1}, {"nodes": 1.05, "volume": 1.1, "train": 1.05}])
 def test_several_constraints_are_kept_at_once(block_edges, balance):
@@ -145,6 +152,7 @@ FINE = {"quotient_edges_per_node": 10}
 COARSER = {"quotient_edges_per_node": 0.02}  # the quotient graph is always too large: clusters grow to the very end
 
 
+@first(3)
 @pytest.mark.parametrize(
     ("saves", "options"),
     [
@@ -180,6 +188,7 @@ def test_resuming_after_a_kill_is_bit_identical(tmp_path, monkeypatch, saves, op
     assert before + after == whole  # nothing that was saved is done again
 
 
+@pytest.mark.sweep
 def test_a_checkpoint_of_other_masks_or_runs_is_not_used(tmp_path, monkeypatch):
     edges = hubs_and_leaves(1)
     stream = stream_of(edges, 500, layout="once")
@@ -271,6 +280,7 @@ def test_nothing_is_left_behind_after_an_error_while_blocks_are_read(tmp_path, m
     assert threading.active_count() == threads
 
 
+@pytest.mark.sweep
 def test_more_effort_does_not_cut_more():
     for seed in range(2):
         stream = stream_of(hubs_and_leaves(seed), 500, layout="once")

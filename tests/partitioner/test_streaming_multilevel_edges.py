@@ -24,6 +24,7 @@ from tests.partitioner.streamed_runs import (
     planted,
     use_threads_everywhere,
 )
+from tests.tiers import first
 
 pytestmark = pytest.mark.filterwarnings("ignore:balance of", "ignore:.*listed more often than")
 
@@ -71,6 +72,7 @@ def test_parts_are_balanced_or_what_is_too_much_is_told(graph, layout, data):
     assert np.array_equal(without_scratch(again, num_parts, **options).part_id, p.part_id)
 
 
+@first(4)
 @pytest.mark.parametrize("name", ODD)
 def test_odd_graphs(name):
     num_nodes, edges = ODD[name]
@@ -81,6 +83,7 @@ def test_odd_graphs(name):
             assert check_balance(p, num_nodes, counted_edges(edges, p.notes["layout"]), None) == {}
 
 
+@first(1)
 @pytest.mark.parametrize("num_parts", [5, 12])
 def test_threads_chunks_and_tables_change_nothing(monkeypatch, num_parts):
     edges, _ = planted(size=60, outside=6)
@@ -96,6 +99,7 @@ def test_threads_chunks_and_tables_change_nothing(monkeypatch, num_parts):
             assert shared.count(num_threads) > 100
 
 
+@first(1)
 @pytest.mark.parametrize("block_edges", [STREAMED, IN_MEMORY])
 def test_file_format_and_id_dtype_change_nothing(tmp_path, block_edges):
     edges, _ = planted(size=60, outside=6)
@@ -107,6 +111,7 @@ def test_file_format_and_id_dtype_change_nothing(tmp_path, block_edges):
         assert np.array_equal(without_scratch(read, 4, block_edges=block_edges).part_id, expected)
 
 
+@first(1)
 @pytest.mark.parametrize("layout", ["once", "both_ways"])
 def test_a_planted_partition_is_found(layout):
     for seed in range(3):
@@ -117,6 +122,7 @@ def test_a_planted_partition_is_found(layout):
         assert p.notes["balance_violations"] == {}
 
 
+@pytest.mark.sweep
 def test_the_cut_is_about_that_with_scratch_disk():
     cuts = np.zeros(2)
     for seed in range(3):
@@ -135,6 +141,7 @@ def test_what_fits_one_block_is_partitioned_as_with_scratch_disk():
     assert set(told) == {"degrees", "rows"}
 
 
+@first(1)
 @pytest.mark.parametrize("balance", [TWO, {**TWO, "train": 1.05}])
 def test_several_constraints_are_kept_at_once(balance):
     for seed in range(3):
@@ -148,6 +155,7 @@ def test_several_constraints_are_kept_at_once(balance):
 COARSER = {"quotient_edges_per_node": 0.02}  # the quotient graph is always too large: clusters grow to the very end
 
 
+@first(1)
 @pytest.mark.parametrize("options", [{"balance": TWO, "quotient_edges_per_node": 10}, COARSER])
 def test_a_kill_in_any_pass_changes_nothing(tmp_path, monkeypatch, options):
     monkeypatch.setattr(streaming_multilevel, "MIN_QUOTIENT_EDGES", 1)
@@ -191,6 +199,7 @@ def test_a_checkpoint_of_the_form_with_scratch_disk_is_not_used(tmp_path, monkey
     assert not path.exists()
 
 
+@first(2)
 @pytest.mark.parametrize("when", ["degrees", "rows", "clustering", "quotient", "refinement"])
 def test_a_graph_that_changes_between_passes_is_an_error(when):
     edges = np.ascontiguousarray(hubs_and_leaves(0).T.astype(np.int32))

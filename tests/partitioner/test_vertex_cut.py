@@ -15,6 +15,7 @@ from tests.oracles.spring import simple_edges
 from tests.oracles.two_phase import place_two_phase
 from tests.partitioner.graphs import ODD, listed, stream_of
 from tests.partitioner.test_spring import Killed, original_save, random_edges, stop_after
+from tests.tiers import each_value
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -27,6 +28,7 @@ def expected_parts(method, edges, num_nodes, num_parts):
     return master_parts(ORACLES[method](edges, num_nodes, num_parts), num_nodes, num_parts)
 
 
+@each_value
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ODD)
 def test_odd_graphs_equal_the_oracle(method, name):
@@ -51,6 +53,7 @@ def test_source_chunks_and_id_dtype_change_nothing(tmp_path, method):
             assert partition(stream, method, 5, evaluate=False).part_id.tolist() == expected
 
 
+@each_value
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("layout", "rule"), [("once", "majority"), ("both_ways", "random"), ("directed", "last")])
 def test_resuming_after_a_kill_in_every_pass_is_bit_identical(tmp_path, monkeypatch, method, layout, rule):
@@ -85,6 +88,7 @@ def test_a_checkpoint_of_another_run_is_not_used(tmp_path, monkeypatch):
         assert np.array_equal(resumed.part_id, partition(stream, "hdrf", 4, evaluate=False, **options).part_id)
 
 
+@each_value
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("num_parts", [4, 20])
 def test_a_graph_that_changes_between_passes_is_an_error(method, num_parts):

@@ -14,6 +14,7 @@ from lightning_gnnscale.errors import PlacementError
 from lightning_gnnscale.placement import cuda_tiers
 from lightning_gnnscale.placement.cuda_tiers import CUDATiers, torch_dtype
 from lightning_gnnscale.placement.row_layout import FIRST_DEVICE, RowLayout, group_of, row_places, tier_of_tables
+from tests.tiers import all_pairs
 
 DEVICE = "cuda:0" if torch.cuda.is_available() else "cpu"
 
@@ -74,6 +75,7 @@ def test_every_placement_equals_indexing(num_nodes, dim, dtype, num_devices, on_
     assert hits["host"] + hits["disk"] + hits["cache"] == expected["host"] + expected["disk"]
 
 
+@all_pairs
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("dim", [1, 17, 64])
 @pytest.mark.parametrize("policy", [None, "lru"])

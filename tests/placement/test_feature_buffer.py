@@ -14,6 +14,7 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.errors import PlacementError
 from lightning_gnnscale.loader import BufferPool
 from lightning_gnnscale.partition_store.features import CSRFeatures
+from tests.tiers import all_pairs
 
 
 @given(
@@ -59,6 +60,7 @@ def test_every_placement_equals_indexing(
         assert buffer.nbytes == len(placement.rows[device]) * row_bytes + 8 * num_nodes + cached
 
 
+@all_pairs
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("dim", [1, 17, 64])
 @pytest.mark.parametrize("policy", [None, "lru", "belady"])

@@ -19,6 +19,7 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.errors import PlacementError
 from lightning_gnnscale.placement import cpu_tiers
 from lightning_gnnscale.placement.shared_rows import SharedRows
+from tests.tiers import each_value
 
 WORLD = 4
 
@@ -65,6 +66,7 @@ def run_rank(rank, case, folder, exchange):
     buffer.close()
 
 
+@each_value
 @pytest.mark.parametrize("case", ["memory", "folder", "late", "crash"])
 def test_ranks_share_rows_and_leave_nothing(tmp_path, case):
     before = set(os.listdir("/dev/shm"))

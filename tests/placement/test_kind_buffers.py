@@ -17,6 +17,7 @@ from lightning_gnnscale.loader import BufferPool
 from lightning_gnnscale.placement import cuda_tiers
 from lightning_gnnscale.placement.place import METHODS, Room
 from lightning_gnnscale.sampler.minibatch import rows_by_kind
+from tests.tiers import each_value
 
 AUTHOR, PAPER, INST, TOPIC = range(4)
 pytestmark = pytest.mark.filterwarnings("ignore:.*listed more often")
@@ -34,6 +35,7 @@ def placed(store, num_devices=1, share=0.3, groups=None, **options):
     return gs.place(prob, num_devices, rows, **options), prob
 
 
+@each_value
 @pytest.mark.parametrize("host", ["map", "copy"])
 @pytest.mark.parametrize("policy", [None, "lru", "sieve", "belady"])
 def test_every_kind_is_gathered_as_indexed(store, host, policy):

@@ -20,6 +20,7 @@ from lightning_gnnscale.remote import pack_group, unpack_group, unpack_one
 from lightning_gnnscale.remote.batch_group import narrowed, unite, widened
 from lightning_gnnscale.sampler import ClusterSampler, FullBatchSampler, LayerwiseSampler, NeighborSampler, SaintSampler
 from lightning_gnnscale.sampler.minibatch import MiniBatch, SparseFeatures
+from tests.tiers import each_value
 
 WORLD = small_world()
 SAMPLERS = {
@@ -99,6 +100,7 @@ def test_batches_of_every_sampler_come_back_bit_for_bit(name):
         assert_same(batch, expected)
 
 
+@each_value
 @pytest.mark.parametrize("name", FEATURES)
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_rows_of_every_kind_come_back_bit_for_bit(name, size):

@@ -11,6 +11,7 @@ from lightning_gnnscale.loader.part_walk import InterleavedWalk
 from lightning_gnnscale.loader.work_queue import WorkQueue
 from lightning_gnnscale.remote.dealing import Dealing, Rank, assign_parts
 from lightning_gnnscale.remote.messages import Setup
+from tests.tiers import each_value
 
 PARTS = tuple(range(6))
 
@@ -140,6 +141,7 @@ def test_under_a_cap_a_group_is_of_one_part_and_its_worker_stays_there():
     assert [job.place for job in dealing.next_group(0).jobs] == [1, 3]
 
 
+@each_value
 @pytest.mark.parametrize("parts, is_whole, num_machines, capped", [
     (PARTS, False, 3, False), (PARTS, False, 2, True), (PARTS, False, 1, True), ((0,), True, 3, False)
 ])  # fmt: skip

@@ -129,6 +129,7 @@ def two_machines():
         nodes.shutdown()
 
 
+@pytest.mark.sweep
 def test_two_machines_give_the_batches_of_the_whole_graph(two_machines, store):
     shares = shares_of(store, two_machines)
     graph = HeldGraph(shares, store, store.features)
@@ -139,11 +140,13 @@ def test_two_machines_give_the_batches_of_the_whole_graph(two_machines, store):
     assert 0.3 < told["rows_away"] / told["rows"] < 0.7 and told["bytes_away"] > 24 * told["rows_away"]
 
 
+@pytest.mark.sweep
 def test_other_forms_of_features_travel_as_they_are_stored(two_machines, other_form):
     graph = HeldGraph(shares_of(other_form, two_machines), other_form, other_form.features)
     assert all_contents(loader_over(other_form, graph)) == all_contents(loader_over(other_form, None))
 
 
+@pytest.mark.sweep
 def test_a_holder_that_is_killed_is_stood_in_for_and_comes_back(two_machines, store):
     import ray
 

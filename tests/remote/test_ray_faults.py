@@ -19,6 +19,8 @@ from lightning_gnnscale.remote import RayWorkers
 from lightning_gnnscale.remote.held_parts import hold_part
 from lightning_gnnscale.sampler import NeighborSampler
 
+pytestmark = pytest.mark.sweep
+
 EXPECTED = all_contents(make_loader())
 CACHED = {"batches_per_group": 2, "cache_rows": 60}
 

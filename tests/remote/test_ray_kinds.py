@@ -50,6 +50,7 @@ CASES = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("case", CASES)
 def test_workers_change_no_bit(pool, store, case):
     options, workers = CASES[case]

@@ -51,6 +51,7 @@ def test_every_rank_is_told_what_rank_0_found():
         gs.RayWorkers(address="x:1").connect(RankPlace(1, 2, 0, 1, 2, lambda value: "no Ray cluster answers at x:1"))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["refuses", "is mute"])
 def test_an_address_that_does_not_answer_is_told_within_its_time(kind):
     with socket.socket() as server:

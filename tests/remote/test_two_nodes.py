@@ -13,6 +13,8 @@ from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.remote import RayWorkers
 from lightning_gnnscale.sampler import NeighborSampler
 
+pytestmark = pytest.mark.sweep
+
 pytest.importorskip("ray", reason="the extra [ray] is not installed")
 
 

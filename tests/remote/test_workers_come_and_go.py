@@ -11,6 +11,8 @@ from lightning_gnnscale.remote import RayWorkers, cluster
 from lightning_gnnscale.remote.messages import WorkerSettings
 from lightning_gnnscale.remote.ray_worker import start_workers
 
+pytestmark = pytest.mark.sweep
+
 pytest.importorskip("ray", reason="the extra [ray] is not installed")
 
 

@@ -22,6 +22,7 @@ from lightning_gnnscale.sampler import (
 )
 from lightning_gnnscale.sampler.link_sampler import LinkState
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
+from tests.tiers import all_pairs
 
 WORLD = small_world()
 PART = WORLD.load_part(1)
@@ -100,6 +101,7 @@ def draw_all(sampler, part=PART, targets=CORE, batch_size=16, order=7):
     return [sampler.draw(state, item, batch_key(3, 0, 1, i), space, np.empty, True) for i, item in enumerate(items)]
 
 
+@all_pairs
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("inner", [NeighborSampler([4, 3]), LayerwiseSampler(32, 2)])
 @pytest.mark.parametrize("positives", ["neighbor", "walk", "edge"])

@@ -13,6 +13,7 @@ from torch import nn
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import StrategyError
 from lightning_gnnscale.model import GAT, GCN, SGC, GraphSAGE, backbone
+from tests.tiers import all_pairs
 
 ERROR_RATE = 1e-6  # of a false alarm over all comparisons of one statistical test
 NUM_KEYS = 800
@@ -50,6 +51,7 @@ def assert_mean(results, exact):
     assert (np.abs(results.mean(0) - exact) / error).max() < bound
 
 
+@all_pairs
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize("kind", [GCN, GraphSAGE, SGC])

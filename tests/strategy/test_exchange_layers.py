@@ -22,6 +22,7 @@ from lightning_gnnscale.strategy.exchange import (
 )
 from lightning_gnnscale.strategy.exchange.message import pack_all
 from lightning_gnnscale.strategy.exchange.run import ExchangeRun
+from tests.tiers import all_pairs, each_value
 
 NUM_NODES, WIDTH, NUM_EPOCHS = OFFSETS[-1], 6, 7
 CPU = torch.device("cpu")
@@ -85,6 +86,7 @@ EXACT = [
 ]
 
 
+@each_value
 @pytest.mark.parametrize("policy", EXACT, ids=repr)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_exact_policies_bring_the_rows_bit_for_bit(policy, dtype, monkeypatch):
@@ -174,6 +176,7 @@ class Stale:
             self.foretold[source] = change / age * (1 if now else age + 1) > self.bound.max_gap * size
 
 
+@all_pairs
 @pytest.mark.parametrize("by_row", [False, True], ids=["block", "row"])
 @pytest.mark.parametrize("exchange", [HaloExchange(), BroadcastExchange()], ids=["halo", "broadcast"])
 @pytest.mark.parametrize("bound", BOUNDS, ids=repr)
@@ -358,6 +361,7 @@ OVERLAPPING = [
 ]
 
 
+@each_value
 @pytest.mark.parametrize("pulls", [False, True], ids=["push", "pull"])
 @pytest.mark.parametrize("policy", OVERLAPPING, ids=repr)
 def test_whoever_sends_can_work_while_others_are_late(policy, pulls, monkeypatch):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from lightning_gnnscale.strategy.exchange.message import CodedRows, RawRows
 from lightning_gnnscale.strategy.exchange.transport import ReceivedRows
+from tests.tiers import all_pairs
 
 LIKE = torch.zeros((), dtype=torch.float64)
 
@@ -81,6 +82,7 @@ CODECS = {
 }
 
 
+@all_pairs
 @pytest.mark.parametrize("name", CODECS)
 @pytest.mark.parametrize("extrapolate", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

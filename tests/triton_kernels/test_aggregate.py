@@ -18,6 +18,7 @@ from lightning_gnnscale.triton_kernels.aggregate import (
     edge_softmax,
     reference,
 )
+from tests.tiers import all_pairs
 
 
 def random_rows(num_dst, num_src, num_arcs, seed, index_dtype=torch.int64):
@@ -34,6 +35,7 @@ def equal_bits(one, two):
     return one.dtype == two.dtype and torch.equal(one, two)
 
 
+@all_pairs
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("heads", "channels"), [(1, 63), (4, 5), (3, 1)])
@@ -228,6 +230,7 @@ def test_the_path_of_a_device_equals_the_cpu():
     torch.testing.assert_close(there, aggregate(x, indptr, indices, weight), rtol=1e-5, atol=1e-5)
 
 
+@all_pairs
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("step", [1, 7, 53])

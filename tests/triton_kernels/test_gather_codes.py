@@ -19,6 +19,7 @@ from lightning_gnnscale.triton_kernels.gather_rows import (
     unpack_places,
 )
 from lightning_gnnscale.triton_kernels.gather_rows.reference import decode_codes_reference, encode_codes_reference
+from tests.tiers import all_pairs
 
 LAUNCH_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the interpreter takes CPU tensors
 DIMS = [1, 2, 3, 15, 16, 17, 63, 64, 65, 128, 500]
@@ -115,6 +116,7 @@ def test_gathered_rows_equal_the_plain_decoding(bits, dim, num, out_kind, rows_d
     assert (memory[:start] == 7).all() and (memory[start + num * dim * 4 :] == 7).all()
 
 
+@all_pairs
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("half", [False, True])

@@ -14,6 +14,7 @@ from tier_tables import TORCH_DTYPES, as_bytes, random_bits, spread
 from lightning_gnnscale.loader import BufferPool
 from lightning_gnnscale.triton_kernels.gather_rows import RowTables, gather_tiers, op, pack_places, unpack_places
 from lightning_gnnscale.triton_kernels.gather_rows.reference import gather_tiers_reference
+from tests.tiers import all_pairs
 
 LAUNCH_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the interpreter takes CPU tensors
 
@@ -57,6 +58,7 @@ def test_the_cpu_form_equals_indexing(dtype, dim, num, num_tables, out_kind, by_
     assert (raw[start + num_bytes :] == 1).all() and (raw[:start] == 1).all(), "nothing outside of out is written"
 
 
+@all_pairs
 @pytest.mark.parametrize("dtype", TORCH_DTYPES)
 @pytest.mark.parametrize(("dim", "num"), [(1, 5), (3, 300), (63, 40), (64, 129), (65, 17), (128, 33), (2500, 6)])
 @pytest.mark.parametrize("by_node", [True, False])

@@ -8,10 +8,12 @@ from quantize_forms import BITS, DTYPES, KEY, odd_ids, odd_rows, run_form, same_
 
 from lightning_gnnscale import rng
 from lightning_gnnscale.triton_kernels.quantize_rows import reference
+from tests.tiers import all_pairs
 
 LAUNCH_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the interpreter takes CPU tensors
 
 
+@all_pairs
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize(("num_rows", "width"), [(5, 1), (5, 3), (5, 63), (5, 64), (5, 65), (5, 130), (2, 4101)])

@@ -13,6 +13,7 @@ from lightning_gnnscale.triton_kernels.sample_neighbors.device import (
     sample_with_triton,
 )
 from lightning_gnnscale.triton_kernels.sample_neighbors.reference import sample_neighbors_reference
+from tests.tiers import all_pairs, each_value
 
 LAUNCH_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the interpreter takes CPU tensors
 DEGREES = (0, 1, 5, 6, 7, 63, 64, 65, 66, 130, 200)
@@ -38,6 +39,7 @@ def assert_same(mine, other):
             assert value == expected, name
 
 
+@each_value
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("fanouts", [[1], [6], [7, 2], [60], [64, 1], [-1], [3, -1], [129]])
 def test_uniform_draws_are_the_references(fanouts, dtype):
@@ -47,6 +49,7 @@ def test_uniform_draws_are_the_references(fanouts, dtype):
     assert_same(mine, sample_neighbors_reference(csc, seeds, fanouts, key))
 
 
+@all_pairs
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("scale", [1.0625, 8.0])
 @pytest.mark.parametrize("fanouts", [[1], [6, 3], [70], [-1, 5]])

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from own_python import run_python
 
 from lightning_gnnscale.triton_kernels.aggregate import aggregate, device, reference, segment_mean
+from tests.tiers import all_pairs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the interpreter takes CPU tensors
 # Sums of at most about 12 terms of order 1 in another order; halves are summed in float32 and rounded once at the end.
@@ -31,6 +32,7 @@ def close(given, expected, dtype, scale=1.0):
     torch.testing.assert_close(given.double(), expected.double(), rtol=TOLERANCE[dtype], atol=scale * TOLERANCE[dtype])
 
 
+@all_pairs
 @pytest.mark.parametrize("dtype", list(device.DTYPES))
 @pytest.mark.parametrize(("heads", "channels"), [(1, 1), (1, 63), (3, 5), (1, 300), (2, 129)])
 @pytest.mark.parametrize("mean", [False, True])
@@ -46,6 +48,7 @@ def test_forward_equals_plain_torch(dtype, heads, channels, mean):
         close(out, reference.aggregate(x.double(), indptr, indices, factors, mean), dtype, 4)
 
 
+@all_pairs
 @pytest.mark.parametrize("dtype", list(device.DTYPES))
 @pytest.mark.parametrize(
     ("heads", "channels", "shared"), [(1, 63, False), (3, 5, False), (2, 130, True), (1, 1, False)]

@@ -13,6 +13,7 @@ from lightning_gnnscale.partitioner.graph_access import entry_buckets, layout, s
 from lightning_gnnscale.partitioner.graph_access.external_csc import open_external_csc
 from tests.oracles.external_csc import cut_into_blocks, rows_of
 from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
+from tests.tiers import each_value, first
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -50,6 +51,7 @@ def test_every_layout_gives_the_rows_in_stream_order(graph, layout, data):
         assert rows_read(csc, first_block) == expected[csc.block_start[first_block] :]
 
 
+@each_value
 @pytest.mark.parametrize("deduplicate", [None, False, True])
 @pytest.mark.parametrize("name", ODD)
 def test_odd_graphs(name, deduplicate):
@@ -138,6 +140,7 @@ def test_too_little_scratch_disk_is_told_before_it_is_used(monkeypatch, tmp_path
         open_external_csc(stream_of([(0, 1)], 3), block_edges=0)
 
 
+@first(2)
 @pytest.mark.parametrize("wide_ids", [False, True])
 @pytest.mark.parametrize("num_rounds", [1, 2, 3])
 def test_where_disk_is_short_the_stream_is_read_more_often(monkeypatch, tmp_path, num_rounds, wide_ids):
