@@ -15,6 +15,7 @@ from ..object_store import is_url
 from ..partition_store import PartitionStore
 from ..partition_store.manifest import MANIFEST
 from ..report.run_files import read_settings, read_summary
+from .environment import hidden
 from .errors import UsageError
 from .run_paths import CHECKPOINTS, CONFIG
 from .store import open_store, standing_store, store_source
@@ -60,7 +61,7 @@ def _show_facts(title: str, facts: dict) -> None:
     console.print(f"[bold]{title}[/bold]", highlight=False)
     for name, value in facts.items():
         if value is not None:
-            console.print(f"  {name:<22} {value}", soft_wrap=True, highlight=False, markup=False)
+            console.print(f"  {name:<22} {hidden(str(value))}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _show_store(store: PartitionStore) -> None:
