@@ -13,6 +13,7 @@ from .errors import UsageError
 _PACKAGE = "lightning_gnnscale"
 TRUST = "trust_config"
 _OF_HYDRA = ("hydra", "defaults")
+_PYG_ROOT = "stores/generated/pyg"  # as conf/dataset/pyg.yaml says it
 _FLAGS = {"_partial_": (bool,), "_recursive_": (bool,), "_convert_": (str, bool), "_args_": (list,)}
 _MODELS = ("GCN", "GraphSAGE", "GAT", "GINE", "NGNN", "SGC", "RGCN", "RGAT", "HGT", "Hetero", "NoLayers")
 _PYG_MODELS = ("GCN", "GraphSAGE", "GIN", "GAT", "PNA", "EdgeCNN")
@@ -107,8 +108,20 @@ def _refusals(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
             yield f"{key}={str(entry)[:120]} would be run, and a run's folder is no code: {_remedy(parent)}"
         elif name in _FLAGS and not isinstance(entry, _FLAGS[name]):
             yield f"{key} must be {' or '.join(kind.__name__ for kind in _FLAGS[name])}, got {str(entry)[:80]!r}"
+        elif name == "address" and entry not in (None, "auto"):  # whose messages are unpickled
+            yield f"{key}={str(entry)[:120]} would be connected to, and trusted: {_remedy(key)}"
+        elif name == "root" and isinstance(entry, str) and entry != _PYG_ROOT and _is_pyg(config, above, parent):
+            yield f"{key}={entry[:120]}: files that PyG unpickles are not taken from there: {_remedy(key)}"
         elif isinstance(entry, str) and "${" in entry:
             yield f"{key}={entry[:120]} would be looked up outside of the run's folder: {_remedy(key)}"
+
+
+def _is_pyg(config: Mapping[str, Any], above: str, parent: str) -> bool:
+    """Whether an entry is of a data set that PyG reads."""
+    node: Any = config
+    for key in parent.removeprefix(above).strip(".").split(".") if parent != above else []:
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return above != "" or (isinstance(node, Mapping) and str(node.get("_target_")).endswith(".load_pyg"))
 
 
 def _take_out(config: dict[str, Any], word: str) -> None:

@@ -31,7 +31,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         value: Any = loaded
         for key in name.split("."):
             value = value.get(key) if isinstance(value, dict) else None
-        is_reference = isinstance(value, str) and "${" in value
+        is_reference = isinstance(value, str) and "${" in value and fits is not is_mapping
         if value is not None and not is_reference and not fits(value):
             raise _wrong(path, name, told, value)
     return loaded
@@ -88,8 +88,11 @@ def read_summary(path: Path) -> dict[str, Any]:
         if not isinstance(quality, Mapping | None):
             raise _wrong(path, "quality", "figures by name", quality)
         for name, value in (quality or {}).items():
-            if not (_is_scalar(value) or is_numbers(value) or is_mapping(value)):
-                raise _wrong(path, f"quality.{name}", "a number, or numbers", value)
+            fits, told = _QUALITY.get(
+                name, (lambda one: _is_scalar(one) or is_numbers(one) or is_mapping(one), "numbers")
+            )
+            if not fits(value):
+                raise _wrong(path, f"quality.{name}", told, value)
     return summary
 
 
@@ -194,6 +197,16 @@ def _or_null(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or fits(value)
 
 
+def _is_real(value: Any) -> bool:
+    return isinstance(value, float) or is_number(value)
+
+
+def _is_lanes(value: Any) -> bool:
+    lanes = list(value.values()) if is_mapping(value) else [None]
+    flat = all(isinstance(lane, list) and all(map(is_number, lane)) for lane in lanes)
+    return flat and len({len(lane) for lane in lanes}) < 2
+
+
 def _is_scalar(value: Any) -> bool:
     return isinstance(value, str | bool | int | float | None)
 
@@ -229,7 +242,7 @@ _FIELDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("counts", "training", "beside", "predicted"), _SHARES),
     **dict.fromkeys(("hop_nodes", "hop_arcs", "hop_rows"), _LIST),
     "bin_s": (lambda value: _is_seconds(value) and value > 0, "a number above 0"),
-    "by_time": (lambda value: is_mapping(value) and all(map(is_numbers, value.values())), "lists of numbers by name"),
+    "by_time": (_is_lanes, "lists of numbers by name, all of one length"),
     "machine": (_or_null(is_mapping), "values by name"),
     ("exchange", "bytes"): (_is_rows("bytes"), "a list of layers with their bytes"),
     ("exchange", "rows"): (_is_rows("sent", "skipped"), "a list of layers with their rows"),
@@ -256,6 +269,10 @@ _NEEDED = {
     **dict.fromkeys(("run", "preparation", "gradients", "file_fetched", "store_fetched"), ()),
     "validation_sample": ("num_sampled", "num_nodes"),
     "parts": ("parts", "nodes"),
+}
+_QUALITY: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("edge_cut_ratio", "replication_factor", "feature_bytes"), (_or_null(_is_real), "a number")),
+    **dict.fromkeys(("nodes_per_part", "halo_per_part", "train_per_part"), _LIST),
 }
 _OBJECT = is_mapping, "values by name"
 _SUMMARY = {

@@ -67,7 +67,8 @@ class RunRecord:
         found: Any = self.config
         for name in key.split("."):
             found = found.get(name) if isinstance(found, dict) else None
-        return default if found is None else found
+        is_reference = isinstance(found, str) and "${" in found  # to what only the run knew
+        return default if found is None or is_reference else found
 
     @property
     def facts(self) -> dict[str, Any]:
