@@ -122,7 +122,7 @@ def read_log(path: str | os.PathLike) -> list[dict]:
     for line in Path(path).read_text().splitlines():
         try:
             events.append(json.loads(line))
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             continue
     return events
 

@@ -34,6 +34,9 @@ _SECRET_NAME = re.compile(
     r"(?i)(^|[_-])(key|sas)$|secret|token|passw|credential|access_?key|account_?key|connection_?string|sas_"
 )
 _SECRET_VARIABLES = re.compile(r"(?i)secret|token|passw|access_key|account_key|connection_string|sas_")
+# Systems of fsspec that run templates or code of what they open, and those that open others by their options.
+_RUNS_CODE = ("reference", "dask", "generic", "pyscript", "jupyter", "jlab", "dvc", "zip", "tar", "libarchive", "dir")
+_RUNS_CODE += ("filecache", "simplecache", "blockcache", "cached", "asyncwrapper", "async_wrapper", "asynclocal")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 FROM_ENVIRONMENT = "give credentials by the environment or a profile, for example AWS_PROFILE"
 _T = TypeVar("_T")
@@ -89,6 +92,8 @@ class ObjectStore:
     def __init__(self, url: str, storage_options: Mapping | None = None, timeout_s: float = TIMEOUT_S):
         if carries_secret(url):
             raise ValueError(f"{_plain_url(url)}: the URL holds a query or a password: {FROM_ENVIRONMENT}")
+        if urlsplit(url).scheme.lower() in _RUNS_CODE or "::" in url:
+            raise ValueError(f"{_plain_url(url)}: such URLs are not opened: say s3://, gs://, az://, https://, ...")
         check_seconds("storage_timeout_s", timeout_s)
         self.url, self.options, self.timeout_s = url.rstrip("/"), check_storage_options(storage_options), timeout_s
         self._opened: tuple[int, Any] | None = None

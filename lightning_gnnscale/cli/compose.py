@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from ..object_store import FROM_ENVIRONMENT, carries_secret, check_storage_options, graph_name
 from .checks import FILLED_IN
 from .declared import constant, declared
+from .environment import check_names
 from .errors import UsageError, did_you_mean, in_place
 
 _PACKAGE = "lightning_gnnscale"
@@ -337,6 +338,7 @@ def check_no_credentials(config_name: str, config_dir: str | None, words: list[s
     Raises:
         ValueError: one line that names the key, and not its value.
     """
+    check_names(dict(word.lstrip("+").partition("=")[::2] for word in words))
     for word in words:
         for url in re.findall(r"[A-Za-z][A-Za-z0-9+.-]+://[^\s,'\"\]}]*", word):
             if carries_secret(url):
@@ -346,6 +348,9 @@ def check_no_credentials(config_name: str, config_dir: str | None, words: list[s
                 check_storage_options({name.rpartition(".")[2]: None})
     if config_dir is not None:
         recipe = OmegaConf.load(Path(config_dir) / f"{config_name}.yaml")
+        plain = OmegaConf.to_container(recipe)
+        dataset = plain.get("dataset")
+        check_names(plain | {"dataset.name": dataset.get("name") if isinstance(dataset, dict) else None})
         for key in (OPTIONS, f"dataset.{OPTIONS}"):
             options = OmegaConf.select(recipe, key)
             check_storage_options(None if options is None else OmegaConf.to_container(options), key)

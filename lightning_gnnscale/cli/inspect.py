@@ -1,6 +1,5 @@
 """`gnnscale inspect`: what a run folder, a checkpoint, a partition store or a data set holds, without changing it."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,8 @@ from ..memory import format_bytes
 from ..object_store import is_url
 from ..partition_store import PartitionStore
 from ..partition_store.manifest import MANIFEST
+from ..report.run_files import read_settings, read_summary
+from .environment import hidden
 from .errors import UsageError
 from .run_paths import CHECKPOINTS, CONFIG
 from .store import open_store, standing_store, store_source
@@ -60,7 +61,7 @@ def _show_facts(title: str, facts: dict) -> None:
     console.print(f"[bold]{title}[/bold]", highlight=False)
     for name, value in facts.items():
         if value is not None:
-            console.print(f"  {name:<22} {value}", soft_wrap=True, highlight=False, markup=False)
+            console.print(f"  {name:<22} {hidden(str(value))}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _show_store(store: PartitionStore) -> None:
@@ -127,15 +128,19 @@ def _labels(labels: np.ndarray) -> str:
 
 
 def _show_run(folder: Path) -> None:
-    summary_file, config = folder / "summary.json", OmegaConf.load(folder / CONFIG)
-    summary = json.loads(summary_file.read_text()) if summary_file.is_file() else {}
+    # Read as it is: references stay as they were written.
+    summary_file, config = folder / "summary.json", read_settings(folder / CONFIG)
+    summary = read_summary(summary_file) if summary_file.is_file() else {}
     facts = {
-        name: f"{value:.4f}" if isinstance(value, float) else value for name, value in summary.get("facts", {}).items()
+        name: f"{value:.4f}" if isinstance(value, float) else value
+        for name, value in (summary.get("facts") or {}).items()
     }
-    model = OmegaConf.select(config, "model.backbone._target_") or OmegaConf.select(config, "model._target_")
+    model = config.get("model") or {}
+    backbone = model.get("backbone")
+    model = (backbone.get("_target_") if isinstance(backbone, dict) else None) or model.get("_target_")
     checkpoints = sorted((folder / CHECKPOINTS).glob("*.ckpt")) if (folder / CHECKPOINTS).is_dir() else []
     facts = {
-        "data set": OmegaConf.select(config, "dataset.name"),
+        "data set": (config.get("dataset") or {}).get("name"),
         "model": str(model).rpartition(".")[2],
         "finished": "yes" if summary else _how_to_go_on(folder, checkpoints),
         **facts,

@@ -121,7 +121,7 @@ def main(argv: list[str] | None = None) -> None:
     except Exception as error:
         if wants_traceback():
             raise
-        print(f"gnnscale: {one_line(error)}", file=sys.stderr)
+        print(f"gnnscale: {_told(error)}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -307,8 +307,18 @@ def _stage_lines(command: str, config) -> AbstractContextManager:
     return stage_lines() if is_first_rank() else nullcontext()
 
 
+def _told(error: Exception) -> str:
+    """Return an error as one line, without what environment variables hold."""
+    text = one_line(error)
+    if f"{__package__}.environment" in sys.modules:  # else no setting has read one
+        from .environment import hidden
+
+        return hidden(text)
+    return text
+
+
 def _note_failure(error: Exception, folder: str) -> None:
     """Leave a line in the folder of a sweep's job that failed."""
     from .sweep import FAILED
 
-    (Path(folder) / FAILED).write_text(one_line(error) + "\n")
+    (Path(folder) / FAILED).write_text(_told(error) + "\n")

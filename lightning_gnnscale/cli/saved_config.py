@@ -7,18 +7,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import yaml
-from omegaconf import OmegaConf
-
+from ..report.run_files import read_settings
 from .errors import UsageError
 
 _PACKAGE = "lightning_gnnscale"
 TRUST = "trust_config"
-_MOST_BYTES = 4 << 20
-_MOST_NODES = 100_000
-_DEEPEST = 40
-_MOST_REFERENCES = 16  # in one text; each may hold others
 _OF_HYDRA = ("hydra", "defaults")
+_PYG_ROOT = "stores/generated/pyg"  # as conf/dataset/pyg.yaml says it
 _FLAGS = {"_partial_": (bool,), "_recursive_": (bool,), "_convert_": (str, bool), "_args_": (list,)}
 _MODELS = ("GCN", "GraphSAGE", "GAT", "GINE", "NGNN", "SGC", "RGCN", "RGAT", "HGT", "Hetero", "NoLayers")
 _PYG_MODELS = ("GCN", "GraphSAGE", "GIN", "GAT", "PNA", "EdgeCNN")
@@ -34,36 +29,6 @@ _SCHEDULERS = (
 _SCHEDULERS += ("LinearLR", "MultiStepLR", "OneCycleLR", "PolynomialLR", "ReduceLROnPlateau", "StepLR")
 
 
-def read_saved_config(path: Path) -> dict[str, Any]:
-    """Return the settings of a run's `config.yaml` as plain values; no reference in them is followed.
-
-    Raises:
-        UsageError: one line: the file cannot be read, is no YAML, holds tags or aliases, is too large or too deep.
-
-    Cost: reads at most 4 MiB.
-    """
-    try:
-        with open(path, "rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        text = content.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read as text ({_line(error)})") from None
-    if len(content) > _MOST_BYTES:
-        raise UsageError(f"{path}: settings of a run take at most {_MOST_BYTES >> 20} MiB, and this file is larger")
-    try:
-        _check_events(text, path)
-        loaded = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-    except UsageError:
-        raise
-    except Exception as error:  # of YAML's parser, and of the values that it makes
-        mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark else ""
-        raise UsageError(f"{path}: no settings of a run ({_line(error)}{where})") from None
-    if not isinstance(loaded, dict):
-        raise UsageError(f"{path}: settings of a run are names with values each, got a {type(loaded).__name__}")
-    return loaded
-
-
 def checked_config(path: Path, words: list[str], trusted: bool) -> dict[str, Any]:
     """Return the settings of a run to go on with: what would make or look up anything else is refused, unless trusted.
 
@@ -75,7 +40,7 @@ def checked_config(path: Path, words: list[str], trusted: bool) -> dict[str, Any
     Raises:
         UsageError: one line that names the first entry, and the remedy.
     """
-    config = read_saved_config(path)
+    config = read_settings(path)
     if trusted:
         return config
     for word in words:
@@ -120,23 +85,6 @@ def _bounds() -> set[str]:
     return {f"{_PACKAGE}.strategy.{name}" for name in constant(f"{_PACKAGE}.strategy.exchange.bounds.BOUNDS").values()}
 
 
-def _check_events(text: str, path: Path) -> None:
-    """Refuse what would make objects or grow when it is loaded, before anything is made."""
-    depth = 0
-    for count, event in enumerate(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))):
-        line = event.start_mark.line + 1
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise UsageError(f"{path}: line {line}: settings of a run hold no aliases (& and *)")
-        if str(getattr(event, "tag", None) or "!").strip("!"):
-            raise UsageError(f"{path}: line {line}: settings of a run hold no tags, got {str(event.tag)[:80]}")
-        if isinstance(event, yaml.ScalarEvent) and event.value.count("${") > _MOST_REFERENCES:
-            raise UsageError(f"{path}: line {line}: more than {_MOST_REFERENCES} references in one text")
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _DEEPEST or count > _MOST_NODES:
-            what = f"nested {_DEEPEST} deep" if depth > _DEEPEST else f"{_MOST_NODES:,} entries"
-            raise UsageError(f"{path}: line {line}: settings of a run are at most {what}")
-
-
 def _entries(node: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Yield every entry of nested settings with its dotted name, containers before what they hold."""
     pairs = node.items() if isinstance(node, Mapping) else enumerate(node)
@@ -160,8 +108,20 @@ def _refusals(config: Mapping[str, Any], above: str = "") -> Iterator[str]:
             yield f"{key}={str(entry)[:120]} would be run, and a run's folder is no code: {_remedy(parent)}"
         elif name in _FLAGS and not isinstance(entry, _FLAGS[name]):
             yield f"{key} must be {' or '.join(kind.__name__ for kind in _FLAGS[name])}, got {str(entry)[:80]!r}"
+        elif name == "address" and entry not in (None, "auto"):  # whose messages are unpickled
+            yield f"{key}={str(entry)[:120]} would be connected to, and trusted: {_remedy(key)}"
+        elif name == "root" and isinstance(entry, str) and entry != _PYG_ROOT and _is_pyg(config, above, parent):
+            yield f"{key}={entry[:120]}: files that PyG unpickles are not taken from there: {_remedy(key)}"
         elif isinstance(entry, str) and "${" in entry:
             yield f"{key}={entry[:120]} would be looked up outside of the run's folder: {_remedy(key)}"
+
+
+def _is_pyg(config: Mapping[str, Any], above: str, parent: str) -> bool:
+    """Whether an entry is of a data set that PyG reads."""
+    node: Any = config
+    for key in parent.removeprefix(above).strip(".").split(".") if parent != above else []:
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return above != "" or (isinstance(node, Mapping) and str(node.get("_target_")).endswith(".load_pyg"))
 
 
 def _take_out(config: dict[str, Any], word: str) -> None:
@@ -180,8 +140,3 @@ def _take_out(config: dict[str, Any], word: str) -> None:
 def _remedy(key: str = "") -> str:
     instead = f", or give {key}= yourself" if key and not key.endswith("_") else ""
     return f"say {TRUST}=true if you trust who made it{instead}"
-
-
-def _line(error: Exception) -> str:
-    told = getattr(error, "problem", None) or getattr(error, "strerror", None) or str(error)
-    return " ".join(str(told).split())[:200] or type(error).__name__

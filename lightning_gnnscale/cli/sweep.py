@@ -1,16 +1,15 @@
 """The end of a sweep (`--multirun`): one table of its jobs, from what each has left in its folder."""
 
 import csv
-import json
 from pathlib import Path
 
-from omegaconf import OmegaConf
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
 from ..errors import GNNScaleError
 from ..memory import format_bytes, format_seconds
+from ..report.run_files import read_summary, read_words
 
 TABLE = "sweep.csv"
 FAILED = "failed.txt"  # of a job: why it has failed
@@ -29,9 +28,9 @@ def read_jobs(folder: Path) -> list[dict]:
     found = [one for one in folder.iterdir() if one.is_dir() and (one / ".hydra" / "overrides.yaml").is_file()]
     rows = []
     for one in sorted(found, key=lambda path: (len(path.name), path.name)):
-        words = OmegaConf.to_container(OmegaConf.load(one / ".hydra" / "overrides.yaml"))
+        words = read_words(one / ".hydra" / "overrides.yaml")
         path = one / "summary.json"
-        summary = json.loads(path.read_text()) if path.is_file() else {}
+        summary = read_summary(path) if path.is_file() else {}
         why = one / FAILED
         failed = why.read_text().strip() if why.is_file() else "" if summary else "no summary: it was ended"
         rows.append(

@@ -42,6 +42,7 @@ from .checks import (
     takes_sampler,
     trains_on_links,
 )
+from .environment import hidden, written
 from .errors import Interrupted, UsageError, one_line, own_settings, show_warning
 from .loggers import ConfigLogged, EpochLines, log_results, make_loggers
 from .model_inputs import in_channels_of, learned_kinds, make_inputs, model_widths, stored_columns
@@ -133,7 +134,7 @@ def set_up(config: DictConfig, folder: Path, command: str) -> "CommandRun":
     check_settings(config)
     check_unused(config)
     if is_first_rank():
-        (folder / CONFIG).write_text(OmegaConf.to_yaml(config, resolve=True))
+        (folder / CONFIG).write_text(OmegaConf.to_yaml(written(config)))
     log = folder / "events.jsonl"
     log.touch()
     begin = log.stat().st_size
@@ -231,7 +232,7 @@ class CommandRun:
     def summarise(self, name: str, facts: dict) -> dict:
         """Return the summary of the run, see `run_summary`; every rank calls it."""
         bring_events(self.folder / "events.jsonl", self.log_begin)
-        return run_summary(name, self.folder, self.datamodule, self.plan, facts, self.command)
+        return hidden(run_summary(name, self.folder, self.datamodule, self.plan, facts, self.command))
 
 
 def fit(trainer, model, datamodule, resume: str | None) -> None:
@@ -310,7 +311,7 @@ def make_trainer(config: DictConfig, folder: Path):
     elif config.get("logger"):
         raise UsageError("trainer.logger and logger= both choose loggers: leave one of them out")
     if config.trainer.get("logger") is not False:
-        callbacks.append(ConfigLogged(OmegaConf.to_container(config, resolve=True)))
+        callbacks.append(ConfigLogged(written(config)))
     return instantiate(trainer_config, **objects)
 
 
@@ -513,7 +514,7 @@ def _build(config: DictConfig, in_channels: int, outputs: dict, options: dict, i
         own.pop(name, None)
     module = instantiate(own, backbone=backbone, **options)
     if hasattr(module, "backbone_settings") and not isinstance(backbone, Backbone):
-        settings = OmegaConf.to_container(config.model.backbone, resolve=True)
+        settings = written(config.model)["backbone"]
         module.backbone_settings = {**settings, "in_channels": in_channels, **outputs}
     return module
 

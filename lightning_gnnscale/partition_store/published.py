@@ -25,7 +25,7 @@ import numpy as np
 from ..errors import ObjectStoreError, PartitionStoreError, disk_errors
 from ..events import held_lock, record, stage
 from ..memory import format_bytes, parse_bytes
-from ..object_store import TIMEOUT_S, ObjectStore, fetched_folder
+from ..object_store import TIMEOUT_S, ObjectStore, fetched_folder, is_url
 from ..triton_kernels.gather_rows import RowCode
 from .array_file import HEADER_BYTES, crc_joiner, map_rows, npy_header, sync_data
 from .features import DenseFeatures, checked_rows
@@ -191,7 +191,7 @@ class FetchedFiles:
     def __init__(self, root: Path):
         self.root = Path(root)
         try:
-            self.manifest, self.settings = read_manifest(root), json.loads((self.root / FETCHED).read_text())
+            self.manifest, self.settings = read_manifest(root), _read_fetched(self.root)
         except (PartitionStoreError, ValueError) as error:
             told = f"{error}".partition(";")[0]
             raise PartitionStoreError(f"{told}; remove the folder {root}: it is fetched again") from None
@@ -480,13 +480,43 @@ def fetch_store(
         with held_lock(f"{root}.lock", f"is opening {objects.url}"):
             if not (root / FETCHED).is_file():
                 _make_folder(root, texts, objects, settings)
-            elif json.loads((root / FETCHED).read_text()) != settings:
-                kept = json.loads((root / FETCHED).read_text())["block_bytes"]
+            elif (known := _read_fetched(root)) != settings:
+                kept = known["block_bytes"]
                 write_json(root / FETCHED, {**settings, "block_bytes": kept})
     files = FetchedFiles(root)
     files.whole(*(name for name in files.manifest["files"] if name not in (*SLICED, *_LATER)))
     files.check_cap()
     return files
+
+
+def _read_fetched(root: Path) -> dict:
+    """Return the arguments of `fetch_store` that a folder remembers.
+
+    Raises:
+        PartitionStoreError: the file holds something else.
+    """
+    path = root / FETCHED
+    try:
+        found = json.loads(path.read_text())
+    except (ValueError, RecursionError):
+        found = None
+    found = found if isinstance(found, dict) else {}
+
+    def is_size(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 63
+
+    timeout = found.get("timeout_s")
+    fits = {
+        "url": is_url(found.get("url")),
+        "storage_options": isinstance(found.get("storage_options"), dict),
+        "timeout_s": isinstance(timeout, int | float) and not isinstance(timeout, bool) and 0 < timeout < 1e9,
+        "cap_bytes": found.get("cap_bytes") is None or is_size(found["cap_bytes"]),
+        "block_bytes": is_size(found.get("block_bytes")),
+    }
+    wrong = next((name for name, right in fits.items() if not right), None)
+    if wrong:
+        raise PartitionStoreError(f"{path}: {wrong} is damaged; remove the folder {root}: it is fetched again")
+    return found
 
 
 def _make_folder(root: Path, texts: Mapping[str, bytes], objects: ObjectStore, settings: dict) -> None:

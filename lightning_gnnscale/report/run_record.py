@@ -1,7 +1,5 @@
 """What a run folder says of its last run; what an older or an unfinished run does not say is empty."""
 
-import csv
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable
@@ -10,12 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
 from .. import events
 from ..errors import GNNScaleError
+from .run_files import check_events, read_metrics, read_settings, read_summary
 
 # What the training thread does, in the order in which a step does it; see `events.ActivityClock`.
 TRAINING = ("wait", "transfer", "read", "sample", "forward", "backward", "exchange", "average", "update", "ranks")
@@ -49,16 +44,17 @@ class RunRecord:
         """Read a run folder.
 
         Raises:
-            GNNScaleError: it is none: it has neither events nor a summary.
+            GNNScaleError: it is none: it has neither events nor a summary; or a file holds what no run writes.
         """
         folder = Path(folder)
-        log = _read(folder / "events.jsonl", lambda path: events.last_run(events.read_log(path)), [])
+        log = _read_log(folder / "events.jsonl")
         summary = _read_summary(folder, log)
         if not log and not summary:
             what = "holds no events.jsonl and no summary.json" if folder.is_dir() else "there is no such folder"
             raise GNNScaleError(f"{folder}: {what}; name the folder of a run, such as runs/demo/2026-01-31_12-00-00")
-        config = _read(folder / "config.yaml", lambda path: OmegaConf.to_container(OmegaConf.load(path)), {})
-        metrics = _read(folder / "metrics" / "metrics.csv", _rows, []) if _trains(log) else []
+        config = read_settings(folder / "config.yaml") if (folder / "config.yaml").is_file() else {}
+        told = folder / "metrics" / "metrics.csv"
+        metrics = read_metrics(told) if _trains(log) and told.is_file() else []
         name = str(summary.get("title") or config.get("name") or folder.name)
         return cls(folder, config or {}, log, metrics, summary, name)
 
@@ -71,7 +67,8 @@ class RunRecord:
         found: Any = self.config
         for name in key.split("."):
             found = found.get(name) if isinstance(found, dict) else None
-        return default if found is None else found
+        is_reference = isinstance(found, str) and "${" in found  # to what only the run knew
+        return default if found is None or is_reference else found
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -288,20 +285,17 @@ def _read_summary(folder: Path, log: list[dict]) -> dict:
     for name in ("summary.json", "run.json"):
         path = folder / name
         if path.is_file() and (not log or path.stat().st_mtime >= log[0]["time"] - 1):
-            return _read(path, lambda path: json.loads(path.read_text()), {})
+            return read_summary(path)
     return {}
 
 
-def _read(path: Path, reader, default):
+def _read_log(path: Path) -> list[dict]:
+    """Return the events of the last run; none where there is no log."""
     try:
-        return reader(path)
-    except (OSError, ValueError, YAMLError, OmegaConfBaseException):  # missing, or cut short
-        return default
-
-
-def _rows(path: Path) -> list[dict]:
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
+        log = events.read_log(path)
+    except (OSError, ValueError):  # missing, or of no text
+        return []
+    return events.last_run(check_events(log, path))
 
 
 def _mean(values: Iterable[float]) -> float:

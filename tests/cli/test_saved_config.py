@@ -6,7 +6,9 @@ from cli.refusals import refused
 
 from lightning_gnnscale.cli.commands import locate
 from lightning_gnnscale.cli.errors import UsageError
-from lightning_gnnscale.cli.saved_config import known_targets, read_saved_config
+from lightning_gnnscale.cli.saved_config import known_targets
+from lightning_gnnscale.errors import GNNScaleError
+from lightning_gnnscale.report.run_files import read_settings
 
 COPY = {"_target_": "shutil.copyfile", "src": "/etc/hostname", "dst": "trap"}
 PLAIN = {"name": "run", "dataset": {"_target_": "lightning_gnnscale.dataset.load_files", "edges": "e.npy"}}
@@ -102,10 +104,10 @@ def test_no_text_hangs_or_makes_anything(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, TEXTS[name])
     if name in ("a date", "nothing", "a word"):  # which are plain
-        assert isinstance(read_saved_config(tmp_path / "config.yaml"), dict)
+        assert isinstance(read_settings(tmp_path / "config.yaml"), dict)
         return
-    with pytest.raises(UsageError, match=r"config.yaml: [^\n]{1,300}$"):
-        read_saved_config(tmp_path / "config.yaml")
+    with pytest.raises(GNNScaleError, match=r"config.yaml: [^\n]{1,300}$"):
+        read_settings(tmp_path / "config.yaml")
     assert not (tmp_path / "trap").exists()
 
 

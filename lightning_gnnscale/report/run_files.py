@@ -1,0 +1,342 @@
+"""The files of a run folder as plain values: read within bounds, their shape checked once; no reference is followed."""
+
+import csv
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from ..errors import GNNScaleError
+
+_MOST_BYTES = 4 << 20  # of settings
+_MOST_ENTRIES = 100_000
+_DEEPEST = 40
+_MOST_REFERENCES = 16  # in one text; each may hold others
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the settings of a run's `config.yaml`.
+
+    Raises:
+        GNNScaleError: one line: the file cannot be read, is no YAML, holds tags or aliases, is too large or too deep.
+    """
+    loaded = _load(path)
+    if not isinstance(loaded, dict):
+        raise GNNScaleError(f"{path}: settings of a run are names with values each, got a {type(loaded).__name__}")
+    for name, fits, told in _SETTINGS:
+        value: Any = loaded
+        for key in name.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        is_reference = isinstance(value, str) and "${" in value and fits is not is_mapping
+        if value is not None and not is_reference and not fits(value):
+            raise _wrong(path, name, told, value)
+    return loaded
+
+
+def read_words(path: Path) -> list[str]:
+    """Return the words of a run's command, from its `overrides.yaml`.
+
+    Raises:
+        GNNScaleError: as `read_settings`.
+    """
+    words = _load(path)
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise GNNScaleError(f"{path}: must hold the words of a command, got {_short(words)}")
+    return words
+
+
+def _load(path: Path) -> Any:
+    """Return what a YAML file of a run holds, as plain values."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        text = content.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise GNNScaleError(f"{path}: cannot be read as text ({_line(error)})") from None
+    if len(content) > _MOST_BYTES:
+        raise GNNScaleError(f"{path}: settings of a run take at most {_MOST_BYTES >> 20} MiB, and this file is larger")
+    try:
+        _check_events(text, path)
+        return OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    except GNNScaleError:
+        raise
+    except Exception as error:  # of YAML's parser, and of the values that it makes
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark else ""
+        raise GNNScaleError(f"{path}: no settings of a run ({_line(error)}{where})") from None
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """Return a run's `summary.json`, or `run.json` of an older one.
+
+    Raises:
+        GNNScaleError: one line that names the file and the entry.
+    """
+    summary = read_object(path)
+    for name, (fits, told) in _SUMMARY.items():
+        if summary.get(name) is not None and not fits(summary[name]):
+            raise _wrong(path, name, told, summary[name])
+    for row in summary.get("stages") or []:
+        for name, (fits, told) in _STAGE.items():
+            if not fits(row.get(name)):
+                raise _wrong(path, f"stages.{name}", told, row.get(name))
+    for quality in (summary.get("quality"), (summary.get("partitioning") or {}).get("quality")):
+        if not isinstance(quality, Mapping | None):
+            raise _wrong(path, "quality", "figures by name", quality)
+        for name, value in (quality or {}).items():
+            fits, told = _QUALITY.get(
+                name, (lambda one: _is_scalar(one) or is_numbers(one) or is_mapping(one), "numbers")
+            )
+            if not fits(value):
+                raise _wrong(path, f"quality.{name}", told, value)
+    return summary
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return a JSON file that holds values by name.
+
+    Raises:
+        GNNScaleError: one line: it cannot be read, or holds something else.
+    """
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise GNNScaleError(f"{path}: cannot be read as JSON ({_line(error)})") from None
+    if not isinstance(found, dict):
+        raise GNNScaleError(f"{path}: must hold values by name, got {_short(found)}")
+    return found
+
+
+def check_events(log: list[Any], path: Path) -> list[dict[str, Any]]:
+    """Return the events of a run's log, or refuse one that no run writes.
+
+    Raises:
+        GNNScaleError: one line that names the file and the entry.
+    """
+    for number, event in enumerate(log):
+        where = f"event {number + 1}"
+        if not is_mapping(event) or not isinstance(event.get("event"), str):
+            raise _wrong(path, where, "an object with the name of an event", event)
+        kind = event["event"]
+        for name in ("time", *_NEEDED.get(kind, ())):
+            if name not in event:
+                raise GNNScaleError(f"{path}: {where} ({kind[:80]}) has no {name}")
+        for name, value in event.items() if kind in _NEEDED else [("time", event["time"])]:
+            fits, told = _FIELDS.get((kind, name)) or _FIELDS.get(name) or (None, "")
+            if fits is not None and not fits(value):
+                raise _wrong(path, f"{where} ({kind[:80]}): {name}", told, value)
+    return log
+
+
+def read_metrics(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a metrics file, as text.
+
+    Raises:
+        GNNScaleError: one line that names the file, the row and the column.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, ValueError, csv.Error) as error:
+        raise GNNScaleError(f"{path}: cannot be read as CSV ({_line(error)})") from None
+    for number, row in enumerate(rows, start=2):
+        for name, text in row.items():
+            if not isinstance(name, str) or not isinstance(text, str | None):
+                raise GNNScaleError(f"{path}: line {number} has more values than names")
+            wanted = "a whole number of at least 0" if name in ("epoch", "step") else "a number"
+            if text and not (text.isdecimal() if name in ("epoch", "step") else _is_numeral(text)):
+                raise GNNScaleError(f"{path}: line {number}: {name[:80]} must be {wanted}, got {_short(text)}")
+    return rows
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value is a whole number of at least 0, and no bool."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number, and no bool."""
+    is_real = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_real and abs(value) < 1e300 and not math.isnan(value)
+
+
+def is_mapping(value: Any) -> bool:
+    """Whether a value holds others by name."""
+    return isinstance(value, Mapping)
+
+
+def is_numbers(value: Any) -> bool:
+    """Whether a value is a list of numbers, or of such lists."""
+    return isinstance(value, list) and all(is_number(one) or is_numbers(one) for one in value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_seconds(value: Any) -> bool:
+    return is_number(value) and 0 <= value < 1e12
+
+
+def _is_rows(*names: str) -> Callable[[Any], bool]:
+    """Return the test of a list of objects whose entries of these names are counts."""
+
+    def fits(value: Any) -> bool:
+        return isinstance(value, list) and all(
+            is_mapping(one) and all(is_count(one.get(n)) for n in names) for one in value
+        )
+
+    return fits
+
+
+def _or_null(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or fits(value)
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, float) or is_number(value)
+
+
+def _is_lanes(value: Any) -> bool:
+    lanes = list(value.values()) if is_mapping(value) else [None]
+    flat = all(isinstance(lane, list) and all(map(is_number, lane)) for lane in lanes)
+    return flat and len({len(lane) for lane in lanes}) < 2
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, str | bool | int | float | None)
+
+
+def _is_fanouts(value: Any) -> bool:
+    lists = value.values() if is_mapping(value) else [value]
+    return all(_is_scalar(one) or (isinstance(one, list) and all(map(_is_scalar, one))) for one in lists)
+
+
+def _is_numeral(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return len(text) < 400
+
+
+_COUNT = is_count, "a whole number of at least 0"
+_SECONDS = _is_seconds, "a number of at least 0"
+_TEXT = _is_text, "text"
+_SHARES = (lambda value: is_mapping(value) and all(map(is_number, value.values()))), "numbers by name"
+_LIST = _or_null(lambda value: is_numbers(value) and all(map(is_number, value))), "a list of numbers"
+_TABLE = _or_null(lambda value: is_numbers(value) and all(isinstance(row, list) for row in value)), "rows of numbers"
+_FIELDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("seconds", "time", "wait_seconds", "compute_seconds", "waited_s", "busy_s"), _SECONDS),
+    **dict.fromkeys(("waiting_share", "alpha", "arcs_share"), _SECONDS),
+    **dict.fromkeys(("epoch", "rank", "node", "cache_bytes", "buffer_bytes", "buffer_rows", "start_bytes"), _COUNT),
+    **dict.fromkeys(("rows_away", "bytes_away", "parts_read", "num_workers", "bytes_received", "num_sampled"), _COUNT),
+    **dict.fromkeys(("peak_bytes", "row_bytes", "num_nodes", "num_parts"), _COUNT),
+    **{("reads", tier): _COUNT for tier in ("local", "peer", "host", "cache", "disk", "device")},
+    **dict.fromkeys(("memory_bytes", "disk_bytes"), (_or_null(is_count), _COUNT[1])),
+    **dict.fromkeys(("stage", "note", "command", "method", "lane"), (_or_null(_is_text), "text")),
+    **dict.fromkeys(("counts", "training", "beside", "predicted"), _SHARES),
+    **dict.fromkeys(("hop_nodes", "hop_arcs", "hop_rows"), _LIST),
+    "bin_s": (lambda value: _is_seconds(value) and value > 0, "a number above 0"),
+    "by_time": (_is_lanes, "lists of numbers by name, all of one length"),
+    "machine": (_or_null(is_mapping), "values by name"),
+    ("exchange", "bytes"): (_is_rows("bytes"), "a list of layers with their bytes"),
+    ("exchange", "rows"): (_is_rows("sent", "skipped"), "a list of layers with their rows"),
+    ("preparation", "node"): (_is_scalar, "a node"),
+    ("reads", "rank"): (_is_scalar, "a rank"),
+    "bytes": _COUNT,
+    "rows": _COUNT,
+    **{("parts", name): _LIST for name in ("parts", "nodes", "halo", "train", "rows")},
+    **{("parts", name): _TABLE for name in ("arcs", "label_counts")},
+    ("parts", "row_bytes"): _SECONDS,
+}
+_NEEDED = {
+    "stage": ("stage", "seconds", "peak_bytes"),
+    "epoch_times": ("epoch", "rank", "seconds", "training", "beside", "counts"),
+    "training_peak": ("rank", "peak_bytes", "start_bytes"),
+    "evaluation_peak": ("rank", "peak_bytes", "start_bytes"),
+    "timeline": ("epoch", "rank", "lane", "bin_s", "by_time"),
+    "average": ("epoch", "bytes"),
+    "exchange_evaluation": ("bytes",),
+    "exchange": ("epoch", "rank", "bytes", "rows", "cache_bytes", "seconds", "wait_seconds", "compute_seconds"),
+    "owner_reads": ("rows", "rows_away", "bytes_away", "waiting_share"),
+    "placement": ("rank", "method", "buffer_bytes", "buffer_rows", "predicted", "alpha"),
+    "reads": ("rank",),
+    **dict.fromkeys(("run", "preparation", "gradients", "file_fetched", "store_fetched"), ()),
+    "validation_sample": ("num_sampled", "num_nodes"),
+    "parts": ("parts", "nodes"),
+}
+_QUALITY: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("edge_cut_ratio", "replication_factor", "feature_bytes"), (_or_null(_is_real), "a number")),
+    **dict.fromkeys(("nodes_per_part", "halo_per_part", "train_per_part"), _LIST),
+}
+_OBJECT = is_mapping, "values by name"
+_SUMMARY = {
+    "title": (_is_scalar, "text"),
+    "facts": (lambda value: is_mapping(value) and all(map(_is_scalar, value.values())), "numbers or text by name"),
+    "metrics": (lambda value: is_mapping(value) and all(map(_is_scalar, value.values())), "numbers by name"),
+    "stages": (lambda value: isinstance(value, list) and all(map(is_mapping, value)), "a list of stages"),
+    **dict.fromkeys(("quality", "partitioning", "plan"), _OBJECT),
+    **dict.fromkeys(("epochs", "num_nodes", "num_arcs", "num_parts", "training_peak_bytes"), _COUNT),
+}
+_STAGE = {
+    "stage": _TEXT,
+    "seconds": _SECONDS,
+    "peak_bytes": _COUNT,
+    "predicted_bytes": (_or_null(_is_seconds), _SECONDS[1]),
+    "note": (_or_null(_is_text), "text"),
+}
+# Settings that are reckoned with where a run is told of; the others are shown as they are.
+_SETTINGS = [
+    *(
+        (name, is_mapping, "values by name")
+        for name in ("model", "dataset", "callbacks", "source", "trainer", "sampler")
+    ),
+    *((name, _is_text, "text") for name in ("model._target_", "model.backbone._target_", "dataset._target_")),
+    *((name, _is_text, "text") for name in ("strategy.weights._target_", "strategy.exchange._target_")),
+    *((name, _is_text, "text") for name in ("callbacks.checkpoint.monitor", "callbacks.checkpoint.mode")),
+    *((name, is_count, _COUNT[1]) for name in ("datamodule.batch_size", "source.num_threads")),
+    ("trainer.check_val_every_n_epoch", is_count, _COUNT[1]),
+    ("model.lr", is_number, "a number"),
+    ("sampler.fanouts", _is_fanouts, "a list of numbers"),
+    ("name", _is_scalar, "text"),
+    ("dataset.name", _is_scalar, "text"),
+]
+
+
+def _check_events(text: str, path: Path) -> None:
+    """Refuse what would make objects or grow when it is loaded, before anything is made."""
+    depth = 0
+    for count, event in enumerate(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))):
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise GNNScaleError(f"{path}: line {line}: settings of a run hold no aliases (& and *)")
+        if str(getattr(event, "tag", None) or "!").strip("!"):
+            raise GNNScaleError(f"{path}: line {line}: settings of a run hold no tags, got {str(event.tag)[:80]}")
+        if isinstance(event, yaml.ScalarEvent) and event.value.count("${") > _MOST_REFERENCES:
+            raise GNNScaleError(f"{path}: line {line}: more than {_MOST_REFERENCES} references in one text")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST or count > _MOST_ENTRIES:
+            what = f"nested {_DEEPEST} deep" if depth > _DEEPEST else f"{_MOST_ENTRIES:,} entries"
+            raise GNNScaleError(f"{path}: line {line}: settings of a run are at most {what}")
+
+
+def _wrong(path: Path, entry: str, allowed: str, given: Any) -> GNNScaleError:
+    return GNNScaleError(f"{path}: {entry} must be {allowed}, got {_short(given)}")
+
+
+def _short(value: Any) -> str:
+    """Return a value on a line, cut where it is long."""
+    if isinstance(value, int) and abs(value) >= 1 << 63:  # whose digits Python may refuse to write
+        return f"an integer of {value.bit_length()} bits"
+    told = repr(value) if _is_scalar(value) else f"a {type(value).__name__}"
+    return told if len(told) <= 80 else f"{told[:80]}..."
+
+
+def _line(error: Exception) -> str:
+    told = getattr(error, "problem", None) or getattr(error, "strerror", None) or str(error)
+    return " ".join(str(told).split())[:200] or type(error).__name__
