@@ -50,12 +50,13 @@ def choose_clusters(
     """
     every = np.int64(-1) if len(node_weight) == len(label) else np.int64(0)
     plain = len(edge_weight) == 1 and len(group) == 1
-    table_labels, table_ratings = np.full(4 * sample, -1, label.dtype), np.zeros(4 * sample, np.int64)
+    table_labels, table_ratings = np.empty(4 * sample, label.dtype), np.zeros(4 * sample, np.int64)
     touched, shifts = np.empty(sample + 1, np.int32), _hash_shifts(sample)
     # Of a group: gathered labels, in whose place a node's clusters are put with their ratings.
     near, ratings = np.empty(_GATHER + _COMPARED, label.dtype), np.empty(_GATHER, np.int64)
     ends, own_ratings = np.zeros(_GROUP + 1, np.int64), np.empty(_GROUP, np.int64)
     found, flat_weight = np.empty(_GROUP, np.int64), weight.reshape(-1)
+    table_labels[:] = -1
     near[:] = -1
     while start < stop:
         taken = _gather(start, stop, batch, indptr, indices, label, sample, near, ends)
@@ -143,7 +144,7 @@ def _equal_labels(near, first, label, many):
     return mask
 
 
-@kernel
+@kernel(inline="always")
 def _best_with_room(own, own_rating, near, ratings, first, last, node_key, node, node_weight, weight, limit):
     """Return the best of near[first:last] that has room, or `own`, which always has."""
     best, best_rating, best_tie = own, own_rating, np.uint64(0)
@@ -157,7 +158,7 @@ def _best_with_room(own, own_rating, near, ratings, first, last, node_key, node,
     return best
 
 
-@kernel
+@kernel(inline="always")
 def _fits(cluster, node, node_weight, weight, limit):
     """Return whether a node has room in a cluster; `node` is the row of its weights."""
     for d in range(len(limit)):  # noqa: SIM110 (compiled)
@@ -210,7 +211,7 @@ def _rate_plain(near, first, last, edge_weight, table_labels, table_ratings, tou
         count += np.uint64(held < 0)
         table_ratings[slot] += w if (held < 0) | (held == c) else np.int64(0)
         table_labels[slot] = c if held < 0 else held
-    return count
+    return np.int64(count)
 
 
 @kernel
@@ -256,17 +257,17 @@ def _take_out(own, node_key, near, ratings, first, count, table_labels, table_ra
     return liked, most
 
 
-@kernel
+@kernel(inline="always")
 def _stride(degree, sample):
     return 1 + max(0, degree - 1) // sample
 
 
-@kernel
+@kernel(inline="always")
 def _node_key(key, v):
     return mix64(key ^ np.uint64(v)) | np.uint64(1)
 
 
-@kernel
+@kernel(inline="always")
 def _hash_shifts(sample):
     """Return (sample + 1,) uint64: how far a hash of 64 bits is shifted to a slot, by the number of labels."""
     shifts = np.empty(sample + 1, np.uint64)

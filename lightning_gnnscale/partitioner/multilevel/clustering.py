@@ -139,57 +139,16 @@ def _propagate(
     bounds = np.unique(np.append(bounds, len(order)))
     choice = np.empty((2, int(np.diff(bounds).max(initial=0))), label.dtype)
     state = (*block, node_weight, limit, group, label, weight, key, sample)
-    if threads.num_threads == 1 or batch_work < MIN_SHARED_WORK:
-        return _propagate_batches(order, bounds, choice, favourite, *state)
+    shared = threads.num_threads > 1 and batch_work >= MIN_SHARED_WORK
     moved = 0
     for start, stop in pairwise(bounds.tolist()):
         batch = order[start:stop]
-        threads.run(
-            choose_clusters, np.append(reach[start - 1] if start else 0, reach[start:stop]), batch, choice, *state
-        )
+        if shared:
+            reached = np.append(reach[start - 1] if start else 0, reach[start:stop])
+            threads.run(choose_clusters, reached, batch, choice, *state)
+        else:
+            choose_clusters(0, len(batch), batch, choice, *state)
         moved += _join(batch, choice, node_weight, limit, label, weight, favourite, block.first_node)
-    return moved
-
-
-@kernel
-def _propagate_batches(
-    order,
-    bounds,
-    choice,
-    favourite,
-    first_node,
-    indptr,
-    indices,
-    edge_weight,
-    node_weight,
-    limit,
-    group,
-    label,
-    weight,
-    key,
-    sample,
-):
-    moved = 0
-    for b in range(len(bounds) - 1):
-        batch = order[bounds[b] : bounds[b + 1]]
-        choose_clusters(
-            0,
-            len(batch),
-            batch,
-            choice,
-            first_node,
-            indptr,
-            indices,
-            edge_weight,
-            node_weight,
-            limit,
-            group,
-            label,
-            weight,
-            key,
-            sample,
-        )
-        moved += _join(batch, choice, node_weight, limit, label, weight, favourite, first_node)
     return moved
 
 
@@ -235,8 +194,9 @@ def join_two_hops(node_weight, limit, group, label, weight, favourite):
     for v in range(num_nodes):
         if label[v] != v:
             shared[v] = shared[label[v]] = True
-    waiting = np.full(num_nodes, -1, label.dtype)
-    lonely = np.full(256, -1, label.dtype)
+    waiting, lonely = np.empty(num_nodes, label.dtype), np.empty(256, label.dtype)
+    waiting[:] = -1
+    lonely[:] = -1
     for v in range(num_nodes):
         if shared[v]:
             continue

@@ -167,20 +167,20 @@ def empty_heap(num_nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
 def heap_put(nodes, place, keys, size, v, key):
     """Add a node, or change its key."""
     i = np.int64(place[v])
-    if i < 0:
+    is_new = i < 0
+    if is_new:
         i = size[0]
         size[0] += 1
-        keys[v] = key
+    falls = not is_new and key < keys[v]
+    rises = is_new or key > keys[v]
+    keys[v] = key
+    if rises:
         _rise(nodes, place, keys, i, v)
-    elif key > keys[v]:
-        keys[v] = key
-        _rise(nodes, place, keys, i, v)
-    elif key < keys[v]:
-        keys[v] = key
+    elif falls:
         _sink(nodes, place, keys, size, i, v)
 
 
-@kernel
+@kernel(inline="always")
 def heap_take(nodes, place, keys, size):
     """Remove the node with the largest key and return it; the heap must not be empty."""
     top = nodes[0]
@@ -191,7 +191,7 @@ def heap_take(nodes, place, keys, size):
     return top
 
 
-@kernel
+@kernel(inline="always")
 def heap_clear(nodes, place, size):
     """Remove all nodes."""
     for i in range(size[0]):
@@ -199,7 +199,7 @@ def heap_clear(nodes, place, size):
     size[0] = 0
 
 
-@kernel
+@kernel(inline="always")
 def _rise(nodes, place, keys, i, v):
     key = keys[v]
     while i > 0:
@@ -289,11 +289,12 @@ def _grow(indptr, indices, edge_weight, node_weight, total, share, key, part, he
                 u = indices[e]
                 if part[u] != last:
                     continue
-                w = np.float64(edge_weight[e & each])
+                inner = 2.0 * np.float64(edge_weight[e & each])
                 if place[u] >= 0:
-                    heap_put(heap, place, keys, size, u, keys[u] + 2.0 * w)
+                    rank = keys[u] + inner
                 else:
                     degree = 0.0
                     for f in range(indptr[u], indptr[u + 1]):
                         degree += edge_weight[f & each]
-                    heap_put(heap, place, keys, size, u, 2.0 * w - degree)
+                    rank = inner - degree
+                heap_put(heap, place, keys, size, u, rank)

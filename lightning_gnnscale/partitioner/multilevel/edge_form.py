@@ -330,7 +330,7 @@ def _choose_targets(part, slots, counts, node_weight, price, loss, exact, target
         for k in range(1, SLOTS):
             if counts[v, k] > 0:
                 b = slots[v, k]
-                score = counts[v, k] - surcharge(v & every, part[v], b, price, node_weight)
+                score = counts[v, k] - surcharge(v & every, np.int64(part[v]), np.int64(b), price, node_weight)
                 if score > most or (score == most and b < best):
                     best, most = b, score
         if best >= 0:
@@ -361,7 +361,7 @@ def _judge_targets(part, towards, node_weight, price, loss, target, gain):
     for v in range(len(part)):
         if target[v] >= 0:
             inside = gain[v]
-            g = towards[v] - surcharge(v & every, part[v], target[v], price, node_weight) - inside
+            g = towards[v] - surcharge(v & every, np.int64(part[v]), np.int64(target[v]), price, node_weight) - inside
             if g >= 0 or -g < loss * inside:
                 gain[v] = g
             else:
@@ -394,7 +394,7 @@ def _mark_moves(part, difference, node_weight, price, target, moved):
     for v in range(len(part)):
         moved[v] = False
         if target[v] >= 0:
-            moved[v] = difference[v] >= surcharge(v & every, part[v], target[v], price, node_weight)
+            moved[v] = difference[v] >= surcharge(v & every, np.int64(part[v]), np.int64(target[v]), price, node_weight)
 
 
 @kernel

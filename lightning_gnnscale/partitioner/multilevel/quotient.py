@@ -47,8 +47,8 @@ def contract(graph: WeightedGraph, label: np.ndarray) -> tuple[WeightedGraph, np
 
 @kernel
 def number_clusters(label):
-    number = np.full(len(label), -1, np.int32)
-    coarse_of = np.empty(len(label), np.int32)
+    number, coarse_of = np.empty(len(label), np.int32), np.empty(len(label), np.int32)
+    number[:] = -1
     num_coarse = 0
     for v in range(len(label)):
         c = label[v]
@@ -79,7 +79,8 @@ def _add_edges(indptr, indices, edge_weight, coarse_of, members, starts, out_ind
     """Fill the coarse rows one after the other; `place` says where a neighbour stands in the row that is filled."""
     each = np.int64(-1) if len(edge_weight) == len(indices) else np.int64(0)
     num_coarse = len(starts) - 1
-    place = np.full(num_coarse, -1, np.int64)
+    place = np.empty(num_coarse, np.int64)
+    place[:] = -1
     total = np.int64(0)
     for c in range(num_coarse):
         row_start = total
