@@ -22,6 +22,7 @@ _KINDS = {
     MODEL_KEY: Mapping,
     ROWS_KEY: Mapping,
 }
+_HYPER_PARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters", "hparams", "module_arguments")
 _COUNTS = ("epoch", "global_step")
 _PATHS = ("best_model_path", "kth_best_model_path", "last_model_path", "dirpath")
 _TOLD = {Mapping: "values by name", list: "a list"}
@@ -36,8 +37,16 @@ def check_entries(saved: Mapping[str, Any], path: Any) -> None:
     for name, kind in _KINDS.items():
         if name in saved and not isinstance(saved[name], kind) and not (saved[name] is None and name != "state_dict"):
             raise _wrong(path, name, _TOLD[kind], saved[name])
-    if not all(isinstance(name, str) for name in saved["state_dict"]):
-        raise CheckpointError(f"{path}: state_dict must hold weights by name")
+    for name, weight in saved["state_dict"].items():
+        if not isinstance(name, str):
+            raise _wrong(path, "state_dict", "weights by name", name)
+        if not isinstance(weight, Tensor) and not name.endswith("_extra_state"):
+            raise _wrong(path, f"state_dict.{name}", "a tensor", weight)
+    for name in _HYPER_PARAMETERS:
+        if name in saved and not isinstance(saved[name], Mapping):
+            raise _wrong(path, name, _TOLD[Mapping], saved[name])
+    if not isinstance((saved.get(MODEL_KEY) or {}).get("backbone", {}), Mapping):
+        raise _wrong(path, f"{MODEL_KEY}.backbone", _TOLD[Mapping], saved[MODEL_KEY]["backbone"])
     for name in _COUNTS:
         if name in saved and not is_count(saved[name]):
             raise _wrong(path, name, "a whole number of at least 0", saved[name])
@@ -70,19 +79,14 @@ def check_hyper_parameters(saved: Any, module: type, path: Any) -> None:
     """
     own = module.__init__.__module__.startswith(f"{__package__.partition('.')[0]}.")
     objects = OBJECTS if own else ()
-    for key in ("hyper_parameters", "datamodule_hyper_parameters", "hparams", "module_arguments"):
-        given = saved.get(key)
-        if given is None:
-            continue
-        if not isinstance(given, Mapping):
-            raise CheckpointError(f"{path}: {key} must hold values by name, got {short(given)}")
-        for name, value in given.items():
+    for key in _HYPER_PARAMETERS:
+        for name, value in saved.get(key, {}).items():
             if name == "_instantiator":
                 raise CheckpointError(
                     f"{path}: {key}._instantiator would make objects that the file names: "
                     f"give the arguments, and remove that entry"
                 )
-            wrong = wrong_value(name, value, tensors=True)
+            wrong = wrong_value(name, value, tensors=not own)
             if name in objects and value is not None and not wrong:
                 wrong = f"{name} must be given by the caller, got {short(value)}"
             if wrong:
@@ -105,9 +109,11 @@ def _check_callback(name: str, state: Any, path: Any) -> None:
         return
     if not isinstance(state, Mapping):
         raise _wrong(path, f"callbacks.{name}", _TOLD[Mapping], state)
-    for key in _PATHS:
+    if state.get("best_model_score") is not None and not isinstance(state.get("best_model_path"), str):
+        raise _wrong(path, f"callbacks.{name}.best_model_path", "a path", state.get("best_model_path"))
+    for key in ("monitor", *_PATHS):
         if not isinstance(state.get(key), str | None):
-            raise _wrong(path, f"callbacks.{name}.{key}", "a path", state[key])
+            raise _wrong(path, f"callbacks.{name}.{key}", "text", state[key])
     for key in ("best_model_score", "current_score", "kth_value"):
         if state.get(key) is not None and not _is_number(state[key]):
             raise _wrong(path, f"callbacks.{name}.{key}", "a number", state[key])

@@ -107,13 +107,18 @@ class LoadsWeightsOnly:
             file.seek(0)
             try:
                 return load(file, *args, weights_only=True, **kwargs)
-            except TypeError as error:
-                if "'backbone'" not in str(error):
+            except (TypeError, ValueError) as error:
+                if "'backbone'" in str(error):
+                    raise CheckpointError(
+                        f"{path} does not say how to make its model: give {cls.__name__}.load_from_checkpoint(..., "
+                        "backbone=...)"
+                    ) from None
+                if args or {*kwargs} - {"backbone", "map_location", "strict"}:  # the caller's may be the wrong ones
                     raise
+                told = " ".join(str(error).split())[:200]
                 raise CheckpointError(
-                    f"{path} does not say how to make its model: give {cls.__name__}.load_from_checkpoint(..., "
-                    "backbone=...)"
-                ) from None
+                    f"{path}: its arguments of {cls.__name__} do not make one ({told}): give those as keywords"
+                ) from error
 
 
 @contextmanager

@@ -18,6 +18,10 @@ _DEEPEST = 40
 _MOST_REFERENCES = 16  # in one text; each may hold others
 
 
+class CutShort(GNNScaleError):
+    """A file ends in the middle, as a kill leaves it."""
+
+
 def read_settings(path: Path) -> dict[str, Any]:
     """Return the settings of a run's `config.yaml`.
 
@@ -67,7 +71,8 @@ def _load(path: Path) -> Any:
     except Exception as error:  # of YAML's parser, and of the values that it makes
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""
-        raise GNNScaleError(f"{path}: no settings of a run ({_line(error)}{where})") from None
+        kind = CutShort if isinstance(error, yaml.YAMLError) else GNNScaleError
+        raise kind(f"{path}: no settings of a run ({_line(error)}{where})") from None
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -105,7 +110,8 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise GNNScaleError(f"{path}: cannot be read as JSON ({_line(error)})") from None
+        kind = CutShort if isinstance(error, json.JSONDecodeError) else GNNScaleError
+        raise kind(f"{path}: cannot be read as JSON ({_line(error)})") from None
     if not isinstance(found, dict):
         raise GNNScaleError(f"{path}: must hold values by name, got {_short(found)}")
     return found

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import events
 from ..errors import GNNScaleError
-from .run_files import check_events, read_metrics, read_settings, read_summary
+from .run_files import CutShort, check_events, read_metrics, read_settings, read_summary
 
 # What the training thread does, in the order in which a step does it; see `events.ActivityClock`.
 TRAINING = ("wait", "transfer", "read", "sample", "forward", "backward", "exchange", "average", "update", "ranks")
@@ -52,7 +52,7 @@ class RunRecord:
         if not log and not summary:
             what = "holds no events.jsonl and no summary.json" if folder.is_dir() else "there is no such folder"
             raise GNNScaleError(f"{folder}: {what}; name the folder of a run, such as runs/demo/2026-01-31_12-00-00")
-        config = read_settings(folder / "config.yaml") if (folder / "config.yaml").is_file() else {}
+        config = _or_empty(read_settings, folder / "config.yaml")
         told = folder / "metrics" / "metrics.csv"
         metrics = read_metrics(told) if _trains(log) and told.is_file() else []
         name = str(summary.get("title") or config.get("name") or folder.name)
@@ -285,8 +285,16 @@ def _read_summary(folder: Path, log: list[dict]) -> dict:
     for name in ("summary.json", "run.json"):
         path = folder / name
         if path.is_file() and (not log or path.stat().st_mtime >= log[0]["time"] - 1):
-            return read_summary(path)
+            return _or_empty(read_summary, path)
     return {}
+
+
+def _or_empty(read: Callable[[Path], dict], path: Path) -> dict:
+    """Return what a file holds; nothing where it is missing, or cut short."""
+    try:
+        return read(path) if path.is_file() else {}
+    except CutShort:
+        return {}
 
 
 def _read_log(path: Path) -> list[dict]:
