@@ -8,7 +8,7 @@ import numpy as np
 
 from ..graph import id_dtype
 from ..jit import kernel
-from ..values import as_array
+from ..values import as_array, exact_integers
 from .graph_access.scratch import AUTO
 from .graph_access.simple_graph import SimpleGraph, open_simple_graph
 from .registry import check_number
@@ -107,7 +107,7 @@ def evaluate_partitioning(
         part_id: (num_nodes,) integers in [0, num_parts).
         num_parts: number of parts, >= 1.
         halo_hops: distance, in hops, up to which a part reads foreign nodes, >= 0.
-        masks: {"train": (num_nodes,) bool, ...}; the balance of each is told.
+        masks: {"train": (num_nodes,) bool, ...}; of integers, how much each node counts. The balance of each is told.
         deduplicate, scratch: see `open_simple_graph`.
         progress: called as progress(what, done, total) once a chunk.
         graph: what `open_simple_graph` returned for this stream; saves the pass that finds the layout.
@@ -124,8 +124,9 @@ def evaluate_partitioning(
     """
     if graph is None:
         graph = open_simple_graph(stream, None, deduplicate, scratch, progress)[0]
-    part_id = as_array("part_id", part_id)
+    part_id = np.asarray(as_array("part_id", part_id))
     check_parts(graph.num_nodes, part_id, num_parts)
+    part_id = part_id.astype(part_id.dtype.newbyteorder("="), copy=False)
     if halo_hops < 0:
         raise ValueError(f"halo_hops must be >= 0, got {halo_hops}")
     check_number("feature_bytes", feature_bytes, at_least=0)
@@ -205,14 +206,16 @@ def check_parts(num_nodes: int, part_id: np.ndarray, num_parts: int) -> None:
 
 
 def _count_masks(masks: dict | None, part_id: np.ndarray, num_parts: int) -> dict[str, np.ndarray]:
-    """Return (num_parts,) counts of the nodes of each mask."""
+    """Return (num_parts,) counts of the nodes of each mask, or sums of what its nodes count."""
     counts = {}
     for name, mask in (masks or {}).items():
         if mask is None:
             continue
-        mask = np.asarray(mask)
-        if mask.shape != part_id.shape or mask.dtype != bool:
-            raise ValueError(f"masks[{name!r}] must be {part_id.shape} bool, got {mask.shape} {mask.dtype}")
+        mask = np.asarray(as_array(f"masks[{name!r}]", mask))
+        if mask.shape != part_id.shape or mask.dtype.kind not in "biu":
+            raise ValueError(f"masks[{name!r}] must be {part_id.shape} bool or counts, got {mask.shape} {mask.dtype}")
+        if mask.dtype != bool:
+            mask = exact_integers(f"masks[{name!r}]", mask, 0, 2**31 - 1)
         counts[name] = np.zeros(num_parts, np.int64)
         _count_masked(mask, part_id, counts[name])
     return counts
