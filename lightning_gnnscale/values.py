@@ -106,17 +106,23 @@ def as_array(name: str, values: Any) -> np.ndarray:
     """Return values as an array, tensors without a copy; objects become integers or dates where they are.
 
     Raises:
-        ValueError: numpy cannot hold them, as lists of several lengths or bfloat16.
+        ValueError: numpy cannot hold them, as lists of several lengths.
     """
     try:
-        if hasattr(values, "detach"):
-            values = values.detach().cpu().numpy()
-        array = np.asanyarray(values)
-    except (TypeError, ValueError, RuntimeError) as error:
+        array = np.asanyarray(of_tensor(values))
+    except Exception as error:  # of any library: each has errors of its own
         raise ValueError(f"{name}: numpy cannot hold it: {' '.join(str(error).split())}") from None
     if array.dtype.kind == "f" and isinstance(values, list | tuple) and array.ndim == 1:
         array = _of_objects(np.array(values, object), array)  # numpy makes floats of integers on both sides of 2**63
     return _of_objects(array, array) if array.dtype.kind == "O" else array
+
+
+def of_tensor(values: Any) -> Any:
+    """Return a tensor as an array that shares its memory, bfloat16 as the same float32 numbers; others as they are."""
+    if not hasattr(values, "detach"):
+        return values
+    tensor = values.detach().cpu()
+    return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
 
 
 def refuse_outside(name: str, array: np.ndarray, low: int, high: int, unit: str = "row") -> None:

@@ -48,7 +48,7 @@ def test_lists_objects_tensors_and_other_byte_orders_are_taken(values):
         (["a"], "must be integers, got <U1"),
         ([2**70], "must be integers, got object"),
         ([[1], [1, 2]], "numpy cannot hold it"),
-        (torch.ones(2, dtype=torch.bfloat16), "numpy cannot hold it"),
+        (torch.ones(2, dtype=torch.bfloat16), "must be integers, got float32"),
         (np.array([1], "M8[s]"), "must be integers, got datetime64"),
     ],
 )

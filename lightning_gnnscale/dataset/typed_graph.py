@@ -13,7 +13,7 @@ from ..edge_stream.stream import EdgeStream
 from ..graph import MASK_NAMES, GraphSchema
 from ..partition_store.inputs import load_features, masks_by_name, opened
 from ..partitioner.graph_access.scratch import AUTO, nameless_map, scratch_folder
-from ..values import ALWAYS, exact_integers, exact_times, same_clock
+from ..values import ALWAYS, as_array, exact_integers, exact_times, same_clock
 from .graph_dataset import CSRArrays, GraphDataset, as_mask
 from .split import held_out, random_split
 
@@ -298,7 +298,7 @@ def _relation_numbers(relation: Any, schema: GraphSchema) -> np.ndarray:
         from ..edge_stream.table import ids_or_rows
 
         relation = ids_or_rows(relation) if not relation.endswith(".npy") else opened(relation)
-    relation = np.asarray(relation)
+    relation = as_array("relation", relation)
     if relation.dtype.kind in "iu":
         return relation
     names, places = np.unique(relation.astype(str), return_inverse=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import UNREADABLE, EdgeStreamError, one_line_of
+from ..values import as_array, of_tensor
 from .options import StreamOptions
 from .read_ahead import ChunkPool
 from .stream import EdgeStream, backing_file, file_identity, value_range
@@ -235,9 +236,9 @@ def _is_pairs(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def _integers(name: str, array) -> np.ndarray:
-    if hasattr(array, "detach"):
-        array = array.detach().cpu().numpy()
-    array = np.asarray(array)
+    array = np.asarray(of_tensor(array))
+    if array.dtype == object:
+        array = as_array(name, array)
     _check_integers(name, array.dtype)
     return array
 

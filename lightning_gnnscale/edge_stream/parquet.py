@@ -104,11 +104,16 @@ def arrow_ids(name, column: pa.Array, first_edge: int, keep_uint64: bool) -> np.
     if column.null_count:
         row = column.is_null().to_numpy(zero_copy_only=False).argmax()
         raise EdgeStreamError(f"{name}: edge {first_edge + int(row)}: the id is missing (null)")
-    if pa.types.is_dictionary(column.type) and is_text(column.type):
-        column = column.dictionary.cast(pa.string()).take(column.indices)
     if is_text(column.type):
-        return Strings.from_arrow(column.cast(pa.string()))
+        return Strings.from_arrow(plain_strings(column))
     return native_ids(f"{name}: edge {first_edge} or later", column.to_numpy(), keep_uint64)
+
+
+def plain_strings(column: pa.Array) -> pa.Array:
+    """Return strings of any of Arrow's types, numbered ones too, as one of `pa.string()`; missing ones stay missing."""
+    if pa.types.is_dictionary(column.type):  # a view has no kernel that would take numbered ones
+        column = column.dictionary.cast(pa.string()).take(column.indices)
+    return column.cast(pa.string())
 
 
 def open_parquet(path: Path, options: StreamOptions, src=None, dst=None) -> ParquetStream:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import UNREADABLE, EdgeStreamError, disk_errors, why_no_array
+from ..values import as_array
 from .id_tables import IntegerTable, Strings, StringTable
 
 
@@ -194,7 +195,7 @@ class NodeIds:
         Raises:
             ValueError: of another shape or type, or an id stands twice.
         """
-        ids = np.asarray(ids)
+        ids = np.asarray(as_array("ids", ids))
         kind = ids.dtype.kind
         are_strings = kind == "U" or (kind in "OT" and all(isinstance(one, str) for one in ids.flat))
         if ids.ndim != 1 or not (are_strings or kind in "iu"):

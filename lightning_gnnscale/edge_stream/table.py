@@ -16,9 +16,10 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from ..errors import EdgeStreamError, one_line_of
+from ..values import of_tensor
 from .array import open_array
 from .options import StreamOptions, pick_columns, table_path, tell_unread
-from .parquet import BATCH_ROWS, arrow_ids, id_dtype_of, is_text
+from .parquet import BATCH_ROWS, arrow_ids, id_dtype_of, is_text, plain_strings
 from .relabel import NodeIds
 from .stream import EdgeStream
 
@@ -51,7 +52,7 @@ def as_column(source: Any) -> pa.ChunkedArray:
             return source
         if hasattr(source, "__arrow_c_stream__"):
             return pa.chunked_array(source)
-        values = source.to_numpy() if hasattr(source, "to_numpy") else np.asarray(source)
+        values = source.to_numpy() if hasattr(source, "to_numpy") else np.asarray(of_tensor(source))
         return pa.chunked_array([pa.array(values.tolist() if values.dtype.kind in "UT" else values)])
     except (pa.ArrowException, TypeError) as error:
         raise EdgeStreamError(
@@ -98,7 +99,7 @@ def rows_of(values: Any) -> Any:
         if found[1] is None:
             _check_numbers(path, values)
     if hasattr(values, "detach") and str(values.layout) == "torch.strided":
-        return values.detach().cpu().numpy()
+        return of_tensor(values)
     if is_column(values):
         return _numbers(as_column(values), str(getattr(values, "name", None) or "values"), dates=True)
     if not is_table(values):
@@ -137,7 +138,8 @@ def marked_by_words(values: Any, words: dict[str, list[str]]) -> tuple[dict[str,
     column = as_column(_only_column(values, "words") if is_table(values) else values)
     if not is_text(column.type):
         raise ValueError(f"must be words, {', '.join(words)}, got {column.type}")
-    column = pc.utf8_lower(pc.utf8_trim_whitespace(column.cast(pa.string())))
+    column = pa.chunked_array([plain_strings(piece) for piece in column.chunks], pa.string())
+    column = pc.utf8_lower(pc.utf8_trim_whitespace(column))
     masks = {name: pc.is_in(column, pa.array(known)).to_numpy() for name, known in words.items()}
     others = (word for word in column.unique().to_pylist() if word and word not in {*chain(*words.values())})
     return masks, list(islice(others, 5))

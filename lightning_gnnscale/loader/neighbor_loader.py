@@ -122,7 +122,7 @@ def seeds_of(input_nodes, num_nodes: int) -> tuple[np.ndarray, np.ndarray | None
     if input_nodes is None:
         return np.arange(num_nodes), None
     try:
-        nodes = input_nodes.cpu().numpy() if isinstance(input_nodes, torch.Tensor) else np.asarray(input_nodes)
+        nodes = as_array("input_nodes", input_nodes)
     except ValueError:  # ragged, as PyG's ("type", ids)
         raise ValueError(
             f"input_nodes must be node ids or a ({num_nodes},) bool mask, got {_short(input_nodes)}"
@@ -465,10 +465,11 @@ def _id_tensor(seeds):
     """Return node ids as an int64 tensor, a mask as a bool one; None and kinds by their names as they are."""
     if seeds is None or isinstance(seeds, str) or (isinstance(seeds, tuple) and isinstance(seeds[0], str | tuple)):
         return seeds
-    if isinstance(seeds, torch.Tensor) and seeds.dtype in (torch.int64, torch.bool):
+    if isinstance(seeds, torch.Tensor) and seeds.dtype == torch.int64:
         return seeds
     array = as_array("seeds", opened(seeds))
-    return torch.from_numpy(array if array.dtype == bool else exact_integers("seeds", array, unit="seed"))
+    mask = array.dtype == bool and array.ndim == 1
+    return torch.from_numpy(array if mask else exact_integers("seeds", array, unit="seed"))
 
 
 def _time_tensor(name: str, times) -> torch.Tensor:
@@ -495,6 +496,8 @@ def _check_inputs(inputs, num_nodes: int | dict) -> None:
     ends = ((inputs.row, kinds[0]), (inputs.col, kinds[-1])) if links else ((inputs.node, inputs.input_type),)
     for ids, kind in ends:
         count = num_nodes if kind is None else num_nodes[kind]
+        if ids.ndim != 1:
+            raise ValueError(f"seeds must be (num_seeds,) node ids, or (2, num_links), got shape {tuple(ids.shape)}")
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < count:
             raise ValueError(f"seeds must be in [0, {count}), got {int(ids.min())} to {int(ids.max())}")
     if inputs.time is not None and len(inputs.time) != len(ends[0][0]):

@@ -19,7 +19,7 @@ from ..errors import UNREADABLE, EdgeStreamError, why_no_array
 from ..graph import id_dtype
 from ..jit import kernel
 from ..object_store import is_url, local_copy
-from ..values import exact_times, refuse_outside
+from ..values import as_array, exact_times, refuse_outside
 from .array_file import little_endian
 from .features import FEATURE_STORAGE, row_code, stored_form
 
@@ -165,7 +165,7 @@ def check_inputs(
         ValueError: an argument does not fit the graph; the message names it, what came and what is allowed.
     """
     num_nodes, _ = stream.count()
-    part_id = np.asarray(p.part_id)
+    part_id = np.asarray(as_array("part_id", p.part_id))
     if part_id.shape != (num_nodes,):
         raise ValueError(f"part_id must have one entry per node, ({num_nodes},), got {part_id.shape}")
     if num_nodes and part_id.dtype.kind not in "iu":

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..jit import kernel
+from ..values import as_array, refuse_outside
 from . import phases
 from .registry import check_number
 
@@ -287,11 +288,11 @@ def _check_mask(name: str, masks, num_nodes: int) -> np.ndarray:
     if not masks or masks.get(name) is None:
         have = ", ".join(("nodes", "volume", *(key for key in masks or {} if masks[key] is not None)))
         raise ValueError(f"partitioner.balance.{name}: there is no mask {name!r}; what can be balanced: {have}")
-    mask = np.asarray(masks[name])
+    mask = np.asarray(as_array(f"masks[{name!r}]", masks[name]))
     if mask.shape != (num_nodes,) or (mask.dtype != bool and mask.dtype.kind not in "iu"):
         raise ValueError(f"masks[{name!r}] must be ({num_nodes},) bool or counts, got {mask.shape} {mask.dtype}")
-    if mask.dtype != bool and not 0 <= mask.min() <= mask.max() <= np.iinfo(np.int32).max:
-        raise ValueError(f"masks[{name!r}] must be in [0, 2**31), got {mask.min()} to {mask.max()}")
+    if mask.dtype != bool:
+        refuse_outside(f"masks[{name!r}]", mask, 0, np.iinfo(np.int32).max)
     if not mask.any():
         raise ValueError(f"partitioner.balance.{name}: masks[{name!r}] has no nodes to balance: leave it out")
     return mask

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..graph import id_dtype
 from ..jit import kernel
-from ..values import as_array
+from ..values import as_array, exact_integers
 from .graph_access.scratch import AUTO
 from .graph_access.simple_graph import SimpleGraph, open_simple_graph
 from .registry import check_number
@@ -107,7 +107,7 @@ def evaluate_partitioning(
         part_id: (num_nodes,) integers in [0, num_parts).
         num_parts: number of parts, >= 1.
         halo_hops: distance, in hops, up to which a part reads foreign nodes, >= 0.
-        masks: {"train": (num_nodes,) bool, ...}; the balance of each is told.
+        masks: {"train": (num_nodes,) bool, ...}; of integers, how much each node counts. The balance of each is told.
         deduplicate, scratch: see `open_simple_graph`.
         progress: called as progress(what, done, total) once a chunk.
         graph: what `open_simple_graph` returned for this stream; saves the pass that finds the layout.
@@ -124,8 +124,9 @@ def evaluate_partitioning(
     """
     if graph is None:
         graph = open_simple_graph(stream, None, deduplicate, scratch, progress)[0]
-    part_id = as_array("part_id", part_id)
+    part_id = np.asarray(as_array("part_id", part_id))
     check_parts(graph.num_nodes, part_id, num_parts)
+    part_id = part_id.astype(part_id.dtype.newbyteorder("="), copy=False)
     if halo_hops < 0:
         raise ValueError(f"halo_hops must be >= 0, got {halo_hops}")
     check_number("feature_bytes", feature_bytes, at_least=0)
@@ -205,16 +206,18 @@ def check_parts(num_nodes: int, part_id: np.ndarray, num_parts: int) -> None:
 
 
 def check_masks(num_nodes: int, masks: dict | None) -> dict[str, np.ndarray]:
-    """Return the masks that are there as arrays; ValueError unless each is (num_nodes,) bool."""
-    given = {name: np.asarray(mask) for name, mask in (masks or {}).items() if mask is not None}
+    """Return the masks that are there as arrays of bool or counts; ValueError unless each is (num_nodes,) of them."""
+    given = {name: as_array(f"masks[{name!r}]", mask) for name, mask in (masks or {}).items() if mask is not None}
     for name, mask in given.items():
-        if mask.shape != (num_nodes,) or mask.dtype != bool:
-            raise ValueError(f"masks[{name!r}] must be ({num_nodes},) bool, got {mask.shape} {mask.dtype}")
+        if mask.shape != (num_nodes,) or mask.dtype.kind not in "biu":
+            raise ValueError(f"masks[{name!r}] must be ({num_nodes},) bool or counts, got {mask.shape} {mask.dtype}")
+        if mask.dtype != bool:
+            given[name] = exact_integers(f"masks[{name!r}]", mask, 0, 2**31 - 1)
     return given
 
 
 def _count_masks(masks: dict | None, part_id: np.ndarray, num_parts: int) -> dict[str, np.ndarray]:
-    """Return (num_parts,) counts of the nodes of each mask."""
+    """Return (num_parts,) counts of the nodes of each mask, or sums of what its nodes count."""
     counts = {}
     for name, mask in check_masks(len(part_id), masks).items():
         counts[name] = np.zeros(num_parts, np.int64)
