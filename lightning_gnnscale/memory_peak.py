@@ -16,7 +16,7 @@ from .memory import Counters, counters, descendants, shared_out_bytes
 
 _SAMPLING_SHARE = 1e-3  # of the CPU time of what is watched, for each watcher
 _MOST_IDLE = 20.0  # times the pause of a busy process: what takes next to no time is watched nonetheless
-_FIRST_S = 0.02  # of work that no time has earned yet
+_FIRST_S = 0.03  # of work that no time has earned yet
 
 
 class _Budget:
@@ -47,7 +47,7 @@ class _Budget:
 
 
 _listing = _Budget(5e-4, 0.0)
-_settling = _Budget(1e-3, 3e-2 / 2**30)  # a unit is a resident byte
+_settling = _Budget(2e-3, 1e-2 / 2**30)  # a unit is a resident byte
 
 
 class MemoryPeak:
@@ -64,8 +64,8 @@ class MemoryPeak:
         start_bytes: what stood at entry.
         peak_bytes: the most so far.
 
-    Cost: 0.25% of the CPU time of what is watched at most, beside the samples at the ends. As long as it is not
-        affordable to measure what processes share, a forked one counts for what it has grown by.
+    Cost: 0.35% of the CPU time of what is watched at most, beside the samples at the ends. Until it is affordable to
+        measure what processes share, a forked one counts for what it has grown by.
     """
 
     def __init__(self, interval_s: float = 0.05, alone: bool = False):
