@@ -16,7 +16,8 @@ from .memory import Counters, counters, descendants, shared_out_bytes
 
 _SAMPLING_SHARE = 1e-3  # of the CPU time of what is watched, for each watcher
 _MOST_IDLE = 20.0  # times the pause of a busy process: what takes next to no time is watched nonetheless
-_FIRST_S = 0.03  # of work that no time has earned yet
+_SHARES_FOR_S = 1.0  # of CPU time: what a forked process shares with its parent is told too early before
+_FIRST_S = 0.06  # of work that no time has earned yet
 
 
 class _Budget:
@@ -74,6 +75,7 @@ class MemoryPeak:
         self._root = os.getpid()
         self._seen: dict[int, Counters] = {}  # the latest of each process
         self._shared: dict[int, float] = {}  # bytes of a started process that count as another one's
+        self._settle_from_s = 0.0  # of the run
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -107,7 +109,8 @@ class MemoryPeak:
                 idle = min(max((now - since) / max(worked_s, 1e-3), 1.0), _MOST_IDLE)
                 pause = max(self.interval_s, idle * (time.thread_time() - begin) / _SAMPLING_SHARE)
                 self._find_processes()
-                self._settle()
+                if _settling.run_s >= self._settle_from_s:
+                    self._settle()
             begin, since = time.thread_time(), now
 
     def _find_processes(self) -> None:
@@ -122,6 +125,7 @@ class MemoryPeak:
                 # One that was forked, and has executed nothing since, has its stack where its parent has it.
                 parents = [one.held for one in self._seen.values() if one.stack_start == new.stack_start > 0]
                 self._shared[pid], self._seen[pid] = min(new.held, max(parents, default=0)), new
+                self._settle_from_s = _settling.run_s + _SHARES_FOR_S
 
     def _settle(self) -> None:
         """Measure what the processes share, where that is affordable; it counts for the first of them."""
