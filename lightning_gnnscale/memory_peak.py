@@ -16,7 +16,8 @@ from .memory import Counters, counters, descendants, shared_out_bytes
 
 _SAMPLING_SHARE = 1e-3  # of the CPU time of what is watched, for each watcher
 _MOST_IDLE = 20.0  # times the pause of a busy process: what takes next to no time is watched nonetheless
-_FIRST_S = 0.02  # of work that no time has earned yet
+_SHARES_FOR_S = 1.0  # of CPU time: what a forked process shares with its parent is told too early before
+_FIRST_S = 0.06  # of work that no time has earned yet
 
 
 class _Budget:
@@ -47,7 +48,7 @@ class _Budget:
 
 
 _listing = _Budget(5e-4, 0.0)
-_settling = _Budget(1e-3, 3e-2 / 2**30)  # a unit is a resident byte
+_settling = _Budget(2e-3, 1e-2 / 2**30)  # a unit is a resident byte
 
 
 class MemoryPeak:
@@ -64,8 +65,8 @@ class MemoryPeak:
         start_bytes: what stood at entry.
         peak_bytes: the most so far.
 
-    Cost: 0.25% of the CPU time of what is watched at most, beside the samples at the ends. As long as it is not
-        affordable to measure what processes share, a forked one counts for what it has grown by.
+    Cost: 0.35% of the CPU time of what is watched at most, beside the samples at the ends. Until it is affordable to
+        measure what processes share, a forked one counts for what it has grown by.
     """
 
     def __init__(self, interval_s: float = 0.05, alone: bool = False):
@@ -74,6 +75,7 @@ class MemoryPeak:
         self._root = os.getpid()
         self._seen: dict[int, Counters] = {}  # the latest of each process
         self._shared: dict[int, float] = {}  # bytes of a started process that count as another one's
+        self._settle_from_s = 0.0  # of the run
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -107,7 +109,8 @@ class MemoryPeak:
                 idle = min(max((now - since) / max(worked_s, 1e-3), 1.0), _MOST_IDLE)
                 pause = max(self.interval_s, idle * (time.thread_time() - begin) / _SAMPLING_SHARE)
                 self._find_processes()
-                self._settle()
+                if _settling.run_s >= self._settle_from_s:
+                    self._settle()
             begin, since = time.thread_time(), now
 
     def _find_processes(self) -> None:
@@ -122,6 +125,7 @@ class MemoryPeak:
                 # One that was forked, and has executed nothing since, has its stack where its parent has it.
                 parents = [one.held for one in self._seen.values() if one.stack_start == new.stack_start > 0]
                 self._shared[pid], self._seen[pid] = min(new.held, max(parents, default=0)), new
+                self._settle_from_s = _settling.run_s + _SHARES_FOR_S
 
     def _settle(self) -> None:
         """Measure what the processes share, where that is affordable; it counts for the first of them."""

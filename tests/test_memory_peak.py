@@ -83,7 +83,7 @@ def test_work_waits_until_it_is_earned(monkeypatch):
     monkeypatch.setattr(memory_peak.time, "thread_time", iter([0.0, 0.4]).__next__)
     with budget.spending(2):
         pass
-    assert budget.affords(0) and not budget.affords(1)  # a unit took 0.2 s, and 0.52 s are earned
+    assert budget.affords(0) and not budget.affords(1)  # a unit took 0.2 s, and 0.56 s are earned
 
 
 def test_what_is_watched_earns_by_the_cpu_time_of_all_its_processes(kernel):

@@ -8,10 +8,13 @@ import numpy as np
 
 from ..graph import id_dtype
 from ..jit import kernel
+from ..triton_kernels.intrinsics import prefetch
 from ..values import as_array, exact_integers
 from .graph_access.scratch import AUTO
 from .graph_access.simple_graph import SimpleGraph, open_simple_graph
 from .registry import check_number
+
+_PARTS_AHEAD, _ENDS_AHEAD = 24, 12  # edges; what is marked or joined is asked for once the parts of its ends are there
 
 
 @dataclass(frozen=True)
@@ -73,19 +76,27 @@ class _Counts(NamedTuple):
     """Counts by part, (num_parts,) int64 each.
 
     Attributes:
-        volume: sums of core nodes' degrees.
-        held, inside: edges with at least one end, and with both ends, in the core.
+        inside, cut: edges with both ends, and with one end, in the core.
         near: edges with an end nearer than halo_hops to the core; filled by the last of several passes.
     """
 
-    volume: np.ndarray
-    held: np.ndarray
     inside: np.ndarray
+    cut: np.ndarray
     near: np.ndarray
 
     @classmethod
     def zeros(cls, num_parts: int) -> "_Counts":
-        return cls(*np.zeros((4, num_parts), np.int64))
+        return cls(*np.zeros((3, num_parts), np.int64))
+
+    @property
+    def held(self) -> np.ndarray:
+        """Edges with at least one end in the core."""
+        return self.inside + self.cut
+
+    @property
+    def volume(self) -> np.ndarray:
+        """Sums of core nodes' degrees."""
+        return 2 * self.inside + self.cut
 
 
 def evaluate_partitioning(
@@ -140,7 +151,7 @@ def evaluate_partitioning(
     needed = np.zeros(num_parts, np.int64)
     _count_reached(reach, needed)
     arcs = 2 * (counts.inside, counts.held, counts.near)[min(halo_hops, 2)]
-    cut_edges = int(counts.held.sum() - counts.inside.sum()) // 2
+    cut_edges = int(counts.cut.sum()) // 2
     balances = {name: balance(count) if count.any() else None for name, count in masked.items()}
     per_part = {name: count.tolist() for name, count in masked.items()}
     return PartitionQuality(
@@ -170,10 +181,8 @@ def _first_pass(graph, part_id, reach, counts: _Counts, halo_hops: int, progress
     """Count edges, let each part reach its neighbours, and return the (num_parts,) connected components."""
     parent = np.arange(graph.num_nodes, dtype=id_dtype(graph.num_nodes))
     for src, dst in graph.one_pass("quality", progress):
-        _count_edges(src, dst, part_id, *counts[:3], parent)
-        if halo_hops > 0:
-            _reach_neighbors(src, dst, part_id, reach)
-    components = np.zeros_like(counts.held)
+        _count_edges(src, dst, part_id, halo_hops > 0, reach, counts.inside, counts.cut, parent)
+    components = np.zeros_like(counts.inside)
     _count_roots(parent, part_id, components)
     return components
 
@@ -239,18 +248,36 @@ def _count_masked(mask, part_id, count):
 
 
 @kernel
-def _count_edges(src, dst, part_id, volume, held, inside, parent):
-    """Count the edges of one block by part, and join the ends of those inside a part."""
-    for i in range(len(src)):
-        p, q = part_id[src[i]], part_id[dst[i]]
-        volume[p] += 1
-        volume[q] += 1
-        held[p] += 1
-        if p != q:
-            held[q] += 1
-        else:
+def _count_edges(src, dst, part_id, reaches, reach, inside, cut, parent):
+    """Count the edges of one block by part, join the ends of those inside a part, and mark what parts read of others.
+
+    Args:
+        reaches: mark each end of a cut edge in `reach` as read by the other end's part.
+    """
+    length, width, marks = len(src), reach.shape[1], reach.reshape(-1)
+    for i in range(length):
+        if i + _PARTS_AHEAD < length:
+            prefetch(part_id, np.int64(src[i + _PARTS_AHEAD]))
+            prefetch(part_id, np.int64(dst[i + _PARTS_AHEAD]))
+            u, v = np.int64(src[i + _ENDS_AHEAD]), np.int64(dst[i + _ENDS_AHEAD])
+            p, q = np.int64(part_id[u]), np.int64(part_id[v])
+            if p == q:
+                prefetch(parent, u)
+                prefetch(parent, v)
+            elif reaches:
+                prefetch(marks, width * u + (q >> 3))
+                prefetch(marks, width * v + (p >> 3))
+        u, v = np.int64(src[i]), np.int64(dst[i])
+        p, q = np.int64(part_id[u]), np.int64(part_id[v])
+        if p == q:
             inside[p] += 1
-            _join(parent, src[i], dst[i])
+            _join(parent, u, v)
+        else:
+            cut[p] += 1
+            cut[q] += 1
+            if reaches:
+                marks[width * u + (q >> 3)] |= 1 << (q & 7)
+                marks[width * v + (p >> 3)] |= 1 << (p & 7)
 
 
 @kernel
@@ -272,17 +299,6 @@ def _join(parent, u, v):
 def _count_roots(parent, part_id, components):
     for v in range(len(parent)):
         components[part_id[v]] += parent[v] == v
-
-
-@kernel
-def _reach_neighbors(src, dst, part_id, reach):
-    """Mark each end as read by the other end's part."""
-    for i in range(len(src)):
-        u, v = src[i], dst[i]
-        p, q = part_id[u], part_id[v]
-        if p != q:
-            reach[u, q >> 3] |= 1 << (q & 7)
-            reach[v, p >> 3] |= 1 << (p & 7)
 
 
 @kernel
