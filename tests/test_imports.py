@@ -21,7 +21,7 @@ ALLOWED |= {
     "report": SHARED | {"report"},
     "triton_kernels": {"graph", "rng", "errors", "jit", "triton_kernels"},
 }
-# The public face, the commands and the benchmarks stand outside of the flow: they put the stages together.
+# The public face and the commands stand outside of the flow: they put the stages together.
 
 
 def imported(path: Path, package: list[str]) -> set[str]:
@@ -99,6 +99,14 @@ def test_no_imports_go_in_a_circle():
     # Raises CycleError, which names the circle.
     order = TopologicalSorter({name: imported_modules(name, path, modules) for name, path in modules.items()})
     assert set(order.static_order()) == set(modules)
+
+
+def test_nothing_of_the_package_imports_the_benchmarks():
+    for name, path in product_modules().items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert not [one for one in names if one.split(".")[0] in ("benchmarks", "tests")], name
 
 
 def test_no_public_class_name_stands_for_two_things():

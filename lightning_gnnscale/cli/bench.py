@@ -1,9 +1,5 @@
 """`gnnscale bench NAME`: one benchmark of the source tree's `benchmarks/`; its config's `_target_` is what runs."""
 
-import os
-import sys
-from pathlib import Path
-
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig
@@ -25,35 +21,6 @@ _MAY_BE_ZERO = (
     "warm_runs",
     "import_repeats",
 )
-
-
-SOURCE = "GNNSCALE_SOURCE"
-
-
-def find_benchmarks() -> Path:
-    """Let `benchmarks` be imported, here and in processes that this one starts; return the source tree that has it.
-
-    It is that of GNNSCALE_SOURCE where that is set, else the one that this package is installed from, else the current
-    folder.
-
-    Raises:
-        UsageError: none of them has benchmarks.
-    """
-    named = os.environ.get(SOURCE)
-    trees = [Path(named).expanduser()] if named else [Path(__file__).parents[2], Path.cwd()]
-    found = next((tree.absolute() for tree in trees if (tree / "benchmarks" / "runner.py").is_file()), None)
-    if found is None:
-        looked = " or ".join(str(tree / "benchmarks") for tree in trees)
-        raise UsageError(
-            f"no benchmarks in {looked}: the source tree has them, and a wheel does not; clone it, and pip install -e "
-            f". there, or set {SOURCE} to its folder"
-        )
-    if str(found) not in sys.path:
-        sys.path.insert(0, str(found))
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if str(found) not in paths:
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(found), *filter(None, paths)])
-    return found
 
 
 def run(config: DictConfig) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from .commands import BENCHES, COMMANDS, FLAGS_WITH_VALUE, Command, locate
 from .errors import UsageError, did_you_mean, one_line, wants_traceback
+from .run_paths import find_benchmarks
 
 USAGE = """gnnscale: train graph neural networks on graphs that fit neither the GPU nor the host
 
@@ -161,8 +162,6 @@ def _pick(words: list[str]) -> Command | None:
         if rest[0] not in BENCHES:
             near = did_you_mean(rest[0], BENCHES)
             raise UsageError(f"no benchmark {rest[0]!r}{near}; there are {', '.join(BENCHES)}")
-        from .bench import find_benchmarks
-
         find_benchmarks()
     command = locate(name, rest)
     if any(word in ("-h", "--help") for word in command.words):

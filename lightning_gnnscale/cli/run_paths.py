@@ -1,11 +1,14 @@
-"""What a path of a run names: its folder, and the checkpoint in it to go on from."""
+"""What a path of a run names: its folder, and the checkpoint in it to go on from; and where benchmarks are."""
 
+import os
+import sys
 from pathlib import Path
 
 from .errors import UsageError
 
 CONFIG = "config.yaml"  # what a run leaves of its settings, all values filled in
 CHECKPOINTS = "checkpoints"
+SOURCE = "GNNSCALE_SOURCE"  # names a source tree, for its benchmarks
 
 
 def run_of(path: str) -> Path:
@@ -47,3 +50,29 @@ def last_checkpoint(path: str) -> str:
     # Lightning names the second one of a folder last-v1.ckpt; the last epoch's is also written after the best one.
     last = [one for one in found if one.name.startswith("last")]
     return str(max(last or found, key=lambda one: one.stat().st_mtime))
+
+
+def find_benchmarks() -> Path:
+    """Let `benchmarks` be imported, here and in processes that this one starts; return the source tree that has it.
+
+    It is that of GNNSCALE_SOURCE where that is set, else the one that this package is installed from, else the current
+    folder.
+
+    Raises:
+        UsageError: none of them has benchmarks.
+    """
+    named = os.environ.get(SOURCE)
+    trees = [Path(named).expanduser()] if named else [Path(__file__).parents[2], Path.cwd()]
+    found = next((tree.absolute() for tree in trees if (tree / "benchmarks" / "runner.py").is_file()), None)
+    if found is None:
+        looked = " or ".join(str(tree / "benchmarks") for tree in trees)
+        raise UsageError(
+            f"no benchmarks in {looked}: the source tree has them, and a wheel does not; clone it, and pip install -e "
+            f". there, or set {SOURCE} to its folder"
+        )
+    if str(found) not in sys.path:
+        sys.path.insert(0, str(found))
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if str(found) not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(found), *filter(None, paths)])
+    return found

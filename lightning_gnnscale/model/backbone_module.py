@@ -105,6 +105,28 @@ class BackboneModule(TakesInputs):
         self.log("train_loss", loss, on_step=False, on_epoch=True, prog_bar=True, sync_dist=True,
                  reduce_fx="sum" if shares else "mean", batch_size=count)  # fmt: skip
 
+    def on_validation_epoch_start(self) -> None:
+        """Start the validation metrics anew."""
+        self._reset("val")
+
+    def on_test_epoch_start(self) -> None:
+        """Start the test metrics anew."""
+        self._reset("test")
+
+    def validation_step(self, batch: Any, batch_idx: int = 0) -> Tensor | None:
+        """Score the validation nodes or links of an `EvaluationShare`, or of a batch, whose outputs are returned."""
+        return self._evaluate(batch, "val")
+
+    def test_step(self, batch: Any, batch_idx: int = 0) -> Tensor | None:
+        """Score the test nodes or links of an `EvaluationShare`, or of a batch, whose outputs are returned."""
+        return self._evaluate(batch, "test")
+
+    def _evaluate(self, batch: Any, split: str) -> Tensor | None:
+        raise NotImplementedError
+
+    def _reset(self, split: str) -> None:
+        raise NotImplementedError
+
     def forward(self, batch: Any) -> Tensor:
         """Return the outputs for a mini-batch, (num_rows, out_channels) with the seeds first."""
         if getattr(batch, "full_graph", False):

@@ -107,22 +107,6 @@ class EdgeClassifier(BackboneModule):
         losses, count = self._losses(self.classify(batch), self._labels(batch))
         return losses / max(1, count)
 
-    def on_validation_epoch_start(self) -> None:
-        """Start the validation metrics anew."""
-        self._reset("val")
-
-    def on_test_epoch_start(self) -> None:
-        """Start the test metrics anew."""
-        self._reset("test")
-
-    def validation_step(self, batch: Any, batch_idx: int = 0) -> Tensor | None:
-        """Score this rank's share of the validation edges, or those of a batch, whose outputs are returned."""
-        return self._evaluate(batch, "val")
-
-    def test_step(self, batch: Any, batch_idx: int = 0) -> Tensor | None:
-        """Score this rank's share of the test edges, or those of a batch, whose outputs are returned."""
-        return self._evaluate(batch, "test")
-
     def predict_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Any]:
         """Classify this rank's share of the edges that are held out (`EvaluationShare`), or those of a batch.
 

@@ -222,22 +222,6 @@ class LinkPredictor(BackboneModule):
         loss = loss / len(directions)
         return loss + self.penalty * self.decoder.penalty(source, other, relation) if self.penalty else loss
 
-    def on_validation_epoch_start(self) -> None:
-        """Start the validation metrics anew."""
-        self._reset("val")
-
-    def on_test_epoch_start(self) -> None:
-        """Start the test metrics anew."""
-        self._reset("test")
-
-    def validation_step(self, batch: Any, batch_idx: int = 0) -> None:
-        """Rank this rank's share of the validation links."""
-        self._evaluate(batch, "val")
-
-    def test_step(self, batch: Any, batch_idx: int = 0) -> None:
-        """Rank this rank's share of the test links."""
-        self._evaluate(batch, "test")
-
     def predict_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Any]:
         """Embed this rank's nodes (`EvaluationShare`) or the seeds (`MiniBatch`).
 

@@ -70,22 +70,6 @@ class NodeModule(BackboneModule):
             return (losses / counts.clamp(min=1) * weight).sum()
         return losses.sum() / counts.sum().clamp(min=1)
 
-    def on_validation_epoch_start(self) -> None:
-        """Start the validation metrics anew."""
-        self._reset("val")
-
-    def on_test_epoch_start(self) -> None:
-        """Start the test metrics anew."""
-        self._reset("test")
-
-    def validation_step(self, batch: Any, batch_idx: int = 0) -> Tensor | None:
-        """Score the validation nodes of an `EvaluationShare` or a batch; of a batch return the outputs."""
-        return self._evaluate(batch, "val")
-
-    def test_step(self, batch: Any, batch_idx: int = 0) -> Tensor | None:
-        """Score the test nodes of an `EvaluationShare` or a batch; of a batch return the outputs."""
-        return self._evaluate(batch, "test")
-
     def predict_step(self, batch: Any, batch_idx: int = 0) -> dict[str, Any]:
         """Predict this rank's nodes (`EvaluationShare`) or the seeds (`MiniBatch`).
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from own_python import run_python
 
-from lightning_gnnscale.triton_kernels.aggregate import aggregate, device, reference, segment_mean
+from lightning_gnnscale.triton_kernels.aggregate import aggregate, device, reference
 from tests.tiers import all_pairs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the interpreter takes CPU tensors
@@ -93,16 +93,17 @@ def test_the_reference_has_the_gradients_of_its_forward(num_dst, num_src, num_ar
     x_grad, weight_grad = torch.autograd.grad(out, (x, weight), grad)
     close(reference.x_gradient(grad, indptr, indices, weight.detach(), mean, num_src), x_grad, torch.float64)
     close(reference.weight_gradient(grad, x.detach(), indptr, indices, mean), weight_grad, torch.float64)
-    assert torch.autograd.gradcheck(lambda x: reference.segment_mean(x, indptr, indices), (x,))
-    assert torch.autograd.gradcheck(lambda x: segment_mean(x, indptr, indices), (x,))
+    assert torch.autograd.gradcheck(lambda x: reference.aggregate(x, indptr, indices, None, True), (x,))
+    assert torch.autograd.gradcheck(lambda x: aggregate(x, indptr, indices, reduce="mean"), (x,))
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (7, 2, 3)])
 def test_the_mean_on_the_cpu(shape):
     indptr, indices = torch.tensor([0, 3, 3, 5]), torch.tensor([6, 0, 0, 1, 2])
     x = torch.randn(shape, requires_grad=True)
-    out = segment_mean(x, indptr, indices)
-    close(out, reference.segment_mean(x, indptr, indices), torch.float32)
+    out = aggregate(x, indptr, indices, reduce="mean")
+    expected = reference.aggregate(x.reshape(7, 1, -1), indptr, indices, None, True)
+    close(out, expected.view(3, *shape[1:]), torch.float32)
     close(out[0], (x[6] + 2 * x[0]) / 3, torch.float32)
     assert not out[1].any()
     out.sum().backward()
@@ -145,7 +146,7 @@ def test_a_long_row_of_halves_is_summed_in_float32():
 
 def test_refuses_what_aggregate_refuses():
     with pytest.raises(ValueError, match=r"indices must be in \[0, 5\), got 0 to 5"):
-        segment_mean(torch.zeros(5, 2), torch.tensor([0, 2]), torch.tensor([0, 5]))
+        aggregate(torch.zeros(5, 2), torch.tensor([0, 2]), torch.tensor([0, 5]), reduce="mean")
 
 
 COMPILE = """

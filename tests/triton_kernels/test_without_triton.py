@@ -11,7 +11,8 @@ from lightning_gnnscale.triton_kernels.quantize_rows import op as quantize_op
 from lightning_gnnscale.triton_kernels.sample_neighbors import device as sample_device
 from lightning_gnnscale.triton_kernels.aggregate import device as sum_device
 
-assert aggregate.segment_mean(torch.ones(2, 3), torch.tensor([0, 2]), torch.tensor([0, 1])).sum() == 3
+out = aggregate.aggregate(torch.ones(2, 3), torch.tensor([0, 2]), torch.tensor([0, 1]), reduce="mean")
+assert out.sum() == 3
 codes = quantize_rows.encode_rows(torch.ones(2, 3), 4, 0, torch.arange(2))
 assert torch.equal(quantize_rows.decode_rows(codes, 3, 4), torch.ones(2, 3))
 csc = CSC(torch.tensor([0, 2, 2]), torch.tensor([0, 1], dtype=torch.int32))

@@ -102,28 +102,6 @@ def aggregate(
     return out.view(len(indptr) - 1, *x.shape[1:])
 
 
-def segment_mean(x: Tensor, indptr: Tensor, indices: Tensor) -> Tensor:
-    """Average the values of each node's in-neighbours; differentiable in x.
-
-    out[v] = (1 / arcs of row v) * sum over arcs e of row v of x[indices[e]]; a row without arcs gives 0.
-
-    Args:
-        x: (num_src, channels) or (num_src, heads, channels), floating; float16 and bfloat16 are summed in float32.
-        indptr: (num_dst + 1,) int64, from 0 to num_arcs.
-        indices: (num_arcs,) int32 or int64 in [0, num_src).
-
-    Returns:
-        (num_dst, ...), the dtype of x.
-
-    Raises:
-        ValueError: shapes, dtypes or ids that do not fit (ids are looked at on the CPU only).
-
-    Cost: reads num_arcs rows of x and writes num_dst, each way; no message is held in memory. The backward groups the
-        arcs by source first. On CUDA a Triton kernel, on the CPU compiled loops over the rows.
-    """
-    return aggregate(x, indptr, indices, reduce="mean")
-
-
 def add_arcs(
     out: Tensor, x: Tensor, first: int, indptr: Tensor, indices: Tensor, cursor: Tensor, weight: Tensor | None = None
 ) -> None:

@@ -32,12 +32,6 @@ def aggregate(x: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None,
     return out
 
 
-def segment_mean(x: Tensor, indptr: Tensor, indices: Tensor) -> Tensor:
-    """Average x over the arcs of each row; arguments as for `segment_mean`, x of any number of dimensions."""
-    values = x.reshape(x.shape[0], 1, -1)
-    return aggregate(values, indptr, indices, None, True).view(len(indptr) - 1, *x.shape[1:])
-
-
 def x_gradient(
     grad: Tensor, indptr: Tensor, indices: Tensor, weight: Tensor | None, mean: bool, num_src: int
 ) -> Tensor:
