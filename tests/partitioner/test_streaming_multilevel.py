@@ -205,6 +205,7 @@ def test_a_checkpoint_of_other_masks_or_runs_is_not_used(tmp_path, monkeypatch):
         assert not path.exists()
 
 
+@pytest.mark.sweep
 def test_a_quotient_graph_that_is_too_large_makes_clusters_coarser(monkeypatch):
     edges, group = planted(outside=8, seed=1)
     stream = stream_of(edges, 600, layout="once")
@@ -291,6 +292,7 @@ def test_more_effort_does_not_cut_more():
         assert more <= once
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("block_edges", [SOME_BLOCKS, 1 << 20])
 def test_efforts_stand_for_options(block_edges, monkeypatch):
     stream, whole = stream_of(hubs_and_leaves(0), 500, layout="once"), block_edges == 1 << 20
