@@ -2,7 +2,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
@@ -33,6 +33,7 @@ def multilevel(stream, num_parts, num_threads=1, **options):
     return partition(stream, "streaming_multilevel", num_parts, evaluate=False, num_threads=num_threads, **options)
 
 
+@settings(max_examples=settings.default.max_examples // 4)
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
 def test_parts_are_balanced_or_what_is_too_much_is_told(graph, layout, data):
     num_nodes, edges = graph
