@@ -161,7 +161,7 @@ def check_line(words: list[str], composed: list) -> None:
             assert not end.code, f"{shlex.join(words)} is refused"
         assert len(composed) > before or rest[0] == "completion", f"{shlex.join(words)} runs nothing"
     elif program == "make":
-        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert {word for word in rest if "=" not in word} <= set(targets)
     elif program == "pip":
         extras = re.findall(r"\[([\w,]+)\]", " ".join(rest))
