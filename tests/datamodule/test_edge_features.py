@@ -11,6 +11,7 @@ from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.loader import Operators
 from lightning_gnnscale.loader.operators import PinSageNeighborhood
 from lightning_gnnscale.remote import pack_group, unpack_group
+from tests.tiers import first
 
 NUM_NODES, DIM = 120, 3
 RNG = np.random.default_rng(3)
@@ -58,6 +59,7 @@ def check(batch, store, rows: np.ndarray, both_ways: bool) -> int:
     return len(edges)
 
 
+@first(4)
 @pytest.mark.parametrize(
     "options",
     [
