@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP_INSTALL := pip install --quiet --disable-pip-version-check
+# Modules are compiled as they are imported: pip would take longer to compile all of them than to install them.
+PIP_INSTALL := pip install --quiet --disable-pip-version-check --no-compile
 # LOCKED=1 takes the versions of lock.txt too.
 PIP := $(BIN)/$(PIP_INSTALL) -c constraints.txt $(if $(LOCKED),-c lock.txt)
 # `make test-oldest` has an environment of its own. The oldest torch is a CUDA build of 6 GB; OLDEST_TORCH=2.13.0 takes

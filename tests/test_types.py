@@ -144,6 +144,7 @@ def checked(request, tmp_path_factory, pytestconfig):
     return request.param(folder, str(pytestconfig.cache.mkdir("mypy")))
 
 
+@pytest.mark.sweep
 def test_a_type_checker_accepts_the_public_face_and_refuses_what_is_wrong(checked):
     assert [error for error in checked if error[0] != "wrong.py"] == []
     refused = {line: message for _, line, message in checked}

@@ -13,6 +13,7 @@ from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.dataset import GraphDataset
 from lightning_gnnscale.errors import StrategyError
+from tests.tiers import each_value, first
 
 NUM_NODES, NUM_EDGES = 200, 1500
 pytestmark = pytest.mark.filterwarnings("ignore:.*listed more often", "ignore:.*does not have many workers")
@@ -51,6 +52,7 @@ def model(**options):
     return gs.EdgeClassifier(backbone, 2, lr=0.02, **options)
 
 
+@each_value
 @pytest.mark.parametrize("scope", ["part", "graph"])
 @pytest.mark.parametrize("attr", [0, 3])
 def test_batches_have_the_classes_and_features_of_their_edges(tmp_path, scope, attr):
@@ -96,6 +98,7 @@ def outputs_by_hand(module, dm, links, attr):
         return module.out(module.hidden(torch.cat(rows, 1)).relu())
 
 
+@first(1)
 @pytest.mark.parametrize("attr", [0, 3])
 def test_the_exact_pass_is_the_head_over_the_full_graph(tmp_path, monkeypatch, attr):
     """Against the backbone over all edges of training and the head over all held-out ones, in float32."""
@@ -118,6 +121,7 @@ def test_the_exact_pass_is_the_head_over_the_full_graph(tmp_path, monkeypatch, a
     assert trainer().test(module, sampled, verbose=False)[0] == pytest.approx(found, rel=1e-3)
 
 
+@first(1)
 @pytest.mark.parametrize("attr", [0, 3])
 def test_predictions_are_the_held_out_edges_in_their_order(tmp_path, monkeypatch, attr):
     """Against the head over the full graph; in memory, in pieces on disk, and in sampled batches."""

@@ -8,6 +8,7 @@ from torch_geometric.nn import NNConv
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.remote import pack_group, unpack_group
+from tests.tiers import first
 
 NUM_NODES, DIM = 120, 3
 RNG = np.random.default_rng(3)
@@ -55,6 +56,7 @@ def check(batch, store, rows: np.ndarray, both_ways: bool) -> int:
     return len(edges)
 
 
+@first(4)
 @pytest.mark.parametrize(
     "options",
     [

@@ -8,6 +8,7 @@ import scipy.sparse
 import lightning_gnnscale as gs
 from lightning_gnnscale import events
 from lightning_gnnscale.datamodule import EpochTimes
+from tests.tiers import first
 
 SOURCES = {"threads": gs.Threads(), "tasks": gs.TaskGraphs()}
 
@@ -37,6 +38,7 @@ def trained(tmp_path, source=None, epochs: int = 3, sparse: bool = False, **opti
     return log, trainer.num_training_batches
 
 
+@first(1)
 @pytest.mark.parametrize("name", SOURCES)
 def test_an_epoch_is_told_whole(tmp_path, name):
     log, num_batches = trained(tmp_path, SOURCES[name])

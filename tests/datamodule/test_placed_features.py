@@ -104,6 +104,7 @@ def test_ranks_are_told_what_they_read_themselves(store_root):
         assert np.all(prob[rank, reads.targets[rank]] > 0)
 
 
+@pytest.mark.sweep
 def test_belady_goes_by_the_reads_of_batches_drawn_ahead(store_root):
     reads = {}
     for policy in ("lru", "belady"):
@@ -226,6 +227,7 @@ def test_rows_that_all_lie_near_leave_the_scale_alone(store_root):
     assert dm.sampler.locality.scale == controller.state.scale == 1
 
 
+@pytest.mark.sweep
 def test_the_controller_turns_the_dial(store_root):
     controller = gs.LocalityController(lower=0.0, upper=0.0, max_scale=4)
     dm = make(store_root, placement=PlacementSettings("rule", locality_scale=1))

@@ -83,6 +83,7 @@ def test_exact_evaluation_reads_kinds_and_relations(store, tmp_path, kind, optio
     dm.teardown("test")
 
 
+@first(2)
 @pytest.mark.parametrize(("kind", "options"), [*MODELS, (Hetero, {})])
 def test_batches_with_all_neighbours_give_the_whole_graphs_outputs(store, kind, options):
     dm = gs.PartitionDataModule(store, sampler=gs.NeighborSampler([-1, -1]), batch_size=4, scope="graph")

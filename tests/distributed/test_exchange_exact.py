@@ -19,6 +19,8 @@ from lightning_gnnscale.strategy import (
     VariationGap,
 )
 
+pytestmark = pytest.mark.sweep
+
 WORLD_SIZE = 3
 
 
@@ -58,7 +60,6 @@ def train_with_bounds_of_zero(folder, root):
     return results
 
 
-@pytest.mark.sweep
 def test_a_bound_of_zero_is_the_exact_exchange_bit_for_bit(root, tmp_path):
     for results in launch(WORLD_SIZE, train_with_bounds_of_zero, tmp_path, root, limit_s=280):
         for backbone, inner, name in results:
@@ -122,7 +123,6 @@ def evaluated(root, tmp_path_factory):
     return runs, launch(1, evaluate_all, folder / "alone", root, trained)[0]
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", list(EVALUATED))
 def test_validation_between_epochs_changes_nothing(evaluated, name):
     for results in evaluated[0]:
@@ -132,7 +132,6 @@ def test_validation_between_epochs_changes_nothing(evaluated, name):
         assert len({epoch["val_loss"] for epoch in losses_with}) == len(losses_with)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", list(EVALUATED))
 def test_evaluation_is_that_of_one_process_with_the_same_weights(evaluated, name):
     runs, alone = evaluated
@@ -225,7 +224,6 @@ def first_epoch_exactly(folder, root, path):
     return metrics[0]["train_loss"]
 
 
-@pytest.mark.sweep
 def test_the_first_loss_after_a_resume_is_the_exact_one(resumed, root, tmp_path):
     folder, runs = resumed
     name = "4-bit differences"

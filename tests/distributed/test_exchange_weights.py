@@ -303,6 +303,7 @@ def train_averaged(folder, root):
     return results
 
 
+@pytest.mark.sweep
 def test_weights_travel_only_when_gradients_are_joined_or_somebody_looks(root, tmp_path):
     num_values = sum(parameter.numel() for parameter in make_model("gcn").parameters())
     num_tensors = len(list(make_model("gcn").parameters()))
@@ -342,6 +343,7 @@ def train_backbones(folder, roots, exchange):
     return results
 
 
+@pytest.mark.sweep
 def test_no_exchange_is_one_process_on_the_graph_without_crossing_arcs(tmp_path):
     """Of every backbone, of dense and of sparse features."""
     # write_store's parts on three ranks: parts 0 and 1, 2 and 3, and 4

@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 import lightning_gnnscale as gs
 from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.partitioner import registry
+from tests.tiers import first
 
 cli = importlib.import_module("lightning_gnnscale.cli.main")  # the package's `main` is its function
 ROOT = Path(__file__).parents[2]
@@ -126,6 +127,7 @@ def run_python(page: Path) -> None:
             exec(compile(block.code, str(page), "exec"), names)
 
 
+@first(2)
 @pytest.mark.parametrize("page", pages_with("python"))
 def test_python_runs(page, folder, monkeypatch):
     monkeypatch.setattr(L.Trainer, "__init__", shrink(L.Trainer.__init__))
@@ -159,7 +161,7 @@ def check_line(words: list[str], composed: list) -> None:
             assert not end.code, f"{shlex.join(words)} is refused"
         assert len(composed) > before or rest[0] == "completion", f"{shlex.join(words)} runs nothing"
     elif program == "make":
-        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert {word for word in rest if "=" not in word} <= set(targets)
     elif program == "pip":
         extras = re.findall(r"\[([\w,]+)\]", " ".join(rest))
@@ -172,6 +174,7 @@ def check_line(words: list[str], composed: list) -> None:
         assert program in ("ray", "source", "eval", "tensorboard"), f"{program} is a program that no test knows"
 
 
+@first(4)
 @pytest.mark.parametrize("page", pages_with("bash"))
 def test_commands_are_taken(page, folder, composed):
     blocks = blocks_of(page)

@@ -30,6 +30,7 @@ def test_one_piece_a_part_is_the_method_itself_with_parts_renamed():
     assert len(set(zip(own.tolist(), mixed.tolist(), strict=True))) == 4
 
 
+@pytest.mark.sweep
 def test_the_cut_lies_between_that_of_the_method_and_of_random_nodes():
     cut = {m: partition(cliques(), m, 4).quality.edge_cut_ratio for m in ("streaming_multilevel", "random")}
     mixed = [partition(cliques(), "mixed", 4, pieces=pieces).quality.edge_cut_ratio for pieces in (1, 6, 48)]

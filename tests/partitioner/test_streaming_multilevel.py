@@ -2,7 +2,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_gnnscale.edge_stream import open_edge_stream, write_edges
@@ -33,6 +33,7 @@ def multilevel(stream, num_parts, num_threads=1, **options):
     return partition(stream, "streaming_multilevel", num_parts, evaluate=False, num_threads=num_threads, **options)
 
 
+@settings(max_examples=settings.default.max_examples // 4)
 @given(graph=simple_graphs(), layout=st.sampled_from(["once", "both_ways", "directed"]), data=st.data())
 def test_parts_are_balanced_or_what_is_too_much_is_told(graph, layout, data):
     num_nodes, edges = graph
@@ -205,6 +206,7 @@ def test_a_checkpoint_of_other_masks_or_runs_is_not_used(tmp_path, monkeypatch):
         assert not path.exists()
 
 
+@pytest.mark.sweep
 def test_a_quotient_graph_that_is_too_large_makes_clusters_coarser(monkeypatch):
     edges, group = planted(outside=8, seed=1)
     stream = stream_of(edges, 600, layout="once")
@@ -291,6 +293,7 @@ def test_more_effort_does_not_cut_more():
         assert more <= once
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("block_edges", [SOME_BLOCKS, 1 << 20])
 def test_efforts_stand_for_options(block_edges, monkeypatch):
     stream, whole = stream_of(hubs_and_leaves(0), 500, layout="once"), block_edges == 1 << 20
