@@ -8,7 +8,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SHARED = {"apart", "graph", "errors", "rng", "events", "memory", "jit", "keywords", "object_store", "scratch"}
+SHARED = {
+    "apart",
+    "graph",
+    "errors",
+    "rng",
+    "events",
+    "memory",
+    "jit",
+    "kernel_sets",
+    "keywords",
+    "object_store",
+    "scratch",
+}
 KERNELS = {"triton_kernels"}
 FLOW = ["edge_stream", "partitioner", "partition_store", "planner", "dataset", "store_source"]
 FLOW += ["placement", "sampler", "loader", "embedding", "remote"]
