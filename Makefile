@@ -10,7 +10,7 @@ PIP := $(BIN)/$(PIP_INSTALL) -c constraints.txt $(if $(LOCKED),-c lock.txt)
 OLD := .venv-oldest/bin
 OLDEST_TORCH ?=
 
-.PHONY: demo test test-oldest docs lint format lock clean
+.PHONY: demo test test-oldest kernels docs lint format lock clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/gnnscale train recipe=demo
@@ -26,6 +26,10 @@ test-oldest: .venv-oldest/.ready
 		tests/partitioner/test_partition.py tests/sampler/test_samplers.py tests/model tests/triton_kernels \
 		tests/datamodule/test_partition_datamodule.py tests/distributed/test_end_to_end.py \
 		tests/recipes/test_compose.py tests/cli/test_bad_words.py tests/report
+
+# What commands compile ahead: run it when kernels, or the types that they are called with, have changed.
+kernels: $(VENV)/.ready-test
+	$(BIN)/python -m tests.record_kernels $(SETS)
 
 docs: $(VENV)/.ready-test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

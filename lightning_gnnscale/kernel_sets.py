@@ -129,7 +129,7 @@ class Ahead:
     def __init__(self, names: Iterable[str], tell: bool):
         self.total: int | None = None
         self.done = 0
-        command = [sys.executable, "-m", _AHEAD, *(["--tell"] if tell else []), *names]
+        command = [sys.executable, "-W", "ignore", "-m", _AHEAD, *(["--tell"] if tell else []), *names]
         # Their input stays open as long as this process lives. The first one of them ends at once.
         self._first = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
