@@ -13,7 +13,7 @@ OLDEST_TORCH ?=
 # One more than two cores: tests of several processes wait for one another.
 WORKERS ?= 3
 
-.PHONY: demo test test-all test-oldest docs lint format lock clean
+.PHONY: demo test test-all test-oldest kernels docs lint format lock clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/gnnscale train recipe=demo
@@ -35,6 +35,10 @@ test-oldest: .venv-oldest/.ready
 		tests/partitioner/test_partition.py tests/sampler/test_samplers.py tests/model tests/triton_kernels \
 		tests/datamodule/test_partition_datamodule.py tests/distributed/test_end_to_end.py \
 		tests/recipes/test_compose.py tests/cli/test_bad_words.py tests/report
+
+# What commands compile ahead: run it when kernels, or the types that they are called with, have changed.
+kernels: $(VENV)/.ready-test
+	$(BIN)/python -m tests.record_kernels $(SETS)
 
 docs: $(VENV)/.ready-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SHARED = {"apart", "graph", "errors", "rng", "events", "memory", "memory_peak"}
-SHARED |= {"jit", "keywords", "object_store", "scratch", "values"}
+SHARED |= {"jit", "kernel_sets", "keywords", "object_store", "scratch", "values"}
 KERNELS = {"triton_kernels"}
 FLOW = ["edge_stream", "partitioner", "partition_store", "planner", "dataset", "store_source"]
 FLOW += ["placement", "sampler", "loader", "embedding", "remote"]

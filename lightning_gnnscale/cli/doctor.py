@@ -15,6 +15,7 @@ import torch
 from omegaconf import DictConfig
 from rich.console import Console
 
+from .. import compile_ahead, kernel_sets
 from ..memory import format_bytes, free_memory_bytes, memory_limit_bytes
 from .errors import UsageError
 
@@ -26,7 +27,7 @@ _SMALL_SHM = 1 << 30
 
 
 def run(config: DictConfig) -> None:
-    """Print versions, GPUs and links, memory limits, disk speed and ports, and a line for each thing to look at.
+    """Print versions, GPUs and links, memory limits, disk speed, kernels and ports, and what to look at.
 
     Raises:
         UsageError: disk_bytes below 0, or a port out of range.
@@ -42,6 +43,7 @@ def run(config: DictConfig) -> None:
     _section("memory", memory(advice))
     _section("GPUs", gpus(advice))
     _section("disk", disk(Path(config.paths.stores), config.disk_bytes, advice))
+    _section("kernels", kernels())
     _section("network", _network(list(config.ports), advice))
     for line in advice or ["nothing stands in the way"]:
         Console().print(f"- {line}", soft_wrap=True, highlight=False, markup=False)
@@ -146,6 +148,22 @@ def disk(folder: Path, num_bytes: int, advice: list[str]) -> dict[str, str]:
             f"{folder} reads {format_bytes(read)}/s: put stores on a faster disk (paths.stores=), or keep parts in "
             "memory where they fit (datamodule.row_reads=resident)"
         )
+    return found
+
+
+def kernels() -> dict[str, str]:
+    """Return how many of the known kernels are compiled for this machine, and where they lie."""
+    known = kernel_sets.recorded()
+    missing = compile_ahead.still_missing(list(known))
+    folder = kernel_sets.cache_folder()
+    size = sum(path.stat().st_size for path in folder.glob("*.kernel"))
+    found = {
+        "compiled": f"{len(known) - len(missing)} of {len(known)}",
+        "their cache": f"{folder}, {format_bytes(size)}",
+    }
+    if missing:
+        seconds = sum(kernel.seconds for kernel in missing)
+        found["to be compiled"] = f"when a command first needs them, {seconds:.0f} s of CPU for all of them"
     return found
 
 

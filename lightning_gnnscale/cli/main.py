@@ -213,6 +213,7 @@ def _run(command: Command) -> None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import ConfigCompositionException
 
+    from ..kernel_sets import compile_ahead
     from .checks import check_ranges
     from .compose import (
         GROUPS,
@@ -245,6 +246,7 @@ def _run(command: Command) -> None:
             # At first without an import: what is off is said within a second.
             check_config(config, command.primary, command.recipe, imported=False)
             check_ranges(config)
+            compile_ahead(kernel_sets_of(command.name, config))
             with _temporary_files(command.name):
                 check_config(config, command.primary, command.recipe)
                 resume_garbage_collection()
@@ -283,6 +285,25 @@ def _run(command: Command) -> None:
         end_sweep(sweep[0])
     if failures:
         raise failures[0]
+
+
+def kernel_sets_of(command: str, config) -> list[str]:
+    """Return the sets of kernels that a command may need, see `kernels.json`; nothing is imported."""
+    if command == "prepare":
+        return ["train"]
+    if command not in ("train", "test", "predict", "partition", "bench") or "dataset" not in config:
+        return []
+    method, dataset = config.partitioner.get("method"), config.dataset.get("_target_", "")
+    names = ["store", f"partition:{method}"] if config.store is None else []
+    names += ["synthetic"] if dataset.endswith(".generate") and config.store is None else []
+    if command == "partition":
+        return names
+    if config.datamodule._target_.endswith(".FullGraphDataModule"):
+        return [*names, "full_graph"]
+    of_links = config.model.get("_target_", "").endswith(("LinkPredictor", "EdgeClassifier"))
+    backbone = (config.model.get("backbone") or {}).get("_target_", "")
+    of_kinds = backbone.rpartition(".")[2] in ("RGCN", "RGAT", "HGT", "Hetero")
+    return [*names, "links" if of_links else "kinds" if of_kinds else "train"]
 
 
 def _temporary_files(command: str) -> AbstractContextManager:

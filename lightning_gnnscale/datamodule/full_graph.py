@@ -49,6 +49,7 @@ class FullGraphDataModule(StoredGraphDataModule):
     """
 
     takes_inputs = False
+    kernel_set = "full_graph"  # that is compiled ahead
 
     @passes_on(StoreSource.of, StoreSource, pack_halo=False)
     def __init__(

@@ -186,6 +186,13 @@ class PartitionDataModule(StoredGraphDataModule):
         self._train_loader: PartLoader | None = None
         self._scratch: Scratch | None = None
 
+    @property
+    def kernel_set(self) -> str:
+        """The name of the set of kernels that is compiled ahead, see `kernels.json`."""
+        if getattr(self.sampler, "trains_on_links", False):
+            return "links"
+        return "train" if getattr(self.dataset, "schema", None) is None else "kinds"
+
     def check_trainer(self, trainer: Any) -> None:
         """Refuse a strategy that would wait for ever, and a scope that it does not go with; raises as `setup` does."""
         if trainer.world_size > 1 and not hasattr(trainer.strategy, "weights"):

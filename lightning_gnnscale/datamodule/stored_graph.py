@@ -16,6 +16,7 @@ from ..edge_stream.open import is_pyg_data
 from ..errors import GNNScaleError, PartitionStoreError, StrategyError
 from ..events import record
 from ..graph import GraphSchema
+from ..kernel_sets import compile_ahead
 from ..memory import format_bytes
 from ..model.backbone import check_edge_attr
 from ..model.checkpoint_file import LoadsWeightsOnly
@@ -147,6 +148,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
     """
 
     verify = True
+    kernel_set = "train"  # that is compiled ahead, see `kernels.json`
     takes_inputs = True  # whether the model may bring rows in place of features
 
     def __init__(self, store: str | os.PathLike | PartitionStore | StoreSource | None, seed: int, **making):
@@ -195,6 +197,7 @@ class StoredGraphDataModule(LoadsWeightsOnly, L.LightningDataModule):
         Raises:
             PartitionStoreError: a file of the store is damaged.
         """
+        compile_ahead([self.kernel_set, *(["store"] if self.store_source is not None else [])])
         if self.store_source is None:
             store = PartitionStore.open(self.root, self.verify)
         else:

@@ -12,6 +12,7 @@ from .. import events
 from ..edge_stream.relations import RelationStream
 from ..edge_stream.stream import file_states
 from ..errors import UNREADABLE, GNNScaleError, disk_errors, one_line_of
+from ..kernel_sets import compile_ahead
 from ..memory_peak import MemoryPeak
 from . import phases
 from .constraints import balance_by_kind
@@ -178,6 +179,7 @@ def partition(
         EdgeStreamError: the source cannot be read, or changed between two passes.
     """
     function = get_partitioner(method)
+    compile_ahead([f"partition:{method}"])
     edge_files = file_states(stream)
     options = complete_options(method, options)
     if stream.num_nodes is None:

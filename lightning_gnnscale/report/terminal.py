@@ -14,18 +14,44 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import events
+from ..kernel_sets import running
 from ..memory import format_bytes, format_seconds
+
+
+class _Bars(Progress):
+    """Bars, the first of them of the kernels that are compiled meanwhile."""
+
+    _kernels: int | None = None
+
+    def watch_kernels(self) -> None:
+        if not self.disable and running() is not None:
+            self._kernels = self.add_task("compiling kernels, once", total=None, visible=False)
+
+    def get_renderables(self):
+        if self._kernels is not None:
+            self._move_kernels()
+        yield from super().get_renderables()
+
+    def _move_kernels(self) -> None:
+        ahead = running()
+        if ahead is None:
+            self.remove_task(self._kernels)
+            self._kernels = None
+        elif ahead.total is not None:
+            self.update(self._kernels, total=ahead.total, completed=ahead.done, visible=ahead.total > 0)
 
 
 class ProgressBars:
     """Draw one bar for each name that reports; nothing where the output is no terminal.
+
+    Kernels that are compiled meanwhile have one too.
 
     Use as a context manager; call it as `bars(what, done, total)`.
     """
 
     def __init__(self, enabled: bool = True):
         console = Console(stderr=True)
-        self._progress = Progress(
+        self._progress = _Bars(
             TextColumn("{task.description:<28}"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -42,6 +68,7 @@ class ProgressBars:
         self._progress.update(self._tasks[what], completed=done, total=total)
 
     def __enter__(self) -> "ProgressBars":
+        self._progress.watch_kernels()
         self._progress.__enter__()
         return self
 
