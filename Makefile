@@ -10,7 +10,7 @@ PIP := $(BIN)/$(PIP_INSTALL) -c constraints.txt $(if $(LOCKED),-c lock.txt)
 OLD := .venv-oldest/bin
 OLDEST_TORCH ?=
 
-.PHONY: demo test test-oldest docs lint format lock clean
+.PHONY: demo test test-oldest docs lint format settings lock clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/gnnscale train recipe=demo
@@ -35,6 +35,10 @@ lint: $(VENV)/.ready-test
 
 format: $(VENV)/.ready-test
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+# What commands know of settings without an import: after a change of conf/ or of what a class that it names takes.
+settings: $(VENV)/.ready-test
+	$(BIN)/python -m lightning_gnnscale.cli.describe
 
 # torch, and what follows its build, is left out: which one serves is the machine's choice.
 lock: $(VENV)/.ready-torch

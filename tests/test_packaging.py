@@ -94,7 +94,7 @@ def test_a_wheel_holds_modules_settings_and_types_and_no_measured_rows(wheel):
     names = [name for name in wheel.namelist() if ".dist-info/" not in name]
     assert all(name.startswith("lightning_gnnscale/") for name in names)
     kinds = {Path(name).suffix or name for name in names}
-    assert kinds == {".py", ".pyi", ".yaml", ".html", ".typed"}
+    assert kinds == {".py", ".pyi", ".yaml", ".html", ".json", ".typed"}
     assert not [name for name in names if "measured" in name or "/tests/" in name]
     for folder in ("conf", "recipes"):
         given = {f"lightning_gnnscale/{each.relative_to(ROOT)}" for each in (ROOT / folder).rglob("*.yaml")}
@@ -102,7 +102,7 @@ def test_a_wheel_holds_modules_settings_and_types_and_no_measured_rows(wheel):
     modules = {str(each.relative_to(ROOT)) for each in (ROOT / "lightning_gnnscale").rglob("*.py")}
     modules |= {f"lightning_gnnscale/{each.relative_to(ROOT)}" for each in (ROOT / "triton_kernels").rglob("*.py")}
     assert modules <= set(names)
-    assert {"lightning_gnnscale/py.typed", "lightning_gnnscale/__init__.pyi"} <= set(names)
+    assert {f"lightning_gnnscale/{name}" for name in ("py.typed", "__init__.pyi", "cli/settings.json")} <= set(names)
     assert sum(each.compress_size for each in wheel.infolist()) < 2 << 20
 
 

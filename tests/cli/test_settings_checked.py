@@ -12,10 +12,11 @@ from cli.refusals import refused
 from cli.tiny_graph import TINY, write_tiny_graph
 
 from lightning_gnnscale.cli.checks import check_settings, planned_devices
-from lightning_gnnscale.cli.compose import available_recipes, compose_config, take_recipe
+from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.main import main
 from lightning_gnnscale.cli.ranks import accelerator
+from lightning_gnnscale.cli.recipes import available_recipes, take_recipe
 
 ONE_EPOCH = [*TINY, "trainer.max_epochs=1"]
 
