@@ -38,7 +38,7 @@ format: $(VENV)/.ready-test
 
 # What commands know of settings without an import: after a change of conf/ or of what a class that it names takes.
 settings: $(VENV)/.ready-test
-	$(BIN)/python -m lightning_gnnscale.cli.describe
+	$(BIN)/python -m tests.describe_settings
 
 # torch, and what follows its build, is left out: which one serves is the machine's choice.
 lock: $(VENV)/.ready-torch

@@ -218,6 +218,7 @@ def _run(command: Command) -> None:
 
     from .compose import GROUPS, fill_inputs, prepare_overrides, register_choices
     from .recipes import check_no_credentials, for_other_dataset
+    from .run_paths import check_paths
     from .settings import described, not_a_setting
     from .typed import check_config, check_ranges
 
@@ -237,17 +238,19 @@ def _run(command: Command) -> None:
         if HydraConfig.get().mode.name == "MULTIRUN" and not sweep:
             sweep.append(Path(HydraConfig.get().sweep.dir).absolute())
         try:
-            fill_inputs(config)
-            # At first without an import: what is off is said within a second.
-            check_config(config, command.primary, command.recipe, imported=False)
-            check_ranges(config)
-            with _temporary_files(command.name):
-                check_config(config, command.primary, command.recipe)
-                resume_garbage_collection()
-                module, function = _RUN[command.name]
-                run = getattr(importlib.import_module(f".{module}", __package__), function)
-                with _stage_lines(command.name, config):
-                    return run(config)
+            with _run_folder(config):
+                fill_inputs(config)
+                # At first without an import: what is off is said within a second.
+                check_config(config, command.primary, command.recipe, imported=False)
+                check_ranges(config)
+                check_paths(config)
+                with _temporary_files(command.name):
+                    check_config(config, command.primary, command.recipe)
+                    resume_garbage_collection()
+                    module, function = _RUN[command.name]
+                    run = getattr(importlib.import_module(f".{module}", __package__), function)
+                    with _stage_lines(command.name, config):
+                        return run(config)
         except Exception as error:  # a sweep goes on; the first failure is told at its end
             if wants_traceback():
                 raise
@@ -278,6 +281,18 @@ def _run(command: Command) -> None:
         end_sweep(sweep[0])
     if failures:
         raise failures[0]
+
+
+def _run_folder(config) -> AbstractContextManager:
+    """Return the block in which a run has its folder; a job of a sweep keeps it, with the reason of its failure."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from .run_paths import removed_unless_begun
+
+    hydra = HydraConfig.get()
+    if hydra.mode.name == "MULTIRUN" or hydra.output_subdir is None or "paths" not in config:
+        return nullcontext()
+    return removed_unless_begun(Path(hydra.runtime.output_dir), Path(config.paths.runs).absolute())
 
 
 def _temporary_files(command: str) -> AbstractContextManager:

@@ -1,7 +1,7 @@
 """One description of every setting, from which checks, hints, help and completion follow.
 
 `settings.json` says what the configs hold, and what the functions and classes that they name take, so that a wrong word
-is answered before torch is imported; `describe.py` writes it. What it does not know is told by an import.
+is answered before torch is imported; `make settings` writes it. What it does not know is told by an import.
 """
 
 import difflib
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .errors import did_you_mean
+from .signatures import PACKAGE, Setting, Taker, options_of
 
-PACKAGE = "lightning_gnnscale"
 FILE = Path(__file__).with_name("settings.json")
 OPTIONS = "storage_options"  # whose entries another package reads
 UNSET = "???"  # of a setting that a config does not name
@@ -50,28 +50,6 @@ for _key in ("num_nodes", "num_edges"):
     FILLED_IN[f"planner.{_key}"] = "dataset=, whose graph is planned for"
 for _key in ("feature_bytes", "feature_dim", "feature_row_bytes"):
     FILLED_IN[f"planner.{_key}"] = "dataset=, whose features are planned for"
-
-
-class Setting(NamedTuple):
-    """What is known of a setting.
-
-    Attributes:
-        kinds: Kinds of values that it takes, as "int|null": of int, float, bool, str, list, dict, null, any and other;
-            "": not known.
-        default: As the command line says it; None: it must be given.
-        told: What it is, on one line.
-    """
-
-    kinds: str = ""
-    default: str | None = None
-    told: str = ""
-
-
-class Taker(NamedTuple):
-    """What a function or class takes: settings by name, and whether any other keyword too."""
-
-    settings: dict[str, Setting]
-    takes_more: bool
 
 
 class Place(NamedTuple):
@@ -109,10 +87,10 @@ def _version(name: str) -> str | None:
         return None
 
 
-def taker_at(path: str, node: dict, taker_of: Callable[[str], Taker | None] = known_taker) -> Taker | None:
+def taker_at(node: dict, takes: Callable[[str], Taker | None] = known_taker) -> Taker | None:
     """Return what the target of a node takes: of `partitioner`, with the options of its method."""
     target = node.get("_target_")
-    found = taker_of(target) if isinstance(target, str) else None
+    found = takes(target) if isinstance(target, str) else None
     if found is None or target != f"{PACKAGE}.partitioner.partition":
         return found
     options = options_of_method(node.get("method"))
@@ -123,8 +101,6 @@ def options_of_method(method: str | None) -> dict[str, Setting] | None:
     """Return the options of a partitioner by name; None where it takes any, or is not known."""
     known = described()["partitioners"]
     if method not in known and method in own_partitioners():
-        from .describe import options_of
-
         return options_of(own_partitioners()[method])
     return known.get(method) and {key: Setting(*one) for key, one in known[method].items()}
 
@@ -136,16 +112,16 @@ def own_partitioners() -> dict[str, Callable]:
     return {name: one for name, one in found.items() if not one.__module__.startswith(f"{PACKAGE}.")}
 
 
-def walk(node: dict, path: str = "", taker_of: Callable[[str], Taker | None] = known_taker) -> Iterator[Place]:
+def walk(node: dict, path: str = "") -> Iterator[Place]:
     """Yield the settings of a config: those that it names, those inside them, and what its targets take besides."""
-    taker = taker_at(path, node, taker_of) or Taker({}, True)
+    taker = taker_at(node) or Taker({}, True)
     for name in dict.fromkeys([*node, *taker.settings]):
         key, setting = f"{path}.{name}".lstrip("."), taker.settings.get(name, Setting())
         if str(name).startswith("_") or (name not in node and not is_settable(path, name)):
             continue
         yield Place(key, node.get(name, UNSET), setting, node.get("_target_"))
         if isinstance(node.get(name), dict):
-            yield from walk(node[name], key, taker_of)
+            yield from walk(node[name], key)
 
 
 def is_settable(path: str, name: str) -> bool:

@@ -11,7 +11,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from .errors import UsageError, in_place
-from .settings import FILLED_IN, OPTIONS, Taker, described, is_settable, known_taker, not_a_setting, taker_at
+from .settings import FILLED_IN, OPTIONS, described, is_settable, known_taker, not_a_setting, taker_at
+from .signatures import Taker, taker_of
 
 _KINDS = {"int": int, "float": (int, float), "bool": bool, "str": str, "list": list, "dict": dict, "null": type(None)}
 _SAID = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text"}
@@ -60,7 +61,7 @@ def check_config(
             f"{recipe[1]}.yaml brings no {', '.join(missing)}: begin its defaults with /{primary}, then _self_"
         )
     if recipe is not None:  # a value that settings of the recipe refer to
-        base = dict.fromkeys(re.findall(r"\$\{(\w+)", json.dumps(given))) | base
+        base |= dict.fromkeys(set(re.findall(r"\$\{(\w+)", json.dumps(given))) - base.keys())
     check_keys(given, base, known_taker if not imported else _imported)
 
 
@@ -80,20 +81,20 @@ def _base(primary: str, recipe: tuple[str, str] | None) -> dict:
     return base
 
 
-def check_keys(node: dict, base: dict | None, taker_of: Callable[[str], Taker | None], path: str = "") -> None:
+def check_keys(node: dict, base: dict | None, takes: Callable[[str], Taker | None], path: str = "") -> None:
     """Refuse unknown keys and values of the wrong type below a node.
 
     Args:
         node: A config, or a part of it, unresolved.
         base: The same as the choices say it; None: not known, so that any key may stand where no target says otherwise.
-        taker_of: Returns what a target takes, or None.
+        takes: Returns what a target takes, or None.
         path: Key of the node.
 
     Raises:
         UsageError: see `check_config`.
     """
     target = node.get("_target_")
-    taker = taker_at(path, node, taker_of) or Taker({}, True)
+    taker = taker_at(node, takes) or Taker({}, True)
     for key, value in node.items():
         here = f"{path}.{key}".lstrip(".")
         if here == OPTIONS or str(key).startswith("_"):
@@ -110,7 +111,7 @@ def check_keys(node: dict, base: dict | None, taker_of: Callable[[str], Taker | 
             _check_kind(here, value, kinds.split("|"))
         if isinstance(value, dict):
             known = base.get(key) if target is None and base is not None else None
-            check_keys(value, known if isinstance(known, dict) else None, taker_of, here)
+            check_keys(value, known if isinstance(known, dict) else None, takes, here)
 
 
 def _unknown(here: str, path: str, target: str, taker: Taker) -> str:
@@ -131,8 +132,6 @@ def _brings_target(value: Any, path: str) -> bool:
 
 
 def _imported(target: str) -> Taker:
-    from .describe import taker_of
-
     return known_taker(target) or taker_of(target)
 
 

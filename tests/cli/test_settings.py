@@ -7,8 +7,9 @@ import pytest
 
 from lightning_gnnscale.cli import settings
 from lightning_gnnscale.cli.compose import compose_config
-from lightning_gnnscale.cli.describe import describe, taker_of, text_of
-from lightning_gnnscale.cli.settings import Setting, described, elsewhere, keys_of_choices, known_taker, walk
+from lightning_gnnscale.cli.settings import described, elsewhere, keys_of_choices, known_taker, walk
+from lightning_gnnscale.cli.signatures import Setting, taker_of
+from tests.describe_settings import describe, text_of
 
 
 def test_the_file_says_what_an_import_tells():

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 from lightning_gnnscale.cli.compose import GROUPS as CONF_MODULE
 from lightning_gnnscale.cli.compose import compose_config, register_choices
-from lightning_gnnscale.cli.describe import taker_of
 from lightning_gnnscale.cli.recipes import available_recipes, bench_of, recipes_folder, take_recipe
+from lightning_gnnscale.cli.signatures import taker_of
 from lightning_gnnscale.cli.typed import check_keys
 from lightning_gnnscale.partitioner import available_partitioners, register_partitioner, registry
 from lightning_gnnscale.placement.place import METHODS

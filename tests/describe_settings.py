@@ -1,109 +1,27 @@
-"""What functions and classes take, as an import tells it, and the file that says so of all that ships.
-
-`python -m lightning_gnnscale.cli.describe` (`make settings`) writes `settings.json`, which commands read in place of
-importing torch; a test compares the two.
-"""
+"""What `settings.json` holds, made anew from the configs and by importing what they name: `make settings` writes it."""
 
 import inspect
 import json
-import os
 import re
-import types
-import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from importlib.metadata import packages_distributions, version
 from importlib.resources import files
 from pathlib import Path
 
 from hydra.core.default_element import ConfigDefault
-from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
-from .compose import GROUPS, compose_config, own_configs
-from .settings import FILE, PACKAGE, Setting, Taker
-
-_KINDS = {
-    int: "int",
-    float: "float",
-    bool: "bool",
-    str: "str",
-    Path: "str",
-    os.PathLike: "str",
-    types.NoneType: "null",
-    list: "list",
-    tuple: "list",
-    Sequence: "list",
-    dict: "dict",
-    Mapping: "dict",
-    typing.Any: "any",
-    object: "any",
-}
-_SHOWN = {None: "null", True: "true", False: "false"}
-
-
-def taker_of(target: str) -> Taker:
-    """Return what the function or class of a dotted name takes; it is imported.
-
-    A class of this package that takes any keywords passes them on to its base.
-    """
-    taker, named, told, takes_more = get_object(target), {}, {}, True
-    while takes_more:
-        found = inspect.signature(taker).parameters.values()
-        named = {one.name: one for one in found if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)} | named
-        told = _told(taker) | told
-        takes_more = any(one.kind is one.VAR_KEYWORD for one in found)
-        taker = taker.__base__ if inspect.isclass(taker) else None
-        if not getattr(taker, "__module__", "").startswith(f"{PACKAGE}."):
-            break
-    return Taker({name: _setting(one, told.get(name, "")) for name, one in named.items()}, takes_more)
-
-
-def options_of(partitioner: typing.Callable) -> dict[str, Setting] | None:
-    """Return the options of a partitioner; None where it takes any."""
-    from ..partitioner.registry import SHARED
-
-    found, told = inspect.signature(partitioner).parameters.values(), _told(partitioner)
-    if any(one.kind is one.VAR_KEYWORD for one in found):
-        return None
-    own = [one for one in found if one.kind is one.KEYWORD_ONLY and one.name not in SHARED]
-    return {one.name: _setting(one, told.get(one.name, "")) for one in own}
-
-
-def _setting(one: inspect.Parameter, told: str) -> Setting:
-    kinds = []
-    if one.annotation is not one.empty and not isinstance(one.annotation, str):
-        is_union = isinstance(one.annotation, types.UnionType) or typing.get_origin(one.annotation) is typing.Union
-        options = typing.get_args(one.annotation) if is_union else (one.annotation,)
-        kinds = [_KINDS.get(typing.get_origin(option) or option, "other") for option in options]
-        kinds += ["null"] if one.default is None else []
-    return Setting("|".join(dict.fromkeys(kinds)), None if one.default is one.empty else _shown(one.default), told)
-
-
-def _shown(value: typing.Any) -> str:
-    """Return a default as the command line says it."""
-    if value is None or isinstance(value, bool):
-        return _SHOWN[value]
-    value = getattr(value, "__name__", None) or (list(value) if isinstance(value, tuple) else value)
-    return re.sub(r" at 0x\w+", "", str(value)).replace(" ", "")
-
-
-def _told(taker) -> dict[str, str]:
-    """Return the text of the "Args:" of a docstring by parameter, with those of bases and of what keywords go on to."""
-    further = [*getattr(taker, "passes_on_to", ())]
-    if inspect.isclass(taker):
-        further += [taker.__init__, *(base for base in taker.__bases__ if base is not object)]
-    told = {name: text for one in reversed(further) for name, text in _told(one).items()}
-    section = re.search(r"^Args:\n((?:[ \t]+\S.*\n?|\n)+)", inspect.cleandoc(taker.__doc__ or ""), re.M)
-    text = re.sub(r"\n {5,}", " ", section[1]) if section else ""
-    for names, words in re.findall(r"^ {4}([\w, *]+): (.*)$", text, re.M):
-        told |= {name.strip(" *"): words.strip() for name in names.split(",")}
-    return told
+from lightning_gnnscale.cli.compose import GROUPS, compose_config, own_configs
+from lightning_gnnscale.cli.settings import FILE
+from lightning_gnnscale.cli.signatures import PACKAGE, options_of, taker_of
+from lightning_gnnscale.partitioner import available_partitioners
+from lightning_gnnscale.partitioner.registry import get_partitioner
+from lightning_gnnscale.placement.place import METHODS
+from lightning_gnnscale.strategy.exchange.bounds import BOUNDS
 
 
 def describe() -> dict:
     """Return what `settings.json` holds: commands, choices of groups, targets, options of partitioners, versions."""
-    from ..partitioner.registry import get_partitioner
-
     conf = Path(str(files(GROUPS)))
     choices = _choices(conf)
     commands = sorted((*conf.glob("*.yaml"), *conf.glob("bench/*.yaml")))
@@ -149,16 +67,12 @@ def _merged(loader, group: str, name: str) -> DictConfig:
     return OmegaConf.merge(*(_merged(loader, group, one) for one in plain), found.config)
 
 
-def _choices_of_code() -> typing.Iterator[tuple[str, str, str, dict]]:
+def _choices_of_code() -> Iterator[tuple[str, str, str, dict]]:
     """Yield (group, name, base, changed) of every partitioner, placement, scheduling, bound and backbone with a name.
 
     Each is a file of its group, which documents the settings, with the one thing changed that its name says:
     `placement=pagraph` is `placement/rule.yaml` with `method: pagraph`. Names that have a file of their own keep it.
     """
-    from ..partitioner import available_partitioners
-    from ..placement.place import METHODS
-    from ..strategy.exchange.bounds import BOUNDS
-
     for name in available_partitioners():
         yield "partitioner", name, "streaming_multilevel", {"method": name}
     for name in METHODS:
