@@ -70,9 +70,8 @@ def described() -> dict:
 @cache
 def known_taker(target: str) -> Taker | None:
     """Return what a dotted name takes, and None where only an import tells: of users' own, and of other versions."""
-    known, top = described()["targets"], target.partition(".")[0]
-    if target not in known and top == PACKAGE:  # another way to the same name
-        name = target.rpartition(".")[2]
+    known, (top, _, name) = described()["targets"], target.partition(".")
+    if target not in known and top == PACKAGE:  # of the package's own names, another way to the same
         target = next((one for one in known if one.startswith(f"{PACKAGE}.") and one.endswith(f".{name}")), "")
     if target not in known or described()["versions"].get(top) not in (None, _version(top)):
         return None

@@ -61,7 +61,7 @@ def check_config(
             f"{recipe[1]}.yaml brings no {', '.join(missing)}: begin its defaults with /{primary}, then _self_"
         )
     if recipe is not None:  # a value that settings of the recipe refer to
-        base |= dict.fromkeys(set(re.findall(r"\$\{(\w+)", json.dumps(given))) - base.keys())
+        base |= dict.fromkeys(set(re.findall(r"\$\{(\w+)[\w.]*\}", json.dumps(given))) - base.keys())
     check_keys(given, base, known_taker if not imported else _imported)
 
 
@@ -94,7 +94,13 @@ def check_keys(node: dict, base: dict | None, takes: Callable[[str], Taker | Non
         UsageError: see `check_config`.
     """
     target = node.get("_target_")
-    taker = taker_at(node, takes) or Taker({}, True)
+    try:
+        taker = taker_at(node, takes) or Taker({}, True)
+    except Exception as error:  # of the user's module
+        raise UsageError(
+            f"{path}._target_: {target!r} cannot be imported ({error.__cause__ or error}); modules are looked for in "
+            "the current folder and on PYTHONPATH too"
+        ) from None
     for key, value in node.items():
         here = f"{path}.{key}".lstrip(".")
         if here == OPTIONS or str(key).startswith("_"):
