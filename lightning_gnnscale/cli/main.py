@@ -216,11 +216,9 @@ def _run(command: Command) -> None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import ConfigCompositionException
 
-    from .compose import GROUPS, fill_inputs, prepare_overrides, register_choices
+    from .compose import GROUPS, prepare_overrides, register_choices
     from .recipes import check_no_credentials, for_other_dataset
-    from .run_paths import check_paths
     from .settings import described, not_a_setting
-    from .typed import check_config, check_ranges
 
     check_no_credentials(command.config_name, command.config_dir, command.words)
     other = for_other_dataset(command.config_dir, command.config_name, command.words)
@@ -239,18 +237,7 @@ def _run(command: Command) -> None:
             sweep.append(Path(HydraConfig.get().sweep.dir).absolute())
         try:
             with _run_folder(config):
-                fill_inputs(config)
-                # At first without an import: what is off is said within a second.
-                check_config(config, command.primary, command.recipe, imported=False)
-                check_ranges(config)
-                check_paths(config)
-                with _temporary_files(command.name):
-                    check_config(config, command.primary, command.recipe)
-                    resume_garbage_collection()
-                    module, function = _RUN[command.name]
-                    run = getattr(importlib.import_module(f".{module}", __package__), function)
-                    with _stage_lines(command.name, config):
-                        return run(config)
+                return _checked_run(command, config)
         except Exception as error:  # a sweep goes on; the first failure is told at its end
             if wants_traceback():
                 raise
@@ -281,6 +268,26 @@ def _run(command: Command) -> None:
         end_sweep(sweep[0])
     if failures:
         raise failures[0]
+
+
+def _checked_run(command: Command, config):
+    """Check a config, and run the command with it."""
+    from .compose import fill_inputs
+    from .run_paths import check_paths
+    from .typed import check_config, check_ranges
+
+    fill_inputs(config)
+    # At first without an import: what is off is said within a second.
+    check_config(config, command.primary, command.recipe, imported=False)
+    check_ranges(config)
+    check_paths(config)
+    with _temporary_files(command.name):
+        check_config(config, command.primary, command.recipe)
+        resume_garbage_collection()
+        module, function = _RUN[command.name]
+        run = getattr(importlib.import_module(f".{module}", __package__), function)
+        with _stage_lines(command.name, config):
+            return run(config)
 
 
 def _run_folder(config) -> AbstractContextManager:

@@ -71,6 +71,11 @@ def check_paths(config: DictConfig) -> None:
         return
     if store is not None and not is_url(store) and not os.path.exists(_expanded(store)):
         raise UsageError(_not_there("store", store))
+    resume = config.get("resume")
+    if resume is not None and not is_url(resume) and not os.path.exists(_expanded(resume)):
+        found = ", ".join(sorted(one.name for one in Path(_expanded(resume)).parent.glob("*.ckpt"))[:5])
+        remedy = f"beside it: {found}" if found else "give a checkpoint that a run left under its checkpoints/"
+        raise UsageError(f"resume: {resume}: no such checkpoint; {remedy}")
     if store is None and str(dataset.get("_target_")).endswith(_LOADERS):
         for key, path in _files_of(OmegaConf.to_container(dataset, resolve=False), "dataset"):
             if not (is_url(path) or "${" in path or path == "???" or any(mark in path for mark in "*?[")):

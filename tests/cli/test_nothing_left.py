@@ -55,6 +55,18 @@ def test_what_may_be_there_is_left_to_whoever_reads_it():
     check_paths(OmegaConf.create({"store": "none"}))  # of verify, which tells by its exit code
 
 
+def test_a_checkpoint_that_is_not_there():
+    made = config(edges="edges.csv")
+    made.resume = "none.ckpt"
+    with pytest.raises(UsageError, match="^resume: none.ckpt: no such checkpoint; give a checkpoint that a run left"):
+        check_paths(made)
+    Path("last.ckpt").touch()
+    with pytest.raises(UsageError, match="beside it: last.ckpt$"):
+        check_paths(made)
+    made.resume = "last.ckpt"
+    check_paths(made)
+
+
 def test_a_store_that_is_not_there():
     made = config(edges="none.csv")
     made.store = "."
