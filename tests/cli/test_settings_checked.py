@@ -106,7 +106,7 @@ def test_training_refuses_samplers_that_do_not_go_with_the_run(capsys, words, pa
         (["model.backbone.hidden_channels=null"], ["model.backbone.hidden_channels must be an integer, got null"]),
         (["strategy/weights=model_averaging", "strategy.weights.every_n_epochs=null"],
          ["strategy.weights.every_n_epochs must be an integer, got null"]),
-        (["trainer.devices=null"], ["trainer.devices must not be null"]),
+        (["trainer.devices=null"], ["trainer.devices must be a list like [1,2] or text or an integer, got null"]),
         (["resume=5"], ["resume must be text, got 5"]),
         (["output=true"], ["output must be text, got True"]),
         (["evaluation.scratch=5"], ["evaluation.scratch must be text, got 5"]),
