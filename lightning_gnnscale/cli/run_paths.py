@@ -114,7 +114,8 @@ def removed_unless_begun(folder: Path, runs: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if os.environ.get("RANK", "0") == "0" and not _has_begun(folder):
+        is_ours = os.environ.get("RANK", "0") == "0" and not Path.cwd().is_relative_to(folder)
+        if is_ours and not _has_begun(folder):
             shutil.rmtree(folder, ignore_errors=True)
             for parent in folder.parents:
                 if not parent.is_relative_to(runs):

@@ -114,6 +114,9 @@ def test_what_has_done_something_stays(monkeypatch, error):
         fail_in(folder, error)
         assert folder.exists() == stays, name
     assert Path("runs/a").exists() and Path("else").exists()
+    monkeypatch.chdir(write(Path("here")))  # as with hydra.run.dir=.
+    fail_in(Path("."))
+    assert Path(".hydra").exists()
     monkeypatch.setenv("RANK", "1")
     folder = write(Path("runs/c/rank"))
     fail_in(folder)
