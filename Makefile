@@ -13,7 +13,7 @@ OLDEST_TORCH ?=
 # One more than two cores: tests of several processes wait for one another.
 WORKERS ?= 3
 
-.PHONY: demo test test-all test-oldest kernels docs lint format lock clean
+.PHONY: demo test test-all test-oldest kernels docs lint format settings lock clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/gnnscale train recipe=demo
@@ -48,6 +48,10 @@ lint: $(VENV)/.ready-test
 
 format: $(VENV)/.ready-test
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+# What commands know of settings without an import: after a change of conf/ or of what a class that it names takes.
+settings: $(VENV)/.ready-test
+	$(BIN)/python -m tests.describe_settings
 
 # torch, and what follows its build, is left out: which one serves is the machine's choice. No beta is taken, but of
 # opentelemetry-semantic-conventions, of which there is nothing else: mlflow needs it.

@@ -45,7 +45,7 @@ def passes_on(*takers: Callable, **defaults: Any) -> Callable[[_F], _F]:
                 raise TypeError(f"{function.__qualname__.removesuffix('.__init__')}: {error}{near}") from None
             return function(*args, **{**defaults, **kwargs})
 
-        checked.__signature__ = signature
+        checked.__signature__, checked.passes_on_to = signature, takers
         return checked
 
     return decorate

@@ -120,7 +120,7 @@ def test_a_wheel_holds_modules_settings_and_types_and_no_measured_rows(wheel):
     modules = {str(each.relative_to(ROOT)) for each in (ROOT / "lightning_gnnscale").rglob("*.py")}
     modules |= {f"lightning_gnnscale/{each.relative_to(ROOT)}" for each in (ROOT / "triton_kernels").rglob("*.py")}
     assert modules <= set(names)
-    assert {"lightning_gnnscale/py.typed", "lightning_gnnscale/__init__.pyi"} <= set(names)
+    assert {f"lightning_gnnscale/{name}" for name in ("py.typed", "__init__.pyi", "cli/settings.json")} <= set(names)
     assert sum(each.compress_size for each in wheel.infolist()) < 2 << 20
 
 

@@ -2,56 +2,17 @@
 
 import inspect
 import re
-from collections.abc import Callable
-from math import isfinite
-from numbers import Integral, Real
-from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from ..errors import check_integer
 from ..object_store import is_url
 from .errors import UsageError
+from .typed import check_ranges, is_integer, plain
 
-LARGEST_SEED = 2**32 - 1  # of numpy's generator
 _OF_MAKING = ("dataset", "partitioner", "num_parts", "output", "overwrite", "feature_storage", "pack_halo")
 _BATCH_GROUPS = ("sampler", "source", "placement", "pack_halo", "evaluation")
-# Keys that a run fills in itself, so that a value given there would be lost, and what to say in their place.
-FILLED_IN = {
-    "trainer.strategy": "strategy= and strategy.weights, strategy.exchange",
-    "trainer.callbacks": "callbacks=, for example callbacks=early_stopping",
-    "trainer.default_root_dir": "hydra.run.dir=",
-    "datamodule.root": "output=, or paths.stores=",
-    "datamodule.store": "store=",
-    "datamodule.stream": "dataset=",
-    "datamodule.masks": "dataset=files and dataset.masks=, or train_mask=, val_mask=, test_mask=",
-    "partitioner.num_parts": "num_parts=",
-    "planner.num_parts": "num_parts=",
-    "planner.num_devices": "trainer.devices=, or num_devices= where only the store is made",
-    "planner.batch_size": "datamodule.batch_size=",
-    "planner.fanouts": "sampler.fanouts=",
-    "planner.prefetch_batches": "source.prefetch_batches=",
-    "model.multilabel": "dataset=, whose labels tell",
-    "model.edge_channels": "dataset=, whose edge features tell",
-    "model.backbone.in_channels": "dataset=, whose features tell",
-    "model.backbone.schema": "dataset=, whose relations tell",
-    **{
-        f"datamodule.{key}": f"{key}="
-        for key in ("dataset", "partitioner", "planner", "num_parts", "overwrite", "feature_storage", *_BATCH_GROUPS)
-    },
-    **{
-        f"datamodule.{key}": f"dataset=files and dataset.{key}="
-        for key in ("features", "labels", "edge_weight", "edge_features")
-    },
-    **{f"planner.{key}": "dataset=, whose graph is planned for" for key in ("num_nodes", "num_edges")},
-    **{
-        f"planner.{key}": "dataset=, whose features are planned for"
-        for key in ("feature_bytes", "feature_dim", "feature_row_bytes")
-    },
-    "planner.edge_row_bytes": "dataset=, whose edges are planned for",
-}
 
 
 def check_settings(config: DictConfig) -> None:
@@ -68,49 +29,6 @@ def check_settings(config: DictConfig) -> None:
     _check_layers(config)
 
 
-def check_ranges(config: DictConfig) -> None:
-    """Refuse values that are out of range or without effect; nothing is imported, and keys that are not there pass.
-
-    Raises:
-        UsageError: names the key, the value and what is allowed.
-    """
-    if "dataset" not in config:  # the sizes that are planned for are given
-        return
-    for key, instead in FILLED_IN.items():
-        value = OmegaConf.select(config, key)
-        if value is not None:
-            raise UsageError(f"{key}={_plain(value)} has no effect, the run fills it in: say {instead}")
-    seed, num_parts = config.get("seed", 0), config.get("num_parts")
-    if not _is_integer(seed) or not 0 <= seed <= LARGEST_SEED:
-        raise UsageError(f"seed must be an integer in [0, {LARGEST_SEED}], got {_plain(seed)}")
-    if num_parts not in ("auto", None) and (not _is_integer(num_parts) or num_parts < 1):
-        raise UsageError(f"num_parts must be an integer of at least 1, or auto, got {_plain(num_parts)}")
-    for key, low in {"trainer.accumulate_grad_batches": 1, "trainer.check_val_every_n_epoch": 1}.items():
-        _check_at_least(config, key, low)
-    logger = OmegaConf.select(config, "trainer.logger")
-    if logger is not None and not isinstance(logger, bool) and not OmegaConf.is_config(logger):
-        raise UsageError(f"trainer.logger must be true, false or a logger with its _target_, got {logger}")
-    for name, callback in (config.get("callbacks") or {}).items():
-        if callback is not None and not OmegaConf.is_dict(callback):
-            raise UsageError(f"callbacks.{name} must be null or settings with a _target_, got {_plain(callback)}")
-        _check_at_least(config, f"callbacks.{name}.patience", 0)
-    _check_number(config, "model.lr", "above 0", lambda value: value > 0)
-    _check_number(config, "model.weight_decay", "of at least 0", lambda value: value >= 0)
-
-
-def _check_at_least(config: DictConfig, key: str, low: int) -> None:
-    value = OmegaConf.select(config, key)
-    if value is not None:
-        check_integer(key, _plain(value), low)
-
-
-def _check_number(config: DictConfig, key: str, allowed: str, is_allowed: Callable[[float], bool]) -> None:
-    value = OmegaConf.select(config, key)
-    is_number = isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
-    if value is not None and not (is_number and is_allowed(value)):
-        raise UsageError(f"{key} must be a number {allowed}, got {_plain(value)}")
-
-
 def planned_devices(config: DictConfig) -> int:
     """Return the number of devices of the plan, `num_devices` or the length of a list of devices.
 
@@ -121,10 +39,10 @@ def planned_devices(config: DictConfig) -> int:
     if isinstance(given, ListConfig) and len(given):
         return len(given)
     number = int(given) if isinstance(given, str) and given.isdecimal() else given
-    if not _is_integer(number) or number < 1:
+    if not is_integer(number) or number < 1:
         key = "trainer.devices" if OmegaConf.is_interpolation(config, "num_devices") else "num_devices"
         raise UsageError(
-            f"{key}={_plain(given)} gives the plan no number of devices; say num_devices=, an integer of at least 1"
+            f"{key}={plain(given)} gives the plan no number of devices; say num_devices=, an integer of at least 1"
         )
     return int(number)
 
@@ -246,15 +164,6 @@ def _check_monitors(config: DictConfig) -> None:
             raise UsageError(
                 f"callbacks.{name}.monitor: no {monitor} is logged; {module.__name__} logs {', '.join(logged)}{remedy}"
             )
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as it was typed, not as OmegaConf prints it."""
-    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
 def trains_on_links(config: DictConfig) -> bool:

@@ -5,16 +5,16 @@ import os
 import re
 import shutil
 import tempfile
-from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
 import yaml
 
-from .compose import GROUPS, settings_at_top, take_recipe
 from .errors import UsageError, did_you_mean
+from .recipes import take_recipe
 from .run_paths import CONFIG, run_of
 from .saved_config import checked_config, take_trust
+from .settings import described, elsewhere
 
 COMMANDS = {
     "train": "partition a graph, store the parts, train on them and evaluate on the full graph",
@@ -148,15 +148,17 @@ def _check_flags(words: list[str]) -> None:
             continue
         if not equals and words[number + 1 :] and not re.match(r"-|[+~]*[\w./@]+=", words[number + 1]):
             value = words[number + 1]
-        raise UsageError(f"{flag} is no flag: say {flag.lstrip('-').replace('-', '_')}={value or '...'}")
+        name = flag.lstrip("-").replace("-", "_")
+        is_known = "." in name or any(name in config for config in described()["commands"].values())
+        raise UsageError(f"{flag} is no flag: say {name if is_known else elsewhere(name) or name}={value or '...'}")
 
 
 def _primary(name: str, paths: list[str], words: list[str]) -> str:
     """Return "train" where a command's words are settings of train, and its own config else."""
     if name not in ("plan", "verify", "inspect"):
         return "train"
-    own, given = settings_at_top(name), [re.match(r"[+~]*([\w]*)", word)[1] for word in words if "=" in word]
-    of_train = {"recipe", *settings_at_top("train")}
+    own, given = described()["commands"][name], [re.match(r"[+~]*([\w]*)", word)[1] for word in words if "=" in word]
+    of_train = {"recipe", *described()["commands"]["train"]}
     return "train" if not paths and any(key in of_train and key not in own for key in given) else name
 
 
@@ -170,7 +172,7 @@ def _gone_on_from(words: list[str]) -> str | None:
 def _is_choice(word: str) -> bool:
     """Whether a word chooses from a group of settings: dataset=files, strategy/weights=model_averaging."""
     found = re.match(r"[+~]*([a-z_/]+)(@[\w.]+)?=", word)
-    return found is not None and files(GROUPS).joinpath(found[1]).is_dir()
+    return found is not None and found[1] in described()["choices"]
 
 
 def _of_run(name: str, path: str, words: list[str], trusted: bool) -> Command:

@@ -5,12 +5,11 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
-
 from .commands import ACTIONS, BENCHES, COMMANDS, locate
-from .compose import available_recipes, compose_config, group_choices, partitioner_options, prepare_overrides
-from .declared import declared
 from .errors import UsageError, did_you_mean
+from .help import choices_of, composed
+from .recipes import available_recipes
+from .settings import UNSET, Place, walk
 
 _BASH = """# eval "$(gnnscale completion bash)"
 _gnnscale_complete() {
@@ -100,42 +99,23 @@ def candidates(line: str) -> list[str]:
 
 def _settings(words: list[str], key: str, is_value: bool) -> list[str]:
     """Return key= of the settings that a command takes, or key=value of one that is given."""
-
     typed = [word for word in words[1:] if "=" in word and not word.endswith("=")]
-    command = locate(words[0], [*([words[1]] if words[0] == "bench" else []), *typed])
-    plain = [word for word in prepare_overrides(command.words) if not word.lstrip("+").startswith("hydra")]
-    config = compose_config(command.config_name, plain, command.config_dir)
-    choices = {
-        group: names
-        for group, names in group_choices().items()
-        if OmegaConf.select(config, group.replace("/", ".")) is not None
-    }
-    if is_value:
-        if key in choices:
-            return [f"{key}={name}" for name in choices[key]]
-        value = OmegaConf.select(config, key.lstrip("+"))
-        values = ["true", "false"] if isinstance(value, bool) else [] if value is None else [str(value)]
-        return [f"{key}={text}" for text in values]
-    return ["recipe=", *(f"{group}=" for group in choices), *_keys(config, "", key)]
+    config = composed(locate(words[0], [*([words[1]] if words[0] == "bench" else []), *typed]))
+    choices, places = choices_of(config), list(walk(config))
+    if not is_value:
+        return ["recipe=", *(f"{group}=" for group in choices), *(_next(place, key) for place in places)]
+    place = next((one for one in places if one.key == key.lstrip("+")), None)
+    values = choices.get(key) or ([] if place is None or place.value in (None, UNSET) else [str(place.value)])
+    if place is not None and (isinstance(place.value, bool) or "bool" in place.setting.kinds.split("|")):
+        values = ["true", "false"]
+    return [f"{key}={text}" for text in values]
 
 
-def _keys(node: DictConfig, path: str, typed: str) -> Iterable[str]:
-    """Yield the keys below a node, of those inside it only where the typed key has come so far."""
-    target = OmegaConf.to_container(node, resolve=False).get("_target_")
-    names = [str(key) for key in node if not str(key).startswith("_")]
-    if target:
-        found = declared(target)
-        names += [] if found is None else [name for name in found.parameters if name not in names]
-        names += [name for name in partitioner_options(str(node.get("method"))) or () if name not in names]
-    for name in names:
-        here, child = path + name, node._get_node(name) if name in node else None
-        if isinstance(child, DictConfig) and not child._is_none():
-            if typed.startswith(f"{here}."):
-                yield from _keys(child, f"{here}.", typed)
-            else:
-                yield f"{here}."
-        else:
-            yield f"{here}="
+def _next(place: Place, typed: str) -> str:
+    """Return a key as far as its next dot behind what is typed."""
+    rest = place.key[len(typed) :] if place.key.startswith(typed) else place.key
+    inner = rest.partition(".")[0] + "." if "." in rest else rest + ("." if isinstance(place.value, dict) else "=")
+    return place.key[: len(place.key) - len(rest)] + inner
 
 
 def _paths(typed: str, head: str, suffix: str = "") -> list[str]:

@@ -1,110 +1,121 @@
-"""`gnnscale COMMAND --help`: the choices, the settings with their values, and what else each of them takes."""
+"""`gnnscale COMMAND --help`: the choices and the settings in short; `--help GROUP`: each of a group with what it is."""
 
-import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from importlib.resources import files
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from .commands import COMMANDS, TAKES, Command
-from .compose import GROUPS, compose_config, group_choices, partitioner_options, prepare_overrides
-from .declared import declared
+from .compose import GROUPS, compose_config, group_choices, prepare_overrides
+from .errors import UsageError, did_you_mean
+from .settings import UNSET, Place, described, options_of_method, walk
 
 _WIDTH = 116
-_LONG = ("lightning.Trainer",)  # whose arguments Lightning's own pages tell
-_FILLED = ("stream", "num_parts", "progress", "dataset", "root", "store", "callbacks", "logger", "strategy")
+_WORDS = {None: "null", True: "true", False: "false"}
 
 
-def print_help(command: Command) -> None:
+def print_help(command: Command, topic: str = "") -> None:
     """Print the help of a command line, with the settings of the choices that it makes.
 
     Args:
         command: The command, with its words.
+        topic: A group of settings, or the beginning of keys: "model", "strategy/exchange", "model.backbone"; "": short.
+
+    Raises:
+        UsageError: there is no such group.
     """
-    flags = [word for word in command.words if word.startswith("-")]
-    words = [word for word in command.words if word not in flags and not word.startswith("hydra")]
-    config = compose_config(command.config_name, prepare_overrides(words), command.config_dir)
-    what = " ".join([command.name, *([command.config_name.partition("/")[2]] if command.name == "bench" else [])])
+    config = composed(command)
+    what = " ".join([command.name, *([command.primary.partition("/")[2]] if command.name == "bench" else [])])
+    choices, places = choices_of(config), list(walk(config))
+    if topic:
+        _print_topic(topic, choices, places)
+        return
     print(f"gnnscale {what}: {COMMANDS[command.name]}\n")
     recipe = "" if command.name in ("stores", "report", "doctor") else "[recipe=NAME | recipe=FILE.yaml] "
     print(f"usage: gnnscale {what} {TAKES.get(command.name, '')}{recipe}[key=value ...] [--multirun] [--cfg job]\n")
-    groups = {group: choices for group, choices in group_choices().items() if _has(config, group)}
-    if groups:
-        print("choices (key=NAME; their settings below change with them):")
-        for group, choices in groups.items():
-            _wrapped(f"  {group + '=':<22} ", ", ".join(choices))
+    if choices:
+        print("choices (key=NAME; the settings below change with them):")
+        for group, names in choices.items():
+            _print_wrapped(f"  {group + '=':<22} ", ", ".join(names))
         print()
-    print("settings (key.name=value):")
-    told = _told_in_file(command.primary)
-    for line in OmegaConf.to_yaml(config, resolve=False).rstrip().splitlines():
-        text = told.get(line.partition(":")[0])
-        print(f"  {line:<26}  # {text}" if text else f"  {line}")
-    further = list(_further(config))
-    if further:
-        print("\nfurther settings, which need no + either:")
-    for path, lines in further:
-        print(f"  {path}.")
-        for name, text in lines:
-            _wrapped(f"    {name:<34} ", text)
-    if "partitioner" in config:
-        print("\noptions of partitioners (partitioner=NAME partitioner.option=value; = stands before the default):")
-        for method in group_choices().get("partitioner", []):
-            options = partitioner_options(method)
-            told = "any" if options is None else ", ".join(_shown(one) for one in options.values()) or "none"
-            _wrapped(f"  {method:<22} ", told)
-    if "dataset" in config:
-        print("\nsettings of data sets (dataset=NAME dataset.setting=value):")
-        for name in group_choices().get("dataset", []):
-            node = compose_config("train", [f"dataset={name}"]).dataset
-            found = declared(node._target_)
-            own = {key: node._get_node(key)._value() for key in node if key != "_target_"}
-            taken = {} if found is None else {one.name: one.default for one in found.parameters.values()}
-            every = {**{key: value for key, value in taken.items() if key not in _FILLED}, **own}
-            _wrapped(f"  {name:<22} ", ", ".join(_named(key, value) for key, value in every.items()))
+    print(f"settings (key=value; gnnscale {what} --help KEY, for example --help {next(iter(config))}, tells more):")
+    groups = [key for key, value in config.items() if value and isinstance(value, dict)]
+    for group in groups:
+        given = [one for one in places if one.key.startswith(f"{group}.") and one.value != UNSET]
+        shown = [_shown(one).removeprefix(f"{group}.") for one in given if not isinstance(one.value, dict)]
+        _print_wrapped(f"  {group + '.':<22} ", " ".join(shown) or "-")
+    told = _comments(command.primary)
+    for one in places:
+        if one.key in config and one.key not in groups:
+            text = told.get(one.key)
+            print(f"  {_shown(one):<30}  # {text}" if text else f"  {_shown(one)}")
     print("\nflags: --multirun runs every combination of key=a,b; --cfg job prints the settings; GNNSCALE_TRACEBACK=1")
 
 
-def _told_in_file(primary: str) -> dict[str, str]:
+def composed(command: Command) -> dict:
+    """Return the config of a command line, unresolved."""
+    words = [word for word in command.words if not word.lstrip("+").startswith(("-", "hydra"))]
+    config = compose_config(command.config_name, prepare_overrides(words), command.config_dir)
+    return OmegaConf.to_container(config, resolve=False)
+
+
+def choices_of(config: dict) -> dict[str, list[str]]:
+    """Return the names that each group of a config takes."""
+    present, groups = OmegaConf.create(config), group_choices()
+    has = {group: OmegaConf.select(present, group.replace("/", ".")) is not None for group in groups}
+    return {group: names for group, names in groups.items() if has[group]}
+
+
+def _print_topic(topic: str, choices: dict[str, list[str]], places: list[Place]) -> None:
+    """Print the choices of a group, and each of its settings with its default and what it is."""
+    path = topic.replace("/", ".").rstrip("=.")
+    chosen = [one for one in places if f"{one.key}.".startswith(f"{path}.") and not isinstance(one.value, dict)]
+    if not chosen and path.replace(".", "/") not in choices:
+        known = list(dict.fromkeys([*choices, *(one.key for one in places)]))
+        tops = ", ".join(dict.fromkeys(one.key.partition(".")[0] for one in places))
+        raise UsageError(f"--help {topic}: no setting or group{did_you_mean(topic, known)}; there are {tops}")
+    for group, names in choices.items():
+        if f"{group.replace('/', '.')}.".startswith(f"{path}.") and group not in ("partitioner", "dataset"):
+            _print_wrapped(f"{group + '=':<22} ", ", ".join(names))
+        elif group == path:
+            print(f"{group}=NAME {group}.setting=value; = stands before the default:")
+            for name in names:
+                _print_wrapped(f"  {name:<22} ", ", ".join(_of_choice(group, name)) or "none")
+    told: dict[tuple, str] = {}
+    print("\nsettings of what is chosen:")
+    for one in chosen:
+        name = (one.target, one.key.rpartition(".")[2])
+        text = f"see {told[name]}" if one.setting.told and name in told else one.setting.told
+        told.setdefault(name, one.key)
+        _print_wrapped(f"  {_shown(one):<34} ", text)
+
+
+def _of_choice(group: str, name: str) -> Iterable[str]:
+    """Return setting=default of what a choice takes: of a partitioner, its options."""
+    if group == "partitioner":
+        options = options_of_method(name)
+        return ["any"] if options is None else [f"{key}={one.default or '?'}" for key, one in options.items()]
+    found = walk(described()["choices"][group][name], group)
+    return [_shown(one).removeprefix(f"{group}.") for one in found if one.key.count(".") == 1]
+
+
+def _comments(primary: str) -> dict[str, str]:
     """Return what the comments of a command's own config say of its keys."""
     lines = files(GROUPS).joinpath(f"{primary}.yaml").read_text().splitlines()
     return {found[1]: found[2] for line in lines if (found := re.match(r"(\w+):.*?[ ]#[ ](.*)", line))}
 
 
-def _has(config: DictConfig, group: str) -> bool:
-    return OmegaConf.select(config, group.replace("/", ".")) is not None
+def _shown(one: Place) -> str:
+    """Return key=value as the command line takes it; of what the config does not name, the default."""
+    value = one.setting.default if one.value == UNSET else one.value
+    if value is None and one.value == UNSET:
+        return f"{one.key}=?"
+    text = _WORDS[value] if value is None or isinstance(value, bool) else str(value).replace(" ", "")
+    return f"{one.key}={text}"
 
 
-def _further(node: DictConfig, path: str = "") -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Yield (path, (name=default, what it is)) of arguments that no file lists."""
-    target = OmegaConf.to_container(node, resolve=False).get("_target_")
-    found = declared(target) if target and target not in _LONG else None
-    if found is not None and path:
-        rest = [one for one in found.parameters.values() if one.name not in node and one.name not in _FILLED]
-        lines = [(_shown(one), found.told.get(one.name, "")) for one in rest if one.default is not one.empty]
-        if lines:
-            yield path, lines
-    for key in node:
-        child = node._get_node(key)
-        if isinstance(child, DictConfig) and not child._is_none() and not child._is_missing():
-            yield from _further(child, f"{path}.{key}" if path else str(key))
-
-
-def _shown(one: inspect.Parameter) -> str:
-    return _named(one.name, one.default)
-
-
-def _named(name: str, default) -> str:
-    """Return name=default as the command line takes it."""
-    if default is inspect.Parameter.empty or str(default) == "???":
-        return f"{name}=?"
-    words = {None: "null", True: "true", False: "false"}
-    text = words[default] if default is None or isinstance(default, bool) else default
-    text = str(list(text) if isinstance(text, tuple) else text).replace(" ", "")
-    return f"{name}={text}"
-
-
-def _wrapped(head: str, text: str) -> None:
+def _print_wrapped(head: str, text: str) -> None:
     """Print a head and a text beside it, in lines of a bounded width."""
     line, indent = head, " " * len(head)
     for word in text.split(" "):

@@ -42,6 +42,7 @@ and inspect take those of train.
 GNNSCALE_TRACEBACK=1 shows the traceback of an error."""
 
 
+_HELP = ("-h", "--help", "help")
 # The module and the function of each command.
 _RUN = {
     "train": ("train", "run"),
@@ -144,7 +145,9 @@ def _pick(words: list[str]) -> Command | None:
 
         print(version("lightning-gnnscale"))
         return None
-    if not words or words[0] in ("-h", "--help", "help"):
+    if len(words) > 1 and words[0] in _HELP:  # gnnscale --help model, gnnscale help train
+        words = [words[1], "--help"] if words[1] in COMMANDS else ["train", "--help", *words[1:]]
+    if not words or words[0] in _HELP:
         print(_usage())
         return None
     name, *rest = words
@@ -156,24 +159,26 @@ def _pick(words: list[str]) -> Command | None:
     if name not in COMMANDS:
         raise UsageError(f"no command {name!r}{did_you_mean(name, COMMANDS)}; there are {', '.join(COMMANDS)}")
     if name == "bench":
-        if not rest or rest[0] in ("-h", "--help"):
+        if not rest or rest[0] in _HELP:
             print(_usage())
             return None
         if rest[0] not in BENCHES:
             near = did_you_mean(rest[0], BENCHES)
             raise UsageError(f"no benchmark {rest[0]!r}{near}; there are {', '.join(BENCHES)}")
         find_benchmarks()
-    command = locate(name, rest)
-    if any(word in ("-h", "--help") for word in command.words):
-        from .help import print_help
+    flag = next((number for number, word in enumerate(rest) if word in _HELP[:2]), None)
+    if flag is None:
+        return locate(name, rest)
+    from .help import print_help
 
-        print_help(command)
-        return None
-    return command
+    is_topic = rest[flag + 1 :] and re.fullmatch(r"\w[\w./]*[.=]?", rest[flag + 1])
+    topic = rest[flag + 1] if is_topic else ""
+    print_help(locate(name, rest[:flag] + rest[flag + (2 if is_topic else 1) :]), topic)
+    return None
 
 
 def _usage() -> str:
-    from .compose import available_recipes, bench_of, recipes_folder
+    from .recipes import available_recipes, bench_of, recipes_folder
 
     benches = {name: bench_of(recipes_folder() / f"{name}.yaml") for name in available_recipes()}
     return USAGE.format(
@@ -213,18 +218,9 @@ def _run(command: Command) -> None:
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import ConfigCompositionException
 
-    from ..kernel_sets import compile_ahead
-    from .checks import check_ranges
-    from .compose import (
-        GROUPS,
-        check_config,
-        check_no_credentials,
-        fill_inputs,
-        for_other_dataset,
-        prepare_overrides,
-        register_choices,
-        settings_at_top,
-    )
+    from .compose import GROUPS, prepare_overrides, register_choices
+    from .recipes import check_no_credentials, for_other_dataset
+    from .settings import described, not_a_setting
 
     check_no_credentials(command.config_name, command.config_dir, command.words)
     other = for_other_dataset(command.config_dir, command.config_name, command.words)
@@ -242,18 +238,8 @@ def _run(command: Command) -> None:
         if HydraConfig.get().mode.name == "MULTIRUN" and not sweep:
             sweep.append(Path(HydraConfig.get().sweep.dir).absolute())
         try:
-            fill_inputs(config)
-            # At first without an import: what is off is said within a second.
-            check_config(config, command.primary, command.recipe, imported=False)
-            check_ranges(config)
-            compile_ahead(kernel_sets_of(command.name, config))
-            with _temporary_files(command.name):
-                check_config(config, command.primary, command.recipe)
-                resume_garbage_collection()
-                module, function = _RUN[command.name]
-                run = getattr(importlib.import_module(f".{module}", __package__), function)
-                with _stage_lines(command.name, config):
-                    return run(config)
+            with _run_folder(config):
+                return _checked_run(command, config)
         except Exception as error:  # a sweep goes on; the first failure is told at its end
             if wants_traceback():
                 raise
@@ -270,13 +256,12 @@ def _run(command: Command) -> None:
         key = re.match(r"Could not override '(\w+)'", str(error))
         if key is None:
             raise
-        allowed = settings_at_top(command.primary)
+        allowed = list(described()["commands"][command.primary])
         if command.config_name == "config" and key[1] in allowed:
             raise UsageError(
                 f"{key[1]}= chooses anew what the run has settled: say {command.name} resume=RUN with all settings"
             ) from None
-        near = did_you_mean(key[1], [*allowed, "recipe"])
-        raise UsageError(f"{key[1]} is not a setting{near}; there are {', '.join(allowed)}") from None
+        raise UsageError(not_a_setting(key[1], [*allowed, "recipe"], "the top level")) from None
     finally:
         sys.argv = before
     if sweep:
@@ -304,6 +289,40 @@ def kernel_sets_of(command: str, config) -> list[str]:
     backbone = (config.model.get("backbone") or {}).get("_target_", "")
     of_kinds = backbone.rpartition(".")[2] in ("RGCN", "RGAT", "HGT", "Hetero")
     return [*names, "links" if of_links else "kinds" if of_kinds else "train"]
+
+
+def _checked_run(command: Command, config):
+    """Check a config, and run the command with it."""
+    from ..kernel_sets import compile_ahead
+    from .compose import fill_inputs
+    from .run_paths import check_paths
+    from .typed import check_config, check_ranges
+
+    fill_inputs(config)
+    # At first without an import: what is off is said within a second.
+    check_config(config, command.primary, command.recipe, imported=False)
+    check_ranges(config)
+    check_paths(config)
+    compile_ahead(kernel_sets_of(command.name, config))
+    with _temporary_files(command.name):
+        check_config(config, command.primary, command.recipe)
+        resume_garbage_collection()
+        module, function = _RUN[command.name]
+        run = getattr(importlib.import_module(f".{module}", __package__), function)
+        with _stage_lines(command.name, config):
+            return run(config)
+
+
+def _run_folder(config) -> AbstractContextManager:
+    """Return the block in which a run has its folder; a job of a sweep keeps it, with the reason of its failure."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from .run_paths import removed_unless_begun
+
+    hydra = HydraConfig.get()
+    if hydra.mode.name == "MULTIRUN" or hydra.output_subdir is None or "paths" not in config:
+        return nullcontext()
+    return removed_unless_begun(Path(hydra.runtime.output_dir), Path(config.paths.runs).absolute())
 
 
 def _temporary_files(command: str) -> AbstractContextManager:

@@ -1,14 +1,24 @@
-"""What a path of a run names: its folder, and the checkpoint in it to go on from; and where benchmarks are."""
+"""What the paths of a run name: files to be read, its folder, the checkpoint to go on from; and the benchmarks."""
 
 import os
+import re
+import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .errors import UsageError
+from omegaconf import DictConfig, OmegaConf
+
+from ..object_store import is_url
+from .errors import UsageError, did_you_mean
 
 CONFIG = "config.yaml"  # what a run leaves of its settings, all values filled in
 CHECKPOINTS = "checkpoints"
 SOURCE = "GNNSCALE_SOURCE"  # names a source tree, for its benchmarks
+_LOADERS = ("load_files", "load_typed")  # whose settings of these names are paths
+_ARRAYS = ("features", "labels", "nodes", "masks", "train_mask", "val_mask", "test_mask", "time", "weight")
+_FILES = ("edges", *_ARRAYS, "edge_weight", "edge_features", "edge_label")
 
 
 def run_of(path: str) -> Path:
@@ -76,3 +86,81 @@ def find_benchmarks() -> Path:
     if str(found) not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(found), *filter(None, paths)])
     return found
+
+
+def check_paths(config: DictConfig) -> None:
+    """Refuse files that are not there, before anything is imported to read them.
+
+    Raises:
+        UsageError: names the key and the path.
+    """
+    dataset, store = config.get("dataset"), config.get("store")
+    if not OmegaConf.is_dict(dataset):  # a command of its own
+        return
+    if store is not None and not is_url(store) and not os.path.exists(_expanded(store)):
+        raise UsageError(_not_there("store", store))
+    resume = config.get("resume")
+    if resume is not None and not is_url(resume) and not os.path.exists(_expanded(resume)):
+        found = ", ".join(sorted(one.name for one in Path(_expanded(resume)).parent.glob("*.ckpt"))[:5])
+        remedy = f"beside it: {found}" if found else "give a checkpoint that a run left under its checkpoints/"
+        raise UsageError(f"resume: {resume}: no such checkpoint; {remedy}")
+    if store is None and str(dataset.get("_target_")).endswith(_LOADERS):
+        for key, path in _files_of(OmegaConf.to_container(dataset, resolve=False), "dataset"):
+            if not (is_url(path) or "${" in path or path == "???" or any(mark in path for mark in "*?[")):
+                file = re.sub(r"(?<=\w):[^/:]*$", "", path)  # nodes.csv:label names a column
+                if not os.path.exists(_expanded(path)) and not os.path.exists(_expanded(file)):
+                    raise UsageError(_not_there(key, file))
+
+
+def _files_of(node: dict, path: str) -> Iterator[tuple[str, str]]:
+    for key, value in node.items():
+        if isinstance(value, dict) and key != "reader":
+            yield from _files_of(value, f"{path}.{key}")
+        elif isinstance(value, str) and (key in _FILES or path.endswith(".edges")):
+            yield f"{path}.{key}", value
+
+
+def _expanded(path: str) -> str:
+    return os.path.expanduser(str(path))
+
+
+def _not_there(key: str, given: str) -> str:
+    path = Path(_expanded(given))
+    names = os.listdir(path.parent) if path.parent.is_dir() else []
+    where = "" if path.is_absolute() else f", looked for in {Path.cwd()}"
+    return f"{key}: {given}: no such file or folder{did_you_mean(path.name, names)}{where}"
+
+
+@contextmanager
+def removed_unless_begun(folder: Path, runs: Path) -> Iterator[None]:
+    """Leave no folder of a run that fails before it has done anything.
+
+    Args:
+        folder: The run's folder, made by Hydra.
+        runs: Folder of all runs, which goes too where nothing else is in it.
+    """
+    try:
+        yield
+    except BaseException:
+        is_ours = os.environ.get("RANK", "0") == "0" and not Path.cwd().is_relative_to(folder)
+        if is_ours and not _has_begun(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            for parent in folder.parents:
+                if not parent.is_relative_to(runs):
+                    break
+                with suppress(OSError):  # other runs are in it
+                    parent.rmdir()
+        raise
+
+
+def _has_begun(folder: Path) -> bool:
+    """Whether there is more in a run's folder than its settings, and the record of data that was opened."""
+    for path in folder.rglob("*"):
+        is_own = (
+            path.parent.name == ".hydra" or path.name in (".hydra", CONFIG, "events.jsonl") or path.suffix == ".log"
+        )
+        if not is_own:
+            return True
+    log = folder / "events.jsonl"
+    lines = log.read_text().splitlines() if log.is_file() else []
+    return any('"event": "stage"' in line and '"stage": "load"' not in line for line in lines)

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from ..report.run_files import read_settings
 from .errors import UsageError
+from .settings import described
 
 _PACKAGE = "lightning_gnnscale"
 TRUST = "trust_config"
@@ -73,16 +73,7 @@ def known_targets() -> frozenset[str]:
         *(f"torch.optim.{name}" for name in _OPTIMIZERS),
         *(f"torch.optim.lr_scheduler.{name}" for name in _SCHEDULERS),
     }
-    for folder in (files(f"{_PACKAGE}.conf"), files(f"{_PACKAGE}.recipes")):
-        for path in Path(str(folder)).rglob("*.yaml"):
-            found |= set(re.findall(r"_target_: *([\w.]+)", path.read_text()))
-    return frozenset(name for name in found | _bounds() if not name.startswith(f"{_PACKAGE}.bench."))
-
-
-def _bounds() -> set[str]:
-    from .declared import constant
-
-    return {f"{_PACKAGE}.strategy.{name}" for name in constant(f"{_PACKAGE}.strategy.exchange.bounds.BOUNDS").values()}
+    return frozenset(found | {name for name in described()["targets"] if not name.startswith("benchmarks.")})
 
 
 def _entries(node: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -3,11 +3,14 @@
 from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
 
-from lightning_gnnscale.cli.compose import _check_node, compose_config
+from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.main import main
+from lightning_gnnscale.cli.signatures import taker_of
 from lightning_gnnscale.cli.train import fit, make_datamodule, make_model
+from lightning_gnnscale.cli.typed import check_keys
 from lightning_gnnscale.datamodule import FullGraphDataModule, PartitionDataModule
 from lightning_gnnscale.dataset import GraphDataset
 from lightning_gnnscale.edge_stream import SyntheticGraph
@@ -23,7 +26,8 @@ def dataset() -> GraphDataset:
 def test_one_config_makes_either_datamodule_and_its_model(tmp_path, dataset, choice, kind):
     words = [f"datamodule={choice}", "num_parts=2", "seed=3", f"paths.stores={tmp_path}", "model=gcn"]
     config = compose_config("train", words)
-    _check_node(config, config, "")
+    given = OmegaConf.to_container(config, resolve=False)
+    check_keys(given, given, taker_of)
     dm = make_datamodule(config, dataset)
     assert type(dm) is kind and dm.seed == 3
     dm.store_source.root = tmp_path / "store"

@@ -12,10 +12,11 @@ from cli.refusals import refused
 from cli.tiny_graph import TINY, write_tiny_graph
 
 from lightning_gnnscale.cli.checks import check_settings, planned_devices
-from lightning_gnnscale.cli.compose import available_recipes, compose_config, take_recipe
+from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.main import main
 from lightning_gnnscale.cli.ranks import accelerator
+from lightning_gnnscale.cli.recipes import available_recipes, take_recipe
 
 ONE_EPOCH = [*TINY, "trainer.max_epochs=1"]
 
@@ -105,7 +106,7 @@ def test_training_refuses_samplers_that_do_not_go_with_the_run(capsys, words, pa
         (["model.backbone.hidden_channels=null"], ["model.backbone.hidden_channels must be an integer, got null"]),
         (["strategy/weights=model_averaging", "strategy.weights.every_n_epochs=null"],
          ["strategy.weights.every_n_epochs must be an integer, got null"]),
-        (["trainer.devices=null"], ["trainer.devices must not be null"]),
+        (["trainer.devices=null"], ["trainer.devices must be a list like [1,2] or text or an integer, got null"]),
         (["resume=5"], ["resume must be text, got 5"]),
         (["output=true"], ["output must be text, got True"]),
         (["evaluation.scratch=5"], ["evaluation.scratch must be text, got 5"]),

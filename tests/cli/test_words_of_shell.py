@@ -6,8 +6,9 @@ from cli.refusals import refused
 from omegaconf import OmegaConf
 from own_process import gnnscale
 
-from lightning_gnnscale.cli.compose import compose_config, fill_inputs, for_other_dataset, recipes_folder
+from lightning_gnnscale.cli.compose import compose_config, fill_inputs
 from lightning_gnnscale.cli.errors import in_words_of_shell
+from lightning_gnnscale.cli.recipes import for_other_dataset, recipes_folder
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ from omegaconf import OmegaConf
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.cli.checks import check_dataset
-from lightning_gnnscale.cli.compose import compose_config, take_recipe
+from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.model_inputs import model_widths
+from lightning_gnnscale.cli.recipes import take_recipe
 from lightning_gnnscale.cli.train import make_datamodule, make_model
 from lightning_gnnscale.dataset import load_npz
 from lightning_gnnscale.errors import StrategyError

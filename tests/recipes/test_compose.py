@@ -8,18 +8,11 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
-from lightning_gnnscale.cli.compose import (
-    GROUPS as CONF_MODULE,
-)
-from lightning_gnnscale.cli.compose import (
-    _check_node,
-    available_recipes,
-    bench_of,
-    compose_config,
-    recipes_folder,
-    register_choices,
-    take_recipe,
-)
+from lightning_gnnscale.cli.compose import GROUPS as CONF_MODULE
+from lightning_gnnscale.cli.compose import compose_config, register_choices
+from lightning_gnnscale.cli.recipes import available_recipes, bench_of, recipes_folder, take_recipe
+from lightning_gnnscale.cli.signatures import taker_of
+from lightning_gnnscale.cli.typed import check_keys
 from lightning_gnnscale.partitioner import available_partitioners, register_partitioner, registry
 from lightning_gnnscale.placement.place import METHODS
 from lightning_gnnscale.strategy.exchange.bounds import BOUNDS
@@ -48,11 +41,17 @@ PACKAGES = {
 }
 
 
+def check_every_key(config) -> None:
+    """Every key is one that its target takes, as an import tells."""
+    given = OmegaConf.to_container(config, resolve=False)
+    check_keys(given, given, taker_of)
+
+
 @pytest.mark.parametrize("name", [name for name, bench in BENCH_OF.items() if bench is None])
 def test_recipe_composes_and_every_key_is_taken(name):
     config_dir, config_name, _ = take_recipe("train", [f"recipe={name}"])
     config = compose_config(config_name, [], config_dir)
-    _check_node(config, config, "")
+    check_every_key(config)
     assert config.strategy._target_.endswith("GNNScaleStrategy")
     for group in ("sampler", "callbacks", "strategy"):
         assert instantiate(config[group]) is not None
@@ -70,7 +69,7 @@ def test_recipe_opens_with_its_launch_line_and_hardware(name):
 def test_recipe_of_a_benchmark_composes_and_every_key_is_taken(name):
     config_dir, config_name, _ = take_recipe(BENCH_OF[name], [f"recipe={name}"])
     config = compose_config(config_name, [], config_dir)
-    _check_node(config, config, "")
+    check_every_key(config)
     assert config.bench._target_ == compose_config(BENCH_OF[name], []).bench._target_
     assert config.name != compose_config(BENCH_OF[name], []).name
 
@@ -121,7 +120,7 @@ RELATIONAL = ["rgcn", "rgat", "hgt", "hetero", "link_rgcn", "link_rgat", "link_h
 @pytest.mark.parametrize("model", PLAIN + RELATIONAL)
 def test_models_instantiate_and_every_key_is_taken(model):
     config = compose_config("train", [f"model={model}"])
-    _check_node(config, config, "")
+    check_every_key(config)
     filled_in = {"in_channels": 8, "out_channels": 3}
     if model in RELATIONAL:
         schema = {"node_types": ["n", "m"], "edge_types": [["n", "a", "m"], ["m", "b", "n"]], "reverse": []}
@@ -136,5 +135,5 @@ def test_models_instantiate_and_every_key_is_taken(model):
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "bench").glob("*.yaml")))
 def test_benchmarks_compose_and_every_key_is_taken(name):
     config = compose_config(f"bench/{name}", [])
-    _check_node(config, config, "")
+    check_every_key(config)
     assert callable(get_object(config.bench._target_))

@@ -1,0 +1,161 @@
+"""One description of every setting, from which checks, hints, help and completion follow.
+
+`settings.json` says what the configs hold, and what the functions and classes that they name take, so that a wrong word
+is answered before torch is imported; `make settings` writes it. What it does not know is told by an import.
+"""
+
+import difflib
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .errors import did_you_mean
+from .signatures import PACKAGE, Setting, Taker, options_of
+
+FILE = Path(__file__).with_name("settings.json")
+OPTIONS = "storage_options"  # whose entries another package reads
+UNSET = "???"  # of a setting that a config does not name
+_BY_RUN = ("stream", "progress", "callbacks")  # arguments that a run gives, and nobody sets
+# What a run fills in itself, so that a value given there would be lost, and what to say in its place.
+FILLED_IN = {
+    "trainer.strategy": "strategy= and strategy.weights, strategy.exchange",
+    "trainer.callbacks": "callbacks=, for example callbacks=early_stopping",
+    "trainer.default_root_dir": "hydra.run.dir=",
+    "datamodule.root": "output=, or paths.stores=",
+    "datamodule.store": "store=",
+    "datamodule.stream": "dataset=",
+    "datamodule.masks": "dataset=files and dataset.masks=, or train_mask=, val_mask=, test_mask=",
+    "partitioner.num_parts": "num_parts=",
+    "planner.num_parts": "num_parts=",
+    "planner.num_devices": "trainer.devices=, or num_devices= where only the store is made",
+    "planner.batch_size": "datamodule.batch_size=",
+    "planner.fanouts": "sampler.fanouts=",
+    "planner.prefetch_batches": "source.prefetch_batches=",
+    "model.multilabel": "dataset=, whose labels tell",
+    "model.edge_channels": "dataset=, whose edge features tell",
+    "model.backbone.in_channels": "dataset=, whose features tell",
+    "model.backbone.schema": "dataset=, whose relations tell",
+    "planner.edge_row_bytes": "dataset=, whose edges are planned for",
+}
+_OF_TOP = ["dataset", "partitioner", "planner", "num_parts", "overwrite", "feature_storage", "pack_halo"]
+_OF_TOP += ["sampler", "source", "placement", "evaluation"]
+FILLED_IN |= {f"datamodule.{key}": f"{key}=" for key in _OF_TOP}
+for _key in ("features", "labels", "edge_weight", "edge_features"):
+    FILLED_IN[f"datamodule.{_key}"] = f"dataset=files and dataset.{_key}="
+for _key in ("num_nodes", "num_edges"):
+    FILLED_IN[f"planner.{_key}"] = "dataset=, whose graph is planned for"
+for _key in ("feature_bytes", "feature_dim", "feature_row_bytes"):
+    FILLED_IN[f"planner.{_key}"] = "dataset=, whose features are planned for"
+
+
+class Place(NamedTuple):
+    """A setting in a config: its key, its value there or UNSET, what is known of it, and the name of its taker."""
+
+    key: str
+    value: Any
+    setting: Setting
+    target: str | None
+
+
+@cache
+def described() -> dict:
+    """Return `settings.json`."""
+    return json.loads(FILE.read_text())
+
+
+@cache
+def known_taker(target: str) -> Taker | None:
+    """Return what a dotted name takes, and None where only an import tells: of users' own, and of other versions."""
+    known, (top, _, name) = described()["targets"], target.partition(".")
+    if target not in known and top == PACKAGE:  # of the package's own names, another way to the same
+        target = next((one for one in known if one.startswith(f"{PACKAGE}.") and one.endswith(f".{name}")), "")
+    if target not in known or described()["versions"].get(top) not in (None, _version(top)):
+        return None
+    settings = {key: Setting(*one) for key, one in known[target]["settings"].items()}
+    return Taker(settings, known[target]["takes_more"])
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def taker_at(node: dict, takes: Callable[[str], Taker | None] = known_taker) -> Taker | None:
+    """Return what the target of a node takes: of `partitioner`, with the options of its method."""
+    target = node.get("_target_")
+    found = takes(target) if isinstance(target, str) else None
+    if found is None or target != f"{PACKAGE}.partitioner.partition":
+        return found
+    options = options_of_method(node.get("method"))
+    return Taker(found.settings | (options or {}), options is None)
+
+
+def options_of_method(method: str | None) -> dict[str, Setting] | None:
+    """Return the options of a partitioner by name; None where it takes any, or is not known."""
+    known = described()["partitioners"]
+    if method not in known and method in own_partitioners():
+        return options_of(own_partitioners()[method])
+    return known.get(method) and {key: Setting(*one) for key, one in known[method].items()}
+
+
+def own_partitioners() -> dict[str, Callable]:
+    """Return the partitioners that users have registered in this process."""
+    registry = sys.modules.get(f"{PACKAGE}.partitioner.registry")
+    found = {} if registry is None else registry._PARTITIONERS
+    return {name: one for name, one in found.items() if not one.__module__.startswith(f"{PACKAGE}.")}
+
+
+def walk(node: dict, path: str = "") -> Iterator[Place]:
+    """Yield the settings of a config: those that it names, those inside them, and what its targets take besides."""
+    taker = taker_at(node) or Taker({}, True)
+    for name in dict.fromkeys([*node, *taker.settings]):
+        key, setting = f"{path}.{name}".lstrip("."), taker.settings.get(name, Setting())
+        if str(name).startswith("_") or (name not in node and not is_settable(path, name)):
+            continue
+        yield Place(key, node.get(name, UNSET), setting, node.get("_target_"))
+        if isinstance(node.get(name), dict):
+            yield from walk(node[name], key)
+
+
+def is_settable(path: str, name: str) -> bool:
+    """Whether an argument is the user's to give, and not filled in by the run."""
+    return name not in _BY_RUN and f"{path}.{name}" not in FILLED_IN
+
+
+@cache
+def keys_of_choices() -> dict[str, list[str]]:
+    """Return the choices that have a setting, by its key: of "dataset.edges", ["dataset=files", "dataset=typed"]."""
+    found: dict[str, list[str]] = {}
+    for group, choices in described()["choices"].items():
+        for name, node in choices.items():
+            for place in walk(node, group.replace("/", ".")):
+                found.setdefault(place.key, []).append(f"{group}={name}")
+    return found
+
+
+def elsewhere(name: str) -> str | None:
+    """Return the shortest key of a setting, of any choice, whose last part is a name or is close to it."""
+    known = sorted(keys_of_choices(), key=lambda one: one.count("."))
+    names = dict.fromkeys(one.rpartition(".")[2] for one in known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
+    return next((one for one in known if close and one.endswith(f".{close[0]}")), None)
+
+
+def not_a_setting(key: str, allowed: Iterable[str], taker: str) -> str:
+    """Return what is said of an unknown key: the choices of its group that have it, what is meant, what is allowed."""
+    others = keys_of_choices().get(key, [])
+    ends = tuple(f"_{one.partition('=')[2]}" for one in others)
+    others = sorted(others, key=lambda one: (one.endswith(ends), one))  # gat before edge_gat
+    if others:
+        more = f"{', '.join(others[:3])} and {len(others) - 3} more choices"
+        told = " or ".join(others) if len(others) <= 3 else more
+        return f"{key} is a setting of {told}: say {'that' if len(others) == 1 else 'one of them'} too"
+    last = key.rpartition(".")[2]
+    near = did_you_mean(last, allowed) or ((found := elsewhere(last)) and f" (did you mean {found}?)") or ""
+    return f"{key} is not a setting{near}; {taker} takes {', '.join(allowed) or 'none'}"

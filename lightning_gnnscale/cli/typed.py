@@ -1,0 +1,199 @@
+"""A config compared with the description of its settings: which keys there are, which values they take."""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from .errors import UsageError, in_place
+from .settings import FILLED_IN, OPTIONS, described, is_settable, known_taker, not_a_setting, taker_at
+from .signatures import Taker, taker_of
+
+_KINDS = {"int": int, "float": (int, float), "bool": bool, "str": str, "list": list, "dict": dict, "null": type(None)}
+_SAID = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text"}
+_SAID |= {"list": "a list like [1,2]", "dict": "names with values each, like {name: value}"}
+_OPEN_GROUPS = ("callbacks", "logger")  # whose entries may have any names
+# Of settings that no target takes, and of all folders of `paths`.
+_TYPES = {
+    "name": "str|int",
+    "seed": "int",
+    "num_parts": "int|str",
+    "pack_halo": "bool|str",
+    "store_cache_bytes": "int|str|null",
+    "storage_timeout_s": "int|float",
+    **dict.fromkeys(("test", "predict", "overwrite", "verify"), "bool"),
+    **dict.fromkeys(("resume", "output", "feature_storage", "store"), "str|null"),
+}
+# Smallest values of settings that whoever takes them does not judge before work begins, or not in these words.
+_LEAST = {
+    "trainer.accumulate_grad_batches": ("an integer of at least 1", int, lambda value: value >= 1),
+    "trainer.check_val_every_n_epoch": ("an integer of at least 1", int, lambda value: value >= 1),
+    "model.lr": ("a number above 0", (int, float), lambda value: value > 0),
+    "model.weight_decay": ("a number of at least 0", (int, float), lambda value: value >= 0),
+    "patience": ("an integer of at least 0", int, lambda value: value >= 0),
+}
+LARGEST_SEED = 2**32 - 1  # of numpy's generator
+
+
+def check_config(
+    config: DictConfig, primary: str, recipe: tuple[str, str] | None = None, imported: bool = True
+) -> None:
+    """Refuse unknown keys and values of the wrong type.
+
+    Args:
+        config: What was composed.
+        primary: The command's own config, whose keys are those that untargeted nodes may have.
+        recipe: Folder and name of the recipe or of the run's config that was composed; None: the command's own.
+        imported: Import what the description does not know; False: let that pass.
+
+    Raises:
+        UsageError: one line that names the key, the value and what is allowed.
+    """
+    given, base = OmegaConf.to_container(config, resolve=False), _base(primary, recipe)
+    missing = [key for key in base if key not in given]
+    if missing:
+        raise UsageError(
+            f"{recipe[1]}.yaml brings no {', '.join(missing)}: begin its defaults with /{primary}, then _self_"
+        )
+    if recipe is not None:  # a value that settings of the recipe refer to
+        base |= dict.fromkeys(set(re.findall(r"\$\{(\w+)[\w.]*\}", json.dumps(given))) - base.keys())
+    check_keys(given, base, known_taker if not imported else _imported)
+
+
+def _base(primary: str, recipe: tuple[str, str] | None) -> dict:
+    """Return the command's config with the same choices and without anybody's values.
+
+    A config without defaults, as a run leaves it, is its own base.
+    """
+    if recipe is not None:
+        own = OmegaConf.load(Path(recipe[0]) / f"{recipe[1]}.yaml")
+        if "defaults" not in own:
+            return OmegaConf.to_container(own, resolve=False)
+    base = dict(described()["commands"][primary])
+    for group, name in HydraConfig.get().runtime.choices.items():
+        if group in base:  # of a choice of the user's own nothing is known
+            base[group] = described()["choices"].get(group, {}).get(name)
+    return base
+
+
+def check_keys(node: dict, base: dict | None, takes: Callable[[str], Taker | None], path: str = "") -> None:
+    """Refuse unknown keys and values of the wrong type below a node.
+
+    Args:
+        node: A config, or a part of it, unresolved.
+        base: The same as the choices say it; None: not known, so that any key may stand where no target says otherwise.
+        takes: Returns what a target takes, or None.
+        path: Key of the node.
+
+    Raises:
+        UsageError: see `check_config`.
+    """
+    target = node.get("_target_")
+    try:
+        taker = taker_at(node, takes) or Taker({}, True)
+    except Exception as error:  # of the user's module
+        raise UsageError(
+            f"{path}._target_: {target!r} cannot be imported ({error.__cause__ or error}); modules are looked for in "
+            "the current folder and on PYTHONPATH too"
+        ) from None
+    for key, value in node.items():
+        here = f"{path}.{key}".lstrip(".")
+        if here == OPTIONS or str(key).startswith("_"):
+            continue
+        kinds = _TYPES.get(here, "str" if path == "paths" else "")
+        if target is not None:
+            if key not in taker.settings and not taker.takes_more:
+                raise UsageError(_unknown(here, path, target, taker))
+            kinds = taker.settings[key].kinds if key in taker.settings else ""
+        elif base is not None and key not in base and not _brings_target(value, path):
+            raise UsageError(not_a_setting(here, [str(name) for name in base], path or "the top level"))
+        is_own_null = value is None and base is not None and base.get(key, "") is None
+        if kinds and not is_open(value) and not is_own_null:
+            _check_kind(here, value, kinds.split("|"))
+        if isinstance(value, dict):
+            known = base.get(key) if target is None and base is not None else None
+            check_keys(value, known if isinstance(known, dict) else None, takes, here)
+
+
+def _unknown(here: str, path: str, target: str, taker: Taker) -> str:
+    words = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    if any(word.lstrip("+").startswith(f"{path}._target_=") for word in words):
+        return f"{here} is a setting of what {target} takes the place of: say {in_place(path, target)}"
+    return not_a_setting(here, [name for name in taker.settings if is_settable(path, name)], path)
+
+
+def is_open(value: Any) -> bool:
+    """Whether a value is left to others: it is missing, or refers to another key."""
+    return isinstance(value, str) and (value == "???" or "${" in value)
+
+
+def _brings_target(value: Any, path: str) -> bool:
+    """Whether a new entry of a group whose entries are objects says what it is."""
+    return path in _OPEN_GROUPS and isinstance(value, dict) and "_target_" in value
+
+
+def _imported(target: str) -> Taker:
+    return known_taker(target) or taker_of(target)
+
+
+def _check_kind(key: str, value: Any, kinds: list[str]) -> None:
+    """Compare a value with the kinds that a setting takes; objects are left to whoever takes them."""
+    is_plain = not {"any", "other"} & set(kinds)
+    fits = any(isinstance(value, _KINDS.get(kind, ())) for kind in kinds)
+    if isinstance(value, bool):
+        fits = "bool" in kinds
+    if fits or "any" in kinds or (not is_plain and value is not None):
+        return
+    told = " or ".join(_SAID[kind] for kind in kinds if kind in _SAID) if is_plain else "given"
+    raise UsageError(f"{key} must {'hold' if kinds[0] == 'dict' else 'be'} {told}, got {said(value)}")
+
+
+def said(value: Any) -> str:
+    """Return a value as the command line says it."""
+    return "null" if value is None else repr(value)
+
+
+def check_ranges(config: DictConfig) -> None:
+    """Refuse values that are out of range or without effect; nothing is imported, and keys that are not there pass.
+
+    Raises:
+        UsageError: names the key, the value and what is allowed.
+    """
+    if "dataset" not in config:  # the sizes that are planned for are given
+        return
+    for key, instead in FILLED_IN.items():
+        value = plain(OmegaConf.select(config, key))
+        if value is not None:
+            raise UsageError(f"{key}={value} has no effect, the run fills it in: say {instead}")
+    seed, num_parts = config.get("seed", 0), config.get("num_parts")
+    if not is_integer(seed) or not 0 <= seed <= LARGEST_SEED:
+        raise UsageError(f"seed must be an integer in [0, {LARGEST_SEED}], got {plain(seed)}")
+    if num_parts not in ("auto", None) and (not is_integer(num_parts) or num_parts < 1):
+        raise UsageError(f"num_parts must be an integer of at least 1, or auto, got {plain(num_parts)}")
+    logger = OmegaConf.select(config, "trainer.logger")
+    if logger is not None and not isinstance(logger, bool) and not OmegaConf.is_config(logger):
+        raise UsageError(f"trainer.logger must be true, false or a logger with its _target_, got {logger}")
+    least = dict(_LEAST)
+    for name, callback in (config.get("callbacks") or {}).items():
+        if callback is not None and not OmegaConf.is_dict(callback):
+            raise UsageError(f"callbacks.{name} must be null or settings with a _target_, got {plain(callback)}")
+        least[f"callbacks.{name}.patience"] = _LEAST["patience"]
+    for key, (allowed, kind, fits) in least.items():
+        value = plain(OmegaConf.select(config, key))
+        is_kind = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
+        if value is not None and not (is_kind and fits(value)):
+            raise UsageError(f"{key} must be {allowed}, got {said(value)}")
+
+
+def is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as it was typed, not as OmegaConf prints it."""
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value

@@ -1,0 +1,123 @@
+"""Paths are looked at before anything is imported; a start that fails leaves no folder, one that did something does."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli.refusals import refused
+from omegaconf import OmegaConf
+
+from lightning_gnnscale.cli.errors import UsageError
+from lightning_gnnscale.cli.run_paths import check_paths, removed_unless_begun
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_with_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("edges.csv").write_text("0,1\n1,2\n")
+    Path("nodes.csv").write_text("id,label\n0,1\n1,0\n2,1\n")
+    np.save("x.npy", np.ones((3, 2)))
+
+
+def config(target: str = "load_files", **dataset):
+    return OmegaConf.create({"dataset": {"_target_": f"lightning_gnnscale.dataset.{target}", **dataset}, "store": None})
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"edges": "edgs.csv"}, r"^dataset.edges: edgs.csv: no such file .* mean edges.csv\?\), looked"),
+        ({"edges": "edges.csv", "labels": "node.csv:label"}, "^dataset.labels: node.csv: no such file"),
+        ({"edges": "edges.csv", "features": "/no/x.npy"}, "^dataset.features: /no/x.npy: no such file or folder$"),
+        ({"edges": "edges.csv", "masks": "no/m.csv:split"}, "^dataset.masks: no/m.csv: no such file"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_not_there(given, told):
+    with pytest.raises(UsageError, match=told):
+        check_paths(config(**given))
+
+
+def test_a_file_of_a_kind_or_of_a_relation_that_is_not_there():
+    nodes = {"paper": {"num_nodes": 3, "features": "x.npy"}}
+    check_paths(config("load_typed", nodes=nodes, edges={"paper,cites,paper": "edges.csv"}))
+    with pytest.raises(UsageError, match="^dataset.edges.paper,cites,paper: none.csv: no such file"):
+        check_paths(config("load_typed", nodes=nodes, edges={"paper,cites,paper": "none.csv"}))
+    with pytest.raises(UsageError, match="^dataset.nodes.paper.features: y.npy: no such file"):
+        check_paths(config("load_typed", nodes={"paper": {"features": "y.npy"}}, edges={}))
+
+
+def test_what_may_be_there_is_left_to_whoever_reads_it():
+    check_paths(config(edges="edges.csv", labels="nodes.csv:label", features="x.npy", reader={"src": "no"}))
+    check_paths(config(edges="part-*.parquet", features="s3://bucket/x.npy", labels="${oc.env:HOME}/y.npy"))
+    check_paths(config(edges="???"))
+    check_paths(config("load_npz", edges="none.csv"))
+    check_paths(OmegaConf.create({"store": "none"}))  # of verify, which tells by its exit code
+
+
+def test_a_checkpoint_that_is_not_there():
+    made = config(edges="edges.csv")
+    made.resume = "none.ckpt"
+    with pytest.raises(UsageError, match="^resume: none.ckpt: no such checkpoint; give a checkpoint that a run left"):
+        check_paths(made)
+    Path("last.ckpt").touch()
+    with pytest.raises(UsageError, match="beside it: last.ckpt$"):
+        check_paths(made)
+    made.resume = "last.ckpt"
+    check_paths(made)
+
+
+def test_a_store_that_is_not_there():
+    made = config(edges="none.csv")
+    made.store = "."
+    check_paths(made)  # the data set is not read
+    made.store = "stores/none"
+    with pytest.raises(UsageError, match="^store: stores/none: no such file or folder"):
+        check_paths(made)
+
+
+@pytest.mark.parametrize(
+    "words", [["model.lrr=1"], ["seed=-1"], ["dataset=files", "dataset.edges=none.csv"], ["mdel.lr=1"]]
+)
+def test_a_start_that_fails_leaves_nothing(capsys, words):
+    before = sorted(Path().iterdir())
+    refused(capsys, "train", *words)
+    assert sorted(Path().iterdir()) == before
+    Path("runs/mine").mkdir(parents=True)
+    refused(capsys, "train", *words)
+    assert [str(path) for path in Path("runs").rglob("*")] == ["runs/mine"]
+
+
+def fail_in(folder: Path, error: type[BaseException] = ValueError) -> None:
+    with pytest.raises(error), removed_unless_begun(folder.absolute(), Path("runs").absolute()):
+        raise error
+
+
+def write(folder: Path, stages: tuple = (), **files: str) -> Path:
+    (folder / ".hydra").mkdir(parents=True)
+    (folder / ".hydra" / "overrides.yaml").touch()
+    events = [{"event": "run"}, *({"event": "stage", "stage": stage} for stage in stages)]
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_what_has_done_something_stays(monkeypatch, error):
+    for name, folder, stays in (
+        ("opened", write(Path("runs/a/opened"), ("load",)), False),
+        ("partitioned", write(Path("runs/a/partitioned"), ("load", "partition")), True),
+        ("earlier", write(Path("runs/b/earlier"), **{"summary.json": "{}"}), True),
+        ("elsewhere", write(Path("else/where")), False),
+    ):
+        fail_in(folder, error)
+        assert folder.exists() == stays, name
+    assert Path("runs/a").exists() and Path("else").exists()
+    monkeypatch.chdir(write(Path("here")))  # as with hydra.run.dir=.
+    fail_in(Path("."))
+    assert Path(".hydra").exists()
+    monkeypatch.setenv("RANK", "1")
+    folder = write(Path("runs/c/rank"))
+    fail_in(folder)
+    assert folder.exists()
