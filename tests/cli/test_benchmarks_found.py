@@ -9,7 +9,7 @@ import pytest
 from lightning_gnnscale.cli import run_paths
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.main import main
-from lightning_gnnscale.cli.settings import known_taker
+from lightning_gnnscale.cli.signatures import taker_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +37,7 @@ def test_a_wheel_finds_them_in_a_clone(installed, monkeypatch, how):
     assert run_paths.find_benchmarks() == run_paths.find_benchmarks() == ROOT
     assert sys.path[0] == str(ROOT) and sys.path.count(str(ROOT)) == 1
     assert os.environ["PYTHONPATH"] == f"{ROOT}{os.pathsep}/elsewhere"
-    assert "draw_ms" in known_taker("benchmarks.turns.PacedSampler").settings
+    assert "draw_ms" in taker_of("benchmarks.turns.PacedSampler").settings
 
 
 @pytest.mark.parametrize("named", [None, "no/clone"])

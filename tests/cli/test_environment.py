@@ -4,7 +4,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from lightning_gnnscale.cli.compose import check_no_credentials
+from lightning_gnnscale.cli.recipes import check_no_credentials
 from lightning_gnnscale.cli.environment import hidden, written
 from lightning_gnnscale.cli.errors import UsageError
 

@@ -21,7 +21,7 @@ WRONG = {
     "train dataset.edges=e.csv": "dataset.edges is a setting of dataset=files or dataset=typed: say one of them too",
     "train sampler.clusters_per_batch=3": "sampler.clusters_per_batch is a setting of sampler=cluster: say that too",
     "train model.backbone.heads=2": "model=gat, model=hgt, model=rgat and 9 more choices: say one of them too",
-    "train placement.alpha=2": "placement=degree, placement=naive, placement=metis and 5 more choices: say one of",
+    "train placement.alpha=2": "placement=degree, placement=metis, placement=naive and 5 more choices: say one of",
     "train partitioner.gamma=3": "partitioner.gamma is a setting of partitioner=fennel: say that too",
     "train strategy.weights.every_n_epochs=3": "a setting of strategy/weights=model_averaging: say that too",
     "train callbacks.early_stopping.patience=3": "a setting of callbacks=early_stopping or callbacks=locality: say one",

@@ -50,7 +50,7 @@ def test_what_no_list_names_is_refused(tmp_path, monkeypatch, capsys, name, word
     monkeypatch.chdir(tmp_path)
     write(tmp_path, PLAIN | CONFIGS[name])
     line = refused(capsys, *words)
-    assert "config.yaml: " in line and ("say trust_config=true" in line or "_partial_ must be" in line)
+    assert "config.yaml: " in line and ("say trust_config=true" in line or " must be " in line)
     assert not (tmp_path / "trap").exists()
 
 
