@@ -235,7 +235,7 @@ _SECONDS = _is_seconds, "a number of at least 0"
 _TEXT = _is_text, "text"
 _SHARES = (lambda value: is_mapping(value) and all(map(is_number, value.values()))), "numbers by name"
 _LIST = _or_null(lambda value: is_numbers(value) and all(map(is_number, value))), "a list of numbers"
-_TABLE = _or_null(lambda value: is_numbers(value) and all(isinstance(row, list) for row in value)), "rows of numbers"
+_TABLE = _or_null(lambda value: isinstance(value, list) and _is_lanes(dict(enumerate(value)))), "rows of numbers"
 _FIELDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("seconds", "time", "wait_seconds", "compute_seconds", "waited_s", "busy_s"), _SECONDS),
     **dict.fromkeys(("waiting_share", "alpha", "arcs_share"), _SECONDS),
