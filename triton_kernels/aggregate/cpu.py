@@ -135,8 +135,10 @@ def transpose(indptr, indices, weight, weighted, mean, num_src):
         offsets[indices[e] + 1] += 1
     for s in range(num_src):
         offsets[s + 1] += offsets[s]
-    cursor = offsets[:-1].copy()
-    rows = np.empty_like(indices)
+    cursor = np.empty(num_src, np.int64)
+    for s in range(num_src):
+        cursor[s] = offsets[s]
+    rows = np.empty(len(indices), indices.dtype)
     heads = weight.shape[1]
     weights = np.empty((len(indices) if weighted or mean else 0, heads), weight.dtype)
     for v in range(len(indptr) - 1):
@@ -151,7 +153,8 @@ def transpose(indptr, indices, weight, weighted, mean, num_src):
                 for h in range(heads):
                     weights[position, h] = weight[e, h] * share
             elif mean:
-                weights[position, :] = share
+                for h in range(heads):
+                    weights[position, h] = share
     return offsets, rows, weights
 
 
