@@ -1,6 +1,8 @@
 # `make demo`, `make test`, `make test-all` and `make docs` do all their own set-up in .venv; a second call starts at once.
 PYTHON ?= python3
 VENV := .venv
+# Bytecode is kept: pip leaves it to the first import.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 # Modules are compiled as they are imported: pip would take longer to compile all of them than to install them.
 PIP_INSTALL := pip install --quiet --disable-pip-version-check --no-compile
