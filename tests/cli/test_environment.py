@@ -4,9 +4,9 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from lightning_gnnscale.cli.recipes import check_no_credentials
 from lightning_gnnscale.cli.environment import hidden, written
 from lightning_gnnscale.cli.errors import UsageError
+from lightning_gnnscale.cli.recipes import check_no_credentials
 
 SECRET = "s3cr3t-value"
 
