@@ -219,11 +219,14 @@ def _run(command: Command) -> None:
     from hydra.errors import ConfigCompositionException
 
     from .compose import GROUPS, prepare_overrides, register_choices
-    from .recipes import check_no_credentials, for_other_dataset
+    from .recipes import check_no_credentials, for_other_choices
     from .settings import described, not_a_setting
 
     check_no_credentials(command.config_name, command.config_dir, command.words)
-    other = for_other_dataset(command.config_dir, command.config_name, command.words)
+    other, left_out = for_other_choices(command.config_dir, command.config_name, command.words)
+    if left_out and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+        told = f"{', '.join(left_out)} of the recipe {'is' if len(left_out) == 1 else 'are'} left out"
+        print(f"gnnscale: {told}: another choice stands in its place, and does not have it", file=sys.stderr)
     words = [*shared_run_folder(command.words), *other, *command.words]
     register_choices()
     for name in ("botocore", "aiobotocore"):  # which say where they have found credentials

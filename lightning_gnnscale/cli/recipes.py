@@ -1,4 +1,4 @@
-"""What `recipe=` names: a recipe of the package or a file of the user's, and what it says of its data set."""
+"""What `recipe=` names: a recipe of the package or a file of the user's, and what it says of its own choices."""
 
 import json
 import re
@@ -12,7 +12,8 @@ from ..object_store import FROM_ENVIRONMENT, carries_secret, check_storage_optio
 from .compose import GROUPS
 from .environment import check_names
 from .errors import UsageError, did_you_mean
-from .settings import OPTIONS, PACKAGE, described
+from .settings import OPTIONS, PACKAGE, described, taker_at, walk
+from .signatures import Taker
 
 _BENCH = "bench/"
 
@@ -97,25 +98,57 @@ def bench_of(path: Path) -> str | None:
     return next((entry for entry in named if entry.startswith(_BENCH)), None)
 
 
-def for_other_dataset(config_dir: str | None, config_name: str, words: list[str]) -> list[str]:
-    """Return words that take back what a recipe says of its own data set, where `dataset=` chooses another.
+def for_other_choices(config_dir: str | None, config_name: str, words: list[str]) -> tuple[list[str], list[str]]:
+    """Return words that take back what a recipe says of its own choices, where the command line makes others.
 
-    Its keys are set to what they are in the file of that data set, or are left out where they are not in it.
+    Of its data set's settings, those of another one are what they are in its file. Of another group's settings, those
+    that the other choice does not have are left out.
 
     Args:
         config_dir: folder of the recipe; None: there is none.
         config_name: name of its primary config.
         words: the words of the command line, which go before.
+
+    Returns:
+        (words to add, keys that are left out of groups other than the data set).
     """
-    chosen = next((found[1] for word in words if (found := re.match(r"dataset=([\w-]+)$", word))), None)
-    values = described()["choices"]["dataset"].get(chosen)
-    recipe = {} if config_dir is None else _read(config_dir, config_name)
-    entries = [entry for entry in recipe.get("defaults") or [] if isinstance(entry, dict)]
-    own = next((value for entry in entries for key, value in entry.items() if re.search(r"/dataset$", key)), None)
-    if values is None or "defaults" not in recipe or own == chosen or not isinstance(recipe.get("dataset"), dict):
-        return []
+    if config_dir is None:
+        return [], []
+    recipe, own = _composed(Path(config_dir), config_name)
     given = {word.partition("=")[0].lstrip("+~") for word in words}
-    keys = [key for key in recipe["dataset"] if f"dataset.{key}" not in given]
+    added, left_out = [], []
+    for word in words:
+        found = re.fullmatch(r"([a-z_]+(?:/[a-z_]+)*)=([\w-]+)", word)
+        group, chosen = found.groups() if found else ("", "")
+        node = described()["choices"].get(group, {}).get(chosen)
+        said = OmegaConf.select(OmegaConf.create(recipe), group.replace("/", ".")) if node is not None else None
+        if not OmegaConf.is_dict(said) or own.get(group) == chosen:
+            continue
+        if group == "dataset":
+            added += _of_its_file(OmegaConf.to_container(said), node, given)
+            continue
+        path = group.replace("/", ".")
+        keys = [key for key in _not_taken(OmegaConf.to_container(said), node, path) if key not in given]
+        left_out += keys
+        added += [f"~{key}" for key in keys]
+    return added, left_out
+
+
+def _composed(folder: Path, name: str) -> tuple[dict, dict[str, str]]:
+    """Return what a recipe and those that it begins from say, and their choices by group."""
+    recipe, said, own = _read(folder, name), {}, {}
+    for entry in recipe.pop("defaults", None) or []:
+        if isinstance(entry, str) and not entry.startswith("/") and (folder / f"{entry}.yaml").is_file():
+            base, choices = _composed(folder, entry)
+            said, own = OmegaConf.to_container(OmegaConf.merge(said, base)), own | choices
+        elif isinstance(entry, dict):
+            own |= {re.sub(r"^override +|^/", "", key).lstrip("/"): value for key, value in entry.items()}
+    return OmegaConf.to_container(OmegaConf.merge(said, recipe)), own
+
+
+def _of_its_file(said: dict, values: dict, given: set[str]) -> list[str]:
+    """Return words that set a data set's settings to what its own file says, or leave them out."""
+    keys = [key for key in said if f"dataset.{key}" not in given]
     return [
         f"dataset.{key}={json.dumps(values[key])}" if key in values else f"~dataset.{key}"
         for key in keys
@@ -123,7 +156,23 @@ def for_other_dataset(config_dir: str | None, config_name: str, words: list[str]
     ]
 
 
-def _read(config_dir: str, config_name: str) -> Any:
+def _not_taken(said: dict, node: dict, path: str) -> list[str]:
+    """Return the keys of what a recipe says that a choice, a node of settings, does not have: the outermost ones."""
+    allowed, found, rest = {place.key for place in walk(node, path)}, [], [(path, said)]
+    if (taker_at(node) or Taker({}, True)).takes_more:  # it takes any: nothing is known to be wrong
+        return []
+    while rest:
+        above, entries = rest.pop()
+        for key, value in entries.items():
+            name = f"{above}.{key}"
+            if name not in allowed and not str(key).startswith("_"):
+                found.append(name)
+            elif isinstance(value, dict):
+                rest.append((name, value))
+    return found
+
+
+def _read(config_dir: str | Path, config_name: str) -> Any:
     return OmegaConf.to_container(OmegaConf.load(Path(config_dir) / f"{config_name}.yaml"))
 
 

@@ -8,7 +8,7 @@ from own_process import gnnscale
 
 from lightning_gnnscale.cli.compose import compose_config, fill_inputs
 from lightning_gnnscale.cli.errors import in_words_of_shell
-from lightning_gnnscale.cli.recipes import for_other_dataset, recipes_folder
+from lightning_gnnscale.cli.recipes import for_other_choices, recipes_folder
 
 
 @pytest.mark.parametrize(
@@ -35,14 +35,25 @@ def test_words(told, said):
 
 def test_what_a_recipe_says_of_its_own_data_set():
     words = ["dataset=files", "dataset.edges=e.npy"]
-    back = for_other_dataset(str(recipes_folder()), "embeddings", words)
+    back, left_out = for_other_choices(str(recipes_folder()), "embeddings", words)
+    assert left_out == []
     assert back == ['dataset.name="${name_of:edges}"', "~dataset.use_features"]
     config = compose_config("embeddings", [*back, *words], str(recipes_folder()))
     assert config.name == "embeddings-e" and "use_features" not in config.dataset
-    assert for_other_dataset(str(recipes_folder()), "embeddings", [*words, "dataset.name=mine"]) == back[1:]
+    assert for_other_choices(str(recipes_folder()), "embeddings", [*words, "dataset.name=mine"]) == (back[1:], [])
     for same in (["dataset=npz"], ["dataset.name=cora"], ["dataset=no_such"], []):
-        assert for_other_dataset(str(recipes_folder()), "embeddings", same) == []
-    assert for_other_dataset(None, "train", words) == []
+        assert for_other_choices(str(recipes_folder()), "embeddings", same) == ([], [])
+    assert for_other_choices(None, "train", words) == ([], [])
+
+
+def test_what_another_choice_does_not_have_is_left_out_of_a_recipe():
+    folder = str(recipes_folder())
+    added = ["~sampler.fanouts"], ["sampler.fanouts"]
+    assert for_other_choices(folder, "locality_sampling", ["sampler=layerwise"]) == added
+    assert for_other_choices(folder, "locality_sampling", ["sampler=layerwise", "sampler.fanouts=[3]"]) == ([], [])
+    assert for_other_choices(folder, "locality_sampling", ["sampler=neighbor"]) == ([], [])
+    _, left_out = for_other_choices(folder, "sancus", ["strategy/exchange=halo"])
+    assert {"strategy.exchange.warmup_epochs", "strategy.exchange.exchange"} <= set(left_out)
 
 
 def test_a_width_of_inputs_means_embeddings():

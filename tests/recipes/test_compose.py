@@ -10,7 +10,16 @@ from omegaconf import OmegaConf
 
 from lightning_gnnscale.cli.compose import GROUPS as CONF_MODULE
 from lightning_gnnscale.cli.compose import compose_config, register_choices
-from lightning_gnnscale.cli.recipes import available_recipes, bench_of, recipes_folder, take_recipe
+from lightning_gnnscale.cli.errors import UsageError
+from lightning_gnnscale.cli.recipes import (
+    _composed,
+    available_recipes,
+    bench_of,
+    for_other_choices,
+    recipes_folder,
+    take_recipe,
+)
+from lightning_gnnscale.cli.settings import known_taker
 from lightning_gnnscale.cli.signatures import taker_of
 from lightning_gnnscale.cli.typed import check_keys
 from lightning_gnnscale.partitioner import available_partitioners, register_partitioner, registry
@@ -55,6 +64,29 @@ def test_recipe_composes_and_every_key_is_taken(name):
     assert config.strategy._target_.endswith("GNNScaleStrategy")
     for group in ("sampler", "callbacks", "strategy"):
         assert instantiate(config[group]) is not None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("locality_sampling", "sancus") else pytest.mark.sweep)
+        for name, bench in BENCH_OF.items()
+        if bench is None
+    ],
+)
+def test_a_recipe_composes_with_every_other_choice(name):
+    config_dir, config_name, _ = take_recipe("train", [f"recipe={name}"])
+    said = OmegaConf.create(_composed(Path(config_dir), config_name)[0])
+    for group in GROUPS:
+        choices = choices_of(group) if OmegaConf.select(said, group.replace("/", ".")) is not None else []
+        for choice in choices:  # of groups of which it says nothing nothing can hang on
+            word = f"{group}={choice}"
+            added, _ = for_other_choices(config_dir, config_name, [word])
+            try:
+                config = OmegaConf.to_container(compose_config(config_name, [*added, word], config_dir), resolve=False)
+                check_keys(config, config, known_taker)
+            except UsageError as error:
+                pytest.fail(f"{word}: {error}")
 
 
 @pytest.mark.parametrize("name", available_recipes())
