@@ -148,6 +148,17 @@ def _copy_item_from(typingctx, target, target_index, address):
     return types.void(target, types.int64, types.int64), codegen
 
 
+@intrinsic
+def _copy_bytes(typingctx, target, target_index, source, source_index, count):
+    def codegen(context, builder, signature, args):
+        to = _item_pointer(context, builder, signature.args[0], args[0], args[1])
+        source = _item_pointer(context, builder, signature.args[2], args[2], args[3])
+        cgutils.raw_memcpy(builder, to, source, args[4], 1)
+        return context.get_dummy_value()
+
+    return types.void(target, types.int64, source, types.int64, types.int64), codegen
+
+
 def _decode_line_codegen(bits, streaming):
     """Return what turns signed codes into one line of float32: code times step, each product rounded once."""
 
@@ -239,6 +250,10 @@ def _plain_copy_line(target, target_index, source, source_index):
     target[target_index : target_index + items] = source[source_index : source_index + items]
 
 
+def _plain_copy_bytes(target, target_index, source, source_index, count):
+    target[target_index : target_index + count] = source[source_index : source_index + count]
+
+
 def _plain_prefetch_address(address):
     """Stand in for the prefetch where nothing is compiled."""
 
@@ -279,6 +294,7 @@ if numba.config.DISABLE_JIT:
     prefetch_line, popcount, pread = _plain_prefetch, _plain_popcount, _plain_pread
     equal_items = _plain_equal_items
     stream_line = copy_line = _plain_copy_line
+    copy_bytes = _plain_copy_bytes
     prefetch_address, copy_item_from = _plain_prefetch_address, _plain_copy_item_from
     stream_line_from = copy_line_from = _plain_copy_line_from
     float_at, byte_at = _plain_float_at, _plain_byte_at
@@ -289,6 +305,7 @@ else:
     prefetch_line, popcount, pread = _prefetch_line, _popcount, _pread
     equal_items = _equal_items
     stream_line, copy_line = _stream_line, _copy_line
+    copy_bytes = _copy_bytes
     prefetch_address, copy_item_from = _prefetch_address, _copy_item_from
     stream_line_from, copy_line_from = _stream_line_from, _copy_line_from
     float_at, byte_at = _float_at, _byte_at

@@ -65,9 +65,10 @@ def drop_below(probability: float) -> np.uint32:
 @kernel
 def _drop(x, key, threshold, scale, out):
     """Drop run after run of positions, each by a key of its own."""
-    for first in range(0, len(x), _RUN):
-        run_key = mix64(key + np.uint64(first // _RUN) * GOLDEN)
-        drop_run(x, first, min(_RUN, len(x) - first), run_key, threshold, scale, out)
+    runs = len(x) // _RUN
+    for run in range(runs):
+        drop_run(x, run * _RUN, _RUN, mix64(key + np.uint64(run) * GOLDEN), threshold, scale, out)
+    drop_run(x, runs * _RUN, len(x) - runs * _RUN, mix64(key + np.uint64(runs) * GOLDEN), threshold, scale, out)
 
 
 @kernel(inline="always")
