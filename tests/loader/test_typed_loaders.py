@@ -177,7 +177,7 @@ def test_links_have_times(data):
     [
         (lambda d: gs.NeighborLoader(d, [2], "venue"), "seeds of a HeteroData are a kind, or .*got 'venue'"),
         (lambda d: gs.NeighborLoader(d, [2], ("paper", [80])), r"seeds must be in \[0, 80\), got 80 to 80"),
-        (lambda d: gs.NeighborLoader(d, [2], "paper", time_attr="time", input_time=torch.ones(3)), "80 seeds, and 3"),
+        (lambda d: gs.NeighborLoader(d, [2], "paper", time_attr="time", input_time=torch.arange(3)), "80 seeds, and 3"),
         (lambda d: gs.NeighborLoader(d, {WRITES: [2]}, "paper"), "Missing number of neighbors"),
         (lambda d: gs.LinkNeighborLoader(d, [2], WRITES, time_attr="time"), "edge_label_time and time_attr go"),
         (lambda d: gs.LinkNeighborLoader(d, [2], WRITES, input_time=1), "pass edge_label_time"),
