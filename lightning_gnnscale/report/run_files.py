@@ -216,6 +216,10 @@ def _is_figure(value: Any) -> bool:
     return _is_scalar(value) or is_numbers(value) or is_mapping(value)
 
 
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_number, value))
+
+
 def _is_labels(value: Any) -> bool:
     return value is None or (isinstance(value, list) and all(map(_is_scalar, value)))
 
@@ -247,7 +251,7 @@ _COUNT = is_count, "a whole number of at least 0"
 _SECONDS = _is_seconds, "a number of at least 0"
 _TEXT = _is_text, "text"
 _SHARES = (lambda value: is_mapping(value) and all(map(is_number, value.values()))), "numbers by name"
-_LIST = _or_null(lambda value: is_numbers(value) and all(map(is_number, value))), "a list of numbers"
+_LIST = _or_null(_is_list), "a list of numbers"
 _TABLE = _or_null(lambda value: isinstance(value, list) and _is_lanes(dict(enumerate(value)))), "rows of numbers"
 _FIELDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("seconds", "time", "wait_seconds", "compute_seconds", "waited_s", "busy_s"), _SECONDS),
@@ -271,6 +275,7 @@ _FIELDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     "rows": _COUNT,
     **{("parts", name): _LIST for name in ("parts", "nodes", "halo", "train", "rows")},
     **{("parts", name): _TABLE for name in ("arcs", "label_counts")},
+    **dict.fromkeys((("parts", "parts"), ("parts", "nodes")), (_is_list, "a list of numbers")),
     ("parts", "labels"): (_is_labels, "a list of labels"),
     ("parts", "row_bytes"): _SECONDS,
 }
@@ -282,7 +287,7 @@ _NEEDED = {
     "timeline": ("epoch", "rank", "lane", "bin_s", "by_time"),
     "average": ("epoch", "bytes"),
     "exchange_evaluation": ("bytes",),
-    "exchange": ("epoch", "rank", "bytes", "rows", "cache_bytes", "seconds", "wait_seconds", "compute_seconds"),
+    "exchange": ("epoch", "rank", "bytes", "rows", "seconds", "wait_seconds", "compute_seconds"),
     "owner_reads": ("rows", "rows_away", "bytes_away", "waiting_share"),
     "placement": ("rank", "method", "buffer_bytes", "buffer_rows", "predicted", "alpha"),
     "reads": ("rank",),

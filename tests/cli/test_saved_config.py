@@ -34,6 +34,8 @@ CONFIGS = {
     "another resolver": {"name": "${hydra:runtime.cwd}"},
     "of itself": {"name": "${name}"},
     "a flag": {"dataset": {"_target_": "lightning_gnnscale.dataset.load_files", "_partial_": "yes"}},
+    "a folder that PyG unpickles": {"dataset": {"_target_": "lightning_gnnscale.dataset.load_pyg", "root": "mine"}},
+    "a cluster": {"source": {"_target_": "lightning_gnnscale.remote.RayWorkers", "address": "evil:6379"}},
     "trust of its own": {"trust_config": True, "callbacks": {"evil": COPY}},
 }
 
@@ -50,7 +52,7 @@ def test_what_no_list_names_is_refused(tmp_path, monkeypatch, capsys, name, word
     monkeypatch.chdir(tmp_path)
     write(tmp_path, PLAIN | CONFIGS[name])
     line = refused(capsys, *words)
-    assert "config.yaml: " in line and ("say trust_config=true" in line or "_partial_ must be" in line)
+    assert "config.yaml: " in line and ("say trust_config=true" in line or " must be " in line)
     assert not (tmp_path / "trap").exists()
 
 
