@@ -125,7 +125,7 @@ def _take_out(config: dict[str, Any], word: str) -> None:
     for key in above:
         node = node.get(key) if isinstance(node, dict) else None
     if isinstance(node, dict) and last in node and any(_refusals({last: node[last]}, ".".join(above))):
-        node[last] = None
+        node[last] = "" if word.startswith("~") else None  # Hydra removes no null
 
 
 def _remedy(key: str = "") -> str:

@@ -45,8 +45,12 @@ def check_entries(saved: Mapping[str, Any], path: Any) -> None:
     for name in _HYPER_PARAMETERS:
         if name in saved and not isinstance(saved[name], Mapping):
             raise _wrong(path, name, _TOLD[Mapping], saved[name])
-    if not isinstance((saved.get(MODEL_KEY) or {}).get("backbone", {}), Mapping):
-        raise _wrong(path, f"{MODEL_KEY}.backbone", _TOLD[Mapping], saved[MODEL_KEY]["backbone"])
+    backbone = (saved.get(MODEL_KEY) or {}).get("backbone", {})
+    if not isinstance(backbone, Mapping):
+        raise _wrong(path, f"{MODEL_KEY}.backbone", _TOLD[Mapping], backbone)
+    for name, kinds, told in (("_target_", str | None, "text"), ("out_channels", int | None, "a whole number")):
+        if not isinstance(backbone.get(name), kinds):
+            raise _wrong(path, f"{MODEL_KEY}.backbone.{name}", told, backbone[name])
     for name in _COUNTS:
         if name in saved and not is_count(saved[name]):
             raise _wrong(path, name, "a whole number of at least 0", saved[name])

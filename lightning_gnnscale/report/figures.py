@@ -253,7 +253,7 @@ def label_matrix(parts: dict) -> Figure | None:
     if not parts.get("label_counts"):
         return None
     shares = [[count / max(sum(row), 1) for count in row] for row in parts["label_counts"]]
-    return _matrix(parts["labels"], parts["parts"], shares, "label", "part")
+    return _matrix(parts.get("labels") or [], parts["parts"], shares, "label", "part")
 
 
 def _matrix(columns: list, rows: list, shares: list[list[float]], across: str, down: str) -> Figure:

@@ -120,7 +120,7 @@ def _told_fanouts(fanouts) -> str:
     """Return fan-outs as text: a list, or the lists of relations by name."""
     if isinstance(fanouts, dict):
         return "; ".join(f"{name} {_told_fanouts(hops)}" for name, hops in fanouts.items())
-    return ", ".join(map(str, fanouts))
+    return ", ".join(map(str, fanouts)) if isinstance(fanouts, list) else str(fanouts)
 
 
 def what_was_trained(run: RunRecord) -> str:
@@ -352,10 +352,11 @@ def _hops(run: RunRecord) -> dict | None:
     num_hops = max(len(event["hop_nodes"]) for event in chosen)
     nodes = sum(event["counts"].get("nodes", 0) for event in chosen)
     row_bytes = sum(event["counts"].get("row_bytes", 0) for event in chosen) / max(nodes, 1)
+    told = {name: [event.get(name) or [] for event in chosen] for name in ("hop_nodes", "hop_arcs")}
     rows = []
     for hop in range(num_hops):
         reached, drawn = (
-            sum(event[name][at] for event in chosen if 0 <= at < len(event[name])) / num_epochs
+            sum(counts[at] for counts in told[name] if 0 <= at < len(counts)) / num_epochs
             for name, at in (("hop_nodes", hop), ("hop_arcs", hop - 1))
         )
         name = "seeds, the last layer's targets" if hop == 0 else f"hop {hop}, read by layer {num_hops - hop}"

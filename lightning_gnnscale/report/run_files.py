@@ -89,16 +89,21 @@ def read_summary(path: Path) -> dict[str, Any]:
         for name, (fits, told) in _STAGE.items():
             if not fits(row.get(name)):
                 raise _wrong(path, f"stages.{name}", told, row.get(name))
-    for quality in (summary.get("quality"), (summary.get("partitioning") or {}).get("quality")):
-        if not isinstance(quality, Mapping | None):
-            raise _wrong(path, "quality", "figures by name", quality)
-        for name, value in (quality or {}).items():
-            fits, told = _QUALITY.get(
-                name, (lambda one: _is_scalar(one) or is_numbers(one) or is_mapping(one), "numbers")
-            )
-            if not fits(value):
-                raise _wrong(path, f"quality.{name}", told, value)
+    for holder in (summary, summary.get("partitioning") or {}):
+        if holder.get("quality") is not None:
+            holder["quality"] = _quality(holder["quality"], path)
     return summary
+
+
+def _quality(given: Any, path: Path) -> dict[str, Any]:
+    """Return the figures of a partition; what is null was not measured."""
+    if not is_mapping(given):
+        raise _wrong(path, "quality", "figures by name", given)
+    for name, value in given.items():
+        fits, told = _QUALITY.get(name, (_is_figure, "numbers"))
+        if not fits(value):
+            raise _wrong(path, f"quality.{name}", told, value)
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -207,6 +212,18 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, float) or is_number(value)
 
 
+def _is_figure(value: Any) -> bool:
+    return _is_scalar(value) or is_numbers(value) or is_mapping(value)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_number, value))
+
+
+def _is_labels(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and all(map(_is_scalar, value)))
+
+
 def _is_lanes(value: Any) -> bool:
     lanes = list(value.values()) if is_mapping(value) else [None]
     flat = all(isinstance(lane, list) and all(map(is_number, lane)) for lane in lanes)
@@ -234,7 +251,7 @@ _COUNT = is_count, "a whole number of at least 0"
 _SECONDS = _is_seconds, "a number of at least 0"
 _TEXT = _is_text, "text"
 _SHARES = (lambda value: is_mapping(value) and all(map(is_number, value.values()))), "numbers by name"
-_LIST = _or_null(lambda value: is_numbers(value) and all(map(is_number, value))), "a list of numbers"
+_LIST = _or_null(_is_list), "a list of numbers"
 _TABLE = _or_null(lambda value: isinstance(value, list) and _is_lanes(dict(enumerate(value)))), "rows of numbers"
 _FIELDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("seconds", "time", "wait_seconds", "compute_seconds", "waited_s", "busy_s"), _SECONDS),
@@ -258,6 +275,8 @@ _FIELDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     "rows": _COUNT,
     **{("parts", name): _LIST for name in ("parts", "nodes", "halo", "train", "rows")},
     **{("parts", name): _TABLE for name in ("arcs", "label_counts")},
+    **dict.fromkeys((("parts", "parts"), ("parts", "nodes")), (_is_list, "a list of numbers")),
+    ("parts", "labels"): (_is_labels, "a list of labels"),
     ("parts", "row_bytes"): _SECONDS,
 }
 _NEEDED = {
@@ -268,7 +287,7 @@ _NEEDED = {
     "timeline": ("epoch", "rank", "lane", "bin_s", "by_time"),
     "average": ("epoch", "bytes"),
     "exchange_evaluation": ("bytes",),
-    "exchange": ("epoch", "rank", "bytes", "rows", "cache_bytes", "seconds", "wait_seconds", "compute_seconds"),
+    "exchange": ("epoch", "rank", "bytes", "rows", "seconds", "wait_seconds", "compute_seconds"),
     "owner_reads": ("rows", "rows_away", "bytes_away", "waiting_share"),
     "placement": ("rank", "method", "buffer_bytes", "buffer_rows", "predicted", "alpha"),
     "reads": ("rank",),

@@ -34,6 +34,8 @@ CONFIGS = {
     "another resolver": {"name": "${hydra:runtime.cwd}"},
     "of itself": {"name": "${name}"},
     "a flag": {"dataset": {"_target_": "lightning_gnnscale.dataset.load_files", "_partial_": "yes"}},
+    "a folder that PyG unpickles": {"dataset": {"_target_": "lightning_gnnscale.dataset.load_pyg", "root": "mine"}},
+    "a cluster": {"source": {"_target_": "lightning_gnnscale.remote.RayWorkers", "address": "evil:6379"}},
     "trust of its own": {"trust_config": True, "callbacks": {"evil": COPY}},
 }
 

@@ -93,14 +93,12 @@ ATTACKS = {
     "text for a number": PYG | {"hidden_channels": TRAP},
     "a bomb of layers": PYG | {"num_layers": 10**9},
     "a bomb of columns": PYG | {"hidden_channels": 1 << 70},
-    "no settings": ["torch_geometric.nn.GCN"],
-    "no name": PYG | {"_target_": {"a": 1}},
     "a nest": PYG | {"act_kwargs": {"a": [[[[[[[[[[[[1]]]]]]]]]]]]}},
     "a tensor": PYG | {"bias": torch.ones(3)},
     "own, with a target within": {"_target_": "lightning_gnnscale.model.GCN", "in_channels": 4, "hidden_channels": 8,
                                   "out_channels": 3, "norm": {"_target_": "os.system"}},
     "own, of another type": {"_target_": "lightning_gnnscale.model.GCN", "in_channels": "4", "hidden_channels": None,
-                             "out_channels": []},
+                             "out_channels": 3},
     "own, a schema of another shape": {"_target_": "lightning_gnnscale.model.RGCN", "in_channels": 4,
                                        "hidden_channels": 8, "out_channels": 3, "schema": {"node_types": 3}},
 }  # fmt: skip
@@ -139,6 +137,11 @@ def test_the_plain_models_of_pyg_are_made(name):
 
 
 ENTRIES = {
+    "no settings": {MODEL_KEY: {"backbone": ["torch_geometric.nn.GCN"]}},
+    "no name": {MODEL_KEY: {"backbone": PYG | {"_target_": {"a": 1}}}},
+    "a tensor for a name": {MODEL_KEY: {"backbone": {"_target_": torch.ones(2)}}},
+    "a tensor for a width": {MODEL_KEY: {"backbone": PYG | {"out_channels": torch.ones(2)}}},
+    "text for a weight": {"state_dict": {"backbone.convs.0.weight": "x"}},
     "an instantiator": {"hyper_parameters": {"_instantiator": "lightning.pytorch.cli.instantiate_module"}},
     "a function": {"hyper_parameters": {"lr": torch._utils._rebuild_tensor_v2}},
     "an optimizer": {"hyper_parameters": {"optimizer": {"_target_": "os.system"}}},

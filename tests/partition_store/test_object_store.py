@@ -538,3 +538,25 @@ class TestLocalCopy:
         publish(store_of(tmp_path / "store").root, url)
         known = json.loads((PartitionStore.open(url).root / "fetched.json").read_text())
         assert known["url"] == url
+
+
+@pytest.mark.parametrize("url", ["reference://x", "DASK://x", "zip://x", "filecache://x", "s3://a/b::reference://x"])
+def test_systems_that_run_code_or_open_others_are_refused(url):
+    with pytest.raises(ValueError, match="such URLs are not opened: say s3://"):
+        ObjectStore(url, {"fo": "x.json"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("url", "/etc"), ("storage_options", []), ("timeout_s", True), ("cap_bytes", -5), ("block_bytes", 2.5)],
+)
+def test_what_a_fetched_store_remembers_is_checked(tmp_path, name, value):
+    good = {"url": "s3://a/b", "storage_options": {}, "timeout_s": 60, "cap_bytes": None, "block_bytes": 1 << 20}
+    for content in (good | {name: value}, [good], {key: entry for key, entry in good.items() if key != name}):
+        if content == {key: entry for key, entry in good.items() if key != "cap_bytes"}:
+            continue  # no cap
+        (tmp_path / published.FETCHED).write_text(json.dumps(content))
+        with pytest.raises(PartitionStoreError, match=r"is damaged; remove the folder"):
+            published._read_fetched(tmp_path)
+    (tmp_path / published.FETCHED).write_text(json.dumps(good))
+    assert published._read_fetched(tmp_path) == good
