@@ -17,7 +17,7 @@ from pathlib import Path
 from lightning_gnnscale.compile_ahead import object_of, types_of, types_text
 from lightning_gnnscale.kernel_sets import LIST, recorded
 
-METHODS = ("spring", "streaming_multilevel", "ldg", "fennel", "hdrf", "random", "two_phase")
+METHODS = ("spring", "streaming_multilevel", "ldg", "fennel", "hdrf", "two_phase")
 SMALL = ["dataset.num_nodes=5000", "dataset.num_edges=50000", "dataset.num_communities=50"]
 DEMO = ["train", "recipe=demo", "trainer.enable_progress_bar=false", "trainer.max_epochs=1"]
 KINDS = ["recipe=hgt_mag_shape", "dataset.num_nodes=5000", "dataset.num_edges=40000", "datamodule.batch_size=64"]
@@ -27,7 +27,7 @@ FULL = ["recipe=cagnet", "dataset=synthetic", "trainer.devices=1", *SMALL]
 SETS: dict[str, tuple[list[str], list[str]]] = {
     "synthetic": (["generate"], []),
     **{f"partition:{method}": (["partition", method], ["synthetic"]) for method in METHODS},
-    "store": (["partition", "recipe=demo", "partitioner=random"], ["synthetic", "partition:random"]),
+    "store": (["partition", "recipe=demo", "partitioner=random"], ["synthetic"]),
     "train": ([*DEMO, "predict=true"], ["synthetic", "partition:streaming_multilevel", "store"]),
     "links": (["train", "recipe=link_prediction", *LINKS, *DEMO[2:]], ["synthetic", "partition:spring", "store"]),
     "kinds": (["train", *KINDS, *DEMO[2:]], ["partition:spring", "store"]),

@@ -11,8 +11,9 @@ import pytest
 from rich.console import Console
 
 from lightning_gnnscale import compile_ahead, kernel_sets
-from lightning_gnnscale.cli.compose import compose_config, recipes_folder
+from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.cli.main import kernel_sets_of
+from lightning_gnnscale.cli.recipes import recipes_folder
 from lightning_gnnscale.kernel_sets import missing, of_sets, recorded
 from lightning_gnnscale.report import terminal
 from tests import record_kernels
@@ -86,28 +87,28 @@ def test_what_is_missing_is_known_without_numba(fresh):
 
 
 def test_compiled_ahead_once_and_known_from_then_on(fresh, monkeypatch, capfd):
-    kernel = min(of_sets(["partition:random"]), key=lambda one: one.seconds)
-    ahead = kernel_sets.Ahead(["partition:random"], tell=True)
+    kernel = min(of_sets(["partition:spring"]), key=lambda one: one.seconds)
+    ahead = kernel_sets.Ahead(["partition:spring"], tell=True)
     assert kernel_sets.running() is None, "nobody asked for it through `compile_ahead`"
     ahead.wait()
-    number = len(of_sets(["partition:random"]))
+    number = len(of_sets(["partition:spring"]))
     assert (ahead.total, ahead.done, ahead.ended) == (number, number, True)
     assert capfd.readouterr().err.startswith(f"compiling {number} kernels for this machine, about ")
     assert len(list(fresh.glob("*.kernel"))) >= number
-    assert missing(of_sets(["partition:random"])) == []
+    assert missing(of_sets(["partition:spring"])) == []
     monkeypatch.setenv(kernel_sets.SWITCH, "1")
     monkeypatch.setattr(kernel_sets, "Ahead", None)  # a process would be an error
-    assert kernel_sets.compile_ahead(["partition:random"]) is None
+    assert kernel_sets.compile_ahead(["partition:spring"]) is None
     # An entry that is gone is missing again; one that stands and is not in the list of compiled ones is found.
     entry = compile_ahead.entry_of(kernel)
     content = entry.read_bytes()
     entry.unlink()
-    assert missing(of_sets(["partition:random"])) == [kernel]
+    assert missing(of_sets(["partition:spring"])) == [kernel]
     entry.write_bytes(content)
     kernel_sets.compiled_list().unlink()
-    assert len(missing(of_sets(["partition:random"]))) == number
-    assert compile_ahead.still_missing(of_sets(["partition:random"])) == []
-    assert missing(of_sets(["partition:random"])) == []
+    assert len(missing(of_sets(["partition:spring"]))) == number
+    assert compile_ahead.still_missing(of_sets(["partition:spring"])) == []
+    assert missing(of_sets(["partition:spring"])) == []
 
 
 def test_nothing_is_compiled_ahead_where_it_is_not_wanted(fresh, monkeypatch):

@@ -64,7 +64,7 @@ def test_a_crash_tells_its_end(server, edges):
 
 
 @pytest.mark.parametrize(
-    ("limit", "message"), [({"limit_s": 0.0}, "stopped after 0 s"), ({"limit_bytes": 1 << 20}, "above 0.00 GB")]
+    ("limit", "message"), [({"limit_s": 0.0}, "stopped after 0 s"), ({"limit_bytes": 1 << 20}, "above 1.00 MiB")]
 )
 def test_a_case_that_passes_a_limit_is_stopped(server, edges, limit, message):
     with pytest.raises(RuntimeError, match=message):

@@ -89,7 +89,8 @@ def test_scores_compare_by_their_mode(tmp_path, mode, expected):
     for name, score in (("own", 0.5), ("old", 0.75)):
         states[name] = str(tmp_path / f"{name}.ckpt")
         state = {"best_model_path": states[name], "best_model_score": torch.tensor(score)}
-        torch.save({"state_dict": {}, "callbacks": {checkpoint.state_key: state}}, states[name])
+        content = {"state_dict": {}, "callbacks": {checkpoint.state_key: state}, "pytorch-lightning_version": "2.6.0"}
+        torch.save(content, states[name])
     earlier = earlier_best(states["old"], checkpoint)
     assert (earlier.path, earlier.score) == (states["old"], 0.75)
     checkpoint.best_model_path = states["own"]

@@ -155,7 +155,7 @@ REFUSED = [
     (["train", f"store={STORE}", "num_parts=3"], r"num_parts=3 has no effect, store=s3://graphs/ring stands"),
     (["train", f"store={STORE}", "dataset=files"], r"dataset=files has no effect, store=s3://graphs/ring stands"),
     (["train", *TINY, f"output={STORE}"], r"gnnscale partition output=s3://graphs/ring, and then gnnscale train"),
-    (["train", "store=here", "store_cache_bytes=1GiB"], r"store_cache_bytes goes with a store at a URL"),
+    (["train", "store=.", "store_cache_bytes=1GiB"], r"store_cache_bytes goes with a store at a URL"),
     (["train", f"store={STORE}", "store_cache_bytes=much"], r"store_cache_bytes must be bytes or a size"),
     (["train", f"store={STORE}", "storage_timeout_s=0"], r"storage_timeout_s must be a number of seconds > 0"),
     (["train", f"store={STORE}"], r"s3://graphs/ring: no store is published here .*gnnscale partition output="),

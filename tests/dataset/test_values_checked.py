@@ -31,6 +31,7 @@ def prepare(tmp_path):
             assert not refused, "partitioned, where a value was to be refused before"
             return gs.partition(stream, "random", num_parts=num_parts, **options)
 
+        partitioner.fingerprint = "random, unless refused"
         dataset = GraphDataset("x", stream(num_nodes), **arrays)
         root = tmp_path / "stores" / str(len(list(tmp_path.glob("stores/*/*"))))
         dm = gs.PartitionDataModule(root=root, dataset=dataset, partitioner=partitioner, num_parts=2)

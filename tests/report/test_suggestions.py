@@ -60,6 +60,7 @@ CASES = {
                         "rank": 0,
                         "bytes": [{"layer": 1, "direction": "forward", "bytes": 10 << 20}],
                         "rows": [],
+                        "cache_bytes": 0,
                         "seconds": 1.0,
                         "wait_seconds": 0.5,
                         "compute_seconds": 1.0,

@@ -223,7 +223,8 @@ def test_weights_without_replacement_are_distinct_and_bounded():
     data = Data(
         edge_index=torch.stack([torch.arange(1, 301), torch.zeros(300, dtype=torch.long)]), num_nodes=301, w=weight
     )
-    for fanout, expected in ((10, 10), (290, int((weight > 0).sum())), (300, 300), (-1, 300)):
+    positive = int((weight > 0).sum())
+    for fanout, expected in ((10, 10), (290, positive), (300, positive), (-1, 300)):
         sampler = DataSampler(data, [fanout], weight_attr="w")
         edge = sampler.perm[sampler.sample_from_nodes(NodeSamplerInput(None, torch.tensor([0]))).edge]
         assert len(edge.unique()) == len(edge) == expected
