@@ -42,7 +42,7 @@ def kernel(function: Callable | None = None, **options) -> Callable:
     """
     if function is None:
         return lambda decorated: kernel(decorated, **options)
-    compiled = numba.njit(nogil=True, **options)(function)
+    compiled = numba.njit(nogil=True, no_cfunc_wrapper=True, **options)(function)
     if is_jitted(compiled):  # not with NUMBA_DISABLE_JIT=1
         compiled._cache = KernelCache(function)
         compiled.compile = types.MethodType(_compile_once, compiled)
