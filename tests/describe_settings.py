@@ -77,7 +77,6 @@ def _choices_of_code() -> Iterator[tuple[str, str, str, dict]]:
         yield "partitioner", name, "streaming_multilevel", {"method": name}
     for name in METHODS:
         yield "placement", name, "rule", {"method": name}
-    yield "source", "fixed_prefetch", "task_graphs", {"scheduling": "fixed_prefetch"}
     for name, bound in BOUNDS.items():
         defaults = {key: one.default for key, one in inspect.signature(bound).parameters.items()}
         given = {key: value for key, value in defaults.items() if value is not None}

@@ -223,7 +223,8 @@ def _run(command: Command) -> None:
     from .settings import described, not_a_setting
 
     check_no_credentials(command.config_name, command.config_dir, command.words)
-    other, left_out = for_other_choices(command.config_dir, command.config_name, command.words)
+    config_dir, other, left_out = for_other_choices(command.config_dir, command.config_name, command.words)
+    command = command._replace(config_dir=config_dir)
     if left_out and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
         told = f"{', '.join(left_out)} of the recipe {'is' if len(left_out) == 1 else 'are'} left out"
         print(f"gnnscale: {told}: another choice stands in its place, and does not have it", file=sys.stderr)

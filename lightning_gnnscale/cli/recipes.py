@@ -1,7 +1,10 @@
 """What `recipe=` names: a recipe of the package or a file of the user's, and what it says of its own choices."""
 
+import atexit
 import json
 import re
+import shutil
+import tempfile
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -98,8 +101,10 @@ def bench_of(path: Path) -> str | None:
     return next((entry for entry in named if entry.startswith(_BENCH)), None)
 
 
-def for_other_choices(config_dir: str | None, config_name: str, words: list[str]) -> tuple[list[str], list[str]]:
-    """Return words that take back what a recipe says of its own choices, where the command line makes others.
+def for_other_choices(
+    config_dir: str | None, config_name: str, words: list[str]
+) -> tuple[str | None, list[str], list[str]]:
+    """Take back what a recipe says of its own choices, where the command line makes others.
 
     Of its data set's settings, those of another one are what they are in its file. Of another group's settings, those
     that the other choice does not have are left out.
@@ -110,40 +115,58 @@ def for_other_choices(config_dir: str | None, config_name: str, words: list[str]
         words: the words of the command line, which go before.
 
     Returns:
-        (words to add, keys that are left out of groups other than the data set).
+        (folder of the recipe, or of a copy without what is left out; words to add; keys that are left out).
     """
-    if config_dir is None:
-        return [], []
+    if config_dir is None or "defaults" not in _read(config_dir, config_name):
+        return config_dir, [], []
     recipe, own = _composed(Path(config_dir), config_name)
     given = {word.partition("=")[0].lstrip("+~") for word in words}
-    added, left_out = [], []
+    added, keys, changed = [], [], []
     for word in words:
         found = re.fullmatch(r"([a-z_]+(?:/[a-z_]+)*)=([\w-]+)", word)
         group, chosen = found.groups() if found else ("", "")
         node = described()["choices"].get(group, {}).get(chosen)
-        said = OmegaConf.select(OmegaConf.create(recipe), group.replace("/", ".")) if node is not None else None
-        if not OmegaConf.is_dict(said) or own.get(group) == chosen:
+        if node is None or own.get(group) == chosen:
             continue
-        if group == "dataset":
-            added += _of_its_file(OmegaConf.to_container(said), node, given)
-            continue
-        path = group.replace("/", ".")
-        keys = [key for key in _not_taken(OmegaConf.to_container(said), node, path) if key not in given]
-        left_out += keys
-        added += [f"~{key}" for key in keys]
-    return added, left_out
+        changed.append(group)
+        path = tuple(group.split("/"))
+        said = _at(recipe, path)
+        if isinstance(said, dict) and group == "dataset":
+            added += _of_its_file(said, node, given)
+        elif isinstance(said, dict):
+            keys += [key for key in _not_taken(said, node, path) if ".".join(key) not in given]
+    nested = [key for key in own if "@" in key and key.partition("@")[0] in changed]
+    if keys or nested:
+        config_dir = str(_copy_without(Path(config_dir), config_name, keys, nested))
+    return config_dir, added, [".".join(key) for key in keys]
 
 
 def _composed(folder: Path, name: str) -> tuple[dict, dict[str, str]]:
     """Return what a recipe and those that it begins from say, and their choices by group."""
     recipe, said, own = _read(folder, name), {}, {}
     for entry in recipe.pop("defaults", None) or []:
-        if isinstance(entry, str) and not entry.startswith("/") and (folder / f"{entry}.yaml").is_file():
+        if _is_base(folder, entry):
             base, choices = _composed(folder, entry)
             said, own = OmegaConf.to_container(OmegaConf.merge(said, base)), own | choices
         elif isinstance(entry, dict):
-            own |= {re.sub(r"^override +|^/", "", key).lstrip("/"): value for key, value in entry.items()}
+            own |= {_group_of(key): value for key, value in entry.items()}
     return OmegaConf.to_container(OmegaConf.merge(said, recipe)), own
+
+
+def _is_base(folder: Path, entry: Any) -> bool:
+    """Whether an entry of a recipe's defaults is another recipe beside it."""
+    return isinstance(entry, str) and not entry.startswith("/") and (folder / f"{entry}.yaml").is_file()
+
+
+def _group_of(key: str) -> str:
+    """Return the group of an entry of defaults such as "override /dataset"."""
+    return re.sub(r"^override +", "", key).lstrip("/")
+
+
+def _at(node: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        node = node.get(key) if isinstance(node, dict) else None
+    return node
 
 
 def _of_its_file(said: dict, values: dict, given: set[str]) -> list[str]:
@@ -156,20 +179,44 @@ def _of_its_file(said: dict, values: dict, given: set[str]) -> list[str]:
     ]
 
 
-def _not_taken(said: dict, node: dict, path: str) -> list[str]:
+def _not_taken(said: dict, node: dict, path: tuple[str, ...]) -> list[tuple[str, ...]]:
     """Return the keys of what a recipe says that a choice, a node of settings, does not have: the outermost ones."""
-    allowed, found, rest = {place.key for place in walk(node, path)}, [], [(path, said)]
-    if (taker_at(node) or Taker({}, True)).takes_more:  # it takes any: nothing is known to be wrong
+    if node and (taker_at(node) or Taker({}, False)).takes_more:  # nothing is known to be wrong
         return []
+    allowed = {place.key: place.value for place in walk(node, ".".join(path))}
+    found, rest = [], [(path, said)]
     while rest:
         above, entries = rest.pop()
         for key, value in entries.items():
-            name = f"{above}.{key}"
-            if name not in allowed and not str(key).startswith("_"):
-                found.append(name)
-            elif isinstance(value, dict):
-                rest.append((name, value))
+            name = ".".join((*above, str(key)))
+            whole = isinstance(value, dict) and "_target_" in value and name not in allowed  # made whatever the choice
+            other_form = isinstance(value, dict) != isinstance(allowed.get(name), dict)
+            if str(key).startswith("_") or (whole and "_target_" not in node):
+                continue
+            if name not in allowed or (other_form and isinstance(allowed[name], list | dict)):
+                found.append((*above, key))
+            elif isinstance(value, dict) and isinstance(allowed[name], dict):
+                rest.append(((*above, key), value))
     return found
+
+
+def _copy_without(folder: Path, name: str, keys: list[tuple[str, ...]], nested: list[str]) -> Path:
+    """Return a folder with a copy of a recipe, and of those that it begins from, without some keys and choices."""
+    copies = Path(tempfile.mkdtemp(prefix="gnnscale_recipe_"))
+    atexit.register(shutil.rmtree, copies, ignore_errors=True)
+    names = [name]
+    while names:
+        one = names.pop()
+        content = _read(folder, one)
+        for *above, last in keys:
+            holder = _at(content, tuple(above))
+            if isinstance(holder, dict):
+                holder.pop(last, None)
+        entries = content.get("defaults") or []
+        names += [entry for entry in entries if _is_base(folder, entry)]
+        kept = [entry for entry in entries if not (isinstance(entry, dict) and _group_of(next(iter(entry))) in nested)]
+        OmegaConf.save(OmegaConf.create(content | {"defaults": kept}), copies / f"{one}.yaml")
+    return copies
 
 
 def _read(config_dir: str | Path, config_name: str) -> Any:

@@ -35,24 +35,26 @@ def test_words(told, said):
 
 def test_what_a_recipe_says_of_its_own_data_set():
     words = ["dataset=files", "dataset.edges=e.npy"]
-    back, left_out = for_other_choices(str(recipes_folder()), "embeddings", words)
-    assert left_out == []
+    folder, back, left_out = for_other_choices(str(recipes_folder()), "embeddings", words)
+    assert (folder, left_out) == (str(recipes_folder()), [])
     assert back == ['dataset.name="${name_of:edges}"', "~dataset.use_features"]
     config = compose_config("embeddings", [*back, *words], str(recipes_folder()))
     assert config.name == "embeddings-e" and "use_features" not in config.dataset
-    assert for_other_choices(str(recipes_folder()), "embeddings", [*words, "dataset.name=mine"]) == (back[1:], [])
+    assert for_other_choices(str(recipes_folder()), "embeddings", [*words, "dataset.name=mine"])[1:] == (back[1:], [])
     for same in (["dataset=npz"], ["dataset.name=cora"], ["dataset=no_such"], []):
-        assert for_other_choices(str(recipes_folder()), "embeddings", same) == ([], [])
-    assert for_other_choices(None, "train", words) == ([], [])
+        assert for_other_choices(str(recipes_folder()), "embeddings", same)[1:] == ([], [])
+    assert for_other_choices(None, "train", words) == (None, [], [])
 
 
 def test_what_another_choice_does_not_have_is_left_out_of_a_recipe():
     folder = str(recipes_folder())
-    added = ["~sampler.fanouts"], ["sampler.fanouts"]
-    assert for_other_choices(folder, "locality_sampling", ["sampler=layerwise"]) == added
-    assert for_other_choices(folder, "locality_sampling", ["sampler=layerwise", "sampler.fanouts=[3]"]) == ([], [])
-    assert for_other_choices(folder, "locality_sampling", ["sampler=neighbor"]) == ([], [])
-    _, left_out = for_other_choices(folder, "sancus", ["strategy/exchange=halo"])
+    copy, added, left_out = for_other_choices(folder, "locality_sampling", ["sampler=layerwise"])
+    assert (added, left_out) == ([], ["sampler.fanouts"])
+    assert "fanouts" not in compose_config("locality_sampling", ["sampler=layerwise"], copy).sampler
+    assert compose_config("locality_sampling", [], copy).placement.locality_scale == 1
+    for words in (["sampler=layerwise", "sampler.fanouts=[3]"], ["sampler=neighbor"], []):
+        assert for_other_choices(folder, "locality_sampling", words) == (folder, [], [])
+    _, _, left_out = for_other_choices(folder, "sancus", ["strategy/exchange=halo"])
     assert {"strategy.exchange.warmup_epochs", "strategy.exchange.exchange"} <= set(left_out)
 
 

@@ -81,9 +81,9 @@ def test_a_recipe_composes_with_every_other_choice(name):
         choices = choices_of(group) if OmegaConf.select(said, group.replace("/", ".")) is not None else []
         for choice in choices:  # of groups of which it says nothing nothing can hang on
             word = f"{group}={choice}"
-            added, _ = for_other_choices(config_dir, config_name, [word])
+            folder, added, _ = for_other_choices(config_dir, config_name, [word])
             try:
-                config = OmegaConf.to_container(compose_config(config_name, [*added, word], config_dir), resolve=False)
+                config = OmegaConf.to_container(compose_config(config_name, [*added, word], folder), resolve=False)
                 check_keys(config, config, known_taker)
             except UsageError as error:
                 pytest.fail(f"{word}: {error}")
