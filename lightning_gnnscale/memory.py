@@ -5,7 +5,7 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -41,6 +41,17 @@ def parse_bytes(size: int | float | str | None, name: str = "size") -> int | Non
     if not match or match[2] not in _FACTORS:
         raise ValueError(f"{name} must be bytes or a size like 24GiB, 500MB, 8g; got {size!r}")
     return int(float(match[1]) * _FACTORS[match[2]])
+
+
+def read_sizes(settings: Any, *names: str) -> None:
+    """Let attributes of a dataclass, frozen or not, that are sizes as text be numbers of bytes; others stay.
+
+    Raises:
+        ValueError: a text is no size.
+    """
+    for name in names:
+        if isinstance(getattr(settings, name), str):
+            object.__setattr__(settings, name, parse_bytes(getattr(settings, name), name))
 
 
 def format_seconds(seconds: float) -> str:

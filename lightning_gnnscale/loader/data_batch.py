@@ -43,6 +43,7 @@ def check_data(data) -> tuple[np.ndarray, np.ndarray]:
         )
     if data.num_nodes is None:
         raise ValueError("data.num_nodes is not known: set it")
+    check_layouts("data", data._store)
     sources, targets = edge_index.cpu().numpy()
     for row, ids in enumerate((sources, targets)):
         if len(ids) and not (ids.min() >= 0 and ids.max() < data.num_nodes):
@@ -51,6 +52,24 @@ def check_data(data) -> tuple[np.ndarray, np.ndarray]:
                 f"{ids.max()}"
             )
     return sources, targets
+
+
+def check_layouts(name: str, store) -> None:
+    """Refuse attributes of which torch cannot take rows.
+
+    Args:
+        name: What the store is called.
+        store: PyG's storage of one kind of nodes or edges, or of a whole `Data`.
+
+    Raises:
+        ValueError: one is sparse by rows, columns or blocks.
+    """
+    for key, value in store.items():
+        if isinstance(value, Tensor) and value.layout not in (torch.strided, torch.sparse_coo) and key not in _WHOLE:
+            layout = str(value.layout).removeprefix("torch.")
+            raise ValueError(
+                f"{name}.{key} is {layout}, of which torch takes no rows: pass .to_dense(), or .to_sparse_coo()"
+            )
 
 
 def compress(
@@ -92,6 +111,7 @@ def compress(
     return CSC(indptr, sources.astype(id_dtype(num_nodes))), order
 
 
+_WHOLE = ("adj", "adj_t")  # of which no rows are taken
 _AHEAD = 64  # edges between a prefetch and its use
 _RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # how dtypes that numpy lacks are moved
 

@@ -1,6 +1,8 @@
 """A drop-in for PyG's `NeighborLoader` on a graph in memory, without a partition store."""
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -8,13 +10,15 @@ import torch
 from ..graph import CSC
 from ..partition_store.inputs import opened
 from ..partition_store.part_graph import WholeGraph
+from ..rng import batch_key
 from ..sampler import NeighborSampler
 from ..sampler.neighbor import SUBGRAPH_TYPES
 from ..values import as_array, exact_integers, exact_times
 from .buffer_pool import BufferPool
-from .data_batch import DataBatchBuilder, SampledBatchBuilder, check_data, compress
+from .data_batch import DataBatchBuilder, SampledBatchBuilder, check_data, check_layouts, compress
 from .part_loader import LoaderOptions, PartData, PartLoader
 from .part_walk import split_targets
+from .staged_part import StagedPart
 
 # PyG's and DataLoader's arguments that change no result here: threads share the memory that these are about.
 _WITHOUT_EFFECT = {
@@ -48,6 +52,17 @@ _REFUSED = {
     "batch_sampler": (None, "pass the seeds as input_nodes, in their order, with batch_size"),
     "generator": (None, "pass seed, which decides order and draws"),
     "worker_init_fn": (None, "batches are prepared by threads of this process"),
+}
+
+# Attributes of PyG's loaders that are parts of how it makes a batch, or of DataLoader's processes.
+_NOT_HERE = {
+    "node_sampler": "the loader draws by itself, as num_neighbors, replace and subgraph_type say",
+    "link_sampler": "the loader draws by itself, as num_neighbors, replace and subgraph_type say",
+    "input_data": "the seeds are input_nodes or edge_label_index",
+    "collate_fn": "call the loader with positions of seeds",
+    "filter_fn": "call the loader with positions of seeds",
+    "sampler": "the order of the seeds follows from seed and epoch",
+    "generator": "the order of the seeds follows from seed and epoch",
 }
 
 
@@ -174,7 +189,7 @@ class SeedLoader(PartLoader):
             if not 0 <= self.rank < world_size:
                 raise ValueError(f"rank must be in [0, world_size), got rank {rank} of {world_size}")
             seeds = split_targets(seeds, world_size)[self.rank]
-        self.dataset = range(len(seeds))
+        self.dataset, self._seeds = range(len(seeds)), seeds
         self._advance = False
         graph = WholeGraph.of(csc, self.rank)
         super().__init__(
@@ -205,6 +220,45 @@ class SeedLoader(PartLoader):
         SeedLoader.__init__(
             self, sampler.data, np.arange(num_seeds), csc, builder, hand_out, rank, world_size, transform, **own
         )
+
+    @property
+    def batch_size(self) -> int:
+        """Seeds per batch."""
+        return self.options.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether a short last batch is left out."""
+        return self.options.drop_last
+
+    @property
+    def num_workers(self) -> int:
+        """Threads that prepare batches."""
+        return self.options.num_threads
+
+    def __call__(self, index):
+        """Return the batch of some of the seeds; its draws follow from (seed, epoch, index).
+
+        Args:
+            index: (num_seeds,) positions in this process's seeds, distinct; a tensor, an array or a list.
+
+        Raises:
+            ValueError: a position is out of range, repeated or no integer.
+        """
+        index = exact_integers("index", index, 0, len(self.dataset) - 1, unit="entry")
+        if index.ndim != 1 or len(np.unique(index)) < len(index):
+            raise ValueError(f"index must be distinct positions of seeds, got {_short(index.tolist())}")
+        key = batch_key(self.options.seed, self.epoch, self.rank, zlib.crc32(index.tobytes()))
+        batch = self._builder.build(self._whole, self._seeds[index], key)
+        return batch if self.transform is None else self.transform(batch)
+
+    @cached_property
+    def _whole(self) -> StagedPart:
+        return self._stager(self.rank)
+
+    def __getattr__(self, name: str):
+        told = f": {_NOT_HERE[name]}" if name in _NOT_HERE else ""
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{told}")
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration yields; Lightning calls it."""
@@ -281,6 +335,8 @@ class NeighborLoader(SeedLoader):
             they are drawn. disjoint, whether each seed has a subgraph of its own, named by `batch` (always with times).
             transform_sampler_output, custom_cls and input_id as in PyG.
 
+    A loader may be called, as PyG's: `loader([0, 5])` is the batch of the seeds at these positions.
+
     Raises:
         ValueError: an argument is out of range, or is one of PyG's that this loader does not follow.
         PlacementError: the placement of locality is for another number of nodes.
@@ -313,7 +369,7 @@ class NeighborLoader(SeedLoader):
     ):
         own = _own_options(options, batch_size, shuffle)
         sampled = check_options("NeighborLoader", options)
-        self.input_nodes = input_nodes
+        self.input_nodes, self.input_time = input_nodes, sampled.get("input_time")
         if sampled or _has_kinds(data) or _of_stores(data):
             if locality is not None:
                 raise ValueError("locality goes with one kind of nodes, without times, weights and disjoint subgraphs")
@@ -347,7 +403,7 @@ class LinkNeighborLoader(SeedLoader):
         num_neighbors, replace, subgraph_type, directed, is_sorted, batch_size, shuffle, transform, rank, world_size: As
             for `NeighborLoader`.
         edge_label_index: Links: (2, num_links) node ids, or None for all edges; of a `HeteroData` an edge type, or
-            (edge type, links).
+            (edge type, links); an edge type may be named by its two ends where there is one between them.
         edge_label: (num_links, ...) labels of the links.
         edge_label_time: (num_links,) time of each link; with `time_attr` alone.
         neg_sampling: PyG's `NegativeSampling`, its mode ("binary", "triplet"), or a dict of its arguments; None: none.
@@ -394,9 +450,11 @@ class LinkNeighborLoader(SeedLoader):
         made = _data_sampler(data, num_neighbors, subgraph_type, replace, is_sorted, own, sampled)
         if edge_label_time is not None:
             edge_label_time = _time_tensor("edge_label_time", edge_label_time)
-        self.edge_label_index = edge_label_index
+        self.edge_label_index, self.edge_label = edge_label_index, edge_label
+        self.edge_label_time, self.neg_sampling = edge_label_time, neg_sampling
+        links = _as_tensors(data, edge_label_index, links=True)
         self._sample_by_data(
-            "LinkLoader", made, rank, world_size, transform, own, edge_label_index=_as_tensors(data, edge_label_index),
+            "LinkLoader", made, rank, world_size, transform, own, edge_label_index=links,
             edge_label=_as_tensor("edge_label", edge_label), edge_label_time=edge_label_time, neg_sampling=neg_sampling,
             neg_sampling_ratio=neg_sampling_ratio, **sampled,
         )  # fmt: skip
@@ -431,7 +489,10 @@ def _data_sampler(data, num_neighbors, subgraph_type: str, replace: bool, is_sor
 
     if _of_stores(data):
         data = data if isinstance(data, tuple) else (data, data)
-    elif not _has_kinds(data):
+    elif _has_kinds(data):
+        for store in data.stores:
+            check_layouts(f"data[{store._key!r}]", store)
+    else:
         check_data(data)
 
     names = ("time_attr", "temporal_strategy", "strictly_before", "weight_attr", "disjoint")
@@ -441,7 +502,7 @@ def _data_sampler(data, num_neighbors, subgraph_type: str, replace: bool, is_sor
     )
 
 
-def _as_tensors(data, seeds):
+def _as_tensors(data, seeds, links: bool = False):
     """Return seeds as PyG takes them: ids as int64 tensors, with the kind or edge type where there are several.
 
     Raises:
@@ -453,12 +514,24 @@ def _as_tensors(data, seeds):
         return torch.arange(data.num_nodes)
     if not _has_kinds(data):
         return _id_tensor(seeds)
-    alone = isinstance(seeds, str) or (isinstance(seeds, tuple) and all(isinstance(one, str) for one in seeds))
+    alone = isinstance(seeds, str) or (isinstance(seeds, tuple | list) and all(isinstance(one, str) for one in seeds))
     kind, ids = (seeds, None) if alone or seeds is None else seeds
-    known = data.edge_types if isinstance(kind, tuple) else data.node_types
+    if links and isinstance(kind, tuple | list):
+        kind = _by_its_ends(tuple(kind), data.edge_types)
+    known, article, what = (data.edge_types, "an", "edge type") if links else (data.node_types, "a", "kind")
     if kind not in known:
-        raise ValueError(f"seeds of a HeteroData are a kind, or (kind, seeds): got {_short(kind)}; kinds are {known}")
+        raise ValueError(
+            f"seeds of a HeteroData are {article} {what}, or ({what}, seeds): got {_short(kind)}; {what}s are {known}"
+        )
     return kind, _id_tensor(ids)
+
+
+def _by_its_ends(kind: tuple, edge_types: list[tuple]) -> tuple:
+    """Return the edge type between two kinds of nodes: the only one, or the one named "to", as in PyG; else `kind`."""
+    if len(kind) != 2:
+        return kind
+    found = [one for one in edge_types if (one[0], one[-1]) == kind]
+    return found[0] if len(found) == 1 else (kind[0], "to", kind[1]) if (kind[0], "to", kind[1]) in found else kind
 
 
 def _id_tensor(seeds):

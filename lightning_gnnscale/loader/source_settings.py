@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from ..errors import check_count, check_seconds
+from ..memory import read_sizes
 from .batch_builder import BatchMaker
 from .batch_source import BatchSource
 from .local_source import LocalSource
@@ -97,7 +98,7 @@ class Processes:
 
     Args:
         num_workers: processes of each rank, >= 1.
-        queue_bytes: most bytes of ready batches in shared memory, each rank's.
+        queue_bytes: most bytes of ready batches in shared memory, each rank's; or a text such as "1GiB".
         timeout_s: seconds for which none of them may answer while one is waited for, > 0.
         prefetch_batches: batches kept ready or under way, >= 1; None: num_workers + 1.
 
@@ -106,12 +107,13 @@ class Processes:
     """
 
     num_workers: int = 1
-    queue_bytes: int = QUEUE_BYTES
+    queue_bytes: int | str = QUEUE_BYTES
     timeout_s: float = TIMEOUT_S
     prefetch_batches: int | None = None
     in_process = False
 
     def __post_init__(self):
+        read_sizes(self, "queue_bytes")
         check_count("num_workers", self.num_workers)
         check_count("queue_bytes", self.queue_bytes)
         check_seconds("timeout_s", self.timeout_s)
@@ -138,8 +140,9 @@ class TaskGraphs:
     Args:
         num_threads: >= 1.
         sigma: threshold of ByteGNN's score, >= 0, by which another batch is begun; None: the policy's default.
-        queue_bytes: most bytes of batches that are ready or under way; None: 1 GiB. Where rows are gathered after the
-            draw (a Belady cache), batches have them beyond the cap, and `prefetch_batches` counts.
+        queue_bytes: most bytes of batches that are ready or under way, or a text such as "512MiB"; None: 1 GiB. Where
+            rows are gathered after the draw (a Belady cache), batches have them beyond the cap, and `prefetch_batches`
+            counts.
         pieces: tasks that share the neighbours or the rows of a large hop, >= 1; None: as many as threads, 8 at most.
         operators: your own, in place of those that draw what the sampler draws.
         prefetch_batches: batches that are requested ahead, >= 1; None: as many as the scheduling can use.
@@ -150,13 +153,14 @@ class TaskGraphs:
 
     num_threads: int = 2
     sigma: float | None = None
-    queue_bytes: int | None = None
+    queue_bytes: int | str | None = None
     pieces: int | None = None
     operators: Operators | None = None
     prefetch_batches: int | None = None
     in_process = True
 
     def __post_init__(self):
+        read_sizes(self, "queue_bytes")
         check_count("num_threads", self.num_threads)
         for name in ("queue_bytes", "pieces"):
             if getattr(self, name) is not None:

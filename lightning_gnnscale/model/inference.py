@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import StrategyError
 from ..jit import kernel
-from ..memory import free_memory_bytes
+from ..memory import free_memory_bytes, parse_bytes
 from ..triton_kernels.aggregate import add_arcs
 from .backbone import Backbone
 from .block import Block
@@ -61,7 +61,7 @@ def layerwise_inference(
     device: torch.device | str | None = None,
     needed: Sequence[NodeSet | None] | None = None,
     table_dtype: str = "float32",
-    memory_bytes: int | None = None,
+    memory_bytes: int | str | None = None,
     num_local: int = 1,
 ) -> LayerwiseOutput:
     """Compute a model's outputs for this rank's nodes from complete neighbourhoods, layer by layer.
@@ -80,8 +80,9 @@ def layerwise_inference(
         device: where linear maps, and layers that are no sums, are computed; None: where the parameters are.
         needed: which rows each layer must have, see `closure`; None: all rows.
         table_dtype: "float32", or "bfloat16", which halves the tables of hidden layers and rounds them to 8 bits.
-        memory_bytes: what the pass may hold; None: two thirds of what is free, 32 to 512 MiB; where memory does not
-            hold the inputs of all nodes, and each group of sums reads them from the disk, without the upper limit.
+        memory_bytes: what the pass may hold, bytes or a text such as "2GiB"; None: two thirds of what is free, 32 to
+            512 MiB; where memory does not hold the inputs of all nodes, and each group of sums reads them from the
+            disk, without the upper limit.
         num_local: processes of this host that share what is free.
 
     Returns:
@@ -102,6 +103,7 @@ def layerwise_inference(
     if table_dtype not in TABLE_DTYPES:
         raise ValueError(f"table_dtype must be one of {', '.join(TABLE_DTYPES)}, got {table_dtype!r}")
     check_times(type(backbone).__name__, backbone.time_channels)
+    memory_bytes = parse_bytes(memory_bytes, "memory_bytes")
     if memory_bytes is None:
         free = free_memory_bytes()
         fits = 4 * source.num_nodes * backbone.layer_channels(0) <= free

@@ -7,7 +7,7 @@ from pathlib import Path
 from ..errors import PartitionStoreError
 from ..events import record
 from ..graph import id_dtype
-from ..memory import format_bytes
+from ..memory import format_bytes, read_sizes
 from .halo_rows import number_bytes
 from .inputs import StoreInputs, feature_bytes
 from .journal import Journal
@@ -29,10 +29,11 @@ class WriteBudget:
 
     spill_edges: int = 1 << 22
     sort_arcs: int = 1 << 23
-    block_bytes: int = 1 << 26
-    checkpoint_bytes: int = 1 << 28
+    block_bytes: int | str = 1 << 26
+    checkpoint_bytes: int | str = 1 << 28
 
     def __post_init__(self):
+        read_sizes(self, "block_bytes", "checkpoint_bytes")
         for name, value in vars(self).items():
             if value < 1:
                 raise ValueError(f"WriteBudget.{name} must be at least 1, got {value}")

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ..errors import PlacementError
+from ..memory import parse_bytes
 from ..partition_store.features import as_stored, checked_rows
 from ..partition_store.kind_features import KindFeatures, KindRows, NodeKinds
 from . import cpu_tiers
@@ -45,7 +46,7 @@ class FeatureBuffer:
         cache: Cache for rows that lie on no device, or None.
         fingerprint: Fingerprint of the store that the features belong to, compared with the placement's; "": not
             compared.
-        memory_bytes: Room for rows on each device, bytes; None: what is free on a GPU, no bound on the CPU.
+        memory_bytes: Room for rows on each device, bytes or "8GiB"; None: what is free on a GPU, no bound on the CPU.
         laid: Rows that `in_one_process` or `join` made before.
 
     Attributes:
@@ -77,7 +78,7 @@ class FeatureBuffer:
         host: str = "map",
         cache: FeatureCache | None = None,
         fingerprint: str = "",
-        memory_bytes: int | None = None,
+        memory_bytes: int | str | None = None,
         laid: LaidRows | None = None,
     ):
         layout = _layout(placement, features, device, on, host, fingerprint, memory_bytes)
@@ -110,7 +111,7 @@ class FeatureBuffer:
         host: str = "map",
         caches: Sequence[FeatureCache] | None = None,
         fingerprint: str = "",
-        memory_bytes: int | None = None,
+        memory_bytes: int | str | None = None,
     ) -> list["FeatureBuffer"]:
         """Return the buffers of all devices, which share the rows; caches: one a device; the rest: see the class."""
         layout = _layout(placement, features, 0, on, host, fingerprint, memory_bytes)
@@ -132,7 +133,7 @@ class FeatureBuffer:
         host: str = "map",
         cache: FeatureCache | None = None,
         fingerprint: str = "",
-        memory_bytes: int | None = None,
+        memory_bytes: int | str | None = None,
         exchange: Callable[[object], list] | None = None,
         folder: str | Path | None = None,
     ) -> "FeatureBuffer":
@@ -372,7 +373,9 @@ def _layout(placement, features, device, on, host, fingerprint, memory_bytes) ->
         raise ValueError(f'host must be "map" or "copy", got {host!r}')
     if on != "cpu" and torch.device(on).type != "cuda":
         raise ValueError(f'on must be "cpu", "cuda" or one GPU like "cuda:0", got {on!r}')
-    return RowLayout(placement, as_stored(features)[0], host == "copy" or on != "cpu", memory_bytes)
+    return RowLayout(
+        placement, as_stored(features)[0], host == "copy" or on != "cpu", parse_bytes(memory_bytes, "memory_bytes")
+    )
 
 
 def _row_module(on: str):

@@ -23,6 +23,7 @@ from ..loader.local_source import THREAD_NAME, stop
 from ..loader.source_settings import RankPlace
 from ..loader.staged_part import StagedPart
 from ..loader.work_queue import SLOW_S
+from ..memory import read_sizes
 from ..partition_store.features import as_stored
 from ..sampler.minibatch import MiniBatch
 from .batch_group import unpack_one
@@ -302,8 +303,8 @@ class RayWorkers:
         cache_policy: Which cached rows are dropped first.
         credits: Requests of a trainer node that may be under way or ready at a time, >= 1; None: two per worker.
         replicate_bytes: Bytes of rows that every machine holds in addition under "distributed": those of the nodes of
-            highest degree.
-        store_bytes: Shared memory for batches of a Ray that is started here, bytes.
+            highest degree. This and the other sizes: bytes, or a text such as "1GiB".
+        store_bytes: Shared memory for batches of a Ray that is started here.
         timeout_s: How long an address, the hub, all workers together, or a batch on its way may stay silent, seconds. A
             worker that is silent for as long loses its batches to the others.
         slow_s: Least time before a slow group is given to a second worker as well, seconds. A group is slow once it
@@ -320,19 +321,20 @@ class RayWorkers:
     worker_bounds: Sequence[int] = (1, 16)
     label: str | None = None
     construction: str = "local"
-    worker_memory_bytes: int | None = None
+    worker_memory_bytes: int | str | None = None
     batches_per_group: int = 1
     cache_rows: int = 0
     cache_policy: str = "lru"
     credits: int | None = None
-    replicate_bytes: int = 0
-    store_bytes: int = 1 << 30
+    replicate_bytes: int | str = 0
+    store_bytes: int | str = 1 << 30
     timeout_s: float = 60.0
     slow_s: float = SLOW_S
     prefetch_batches: int | None = None
     in_process = False
 
     def __post_init__(self):
+        read_sizes(self, "worker_memory_bytes", "replicate_bytes", "store_bytes")
         if self.num_workers != "auto":
             check_count("num_workers", self.num_workers)
         bounds = list(self.worker_bounds)

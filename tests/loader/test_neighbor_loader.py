@@ -407,3 +407,64 @@ def test_what_locality_does_not_go_with():
     other = gs.Placement((np.arange(2),), ((0,),), 7, None, {}, ({},), "degree")
     with pytest.raises(gs.PlacementError, match="is for 7 nodes, the graph has 120"):
         gs.NeighborLoader(data, [3], locality=gs.LocalityBias(other, 2.0))
+
+
+@pytest.mark.parametrize("sampled", [{}, {"disjoint": True}])
+def test_a_call_is_the_batch_of_seeds_at_positions(sampled):
+    loader = gs.NeighborLoader(DATA, [-1, -1], torch.arange(40, 80), batch_size=6, **sampled)
+    first, called = next(iter(loader)), loader(torch.arange(6))
+    for name in ("n_id", "edge_index", "e_id", "input_id", "x"):
+        assert torch.equal(first[name], called[name]), name
+    assert loader([39, 3]).n_id[:2].tolist() == [79, 43]
+    drawn = gs.NeighborLoader(DATA, [2, 2], batch_size=6, seed=3, **sampled)
+    assert torch.equal(drawn([3, 5]).n_id, drawn(np.array([3, 5])).n_id)
+    assert drawn([]).batch_size == 0
+    with pytest.raises(ValueError, match=r"index: entry 1: 40 is not in \[0, 40\)"):
+        loader([0, 40])
+    with pytest.raises(ValueError, match=r"index must be distinct positions of seeds, got \[3, 3\]"):
+        loader([3, 3])
+
+
+def test_a_call_transforms_its_batch():
+    assert gs.NeighborLoader(DATA, [2], transform=lambda batch: batch.batch_size)([4, 7]) == 2
+
+
+def test_what_pyg_names_is_there_or_told():
+    loader = gs.NeighborLoader(DATA, [2], batch_size=7, drop_last=True, num_workers=2)
+    assert (loader.batch_size, loader.drop_last, loader.num_workers, loader.input_time) == (7, True, 2, None)
+    assert not hasattr(loader, "collate_fn")
+    with pytest.raises(AttributeError, match="no attribute 'node_sampler': the loader draws by itself"):
+        loader.node_sampler  # noqa: B018
+    with pytest.raises(AttributeError, match="NeighborLoader has no attribute 'other'$"):
+        loader.other  # noqa: B018
+
+
+@pytest.mark.parametrize("make", [gs.NeighborLoader, gs.LinkNeighborLoader])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_rows_of_a_layout_that_has_none_are_refused_in_one_line(make):
+    data = Data(x=torch.eye(4).to_sparse_csr(), edge_index=torch.tensor([[0, 1], [1, 2]]))
+    kinds = HeteroData({"a": {"x": data.x}, ("a", "to", "a"): {"edge_index": data.edge_index}})
+    of_kind = "a" if make is gs.NeighborLoader else ("a", "to", "a")
+    for graph, seeds, name in ((data, None, "data.x"), (kinds, of_kind, "data['a'].x")):
+        with pytest.raises(ValueError, match=f"^{re.escape(name)} is sparse_csr, of which torch takes no rows: .*$"):
+            make(graph, [2], seeds)
+    data.x = torch.eye(4).to_sparse()
+    batch = next(iter(make(data, [2])))
+    assert torch.equal(batch.x.to_dense(), torch.eye(4)[batch.n_id])
+
+
+@pytest.mark.parametrize(
+    "values", [[5, 1, 2], np.array([5, 1, 2]), torch.tensor([5, 1, 2])], ids=["list", "numpy", "torch"]
+)
+def test_times_and_labels_are_lists_arrays_or_tensors(values):
+    data = Data(edge_index=DATA.edge_index, time=torch.arange(NUM_NODES), num_nodes=NUM_NODES)
+    batch = next(iter(gs.NeighborLoader(data, [2], [9, 8, 7], batch_size=3, time_attr="time", input_time=values)))
+    assert batch.seed_time.tolist() == [5, 1, 2]
+    links = gs.LinkNeighborLoader(data, [2], DATA.edge_index[:, :3], values, batch_size=3)
+    assert next(iter(links)).edge_label.tolist() == [5, 1, 2]
+
+
+def test_a_graph_without_edges_has_its_seeds():
+    data = Data(x=torch.eye(4), edge_index=torch.empty(2, 0, dtype=torch.long))
+    batch = next(iter(gs.NeighborLoader(data, [2], batch_size=4)))
+    assert batch.n_id.tolist() == [0, 1, 2, 3] and batch.edge_index.shape == (2, 0)

@@ -193,3 +193,25 @@ def test_what_is_refused(data, make, message):
 def test_another_argument_is_none_of_pygs(data):
     with pytest.raises(TypeError, match="LinkNeighborLoader got an unexpected argument 'fanouts'"):
         gs.LinkNeighborLoader(data, [2], WRITES, fanouts=[2])
+
+
+@pytest.mark.parametrize("form", [tuple, list])
+def test_an_edge_type_is_named_by_its_two_ends(form):
+    data = HeteroData({"user": {"x": torch.eye(3)}, "item": {"x": torch.eye(4)}})
+    data["user", "buys", "item"].edge_index = torch.tensor([[0, 1, 2], [1, 2, 3]])
+    data["item", "like", "item"].edge_index = torch.empty(2, 0, dtype=torch.long)
+    whole = next(iter(gs.LinkNeighborLoader(data, [2], form(("user", "item")), batch_size=3)))
+    assert whole["user", "buys", "item"].input_id.tolist() == [0, 1, 2]
+    some = gs.LinkNeighborLoader(data, [2], (form(("user", "item")), torch.tensor([[0], [3]])))
+    assert next(iter(some))["user", "buys", "item"].edge_label_index.shape == (2, 1)
+    data["user", "sells", "item"].edge_index = torch.tensor([[0], [0]])
+    with pytest.raises(
+        ValueError, match=r"are an edge type, or \(edge type, seeds\): got \('user', 'item'\); edge types"
+    ):
+        gs.LinkNeighborLoader(data, [2], form(("user", "item")))
+    data["user", "to", "item"].edge_index = torch.tensor([[1], [0]])
+    named_to = next(iter(gs.LinkNeighborLoader(data, [2], form(("user", "item")))))
+    assert named_to["user", "to", "item"].input_id.tolist() == [0]
+    with pytest.raises(ValueError, match=r"are a kind, or \(kind, seeds\): got \('user', 'item'\)"):
+        gs.NeighborLoader(data, [2], ("user", "item"))
+    assert gs.NeighborLoader(data, [2], "item")([1, 2])["item"].n_id[:2].tolist() == [1, 2]

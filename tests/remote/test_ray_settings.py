@@ -2,6 +2,7 @@
 
 import socket
 import sys
+from functools import partial
 
 import pytest
 
@@ -9,6 +10,8 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.datamodule.train_loader import source_settings
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.loader import RankPlace
+from lightning_gnnscale.loader.source_settings import Processes, TaskGraphs
+from lightning_gnnscale.partition_store.disk import WriteBudget
 from lightning_gnnscale.remote.cluster import check_answers
 
 
@@ -26,6 +29,23 @@ from lightning_gnnscale.remote.cluster import check_answers
 def test_bad_settings(options, message):
     with pytest.raises(ValueError, match=message):
         gs.RayWorkers(**options)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        (partial(gs.RayWorkers, construction="distributed"), "replicate_bytes"),
+        (gs.RayWorkers, "worker_memory_bytes"),
+        (gs.RayWorkers, "store_bytes"),
+        (Processes, "queue_bytes"),
+        (TaskGraphs, "queue_bytes"),
+        (WriteBudget, "block_bytes"),
+    ],
+)
+def test_a_size_is_a_number_or_a_text(settings, name):
+    assert getattr(settings(**{name: "1GiB"}), name) == 1 << 30
+    with pytest.raises(ValueError, match=f"{name} must be bytes or a size like 24GiB, 500MB, 8g; got 'much'"):
+        settings(**{name: "much"})
 
 
 def test_the_name_stands_for_the_defaults():
