@@ -174,7 +174,7 @@ def compile_ahead(names: Iterable[str], tell: bool = True) -> Ahead | None:
     A kernel that this process needs before they are done it compiles itself, or waits for: see `jit`.
 
     Args:
-        names: of sets, see `kernels.json`.
+        names: Sets of kernels, see `kernels.json`.
         tell: print one line on stderr where kernels are compiled.
 
     Returns:

@@ -24,7 +24,7 @@ class _Budget:
     """Work of one kind, of all watchers of this process, within a share of the run's CPU time.
 
     Args:
-        share: of the seconds in `run_s`, which the watchers raise.
+        share: Share of the seconds in `run_s`, which the watchers raise.
         unit_s: seconds that a unit of the work takes, as long as none was measured.
     """
 
