@@ -52,7 +52,10 @@ def test_failed_stage_says_so():
 def test_peak_counts_memory_that_is_gone_again():
     with MemoryPeak(interval_s=0.01) as peak:
         block = np.ones(16 << 20)
-        time.sleep(0.1)
+        # A busy machine lets the thread sample late, and the kernel's mark may stand higher from an earlier test.
+        until = time.monotonic() + 60
+        while peak.peak_bytes - peak.start_bytes < 100 << 20 and time.monotonic() < until:
+            time.sleep(0.01)
         del block
     assert peak.peak_bytes - peak.start_bytes >= 100 << 20
     assert resident_bytes() < peak.peak_bytes
