@@ -8,7 +8,7 @@ from .array_file import HEADER_BYTES, ArrayFile, map_rows
 from .csc_writer import map_cross
 from .disk import WriteBudget
 from .features import CSRFeatures, DenseFeatures
-from .halo_rows import HaloForm, count_halos, encode_halo, encode_halo_end, halo_of_rows
+from .halo_rows import HaloForm, count_core, count_halos, encode_halo, encode_halo_end, halo_of_rows
 from .inputs import StoreInputs
 from .journal import Journal, file_states
 from .kind_features import NodeKinds
@@ -60,6 +60,9 @@ class _HaloWriter:
             self.code_offsets = journal.open_file(STEP, "halo_code_offsets.npy", np.int64)
             self.cross_index, self.cross = map_cross(journal, inputs)
         self.num_halo = journal.state(STEP).get("num_halo", 0)
+        self.counts: list[list[int]] | None = None  # of each part, where the rows say how good the partition is
+        if journal.state("rows")["symmetric"]:
+            self.counts = journal.state(STEP).get("counts", [])
         if self.part == 0:
             for file in (self.offsets, self.code_offsets):
                 if file is not None:
@@ -67,7 +70,10 @@ class _HaloWriter:
 
     def write_part(self, part: int, block_arcs: int) -> int:
         """Append the number of a part's halo nodes, and of them and their rows what is stored; return the bytes."""
-        held = halo_of_rows(self.csc, *self.part_offsets[part : part + 2], block_arcs)
+        core = self.part_offsets[part : part + 2].tolist()
+        held = halo_of_rows(self.csc, *core, block_arcs)
+        if self.counts is not None:
+            self.counts.append([*count_core(self.csc, *core, block_arcs)])
         self.num_halo += len(held)
         self.offsets.append(np.array([self.num_halo], np.int64))
         if self.nodes is None and self.code is None and not self.lists:
@@ -98,10 +104,12 @@ class _HaloWriter:
 
     def note(self, next_part: int) -> None:
         """Write a journal line."""
-        self.journal.write(STEP, part=next_part, num_halo=self.num_halo, files=file_states(*self.files))
+        self.journal.write(
+            STEP, part=next_part, num_halo=self.num_halo, counts=self.counts, files=file_states(*self.files)
+        )
 
     def finish(self) -> None:
-        self.journal.finish(STEP, *self.files)
+        self.journal.finish(STEP, *self.files, counts=self.counts)
 
     def release(self) -> None:
         for file in self.files:

@@ -72,6 +72,29 @@ def add_sources(sources: np.ndarray, begin: int, end: int, num_nodes: int, held:
     return crossing
 
 
+def count_core(csc: CSC, begin: int, end: int, block_arcs: int = _BLOCK_ARCS) -> tuple[int, int, int]:
+    """Count the edges of rows [begin, end) of a graph that lists each edge in both directions.
+
+    Args:
+        csc: the whole graph; the sources of a row are ascending, and repeats count once. Self-loops do not count.
+
+    Returns:
+        Edges with both ends in the rows, edges with one end there, connected components of the former.
+
+    Cost: one read of the rows; 4 or 8 bytes a row.
+    """
+    indptr = np.asarray(csc.indptr[begin : end + 1])
+    parent, counts = np.arange(end - begin, dtype=csc.indices.dtype), np.zeros(2, np.int64)
+    row = 0
+    while row < end - begin:
+        last = int(np.searchsorted(indptr, indptr[row] + block_arcs, side="right")) - 1
+        last = min(max(last, row + 1), end - begin)
+        sources = csc.indices[int(indptr[row]) : int(indptr[last])]
+        _count_core(indptr[row : last + 1], sources, row, begin, parent, counts)
+        row = last
+    return int(counts[0]), int(counts[1]), int(_count_roots(parent))
+
+
 def transpose_halo(csc: CSC, num_core: int) -> None:
     """Fill each halo row with the core rows that name its node, ascending.
 
@@ -294,3 +317,40 @@ def _decode(rows, with_places, code, indptr, num_core, num_arcs, indices, places
                     return False
                 indices[i] = source
     return at == len(code)
+
+
+@kernel
+def _count_core(indptr, sources, first_row, begin, parent, counts):
+    """Count the edges inside and across, and join the ends of those inside; rows are local, sources are not."""
+    length = len(parent)
+    for i in range(len(indptr) - 1):
+        row, before = first_row + i, np.int64(-1)
+        for position in range(indptr[i] - indptr[0], indptr[i + 1] - indptr[0]):
+            source = np.int64(sources[position])
+            if source == before:
+                continue
+            before = source
+            u = source - begin
+            if not 0 <= u < length:
+                counts[1] += 1
+            elif u < row:  # each edge inside stands in two rows
+                counts[0] += 1
+                v = np.int64(row)
+                while parent[u] != u:
+                    parent[u] = parent[parent[u]]
+                    u = np.int64(parent[u])
+                while parent[v] != v:
+                    parent[v] = parent[parent[v]]
+                    v = np.int64(parent[v])
+                if u < v:
+                    parent[v] = u
+                else:
+                    parent[u] = v
+
+
+@kernel
+def _count_roots(parent):
+    roots = 0
+    for v in range(len(parent)):
+        roots += parent[v] == v
+    return roots

@@ -22,6 +22,7 @@ ARC_FILES = {
     "edge_type",
     "edge_label",
 }  # values of arcs, in the order of the rows
+EDGE_COUNTS = ("inside", "cut", "components")  # of each part's core, where each edge is listed in both directions
 MANIFEST = "manifest.json"
 REMEDY = "write the store again with overwrite=True, or restore the file"
 SOURCE = "source.json"  # the fingerprint of the input: apart, since it tells files apart that hold the same graph
@@ -206,13 +207,14 @@ def wrong_field(manifest: dict) -> str | None:
         "feature_dim": lambda value: value is None or _is_count(value),
         "feature_storage": lambda value: value is None or value in FEATURE_STORAGE,
         "least_edge_weight": lambda value: value is None or isinstance(value, float),
+        "edge_counts": lambda value: _are_edge_counts(value),
         "schema": lambda value: value is None or _is_schema(value),
         "regression": lambda value: isinstance(value, bool),
         "files": lambda value: isinstance(value, dict) and all(_is_entry(entry) for entry in value.values()),
     }
     for name, fits in kinds.items():
-        if name not in manifest and name in ("schema", "regression"):
-            continue  # of a graph of one kind and one relation, with classes
+        if name not in manifest and name in ("edge_counts", "schema", "regression"):
+            continue  # of a directed graph, of one kind and one relation, with classes
         if name not in manifest:
             return f"{name} is missing"
         if not fits(manifest[name]):
@@ -222,6 +224,11 @@ def wrong_field(manifest: dict) -> str | None:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _are_edge_counts(value: Any) -> bool:
+    lists = [value.get(name) for name in EDGE_COUNTS] if isinstance(value, dict) else [None]
+    return all(isinstance(one, list) and len(one) == len(lists[0]) and all(map(_is_count, one)) for one in lists)
 
 
 def _is_schema(value: Any) -> bool:

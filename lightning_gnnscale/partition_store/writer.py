@@ -43,7 +43,7 @@ from .journal import (
     writer_lock,
 )
 from .kind_features import NodeKinds
-from .manifest import FORMAT_VERSION, describe_files, kind_prefix, write_manifest
+from .manifest import EDGE_COUNTS, FORMAT_VERSION, describe_files, kind_prefix, write_manifest
 from .node_tables import Progress, write_sparse_table, write_table
 from .reader import PartitionStore
 from .value_checks import check_values, least_value, tell_odd_nodes
@@ -328,6 +328,9 @@ def _write_manifest(journal: Journal, inputs: StoreInputs, source: dict) -> None
         "least_edge_weight": None if inputs.edge_weight is None else least_value(inputs.edge_weight),
         "files": describe_files(journal.folder, checksums),
     }
+    counts = journal.state("halo")["counts"]
+    if counts is not None:
+        manifest["edge_counts"] = dict(zip(EDGE_COUNTS, np.array(counts).reshape(-1, 3).T.tolist(), strict=True))
     if inputs.regression:
         manifest["regression"] = True
     if inputs.relations is not None:

@@ -82,18 +82,25 @@ class Partitioning:
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
 
-    def save(self, path: str | os.PathLike) -> None:
+    @property
+    def is_measured(self) -> bool:
+        """Whether `quality` is there, so that reading it costs nothing."""
+        return isinstance(self.__dict__["quality"], PartitionQuality)
+
+    def save(self, path: str | os.PathLike, measure: bool = True) -> None:
         """Write a folder with `part_id.npy` and, last, `partitioning.json`; each is there whole or not at all.
 
         Args:
             path: the folder; made where missing.
+            measure: whether a quality that was not read yet is measured; else what is saved has none.
 
         Raises:
             GNNScaleError: the disk is full, or fails.
         """
         folder = Path(path)
         facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("part_id", "quality")}
-        facts["quality"] = None if self.quality is None else asdict(self.quality)
+        quality = self.quality if measure or self.is_measured else None
+        facts["quality"] = None if quality is None else asdict(quality)
         facts["format_version"] = FORMAT_VERSION
         facts["num_nodes"] = self.num_nodes
         facts["part_id_crc32"] = _array_checksum(self.part_id)

@@ -150,18 +150,46 @@ def evaluate_partitioning(
     _further_passes(graph, reach, counts, halo_hops, progress)
     needed = np.zeros(num_parts, np.int64)
     _count_reached(reach, needed)
+    return _figures(counts, halo_hops, core, needed, components, masked, feature_bytes)
+
+
+def quality_of_counts(
+    inside, cut, components, part_offsets: np.ndarray, halo_per_part: np.ndarray, part_id: np.ndarray, masks=None
+) -> PartitionQuality:
+    """Return the figures of a partition from what its store counted, for one-hop halos.
+
+    Args:
+        inside, cut, components: (num_parts,) edges with both ends, and with one, in the core, and components of it.
+        part_offsets: (num_parts + 1,) sums of the parts' nodes.
+        halo_per_part: (num_parts,) halo nodes.
+        part_id, masks: see `evaluate_partitioning`.
+
+    Cost: one pass over the masks.
+    """
+    counts = _Counts(*(np.asarray(count, np.int64) for count in (inside, cut)), np.zeros(len(inside), np.int64))
+    core = np.diff(part_offsets)
+    masked = _count_masks(masks, part_id, len(core))
+    return _figures(counts, 1, core, core + halo_per_part, np.asarray(components), masked)
+
+
+def _figures(
+    counts: _Counts, halo_hops: int, core: np.ndarray, needed: np.ndarray, components: np.ndarray,
+    masked: dict[str, np.ndarray], feature_bytes: float = 0,
+) -> PartitionQuality:  # fmt: skip
+    """Return the figures of counts by part; needed: nodes of core and halo."""
     arcs = 2 * (counts.inside, counts.held, counts.near)[min(halo_hops, 2)]
-    cut_edges = int(counts.cut.sum()) // 2
+    cut_edges, num_nodes = int(counts.cut.sum()) // 2, int(core.sum())
+    num_edges = int(counts.inside.sum()) + cut_edges
     balances = {name: balance(count) if count.any() else None for name, count in masked.items()}
     per_part = {name: count.tolist() for name, count in masked.items()}
     return PartitionQuality(
-        edge_cut_ratio=cut_edges / graph.num_edges if graph.num_edges else 0.0,
-        replication_factor=int(needed.sum()) / graph.num_nodes if graph.num_nodes else 1.0,
+        edge_cut_ratio=cut_edges / num_edges if num_edges else 0.0,
+        replication_factor=int(needed.sum()) / num_nodes if num_nodes else 1.0,
         node_balance=balance(core),
         edge_balance=balance(counts.held),
         volume_balance=balance(counts.volume),
         train_balance=balances.get("train"),
-        num_edges=graph.num_edges,
+        num_edges=num_edges,
         cut_edges=cut_edges,
         halo_hops=halo_hops,
         nodes_per_part=core.tolist(),

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
+
 from ..errors import GNNScaleError, PartitionStoreError
 from ..events import held_lock, record, stage
 from ..memory import return_freed_memory, trim_heap
 from ..partition_store import PartitionStore, input_fingerprint, write_partition_store
-from ..partition_store.inputs import changed_inputs, input_files, load_arrays
+from ..partition_store.inputs import changed_inputs, input_files, load_arrays, masks_by_name
 from ..partition_store.journal import check_is_store, journal_head, partial_folder, store_folder
 from ..partition_store.manifest import MANIFEST, REMEDY, is_whole, read_manifest, read_source, write_json
 from ..partition_store.shared_files import share_files
@@ -21,6 +23,7 @@ from ..partition_store.value_checks import check_values
 from ..partitioner import Partitioning
 from ..partitioner import partition as partition_by_name
 from ..partitioner.partition import DEFAULT_METHOD
+from ..partitioner.quality import quality_of_counts
 from ..partitioner.registry import complete_options, decisive_options
 
 
@@ -136,7 +139,8 @@ def prepare_store(
             changed = changed_inputs(files, _input_files(dataset))
             if changed:
                 raise PartitionStoreError(f"{changed} changed while it was partitioned: run the same command again")
-            partitioning.save(parts)
+            # The writer counts what the figures need, but for edges in one direction.
+            partitioning.save(parts, measure=not dataset.stream.to_undirected)
         store = write_partition_store(
             root,
             dataset.stream,
@@ -156,7 +160,7 @@ def prepare_store(
             pack_halo=pack_halo(partitioning) if callable(pack_halo) else pack_halo,
             **writer_options,
         )
-        _write_record(source, fingerprint, store.fingerprint, _facts(partitioning))
+        _write_record(source, fingerprint, store.fingerprint, _facts(partitioning, store, dataset))
         shutil.rmtree(parts)
         del store  # files that others hold as well get their links while nobody maps them
         shared = share_files(root, sorted(path.parent for path in root.parent.glob(f"*/{MANIFEST}")))
@@ -289,7 +293,17 @@ def _read_parts(folder: Path) -> Partitioning | None:
     return parts if in_range else None
 
 
-def _facts(partitioning: Partitioning) -> dict:
+def _facts(partitioning: Partitioning, store: PartitionStore, dataset) -> dict:
+    counts, quality = store.manifest.get("edge_counts"), None
+    if partitioning.is_measured or counts is None:
+        quality = partitioning.quality
+    else:
+        halo = store.part_rows - np.diff(store.part_offsets)
+        masks = masks_by_name(dataset.masks)
+        quality = quality_of_counts(**counts, part_offsets=store.part_offsets, halo_per_part=halo,
+                                    part_id=partitioning.part_id, masks=masks)  # fmt: skip
+        if store.num_nodes:
+            quality = quality.with_feature_bytes(dataset.feature_bytes / store.num_nodes)
     return {
         "num_parts": partitioning.num_parts,
         "method": partitioning.method,
@@ -297,7 +311,7 @@ def _facts(partitioning: Partitioning) -> dict:
         "seed": partitioning.seed,
         "seconds": partitioning.seconds,
         "peak_bytes": partitioning.peak_bytes,
-        "quality": None if partitioning.quality is None else asdict(partitioning.quality),
+        "quality": None if quality is None else asdict(quality),
         "notes": partitioning.notes,
     }
 

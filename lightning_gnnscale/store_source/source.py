@@ -24,6 +24,7 @@ from ..partition_store.journal import store_folder
 from ..partition_store.manifest import read_source, write_json
 from ..partitioner import Partitioning, partition
 from ..partitioner.graph_access.layout import lists_both_ways
+from ..partitioner.quality import PartitionQuality
 from ..partitioner.registry import partition_bytes
 from ..planner import Plan, plan
 from ..planner.search import MOST_PARTS, SAMPLE_EDGES, PartRows, SampledHalos, grow, rows_curve, search_parts
@@ -458,9 +459,15 @@ class StoreSource:
             return self._measured[1]
         made = self._assign(num_parts)
         num_nodes, feature_bytes = self.dataset.stream.num_nodes, self.dataset.feature_bytes
-        if made.quality is None or not num_nodes or made.quality.feature_bytes:
+        if not num_nodes:
             return made
-        return replace(made, quality=made.quality.with_feature_bytes(feature_bytes / num_nodes))
+
+        def with_rows() -> PartitionQuality | None:
+            if made.quality is None or made.quality.feature_bytes:
+                return made.quality
+            return made.quality.with_feature_bytes(feature_bytes / num_nodes)
+
+        return replace(made, quality=with_rows)
 
     def _assign(self, num_parts: int) -> Partitioning:
         return self._assign_stream(
