@@ -78,6 +78,7 @@ def test_a_datamodule_makes_no_pass_for_its_figures(tmp_path, monkeypatch):
 
 def test_a_manifest_with_other_counts_is_damaged(tmp_path):
     store, _ = stored(tmp_path, "undirected")
-    for wrong in ({"inside": [1], "cut": [1, 2], "components": [1]}, [1], {**store.manifest["edge_counts"], "cut": [-1] * NUM_PARTS}):
+    counts = store.manifest["edge_counts"]
+    for wrong in ({**counts, "cut": [1]}, [1], {**counts, "cut": [-1] * NUM_PARTS}, {"inside": counts["inside"]}):
         said = gs.partition_store.manifest.wrong_field({**store.manifest, "edge_counts": wrong})
         assert "edge_counts" in said
