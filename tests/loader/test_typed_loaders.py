@@ -48,6 +48,29 @@ def test_batches_are_cut_from_the_data(data):
         assert batch[BY].num_sampled_edges[0] == 0
 
 
+@pytest.mark.parametrize("kinds", [True, False])
+def test_attributes_of_every_form_are_those_of_the_nodes_and_edges_drawn(data, kinds):
+    """Tables are gathered into pooled memory, and what is none is left to PyG: neither shows in a batch."""
+    graph = data.clone() if kinds else Data(edge_index=data[CITES].edge_index, time=data["paper"].time, num_nodes=80)
+    nodes, edges = (graph["paper"], graph[CITES]) if kinds else (graph, graph)
+    nodes.half, nodes.bf16 = torch.randn(80, 5).half(), torch.randn(80, 2, 3).bfloat16()
+    nodes.array, nodes.turned = np.arange(240).reshape(80, 3), torch.arange(160).view(2, 80).T
+    edges.wide, edges.flat = torch.arange(1000).view(500, 2), torch.arange(500)
+    seeds = ("paper", torch.arange(40)) if kinds else torch.arange(40)
+    loader = gs.NeighborLoader(graph, [4, 3], seeds, batch_size=10, time_attr="time")
+    loader(range(3))
+    nodes.half = torch.ones(80, 4).half()  # what is replaced is seen
+    held = list(loader)
+    assert len(held) == 4
+    for batch in held:
+        own, arcs = (batch["paper"], batch[CITES]) if kinds else (batch, batch)
+        assert own.half.shape == (len(own.n_id), 4) and own.half.dtype == torch.float16 and bool((own.half == 1).all())
+        assert torch.equal(own.bf16, nodes.bf16[own.n_id]) and own.bf16.dtype == torch.bfloat16
+        assert torch.equal(own.array, torch.from_numpy(nodes.array)[own.n_id])
+        assert torch.equal(own.turned, nodes.turned[own.n_id])
+        assert torch.equal(arcs.flat, arcs.e_id) and torch.equal(arcs.wide, edges.wide[arcs.e_id])
+
+
 def test_threads_ranks_and_resume_change_nothing(data):
     options = {"num_neighbors": [4, 3], "input_nodes": "paper", "batch_size": 10, "shuffle": True, "seed": 5}
 
