@@ -187,7 +187,7 @@ class SampleBench:
         seeds = some_seeds(papers, min(papers, self.num_batches * self.batch_size), self.seed)
         dataset = TypedGraph.of_hetero(data).dataset()
         store = write_partition_store(
-            folder / "store", dataset.stream, partition(dataset.stream, "range", num_parts=1), dataset.features
+            folder / "store", dataset.stream, partition(dataset.stream, "range", num_parts=1), dataset
         )
         part, fanouts = load_part_graph(store, len(self.fanouts), 0), {"*": self.fanouts}
         targets = np.sort(store.store_nid[seeds])  # papers are the first kind

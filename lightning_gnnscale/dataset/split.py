@@ -11,7 +11,7 @@ import numpy as np
 from ..edge_stream.relations import RelationEdges, RelationStream
 from ..edge_stream.stream import FilteredStream
 from ..jit import kernel
-from ..partition_store.inputs import load_arrays
+from ..partition_store.inputs import Columns, load_arrays
 from ..rng import combine, fold, permutation, unit
 from .graph_dataset import GraphDataset
 
@@ -52,6 +52,7 @@ def random_split(
 
 KEPT, VAL, TEST = 0, 1, 2
 SPLITS = {"val": VAL, "test": TEST}
+_OF_EDGES = ("edge_weight", "edge_features", "edge_time", "edge_label")
 
 
 class KeepTraining(NamedTuple):
@@ -208,8 +209,8 @@ def hold_out_edges(
     if not typed and (relations is not None or reverses is not None):
         name = "relations" if relations is not None else "reverses"
         raise ValueError(f"{name} needs a graph with relations, and this one has one: leave it out")
-    edges = dataset.edge_weight, dataset.edge_features, None, dataset.edge_time, dataset.edge_label
-    carries = typed or any(rows is not None for rows in edges)
+    of_edges = {name: getattr(dataset, name) for name in _OF_EDGES}
+    edges, carries = Columns(**of_edges), typed or any(rows is not None for rows in of_edges.values())
     key, described = np.uint64(fold(seed)), {"hold_out": [float(val), float(test), seed]}
     sources = [one.stream for one in stream.sources] if typed else [stream]
     follows = _followed(schema, relations, reverses) if typed else None
@@ -239,10 +240,10 @@ def hold_out_edges(
     return replace(dataset, stream=_filtered(stream, rules, described, keep), **kept, links=links)
 
 
-def _values(stream, edges: tuple) -> dict[str, np.ndarray]:
+def _values(stream, edges: Columns) -> dict[str, np.ndarray]:
     """Return what belongs to edges, by the names of a data set; the stream is counted."""
     stream.count()
-    arrays = load_arrays(stream, None, None, None, *edges)
+    arrays = load_arrays(stream, edges)
     return {name: rows for name, rows in arrays.items() if name.startswith("edge_") and rows is not None}
 
 

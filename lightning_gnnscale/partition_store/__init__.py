@@ -2,7 +2,7 @@
 
 from .disk import WriteBudget
 from .features import CSRFeatures, DenseFeatures, FeatureTable, LoadedRows, SparseRows
-from .inputs import input_fingerprint
+from .inputs import Columns, input_fingerprint
 from .packed_features import PackedFeatures, features_of_part
 from .part_graph import PartGraph, WholeGraph
 from .planned_reads import RankedNodes
@@ -12,6 +12,7 @@ from .writer import write_partition_store
 
 __all__ = [
     "CSRFeatures",
+    "Columns",
     "DenseFeatures",
     "FeatureTable",
     "LoadedRows",

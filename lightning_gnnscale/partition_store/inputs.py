@@ -6,7 +6,7 @@ import mmap
 import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,9 +89,52 @@ class SparseSource(NamedTuple):
     shape: tuple[int, int]
 
 
-@dataclass(frozen=True)
-class StoreInputs:
-    """Everything that decides a store's bytes; arrays are in original order, see `write_partition_store`."""
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """What is known of nodes and edges beside the edges themselves, in original order; a `GraphDataset` has it too.
+
+    Args:
+        features: (num_nodes, dim) array, memmap or .npy path of any number dtype; a scipy CSR matrix; or
+            (indptr, indices, data, shape); or a dict of these by node type. With `node_ids` of the stream, row i is
+            about `np.asarray(stream.node_ids)[i]`, the ids by first appearance, which nothing here can check.
+        labels: (num_nodes,) classes, -1 (or NaN) unknown; or (num_nodes, num_labels).
+        masks: Name to (num_nodes,) bool; or a column of the words train, val and test, see `GraphDataset`.
+        edge_weight: (num_edges,) by source edge id. edge_features: (num_edges, dim) by source edge id.
+        feature_storage: How features are stored: None, as given; "float32" or "float16"; "int8" or "int4", dense rows
+            as codes of 8 or 4 bits with a scale a row, off by at most half a scale (a row's largest magnitude / 127,
+            or / 7) and decoded to float32 as batches are filled. A row that is no finite numbers is then all NaN.
+        node_time, edge_time: (num_nodes,) and (num_edges,) integers, when a node or an edge is there; the reverse of an
+            edge is there when it is.
+        regression: whether labels are numbers to predict, (num_nodes,) or (num_nodes, num_targets) with NaN = unknown.
+        edge_label: (num_edges,) integers by source edge id, class of each edge from 0, -1 = unknown; or None.
+    """
+
+    features: Any = None
+    labels: Any = None
+    masks: Any = None
+    edge_weight: Any = None
+    edge_features: Any = None
+    feature_storage: str | None = None
+    node_time: Any = None
+    edge_time: Any = None
+    regression: bool = False
+    edge_label: Any = None
+
+    @classmethod
+    def of(cls, given: Any) -> "Columns":
+        """Return the columns of a `GraphDataset`, or these, with masks by name.
+
+        Raises:
+            ValueError: it has no columns.
+        """
+        if not hasattr(given, "edge_label"):
+            raise ValueError(f"columns must be a GraphDataset or Columns, got {type(given).__name__}: say features=")
+        return cls(**{f.name: getattr(given, f.name) for f in fields(cls)} | {"masks": masks_by_name(given.masks)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreInputs(Columns):
+    """Everything that decides a store's bytes; columns are arrays, features also `SparseSource`, masks a dict."""
 
     stream: Any
     part_id: np.ndarray
@@ -99,17 +142,7 @@ class StoreInputs:
     seed: int
     method: str
     options: dict
-    features: np.ndarray | SparseSource | None
-    labels: np.ndarray | None
-    masks: dict[str, np.ndarray]
-    edge_weight: np.ndarray | None
-    edge_features: np.ndarray | None
     pack_halo: bool
-    feature_storage: str | None = None
-    node_time: np.ndarray | None = None
-    edge_time: np.ndarray | None = None
-    regression: bool = False
-    edge_label: np.ndarray | None = None
 
     @property
     def relations(self) -> RelationStream | None:
@@ -137,28 +170,11 @@ class StoreInputs:
 
     def fingerprint(self) -> str:
         """Return `input_fingerprint` of these inputs."""
-        return input_fingerprint(
-            self.stream, self.method, self.num_parts, self.seed, self.options, self.features, self.labels,
-            self.masks, self.edge_weight, self.edge_features, self.pack_halo, self.feature_storage, self.node_time,
-            self.edge_time, self.regression, self.edge_label,
-        )  # fmt: skip
+        partitioner = self.method, self.num_parts, self.seed, self.options
+        return input_fingerprint(self.stream, *partitioner, self, self.pack_halo)
 
 
-def check_inputs(
-    stream,
-    p,
-    features,
-    labels,
-    masks,
-    edge_weight,
-    edge_features,
-    pack_halo,
-    feature_storage=None,
-    node_time=None,
-    edge_time=None,
-    regression=False,
-    edge_label=None,
-) -> StoreInputs:  # the arguments of write_partition_store
+def check_inputs(stream, p, columns: Columns, pack_halo: bool) -> StoreInputs:
     """Load what is given by path, and check shapes, dtypes and ranges.
 
     Raises:
@@ -174,8 +190,8 @@ def check_inputs(
         raise ValueError(f"num_parts must be an integer of at least 1, got {p.num_parts}")
     if num_nodes and not 0 <= part_id.min() <= part_id.max() < p.num_parts:
         raise ValueError(f"part_id must be in [0, {p.num_parts}), got {part_id.min()} to {part_id.max()}")
-    arrays = load_arrays(stream, features, labels, masks, edge_weight, edge_features, node_time, edge_time, edge_label)
-    check_storage(feature_storage, arrays["features"])
+    arrays = load_arrays(stream, columns)
+    check_storage(columns.feature_storage, arrays["features"])
     return StoreInputs(
         stream=stream,
         part_id=np.ascontiguousarray(part_id, dtype=np.int32),
@@ -185,8 +201,8 @@ def check_inputs(
         options=dict(getattr(p, "options", None) or {}),
         **arrays,
         pack_halo=packs_halo(pack_halo, arrays["features"]),
-        feature_storage=feature_storage,
-        regression=bool(regression) and arrays["labels"] is not None,
+        feature_storage=columns.feature_storage,
+        regression=bool(columns.regression) and arrays["labels"] is not None,
     )
 
 
@@ -195,28 +211,28 @@ def packs_halo(asked: bool, features) -> bool:
     return bool(asked) and features is not None and (not isinstance(features, Mapping) or len(features) > 0)
 
 
-def load_arrays(
-    stream, features, labels, masks, edge_weight, edge_features, node_time=None, edge_time=None, edge_label=None
-) -> dict[str, Any]:
+def load_arrays(stream, columns: Columns) -> dict[str, Any]:
     """Return the arrays of nodes and edges as `StoreInputs` holds them, by its names.
 
     Args:
-        stream: Edges, counted. The others are as for `write_partition_store`.
+        stream: Edges, counted.
+        columns: As given.
 
     Raises:
         ValueError: one has another shape or dtype than the graph asks for.
     """
     num_nodes, num_edges = stream.count()
-    by_kind = isinstance(features, Mapping)
+    by_kind, features = isinstance(columns.features, Mapping), columns.features
+    masks = sorted(masks_by_name(columns.masks).items())
     return {
         "features": _features_by_kind(features, stream) if by_kind else load_features(features, num_nodes),
-        "labels": _one_column(_load_rows("labels", labels, num_nodes, (1, 2))),
-        "masks": {str(name): _load_mask(name, mask, num_nodes) for name, mask in sorted(masks_by_name(masks).items())},
-        "edge_weight": _load_rows("edge_weight", edge_weight, num_edges, (1,)),
-        "edge_features": _load_rows("edge_features", edge_features, num_edges, (2,)),
-        "node_time": _load_times("node_time", node_time, num_nodes),
-        "edge_time": _load_times("edge_time", edge_time, num_edges),
-        "edge_label": _load_edge_label(edge_label, num_edges),
+        "labels": _one_column(_load_rows("labels", columns.labels, num_nodes, (1, 2))),
+        "masks": {str(name): _load_mask(name, mask, num_nodes) for name, mask in masks},
+        "edge_weight": _load_rows("edge_weight", columns.edge_weight, num_edges, (1,)),
+        "edge_features": _load_rows("edge_features", columns.edge_features, num_edges, (2,)),
+        "node_time": _load_times("node_time", columns.node_time, num_nodes),
+        "edge_time": _load_times("edge_time", columns.edge_time, num_edges),
+        "edge_label": _load_edge_label(columns.edge_label, num_edges),
     }
 
 
@@ -414,10 +430,8 @@ def _load_mask(name: str, mask, num_nodes: int) -> np.ndarray:
 
 
 def input_fingerprint(
-    stream, method, num_parts, seed, options, features=None, labels=None, masks=None,
-    edge_weight=None, edge_features=None, pack_halo=False, feature_storage=None, node_time=None, edge_time=None,
-    regression=False, edge_label=None,
-) -> str:  # fmt: skip
+    stream, method, num_parts, seed, options, columns: Columns | None = None, pack_halo: bool = False
+) -> str:
     """Return a digest of a store's input, computed before any partitioning is made.
 
     A file is identified by its path, size, modification time and shape; an array in memory by its contents.
@@ -425,14 +439,16 @@ def input_fingerprint(
     Args:
         stream: EdgeStream whose `fingerprint()` is used.
         method, num_parts, seed, options: The partitioner and its arguments, as recorded in a `Partitioning`.
-        features, labels, masks, edge_weight, edge_features, pack_halo, feature_storage, node_time, edge_time,
-            regression, edge_label: As for `write_partition_store`.
+        columns: `Columns` or a `GraphDataset`; None: none.
+        pack_halo: As for `write_partition_store`.
 
     Returns:
         32 hexadecimal digits.
 
     Cost: one read of the arrays that are in memory, about 0.8 GB/s.
     """
+    columns = columns or Columns()
+    features = columns.features
     if isinstance(features, Mapping):
         features = _features_by_kind(features, stream) if isinstance(next(iter(features), 0), str) else features
     elif features is not None and not isinstance(features, np.ndarray | SparseSource):
@@ -443,19 +459,19 @@ def input_fingerprint(
         "remove_self_loops": bool(stream.remove_self_loops),
         "partitioner": [str(method), int(num_parts), int(seed), _plain(options)],
         "features": _feature_identity(features),
-        "labels": identity(_one_column(opened(labels))),
-        "masks": {str(name): identity(mask) for name, mask in (masks or {}).items()},
-        "edges": [identity(edge_weight), identity(edge_features)],
+        "labels": identity(_one_column(opened(columns.labels))),
+        "masks": {str(name): identity(mask) for name, mask in (columns.masks or {}).items()},
+        "edges": [identity(columns.edge_weight), identity(columns.edge_features)],
         "pack_halo": packs_halo(pack_halo, features),
     }
-    if feature_storage is not None:  # left out where it says nothing, so that stores of older releases stand
-        facts["feature_storage"] = str(feature_storage)
-    if node_time is not None or edge_time is not None:
-        facts["times"] = [identity(node_time), identity(edge_time)]
-    if regression:
+    if columns.feature_storage is not None:  # left out where it says nothing, so that stores of older releases stand
+        facts["feature_storage"] = str(columns.feature_storage)
+    if columns.node_time is not None or columns.edge_time is not None:
+        facts["times"] = [identity(columns.node_time), identity(columns.edge_time)]
+    if columns.regression:
         facts["regression"] = True
-    if edge_label is not None:
-        facts["edge_label"] = identity(edge_label)
+    if columns.edge_label is not None:
+        facts["edge_label"] = identity(columns.edge_label)
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -473,33 +489,19 @@ def changed_inputs(before: dict, after: dict) -> str | None:
     return None
 
 
-def input_files(
-    stream,
-    features=None,
-    labels=None,
-    masks=None,
-    edge_weight=None,
-    edge_features=None,
-    part_id=None,
-    node_time=None,
-    edge_time=None,
-    edge_label=None,
-) -> dict:
+def input_files(stream, columns: Columns, part_id=None) -> dict:
     """Return the state of the files that lie behind a store's inputs, by name: [path, size, change, inode] each.
 
     Arrays in memory have no files. A file that is gone has no size.
 
     Cost: one look at each file, whose content is not read.
     """
-    arrays = {"labels": labels, "edge_weight": edge_weight, "edge_features": edge_features}
-    arrays |= {f"masks[{str(name)!r}]": mask for name, mask in (masks or {}).items()}
-    arrays |= {"part_id": part_id, "node_time": node_time, "edge_time": edge_time}
-    arrays |= {} if edge_label is None else {"edge_label": edge_label}
-    arrays |= (
-        {f"features[{kind!r}]": rows for kind, rows in features.items()}
-        if isinstance(features, Mapping)
-        else {"features": features}
-    )
+    features, names = columns.features, ("labels", "edge_weight", "edge_features", "node_time", "edge_time")
+    arrays = {name: getattr(columns, name) for name in names} | {"part_id": part_id}
+    arrays |= {f"masks[{str(name)!r}]": mask for name, mask in (columns.masks or {}).items()}
+    arrays |= {} if columns.edge_label is None else {"edge_label": columns.edge_label}
+    by_kind = isinstance(features, Mapping)
+    arrays |= {f"features[{kind!r}]": rows for kind, rows in features.items()} if by_kind else {"features": features}
     files = {"edges": file_states(stream)}
     for name, array in arrays.items():
         parts = [] if array is None else [named_file(array) if isinstance(array, str | os.PathLike) else array]

@@ -14,6 +14,7 @@ from ..edge_stream.relations import IdsByKind
 from ..errors import EdgeStreamError, PartitionStoreError, disk_errors
 from ..events import stage
 from ..graph import CSC, id_dtype
+from ..keywords import passes_on
 from .array_file import ArrayFile, map_rows
 from .buckets import bucket_edges, bucket_layout, drop_runs, open_runs
 from .csc_writer import drop_cross, write_rows
@@ -21,13 +22,13 @@ from .disk import WriteBudget, check_disk
 from .features import CSRFeatures, DenseFeatures, row_code, stored_form, to_stored
 from .halo import pack_halo_features, write_halo
 from .inputs import (
+    Columns,
     SparseSource,
     StoreIds,
     StoreInputs,
     changed_inputs,
     check_inputs,
     input_files,
-    masks_by_name,
     relabel,
 )
 from .journal import (
@@ -49,26 +50,19 @@ from .reader import PartitionStore
 from .value_checks import check_values, least_value, tell_odd_nodes
 
 
+@passes_on(Columns)
 def write_partition_store(
     root,
     stream,
     p,
-    features=None,
-    labels=None,
-    masks=None,
-    edge_weight=None,
-    edge_features=None,
+    columns: Columns | None = None,
     progress: Progress | None = None,
     overwrite: bool = False,
     pack_halo: bool = False,
     budget: WriteBudget | None = None,
     lock_timeout_s: float = 0,
     check_finite: bool = True,
-    feature_storage: str | None = None,
-    node_time=None,
-    edge_time=None,
-    regression: bool = False,
-    edge_label=None,
+    **named,
 ) -> PartitionStore:
     """Write the store of a partitioned graph, or go on with one that was interrupted, or open the one that stands.
 
@@ -82,12 +76,7 @@ def write_partition_store(
             are all kept), its `remove_self_loops` drops
             self-loops, its `node_ids` are kept as the user's ids.
         p: Partitioning, or anything with `part_id` (num_nodes,) and `num_parts`.
-        features: (num_nodes, dim) array, memmap or .npy path of any number dtype; a scipy CSR matrix; or
-            (indptr, indices, data, shape). All per-node arrays are in original order: with `node_ids`, row i is about
-            `np.asarray(stream.node_ids)[i]`, the ids by first appearance, which nothing here can check.
-        labels: (num_nodes,) classes, -1 (or NaN) unknown; or (num_nodes, num_labels).
-        masks: Name to (num_nodes,) bool; or a column of the words train, val and test, see `GraphDataset`.
-        edge_weight: (num_edges,) by source edge id. edge_features: (num_edges, dim) by source edge id.
+        columns: Features, labels, masks and the like: a `GraphDataset` or `Columns`, see there; None: those of `named`.
         progress: called with (what, done, total) about once a block.
         overwrite: write anew even if a store stands at root, and discard an unfinished one of other input; the old
             store stays until the new one is complete.
@@ -95,13 +84,8 @@ def write_partition_store(
         budget: buffer sizes.
         lock_timeout_s: how long to wait for another writer of the same root.
         check_finite: refuse features and edge values with NaN or infinities; False stores every bit pattern.
-        feature_storage: How features are stored: None, as given; "float32" or "float16"; "int8" or "int4", dense rows
-            as codes of 8 or 4 bits with a scale a row, off by at most half a scale (a row's largest magnitude / 127,
-            or / 7) and decoded to float32 as batches are filled. A row that is no finite numbers is then all NaN.
-        node_time, edge_time: (num_nodes,) and (num_edges,) integers, when a node or an edge is there; the reverse of an
-            edge is there when it is.
-        regression: whether labels are numbers to predict, (num_nodes,) or (num_nodes, num_targets) with NaN = unknown.
-        edge_label: (num_edges,) integers by source edge id, class of each edge from 0, -1 = unknown; or None.
+        named: The columns by their names: features, labels, masks, edge_weight, edge_features, node_time, edge_time,
+            edge_label, feature_storage, regression.
 
     Returns:
         PartitionStore, opened.
@@ -116,15 +100,13 @@ def write_partition_store(
         and per part one sequential pass over what it owns; memory O(num_nodes) plus the buffers of `budget`; scratch
         disk of about two times the arcs, which shrinks as the rows are written.
     """
-    root, masks = store_folder(root), masks_by_name(masks)
+    if columns is not None and named:
+        raise ValueError(f"columns are given, and {', '.join(named)} beside them: name them in one place")
+    root, columns = store_folder(root), Columns.of(Columns(**named) if columns is None else columns)
     budget = budget or WriteBudget()
-    files_now = partial(input_files, stream, features, labels, masks, edge_weight, edge_features, p.part_id,
-                        node_time, edge_time, edge_label)  # fmt: skip
+    files_now = partial(input_files, stream, columns, p.part_id)
     files = files_now()  # before anything of them is read
-    inputs = check_inputs(
-        stream, p, features, labels, masks, edge_weight, edge_features, pack_halo, feature_storage, node_time,
-        edge_time, regression, edge_label,
-    )  # fmt: skip
+    inputs = check_inputs(stream, p, columns, pack_halo)
     # Features, sparse ones too, are checked while they are stored.
     classes = None if inputs.regression else inputs.labels
     check_values(None, classes, inputs.edge_weight, inputs.edge_features, check_finite)

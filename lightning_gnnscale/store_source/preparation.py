@@ -63,11 +63,7 @@ def expected_store_fingerprint(
 
 
 def _input_fingerprint(dataset, method="", num_parts=0, seed=0, options=None, pack_halo=False) -> str:
-    rows = (dataset.features, dataset.labels, dataset.masks, dataset.edge_weight, dataset.edge_features)
-    return input_fingerprint(
-        dataset.stream, method, num_parts, seed, options or {}, *rows, pack_halo, dataset.feature_storage,
-        dataset.node_time, dataset.edge_time, dataset.regression, dataset.edge_label,
-    )  # fmt: skip
+    return input_fingerprint(dataset.stream, method, num_parts, seed, options or {}, dataset, pack_halo)
 
 
 def prepare_store(
@@ -145,16 +141,7 @@ def prepare_store(
             root,
             dataset.stream,
             partitioning,
-            features=dataset.features,
-            labels=dataset.labels,
-            masks=dataset.masks,
-            edge_weight=dataset.edge_weight,
-            edge_features=dataset.edge_features,
-            feature_storage=dataset.feature_storage,
-            node_time=dataset.node_time,
-            edge_time=dataset.edge_time,
-            regression=dataset.regression,
-            edge_label=dataset.edge_label,
+            dataset,
             overwrite=overwrite,
             progress=progress,
             pack_halo=pack_halo(partitioning) if callable(pack_halo) else pack_halo,
@@ -181,18 +168,16 @@ def unfinished_packs_halo(root: str | os.PathLike, dataset, made: Partitioning) 
 
 
 def _input_files(dataset) -> dict:
-    rows = (dataset.features, dataset.labels, dataset.masks, dataset.edge_weight, dataset.edge_features)
-    times = {"node_time": dataset.node_time, "edge_time": dataset.edge_time}
-    return input_files(dataset.stream, *rows, **times, edge_label=dataset.edge_label)
+    return input_files(dataset.stream, dataset)
 
 
 def _check_arrays(dataset, finite: bool) -> None:
     """Refuse arrays that do not fit the graph, or whose values would spoil training."""
-    rows, edges = (dataset.features, dataset.labels), (dataset.edge_weight, dataset.edge_features)
-    times = (dataset.node_time, dataset.edge_time, dataset.edge_label)
-    if dataset.masks or any(array is not None for array in (*rows, *edges, *times)):
-        load_arrays(dataset.stream, *rows, dataset.masks, *edges, *times)
-    check_values(rows[0], None if dataset.regression else rows[1], *edges, finite=finite)
+    edges = dataset.edge_weight, dataset.edge_features
+    arrays = (dataset.features, dataset.labels, *edges, dataset.node_time, dataset.edge_time, dataset.edge_label)
+    if dataset.masks or any(array is not None for array in arrays):
+        load_arrays(dataset.stream, dataset)
+    check_values(dataset.features, None if dataset.regression else dataset.labels, *edges, finite=finite)
 
 
 def made_from(root: str | os.PathLike) -> str | None:

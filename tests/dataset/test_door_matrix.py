@@ -14,7 +14,7 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import LinkSet
 from lightning_gnnscale.edge_stream.table import listed_ids, rows_of
 from lightning_gnnscale.errors import GNNScaleError
-from lightning_gnnscale.partition_store.inputs import load_arrays
+from lightning_gnnscale.partition_store.inputs import Columns, load_arrays
 from lightning_gnnscale.partition_store.value_checks import check_values
 
 VALUES, NUM_NODES = [0, 1, 2, 3], 4
@@ -113,7 +113,7 @@ def stream():
 def stored(name, values):
     """Return the values of nodes or edges as a store's writer takes them."""
     given = dict.fromkeys(("features", "labels", "masks", "edge_weight", "edge_features")) | {name: values}
-    found = load_arrays(stream(), **given)[name]
+    found = load_arrays(stream(), Columns(**given))[name]
     values = given | {name: found}
     check_values(*(values[key] for key in ("features", "labels", "edge_weight", "edge_features")))
     return found

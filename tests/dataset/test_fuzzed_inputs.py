@@ -194,8 +194,7 @@ def own_array(folder, path, kind):
         return dataset.masks["train"]
     if key == "labels":
         return dataset.labels
-    of_edges = dataset.edge_weight, dataset.edge_features  # paths: the store's writer reads them
-    return load_arrays(dataset.stream, None, None, None, *of_edges)[key]
+    return load_arrays(dataset.stream, dataset)[key]  # paths: the store's writer reads them
 
 
 def plain_array(path, kind):

@@ -21,7 +21,7 @@ def write_store(root, num_parts, weight=None):
     stream = gs.open_edge_stream(pairs, num_nodes=NUM_NODES)
     masks = {"train": np.ones(NUM_NODES, bool)}
     parts = gs.partition(stream, "random", num_parts)
-    return gs.write_partition_store(root, stream, parts, np.eye(NUM_NODES, 3, dtype=np.float32), masks=masks,
+    return gs.write_partition_store(root, stream, parts, features=np.eye(NUM_NODES, 3, dtype=np.float32), masks=masks,
                                     labels=np.zeros(NUM_NODES, int), edge_weight=given)  # fmt: skip
 
 
@@ -146,9 +146,7 @@ def test_relations_are_drawn_by_their_own_weights(tmp_path):
     nodes["b"] |= {"labels": np.zeros(30, int), "masks": {"train": np.ones(30, bool)}}
     data = gs.TypedGraph(nodes, edges, to_undirected=False).dataset()
     parts = gs.partition(data.stream, "random", 2)
-    store = gs.write_partition_store(
-        tmp_path / "store", data.stream, parts, data.features, data.labels, data.masks, data.edge_weight
-    )
+    store = gs.write_partition_store(tmp_path / "store", data.stream, parts, data)
     rows = rows_of(store)
     for scope in ("part", "graph"):
         for batch in batches(store, gs.NeighborSampler({"*": [4]}, weighted=True), scope=scope):

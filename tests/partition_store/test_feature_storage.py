@@ -20,7 +20,7 @@ from lightning_gnnscale.partition_store import (
 )
 from lightning_gnnscale.partition_store.disk import disk_bytes
 from lightning_gnnscale.partition_store.features import FEATURE_STORAGE
-from lightning_gnnscale.partition_store.inputs import check_inputs, feature_bytes
+from lightning_gnnscale.partition_store.inputs import Columns, check_inputs, feature_bytes
 from lightning_gnnscale.triton_kernels.gather_rows import RowCode
 from lightning_gnnscale.triton_kernels.gather_rows.reference import decode_codes_reference, encode_codes_reference
 from tests.partition_store.small_graphs import all_bytes, random_graph
@@ -91,10 +91,13 @@ def test_nothing_said_changes_no_byte(no_disk_wait, tmp_path):
     store = write(tmp_path / "plain", rows_of(5))
     assert store.manifest["feature_storage"] is None
     assert write(tmp_path / "int8", rows_of(5), feature_storage="int8").manifest["feature_storage"] == "int8"
-    options = (GRAPH.stream(), "given", 4, 0, {}, rows_of(5))
-    plain = input_fingerprint(*options)
-    assert plain == store.fingerprint == input_fingerprint(*options, feature_storage=None)
-    others = {input_fingerprint(*options, feature_storage=storage) for storage in FEATURE_STORAGE}
+    options = (GRAPH.stream(), "given", 4, 0, {})
+    plain = input_fingerprint(*options, Columns(features=rows_of(5)))
+    assert plain == store.fingerprint
+    others = {
+        input_fingerprint(*options, Columns(features=rows_of(5), feature_storage=storage))
+        for storage in FEATURE_STORAGE
+    }
     assert len({plain, *others}) == 5
     with pytest.raises(PartitionStoreError, match="overwrite=True"):
         write(tmp_path / "plain", rows_of(5), feature_storage="int8")
@@ -196,7 +199,7 @@ def test_disk_and_plans_count_what_is_stored():
     given = rows_of(128)
     sizes = {}
     for storage in (None, "float16", "int8", "int4"):
-        inputs = check_inputs(GRAPH.stream(), GRAPH.given, given, None, None, None, None, False, storage)
+        inputs = check_inputs(GRAPH.stream(), GRAPH.given, Columns(features=given, feature_storage=storage), False)
         dataset = GraphDataset("graph", GRAPH.stream(), given, feature_storage=storage)
         sizes[storage] = dataset.feature_bytes, disk_bytes(inputs)
         assert dataset.batch_row_bytes == (128 * 6 if storage == "float16" else 512)

@@ -10,7 +10,7 @@ from lightning_gnnscale.partition_store import WriteBudget, array_file, inputs, 
 from lightning_gnnscale.partition_store import value_checks as values
 from lightning_gnnscale.partition_store.buckets import BucketLayout
 from lightning_gnnscale.partition_store.disk import disk_bytes
-from lightning_gnnscale.partition_store.inputs import check_inputs
+from lightning_gnnscale.partition_store.inputs import Columns, check_inputs
 from tests.partition_store.small_graphs import TINY, Given, SmallGraph, all_bytes, random_graph
 
 ODD = {
@@ -116,7 +116,9 @@ def test_the_disk_check_counts_packed_halos(no_disk_wait, tmp_path):
     graph = random_graph(200, 2000, 8)
     features, labels = np.ones((200, 64), np.float32), np.zeros(200, np.int8)
     given = graph.given
-    inputs = check_inputs(graph.stream(), given, features, labels, None, np.ones(2000, np.float16), None, True)
+    inputs = check_inputs(
+        graph.stream(), given, Columns(features=features, labels=labels, edge_weight=np.ones(2000, np.float16)), True
+    )
     store = write_partition_store(
         tmp_path / "store", graph.stream(), given, features=features, labels=labels,
         edge_weight=np.ones(2000, np.float16), pack_halo=True,
@@ -189,7 +191,7 @@ def test_bucketed_arcs_go_as_they_are_sorted(no_disk_wait, tmp_path, to_undirect
     assert left == sorted(left, reverse=True)
     assert sum(runs > at_first * 0.6 for runs in left) < len(left) * 0.6  # they go all along
     assert seen["listing halos"][0][0] == 0
-    inputs = check_inputs(graph.stream(), graph.given, None, None, None, arrays.get("edge_weight"), None, False)
+    inputs = check_inputs(graph.stream(), graph.given, Columns(edge_weight=arrays.get("edge_weight")), False)
     most = max(total for sizes in seen.values() for _, total in sizes)
     assert most < disk_bytes(inputs) + 128 * 60  # heads
     if not weights:  # nothing that the final store has not, but for the bucketed arcs

@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from lightning_gnnscale.errors import PartitionStoreError
-from lightning_gnnscale.partition_store import PartitionStore, WriteBudget, input_fingerprint, write_partition_store
+from lightning_gnnscale.partition_store import (
+    Columns,
+    PartitionStore,
+    WriteBudget,
+    input_fingerprint,
+    write_partition_store,
+)
 from tests.partition_store.small_graphs import Given, all_bytes, random_graph, reseal, rewrite
 
 GRAPH = random_graph(60, 200, 3, to_undirected=True)
@@ -220,20 +226,30 @@ def test_the_store_of_the_same_input_is_opened(store):
 def test_the_fingerprint_is_known_before_the_partitioning(store):
     arguments = {"method": "given", "num_parts": 3, "seed": 0, "options": {}}
     labels, masks = np.arange(60), {"train": np.ones(60, bool)}
-    known = input_fingerprint(GRAPH.stream(), **arguments, features=FEATURES, labels=labels, masks=masks)
+    known = input_fingerprint(
+        GRAPH.stream(), **arguments, columns=Columns(features=FEATURES, labels=labels, masks=masks)
+    )
     assert known == store.fingerprint
     for change in ({"num_parts": 4}, {"seed": 1}, {"options": {"beta": 2}}, {"method": "spring"}):
         changed = input_fingerprint(
-            GRAPH.stream(), **(arguments | change), features=FEATURES, labels=labels, masks=masks
+            GRAPH.stream(), **(arguments | change), columns=Columns(features=FEATURES, labels=labels, masks=masks)
         )
         assert changed != known
-    assert input_fingerprint(GRAPH.stream(), **arguments, features=FEATURES + 1, labels=labels, masks=masks) != known
+    assert (
+        input_fingerprint(
+            GRAPH.stream(), **arguments, columns=Columns(features=FEATURES + 1, labels=labels, masks=masks)
+        )
+        != known
+    )
 
 
 def test_labels_in_one_column_have_the_same_fingerprint(no_disk_wait, tmp_path):
     store = write(tmp_path / "store", labels=np.arange(60)[:, None])
     for labels in (np.arange(60)[:, None], np.arange(60)):
-        assert input_fingerprint(GRAPH.stream(), "given", 3, 0, {}, FEATURES, labels) == store.fingerprint
+        assert (
+            input_fingerprint(GRAPH.stream(), "given", 3, 0, {}, Columns(features=FEATURES, labels=labels))
+            == store.fingerprint
+        )
 
 
 def test_input_that_must_change_leaves_nothing_behind(no_disk_wait, tmp_path):
@@ -254,12 +270,12 @@ def test_files_are_known_by_path_and_change(no_disk_wait, tmp_path):
     path = tmp_path / "features.npy"
     np.save(path, FEATURES)
     prints = [
-        input_fingerprint(GRAPH.stream(), "given", 3, 0, {}, features=given)
+        input_fingerprint(GRAPH.stream(), "given", 3, 0, {}, Columns(features=given))
         for given in (path, str(path), np.load(path, mmap_mode="r"), np.load(path, mmap_mode="r")[1:])
     ]
     assert prints[0] == prints[1] == prints[2] != prints[3]
     np.save(path, FEATURES + 1)
-    assert input_fingerprint(GRAPH.stream(), "given", 3, 0, {}, features=path) != prints[0]
+    assert input_fingerprint(GRAPH.stream(), "given", 3, 0, {}, Columns(features=path)) != prints[0]
 
 
 def test_another_store_is_never_replaced_in_silence(store):

@@ -101,7 +101,9 @@ def test_bytes_are_those_that_a_store_loads(tmp_path, hops):
     features = rng.random((num_nodes, 5), np.float32)
     stream = stream_of(edges, num_nodes, layout="once", to_undirected=True)
     q = evaluate_partitioning(stream, part_id, num_parts, hops, feature_bytes=features[0].nbytes)
-    write_partition_store(tmp_path / "store", stream, Partitioning(part_id, num_parts, "given", {}, 0), features)
+    write_partition_store(
+        tmp_path / "store", stream, Partitioning(part_id, num_parts, "given", {}, 0), features=features
+    )
     store = PartitionStore.open(tmp_path / "store")
     for part in range(num_parts):
         graph = store.load_part(part, hops)
