@@ -6,6 +6,7 @@ import pytest
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.keywords import passes_on
+from tests.says import said
 
 
 def store(edges, root=None, *, pack=True, seed=0):
@@ -29,13 +30,11 @@ def test_own_defaults_are_passed_on_and_given_values_win():
 
 
 def test_a_keyword_of_nobody_is_refused_by_the_fronts_name():
-    with pytest.raises(TypeError, match=r"^front: got an unexpected keyword argument 'pcak' \(did you mean pack\?\)$"):
+    with pytest.raises(TypeError, match=said("front keyword 'pcak'")):
         front("x", pcak=True)
-    with pytest.raises(
-        TypeError, match="^PartitionDataModule: got an unexpected keyword argument 'bach_size' .*mean batch_size"
-    ):
+    with pytest.raises(TypeError, match=said("PartitionDataModule 'bach_size' batch_size")):
         gs.PartitionDataModule(bach_size=4)
-    with pytest.raises(TypeError, match=r"argument 'nun_parts' \(did you mean num_parts\?\)$"):
+    with pytest.raises(TypeError, match=said("'nun_parts' did you mean num_parts?)")):
         gs.PartitionDataModule("stores/x", nun_parts=4)
 
 
@@ -46,7 +45,7 @@ def test_a_datamodule_shows_what_a_store_is_made_from():
 
 def test_what_a_front_gives_itself_is_no_keyword_of_it():
     assert "source" not in inspect.signature(gs.dataset.load_files).parameters
-    with pytest.raises(TypeError, match="^generate: got an unexpected keyword argument 'source'$"):
+    with pytest.raises(TypeError, match=said("generate keyword 'source'")):
         gs.dataset.generate(10, 20, "folder", source="x")
 
 
@@ -57,5 +56,5 @@ class Mine(gs.PartitionDataModule):
 
 def test_a_subclass_may_pass_keywords_beside_a_store(tmp_path):
     assert Mine(store=tmp_path, pack_halo=False, num_parts="auto").store_source is None
-    with pytest.raises(ValueError, match="num_parts says how a store is written, and store= stands: leave it out"):
+    with pytest.raises(ValueError, match=said("num_parts store=")):
         Mine(store=tmp_path, num_parts=4)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lightning_gnnscale.values import exact_integers, exact_times, same_clock
+from tests.says import said
 
 LARGE = 2**63
 NS = 1_577_836_800_000_000_000  # 2020-01-01
@@ -38,22 +39,22 @@ def test_lists_objects_tensors_and_other_byte_orders_are_taken(values):
 @pytest.mark.parametrize(
     "values, message",
     [
-        (np.array([1, LARGE], np.uint64), "row 1: 9223372036854775808 is beyond int64"),
-        ([1, LARGE], "row 1: 9223372036854775808 is beyond int64"),
-        (np.array([5, -2]), r"row 1: -2 is below 0"),
-        (np.array([[0, 1], [2, -2]]), "row 1: -2 is below 0"),
-        (np.array([0.5]), "must be integers, got float64: convert whole numbers with"),
+        (np.array([1, LARGE], np.uint64), "row 1 9223372036854775808 int64"),
+        ([1, LARGE], "row 1 9223372036854775808 int64"),
+        (np.array([5, -2]), "row 1 -2 0"),
+        (np.array([[0, 1], [2, -2]]), "row 1 -2 0"),
+        (np.array([0.5]), "integers float64 convert"),
         (np.array([True]), "must be integers, got bool"),
-        (np.array([1 + 0j]), "must be integers, got complex128"),
-        (["a"], "must be integers, got <U1"),
+        (np.array([1 + 0j]), "integers complex128"),
+        (["a"], "integers <U1"),
         ([2**70], "must be integers, got object"),
         ([[1], [1, 2]], "numpy cannot hold it"),
-        (torch.ones(2, dtype=torch.bfloat16), "must be integers, got float32"),
-        (np.array([1], "M8[s]"), "must be integers, got datetime64"),
+        (torch.ones(2, dtype=torch.bfloat16), "integers float32"),
+        (np.array([1], "M8[s]"), "integers datetime64"),
     ],
 )
 def test_what_is_no_id_is_refused_in_one_line(values, message):
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises(ValueError, match=said(message)) as error:
         exact_integers("ids", values, 0)
     assert str(error.value).startswith("ids") and "\n" not in str(error.value)
 
@@ -61,7 +62,7 @@ def test_what_is_no_id_is_refused_in_one_line(values, message):
 @pytest.mark.parametrize("bad", [0.5, np.nan, np.inf, -np.inf, 2.0**63, 1e300])
 def test_floats_are_taken_where_all_are_whole(bad):
     assert exact_integers("ids", np.array([[3.0], [4.0]]), whole_floats=True).tolist() == [[3], [4]]
-    with pytest.raises(ValueError, match="ids: link 2: .* is no whole number"):
+    with pytest.raises(ValueError, match=said("ids 2")):
         exact_integers("ids", np.array([1, 2, bad]), unit="link", whole_floats=True)
 
 
@@ -69,9 +70,9 @@ def test_a_bad_value_beyond_the_first_block_is_named_by_its_row(monkeypatch):
     monkeypatch.setattr("lightning_gnnscale.values._BLOCK", 4)
     values = np.zeros((2, 10), np.int64)
     values[1, 7] = 9
-    with pytest.raises(ValueError, match=r"row 7: 9 is not in \[0, 5\)"):
+    with pytest.raises(ValueError, match=said("row 7 9 [0, 5)")):
         exact_integers("ids", values, 0, 4)
-    with pytest.raises(ValueError, match="row 7: 0.5 is no whole number"):
+    with pytest.raises(ValueError, match=said("row 7 0.5")):
         exact_integers("ids", np.where(values == 9, 0.5, 0), whole_floats=True)
 
 
@@ -91,18 +92,18 @@ def test_objects_of_dates_are_dates():
 @pytest.mark.parametrize(
     "values, message",
     [
-        (np.array([1, LARGE], np.uint64), "row 1: 9223372036854775808 is beyond int64"),
-        (np.array([0.1, 0.25]), "whole numbers, such as seconds, or dates, got float64: round them, or scale them"),
-        (np.array([1.0, np.nan]), r"got float64 with none \(NaN\) in row 1"),
-        (np.array([1, "NaT"], "M8[s]"), r"row 1: has no time \(NaT\)"),
-        (np.array(["2020", "3000"], "M8[s]"), "row 1: 3000-01-01T00:00:00 is no whole nanosecond from 1677 to 2262"),
-        (np.array([1], "M8[ps]"), "row 0: .* is no whole nanosecond"),
-        (np.array([1], "m8[s]"), "got timedelta64.*: give dates, or the durations as numbers"),
+        (np.array([1, LARGE], np.uint64), "row 1 9223372036854775808 int64"),
+        (np.array([0.1, 0.25]), "seconds dates float64 round"),
+        (np.array([1.0, np.nan]), "float64 (NaN) 1"),
+        (np.array([1, "NaT"], "M8[s]"), "row 1 (NaT)"),
+        (np.array(["2020", "3000"], "M8[s]"), "row 1 3000-01-01T00:00:00 1677 2262"),
+        (np.array([1], "M8[ps]"), "row 0"),
+        (np.array([1], "m8[s]"), "timedelta64 dates durations"),
         (np.array([True]), "got bool"),
     ],
 )
 def test_times_that_would_change_are_refused(values, message):
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises(ValueError, match=said(message)) as error:
         exact_times("times", values)
     assert "\n" not in str(error.value)
 
@@ -111,7 +112,7 @@ def test_dates_beside_numbers_are_refused():
     dates, numbers = np.array([1], "M8[s]"), np.array([1])
     same_clock({"node_time": dates, "edge_time": np.array([1], "M8[D]"), "other": None})
     same_clock({"node_time": numbers, "edge_time": numbers})
-    with pytest.raises(ValueError, match="node_time are dates and edge_time are numbers"):
+    with pytest.raises(ValueError, match=said("node_time edge_time")):
         same_clock({"node_time": dates, "edge_time": numbers})
 
 

@@ -22,6 +22,7 @@ from benchmarks.runner import RowFile
 from lightning_gnnscale.cli.main import main
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.partitioner.metis import metis_is_installed
+from tests.says import said
 
 CASES = {"graphs": ["planted:3000"], "parts": [2, 3], "warm_runs": 0, "sets": {"made": ["planted:3000"]}, "plots": []}
 
@@ -147,20 +148,20 @@ def test_the_expectation_of_greedy_streaming_is_a_row(tmp_path, fake):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"methods": ["sprong"]}, "partitioner 'sprong' is unknown; available: "),
-        ({"methods": [{"method": "spring", "tau": 1}]}, "partitioner 'spring' has no option tau; allowed: "),
-        ({"methods": ["random", "random"]}, "bench.methods has 'random' more than once: give each a name"),
+        ({"methods": ["sprong"]}, "partitioner 'sprong'"),
+        ({"methods": [{"method": "spring", "tau": 1}]}, "partitioner 'spring' tau"),
+        ({"methods": ["random", "random"]}, "bench.methods 'random'"),
         ({"methods": [{"name": "x"}]}, "has no method"),
-        ({"methods": [{"method": "greedy_expectation"}]}, "takes chunk_edges_share"),
-        ({"plots": ["cut"]}, "bench.plots must be of cut_seconds, .*; got cut"),
-        ({"clock": "sun"}, "bench.clock must be seconds or cpu_seconds, got 'sun'"),
-        ({"again": "maybe"}, "bench.again must be one of none, failed, all, got 'maybe'"),
-        ({"graphs": ["planted:10"], "sets": {}, "cores": 0}, "bench.cores must be in"),
-        ({"limit_bytes": "much"}, "bench.limit_bytes must be bytes or a size"),
+        ({"methods": [{"method": "greedy_expectation"}]}, "chunk_edges_share"),
+        ({"plots": ["cut"]}, "bench.plots cut_seconds cut"),
+        ({"clock": "sun"}, "bench.clock seconds cpu_seconds 'sun'"),
+        ({"again": "maybe"}, "bench.again none failed all 'maybe'"),
+        ({"graphs": ["planted:10"], "sets": {}, "cores": 0}, "bench.cores"),
+        ({"limit_bytes": "much"}, "bench.limit_bytes bytes size"),
     ],
 )
 def test_settings_are_checked_before_any_work(tmp_path, fake, setting, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         bench.run(tmp_path, **{**CASES, "methods": ["random"], **setting})
     assert not fake.asked
 
@@ -219,7 +220,7 @@ def test_a_table_without_the_baseline_has_no_ratio():
 
 def test_rows_of_another_version_are_not_mixed_in(tmp_path):
     (tmp_path / "rows.csv").write_text("graph,method\na,b\n")
-    with pytest.raises(GNNScaleError, match=r"rows.csv has other columns .*move it"):
+    with pytest.raises(GNNScaleError, match=said("rows.csv columns move")):
         RowFile(tmp_path / "rows.csv").find({"graph": "a", "method": "b", "settings": "01"})
     (tmp_path / "cut.csv").write_text("graph,met")
     assert RowFile(tmp_path / "cut.csv").rows == []

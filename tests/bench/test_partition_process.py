@@ -6,6 +6,7 @@ import pytest
 from benchmarks.partition_process import core_count
 from lightning_gnnscale.edge_stream import SyntheticGraph, open_edge_stream, write_edges
 from lightning_gnnscale.partitioner import evaluate_partitioning, partition
+from tests.says import said
 from tests.tiers import first
 
 GRAPH = SyntheticGraph(3_000, 20_000, num_communities=12, seed=4)
@@ -53,21 +54,21 @@ def test_a_file_of_any_layout_and_format(server, tmp_path, layout, suffix, reade
 
 
 def test_what_a_method_refuses_is_its_own_line(server, edges):
-    with pytest.raises(RuntimeError, match=r"^partitioner 'hdrf' takes no balance constraints, got balance="):
+    with pytest.raises(RuntimeError, match=said("partitioner 'hdrf' balance=")):
         server.measure(edges, 3_000, "hdrf", 4, repeats=0, balance={"nodes": 1.1})
 
 
 def test_a_crash_tells_its_end(server, edges):
-    with pytest.raises(RuntimeError, match=r"(?s)measuring spring on .*failed:.*TypeError"):
+    with pytest.raises(RuntimeError, match=said("measuring spring TypeError")):
         server.measure(edges, 3_000, "spring", 4, repeats="many")
     assert server.measure(edges, 3_000, "random", 2, repeats=0)["node_balance"] == 1.0
 
 
 @pytest.mark.parametrize(
-    ("limit", "message"), [({"limit_s": 0.0}, "stopped after 0 s"), ({"limit_bytes": 1 << 20}, "above 1.00 MiB")]
+    ("limit", "message"), [({"limit_s": 0.0}, "stopped 0"), ({"limit_bytes": 1 << 20}, "1.00 MiB")]
 )
 def test_a_case_that_passes_a_limit_is_stopped(server, edges, limit, message):
-    with pytest.raises(RuntimeError, match=message):
+    with pytest.raises(RuntimeError, match=said(message)):
         server.measure(edges, 3_000, "spring", 4, repeats=10_000, **limit)
     assert server.measure(edges, 3_000, "random", 2, repeats=0)["node_balance"] == 1.0
 
@@ -82,6 +83,6 @@ def test_memory_is_that_of_the_first_run(server, edges):
 
 @pytest.mark.parametrize("cores", [0, 10_000, "some", True])
 def test_cores_that_are_not_there(cores):
-    with pytest.raises(ValueError, match=r"bench.cores must be in \[1, \d+\], or all, got"):
+    with pytest.raises(ValueError, match=said("bench.cores [1, ] all")):
         core_count(cores)
     assert core_count("all") >= core_count(1) == 1

@@ -10,6 +10,7 @@ from benchmarks.placement import Reads, cases_of, compared, cost, count_epochs, 
 from lightning_gnnscale.graph import build_csc
 from lightning_gnnscale.placement import Placement
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace, sample_neighbors
+from tests.says import said
 
 DEVICES = {"2": [2], "2+2": [2, 2]}
 
@@ -107,20 +108,20 @@ def test_a_generated_workload_is_the_same_twice():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"graphs": ["nothing_there"]}, "no graph 'nothing_there'"),
-        ({"methods": ["rule", "best"]}, "bench.methods must be of .*; got best"),
+        ({"graphs": ["nothing_there"]}, "graph 'nothing_there'"),
+        ({"methods": ["rule", "best"]}, "bench.methods best"),
         (
             {"methods": ["ranges"]},
-            r"bench.methods must hold rule, which the others are compared with, got \['ranges'\]",
+            "bench.methods ['ranges']",
         ),
-        ({"seeds": []}, "bench.seeds must hold at least one value"),
-        ({"buffer_shares": [0.1, 1.5]}, r"bench.buffer_shares must be in \(0, 1\], got \[0.1, 1.5\]"),
+        ({"seeds": []}, "bench.seeds value"),
+        ({"buffer_shares": [0.1, 1.5]}, "bench.buffer_shares (0, 1] [0.1, 1.5]"),
         ({"nodes_per_layer": [0]}, "nodes_per_layer"),
-        ({"probability": "guess"}, "bench.probability must be of auto, draws, vip, .*; got guess"),
-        ({"devices": {"x": 4}}, "bench.devices.x must list the sizes of groups"),
+        ({"probability": "guess"}, "bench.probability auto draws vip guess"),
+        ({"devices": {"x": 4}}, "bench.devices.x sizes groups"),
     ],
 )
 def test_bad_settings_are_named(tmp_path, changed, message):
     settings = {"graphs": ["power_law:500"], "devices": {"2": [2]}, "methods": ["rule"], **changed}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         run(tmp_path, **settings)

@@ -8,6 +8,7 @@ from benchmarks import prepare, replay
 from benchmarks.prepare import capacities, medians, over_device, replay_error
 from benchmarks.prepare_cases import grid, source_of
 from benchmarks.task_trace import BatchTimes, TaskTime, TaskTrace
+from tests.says import said
 
 SMALL = {
     "graphs": ["power_law:600:6000:8"], "sources": ["threads", "fixed_prefetch", "task_graphs"],
@@ -120,15 +121,15 @@ def test_settings_are_combined_and_repeats_are_summed_up():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"workloads": ["gat"]}, "bench.workloads must be of gcn, graphsage, unsupervised; got gat"),
-        ({"train": ["gpu"]}, "bench.train must hold cpu, or milliseconds >= 0, got 'gpu'"),
-        ({"sources": ["pigeons"]}, "bench.sources: no source 'pigeons'; there are fixed_prefetch, processes, "),
-        ({"graphs": ["atlantis"]}, "bench.graphs: no graph 'atlantis'"),
-        ({"num_ranks": 0}, "bench.num_ranks must be an integer of at least 1, got 0"),
-        ({"num_ranks": 8, "scope": "part"}, "bench.num_parts must be at least bench.num_ranks=8 with bench.scope=part"),
-        ({"num_ranks": 2}, "bench.num_ranks=2 is measured where ranks share workers: set bench.sources=.ray., got thr"),
+        ({"workloads": ["gat"]}, "bench.workloads gcn graphsage unsupervised gat"),
+        ({"train": ["gpu"]}, "bench.train >= 0 'gpu'"),
+        ({"sources": ["pigeons"]}, "bench.sources 'pigeons' fixed_prefetch processes"),
+        ({"graphs": ["atlantis"]}, "bench.graphs 'atlantis'"),
+        ({"num_ranks": 0}, "bench.num_ranks 1 0"),
+        ({"num_ranks": 8, "scope": "part"}, "bench.num_parts bench.num_ranks=8 bench.scope=part"),
+        ({"num_ranks": 2}, "bench.num_ranks=2 bench.sources=[ray] threads"),
     ],
 )
 def test_bad_settings(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         prepare.run(tmp_path, **(SMALL | options))

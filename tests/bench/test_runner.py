@@ -13,6 +13,7 @@ from hydra.utils import get_object
 from benchmarks import runner as bench
 from benchmarks.present import LEFT, average, grouped, table
 from benchmarks.runner import Case, RowFile, Runner, benchmark
+from tests.says import said
 
 
 def read_rows(path):
@@ -129,12 +130,12 @@ def test_any_rows_of_a_key_are_one_case_unless_one_was_cut_short(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"again": "maybe"}, "bench.again must be one of none, failed, all, got 'maybe'"),
-        ({"minutes": -1}, "bench.minutes must be null or at least 0, got -1"),
+        ({"again": "maybe"}, "bench.again none failed all 'maybe'"),
+        ({"minutes": -1}, "bench.minutes null at 0 -1"),
     ],
 )
 def test_bad_options(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         Runner(tmp_path, **options)
 
 
@@ -168,9 +169,9 @@ def test_run_takes_the_fields_of_its_settings(tmp_path):
     run = benchmark(SizesBench)
     assert list(signature(run).parameters) == ["output_dir", "sizes", "repeats", "minutes", "again"]
     assert signature(run).parameters["repeats"].default == 3 and run.__doc__ == "Measure sizes."
-    with pytest.raises(TypeError, match="unexpected keyword argument 'size'"):
+    with pytest.raises(TypeError, match=said("keyword argument 'size'")):
         run(tmp_path / "out", [1], size=2)
-    with pytest.raises(ValueError, match="bench.repeats must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=said("bench.repeats 1 0")):
         run(tmp_path / "out", [1], repeats=0)
     assert not (tmp_path / "out").exists()
     assert run(tmp_path / "out", [1, 2], minutes=0) == []

@@ -10,6 +10,7 @@ from benchmarks.runner import RowFile
 from lightning_gnnscale.cli.checks import check_settings
 from lightning_gnnscale.cli.compose import compose_config
 from lightning_gnnscale.errors import GNNScaleError
+from tests.says import said
 
 
 def test_ratios_of_imports_are_taken_within_a_turn():
@@ -32,7 +33,7 @@ def test_an_import_is_timed_in_a_fresh_process():
     seconds, cpu_seconds = startup._import_seconds("import time as t; t.sleep(0.1); import zipapp")
     assert seconds >= 0.1
     assert 0 < cpu_seconds < seconds
-    with pytest.raises(GNNScaleError, match="No module named 'no_such_package'"):
+    with pytest.raises(GNNScaleError, match=said("module 'no_such_package'")):
         startup._import_seconds("import no_such_package")
 
 
@@ -77,5 +78,5 @@ def test_a_second_run_starts_over_the_standing_store(tmp_path, monkeypatch):
         return {**second, "made_store": True}
 
     monkeypatch.setattr(startup, "_train", made_again)
-    with pytest.raises(GNNScaleError, match="the second run made a store again; give no overwrite"):
+    with pytest.raises(GNNScaleError, match=said("run store overwrite")):
         startup.measure_training(out, words, 1)

@@ -11,6 +11,7 @@ from lightning_gnnscale.cli.commands import locate
 from lightning_gnnscale.cli.compose import prepare_overrides
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.main import flags_first, main
+from tests.says import said
 
 
 @pytest.fixture(autouse=True)
@@ -139,5 +140,5 @@ def test_the_value_of_a_flag_is_no_path(capsys):
 
 @pytest.mark.parametrize("word", ["stores/mine", "~/stores/mine", "mine"])
 def test_a_path_is_none_of_the_settings_of_train(word):
-    with pytest.raises(UsageError, match="is no setting: say key=value"):
+    with pytest.raises(UsageError, match=said("setting key=value")):
         locate("train", [word])

@@ -17,6 +17,7 @@ from lightning_gnnscale.cli.commands import locate
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.main import main
 from lightning_gnnscale.cli.run_paths import last_checkpoint, run_of
+from tests.says import said
 
 
 def write_graph() -> None:
@@ -203,7 +204,7 @@ def test_a_path_of_a_run_is_told_apart(tmp_path):
     for job in ("0", "1"):
         (tmp_path / job).mkdir()
         (tmp_path / job / "config.yaml").touch()
-    with pytest.raises(UsageError, match=r"holds several runs: give one of them \(0, 1\)"):
+    with pytest.raises(UsageError, match=said("runs (0, 1)")):
         run_of(str(tmp_path))
     assert last_checkpoint("some.ckpt") == "some.ckpt"
     (tmp_path / "last.ckpt").touch()

@@ -14,6 +14,7 @@ from lightning_gnnscale.cli.typed import check_keys
 from lightning_gnnscale.datamodule import FullGraphDataModule, PartitionDataModule
 from lightning_gnnscale.dataset import GraphDataset
 from lightning_gnnscale.edge_stream import SyntheticGraph
+from tests.says import said
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_every_process_needs_a_part(tmp_path, dataset, equal_batches):
     dm.prepare_data()
     weights = SimpleNamespace(equal_batches=equal_batches)
     trainer = SimpleNamespace(world_size=2, strategy=SimpleNamespace(weights=weights))
-    with pytest.raises(UsageError, match=r"trainer.devices=2 is more than the 1 parts; say num_parts=2 or more"):
+    with pytest.raises(UsageError, match=said("trainer.devices=2 1 num_parts=2")):
         fit(trainer, None, dm, None)
 
 

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.run_paths import check_paths, removed_unless_begun
+from tests.says import said
 
 
 @pytest.fixture(autouse=True)
@@ -27,23 +28,23 @@ def config(target: str = "load_files", **dataset):
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"edges": "edgs.csv"}, r"^dataset.edges: edgs.csv: no such file .* mean edges.csv\?\), looked"),
-        ({"edges": "edges.csv", "labels": "node.csv:label"}, "^dataset.labels: node.csv: no such file"),
-        ({"edges": "edges.csv", "features": "/no/x.npy"}, "^dataset.features: /no/x.npy: no such file or folder$"),
-        ({"edges": "edges.csv", "masks": "no/m.csv:split"}, "^dataset.masks: no/m.csv: no such file"),
+        ({"edges": "edgs.csv"}, "dataset.edges edgs.csv edges.csv?"),
+        ({"edges": "edges.csv", "labels": "node.csv:label"}, "dataset.labels node.csv"),
+        ({"edges": "edges.csv", "features": "/no/x.npy"}, "dataset.features /no/x.npy"),
+        ({"edges": "edges.csv", "masks": "no/m.csv:split"}, "dataset.masks no/m.csv"),
     ],
 )  # fmt: skip
 def test_a_file_that_is_not_there(given, told):
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=said(told)):
         check_paths(config(**given))
 
 
 def test_a_file_of_a_kind_or_of_a_relation_that_is_not_there():
     nodes = {"paper": {"num_nodes": 3, "features": "x.npy"}}
     check_paths(config("load_typed", nodes=nodes, edges={"paper,cites,paper": "edges.csv"}))
-    with pytest.raises(UsageError, match="^dataset.edges.paper,cites,paper: none.csv: no such file"):
+    with pytest.raises(UsageError, match=said("dataset.edges.paper,cites,paper none.csv")):
         check_paths(config("load_typed", nodes=nodes, edges={"paper,cites,paper": "none.csv"}))
-    with pytest.raises(UsageError, match="^dataset.nodes.paper.features: y.npy: no such file"):
+    with pytest.raises(UsageError, match=said("dataset.nodes.paper.features y.npy")):
         check_paths(config("load_typed", nodes={"paper": {"features": "y.npy"}}, edges={}))
 
 
@@ -58,10 +59,10 @@ def test_what_may_be_there_is_left_to_whoever_reads_it():
 def test_a_checkpoint_that_is_not_there():
     made = config(edges="edges.csv")
     made.resume = "none.ckpt"
-    with pytest.raises(UsageError, match="^resume: none.ckpt: no such checkpoint; give a checkpoint that a run left"):
+    with pytest.raises(UsageError, match=said("resume none.ckpt")):
         check_paths(made)
     Path("last.ckpt").touch()
-    with pytest.raises(UsageError, match="beside it: last.ckpt$"):
+    with pytest.raises(UsageError, match=said("last.ckpt")):
         check_paths(made)
     made.resume = "last.ckpt"
     check_paths(made)
@@ -72,7 +73,7 @@ def test_a_store_that_is_not_there():
     made.store = "."
     check_paths(made)  # the data set is not read
     made.store = "stores/none"
-    with pytest.raises(UsageError, match="^store: stores/none: no such file or folder"):
+    with pytest.raises(UsageError, match=said("store stores/none")):
         check_paths(made)
 
 

@@ -9,6 +9,7 @@ from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.saved_config import known_targets
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.report.run_files import read_settings
+from tests.says import said
 
 COPY = {"_target_": "shutil.copyfile", "src": "/etc/hostname", "dst": "trap"}
 PLAIN = {"name": "run", "dataset": {"_target_": "lightning_gnnscale.dataset.load_files", "edges": "e.npy"}}
@@ -62,9 +63,9 @@ def test_trust_is_said_by_the_user_alone(tmp_path, monkeypatch):
     told = locate("predict", [".", "trust_config=true"])
     assert not [word for word in told.words if "trust_config" in word]
     for words in (["trust_config=false"], ["callbacks.other=null"], ["callbacks.evil.dst=there"]):
-        with pytest.raises(UsageError, match="callbacks.evil._target_=shutil.copyfile would be run"):
+        with pytest.raises(UsageError, match=said("callbacks.evil._target_=shutil.copyfile run")):
             locate("predict", [".", *words])
-    with pytest.raises(UsageError, match="trust_config must be true or false, got maybe"):
+    with pytest.raises(UsageError, match=said("trust_config true false maybe")):
         locate("predict", [".", "trust_config=maybe"])
 
 

@@ -17,6 +17,7 @@ from lightning_gnnscale.cli.errors import UsageError
 from lightning_gnnscale.cli.main import main
 from lightning_gnnscale.cli.ranks import accelerator
 from lightning_gnnscale.cli.recipes import available_recipes, take_recipe
+from tests.says import said
 
 ONE_EPOCH = [*TINY, "trainer.max_epochs=1"]
 
@@ -299,5 +300,5 @@ def test_settings_of_recipes_go_together(name):
 
 def test_monitors_of_links_are_their_own():
     words = ["model=link_gcn", "sampler=links", "callbacks=links"]
-    with pytest.raises(UsageError, match=r"no val_hits@7 is logged; LinkPredictor logs .*val_mrr, val_hits@1, .*links"):
+    with pytest.raises(UsageError, match=said("val_hits@7 LinkPredictor val_mrr val_hits@1")):
         check_settings(compose_config("train", [*words, "callbacks.checkpoint.monitor=val_hits@7"]))

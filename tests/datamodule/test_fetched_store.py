@@ -8,6 +8,7 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.errors import PartitionStoreError, StrategyError
 from lightning_gnnscale.partition_store import PartitionStore, publish, published
 from lightning_gnnscale.placement import PlacementSettings
+from tests.says import said
 from tests.tiers import first
 
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
@@ -94,7 +95,7 @@ def test_full_graph_training_reads_it(root, url):
 
 
 def test_how_a_store_is_made_goes_with_no_url(url):
-    with pytest.raises(ValueError, match="num_parts says how a store is written"):
+    with pytest.raises(ValueError, match=said("num_parts store")):
         gs.PartitionDataModule(url, num_parts=3)
     with pytest.raises(PartitionStoreError, match="no store is published here"):
         gs.PartitionDataModule(f"{url}-none")
@@ -105,5 +106,5 @@ def test_a_rank_with_another_store_is_refused(root, url, monkeypatch):
     trainer = L.Trainer(accelerator="cpu", devices=1, strategy=gs.GNNScaleStrategy(), max_epochs=1, **QUIET)
     monkeypatch.setattr(trainer.strategy, "broadcast", lambda value, src=0: f"{value}-of-another")
     datamodule.trainer = trainer
-    with pytest.raises(StrategyError, match=r"published: this machine has opened a store with the fingerprint"):
+    with pytest.raises(StrategyError, match=said("published machine opened store fingerprint")):
         datamodule.setup("fit")

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 import lightning_gnnscale as gs
 from lightning_gnnscale.datamodule.callbacks import LocalityController
 from lightning_gnnscale.errors import StrategyError
+from tests.says import said
 
 
 class FakeData(L.LightningDataModule):
@@ -93,7 +94,7 @@ def test_all_ranks_take_the_mean_of_their_shares():
 
 
 def test_a_datamodule_without_the_dial_is_refused(tmp_path):
-    with pytest.raises(StrategyError, match="set_locality_scale and loading_share, got LightningDataModule: use Part"):
+    with pytest.raises(StrategyError, match=said("set_locality_scale loading_share LightningDataModule")):
         fit(LocalityController(), L.LightningDataModule.from_datasets(RandomDataset(32, 2)), tmp_path, 1)
     trainer = L.Trainer(
         accelerator="cpu", max_epochs=1, callbacks=[LocalityController()], logger=False, enable_checkpointing=False
@@ -103,12 +104,12 @@ def test_a_datamodule_without_the_dial_is_refused(tmp_path):
 
 
 def test_a_sampler_without_locality_is_refused(tmp_path):
-    with pytest.raises(StrategyError, match="needs a sampler with locality, got NeighborSampler without one"):
+    with pytest.raises(StrategyError, match=said("sampler locality NeighborSampler")):
         fit(LocalityController(), FakeData([0.5], gs.NeighborSampler([5])), tmp_path, 1)
 
 
 def test_a_checkpoint_beyond_the_range_is_refused():
-    with pytest.raises(ValueError, match=r"scale must be in \[1, max_scale 2\], got 4"):
+    with pytest.raises(ValueError, match=said("scale [1, max_scale 2] 4")):
         LocalityController(max_scale=2).load_state_dict({"scale": 4.0, "previous": 2.0, "fixed": False})
 
 

@@ -17,6 +17,7 @@ from lightning_gnnscale.datamodule.train_loader import check_even_parts
 from lightning_gnnscale.edge_stream import SyntheticGraph
 from lightning_gnnscale.errors import PartitionStoreError, StrategyError
 from lightning_gnnscale.model.inference import layerwise_inference
+from tests.says import said
 from tests.tiers import all_pairs, first
 
 
@@ -59,7 +60,7 @@ def test_a_store_of_other_input_is_refused_and_kept(tmp_path, dataset):
     gs.PartitionDataModule(dataset=dataset, **options).prepare_data()
     before = gs.PartitionStore.open(tmp_path / "s").fingerprint
     other = small_dataset(seed=5)
-    with pytest.raises(PartitionStoreError, match="made from other input.*overwrite=True"):
+    with pytest.raises(PartitionStoreError, match=said("input overwrite=True")):
         gs.PartitionDataModule(dataset=other, **options).prepare_data()
     assert gs.PartitionStore.open(tmp_path / "s").fingerprint == before
     gs.PartitionDataModule(dataset=other, overwrite=True, **options).prepare_data()
@@ -74,7 +75,7 @@ def test_packed_halos_make_another_store(tmp_path, dataset):
         root=tmp_path / "s", **options
     ).store_source.fingerprint(2)
     assert len(packed.store.part_features.halo_nodes) == len(packed.store.halo(0)) + len(packed.store.halo(1)) > 0
-    with pytest.raises(ValueError, match="pack_halo says how a store is written, and store= stands"):
+    with pytest.raises(ValueError, match=said("pack_halo store=")):
         gs.PartitionDataModule(tmp_path / "s", pack_halo=True)
 
 
@@ -94,15 +95,15 @@ def test_auto_parts_ask_the_planner(tmp_path, dataset):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "batch"}, "mode must be one of mini_batch, full_batch, got 'batch'"),
-        ({"scope": "all"}, "scope must be one of auto, part, graph"),
-        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
-        ({"halo_hops": 4}, "halo_hops must be 0, 1, 2 or 3, got 4"),
-        ({"num_parts": "many"}, "num_parts must be an integer of at least 1, got 'many'"),
+        ({"mode": "batch"}, "mini_batch full_batch 'batch'"),
+        ({"scope": "all"}, "scope auto part graph"),
+        ({"batch_size": 0}, "batch_size 1 0"),
+        ({"halo_hops": 4}, "halo_hops 0 1 2 3 4"),
+        ({"num_parts": "many"}, "num_parts 1 'many'"),
     ],
 )
 def test_bad_arguments(tmp_path, dataset, options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         gs.PartitionDataModule(**{"root": tmp_path / "s", "dataset": dataset, **options})
 
 
@@ -142,9 +143,9 @@ def test_store_without_features_or_masks(tmp_path, dataset):
         gs.PartitionDataModule(store=tmp_path / "bare").setup("fit")
     gs.write_partition_store(tmp_path / "x", dataset.stream, parts, features=dataset.features)
     dm = gs.PartitionDataModule(store=tmp_path / "x")
-    with pytest.raises(StrategyError, match="needs labels and a train mask"):
+    with pytest.raises(StrategyError, match=said("labels train mask")):
         dm.setup("fit")
-    with pytest.raises(StrategyError, match="needs labels and a train mask"):
+    with pytest.raises(StrategyError, match=said("labels train mask")):
         dm.train_dataloader()
 
 
@@ -269,7 +270,7 @@ def test_features_that_are_not_numbers_are_named(tmp_path, dataset):
     dm = gs.PartitionDataModule(
         root=tmp_path / "s", stream=dataset.stream, features=spoiled, partitioner="random", num_parts=2
     )
-    with pytest.raises(ValueError, match="features: row 5, column 3 is nan"):
+    with pytest.raises(ValueError, match=said("features 5 3 nan")):
         dm.prepare_data()
 
 
@@ -277,10 +278,10 @@ def test_scope_and_policy_must_fit(store_root):
     dm = gs.PartitionDataModule(store=store_root, scope="graph")
     strategy = gs.GNNScaleStrategy(weights=gs.ModelAveraging())
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
-    with pytest.raises(StrategyError, match="belong to no part.*GradientAveraging"):
+    with pytest.raises(StrategyError, match=said("part GradientAveraging")):
         L.Trainer(accelerator="cpu", devices=1, strategy=strategy, max_epochs=1, **quiet).fit(classifier(dm), dm)
     dm = gs.PartitionDataModule(store=store_root, scope="part", sampler=gs.SaintSampler("walk"))
-    with pytest.raises(StrategyError, match="as many batches on every rank"):
+    with pytest.raises(StrategyError, match=said("batches rank")):
         trainer().fit(classifier(dm), dm)
 
 
@@ -330,7 +331,7 @@ def test_defaults_mix_parts_of_a_low_cut(dataset, tmp_path):
 def test_parts_that_are_a_batch_each_are_shared_evenly():
     targets = {part: np.arange(part > 0) for part in range(4)}
     check_even_parts(targets, 1)
-    with pytest.raises(StrategyError, match=r"as many batches on every rank, got 1 to 2: use weights=ModelAveraging"):
+    with pytest.raises(StrategyError, match=said("1 2 weights=ModelAveraging")):
         check_even_parts(targets, 2)
 
 
@@ -357,7 +358,7 @@ def test_edge_weights_train_and_are_evaluated_as_on_the_full_graph(tmp_path, dat
     assert np.allclose(output.table, expected, atol=1e-4)
     dm.teardown("predict")
     saint = gs.PartitionDataModule(store=store.root, sampler=gs.SaintSampler("walk", num_roots=5))
-    with pytest.raises(StrategyError, match="drop the store's edge weights"):
+    with pytest.raises(StrategyError, match=said("drop store's edge weights")):
         trainer().fit(model, saint)
 
 
@@ -392,7 +393,7 @@ def test_nothing_is_scored_without_labels(tmp_path, dataset):
     dm.prepare_data()
     model = gs.NodeClassifier(gs.model.GraphSAGE(dm.num_features, 4, 3))
     for score, purpose in [(trainer().validate, "validation"), (trainer().test, "testing")]:
-        with pytest.raises(StrategyError, match=f"{purpose} needs labels; write the store with labels="):
+        with pytest.raises(StrategyError, match=said(f"{purpose} labels=")):
             score(model, dm, verbose=False)
     assert trainer().predict(model, dm)
 
@@ -461,7 +462,7 @@ def test_both_directions_ask_for_both_in_the_store(tmp_path, dataset):
     dm.prepare_data()
     dm.setup()
     assert next(iter(dm.train_dataloader())).batch_size
-    with pytest.raises(StrategyError, match=r'direction="both" trains on arcs of both.*to_undirected=True'):
+    with pytest.raises(StrategyError, match=said('direction="both" to_undirected=True')):
         dm.test_dataloader()
     dm.teardown("test")
     full = gs.sampler.FullBatchSampler(direction="both")
@@ -469,7 +470,7 @@ def test_both_directions_ask_for_both_in_the_store(tmp_path, dataset):
 
 
 def test_a_sampler_that_is_none_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"sampler must be one such as gs.NeighborSampler.*, got \[15, 10\]"):
+    with pytest.raises(ValueError, match=said("sampler gs.NeighborSampler [15, 10]")):
         gs.PartitionDataModule(store=tmp_path, sampler=[15, 10])
 
 
@@ -478,6 +479,6 @@ def test_an_empty_mask_says_so(tmp_path, dataset):
     dm = gs.PartitionDataModule(root=tmp_path / "s", dataset=dataset, num_parts=2, evaluation="sampled")
     dm.prepare_data()
     dm.setup()
-    with pytest.raises(StrategyError, match="no node is in the val mask"):
+    with pytest.raises(StrategyError, match=said("node val mask")):
         dm.val_dataloader()
     dm.teardown("test")

@@ -12,6 +12,7 @@ from lightning_gnnscale import events
 from lightning_gnnscale.datamodule.placed_training import RankReads, rank_alphas, read_probability
 from lightning_gnnscale.errors import PlacementError, StrategyError
 from lightning_gnnscale.placement import PlacementSettings
+from tests.says import said
 from tests.tiers import first
 
 METHODS = ["rule", "ranges", "naive", "random", "degree", "metis", "pagraph"]
@@ -160,7 +161,7 @@ def test_a_cache_that_nothing_foretells_is_refused(store_root):
     strategy = SimpleNamespace(weights=gs.GradientAveraging(), root_device=torch.device("cuda", 0))
     placement = PlacementSettings(cache_rows=10, cache_policy="belady")
     trainer = SimpleNamespace(world_size=1, num_nodes=1, strategy=strategy)
-    with pytest.raises(StrategyError, match="'belady' goes by reads of batches drawn ahead.*take 'sieve' or 'lru'"):
+    with pytest.raises(StrategyError, match=said("'belady' 'sieve' 'lru'")):
         make(store_root, placement=placement).check_trainer(
             SimpleNamespace(world_size=1, num_nodes=1, strategy=strategy)
         )
@@ -177,7 +178,7 @@ def test_a_placement_made_before_is_taken(store_root):
     dm.setup("fit")
     assert dm.buffer.placement is placement
     two = gs.place(prob, 2, 50, alpha=0)
-    with pytest.raises(PlacementError, match="the placement has 2 devices, training has 1 processes"):
+    with pytest.raises(PlacementError, match=said("placement 2 devices training 1 processes")):
         make(store_root, placement=two).setup("fit")
 
 
@@ -233,7 +234,7 @@ def test_the_controller_turns_the_dial(store_root):
     dm = make(store_root, placement=PlacementSettings("rule", locality_scale=1))
     trained(dm, [controller], max_epochs=4)
     assert controller.state.scale == dm.sampler.locality.scale == 4
-    with pytest.raises(StrategyError, match="LocalityController needs a sampler with locality"):
+    with pytest.raises(StrategyError, match=said("LocalityController sampler locality")):
         trained(make(store_root, placement="rule"), [gs.LocalityController()])
 
 
@@ -243,36 +244,36 @@ NEAR = PlacementSettings(locality_scale=2.0)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"placement": NEAR, "sampler": gs.SaintSampler()}, "placement.locality_scale=2.0 needs a sampler that takes"),
-        ({"placement": "best"}, "placement.method must be one of rule, ranges, .*, got 'best'"),
+        ({"placement": NEAR, "sampler": gs.SaintSampler()}, "placement.locality_scale=2.0 sampler"),
+        ({"placement": "best"}, "placement.method rule ranges 'best'"),
         ({"placement": PlacementSettings}, "placement must be"),
     ],
 )
 def test_bad_settings_are_refused(store_root, options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         make(store_root, **options)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"buffer_share": 0.0}, r"placement.buffer_share must be in \(0, 1\], got 0.0"),
-        ({"buffer_share": "half"}, r"placement.buffer_share must be in \(0, 1\], got 'half'"),
-        ({"alpha": 2}, r'placement.alpha must be in \[0, 1\] or "auto", got 2'),
-        ({"alpha": None}, r'placement.alpha must be in \[0, 1\] or "auto", got None'),
-        ({"host_rows": -1}, "placement.host_rows must be at least 0 or null, got -1"),
-        ({"buffer_rows": 0}, "placement.buffer_rows must be at least 1 or null, got 0"),
-        ({"cache_rows": -1}, "placement.cache_rows must be at least 0, got -1"),
-        ({"probability": "guess"}, "placement.probability must be one of"),
-        ({"cache_policy": "fifo"}, "placement.cache_policy must be one of lru, sieve, belady"),
-        ({"lookahead_batches": 0}, "placement.lookahead_batches must be at least 1, got 0"),
+        ({"buffer_share": 0.0}, "placement.buffer_share (0, 1] 0.0"),
+        ({"buffer_share": "half"}, "placement.buffer_share (0, 1] 'half'"),
+        ({"alpha": 2}, 'placement.alpha [0, 1] "auto" 2'),
+        ({"alpha": None}, 'placement.alpha [0, 1] "auto" None'),
+        ({"host_rows": -1}, "placement.host_rows 0 null -1"),
+        ({"buffer_rows": 0}, "placement.buffer_rows 1 null 0"),
+        ({"cache_rows": -1}, "placement.cache_rows 0 -1"),
+        ({"probability": "guess"}, "placement.probability"),
+        ({"cache_policy": "fifo"}, "placement.cache_policy lru sieve belady"),
+        ({"lookahead_batches": 0}, "placement.lookahead_batches 1 0"),
     ],
 )
 def test_bad_placement_settings_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         PlacementSettings(**options)
 
 
 def test_a_locality_that_is_not_there_cannot_be_set(store_root):
-    with pytest.raises(StrategyError, match="the sampler has no locality whose scale could be set"):
+    with pytest.raises(StrategyError, match=said("sampler locality whose scale")):
         make(store_root).set_locality_scale(2.0)

@@ -8,6 +8,7 @@ from torch_geometric.data import HeteroData
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.dataset import GraphDataset, load_typed
+from tests.says import said
 
 COUNTS = {"author": 70, "paper": 90, "inst": 12}
 RELATIONS = [("author", "writes", "paper"), ("paper", "cites", "paper"), ("author", "at", "inst")]
@@ -193,7 +194,7 @@ def test_shared_false_ends_of_several_kinds_are_refused(tmp_path):
     store = stored(tmp_path / "s", description().dataset(), parts=2)
     for options in ({"positives": "edge", "negatives": "all"}, {"share_negatives": True}):
         dm = gs.PartitionDataModule(store=store, sampler=gs.LinkSampler(gs.NeighborSampler([2]), **options))
-        with pytest.raises(ValueError, match="shares false ends of one kind, and links have ends of several"):
+        with pytest.raises(ValueError, match=said("shares false kind")):
             dm.setup("fit")
 
 
@@ -254,17 +255,17 @@ def test_it_is_chosen_by_config(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"relations": ["reads"]}, "edge type 'reads' must be one of"),
-        ({"relations": [5]}, r"hold_out.relations must be of those that are listed, .*, got 5"),
-        ({"relations": "writes"}, r"hold_out.relations must be a list of relations, got 'writes'"),
-        ({"reverses": {"cites": "writes"}}, "hold_out.reverses: paper,cites,paper does not lead back"),
-        ({"by_time": True}, "hold_out.by_time=True needs edge_time"),
+        ({"relations": ["reads"]}, "edge type 'reads'"),
+        ({"relations": [5]}, "hold_out.relations 5"),
+        ({"relations": "writes"}, "hold_out.relations 'writes'"),
+        ({"reverses": {"cites": "writes"}}, "hold_out.reverses paper,cites,paper lead"),
+        ({"by_time": True}, "hold_out.by_time=True edge_time"),
     ],
 )
 def test_what_does_not_fit_is_told_in_one_line(options, message):
     edges = {",".join(name): ends for name, ends in edges_by_relation().items()}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         load_typed(nodes=COUNTS, edges=edges, hold_out=options)
     plain = GraphDataset("g", gs.open_edge_stream(np.array([[0, 1], [1, 2]])))
-    with pytest.raises(ValueError, match="relations needs a graph with relations"):
+    with pytest.raises(ValueError, match=said("relations graph relations")):
         gs.hold_out_edges(plain, relations=["writes"])

@@ -11,6 +11,7 @@ from lightning_gnnscale.dataset.split import held_out
 from lightning_gnnscale.edge_stream import open_edge_stream
 from lightning_gnnscale.partition_store import write_partition_store
 from lightning_gnnscale.partitioner import partition
+from tests.says import said
 
 EDGES = np.random.default_rng(0).integers(0, 200, (2, 3000))
 
@@ -59,7 +60,7 @@ def test_edge_values_follow_their_edges_and_must_be_as_many(tmp_path):
     dataset = replace(dataset_of(EDGES), edge_weight=str(tmp_path / "w.npy"))
     made = hold_out_edges(dataset, val=0.1, test=0.2)
     assert np.array_equal(EDGES[:, made.edge_weight.astype(int)], edges_of(made.stream))
-    with pytest.raises(ValueError, match=r"edge_weight must have shape \(3000\), got \(2999,\)"):
+    with pytest.raises(ValueError, match=said("edge_weight (3000), (2999,)")):
         hold_out_edges(replace(dataset, edge_weight=np.ones(2999)))
 
 
@@ -123,15 +124,15 @@ def test_loaders_take_hold_out(tmp_path, public_graphs):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"val": 1.0}, r"val must be in \[0, 1\), got 1.0"),
-        ({"val": 0.5, "test": 0.5}, "val \\+ test must be above 0 and below 1, got 1.0"),
-        ({"val": 0, "test": 0}, "must be above 0 and below 1, got 0"),
-        ({"test": 1e-9}, "test=1e-09 holds none of 3000 edges: raise it"),
-        ({"tests": 0.1}, "hold_out takes val, test, seed, relations, by_time and reverses, got tests"),
+        ({"val": 1.0}, "val [0, 1) 1.0"),
+        ({"val": 0.5, "test": 0.5}, "val + test 0 1 1.0"),
+        ({"val": 0, "test": 0}, "0 1 0"),
+        ({"test": 1e-9}, "test=1e-09 3000 edges"),
+        ({"tests": 0.1}, "hold_out val test seed relations by_time reverses tests"),
     ],
 )
 def test_bad_shares(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         held_out(dataset_of(EDGES), options)
 
 
@@ -189,16 +190,16 @@ def test_published_links_without_relations(triples):
 @pytest.mark.parametrize(
     ("changed", "options", "message"),
     [
-        ({"edge_type": None}, {}, "valid_edge_type and edge_type must be there both or neither"),
+        ({"edge_type": None}, {}, "valid_edge_type edge_type"),
         (
             {"test_edge_type": np.array([0])},
             {},
-            r"test_edge_index must be \(2, num_links\), and test_edge_type one each",
+            "test_edge_index (2, num_links) test_edge_type",
         ),
-        ({"val_edge_index": np.array([[0], [1]])}, {}, "val_edge_index and valid_edge_index are both there"),
-        ({}, {"hold_out": {"val": 0.1}}, "has published val and test links: leave it out"),
+        ({"val_edge_index": np.array([[0], [1]])}, {}, "val_edge_index valid_edge_index"),
+        ({}, {"hold_out": {"val": 0.1}}, "published val links"),
     ],
 )
 def test_knowledge_graphs_that_do_not_fit(triples, changed, options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         load_npz(saved(triples, **changed), **options)

@@ -19,6 +19,7 @@ from lightning_gnnscale.edge_stream import open_edge_stream
 from lightning_gnnscale.errors import EdgeStreamError
 from lightning_gnnscale.object_store import graph_name
 from lightning_gnnscale.partition_store.inputs import opened
+from tests.says import said
 
 
 def edges_of(dataset: GraphDataset) -> np.ndarray:
@@ -57,11 +58,11 @@ def test_npz_has_sparse_features_and_a_split_of_the_labelled(npz, monkeypatch):
 
 def test_npz_that_is_not_there_lists_those_that_are(npz, monkeypatch):
     monkeypatch.setenv("GNNSCALE_DATA", str(npz.parent))
-    with pytest.raises(FileNotFoundError, match="no graph 'tony'.*there are tiny"):
+    with pytest.raises(FileNotFoundError, match=said("graph 'tony' tiny")):
         load_npz("tony")
-    with pytest.raises(ValueError, match="has no public split; say split=random"):
+    with pytest.raises(ValueError, match=said("public split split=random")):
         load_npz("tiny", split="public")
-    with pytest.raises(ValueError, match="split must be auto, public or random, got 'own'"):
+    with pytest.raises(ValueError, match=said("split auto public random 'own'")):
         load_npz("tiny", split="own")
 
 
@@ -123,17 +124,17 @@ def test_processes_that_are_spawned_are_not_sent_the_rows(files, tmp_path):
 @pytest.mark.parametrize(
     ("key", "array", "message"),
     [
-        ("train_mask", np.array([4]), r"train_mask: node ids must be in \[0, 4\), got 4 to 4"),
-        ("val_mask", np.ones(3, bool), "val_mask: 3 entries, but the graph has 4 nodes"),
-        ("test_mask", np.ones(4), "test_mask must hold bool or node ids, got float64"),
-        ("train_mask", np.array([1, 0, 1, 1]), "4 ids, but only 2 different ones; a mask of 0 and 1"),
-        ("train_mask", np.ones((4, 2), bool), r"train_mask must have one axis, got shape \(4, 2\)"),
-        ("labels", np.zeros(5, int), "numbers of nodes differ: features 4, labels 5; give each one row"),
+        ("train_mask", np.array([4]), "train_mask ids [0, 4) 4 4"),
+        ("val_mask", np.ones(3, bool), "val_mask 3 4"),
+        ("test_mask", np.ones(4), "test_mask float64"),
+        ("train_mask", np.array([1, 0, 1, 1]), "4 ids 2 different ones mask 0 1"),
+        ("train_mask", np.ones((4, 2), bool), "train_mask shape (4, 2)"),
+        ("labels", np.zeros(5, int), "nodes differ features 4 labels 5 row"),
     ],
 )
 def test_files_that_do_not_fit(files, tmp_path, key, array, message):
     np.save(tmp_path / "bad.npy", array)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         load_files(**{**files, key: str(tmp_path / "bad.npy")})
 
 
@@ -141,7 +142,7 @@ def test_files_that_are_missing_or_no_arrays(files, tmp_path):
     with pytest.raises(FileNotFoundError, match="features: no file"):
         load_files(**{**files, "features": str(tmp_path / "none.npy")})
     (tmp_path / "text.npy").write_text("hello")
-    with pytest.raises(ValueError, match="labels: .*is not a .npy file"):
+    with pytest.raises(ValueError, match=said("labels npy file")):
         load_files(**{**files, "labels": str(tmp_path / "text.npy")})
 
 
@@ -160,11 +161,11 @@ def test_pyg_data_gives_everything_it_has():
     dataset = load_pyg(data)
     assert dataset.edge_weight.tolist() == [0.5, 2.0] and dataset.edge_features.tolist() == [[3], [4]]
     assert dataset.features.indptr.tolist() == [0, 1, 2, 3] and dataset.feature_dim == 3
-    with pytest.raises(ValueError, match="data has no edges: set data.edge_index"):
+    with pytest.raises(ValueError, match=said("data edges data.edge_index")):
         load_pyg(Data(x=torch.eye(3)))
     with pytest.raises(ValueError, match="give exactly one of them"):
         load_pyg()
-    with pytest.raises(ValueError, match="has no class 'Planetoide'"):
+    with pytest.raises(ValueError, match=said("class 'Planetoide'")):
         load_pyg(dataset="Planetoide")
 
 
@@ -179,7 +180,7 @@ def test_generated_once_and_read_again(tmp_path):
     assert again.stream.fingerprint() == first.stream.fingerprint()
     assert (again.num_classes, set(again.labels)) == (3, {0, 1, 2})
     assert np.load(again.features).shape == (300, 8)
-    with pytest.raises(ValueError, match=r"num_classes must be in \[1, 6\]"):
+    with pytest.raises(ValueError, match=said("num_classes [1, 6]")):
         generate(**{**options, "num_classes": 7}, folder=str(tmp_path))
 
 
@@ -195,7 +196,7 @@ def test_generated_with_communities_of_uneven_sizes(tmp_path):
 
 def test_masks_of_unknown_names():
     stream = open_edge_stream(np.zeros((2, 1), int))
-    with pytest.raises(ValueError, match="masks must be named train, val, test; got valid"):
+    with pytest.raises(ValueError, match=said("masks train val test valid")):
         GraphDataset("x", stream, masks={"valid": np.zeros(1, bool)})
 
 
@@ -249,19 +250,19 @@ def test_other_names_of_rows_are_another_graph(named):
 def test_names_of_rows_that_do_not_fit(named, tmp_path):
     options, ids = named
     without = {key: value for key, value in options.items() if key != "nodes"}
-    with pytest.raises(ValueError, match="nodes: with relabel=True the rows of features"):
+    with pytest.raises(ValueError, match=said("nodes relabel=True")):
         load_files(**without)
-    with pytest.raises(ValueError, match="nodes goes with relabel=True"):
+    with pytest.raises(ValueError, match=said("nodes relabel=True")):
         load_files(**{**options, "relabel": False})
     np.save(tmp_path / "nodes.npy", ids[:3])
-    with pytest.raises(ValueError, match="features: 4 rows, but nodes 3; one a node"):
+    with pytest.raises(ValueError, match=said("features 4 3")):
         load_files(**options)
     np.save(tmp_path / "nodes.npy", ids[[0, 1, 2, 1]])
-    with pytest.raises(ValueError, match=f"nodes: .* id {ids[1].item()!r} stands twice, .* in row 3"):
+    with pytest.raises(ValueError, match=said(f"nodes {ids[1].item()!r} 3")):
         load_files(**options)
     np.save(tmp_path / "nodes.npy", ids[[0, 1, 3]])
     del options["features"]
-    with pytest.raises(EdgeStreamError, match=f"node id {ids[2].item()!r} is not among the 3 listed; list every"):
+    with pytest.raises(EdgeStreamError, match=said(f"{ids[2].item()!r} 3")):
         edges_of(load_files(**options))
 
 
@@ -275,10 +276,10 @@ def test_masks_name_nodes_as_the_edges_do(named, tmp_path, listed):
     assert set(np.asarray(dataset.stream.node_ids)[dataset.masks["train"]].tolist()) == set(ids[[1, 2]].tolist())
     np.save(tmp_path / "mask.npy", ids[:3] if listed else ids[[3]])
     if not listed:
-        with pytest.raises(ValueError, match="train_mask: node id .* does not appear"):
+        with pytest.raises(ValueError, match=said("train_mask node id")):
             load_files(**options, train_mask=str(tmp_path / "mask.npy"))
         np.save(tmp_path / "mask.npy", np.ones(3, bool))
-        with pytest.raises(ValueError, match="the rows of train_mask could belong to any ids"):
+        with pytest.raises(ValueError, match=said("rows train_mask ids")):
             load_files(**options, train_mask=str(tmp_path / "mask.npy"))
 
 
@@ -321,22 +322,22 @@ def test_rows_placed_by_index_of_stand_at_their_ids(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "num_classes", "message"),
     [
-        ([0, -7], None, "labels must be -1 .unknown. or a class from 0, got -7 in row 1"),
+        ([0, -7], None, "labels -1 0 -7 1"),
         ([-1, -1], None, "labels: no node has one"),
-        ([0, 3], 3, "labels must be below num_classes 3, got 3 in row 1"),
-        ([0, 2_000_000], None, "labels go up to 2000000 .row 1., but only 2 values occur"),
+        ([0, 3], 3, "labels num_classes 3 3 1"),
+        ([0, 2_000_000], None, "labels 2000000 1 2"),
     ],
 )
 def test_labels_that_cannot_be_meant(labels, num_classes, message):
     stream = open_edge_stream(np.zeros((2, 1), int), num_nodes=2)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         GraphDataset("x", stream, labels=np.array(labels), num_classes=num_classes)
 
 
 def test_unsigned_edges_and_labels_that_are_words(tmp_path):
     np.savez(tmp_path / "u.npz", edge_index=np.array([[0, 1], [1, 2]], np.uint32))
     assert load_npz(str(tmp_path / "u.npz")).stream.num_nodes == 3
-    with pytest.raises(ValueError, match="labels must be numbers, got <U1"):
+    with pytest.raises(ValueError, match=said("labels numbers <U1")):
         random_split(np.array(["a", "b"]))
 
 
@@ -344,7 +345,7 @@ def test_unsigned_edges_and_labels_that_are_words(tmp_path):
 def test_a_file_of_features_that_is_none_is_named(tmp_path, content):
     (tmp_path / "x.npy").write_bytes(content)
     stream = open_edge_stream(np.array([[0, 1], [1, 2]]), num_nodes=3)
-    with pytest.raises(ValueError, match=r"x\.npy: not a \.npy file that numpy can map"):
+    with pytest.raises(ValueError, match=said("x.npy .npy file")):
         GraphDataset("mine", stream, features=tmp_path / "x.npy")
 
 
@@ -374,7 +375,7 @@ def test_files_of_pygs_data_sets_are_loaded_without_running_them(tmp_path):
     for name in ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index"):
         (tmp_path / "Cora" / "raw" / f"ind.cora.{name}").touch()
     torch.save(_Touch(tmp_path / "trap"), folder / "data.pt")
-    with pytest.raises(ValueError, match="dataset=Planetoid: a file below .* holds posix.mkdir, which torch"):
+    with pytest.raises(ValueError, match=said("dataset=Planetoid posix.mkdir")):
         load_pyg(dataset="Planetoid", name="Cora", root=str(tmp_path))
     assert not (tmp_path / "trap").exists()
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
@@ -418,21 +419,20 @@ def test_columns_of_text_files(table, name):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"nodes": "nodes.csv"}, "nodes: nodes.csv: name a column of it, nodes.csv:COLUMN; it has id, category, train"),
-        ({"nodes": "nodes.csv:name"}, r"nodes: nodes.csv: has no column 'name'; it has id, category, .*note$"),
-        ({"nodes": "nodes.csv:category"}, r"nodes: the id of row 2 is missing \(null\)"),
-        ({"nodes": "none.csv:id"}, "nodes: none.csv: no such file"),
-        ({"labels": "none.csv:id"}, "labels: no file none.csv"),
-        ({"train_mask": "nodes.csv"}, "train_mask: nodes.csv: name a column of it, nodes.csv:COLUMN"),
+        ({"nodes": "nodes.csv"}, "nodes nodes.csv nodes.csv:COLUMN id category train"),
+        ({"nodes": "nodes.csv:name"}, "nodes nodes.csv 'name' id category"),
+        ({"nodes": "nodes.csv:category"}, "nodes 2"),
+        ({"nodes": "none.csv:id"}, "nodes none.csv"),
+        ({"labels": "none.csv:id"}, "labels none.csv"),
+        ({"train_mask": "nodes.csv"}, "train_mask nodes.csv nodes.csv:COLUMN"),
         (
             {"features": "nodes.csv"},
-            "features: nodes.csv: column 'id' holds string, no numbers: name columns, as nodes.csv:y; numbers are in "
-            "category, train, x, y",
+            "features nodes.csv 'id' nodes.csv:y",
         ),
-        ({"features": "words.csv"}, "words.csv: column 'a' holds string, no numbers, nor does another: a, b"),
-        ({"labels": "numbers.csv"}, "labels: numbers.csv: its first line must name the columns, got '0;1': add such"),
-        ({"labels": "empty.csv:a"}, "labels: empty.csv: begins with no line of names"),
-        ({"labels": "ragged.csv:a"}, "labels: ragged.csv: cannot be read, is damaged or not a text file: .*Expected 2"),
+        ({"features": "words.csv"}, "words.csv 'a'"),
+        ({"labels": "numbers.csv"}, "labels numbers.csv '0;1'"),
+        ({"labels": "empty.csv:a"}, "labels empty.csv"),
+        ({"labels": "ragged.csv:a"}, "labels ragged.csv 2"),
     ],
 )
 def test_columns_of_text_files_that_are_not_there(table, given, message):
@@ -440,7 +440,7 @@ def test_columns_of_text_files_that_are_not_there(table, given, message):
     Path("numbers.csv").write_text("0;1\n2;3\n")
     Path("empty.csv").touch()
     Path("ragged.csv").write_text("a,b\n1,2\n3\n")
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
+    with pytest.raises((ValueError, FileNotFoundError), match=said(message)):
         load_files(**table | given)
 
 
@@ -456,14 +456,14 @@ def test_numbers_as_ids_keep_their_digits_and_words_stay_words(table):
 def test_words_beside_numbers_have_a_remedy(table):
     Path("edges.csv").write_text("src,dst\n1,2\n2,1\n")
     Path("nodes.csv").write_text("id\n1\n2\nx\n")
-    with pytest.raises(EdgeStreamError, match="got both: the listed ones are strings; id_type='string' reads those"):
+    with pytest.raises(EdgeStreamError, match=said("ones strings id_type='string'")):
         edges_of(load_files(**table))
     assert edges_of(load_files(**table, reader={"id_type": "string"})).tolist() == [[0, 1], [1, 0]]
     Path("edges.csv").write_text("src,dst\n1,2\n2,x\n")
     Path("nodes.csv").write_text("id\n1\n2\n3\n")
-    with pytest.raises(EdgeStreamError, match=r"the listed ones are integers; list every node in nodes=$"):
+    with pytest.raises(EdgeStreamError, match=said("ones integers nodes=")):
         edges_of(load_files(**table))
-    with pytest.raises(EdgeStreamError, match="pass relabel=True to number arbitrary ids, or nodes= with the id"):
+    with pytest.raises(EdgeStreamError, match=said("relabel=True nodes=")):
         edges_of(load_files("edges.csv", labels="nodes.csv:id"))
 
 
@@ -480,20 +480,20 @@ def test_a_column_of_words_splits_the_nodes(table):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["a", "b", "a", None], "masks: none of the words train, val, test is there, the column holds a, b"),
-        ([0, 1, 2, 2], "masks: must be words, train, val, test, got int64"),
-        (["train", "vaild", "test", "test"], "masks: no node is in val; nodes with vaild are in no mask"),
+        (["a", "b", "a", None], "masks holds"),
+        ([0, 1, 2, 2], "masks words train val test int64"),
+        (["train", "vaild", "test", "test"], "masks node val"),
     ],
 )
 def test_words_that_split_nothing(table, words, message):
     Path("split.csv").write_text("split,\n" + "".join(f"{'' if word is None else word},\n" for word in words))
-    kind = pytest.warns(UserWarning, match=message) if "vaild" in words else pytest.raises(ValueError, match=message)
-    with kind:
+    expect, kind = (pytest.warns, UserWarning) if "vaild" in words else (pytest.raises, ValueError)
+    with expect(kind, match=said(message)):
         load_files(**table, masks="split.csv:split")
 
 
 def test_two_forms_of_masks_at_once_are_refused(table):
-    with pytest.raises(ValueError, match="masks: train_mask is given too: leave one of them out"):
+    with pytest.raises(ValueError, match=said("masks train_mask")):
         load_files(**table, masks="nodes.csv:split", train_mask="nodes.csv:train")
 
 
@@ -501,7 +501,7 @@ def test_two_forms_of_masks_at_once_are_refused(table):
 def test_nodes_imply_relabel(table, given):
     assert load_files(**table, **given).stream.count() == (4, 3)
     assert open_edge_stream("edges.csv", nodes=["dan", "cyd", "bob", "ann"], **given).count() == (4, 3)
-    with pytest.raises(ValueError, match="nodes goes with relabel=True, or without relabel"):
+    with pytest.raises(ValueError, match=said("nodes relabel=True")):
         open_edge_stream("edges.csv", nodes="nodes.csv:id", relabel=False)
 
 
@@ -513,13 +513,13 @@ def test_messages_name_no_file_where_there_is_none(table):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"nodes": "nodes.csv:id"}, "labels: 3 rows, but features 4, nodes 4; one a node .file y.npy"),
-        ({"num_nodes": 4}, "labels: 3 rows, but features 4, num_nodes 4; one a node"),
-        ({"num_nodes": 3}, "features: 4 rows, but labels 3, num_nodes 3; one a node"),
-        ({"num_nodes": 4, "features": "y.npy"}, "num_nodes: 4 rows, but features 3, labels 3; one a node"),
-        ({"num_nodes": 4, "features": None}, "labels: 3 rows, but num_nodes 4; one a node .file y.npy"),
-        ({"train_mask": "nodes.csv:train"}, "labels: 3 rows, but features 4, train_mask 4; one a node"),
-        ({}, "numbers of nodes differ: features 4, labels 3; give each one row a node"),
+        ({"nodes": "nodes.csv:id"}, "labels 3 4 4 y.npy"),
+        ({"num_nodes": 4}, "labels 3 4 num_nodes 4"),
+        ({"num_nodes": 3}, "features 4 3 num_nodes 3"),
+        ({"num_nodes": 4, "features": "y.npy"}, "num_nodes 4 3 3"),
+        ({"num_nodes": 4, "features": None}, "labels 3 num_nodes 4 y.npy"),
+        ({"train_mask": "nodes.csv:train"}, "labels 3 4 train_mask 4"),
+        ({}, "nodes differ features 4 labels 3 row node"),
     ],
 )
 def test_the_array_of_another_length_is_named(table, given, message):
@@ -527,7 +527,7 @@ def test_the_array_of_another_length_is_named(table, given, message):
     np.save("y.npy", np.zeros(3, int))
     np.save("edges.npy", np.array([[0, 1], [1, 2]]))
     edges = "edges.csv" if "nodes" in given else "edges.npy"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         load_files(**{"edges": edges, "features": "x.npy", "labels": "y.npy"} | given)
 
 
@@ -535,8 +535,8 @@ def test_the_array_of_another_length_is_named(table, given, message):
 def test_strings_that_were_saved_as_objects_have_a_remedy(table, key):
     np.save("objects.npy", np.array(["ann", "bob"], dtype=object), allow_pickle=True)
     Path("ids.txt").write_text("ann\nbob\n")
-    for path, told in (("objects.npy", r"save numpy.array\(ids, dtype=str\)"), ("ids.txt", "does not begin as .npy")):
-        with pytest.raises(ValueError, match=f"{key}: {path}.*{told}.*or CSV column, x.csv:id"):
+    for path, told in (("objects.npy", "numpy.array(ids, dtype=str)"), ("ids.txt", ".npy")):
+        with pytest.raises(ValueError, match=said(f"{key} {path} {told} CSV x.csv:id")):
             load_files(**table | {key: path})
 
 
@@ -548,6 +548,6 @@ def test_arrays_that_are_not_read_are_named(tmp_path):
         "names": np.array(["a", "b", "c"]),
     }
     np.savez(tmp_path / "graph.npz", **arrays)
-    with pytest.warns(UserWarning, match=r"graph\.npz: edge_year not read"):
+    with pytest.warns(UserWarning, match=said("graph.npz edge_year")):
         data = load_npz(str(tmp_path))
     assert data.edge_type.tolist() == [0, 1]

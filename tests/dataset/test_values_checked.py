@@ -10,6 +10,7 @@ from lightning_gnnscale.dataset import CSRArrays, GraphDataset, load_files, load
 from lightning_gnnscale.edge_stream import open_edge_stream
 from lightning_gnnscale.partition_store import value_checks as values
 from lightning_gnnscale.partition_store import write_partition_store
+from tests.says import said
 
 NAN, INF = np.nan, np.inf
 
@@ -119,9 +120,9 @@ def test_labels_of_several_a_node_of_any_dtype(block, prepare, dtype):
 def test_labels_of_several_a_node_where_none_is_known_or_their_number_differs():
     with pytest.raises(ValueError, match="labels: no node has one"):
         GraphDataset("x", stream(), labels=np.full((4, 3), -1))
-    with pytest.raises(ValueError, match="labels of several a node must be 0, 1 or -1 .*, got nan in row 0, column 0"):
+    with pytest.raises(ValueError, match=said("labels 0 1 -1 nan 0 0")):
         GraphDataset("x", stream(), labels=np.full((4, 3), NAN))
-    with pytest.raises(ValueError, match="num_classes must be 3, the columns of the labels, or None; got 7"):
+    with pytest.raises(ValueError, match=said("num_classes 3 None 7")):
         GraphDataset("x", stream(), labels=np.zeros((4, 3)), num_classes=7)
 
 
@@ -133,14 +134,14 @@ def test_one_column_of_labels_is_one_label_a_node_as_in_the_store():
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ([0, 0.5, 1, 1], "labels must be whole numbers, -1 where unknown, got 0.5 in row 1"),
-        ([0, 1, INF, 1], "labels must be whole numbers, -1 where unknown, got inf in row 2"),
-        (["a", "b", "c", "d"], "labels must be numbers, got <U1"),
-        (np.zeros((4, 2, 2)), r"labels must have shape .*, got \(4, 2, 2\)"),
+        ([0, 0.5, 1, 1], "labels -1 0.5 1"),
+        ([0, 1, INF, 1], "labels -1 inf 2"),
+        (["a", "b", "c", "d"], "labels numbers <U1"),
+        (np.zeros((4, 2, 2)), "labels (4, 2 2)"),
     ],
 )
 def test_labels_that_are_no_classes(labels, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         GraphDataset("x", stream(), labels=np.array(labels))
 
 
@@ -162,7 +163,7 @@ def test_npz_does_not_cut_fractions_and_nan_off_the_labels(tmp_path):
     (tmp_path / "odd").mkdir()
     edges = np.array([[0, 1], [1, 2]])
     np.savez(tmp_path / "odd" / "graph.npz", edge_index=edges, y=np.array([0.5, 1, 1]))
-    with pytest.raises(ValueError, match="labels must be whole numbers, .*, got 0.5 in row 0"):
+    with pytest.raises(ValueError, match=said("labels 0.5 0")):
         load_npz(str(tmp_path / "odd"))
     np.savez(tmp_path / "odd" / "graph.npz", edge_index=edges, y=np.array([0, 1, NAN]))
     dataset = load_npz(str(tmp_path / "odd"))
@@ -181,20 +182,20 @@ def files(tmp_path) -> dict:
 @pytest.mark.parametrize(
     ("key", "name", "message"),
     [
-        ("labels", "empty.npy", r"labels: \S+/empty.npy is not a .npy file that numpy can map"),
-        ("features", "x.npz", r"features: \S+/x.npz is an archive of x, other; save one of them"),
-        ("features", "broken.npz", r"features: \S+/broken.npz is not a .npy file"),
+        ("labels", "empty.npy", "labels /empty.npy"),
+        ("features", "x.npz", "features /x.npz"),
+        ("features", "broken.npz", "features /broken.npz"),
     ],
 )
 def test_files_that_hold_no_array(files, key, name, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         load_files(files["edges"], **{key: f"{files['folder']}/{name}"})
 
 
 def test_options_that_are_not_by_name(files):
-    with pytest.raises(ValueError, match="reader must be options by name .*, got 3"):
+    with pytest.raises(ValueError, match=said("reader 3")):
         load_files(files["edges"], reader=3)
-    with pytest.raises(ValueError, match="hold_out must be shares by name .*, got 0.1"):
+    with pytest.raises(ValueError, match=said("hold_out 0.1")):
         load_files(files["edges"], hold_out=0.1)
 
 
@@ -208,28 +209,28 @@ def test_a_store_written_by_hand_has_finite_sparse_features(tmp_path, place):
     data = [1.0, 1, 1, 1]
     data[place] = NAN
     row, column = [(0, 5), None, None, (3, 0)][place]
-    with pytest.raises(ValueError, match=f"features: row {row}, column {column} is nan; give finite numbers"):
+    with pytest.raises(ValueError, match=said(f"features {row} {column} nan")):
         write(tmp_path / "store", sparse(data))
 
 
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"edge_weight": np.array([1, 1, INF, 1])}, "edge_weight: edge 2 is inf; give finite numbers"),
-        ({"edge_features": np.array([[1, 1], [1, NAN], [1, 1], [1, 1]])}, "edge_features: edge 1, column 1 is nan"),
-        ({"labels": np.array([[0, 1], [1, -1], [0, 0], [7, 0]])}, "labels of several .*, got 7 in row 3, column 0"),
-        ({"labels": np.array([0, -2, 1, 1])}, "labels must be -1 .unknown. or a class from 0, got -2 in row 1"),
-        ({"edge_weight": np.array([1, 1e300, 1, 1])}, "edge_weight: edge 1 is 1e.300; give finite numbers of float32"),
-        ({"labels": np.array([0, 1, 1e30, 1])}, "labels must be classes below 2..31, got 1e.30 in row 2"),
+        ({"edge_weight": np.array([1, 1, INF, 1])}, "edge_weight 2 inf"),
+        ({"edge_features": np.array([[1, 1], [1, NAN], [1, 1], [1, 1]])}, "edge_features 1 1 nan"),
+        ({"labels": np.array([[0, 1], [1, -1], [0, 0], [7, 0]])}, "labels 7 3 0"),
+        ({"labels": np.array([0, -2, 1, 1])}, "labels -1 0 -2 1"),
+        ({"edge_weight": np.array([1, 1e300, 1, 1])}, "edge_weight 1 1e+300 float32"),
+        ({"labels": np.array([0, 1, 1e30, 1])}, "labels 2**31 1e+30 2"),
         (
             {"labels": np.array([0, 1, 2**63 + 5, 1], np.uint64)},
-            "labels must be classes below 2..31, got 9223372036854",
+            "labels 2**31 9223372036854775813 2",
         ),
-        ({"labels": np.array([0, 1, INF, NAN])}, "labels must be whole numbers, .*, got inf in row 2"),
+        ({"labels": np.array([0, 1, INF, NAN])}, "labels inf 2"),
     ],
 )
 def test_a_store_written_by_hand_has_values_to_learn_from(block, tmp_path, arrays, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         write(tmp_path / "stores" / "x", **arrays)
     assert not (tmp_path / "stores").exists()
 

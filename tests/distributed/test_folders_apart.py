@@ -19,6 +19,7 @@ from lightning_gnnscale.errors import CheckpointError, GNNScaleError
 from lightning_gnnscale.model.inference import layerwise_inference
 from lightning_gnnscale.model.layer_source import NodeSet, closure
 from lightning_gnnscale.scratch import Scratch
+from tests.says import said
 from tests.tiers import first
 
 BACKBONES = {
@@ -93,7 +94,7 @@ def files(folder: Path) -> dict:
         found[case] = str(error.value)
     found["left"] = [path.name for path in own.glob("*.part")]
     found["first"] = apart.of_first_rank(lambda: "said" if me == 0 else 1 / 0)
-    with pytest.raises(CheckpointError, match="rank 1 cannot"), apart.failing_together():
+    with pytest.raises(CheckpointError, match=said("rank 1")), apart.failing_together():
         if me == 1:
             raise CheckpointError("rank 1 cannot")
     return found

@@ -8,6 +8,7 @@ from lightning_gnnscale.strategy import (
     BroadcastExchange,
     HaloExchange,
 )
+from tests.tiers import first
 
 STORES = {
     "undirected": {},
@@ -62,18 +63,15 @@ def roots(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def exact_runs(roots, tmp_path_factory):
-    names = {1: EXACT, 2: ON_ALL, 3: EXACT, 4: ON_ALL}
-    return {
-        world_size: launch(world_size, train_exactly, tmp_path_factory.mktemp("exact"), roots, list(some), limit_s=300)
-        for world_size, some in names.items()
-    }
+def alone(roots, tmp_path_factory):
+    return launch(1, train_exactly, tmp_path_factory.mktemp("exact"), roots, list(EXACT), limit_s=300)[0]
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_exact_exchange_on_several_processes_equals_one(exact_runs, world_size):
-    alone = exact_runs[1][0]
-    for rank, results in enumerate(exact_runs[world_size]):
+@first(1)
+@pytest.mark.parametrize(("world_size", "names"), [(3, EXACT), (2, ON_ALL), (4, ON_ALL)])
+def test_exact_exchange_on_several_processes_equals_one(alone, roots, tmp_path, world_size, names):
+    runs = launch(world_size, train_exactly, tmp_path, roots, list(names), limit_s=300)
+    for rank, results in enumerate(runs):
         for name, (weights, losses) in results.items():
             single, single_losses = alone[name]
             where = f"{name}, rank {rank} of {world_size}"

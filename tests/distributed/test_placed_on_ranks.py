@@ -16,6 +16,7 @@ import lightning_gnnscale as gs
 from lightning_gnnscale import events
 from lightning_gnnscale.errors import PlacementError
 from lightning_gnnscale.placement import PlacementSettings, link_cost
+from tests.says import said
 
 
 def train(folder, root):
@@ -95,7 +96,7 @@ def place_for_one(folder, root):
         accelerator="cpu", devices=2, max_epochs=1, logger=False, enable_checkpointing=False, default_root_dir=folder,
         strategy=gs.GNNScaleStrategy(weights=gs.GradientAveraging()),
     )  # fmt: skip
-    with pytest.raises(PlacementError, match="the placement has 1 devices, training has 2 processes"):
+    with pytest.raises(PlacementError, match=said("placement 1 devices training 2 processes")):
         trainer.fit(model, dm)
 
 

@@ -5,6 +5,7 @@ import pytest
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.graph import MOST_RELATIONS, GraphSchema
+from tests.says import said
 
 ENDS = np.array([[0, 1, 2], [1, 2, 0]])
 
@@ -27,20 +28,20 @@ def dataset(edge_type, to_undirected=False, **options):
 
 @pytest.mark.parametrize("largest", [2**40, 2**63 - 1, MOST_RELATIONS])
 def test_one_relation_of_a_large_number_is_refused_before_names_are_made(largest):
-    with pytest.raises(ValueError, match=f"edge_type: at most 65536 edge types.*got {largest + 1}: number them from 0"):
+    with pytest.raises(ValueError, match=said(f"edge_type 65536 {largest + 1} 0")):
         dataset(np.array([0, largest, 1], np.uint64))
 
 
 def test_reverses_count_towards_the_bound():
     assert dataset(np.array([0, 40_000, 1])).schema.num_relations == 40_001
-    with pytest.raises(ValueError, match="at most 65536 edge types, reverses included, got 80002"):
+    with pytest.raises(ValueError, match=said("65536 edge types reverses included 80002")):
         dataset(np.array([0, 40_000, 1]), to_undirected=True)
 
 
 def test_the_largest_number_that_is_taken_reaches_the_stream():
     found = dataset(np.array([0, MOST_RELATIONS - 1, 1]))
     assert found.stream.relation_of(np.arange(3)).tolist() == [0, MOST_RELATIONS - 1, 1]
-    with pytest.raises(ValueError, match="at most 65536 edge types"):
+    with pytest.raises(ValueError, match=said("65536 edge types")):
         GraphSchema(("a",), tuple(("a", str(number), "a") for number in range(MOST_RELATIONS + 1)))
 
 
@@ -56,7 +57,7 @@ def test_a_schema_compares_its_names_a_bounded_number_of_times_each():
 
 def test_an_unknown_relation_among_many_is_told_with_some_of_them():
     schema = GraphSchema(("a",), tuple(("a", f"r{number}", "a") for number in range(1000)))
-    with pytest.raises(ValueError, match="'x' must be one of: a,r0,a; .*; a,r49,a; ... 1000 in all") as error:
+    with pytest.raises(ValueError, match=said("'x' a,r0,a a,r49,a 1000")) as error:
         schema.relation("x")
     assert len(str(error.value)) < 1000
 

@@ -10,6 +10,7 @@ from lightning_gnnscale.edge_stream import EdgeChunk, EdgeStream, open_edge_stre
 from lightning_gnnscale.edge_stream.options import StreamOptions
 from lightning_gnnscale.edge_stream.read_ahead import ChunkPool, read_ahead
 from lightning_gnnscale.errors import EdgeStreamError
+from tests.says import said
 from tests.tiers import all_pairs
 
 BIG_CHUNK = 1 << 18  # 2 MiB of int32 pairs: large enough for buffers to be reused
@@ -94,7 +95,7 @@ def test_no_edges_in_memory_is_a_graph_of_isolated_nodes():
 
 def test_sparse_ids_are_not_taken_for_node_numbers():
     stream = open_edge_stream(np.array([[5, 10**12], [6, 7]]))
-    with pytest.raises(EdgeStreamError, match=r"largest id is 1000000000000 with 2 edges; pass relabel=True"):
+    with pytest.raises(EdgeStreamError, match=said("1000000000000 2 relabel=True")):
         stream.count()
     assert open_edge_stream(np.array([[5, 10**12], [6, 7]]), num_nodes=10**12 + 1).count() == (10**12 + 1, 2)
 
@@ -212,20 +213,20 @@ def test_a_rewritten_file_has_another_fingerprint(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_nodes": -1}, "num_nodes must be a whole number >= 0, got -1"),
-        ({"num_nodes": 3.5}, "num_nodes must be a whole number >= 0, got 3.5"),
-        ({"chunk_edges": 0}, "chunk_edges must be a whole number >= 1, got 0"),
-        ({"chunk_edges": True}, "chunk_edges must be a whole number"),
-        ({"layout": "twice"}, "layout must be one of auto, once, both_ways, directed, got 'twice'"),
-        ({"to_undirected": "yes"}, "to_undirected must be True or False, got 'yes'"),
-        ({"dtype": "int32"}, "unknown option 'dtype' for an array; it has none of its own"),
+        ({"num_nodes": -1}, "num_nodes >= 0 -1"),
+        ({"num_nodes": 3.5}, "num_nodes >= 0 3.5"),
+        ({"chunk_edges": 0}, "chunk_edges >= 1 0"),
+        ({"chunk_edges": True}, "chunk_edges"),
+        ({"layout": "twice"}, "auto once both_ways directed 'twice'"),
+        ({"to_undirected": "yes"}, "to_undirected True False 'yes'"),
+        ({"dtype": "int32"}, "option 'dtype' array"),
     ],
 )
 def test_options_are_checked(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         open_edge_stream(edges(3), **options)
 
 
 def test_a_negative_start_is_refused_at_once():
-    with pytest.raises(ValueError, match="start_chunk must be a whole number >= 0, got -1"):
+    with pytest.raises(ValueError, match=said("start_chunk >= 0 -1")):
         open_edge_stream(edges(3)).chunks(-1)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lightning_gnnscale.edge_stream import SyntheticGraph, open_edge_stream
 from lightning_gnnscale.edge_stream.planted_edges import DRAW_VERSION
 from lightning_gnnscale.edge_stream.synthetic import _WEIGHT
+from tests.says import said
 
 GRAPH = SyntheticGraph(num_nodes=5_000, num_edges=60_000, num_communities=8, seed=3)
 
@@ -178,33 +179,33 @@ def test_masks_are_disjoint_shares():
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"num_nodes": 1}, "num_nodes must be a whole number in .2, 2147483647., got 1"),
+        ({"num_nodes": 1}, "num_nodes 2 2147483647 1"),
         ({"num_nodes": 2**31}, "num_nodes"),
-        ({"num_edges": -1}, "num_edges must be a whole number >= 0, got -1"),
-        ({"num_communities": 51}, "num_communities must be a whole number in .1, 50., got 51"),
-        ({"homophily": 1.5}, "homophily must be in .0, 1., got 1.5"),
+        ({"num_edges": -1}, "num_edges >= 0 -1"),
+        ({"num_communities": 51}, "num_communities 1 50 51"),
+        ({"homophily": 1.5}, "homophily 0 1 1.5"),
         ({"homophily": float("nan")}, "homophily"),
         ({"exponent": 2.0}, "exponent must be in"),
-        ({"max_degree": 5}, "max_degree must be in .20, inf., got 5"),
+        ({"max_degree": 5}, "max_degree 20 inf 5"),
         ({"label_noise": "some"}, "label_noise"),
         ({"seed": 0.5}, "seed must be a whole number"),
     ],
 )
 def test_parameters_are_checked(parameters, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         SyntheticGraph(**{"num_nodes": 100, "num_edges": 1000, **parameters})
 
 
 def test_requests_are_checked():
-    with pytest.raises(ValueError, match="dtype must be one of float32, float16, got int8"):
+    with pytest.raises(ValueError, match=said("dtype float32 float16 int8")):
         GRAPH.features(4, dtype="int8")
-    with pytest.raises(ValueError, match="dim must be a whole number >= 1, got 0"):
+    with pytest.raises(ValueError, match=said("dim >= 1 0")):
         GRAPH.features(0)
-    with pytest.raises(ValueError, match="shares must add up to at most 1"):
+    with pytest.raises(ValueError, match=said("shares 1")):
         GRAPH.masks(train=0.6, val=0.3, test=0.2)
-    with pytest.raises(ValueError, match=r"masks\.test must be in"):
+    with pytest.raises(ValueError, match=said("masks.test")):
         GRAPH.masks(train=0.8, val=0.3)
-    with pytest.raises(ValueError, match="num_nodes must be >= 5000, got 10"):
+    with pytest.raises(ValueError, match=said("num_nodes >= 5000 10")):
         GRAPH.stream(num_nodes=10)
 
 
@@ -217,7 +218,7 @@ def test_the_stream_opens_through_the_one_door():
     first = next(relabelled.chunks())
     ids = np.asarray(relabelled.node_ids)
     assert np.array_equal(ids[first.src], edges_of(GRAPH)[0, :1000])
-    with pytest.raises(ValueError, match="unknown option 'dtype' for a synthetic graph"):
+    with pytest.raises(ValueError, match=said("option 'dtype' synthetic")):
         open_edge_stream(GRAPH, dtype="int32")
 
 

@@ -8,6 +8,7 @@ import lightning_gnnscale as gs
 from lightning_gnnscale.embedding.optimizers import sum_duplicates
 from lightning_gnnscale.errors import PartitionStoreError, PlacementError
 from lightning_gnnscale.rng import GOLDEN, combine_array, fold, mix64_array
+from tests.says import said
 from tests.tiers import each_value
 
 NUM, DIM = 200, 12
@@ -119,47 +120,45 @@ def test_memory_is_told_before_it_is_taken():
     assert gs.DistributedEmbedding(1000, 16).nbytes == 1000 * (3 * 16 * 4 + 4)
     assert gs.DistributedEmbedding(1000, 16, optimizer="sgd").nbytes == 1000 * 16 * 4
     huge = gs.DistributedEmbedding(1 << 40, 128, optimizer="sgd")
-    with pytest.raises(
-        PlacementError, match=r"1099511627776 rows need 512 TiB of shared memory .* are free: take a sm"
-    ):
+    with pytest.raises(PlacementError, match=said("1099511627776 512 TiB")):
         huge.open()
 
 
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda e: e.pull([0, NUM]), rf"nodes must be in \[0, {NUM}\), got 0 to {NUM}"),
-        (lambda e: e.pull([-1]), rf"nodes must be in \[0, {NUM}\), got -1 to -1"),
-        (lambda e: e.pull([0.5]), "nodes must be one-dimensional integers, got float64"),
-        (lambda e: e.push([NUM], np.ones((1, DIM))), rf"nodes must be in \[0, {NUM}\)"),
-        (lambda e: e.push([1], np.ones((1, DIM + 1))), rf"gradients must have shape \(1, {DIM}\), got"),
-        (lambda e: e.push([1, 2], np.ones((1, DIM))), rf"gradients must have shape \(2, {DIM}\), got \(1, {DIM}\)"),
-        (lambda e: gs.DistributedEmbedding(0, 1), "num_nodes must be an integer of at least 1, got 0"),
-        (lambda e: gs.DistributedEmbedding(1, 2.5), "dim must be an integer of at least 1, got 2.5"),
-        (lambda e: gs.DistributedEmbedding(9, 2, [0, 8]), "part_offsets must end at num_nodes 9, got 8"),
-        (lambda e: gs.DistributedEmbedding(9, 2, [0, 8, 7, 9]), "part_offsets must ascend from 0"),
-        (lambda e: gs.DistributedEmbedding(9, 2, optimizer="lion"), "optimizer must be one of adam, sgd"),
-        (lambda e: gs.DistributedEmbedding(9, 2, dtype="float16"), "dtype must be float32 or float64, got 'float16'"),
-        (lambda e: gs.DistributedEmbedding(9, 2, node_keys=[1]), "node_keys must have 9 entries, got 1"),
-        (lambda e: gs.DistributedEmbedding(9, 2, scale=-1), "scale must be finite and >= 0"),
-        (lambda e: gs.SparseAdam(lr=0), "optimizer.lr must be > 0, got 0"),
-        (lambda e: gs.SparseAdam(betas=(0.9, 1)), "optimizer.betas must be two numbers"),
-        (lambda e: gs.SparseAdam(eps=0), "optimizer.eps must be > 0"),
-        (lambda e: gs.SparseAdam(bias="none"), "optimizer.bias must be"),
-        (lambda e: gs.SparseSGD(lr=-1), "optimizer.lr must be > 0, got -1"),
+        (lambda e: e.pull([0, NUM]), f"nodes [0, {NUM}) 0 {NUM}"),
+        (lambda e: e.pull([-1]), f"nodes [0, {NUM}) -1 -1"),
+        (lambda e: e.pull([0.5]), "nodes float64"),
+        (lambda e: e.push([NUM], np.ones((1, DIM))), f"nodes [0, {NUM})"),
+        (lambda e: e.push([1], np.ones((1, DIM + 1))), f"gradients (1, {DIM})"),
+        (lambda e: e.push([1, 2], np.ones((1, DIM))), f"gradients (2, {DIM}) (1, {DIM})"),
+        (lambda e: gs.DistributedEmbedding(0, 1), "num_nodes 1 0"),
+        (lambda e: gs.DistributedEmbedding(1, 2.5), "dim 1 2.5"),
+        (lambda e: gs.DistributedEmbedding(9, 2, [0, 8]), "part_offsets num_nodes 9 8"),
+        (lambda e: gs.DistributedEmbedding(9, 2, [0, 8, 7, 9]), "part_offsets 0"),
+        (lambda e: gs.DistributedEmbedding(9, 2, optimizer="lion"), "optimizer adam sgd"),
+        (lambda e: gs.DistributedEmbedding(9, 2, dtype="float16"), "dtype float32 float64 'float16'"),
+        (lambda e: gs.DistributedEmbedding(9, 2, node_keys=[1]), "node_keys 9 1"),
+        (lambda e: gs.DistributedEmbedding(9, 2, scale=-1), "scale >= 0"),
+        (lambda e: gs.SparseAdam(lr=0), "optimizer.lr > 0 0"),
+        (lambda e: gs.SparseAdam(betas=(0.9, 1)), "optimizer.betas two"),
+        (lambda e: gs.SparseAdam(eps=0), "optimizer.eps > 0"),
+        (lambda e: gs.SparseAdam(bias="none"), "optimizer.bias"),
+        (lambda e: gs.SparseSGD(lr=-1), "optimizer.lr > 0 -1"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_told_in_one_line(call, message):
     embedding = gs.DistributedEmbedding(NUM, DIM).open()
     before = embedding.pull(np.arange(NUM)).clone()
-    with pytest.raises(ValueError, match=message) as caught:
+    with pytest.raises(ValueError, match=said(message)) as caught:
         call(embedding)
     assert "\n" not in str(caught.value)
     assert torch.equal(embedding.pull(np.arange(NUM)), before)
 
 
 def test_rows_that_are_not_open_are_told():
-    with pytest.raises(PlacementError, match=r"the rows are not in memory: call open\(\), or join\(\) on every rank"):
+    with pytest.raises(PlacementError, match=said("rows memory open() join() rank")):
         gs.DistributedEmbedding(4, 2).pull([1])
 
 
@@ -189,15 +188,15 @@ def test_files_that_are_missing_or_damaged_are_told(tmp_path):
     embedding = trained()
     saved = [embedding.save(tmp_path)]
     assert not list(tmp_path.glob("*.part"))
-    with pytest.raises(PartitionStoreError, match=f"holds {NUM} rows of {DIM} <f4, the embedding has {NUM} of 3 <f4"):
+    with pytest.raises(PartitionStoreError, match=said(f"{NUM} {DIM} <f4 {NUM} 3 <f4")):
         gs.DistributedEmbedding(NUM, 3).open().load(tmp_path, saved)
     path = next(tmp_path.glob("rows-*"))
     path.write_bytes(path.read_bytes()[:-1] + b"\0")
     with pytest.raises(PartitionStoreError, match="damaged"):
         embedding.load(tmp_path, saved)
     path.unlink()
-    with pytest.raises(PartitionStoreError, match="missing, and the checkpoint needs it"):
+    with pytest.raises(PartitionStoreError, match=said("missing checkpoint")):
         embedding.load(tmp_path, saved)
     saved[0]["files"] = [entry for entry in saved[0]["files"] if entry["array"] != "rows"]
-    with pytest.raises(PartitionStoreError, match=f"{NUM} of the rows 0 to {NUM} were never saved"):
+    with pytest.raises(PartitionStoreError, match=said(f"{NUM} 0 {NUM}")):
         embedding.load(tmp_path, saved)

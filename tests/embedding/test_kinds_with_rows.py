@@ -19,6 +19,7 @@ from lightning_gnnscale.strategy import GradientAveraging
 sys.path.insert(0, str(Path(__file__).parent.parent / "distributed"))
 from processes import launch
 
+from tests.says import said
 from tests.tiers import each_value, first
 
 COUNTS, DIM = {"paper": 40, "author": 25, "field": 6}, 6
@@ -128,17 +129,17 @@ def test_runs_of_nodes_are_those_of_a_loop_over_nodes(store, kinds):
     [
         (
             lambda e: e.pull([50, 3]),
-            "nodes of kind 'paper' have no learned rows, those of kind author do: make the e",
+            "nodes 'paper'",
         ),
-        (lambda e: e.push([0], np.ones((1, DIM))), r"with kinds=\['paper', 'author'\] \(on the command line \+\+model"),
-        (lambda e: e.pull([NUM]), rf"nodes must be in \[0, {NUM}\), got {NUM} to {NUM}"),
+        (lambda e: e.push([0], np.ones((1, DIM))), "kinds=['paper' 'author'] ++model"),
+        (lambda e: e.pull([NUM]), f"nodes [0, {NUM}) {NUM} {NUM}"),
     ],
 )
 def test_nodes_without_rows_are_refused_and_nothing_changes(tmp_path, call, told):
     one_part = write_store_in_order(tmp_path)
     embedding = gs.DistributedEmbedding.for_store(one_part, DIM, kinds=["author"]).open()
     before = embedding.pull(np.arange(40, 65)).clone()
-    with pytest.raises(ValueError, match=told) as caught:
+    with pytest.raises(ValueError, match=said(told)) as caught:
         call(embedding)
     assert "\n" not in str(caught.value)
     assert torch.equal(embedding.pull(np.arange(40, 65)), before) and embedding.num_pushes == 0
@@ -154,13 +155,13 @@ def write_store_in_order(tmp_path):
 @pytest.mark.parametrize(
     ("kinds", "told"),
     [
-        (["writer"], "kinds must be some of paper, author, field, got 'writer'"),
-        ([], r"kinds must be a list of some of paper, author, field, got \[\]"),
-        ("author", "kinds must be a list of some of paper, author, field, got 'author'"),
+        (["writer"], "kinds 'writer'"),
+        ([], "kinds []"),
+        ("author", "kinds 'author'"),
     ],
 )
 def test_kinds_that_are_not_there_are_refused(store, kinds, told):
-    with pytest.raises(ValueError, match=told) as caught:
+    with pytest.raises(ValueError, match=said(told)) as caught:
         gs.DistributedEmbedding.for_store(store, DIM, kinds=kinds)
     assert "\n" not in str(caught.value)
 
@@ -168,13 +169,13 @@ def test_kinds_that_are_not_there_are_refused(store, kinds, told):
 def test_kinds_are_asked_of_a_store_that_has_some(tmp_path, store):
     stream = gs.open_edge_stream(np.array([[0, 1], [1, 0]]))
     plain = gs.write_partition_store(tmp_path / "p", stream, gs.partition(stream, "random", num_parts=1))
-    with pytest.raises(ValueError, match=r"kinds=\['author'\]: the graph has nodes of one kind, which all have rows"):
+    with pytest.raises(ValueError, match=said("kinds=['author'] graph nodes")):
         gs.DistributedEmbedding.for_store(plain, DIM, kinds=["author"])
-    with pytest.raises(ValueError, match=rf"kinds must be those of a store of {NUM} nodes: use Distrib.*\.for_store\("):
+    with pytest.raises(ValueError, match=said(f"kinds {NUM} nodes .for_store(")):
         gs.DistributedEmbedding(NUM, DIM, kinds=["author"])
     none = gs.TypedGraph({"a": 2, "b": 0}, {"a,to,a": np.array([[0], [1]])}).dataset()
     empty = gs.write_partition_store(tmp_path / "e", none.stream, gs.partition(none.stream, "random", num_parts=1))
-    with pytest.raises(ValueError, match=r"kinds=\['b'\] have no nodes in the store"):
+    with pytest.raises(ValueError, match=said("kinds=['b'] nodes store")):
         gs.DistributedEmbedding.for_store(empty, DIM, kinds=["b"])
 
 
@@ -313,14 +314,12 @@ def test_a_kind_may_read_rows_behind_its_features_and_another_have_a_vector(tmp_
 @pytest.mark.parametrize(
     ("kinds", "widths", "told"),
     [
-        (["author"], {"paper": 5, "author": 4, "field": 4}, r"'field' have 0 features and learned rows of 0 columns"
-         r", RGCN reads 4: make it with in_channels of 0 for 'field', or Distr.* with other kinds than \['author'\]"),
-        (["paper", "author"], {"paper": 5, "author": 4, "field": 0}, "have 5 features and learned rows of 4 columns, R"
-         "GCN reads 5: make it with in_channels of 9 for 'paper'"),
+        (["author"], {"paper": 5, "author": 4, "field": 4}, "'field' 0 0 RGCN 4 in_channels 0 'field' ['author']"),
+        (["paper", "author"], {"paper": 5, "author": 4, "field": 0}, "5 4 RGCN 5 in_channels 9 'paper'"),
     ],
 )  # fmt: skip
 def test_a_model_that_does_not_read_the_rows_is_refused(tmp_path, store, kinds, widths, told):
-    with pytest.raises(StrategyError, match=told) as caught:
+    with pytest.raises(StrategyError, match=said(told)) as caught:
         fit(tmp_path, store, kinds, widths)
     assert "\n" not in str(caught.value)
 
@@ -330,9 +329,7 @@ def test_rows_of_another_store_or_behind_one_table_are_refused(tmp_path, store):
     inputs = gs.DistributedEmbedding.for_store(other, 4, kinds=["author"])
     model = gs.model.RGCN({"paper": 5, "author": 4, "field": 0}, 8, 3, schema=store.schema)
     trainer = L.Trainer(devices=1, strategy="gnnscale", max_epochs=1, default_root_dir=tmp_path, **QUIET)
-    with pytest.raises(
-        StrategyError, match=r"has rows for kinds=\['author'\] of another store: make it by for_store\("
-    ):
+    with pytest.raises(StrategyError, match=said("kinds=['author'] store for_store(")):
         trainer.fit(gs.NodeClassifier(model, inputs=inputs), gs.PartitionDataModule(store))
     stream = gs.TypedGraph({"a": 4, "b": 4}, {"a,to,b": np.array([[0, 1], [1, 2]])}).dataset().stream
     parts, given = gs.partition(stream, "random", num_parts=1), {"features": np.ones((8, 3), np.float32)}
@@ -340,7 +337,7 @@ def test_rows_of_another_store_or_behind_one_table_are_refused(tmp_path, store):
     shared = gs.write_partition_store(tmp_path / "shared", stream, parts, **given)
     inputs = gs.DistributedEmbedding.for_store(shared, 4, kinds=["a"])
     model = gs.NodeClassifier(gs.model.RGCN(7, 8, 2, schema=shared.schema), inputs=inputs)
-    with pytest.raises(StrategyError, match=r"features of all kinds in one table, .* leave kinds= out"):
+    with pytest.raises(StrategyError, match=said("features kinds=")):
         trainer.fit(model, gs.PartitionDataModule(shared))
 
 
@@ -349,7 +346,7 @@ def test_the_plan_counts_these_rows(store):
     whole, some = (predict_training(**shape, embedding_rows=rows) for rows in (None, 10**5))
     assert whole == predict_training(**shape, embedding_rows=10**6)
     assert whole - some == 9 * 10**5 * (3 * 4 * 64 + 4) / 2
-    with pytest.raises(ValueError, match="embedding_rows must be at least 0, got -1"):
+    with pytest.raises(ValueError, match=said("embedding_rows 0 -1")):
         predict_training(**shape, embedding_rows=-1)
 
 

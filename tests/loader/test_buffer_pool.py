@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lightning_gnnscale.loader import BufferPool
+from tests.says import said
 
 SHAPE = (500, 16)
 
@@ -102,7 +103,7 @@ def test_sizes_that_are_close_share_a_buffer():
 
 
 def test_a_negative_cap_is_refused():
-    with pytest.raises(ValueError, match="max_bytes must be >= 0, got -1"):
+    with pytest.raises(ValueError, match=said("max_bytes >= 0 -1")):
         BufferPool(-1)
 
 

@@ -13,6 +13,7 @@ from lightning_gnnscale.loader.mixed_batch import mix
 from lightning_gnnscale.partition_store.part_graph import load_part_graph, load_whole_graph
 from lightning_gnnscale.planner.host_memory import predict_training
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
+from tests.says import said
 from tests.tiers import each_value
 
 COUNTS = {"author": 80, "paper": 150, "inst": 10}
@@ -251,19 +252,19 @@ def test_mixed_batches_keep_kinds_relations_and_seeds(graph):
     ("options", "told"),
     [
         ({"fanouts": {"*": [3], "cites": [3, 2]}}, "as many hops"),
-        ({"fanouts": [2], "temporal_strategy": "first"}, "temporal_strategy must be one of"),
-        ({"fanouts": [2], "strictly_before": True}, "strictly_before needs temporal_strategy"),
-        ({"fanouts": [2], "subgraph_type": "whole"}, "subgraph_type must be one of directional, .* got 'whole'"),
-        ({"fanouts": [2], "subgraph_type": "induced", "disjoint": True}, 'must be "directional" with disjoint=True'),
+        ({"fanouts": [2], "temporal_strategy": "first"}, "temporal_strategy"),
+        ({"fanouts": [2], "strictly_before": True}, "strictly_before temporal_strategy"),
+        ({"fanouts": [2], "subgraph_type": "whole"}, "subgraph_type 'whole'"),
+        ({"fanouts": [2], "subgraph_type": "induced", "disjoint": True}, '"directional" disjoint=True'),
         (
             {"fanouts": [2], "subgraph_type": "bidirectional", "temporal_strategy": "last"},
-            'subgraph_type must be "directional" with temporal_strategy',
+            'subgraph_type "directional" temporal_strategy',
         ),
-        ({"fanouts": {"*": [2]}, "direction": "both"}, 'direction must be "in"'),
+        ({"fanouts": {"*": [2]}, "direction": "both"}, 'direction "in"'),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(options, told):
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=said(told)):
         gs.NeighborSampler(**options)
 
 
@@ -338,7 +339,7 @@ def test_arcs_keep_their_relations_where_those_of_pairs_are_left_out(graph, scop
 
 def test_a_relation_that_there_is_not_is_named(graph):
     _, store = graph
-    with pytest.raises(ValueError, match="^edge type 'quotes' must be one of"):
+    with pytest.raises(ValueError, match=said("edge type 'quotes'")):
         batches_of(store, gs.NeighborSampler({"quotes": [2]}))
 
 
@@ -350,7 +351,7 @@ def test_times_that_the_store_has_not_are_asked_for(tmp_path):
     p = gs.partition(dataset.stream, "random", 2, evaluate=False)
     rows = {"features": dataset.features, "labels": dataset.labels, "masks": dataset.masks}
     store = gs.write_partition_store(tmp_path / "store", dataset.stream, p, **rows)
-    with pytest.raises(ValueError, match="^temporal_strategy=uniform .* write it with node_time="):
+    with pytest.raises(ValueError, match=said("temporal_strategy=uniform node_time=")):
         batches_of(store, SAMPLERS["by time"])
 
 
@@ -390,5 +391,5 @@ def test_a_temporal_sampler_leaves_the_mapped_graph_where_it_is(graph):
 
 def test_a_batch_of_kinds_is_no_data(graph):
     _, store = graph
-    with pytest.raises(ValueError, match="use to_hetero"):
+    with pytest.raises(ValueError, match=said("to_hetero")):
         batches_of(store, SAMPLERS["together"])[0].to_data()

@@ -15,6 +15,7 @@ from torch_geometric.utils import index_sort, trim_to_layer
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import GNNScaleError
+from tests.says import said
 
 NUM_NODES, NUM_EDGES = 120, 700
 
@@ -335,7 +336,7 @@ def test_what_it_does_not_follow_is_told_in_one_line(change, message):
 
 
 def test_unknown_arguments_and_inert_ones():
-    with pytest.raises(TypeError, match="unexpected argument 'num_neighbours'"):
+    with pytest.raises(TypeError, match=said("argument 'num_neighbours'")):
         gs.NeighborLoader(DATA, [3], num_neighbours=[4])
     inert = {"disjoint": False, "time_attr": None, "temporal_strategy": "uniform", "persistent_workers": True}
     assert epoch(gs.NeighborLoader(DATA, [3], batch_size=30, **inert)) == epoch(
@@ -347,7 +348,7 @@ def test_an_error_while_a_batch_is_prepared_reaches_the_reader():
     data = make_data()
     loader = gs.NeighborLoader(data, [3], batch_size=30)
     data.notes = ["a"] * NUM_NODES
-    with pytest.raises(GNNScaleError, match="batch 0 of epoch 0"):
+    with pytest.raises(GNNScaleError, match=said("batch 0 epoch 0")):
         next(iter(loader))
 
 
@@ -396,16 +397,16 @@ def test_a_scale_of_one_changes_nothing():
 
 
 def test_what_locality_does_not_go_with():
-    with pytest.raises(ValueError, match="data has one: rename data.edge_weight"):
+    with pytest.raises(ValueError, match=said("data data.edge_weight")):
         gs.NeighborLoader(DATA, [3], locality=near_rows())
     data = make_data()
     del data.edge_weight
-    with pytest.raises(ValueError, match='locality weights the edges drawn, a subgraph of type "induced" has others'):
+    with pytest.raises(ValueError, match=said('locality "induced"')):
         gs.NeighborLoader(data, [3], locality=near_rows(), directed=False)
-    with pytest.raises(ValueError, match="replace must be False"):
+    with pytest.raises(ValueError, match=said("replace False")):
         gs.NeighborLoader(data, [3], locality=near_rows(), replace=True)
     other = gs.Placement((np.arange(2),), ((0,),), 7, None, {}, ({},), "degree")
-    with pytest.raises(gs.PlacementError, match="is for 7 nodes, the graph has 120"):
+    with pytest.raises(gs.PlacementError, match=said("7 nodes graph 120")):
         gs.NeighborLoader(data, [3], locality=gs.LocalityBias(other, 2.0))
 
 
@@ -419,9 +420,9 @@ def test_a_call_is_the_batch_of_seeds_at_positions(sampled):
     drawn = gs.NeighborLoader(DATA, [2, 2], batch_size=6, seed=3, **sampled)
     assert torch.equal(drawn([3, 5]).n_id, drawn(np.array([3, 5])).n_id)
     assert drawn([]).batch_size == 0
-    with pytest.raises(ValueError, match=r"index: entry 1: 40 is not in \[0, 40\)"):
+    with pytest.raises(ValueError, match=said("index 1 40 [0, 40)")):
         loader([0, 40])
-    with pytest.raises(ValueError, match=r"index must be distinct positions of seeds, got \[3, 3\]"):
+    with pytest.raises(ValueError, match=said("index [3, 3]")):
         loader([3, 3])
 
 
@@ -433,9 +434,9 @@ def test_what_pyg_names_is_there_or_told():
     loader = gs.NeighborLoader(DATA, [2], batch_size=7, drop_last=True, num_workers=2)
     assert (loader.batch_size, loader.drop_last, loader.num_workers, loader.input_time) == (7, True, 2, None)
     assert not hasattr(loader, "collate_fn")
-    with pytest.raises(AttributeError, match="no attribute 'node_sampler': the loader draws by itself"):
+    with pytest.raises(AttributeError, match=said("attribute 'node_sampler' loader")):
         loader.node_sampler  # noqa: B018
-    with pytest.raises(AttributeError, match="NeighborLoader has no attribute 'other'$"):
+    with pytest.raises(AttributeError, match=said("NeighborLoader 'other'")):
         loader.other  # noqa: B018
 
 
@@ -446,7 +447,7 @@ def test_rows_of_a_layout_that_has_none_are_refused_in_one_line(make):
     kinds = HeteroData({"a": {"x": data.x}, ("a", "to", "a"): {"edge_index": data.edge_index}})
     of_kind = "a" if make is gs.NeighborLoader else ("a", "to", "a")
     for graph, seeds, name in ((data, None, "data.x"), (kinds, of_kind, "data['a'].x")):
-        with pytest.raises(ValueError, match=f"^{re.escape(name)} is sparse_csr, of which torch takes no rows: .*$"):
+        with pytest.raises(ValueError, match=said(f"{name} sparse_csr rows")):
             make(graph, [2], seeds)
     data.x = torch.eye(4).to_sparse()
     batch = next(iter(make(data, [2])))

@@ -11,6 +11,7 @@ from lightning_gnnscale.loader import Interleave, RowReads, TaskGraphs, choose_r
 from lightning_gnnscale.loader.row_reads import Footprint, drawn_bytes
 from lightning_gnnscale.partition_store import DenseFeatures, LoadedRows, PackedFeatures, WholeGraph
 from lightning_gnnscale.sampler import NeighborSampler
+from tests.says import said
 from tests.tiers import each_value
 
 READS = {
@@ -248,11 +249,11 @@ def test_features_that_fit_twice_are_left_to_the_page_cache():
 
 
 def test_bad_options():
-    with pytest.raises(ValueError, match="row reads must be one of mapped, resident, planned, got 'all'"):
+    with pytest.raises(ValueError, match=said("row mapped resident planned 'all'")):
         RowReads("all")
-    with pytest.raises(ValueError, match="windows_held must be 1 or 2, got 0"):
+    with pytest.raises(ValueError, match=said("windows_held 1 2 0")):
         RowReads(windows_held=0)
-    with pytest.raises(ValueError, match=r"kept_halos must be in \[0, 255\], got 256"):
+    with pytest.raises(ValueError, match=said("kept_halos [0, 255] 256")):
         RowReads(kept_halos=256)
-    with pytest.raises(ValueError, match="lookahead_batches must be >= 0, got -1"):
+    with pytest.raises(ValueError, match=said("lookahead_batches >= 0 -1")):
         RowReads(lookahead_batches=-1)

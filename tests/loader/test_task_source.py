@@ -17,6 +17,7 @@ from lightning_gnnscale.loader import BatchKey, Operators, RankPlace, RowReads, 
 from lightning_gnnscale.loader.operators import FanoutNeighborhood
 from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.sampler import LayerwiseSampler, LinkSampler, LocalityBias, NeighborSampler
+from tests.says import said
 from tests.tiers import all_pairs
 
 PLACED = gs.Placement((np.arange(0, 300, 3),), ((0,),), 300, None, {}, (), "test", "")
@@ -188,12 +189,12 @@ def test_a_reply_that_fails_names_its_batch(settings):
             return reply
 
     operators = Operators(Elsewhere(HOPS, Gone()))
-    with pytest.raises(GNNScaleError, match="part 0, batch 0 of epoch 0: OSError: host gone"):
+    with pytest.raises(GNNScaleError, match=said("part 0 0 0 OSError")):
         list(with_tasks(replace(settings, operators=operators)))
 
 
 def test_nothing_requested_is_told():
-    with pytest.raises(ValueError, match="call request\\(key\\) before ready"):
+    with pytest.raises(ValueError, match=said("request(key) ready")):
         with_tasks()._source.ready()
 
 
@@ -209,18 +210,18 @@ def test_a_batch_may_be_asked_for_again_in_a_new_iteration():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_threads": 0}, "num_threads must be an integer of at least 1, got 0"),
-        ({"sigma": -1}, "sigma must be >= 0, got -1"),
-        ({"queue_bytes": 0}, "queue_bytes must be an integer of at least 1, got 0"),
-        ({"pieces": 0}, "pieces must be an integer of at least 1, got 0"),
-        ({"operators": "pinsage"}, "operators must be gs.loader.Operators\\(...\\) or None, got 'pinsage'"),
+        ({"num_threads": 0}, "num_threads 1 0"),
+        ({"sigma": -1}, "sigma >= 0 -1"),
+        ({"queue_bytes": 0}, "queue_bytes 1 0"),
+        ({"pieces": 0}, "pieces 1 0"),
+        ({"operators": "pinsage"}, "gs.loader.Operators( None 'pinsage'"),
     ],
 )
 def test_bad_settings(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         TaskGraphs(**options)
 
 
 def test_links_come_from_one_place():
-    with pytest.raises(ValueError, match="links draws positives and negatives itself"):
+    with pytest.raises(ValueError, match=said("links draws positives")):
         Operators(FirstNeighbors(), positives=object(), negatives=object(), links=LINKS["neighbor"])

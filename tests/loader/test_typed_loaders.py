@@ -8,6 +8,7 @@ from torch_geometric.nn import SAGEConv, to_hetero
 from torch_geometric.sampler import NegativeSampling
 
 import lightning_gnnscale as gs
+from tests.says import said
 
 WRITES, CITES, BY = ("author", "writes", "paper"), ("paper", "cites", "paper"), ("paper", "by", "author")
 
@@ -198,23 +199,23 @@ def test_links_have_times(data):
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda d: gs.NeighborLoader(d, [2], "venue"), "seeds of a HeteroData are a kind, or .*got 'venue'"),
-        (lambda d: gs.NeighborLoader(d, [2], ("paper", [80])), r"seeds must be in \[0, 80\), got 80 to 80"),
-        (lambda d: gs.NeighborLoader(d, [2], "paper", time_attr="time", input_time=torch.arange(3)), "80 seeds, and 3"),
-        (lambda d: gs.NeighborLoader(d, {WRITES: [2]}, "paper"), "Missing number of neighbors"),
-        (lambda d: gs.LinkNeighborLoader(d, [2], WRITES, time_attr="time"), "edge_label_time and time_attr go"),
+        (lambda d: gs.NeighborLoader(d, [2], "venue"), "seeds HeteroData 'venue'"),
+        (lambda d: gs.NeighborLoader(d, [2], ("paper", [80])), "seeds [0, 80) 80 80"),
+        (lambda d: gs.NeighborLoader(d, [2], "paper", time_attr="time", input_time=torch.arange(3)), "80 seeds 3"),
+        (lambda d: gs.NeighborLoader(d, {WRITES: [2]}, "paper"), "Missing neighbors"),
+        (lambda d: gs.LinkNeighborLoader(d, [2], WRITES, time_attr="time"), "edge_label_time time_attr"),
         (lambda d: gs.LinkNeighborLoader(d, [2], WRITES, input_time=1), "pass edge_label_time"),
-        (lambda d: gs.LinkNeighborLoader(d, [2], WRITES, generator=1), "LinkNeighborLoader does not follow"),
-        (lambda d: gs.NeighborLoader(d, [2], "paper", locality=object()), "locality goes with one kind of nodes"),
+        (lambda d: gs.LinkNeighborLoader(d, [2], WRITES, generator=1), "LinkNeighborLoader follow"),
+        (lambda d: gs.NeighborLoader(d, [2], "paper", locality=object()), "locality kind nodes"),
     ],
 )  # fmt: skip
 def test_what_is_refused(data, make, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         make(data)
 
 
 def test_another_argument_is_none_of_pygs(data):
-    with pytest.raises(TypeError, match="LinkNeighborLoader got an unexpected argument 'fanouts'"):
+    with pytest.raises(TypeError, match=said("LinkNeighborLoader 'fanouts'")):
         gs.LinkNeighborLoader(data, [2], WRITES, fanouts=[2])
 
 
@@ -228,13 +229,11 @@ def test_an_edge_type_is_named_by_its_two_ends(form):
     some = gs.LinkNeighborLoader(data, [2], (form(("user", "item")), torch.tensor([[0], [3]])))
     assert next(iter(some))["user", "buys", "item"].edge_label_index.shape == (2, 1)
     data["user", "sells", "item"].edge_index = torch.tensor([[0], [0]])
-    with pytest.raises(
-        ValueError, match=r"are an edge type, or \(edge type, seeds\): got \('user', 'item'\); edge types"
-    ):
+    with pytest.raises(ValueError, match=said("seeds ('user', 'item'")):
         gs.LinkNeighborLoader(data, [2], form(("user", "item")))
     data["user", "to", "item"].edge_index = torch.tensor([[1], [0]])
     named_to = next(iter(gs.LinkNeighborLoader(data, [2], form(("user", "item")))))
     assert named_to["user", "to", "item"].input_id.tolist() == [0]
-    with pytest.raises(ValueError, match=r"are a kind, or \(kind, seeds\): got \('user', 'item'\)"):
+    with pytest.raises(ValueError, match=said("seeds ('user', 'item'")):
         gs.NeighborLoader(data, [2], ("user", "item"))
     assert gs.NeighborLoader(data, [2], "item")([1, 2])["item"].n_id[:2].tolist() == [1, 2]

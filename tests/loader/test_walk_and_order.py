@@ -18,6 +18,7 @@ from lightning_gnnscale.loader import (
 )
 from lightning_gnnscale.loader.part_walk import order_key
 from lightning_gnnscale.partition_store import WholeGraph
+from tests.says import said
 
 
 @given(num_targets=st.integers(1, 200), world_size=st.integers(1, 9))
@@ -85,7 +86,7 @@ def test_parts_without_targets_balance_the_nodes():
 
 @pytest.mark.parametrize("world_size", [0, 4])
 def test_more_ranks_than_targets_are_refused(world_size):
-    with pytest.raises(ValueError, match=r"world_size must be in \[1, 3\], the number of targets, got"):
+    with pytest.raises(ValueError, match=said("world_size [1, 3]")):
         split_targets(np.arange(3), world_size)
 
 

@@ -10,6 +10,7 @@ from lightning_gnnscale.loader import work_queue
 from lightning_gnnscale.loader.batch_segments import SegmentQueue
 from lightning_gnnscale.loader.buffer_pool import rounded_capacity
 from lightning_gnnscale.loader.work_queue import Line, WorkQueue
+from tests.says import said
 
 
 class Clock:
@@ -45,7 +46,7 @@ def test_jobs_are_wanted_by_their_places_in_whatever_order_they_come():
 
 
 def test_an_empty_line_has_no_head():
-    with pytest.raises(ValueError, match="call request\\(key\\) before ready"):
+    with pytest.raises(ValueError, match=said("request(key) ready")):
         _ = Line().head
 
 

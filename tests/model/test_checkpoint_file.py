@@ -17,6 +17,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import CheckpointError
 from lightning_gnnscale.model.checkpoint_file import CheckpointFiles, link_checkpoint, plain, read_checkpoint
+from tests.says import said
 
 
 class Touch:
@@ -116,16 +117,16 @@ def test_what_is_cut_off_empty_or_no_checkpoint_is_told_with_a_remedy(tmp_path):
         with pytest.raises(CheckpointError, match=r"(is empty|is damaged or cut off|no checkpoint).*beside it: b.ckpt"):
             read_checkpoint(path)
     path.write_text("hello\n")
-    with pytest.raises(CheckpointError, match="is no checkpoint of Lightning; beside it: b.ckpt"):
+    with pytest.raises(CheckpointError, match=said("checkpoint Lightning b.ckpt")):
         read_checkpoint(path)
-    with pytest.raises(CheckpointError, match="is a folder, not a checkpoint; in it: .*.ckpt"):
+    with pytest.raises(CheckpointError, match=said("folder checkpoint ckpt")):
         read_checkpoint(tmp_path)
     np.savez(tmp_path / "arrays.npz", a=np.ones(3))
-    with pytest.raises(CheckpointError, match="is no checkpoint of Lightning"):
+    with pytest.raises(CheckpointError, match=said("checkpoint Lightning")):
         read_checkpoint(tmp_path / "arrays.npz")
     other.unlink()
     path.unlink()
-    with pytest.raises(CheckpointError, match="no such checkpoint; give a checkpoint that a run left under its check"):
+    with pytest.raises(CheckpointError, match=said("a.ckpt checkpoints/")):
         read_checkpoint(path)
 
 
@@ -167,7 +168,7 @@ def test_a_checkpoint_that_would_run_a_command_is_refused(tmp_path, monkeypatch,
     torch.load(path, weights_only=False)
     assert trap.is_dir()  # so the trap works
     trap.rmdir()
-    with pytest.raises(CheckpointError, match=r"bad.ckpt holds posix.mkdir, and .* nothing of it was run") as caught:
+    with pytest.raises(CheckpointError, match=said("bad.ckpt posix.mkdir")) as caught:
         LOADERS[loader](tmp_path, path)
     assert "\n" not in str(caught.value)
     assert not trap.exists()
@@ -180,15 +181,15 @@ def test_code_is_not_run_on_request_either(tmp_path):
         lambda: gs.NodeClassifier.load_from_checkpoint(path, weights_only=False),
         lambda: CheckpointFiles().load_checkpoint(path, weights_only=False),
     ):
-        with pytest.raises(ValueError, match="weights_only=False would run code .*add_safe_globals"):
+        with pytest.raises(ValueError, match=said("weights_only=False add_safe_globals")):
             load()
 
 
 def test_a_class_of_the_users_is_named_when_saved_and_loads_once_it_is_trusted(tmp_path):
     content = state() | {"hyper_parameters": {"setting": Setting()}}
-    with pytest.warns(UserWarning, match=r"hold .*Setting: to load them call .*add_safe_globals\(\[Setting\]\)"):
+    with pytest.warns(UserWarning, match=said("Setting load add_safe_globals([Setting])")):
         path = save(tmp_path, content)
-    with pytest.raises(CheckpointError, match=r"holds .*Setting, .*add_safe_globals\(\[Setting\]\) in Python"):
+    with pytest.raises(CheckpointError, match=said("Setting add_safe_globals([Setting]) Python")):
         read_checkpoint(path)
     with torch.serialization.safe_globals([Setting]):
         assert read_checkpoint(path)["hyper_parameters"]["setting"].value == 3
@@ -203,11 +204,11 @@ def test_a_checkpoint_of_another_model_is_one_line(tmp_path):
         with pytest.raises(CheckpointError, match=message) as caught:
             getattr(trainer(tmp_path), run)(Linear(4), ckpt_path=tmp_path / "own.ckpt")
         assert "\n" not in str(caught.value)
-    with pytest.raises(CheckpointError, match=r"own.ckpt: a checkpoint of another model than this NodeClassifier"):
+    with pytest.raises(CheckpointError, match=said("own.ckpt NodeClassifier")):
         backbone = torch.nn.Linear(3, 2)
         gs.NodeClassifier.load_from_checkpoint(tmp_path / "own.ckpt", backbone=backbone, num_classes=2)
     torch.save({"weights": 1}, tmp_path / "x.ckpt")
-    with pytest.raises(CheckpointError, match="x.ckpt is no checkpoint of Lightning; beside it: own.ckpt"):
+    with pytest.raises(CheckpointError, match=said("x.ckpt own.ckpt")):
         trainer(tmp_path).fit(Linear(), ckpt_path=tmp_path / "x.ckpt")
 
 
@@ -230,9 +231,9 @@ def test_a_full_disk_is_one_line_and_leaves_the_checkpoint_before(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
     try:
-        with pytest.raises(CheckpointError, match=r"a.ckpt: cannot be written \(.+\); the one before stands; free"):
+        with pytest.raises(CheckpointError, match=said("a.ckpt free")):
             save(tmp_path, large)
-        with pytest.raises(CheckpointError, match=r"new.ckpt: cannot be written \(.+\); free space"):
+        with pytest.raises(CheckpointError, match=said("new.ckpt free space")):
             save(tmp_path, large, "new.ckpt")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -307,7 +308,7 @@ def test_other_file_systems_are_read_and_written_by_lightning(tmp_path):
     files.save_checkpoint(state(), "memory://folder/a.ckpt")
     assert same(files.load_checkpoint("memory://folder/a.ckpt"), state())
     files.save_checkpoint(state() | {"callbacks": Touch(tmp_path / "trap")}, "memory://folder/b.ckpt")
-    with pytest.raises(Exception, match="Weights only load failed"):
+    with pytest.raises(Exception, match=said("Weights load failed")):
         files.load_checkpoint("memory://folder/b.ckpt")
     assert not (tmp_path / "trap").exists()
     files.save_checkpoint(state(), f"file://{tmp_path}/c.ckpt")

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from model.graphs import to_sparse
 
 from lightning_gnnscale.model.sparse_linear import SparseInput, as_input, dense_rows, drop, head_rows, linear, num_rows
+from tests.says import said
 
 
 @settings(max_examples=settings.default.max_examples // 4)
@@ -42,5 +43,5 @@ def test_rows_from_arrays_repeats_and_heads():
 
 def test_refuses_another_width():
     rows = SparseInput(torch.tensor([0, 1]), torch.tensor([0]), torch.ones(1), 3)
-    with pytest.raises(ValueError, match="sparse rows have 3 columns, the layer takes 4"):
+    with pytest.raises(ValueError, match=said("sparse rows 3 columns layer 4")):
         linear(rows, torch.zeros(2, 4))

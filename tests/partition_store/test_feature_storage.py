@@ -24,6 +24,7 @@ from lightning_gnnscale.partition_store.inputs import Columns, check_inputs, fea
 from lightning_gnnscale.triton_kernels.gather_rows import RowCode
 from lightning_gnnscale.triton_kernels.gather_rows.reference import decode_codes_reference, encode_codes_reference
 from tests.partition_store.small_graphs import all_bytes, random_graph
+from tests.says import said
 from tests.tiers import all_pairs
 
 GRAPH = random_graph(90, 500, 4, to_undirected=True)
@@ -142,11 +143,11 @@ def test_sparse_values_are_stored_as_told(no_disk_wait, tmp_path, storage, dtype
 @pytest.mark.parametrize(
     ("features", "storage", "message"),
     [
-        (rows_of(3), "int9", "feature_storage must be null or one of float32, float16, int8, int4, got 'int9'"),
-        (rows_of(3).astype(np.uint8), "int8", "feature_storage=int8 takes floats, the features are uint8: leave it"),
-        (rows_of(3).astype(np.int64), "float16", "takes floats, the features are int64: leave it out"),
-        (csr_matrix(rows_of(3)), "int8", r"takes dense features, these are sparse \(CSR\): use float16 or float32"),
-        (None, "int4", "feature_storage=int4 says how features are stored, and there are none: leave it out"),
+        (rows_of(3), "int9", "feature_storage null one float32 float16 int8 int4 'int9'"),
+        (rows_of(3).astype(np.uint8), "int8", "feature_storage=int8 floats uint8"),
+        (rows_of(3).astype(np.int64), "float16", "floats features int64"),
+        (csr_matrix(rows_of(3)), "int8", "(CSR) float16 float32"),
+        (None, "int4", "feature_storage=int4 features stored"),
     ],
 )
 def test_what_does_not_go_together_is_refused_in_one_line(tmp_path, features, storage, message):
@@ -154,7 +155,7 @@ def test_what_does_not_go_together_is_refused_in_one_line(tmp_path, features, st
         lambda: write(tmp_path / "store", features, feature_storage=storage),
         lambda: GraphDataset("graph", GRAPH.stream(), features, feature_storage=storage),
     ):
-        with pytest.raises(ValueError, match=message) as error:
+        with pytest.raises(ValueError, match=said(message)) as error:
             refuse()
         assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []
@@ -165,10 +166,10 @@ def test_values_that_float16_does_not_hold_are_named(no_disk_wait, tmp_path, spa
     rows = rows_of(3, np.float64)
     rows[4, 1] = 7e4
     given = csr_matrix(rows) if sparse else rows
-    with pytest.raises(ValueError, match="row 4, column 1 is 70000.0, and float16 holds 65504 at most; choose a wider"):
+    with pytest.raises(ValueError, match=said("row 4 1 70000.0 float16 65504")):
         write(tmp_path / "store", given, feature_storage="float16")
     rows[4, 1] = 1e39
-    with pytest.raises(ValueError, match=r"row 4, column 1 is 1e\+39, and float32 holds 3.40282e\+38 at most"):
+    with pytest.raises(ValueError, match=said("row 4 1 1e+39 float32 3.40282e+38")):
         write(tmp_path / "store", rows, feature_storage="int8")
     assert not (tmp_path / "store").exists() and not (tmp_path / "store.partial").exists()
 
@@ -178,7 +179,7 @@ def test_values_that_float16_does_not_hold_are_named(no_disk_wait, tmp_path, spa
 def test_values_that_are_no_numbers_are_refused_as_ever(no_disk_wait, tmp_path, storage, bad):
     rows = rows_of(3)
     rows[7, 2] = bad
-    with pytest.raises(ValueError, match=f"features: row 7, column 2 is {bad}; give finite numbers"):
+    with pytest.raises(ValueError, match=said(f"features 7 2 {bad}")):
         write(tmp_path / "store", rows, feature_storage=storage)
     store = write(tmp_path / "store", rows, feature_storage=storage, check_finite=False)
     found = store.features.gather(store.store_nid[[6, 7]])
@@ -186,12 +187,12 @@ def test_values_that_are_no_numbers_are_refused_as_ever(no_disk_wait, tmp_path, 
 
 
 def test_a_table_of_other_bytes_than_its_code_is_no_table(no_disk_wait, tmp_path):
-    with pytest.raises(ValueError, match=r"rows of 5 codes of 8 bits must be uint8 of shape \(num_rows, 12\), got"):
+    with pytest.raises(ValueError, match=said("rows 5 8 uint8 (num_rows, 12)")):
         DenseFeatures(np.zeros((3, 5), np.float32), RowCode(5, 8))
     store = write(tmp_path / "store", rows_of(5), feature_storage="int8")
     path = store.root / "manifest.json"
     path.write_text(json.dumps(store.manifest | {"feature_dim": 50}))
-    with pytest.raises(PartitionStoreError, match="manifest.json: damaged"):
+    with pytest.raises(PartitionStoreError, match=said("manifest.json damaged")):
         PartitionStore.open(store.root)
 
 

@@ -12,6 +12,7 @@ from torch_geometric.nn import GraphSAGE
 
 import lightning_gnnscale as gs
 from lightning_gnnscale.sampler.data_sampler import DataSampler
+from tests.says import said
 
 NUM = 200
 
@@ -120,5 +121,5 @@ def test_rows_are_as_models_take_them(given, tmp_path, form):
 
 
 def test_times_are_refused_where_they_are_not(store):
-    with pytest.raises(ValueError, match="times and weights need a Data or HeteroData"):
+    with pytest.raises(ValueError, match=said("times HeteroData")):
         gs.NeighborLoader(gs.PyGStore(store), [2], time_attr="time")

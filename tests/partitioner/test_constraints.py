@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from lightning_gnnscale.partitioner import phases
 from lightning_gnnscale.partitioner.constraints import judge, node_weight, part_loads, resolve_constraints
+from tests.says import said
 
 DEGREE = np.array([4, 1, 1, 1, 1, 0, 2, 2], np.int32)
 TRAIN = np.array([1, 1, 0, 0, 0, 0, 1, 0], bool)
@@ -42,19 +43,18 @@ def test_without_wishes_nodes_are_balanced():
 @pytest.mark.parametrize(
     ("balance", "message"),
     [
-        ({"nodes": 0.99}, "partitioner.balance.nodes must be a finite number >= 1, got 0.99"),
-        ({"volume": float("inf")}, "partitioner.balance.volume must be a finite number >= 1, got inf"),
-        ({"train": "1.1"}, "partitioner.balance.train must be a finite number >= 1, got '1.1'"),
-        ({"edges": 1.1}, "there is no mask 'edges'; what can be balanced: nodes, volume, train, short, wide, none"),
-        ({"gone": 1.1}, "partitioner.balance.gone: there is no mask 'gone'"),
-        ({"short": 1.1}, r"masks\['short'\] must be \(8,\) bool or counts, got \(3,\) bool"),
-        ({"wide": 1.1}, r"masks\['wide'\]: row 0: -1 is not in \[0, 2147483648\)"),
-        ({"none": 1.1}, "partitioner.balance.none: masks\\['none'\\] has no nodes to balance: leave it out"),
-        (dict.fromkeys("abcdefghi", 1.1), "partitioner.balance takes at most 8 constraints, got 9"),
+        ({"nodes": 0.99}, "partitioner.balance.nodes >= 1 0.99"),
+        ({"volume": float("inf")}, "partitioner.balance.volume >= 1 inf"),
+        ({"train": "1.1"}, "partitioner.balance.train >= 1 '1.1'"),
+        ({"edges": 1.1}, "mask 'edges' balanced"),
+        ({"gone": 1.1}, "partitioner.balance.gone 'gone'"),
+        ({"short": 1.1}, "masks['short'] (8,) counts (3,)"),
+        ({"wide": 1.1}, "masks['wide'] 0 -1 [0, 2147483648)"),
+        ({"none": 1.1}, "partitioner.balance.none masks['none'] balance"),
+        (dict.fromkeys("abcdefghi", 1.1), "partitioner.balance 8 9"),
         (
             {"volume": 1.1},
-            "partitioner.balance.volume=1.1 cannot be met: node 0 alone weighs 4, and a part may hold 3 of 12: "
-            "take fewer parts, or a slack of at least 1.333",
+            "partitioner.balance.volume=1.1 0 4 3 12 1.333",
         ),
     ],
 )
@@ -66,7 +66,7 @@ def test_what_cannot_be_asked_for_is_named(balance, message):
         "none": np.zeros(8, bool),
         "gone": None,
     }
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         resolve_constraints(balance, masks, DEGREE, 4)
 
 

@@ -15,6 +15,7 @@ from lightning_gnnscale.partitioner.grem import part_cap, share_of_edges, side_c
 from tests.oracles.grem import grem_parts, shuffled
 from tests.oracles.spring import simple_edges
 from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
+from tests.says import said
 from tests.tiers import all_pairs, each_value
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -100,7 +101,7 @@ def test_odd_graphs_equal_the_oracle(name, mode):
     for num_parts in (1, 2, 3, 4, 7):
         stream = stream_of(edges, num_nodes)
         if num_parts > num_nodes:
-            with pytest.raises(ValueError, match=rf"num_parts must be in \[1, {num_nodes}\], got {num_parts}"):
+            with pytest.raises(ValueError, match=said(f"num_parts [1, {num_nodes}] {num_parts}")):
                 grem(stream, num_parts, mode=mode)
             continue
         p = grem(stream, num_parts, mode=mode, order="given")
@@ -342,7 +343,7 @@ def test_what_cannot_be_kept_is_passed_by_as_little_as_can_be_and_told():
     masks = {"seen": np.array([2, 2, 2, 0, 0, 0])}
     stream = stream_of([(0, 1), (1, 2), (2, 0), (3, 4), (4, 5)], 6)
     for mode in ("direct", "recursive"):
-        with pytest.warns(UserWarning, match="balance of seen is 1.3333, .*: part . holds 4, 1 more than its 3"):
+        with pytest.warns(UserWarning, match=said("balance 1.3333 4 1 3")):
             p = grem(stream, 2, mode=mode, masks=masks, balance={"nodes": 1.0, "seen": 1.0})
         assert p.notes["balance_violations"] == {"seen": 1}
         assert np.bincount(p.part_id).tolist() == [3, 3]
@@ -395,7 +396,7 @@ def test_too_little_scratch_disk_is_told_before_it_is_used(monkeypatch, tmp_path
         free = 100
 
     monkeypatch.setattr(scratch.shutil, "disk_usage", lambda folder: Disk)
-    with pytest.raises(GNNScaleError, match=r"2 orders of 10 edges needs 160 bytes of scratch disk, but .* 60 too few"):
+    with pytest.raises(GNNScaleError, match=said("2 orders 10 edges 160 bytes scratch disk 60 too few")):
         grem(stream_of([(0, v) for v in range(1, 11)], 11), 3, scratch=tmp_path)
 
 
@@ -412,29 +413,29 @@ def test_the_shuffle_reads_the_whole_stream_once():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "both"}, "partitioner.mode must be one of recursive, direct, got 'both'"),
-        ({"refine": "yes"}, "partitioner.refine must be one of True, False, got 'yes'"),
-        ({"order": "sorted"}, "partitioner.order must be one of shuffle, given"),
-        ({"chunk_edges_share": 0}, r"partitioner.chunk_edges_share must be in \(0, 1\], got 0"),
+        ({"mode": "both"}, "partitioner.mode recursive direct 'both'"),
+        ({"refine": "yes"}, "partitioner.refine True False 'yes'"),
+        ({"order": "sorted"}, "partitioner.order shuffle"),
+        ({"chunk_edges_share": 0}, "partitioner.chunk_edges_share (0, 1] 0"),
         ({"chunk_edges_share": 1.5}, "partitioner.chunk_edges_share"),
         ({"chunk_edges_share": float("nan")}, "partitioner.chunk_edges_share"),
-        ({"chunk_edges": 0}, "partitioner.chunk_edges must be a finite number >= 1, got 0"),
-        ({"chunk_edges": 2.5}, "partitioner.chunk_edges must be a whole number, got 2.5"),
-        ({"seed_method": "best"}, "partitioner.seed_method must be one of multilevel, .*random.*, got 'best'"),
+        ({"chunk_edges": 0}, "partitioner.chunk_edges >= 1 0"),
+        ({"chunk_edges": 2.5}, "partitioner.chunk_edges 2.5"),
+        ({"seed_method": "best"}, "partitioner.seed_method 'best'"),
         ({"seed_method": "grem"}, "partitioner.seed_method"),
-        ({"epsilon": -0.1}, "partitioner.epsilon must be a finite number >= 0"),
+        ({"epsilon": -0.1}, "partitioner.epsilon >= 0"),
         ({"checkpoint_every": 0}, "partitioner.checkpoint_every"),
-        ({"balance": {"nodes": 0.9}}, "partitioner.balance.nodes must be a finite number >= 1, got 0.9"),
-        ({"balance": {"train": 1.1}}, "partitioner.balance.train: there is no mask 'train'; what can be balanced"),
+        ({"balance": {"nodes": 0.9}}, "partitioner.balance.nodes >= 1 0.9"),
+        ({"balance": {"train": 1.1}}, "partitioner.balance.train 'train'"),
         (
             {"balance": {"nodes": 1.05}, "epsilon": 0.1},
-            "epsilon=0.1 and partitioner.balance.nodes=1.05 both",
+            "epsilon=0.1 partitioner.balance.nodes=1.05",
         ),
-        ({"balance": dict.fromkeys("abcdefgh", 1.1)}, "at most 8 constraints with nodes among them, got 8 without"),
-        ({"scratch": None}, "partitioner 'grem' needs scratch disk: give scratch=<a folder>"),
-        ({"chunks": 1}, "no option chunks; allowed: mode, refine, chunk_edges_share"),
+        ({"balance": dict.fromkeys("abcdefgh", 1.1)}, "8 constraints nodes 8"),
+        ({"scratch": None}, "partitioner 'grem' scratch=<a folder>"),
+        ({"chunks": 1}, "chunks chunk_edges_share"),
     ],
 )
 def test_bad_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         grem(stream_of([(0, 1)], 2), 2, **options)

@@ -13,6 +13,7 @@ from tests.oracles.masters import master_parts
 from tests.oracles.spring import simple_edges
 from tests.partitioner.graphs import listed, simple_graphs, stream_of
 from tests.partitioner.test_spring import random_edges
+from tests.says import said
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 WEIGHTS = [0, 0.3, 1, 1.1, 4, 50.5]
@@ -60,18 +61,18 @@ def test_more_weight_on_balance_evens_out_the_loads():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"balance_weight": -0.5}, "partitioner.balance_weight must be a finite number >= 0, got -0.5"),
+        ({"balance_weight": -0.5}, "partitioner.balance_weight >= 0 -0.5"),
         ({"balance_weight": float("inf")}, "partitioner.balance_weight"),
         ({"epsilon": 0}, "partitioner.epsilon"),
     ],
 )
 def test_bad_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         partition(stream_of([(0, 1)], 2), "hdrf", 2, **options)
 
 
 def test_a_degree_that_its_counter_cannot_hold_is_an_error():
-    with pytest.raises(GNNScaleError, match="a node has 4294967296 edges, more than the 4294967295 counted here"):
+    with pytest.raises(GNNScaleError, match=said("node 4294967296 edges 4294967295 counted")):
         ReplicaState.empty(np.array([1, 2**32]), 2)
 
 

@@ -11,6 +11,7 @@ from lightning_gnnscale.graph import CSC
 from lightning_gnnscale.partitioner import kaminpar as kaminpar_module
 from lightning_gnnscale.partitioner import partition
 from tests.partitioner.graphs import ODD, stream_of
+from tests.says import said
 from tests.tiers import first
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -59,16 +60,16 @@ def test_odd_graphs(name):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"threads": 0}, "partitioner.threads must be a whole number >= 1, got 0"),
-        ({"preset": "quick"}, "partitioner.preset must be one of .*default.*strong.*, got 'quick'"),
-        ({"seed": 2**31}, r"a seed in \[0, 2147483648\), got 2147483648"),
-        ({"balance": {"volume": 1.1}}, r"'nodes' alone, got \['volume'\]"),
-        ({"balance": {"nodes": 0.9}}, "partitioner.balance.nodes must be a finite number >= 1, got 0.9"),
-        ({"scratch": None}, "reads its graph from a file: give scratch="),
+        ({"threads": 0}, "partitioner.threads >= 1 0"),
+        ({"preset": "quick"}, "partitioner.preset 'quick'"),
+        ({"seed": 2**31}, "seed [0, 2147483648) 2147483648"),
+        ({"balance": {"volume": 1.1}}, "'nodes' ['volume']"),
+        ({"balance": {"nodes": 0.9}}, "partitioner.balance.nodes >= 1 0.9"),
+        ({"scratch": None}, "graph file scratch="),
     ],
 )
 def test_values_outside_their_range(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         partition(stream_of([(0, 1), (1, 2)], 3), "kaminpar", 2, **options)
 
 

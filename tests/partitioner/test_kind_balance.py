@@ -6,6 +6,7 @@ import pytest
 import lightning_gnnscale as gs
 from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.partitioner.constraints import balance_by_kind
+from tests.says import said
 from tests.tiers import first
 
 COUNTS = {"author": 900, "paper": 1500, "inst": 60}
@@ -126,14 +127,14 @@ def test_a_relation_that_weighs_more_is_cut_less(method):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"balance": {"journal": 1.1}}, "no kind, relation or mask is called so"),
-        ({"relation_weight": {"quotes": 2}}, "edge type 'quotes' must be one of"),
-        ({"relation_weight": {"cites": 0.5}}, "must be a whole number >= 0, got 0.5"),
+        ({"balance": {"journal": 1.1}}, "kind relation mask"),
+        ({"relation_weight": {"quotes": 2}}, "edge type 'quotes'"),
+        ({"relation_weight": {"cites": 0.5}}, ">= 0 0.5"),
     ],
 )
 def test_names_and_weights_that_do_not_fit_are_refused(options, told):
     data = dataset()
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=said(told)):
         gs.partition(data.stream, "spring", 4, masks=data.masks, evaluate=False, **options)
 
 
@@ -144,7 +145,7 @@ def test_one_relation_has_no_weights():
 
 def test_weights_whose_repeats_would_be_dropped_are_refused():
     data = dataset()
-    with pytest.raises(ValueError, match="partitioner.deduplicate=true drops the repeats that relation_weight makes"):
+    with pytest.raises(ValueError, match=said("partitioner.deduplicate=true relation_weight")):
         gs.partition(data.stream, "grem", 4, relation_weight={"cites": 2}, deduplicate=True)
     without = gs.partition(data.stream, "grem", 4, relation_weight={"cites": 0}, deduplicate=True, evaluate=False)
     assert without.notes["num_edges"] < 5000  # those of the two other relations

@@ -10,6 +10,7 @@ from lightning_gnnscale.partitioner import metis as metis_module
 from lightning_gnnscale.partitioner import metis_library, partition
 from lightning_gnnscale.partitioner.metis_library import call_metis, find_metis_library
 from tests.partitioner.graphs import ODD, stream_of
+from tests.says import said
 from tests.tiers import each_value, first
 
 pytestmark = [
@@ -79,7 +80,7 @@ def test_several_balances_are_kept_where_that_of_nodes_alone_breaks_them():
 
 def test_a_bound_that_metis_breaks_is_told(monkeypatch):
     monkeypatch.setattr(metis_module, "call_metis", lambda library, indptr, *rest: np.arange(len(indptr) - 1) == 0)
-    with pytest.warns(UserWarning, match="balance of nodes is 1.9800, above the 1.2 asked for: part 0 holds 99"):
+    with pytest.warns(UserWarning, match=said("balance 1.9800 1.2 0 99")):
         p = partition(stream_of(GRID, 100), "metis", 2, balance={"nodes": 1.2, "volume": 2.0})
     assert p.notes["balance_violations"] == {"nodes": 39}
 
@@ -121,18 +122,18 @@ def test_parts_are_those_of_pymetis(num_parts, slack):
 
 
 def test_missing_metis_is_one_line_with_the_remedy(without_library):
-    with pytest.raises(GNNScaleError, match=r"'metis' needs METIS: .*pip install 'lightning-gnnscale\[metis\]'"):
+    with pytest.raises(GNNScaleError, match=said("'metis' METIS 'lightning-gnnscale[metis]'")):
         partition(stream_of(GRID, 100), "metis", 4)
     assert not metis_module.metis_is_installed()
 
 
 def test_values_outside_their_range():
     stream = stream_of(GRID, 100)
-    with pytest.raises(ValueError, match=r"partitioner.balance.train: there is no mask 'train'"):
+    with pytest.raises(ValueError, match=said("partitioner.balance.train 'train'")):
         partition(stream, "metis", 4, balance={"train": 1.1})
-    with pytest.raises(ValueError, match=r"partitioner.balance.nodes must be a finite number >= 1, got 0.5"):
+    with pytest.raises(ValueError, match=said("partitioner.balance.nodes >= 1 0.5")):
         partition(stream, "metis", 4, balance={"nodes": 0.5})
-    with pytest.raises(ValueError, match=r"a seed in \[0, 2147483648\), got -1"):
+    with pytest.raises(ValueError, match=said("seed [0, 2147483648) -1")):
         partition(stream, "metis", 4, seed=-1)
 
 

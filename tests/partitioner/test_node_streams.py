@@ -16,6 +16,7 @@ from tests.oracles.fennel import fennel_parts
 from tests.oracles.ldg import ldg_parts
 from tests.partitioner.graph_access.test_external_csc import random_arcs
 from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
+from tests.says import said
 from tests.tiers import all_pairs, each_value
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -81,7 +82,7 @@ def test_equals_the_oracle_in_every_layout(method, graph, layout, data):
 def test_odd_graphs_equal_the_oracle(method, name, num_parts):
     num_nodes, edges = ODD[name]
     if num_parts > num_nodes:
-        with pytest.raises(ValueError, match=rf"num_parts must be in \[1, {num_nodes}\], got {num_parts}"):
+        with pytest.raises(ValueError, match=said(f"num_parts [1, {num_nodes}] {num_parts}")):
             assign(method, stream_of(edges, num_nodes), num_parts)
         return
     p = assign(method, stream_of(edges, num_nodes), num_parts)
@@ -181,21 +182,21 @@ def test_resuming_after_a_kill_is_bit_identical(tmp_path, monkeypatch, method, l
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        ("ldg", {"passes": 0}, "partitioner.passes must be a finite number >= 1, got 0"),
-        ("ldg", {"order": "sorted"}, "partitioner.order must be one of given, random, got 'sorted'"),
+        ("ldg", {"passes": 0}, "partitioner.passes >= 1 0"),
+        ("ldg", {"order": "sorted"}, "partitioner.order given random 'sorted'"),
         ("ldg", {"block_edges": 0}, "partitioner.block_edges"),
         ("ldg", {"checkpoint_every": 0}, "partitioner.checkpoint_every"),
         ("ldg", {"balance": {"nodes": 0.9}}, "partitioner.balance.nodes"),
-        ("ldg", {"balance": {"nodes": 1.1, "volume": 1.1}}, "partitioner 'ldg' balances nodes alone, got balance="),
+        ("ldg", {"balance": {"nodes": 1.1, "volume": 1.1}}, "partitioner 'ldg' balance="),
         ("ldg", {"scratch": None}, "need scratch disk"),
-        ("ldg", {"gamma": 1.5}, "no option gamma; allowed: passes, order, block_edges"),
+        ("ldg", {"gamma": 1.5}, "gamma block_edges"),
         ("fennel", {"gamma": 0.5}, "partitioner.gamma"),
         ("fennel", {"alpha": -1}, "partitioner.alpha"),
-        ("fennel", {"balance": {"train": 1.1}}, "partitioner 'fennel' balances nodes alone"),
+        ("fennel", {"balance": {"train": 1.1}}, "partitioner 'fennel'"),
     ],
 )
 def test_bad_options_are_named(method, options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         assign(method, stream_of([(0, 1)], 2), 2, **options)
 
 

@@ -25,6 +25,7 @@ from lightning_gnnscale.partitioner import (
 from lightning_gnnscale.partitioner.partition import DEFAULT_METHOD
 from lightning_gnnscale.store_source import StoreSource
 from tests.partitioner.graphs import stream_of
+from tests.says import said
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -105,13 +106,13 @@ def test_quality_of_edges_that_changed_since_is_refused():
     stream = stream_of(GRID, 100)
     p = partition(stream, num_parts=4)
     stream.chunks = stream_of([(0, 99), *GRID[1:]], 100).chunks
-    with pytest.raises(EdgeStreamError, match="the edges changed while they were partitioned"):
+    with pytest.raises(EdgeStreamError, match=said("edges changed partitioned")):
         p.quality  # noqa: B018
 
 
 def test_masks_that_do_not_fit_are_refused_before_the_work():
     stream, passes = reader(stream_of(GRID, 100))
-    with pytest.raises(ValueError, match=r"masks\['train'\] must be \(100,\) bool.*got \(7,\) bool"):
+    with pytest.raises(ValueError, match=said("masks['train'] (100,) (7,)")):
         partition(stream, num_parts=4, masks={"train": np.ones(7, bool)})
     assert passes == []
 
@@ -149,27 +150,27 @@ def test_a_users_own_partitioner(own_partitioner):
     assert p.part_id.dtype == np.int32
     assert p.options == {"width": 10, "shift": 0}
     assert p.quality.cut_edges == 90
-    with pytest.raises(ValueError, match="partitioner 'stripes' has no option height; allowed: width, shift"):
+    with pytest.raises(ValueError, match=said("partitioner 'stripes' height")):
         partition(stream_of(GRID, 100), "stripes", 2, height=10)
-    with pytest.raises(ValueError, match=r"partitioner 'stripes' returned part ids 1 to 2"):
+    with pytest.raises(ValueError, match=said("partitioner 'stripes' 1 2")):
         partition(stream_of(GRID, 100), "stripes", 2, shift=1)
-    with pytest.raises(ValueError, match=r"partitioner 'stripes' returned \(100,\) float64, not \(100,\) integers"):
+    with pytest.raises(ValueError, match=said("partitioner 'stripes' (100,) float64 (100,)")):
         partition(stream_of(GRID, 100), "stripes", 2, shift=0.5)
 
 
 def test_a_name_is_given_once():
-    with pytest.raises(ValueError, match="'spring' is registered already, by lightning_gnnscale"):
+    with pytest.raises(ValueError, match=said("'spring' lightning_gnnscale")):
         register_partitioner("spring")(lambda stream, num_parts: None)
 
 
 def test_an_unknown_name_lists_those_that_exist():
-    with pytest.raises(ValueError, match="partitioner 'sprong' is unknown; available: .*metis, .*random, .*spring"):
+    with pytest.raises(ValueError, match=said("partitioner 'sprong'")):
         partition(stream_of(GRID, 100), "sprong", 2)
 
 
 @pytest.mark.parametrize("num_parts", [0, -1, 101, 2.5, None, True])
 def test_num_parts_outside_its_range(num_parts):
-    with pytest.raises(ValueError, match=r"partitioner.num_parts must be in \[1, 100\], got"):
+    with pytest.raises(ValueError, match=said("partitioner.num_parts [1, 100]")):
         partition(stream_of(GRID, 100), num_parts=num_parts)
 
 
@@ -206,11 +207,11 @@ def test_damaged_folders_are_named(tmp_path):
         Partitioning.load(tmp_path / "nothing")
     partition(stream_of(GRID, 100), num_parts=4).save(tmp_path)
     np.save(tmp_path / "part_id.npy", np.zeros(7, np.int32))
-    with pytest.raises(GNNScaleError, match=r"100 nodes announced, part_id.npy has shape \(7,\)"):
+    with pytest.raises(GNNScaleError, match=said("100 part_id.npy (7,)")):
         Partitioning.load(tmp_path)
     facts = json.loads((tmp_path / "partitioning.json").read_text())
     (tmp_path / "partitioning.json").write_text(json.dumps({**facts, "format_version": 99}))
-    with pytest.raises(GNNScaleError, match="format version 99, this package reads 1"):
+    with pytest.raises(GNNScaleError, match=said("format version 99 package 1")):
         Partitioning.load(tmp_path)
 
 

@@ -9,6 +9,7 @@ from lightning_gnnscale.partitioner import partition
 from lightning_gnnscale.partitioner.graph_input import Checkpoint
 from tests.oracles.spring import simple_edges, spring_parts
 from tests.partitioner.graphs import ODD, listed, simple_graphs, stream_of
+from tests.says import said
 from tests.tiers import each_value
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -41,7 +42,7 @@ def test_equals_the_oracle_in_every_layout(graph, layout, data):
 def test_odd_graphs_equal_the_oracle(name, num_parts):
     num_nodes, edges = ODD[name]
     if num_parts > num_nodes:
-        with pytest.raises(ValueError, match=rf"num_parts must be in \[1, {num_nodes}\], got {num_parts}"):
+        with pytest.raises(ValueError, match=said(f"num_parts [1, {num_nodes}] {num_parts}")):
             spring(stream_of(edges, num_nodes), num_parts)
         return
     p = spring(stream_of(edges, num_nodes), num_parts)
@@ -121,7 +122,7 @@ def test_resuming_after_a_kill_is_bit_identical(tmp_path, monkeypatch, layout, s
 def test_a_checkpoint_has_a_place_and_leaves_it_empty(tmp_path):
     stream = stream_of(random_edges(), 300)
     for path in (tmp_path, tmp_path / "nothing" / "state.npz"):
-        with pytest.raises(ValueError, match="partitioner.checkpoint must be a file in a folder that exists"):
+        with pytest.raises(ValueError, match=said("partitioner.checkpoint file folder")):
             spring(stream, 4, checkpoint=path)
     (tmp_path / "state.npz.tmp").write_bytes(b"half")  # as a kill leaves it
     spring(stream, 4, checkpoint=tmp_path / "state.npz")
@@ -165,7 +166,7 @@ def test_a_file_that_is_no_checkpoint_is_refused_and_left(tmp_path, name):
         save = np.save if name == "array.npy" else np.savez
         save(path, np.arange(5))
     before = path.read_bytes()
-    with pytest.raises(ValueError, match=rf"partitioner.checkpoint: .*{name} is no checkpoint: give a path of its own"):
+    with pytest.raises(ValueError, match=said(f"partitioner.checkpoint {name}")):
         spring(stream_of(random_edges(), 300), 5, checkpoint=path, checkpoint_every=1)
     assert path.read_bytes() == before
 
@@ -185,25 +186,25 @@ def test_a_graph_that_changes_between_passes_is_an_error():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"beta": float("nan")}, "partitioner.beta must be a finite number >= 1, got nan"),
+        ({"beta": float("nan")}, "partitioner.beta >= 1 nan"),
         ({"beta": 0.9}, "partitioner.beta"),
         ({"tau_vol": float("inf")}, "partitioner.tau_vol"),
         ({"tau_vol": -1}, "partitioner.tau_vol"),
         ({"tau_factor": "much"}, "partitioner.tau_factor"),
         ({"checkpoint_every": 0}, "partitioner.checkpoint_every"),
-        ({"balance": {"gone": 1.05}}, "there is no mask 'gone'"),
-        ({"tau": 1}, "no option tau; allowed: tau_vol, tau_factor, beta"),
+        ({"balance": {"gone": 1.05}}, "mask 'gone'"),
+        ({"tau": 1}, "tau tau_vol tau_factor"),
     ],
 )
 def test_bad_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         spring(stream_of([(0, 1)], 2), 2, **options)
 
 
 @pytest.mark.filterwarnings("default::UserWarning")
 def test_an_oversized_cluster_is_reported():
     clique = [(u, v) for u in range(20) for v in range(u)]
-    with pytest.warns(UserWarning, match="1 clusters have more nodes than a part should"):
+    with pytest.warns(UserWarning, match=said("1 clusters nodes part should")):
         p = spring(stream_of(clique, 24, layout="once"), 4, tau_vol=1e6)
     assert p.notes["oversized_clusters"] == 1
     assert p.notes["largest_cluster"] == 20

@@ -22,6 +22,7 @@ from tests.partitioner.streamed_runs import (
     planted,
     use_threads_everywhere,
 )
+from tests.says import said
 from tests.tiers import first
 
 pytestmark = pytest.mark.filterwarnings("ignore:balance of")
@@ -70,7 +71,7 @@ def test_parts_are_balanced_or_what_is_too_much_is_told(graph, layout, data):
 @pytest.mark.parametrize("name", ODD)
 def test_odd_graphs(name):
     num_nodes, edges = ODD[name]
-    with pytest.raises(ValueError, match=rf"num_parts must be in \[1, {num_nodes}\], got {num_nodes + 1}"):
+    with pytest.raises(ValueError, match=said(f"num_parts [1, {num_nodes}] {num_nodes + 1}")):
         multilevel(stream_of(edges, num_nodes), num_nodes + 1)
     for num_parts in {1, min(2, num_nodes), min(4, num_nodes), num_nodes}:
         for block_edges in (1, 6, ONE_BLOCK):
@@ -244,29 +245,29 @@ def test_a_graph_that_changes_between_passes_is_an_error(tmp_path, block_edges):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"effort": "most"}, "partitioner.effort must be one of fast, default, best, got 'most'"),
-        ({"passes": 0}, "partitioner.passes must be a finite number >= 1, got 0"),
-        ({"refinement_rounds": -1}, "partitioner.refinement_rounds must be a finite number >= 0, got -1"),
+        ({"effort": "most"}, "partitioner.effort fast default best 'most'"),
+        ({"passes": 0}, "partitioner.passes >= 1 0"),
+        ({"refinement_rounds": -1}, "partitioner.refinement_rounds >= 0 -1"),
         ({"runs": 0}, "partitioner.runs"),
-        ({"cycles": float("nan")}, "partitioner.cycles must be a finite number >= 0, got nan"),
+        ({"cycles": float("nan")}, "partitioner.cycles >= 0 nan"),
         ({"quotient_edges_per_node": -1}, "partitioner.quotient_edges_per_node"),
-        ({"num_threads": 0}, "partitioner.num_threads must be a finite number >= 1, got 0"),
+        ({"num_threads": 0}, "partitioner.num_threads >= 1 0"),
         ({"block_edges": 0}, "partitioner.block_edges"),
         ({"checkpoint_every": "often"}, "partitioner.checkpoint_every"),
-        ({"scratch": None, "deduplicate": True}, "deduplicate=True needs scratch disk: give scratch="),
-        ({"balance": {"nodes": 0.9}}, "partitioner.balance.nodes must be a finite number >= 1, got 0.9"),
-        ({"balance": {"train": 1.1}}, "there is no mask 'train'; what can be balanced: nodes, volume"),
-        ({"blocks": 1}, "has no option blocks; allowed: effort, passes, refinement_rounds, quotient_edges_per_node"),
+        ({"scratch": None, "deduplicate": True}, "deduplicate=True scratch="),
+        ({"balance": {"nodes": 0.9}}, "partitioner.balance.nodes >= 1 0.9"),
+        ({"balance": {"train": 1.1}}, "mask 'train' balanced"),
+        ({"blocks": 1}, "blocks refinement_rounds quotient_edges_per_node"),
     ],
 )
 def test_bad_options_are_named(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         multilevel(stream_of([(0, 1)], 2), 2, **{"scratch": tmp_path, **options})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_more_parts_than_16_bits_count_are_refused():
-    with pytest.raises(ValueError, match=r"'streaming_multilevel' must be in \[1, 32767\], got 32768"):
+    with pytest.raises(ValueError, match=said("'streaming_multilevel' [1, 32767] 32768")):
         multilevel(stream_of([(0, 1)], 40_000), 32_768)
 
 

@@ -15,6 +15,7 @@ from tests.oracles.spring import simple_edges
 from tests.oracles.two_phase import place_two_phase
 from tests.partitioner.graphs import ODD, listed, stream_of
 from tests.partitioner.test_spring import Killed, original_save, random_edges, stop_after
+from tests.says import said
 from tests.tiers import each_value
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -38,7 +39,7 @@ def test_odd_graphs_equal_the_oracle(method, name):
         expected = expected_parts(method, simple_edges(edges, p.notes["layout"]), num_nodes, num_parts)
         assert p.part_id.tolist() == expected
         assert p.part_id.dtype == np.int32
-    with pytest.raises(ValueError, match=rf"num_parts must be in \[1, {num_nodes}\], got {num_nodes + 1}"):
+    with pytest.raises(ValueError, match=said(f"num_parts [1, {num_nodes}] {num_nodes + 1}")):
         partition(stream_of(edges, num_nodes), method, num_nodes + 1)
 
 
@@ -110,5 +111,5 @@ def test_shared_options_are_checked(method):
         partition(stream, method, 2, balance={"nodes": 1.05})
     with pytest.raises(ValueError, match="partitioner.checkpoint_every"):
         partition(stream, method, 2, checkpoint_every=0)
-    with pytest.raises(ValueError, match=rf"{method!r} has no option lambda; allowed: .*masters"):
+    with pytest.raises(ValueError, match=said(f"{method!r} lambda")):
         partition(stream, method, 2, **{"lambda": 1})

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from lightning_gnnscale.placement import FeatureCache
 from tests.oracles import row_cache
+from tests.says import said
 
 LIMIT, CACHE = 1 << 48, 2 << 48
 
@@ -102,18 +103,18 @@ def test_places_from_the_limit_on_pass_by():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((0,), r"capacity must be an integer in \[1, 2\*\*31\), got 0"),
-        ((2.5,), r"capacity must be an integer"),
-        ((3, "fifo"), r"policy must be one of lru, sieve, belady, got 'fifo'"),
+        ((0,), "capacity [1, 2**31) 0"),
+        ((2.5,), "capacity must be an integer"),
+        ((3, "fifo"), "policy lru sieve belady 'fifo'"),
     ],
 )
 def test_bad_arguments_give_one_line(arguments, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         FeatureCache(*arguments)
 
 
 def test_a_cache_serves_one_buffer():
     cache = FeatureCache(1)
     cache.bind(3)
-    with pytest.raises(ValueError, match="a FeatureCache of its own"):
+    with pytest.raises(ValueError, match=said("FeatureCache")):
         cache.bind(3)

@@ -11,6 +11,7 @@ from lightning_gnnscale.graph import build_csc
 from lightning_gnnscale.placement import DISK, access_probability, place
 from lightning_gnnscale.placement.place import assign_training_nodes
 from lightning_gnnscale.placement.placement import mean_shares, read_shares
+from tests.says import said
 
 PAIR = SimpleNamespace(csc=build_csc(np.array([0]), np.array([1]), 2))
 PAPER_EDGES = np.array([[0, 1], [1, 2], [1, 3], [2, 3], [2, 4], [2, 5]]).T
@@ -124,7 +125,7 @@ def test_the_rule_reads_least_from_the_host_and_costs_least(groups):
 
 @pytest.mark.parametrize("nodes", [[3, 9], [-1], [True, False], [1, 1], []])
 def test_training_nodes_that_pagraph_cannot_take_are_refused(nodes):
-    with pytest.raises(ValueError, match="train_nodes must be"):
+    with pytest.raises(ValueError, match=said("train_nodes")):
         place(np.ones(9), 2, 3, method="pagraph", store=power_law(9, 12), train_nodes=np.array(nodes))
 
 
@@ -160,39 +161,39 @@ def test_pagraph_keeps_neighbourhoods_together():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"prob": np.array([0.5, np.nan, 0.1])}, r"got nan at node 1"),
-        ({"prob": np.array([0.5, -1.0, 0.1])}, r"got -1.0 at node 1"),
-        ({"num_devices": 0}, r"num_devices must be an integer of at least 1, got 0"),
-        ({"num_devices": 2.0}, r"num_devices must be an integer of at least 1, got 2.0"),
-        ({"buffer_rows": 1.5}, r"buffer_rows must be an integer, got 1.5"),
-        ({"buffer_rows": 0}, r"buffer_rows must be in \[1, 3\].*got 0"),
-        ({"buffer_rows": 4}, r"buffer_rows must be in \[1, 3\].*got 4"),
-        ({"alpha": 1.5}, r'alpha must be in \[0, 1\] or "auto", got 1.5'),
-        ({"alpha": "low"}, r"""alpha must be in \[0, 1\] or "auto", got 'low'"""),
-        ({"alpha": None}, r'alpha must be in \[0, 1\] or "auto", got None'),
-        ({"method": "best"}, r"method must be one of rule, ranges.*got 'best'"),
-        ({"groups": [[0]]}, r"groups must hold each of the devices 0 to 1 once"),
-        ({"method": "degree"}, r"needs store="),
-        ({"method": "metis"}, r"needs part_id="),
+        ({"prob": np.array([0.5, np.nan, 0.1])}, "nan 1"),
+        ({"prob": np.array([0.5, -1.0, 0.1])}, "-1.0 node 1"),
+        ({"num_devices": 0}, "num_devices 1 0"),
+        ({"num_devices": 2.0}, "num_devices 1 2.0"),
+        ({"buffer_rows": 1.5}, "buffer_rows 1.5"),
+        ({"buffer_rows": 0}, "buffer_rows [1, 3] 0"),
+        ({"buffer_rows": 4}, "buffer_rows [1, 3] 4"),
+        ({"alpha": 1.5}, 'alpha [0, 1] "auto" 1.5'),
+        ({"alpha": "low"}, "alpha [0, 1] \"auto\" 'low'"),
+        ({"alpha": None}, 'alpha [0, 1] "auto" None'),
+        ({"method": "best"}, "method rule ranges 'best'"),
+        ({"groups": [[0]]}, "groups devices 0 1"),
+        ({"method": "degree"}, "store="),
+        ({"method": "metis"}, "part_id="),
         (
             {"method": "metis", "part_id": np.array([0, 1, np.nan])},
-            r"must be \(3,\) ints, got float64 of shape",
+            "(3,) float64",
         ),
-        ({"method": "metis", "part_id": np.array([0, 1, 2])}, r"part_id must be in \[0, 2\), got 0 to 2"),
-        ({"method": "pagraph"}, r"needs store= and train_nodes="),
-        ({"method": "pagraph", "store": PAIR, "train_nodes": [0]}, "prob is for 3 nodes, store has 2"),
-        ({"method": "degree", "store": PAIR}, "prob is for 3 nodes, store has 2"),
-        ({"alpha": np.full((2, 2), 1.5)}, r"alpha must be \(2, 2\) in \[0, 1\], got"),
+        ({"method": "metis", "part_id": np.array([0, 1, 2])}, "part_id [0, 2) 0 2"),
+        ({"method": "pagraph"}, "store= train_nodes="),
+        ({"method": "pagraph", "store": PAIR, "train_nodes": [0]}, "prob 3 2"),
+        ({"method": "degree", "store": PAIR}, "prob 3 2"),
+        ({"alpha": np.full((2, 2), 1.5)}, "alpha (2, 2) [0, 1]"),
         (
             {"prob": np.ones((3, 3))},
-            r"prob must be numbers, one a node, or \(2, num_nodes\), got float64 of shape \(3, 3\)",
+            "prob numbers one (2, num_nodes) float64 (3, 3)",
         ),
-        ({"host_rows": -1}, r"host_rows must be at least 0"),
+        ({"host_rows": -1}, "host_rows 0"),
     ],
 )
 def test_bad_arguments_give_one_line(change, message):
     arguments = {"prob": np.array([0.5, 0.2, 0.1]), "num_devices": 2, "buffer_rows": 1, **change}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         place(**arguments)
 
 

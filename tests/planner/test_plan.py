@@ -6,6 +6,7 @@ import pytest
 
 from lightning_gnnscale.memory import format_bytes, format_seconds, parse_bytes
 from lightning_gnnscale.planner import csc_bytes, plan
+from tests.says import said
 
 GIB = 1 << 30
 
@@ -62,15 +63,15 @@ def test_every_term_is_explained():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_devices": 0}, "num_devices must be at least 1, got 0"),
-        ({"num_parts": 0}, "num_parts must be at least 1, got 0"),
-        ({"num_parts": 5000}, r"num_parts must be in \[1, 1000\], got 5000"),
-        ({"device_memory_bytes": "1GiB", "compute_bytes": "2GiB"}, "compute_bytes must be below device_memory_bytes"),
-        ({"device_memory_bytes": "many"}, "device_memory_bytes must be bytes or a size like 24GiB"),
+        ({"num_devices": 0}, "num_devices 1 0"),
+        ({"num_parts": 0}, "num_parts 1 0"),
+        ({"num_parts": 5000}, "num_parts [1, 1000] 5000"),
+        ({"device_memory_bytes": "1GiB", "compute_bytes": "2GiB"}, "compute_bytes device_memory_bytes"),
+        ({"device_memory_bytes": "many"}, "device_memory_bytes bytes 24GiB"),
     ],
 )
 def test_bad_input(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         make(GIB, **options)
 
 

@@ -13,21 +13,22 @@ from lightning_gnnscale.loader import RankPlace
 from lightning_gnnscale.loader.source_settings import Processes, TaskGraphs
 from lightning_gnnscale.partition_store.disk import WriteBudget
 from lightning_gnnscale.remote.cluster import check_answers
+from tests.says import said
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_workers": 0}, "num_workers must be an integer of at least 1, got 0"),
-        ({"credits": 0}, "credits must be an integer of at least 1, got 0"),
-        ({"cache_rows": -1}, "cache_rows must be >= 0, got -1"),
-        ({"construction": "remote"}, "construction must be one of local, distributed, got 'remote'"),
-        ({"cache_policy": "belady"}, "cache_policy must be one of lru, sieve, got 'belady'"),
-        ({"timeout_s": 0}, "timeout_s must be > 0, got 0"),
+        ({"num_workers": 0}, "num_workers 1 0"),
+        ({"credits": 0}, "credits 1 0"),
+        ({"cache_rows": -1}, "cache_rows >= 0 -1"),
+        ({"construction": "remote"}, "construction local distributed 'remote'"),
+        ({"cache_policy": "belady"}, "cache_policy lru sieve 'belady'"),
+        ({"timeout_s": 0}, "timeout_s > 0 0"),
     ],
 )
 def test_bad_settings(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         gs.RayWorkers(**options)
 
 
@@ -44,7 +45,7 @@ def test_bad_settings(options, message):
 )
 def test_a_size_is_a_number_or_a_text(settings, name):
     assert getattr(settings(**{name: "1GiB"}), name) == 1 << 30
-    with pytest.raises(ValueError, match=f"{name} must be bytes or a size like 24GiB, 500MB, 8g; got 'much'"):
+    with pytest.raises(ValueError, match=said(f"{name} bytes 24GiB 500MB 8g 'much'")):
         settings(**{name: "much"})
 
 
@@ -55,19 +56,19 @@ def test_the_name_stands_for_the_defaults():
 
 def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(GNNScaleError, match=r'not installed: pip install "lightning_gnnscale\[ray\]"'):
+    with pytest.raises(GNNScaleError, match=said('installed pip "lightning_gnnscale[ray]"')):
         gs.RayWorkers().connect(RankPlace())
 
 
 def test_ranks_on_several_machines_need_an_address():
     pytest.importorskip("ray", reason="the extra [ray] is not installed")
-    with pytest.raises(GNNScaleError, match="the ranks are on several: start a cluster with `ray start`"):
+    with pytest.raises(GNNScaleError, match=said("`ray start`")):
         gs.RayWorkers().connect(RankPlace(0, 4, 0, 0, 2))
 
 
 def test_every_rank_is_told_what_rank_0_found():
     pytest.importorskip("ray", reason="the extra [ray] is not installed")
-    with pytest.raises(GNNScaleError, match="no Ray cluster answers at"):
+    with pytest.raises(GNNScaleError, match=said("Ray cluster answers")):
         gs.RayWorkers(address="x:1").connect(RankPlace(1, 2, 0, 1, 2, lambda value: "no Ray cluster answers at x:1"))
 
 
@@ -79,11 +80,11 @@ def test_an_address_that_does_not_answer_is_told_within_its_time(kind):
         if kind == "is mute":
             server.listen()
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(GNNScaleError, match=f"no Ray cluster answers at {address} within 0.3 s") as caught:
+        with pytest.raises(GNNScaleError, match=said(f"{address} 0.3")) as caught:
             check_answers(address, 0.3)
         assert "\n" not in str(caught.value)
 
 
 def test_an_address_is_host_and_port():
-    with pytest.raises(GNNScaleError, match='address must be "host:port", "auto" or null, got \'nowhere\''):
+    with pytest.raises(GNNScaleError, match=said('"host:port" "auto" null \'nowhere\'')):
         check_answers("nowhere", 0.1)

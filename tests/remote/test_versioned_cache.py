@@ -14,6 +14,7 @@ from lightning_gnnscale.partition_store.features import CSRFeatures
 from lightning_gnnscale.remote import CacheUpdate, TrainerCache, WorkerView
 from lightning_gnnscale.remote.cache_contents import heaviest_first
 from lightning_gnnscale.remote.versioned_cache import NOTHING
+from tests.says import said
 
 NUM_NODES, DIM = 24, 3
 TABLE = np.random.default_rng(0).random((NUM_NODES, DIM), np.float32)
@@ -285,19 +286,19 @@ def test_wrong_answers_are_refused_and_the_request_stays_open():
     cache, view = TrainerCache(NUM_NODES, 4, DIM, np.float32), WorkerView(NUM_NODES)
     answered(cache, view, "a", [1, 2])
     update, union, none = cache.begin("a"), np.array([1, 9]), np.zeros(2, bool)
-    with pytest.raises(GNNScaleError, match="sent no row of node 9"):
+    with pytest.raises(GNNScaleError, match=said("row node 9")):
         cache.complete(update.request, 1, union, none, TABLE[:0])
-    with pytest.raises(GNNScaleError, match="sent no row of node 1"):
+    with pytest.raises(GNNScaleError, match=said("row node 1")):
         cache.complete(update.request, NOTHING, union, np.array([False, True]), TABLE[9:10])
-    with pytest.raises(GNNScaleError, match=r"version 7 of the row cache, it was asked for one in \[1, 1\]"):
+    with pytest.raises(GNNScaleError, match=said("version 7 row cache [1, 1]")):
         cache.complete(update.request, 7, union, none, TABLE[:0])
-    with pytest.raises(ValueError, match="the 1 missing ones of 2, got 3"):
+    with pytest.raises(ValueError, match=said("1 missing ones 2 3")):
         cache.complete(update.request, 1, union, np.array([False, True]), TABLE[:3])
-    with pytest.raises(ValueError, match=r"float32 of shape \(num, 3\), got float64"):
+    with pytest.raises(ValueError, match=said("float32 (num, 3) float64")):
         cache.complete(update.request, 1, union, np.array([False, True]), TABLE[9:10].astype(float))
-    with pytest.raises(ValueError, match=r"ids in \[0, 24\), got 1 to 24"):
+    with pytest.raises(ValueError, match=said("ids [0, 24) 1 24")):
         cache.complete(update.request, 1, np.array([1, 24]), np.array([False, True]), TABLE[9:10])
-    with pytest.raises(ValueError, match="weight must be of 2 rows, got 3"):
+    with pytest.raises(ValueError, match=said("weight 2 rows 3")):
         cache.complete(update.request, 1, union, np.array([False, True]), TABLE[9:10], weight=np.ones(3))
     out = cache.complete(update.request, 1, union, np.array([False, True]), TABLE[9:10])
     assert out.tobytes() == TABLE[union].tobytes()

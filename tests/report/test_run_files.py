@@ -12,6 +12,7 @@ from lightning_gnnscale.errors import GNNScaleError
 from lightning_gnnscale.report import page
 from lightning_gnnscale.report.run_files import read_metrics, read_settings, read_summary, read_words
 from lightning_gnnscale.report.run_record import RunRecord
+from tests.says import said
 
 LEFT_OUT = object()
 VALUES = [None, True, -5, 2.5, 10**30, 1e308, float("nan"), "", "x", "${oc.env:HOME}", [], [[]], [None], {}, {"a": [1]}]
@@ -112,7 +113,7 @@ def test_a_loss_that_is_not_finite_is_read(tmp_path):
 )
 def test_metrics_are_numbers(tmp_path, text, line):
     (tmp_path / "metrics.csv").write_text(text)
-    with pytest.raises(GNNScaleError, match=f"metrics.csv: {line}"):
+    with pytest.raises(GNNScaleError, match=said(f"metrics.csv {line}")):
         read_metrics(tmp_path / "metrics.csv")
     (tmp_path / "metrics.csv").write_text("epoch,loss,other\n1,nan,\n")
     assert read_metrics(tmp_path / "metrics.csv")[0]["loss"] == "nan"
@@ -121,10 +122,10 @@ def test_metrics_are_numbers(tmp_path, text, line):
 def test_settings_that_grow_are_refused_in_a_report_too(tmp_path):
     run = write_run(tmp_path / "run")
     (run / "config.yaml").write_text("a: &a\n  b: *a\n")
-    with pytest.raises(GNNScaleError, match="line 1: settings of a run hold no aliases"):
+    with pytest.raises(GNNScaleError, match=said("line 1 settings run aliases")):
         RunRecord.open(run)
     (run / "config.yaml").write_text("a: ${oc.env:HOME}\n")
     assert read_settings(run / "config.yaml") == {"a": "${oc.env:HOME}"}
     (run / "words.yaml").write_text("a: 1\n")
-    with pytest.raises(GNNScaleError, match="must hold the words of a command, got a dict"):
+    with pytest.raises(GNNScaleError, match=said("words command dict")):
         read_words(run / "words.yaml")

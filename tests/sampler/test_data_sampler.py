@@ -11,6 +11,7 @@ from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import NodeSamplerInput
 
 from lightning_gnnscale.sampler.data_sampler import DataSampler
+from tests.says import said
 
 COUNTS = {"paper": 60, "author": 40, "venue": 7}
 EDGES = {
@@ -282,19 +283,19 @@ def test_pygs_own_loader_takes_it():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"num_neighbors": [2, -2]}, r"\[1\] must be an integer >= 0, or -1 for all neighbours, got -2"),
-        ({"num_neighbors": [2], "temporal_strategy": "first"}, "must be one of uniform, last, got 'first'"),
-        ({"num_neighbors": [2], "time_attr": "none"}, "'none' is an attribute of neither nodes nor edges"),
-        ({"num_neighbors": [2], "weight_attr": "none"}, "'none' is no attribute of edges"),
-        ({"num_neighbors": [2], "weight_attr": "bad"}, "must be finite and >= 0, got -1.0"),
-        ({"num_neighbors": [2], "disjoint": True, "subgraph_type": "induced"}, "no subgraph of type \"induced\""),
+        ({"num_neighbors": [2, -2]}, "[1] integer >= 0 -1 neighbours -2"),
+        ({"num_neighbors": [2], "temporal_strategy": "first"}, "uniform last 'first'"),
+        ({"num_neighbors": [2], "time_attr": "none"}, "'none' attribute nodes"),
+        ({"num_neighbors": [2], "weight_attr": "none"}, "'none' attribute edges"),
+        ({"num_neighbors": [2], "weight_attr": "bad"}, ">= 0 -1.0"),
+        ({"num_neighbors": [2], "disjoint": True, "subgraph_type": "induced"}, 'subgraph type "induced"'),
     ],
 )  # fmt: skip
 def test_what_is_refused(options, message):
     data = typed_graph()
     for edge_type in data.edge_types:
         data[edge_type].bad = torch.full((data[edge_type].num_edges,), -1.0)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         DataSampler(data, **options)
 
 
@@ -302,16 +303,16 @@ def test_seeds_are_refused():
     data = typed_graph()
     with pytest.raises(ValueError, match="seeds must be distinct"):
         DataSampler(data, [2]).sample_from_nodes(NodeSamplerInput(None, torch.tensor([1, 1]), None, "paper"))
-    with pytest.raises(ValueError, match="need the times of the seeds"):
+    with pytest.raises(ValueError, match=said("times seeds")):
         sampler = DataSampler(data, [2], time_attr="when")
         sampler.sample_from_nodes(NodeSamplerInput(None, torch.tensor([1]), None, "paper"))
-    with pytest.raises(ValueError, match="seeds have times, and neighbours have none"):
+    with pytest.raises(ValueError, match=said("seeds times neighbours")):
         inputs = NodeSamplerInput(None, torch.tensor([1]), torch.tensor([5]), "paper")
         DataSampler(data, [2]).sample_from_nodes(inputs)
-    with pytest.raises(ValueError, match=r"seeds must be in \[0, 60\), got 3 to 60"):
+    with pytest.raises(ValueError, match=said("seeds [0, 60) 3 60")):
         DataSampler(data, [2]).sample_from_nodes(NodeSamplerInput(None, torch.tensor([3, 60]), None, "paper"))
     data["paper"].short = torch.zeros(59)
-    with pytest.raises(ValueError, match="paper.short must have 60 entries"):
+    with pytest.raises(ValueError, match=said("paper.short 60")):
         DataSampler(data, [2], time_attr="short")
     # Refused seeds leave no labels behind.
     sampler = DataSampler(data, [-1])
@@ -356,5 +357,5 @@ def test_stores_with_kinds_are_read_as_the_data():
 def test_edges_that_are_not_sorted_are_refused(kinds):
     data = typed_graph()
     data = data if kinds else Data(edge_index=data["paper", "cites", "paper"].edge_index, num_nodes=60)
-    with pytest.raises(ValueError, match="is_sorted=True needs"):
+    with pytest.raises(ValueError, match=said("is_sorted=True")):
         DataSampler(data, [2], is_sorted=True)

@@ -15,6 +15,7 @@ from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.rng import batch_key
 from lightning_gnnscale.triton_kernels.sample_layer import sample_layers
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
+from tests.says import said
 
 WORLD = small_world()
 PART = WORLD.load_part(1)
@@ -203,15 +204,15 @@ def test_a_model_of_pyg_with_trimming_and_without():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"nodes_per_layer": 0}, "nodes_per_layer must be an integer >= 1, got 0"),
-        ({"nodes_per_layer": [8, -1]}, r"nodes_per_layer\[1\] must be an integer >= 1, got -1"),
-        ({"nodes_per_layer": [8, 8], "num_layers": 3}, "must name num_layers 3 hops, got 2"),
-        ({"nodes_per_layer": 8, "num_layers": 0}, "num_layers must be an integer >= 1, got 0"),
-        ({"nodes_per_layer": 8, "direction": "out"}, "direction must be one of in, both, got 'out'"),
+        ({"nodes_per_layer": 0}, "nodes_per_layer >= 1 0"),
+        ({"nodes_per_layer": [8, -1]}, "nodes_per_layer[1] >= 1 -1"),
+        ({"nodes_per_layer": [8, 8], "num_layers": 3}, "num_layers 3 2"),
+        ({"nodes_per_layer": 8, "num_layers": 0}, "num_layers >= 1 0"),
+        ({"nodes_per_layer": 8, "direction": "out"}, "direction in both 'out'"),
     ],
 )
 def test_bad_arguments(arguments, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         gs.LayerwiseSampler(**arguments)
 
 

@@ -22,6 +22,7 @@ from lightning_gnnscale.sampler import (
 )
 from lightning_gnnscale.sampler.link_sampler import LinkState
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
+from tests.says import said
 from tests.tiers import all_pairs
 
 WORLD = small_world()
@@ -220,29 +221,29 @@ def test_parts_without_edges_or_targets(positives):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"positives": "all"}, "positives must be one of neighbor, walk, edge, got 'all'"),
-        ({"negatives": "hard"}, "negatives must be one of degree, uniform, all, got 'hard'"),
-        ({"num_negatives": 0}, "num_negatives must be an integer of at least 1, got 0"),
-        ({"walk_length": 0}, "walk_length must be an integer of at least 1, got 0"),
-        ({"sampler": ClusterSampler(4)}, "must be a NeighborSampler or a LayerwiseSampler, got ClusterSampler"),
-        ({"sampler": LayerwiseSampler(8), "exclude_pairs": True}, "exclude_pairs must be False"),
+        ({"positives": "all"}, "positives neighbor walk edge 'all'"),
+        ({"negatives": "hard"}, "negatives degree uniform all 'hard'"),
+        ({"num_negatives": 0}, "num_negatives 1 0"),
+        ({"walk_length": 0}, "walk_length 1 0"),
+        ({"sampler": ClusterSampler(4)}, "NeighborSampler LayerwiseSampler ClusterSampler"),
+        ({"sampler": LayerwiseSampler(8), "exclude_pairs": True}, "exclude_pairs False"),
     ],
 )
 def test_bad_arguments(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         LinkSampler(**options)
 
 
 def test_bad_draws():
-    with pytest.raises(ValueError, match=r"walk_length must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=said("walk_length 1 0")):
         draw_positives(PART.csc, CORE, 1, 0)
-    with pytest.raises(ValueError, match="choose must be one of end, any, got 'start'"):
+    with pytest.raises(ValueError, match=said("choose 'start'")):
         draw_positives(PART.csc, CORE, 1, 2, "start")
-    with pytest.raises(ValueError, match=r"num_nodes of negative samples must be in \[1, 2147483648\], got 0"):
+    with pytest.raises(ValueError, match=said("num_nodes negative [1, 2147483648] 0")):
         draw_negatives(0, 1, 1)
-    with pytest.raises(ValueError, match="must have 3 nodes, got 2"):
+    with pytest.raises(ValueError, match=said("3 nodes 2")):
         draw_negatives(3, 1, 1, AliasTable.of([1, 2]))
-    with pytest.raises(ValueError, match="finite, >= 0 and not all 0"):
+    with pytest.raises(ValueError, match=said(">= 0 0")):
         AliasTable.of([1, -2])
 
 
@@ -342,20 +343,20 @@ def test_links_of_a_graph_without_relations_have_none():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"corrupt": "heads"}, "corrupt must be one of other, both, got 'heads'"),
-        ({"relations": [1]}, "relations need positives=\"edge\", got positives='neighbor'"),
-        ({"relations": [], "positives": "edge"}, "relations must be numbers >= 0, at least one, or None"),
-        ({"relations": [-1], "positives": "edge"}, "relations must be numbers >= 0, at least one, or None"),
+        ({"corrupt": "heads"}, "corrupt 'heads'"),
+        ({"relations": [1]}, "relations positives=\"edge\" positives='neighbor'"),
+        ({"relations": [], "positives": "edge"}, "relations >= 0 None"),
+        ({"relations": [-1], "positives": "edge"}, "relations >= 0 None"),
     ],
 )
 def test_bad_arguments_of_triples(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         LinkSampler(**options)
 
 
 def test_relations_that_a_graph_has_not():
     sampler = LinkSampler(NeighborSampler([2]), "edge", relations=[7])
-    with pytest.raises(ValueError, match=r"relations must be below 6, got \[7\]"):
+    with pytest.raises(ValueError, match=said("relations 6 [7]")):
         draw_all(sampler, typed(True)[0], np.arange(12))
-    with pytest.raises(ValueError, match=r"relations=\[7\] need a graph with relations, and this one has none"):
+    with pytest.raises(ValueError, match=said("relations=[7] graph relations")):
         draw_all(sampler)

@@ -13,6 +13,7 @@ from lightning_gnnscale.errors import PlacementError
 from lightning_gnnscale.graph import build_csc
 from lightning_gnnscale.partition_store import WholeGraph
 from lightning_gnnscale.sampler.locality import neighbor_sets
+from tests.says import said
 
 WORLD = small_world()
 
@@ -116,25 +117,25 @@ def test_it_is_a_value_whose_scale_can_be_replaced():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"scale": 0.5}, "scale must be >= 1 and finite, got 0.5"),
-        ({"scale": float("nan")}, "scale must be >= 1 and finite, got nan"),
-        ({"scale": float("inf")}, "scale must be >= 1 and finite, got inf"),
-        ({"neighbor_set_size": 0}, "neighbor_set_size must be an integer of at least 1, got 0"),
-        ({"device": 2}, r"device must be in \[0, 2\), got 2"),
-        ({"device": -1}, r"device must be in \[0, 2\), got -1"),
+        ({"scale": 0.5}, "scale >= 1 0.5"),
+        ({"scale": float("nan")}, "scale >= 1 nan"),
+        ({"scale": float("inf")}, "scale >= 1 inf"),
+        ({"neighbor_set_size": 0}, "neighbor_set_size 1 0"),
+        ({"device": 2}, "device [0, 2) 2"),
+        ({"device": -1}, "device [0, 2) -1"),
     ],
 )
 def test_bad_arguments(arguments, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         gs.LocalityBias(placement_of([[0], [1]], 5), **arguments)
 
 
 def test_rows_and_counts_out_of_range():
-    with pytest.raises(ValueError, match=r"rows must be in \[0, 6\), got 2 to 6"):
+    with pytest.raises(ValueError, match=said("rows [0, 6) 2 6")):
         neighbor_sets(paper_graph(), np.array([6, 2]), 2, 3)
-    with pytest.raises(ValueError, match="num_sets must be an integer of at least 1, got 0"):
+    with pytest.raises(ValueError, match=said("num_sets 1 0")):
         neighbor_sets(paper_graph(), np.array([2]), 0, 3)
-    with pytest.raises(ValueError, match="size must be an integer of at least 1, got 0"):
+    with pytest.raises(ValueError, match=said("size 1 0")):
         neighbor_sets(paper_graph(), np.array([2]), 2, 0)
 
 
@@ -142,7 +143,7 @@ def test_a_placement_of_another_store_is_refused():
     locality = gs.LocalityBias(placement_of([[0]], 6, fingerprint="one"))
     locality.check_store(6, "one")
     locality.check_store(6)
-    with pytest.raises(PlacementError, match="is for 6 nodes, the graph has 7: place its rows anew"):
+    with pytest.raises(PlacementError, match=said("6 nodes graph 7 place rows")):
         locality.check_store(7, "one")
-    with pytest.raises(PlacementError, match="made for the store one, this one is two: place its rows anew"):
+    with pytest.raises(PlacementError, match=said("store two place rows")):
         locality.check_store(6, "two")

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from oracles.locality_scale import algorithm_2
 
 from lightning_gnnscale.sampler.locality import LocalityScale
+from tests.says import said
 
 
 def run(state, shares):
@@ -54,20 +55,20 @@ def test_never_leaves_its_range_and_never_moves_once_fixed(shares):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lower": 0.3}, "0 <= lower <= upper <= 1, got 0.3 and 0.2"),
-        ({"upper": 1.5}, "got 0.15 and 1.5"),
-        ({"lower": math.nan}, "got nan and 0.2"),
-        ({"max_scale": 0.5}, "max_scale must be a finite number >= 1, got 0.5"),
+        ({"lower": 0.3}, "0 <= lower <= upper <= 1 0.3 0.2"),
+        ({"upper": 1.5}, "0.15 1.5"),
+        ({"lower": math.nan}, "nan 0.2"),
+        ({"max_scale": 0.5}, "max_scale >= 1 0.5"),
         ({"max_scale": math.inf}, "got inf"),
-        ({"scale": 16.0}, r"scale must be in \[1, max_scale 8.0\], got 16.0"),
+        ({"scale": 16.0}, "scale [1, max_scale 8.0] 16.0"),
     ],
 )
 def test_bad_arguments(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         LocalityScale(**options)
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
 def test_a_share_out_of_range(share):
-    with pytest.raises(ValueError, match=r"loading_share must be in \[0, 1\]"):
+    with pytest.raises(ValueError, match=said("loading_share [0, 1]")):
         LocalityScale().after_epoch(share)

@@ -11,6 +11,7 @@ from lightning_gnnscale.sampler import ClusterSampler, FullBatchSampler, Neighbo
 from lightning_gnnscale.sampler.cluster import breadth_first_clusters
 from lightning_gnnscale.sampler.protocol import induced_subgraph
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
+from tests.says import said
 
 WORLD = small_world()
 PART = WORLD.load_part(1)
@@ -95,14 +96,14 @@ class TestNeighborSampler:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"fanouts": [0]}, r"fanouts\[0\]"),
-            ({"fanouts": [5, -2]}, r"fanouts\[1\] .* got -2"),
+            ({"fanouts": [0]}, "fanouts[0]"),
+            ({"fanouts": [5, -2]}, "fanouts[1] -2"),
             ({"fanouts": []}, "at least one hop"),
-            ({"fanouts": [5], "direction": "out"}, "direction must be one of in, both, got 'out'"),
+            ({"fanouts": [5], "direction": "out"}, "direction in both 'out'"),
         ],
     )
     def test_bad_arguments(self, arguments, message):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=said(message)):
             NeighborSampler(**arguments)
 
     def test_it_is_a_plain_value(self):
@@ -114,7 +115,7 @@ def test_nodes_that_are_given_twice_are_refused_and_leave_the_workspace_clean():
     space, nodes = Workspace(PART.num_local, PART.csc.indices.dtype), TARGETS[:9]
     fresh = Workspace(PART.num_local, PART.csc.indices.dtype)
     expected = induced_subgraph(PART.csc, nodes, 4, fresh, np.empty, True)
-    with pytest.raises(ValueError, match="nodes must be distinct, got 12 ids of 10 nodes: give each once"):
+    with pytest.raises(ValueError, match=said("nodes distinct 12 10 nodes")):
         induced_subgraph(PART.csc, TARGETS[[1, 3, 3, *range(4, 12), 1]], 4, space, np.empty, True)
     again = induced_subgraph(PART.csc, nodes, 4, space, np.empty, True)
     for name in ("n_id", "edge_index", "indptr", "e_id"):
@@ -197,7 +198,7 @@ class TestClusterSampler:
 
     @pytest.mark.parametrize(("num_clusters", "clusters_per_batch"), [(0, 1), (4, 0)])
     def test_bad_arguments(self, num_clusters, clusters_per_batch):
-        with pytest.raises(ValueError, match="must be an integer of at least 1, got 0"):
+        with pytest.raises(ValueError, match=said("integer 1 0")):
             ClusterSampler(num_clusters, clusters_per_batch)
 
 
@@ -251,13 +252,13 @@ class TestSaintSampler:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"kind": "tree"}, "kind must be one of node, edge, walk, got 'tree'"),
-            ({"budget": 10.5}, "budget must be an integer of at least 1, got 10.5"),
-            ({"budget": 0}, "budget must be an integer of at least 1, got 0"),
-            ({"num_norm_samples": 0}, "num_norm_samples must be an integer of at least 1"),
-            ({"walk_length": -1}, "walk_length must be an integer of at least 1, got -1"),
+            ({"kind": "tree"}, "kind node edge walk 'tree'"),
+            ({"budget": 10.5}, "budget 1 10.5"),
+            ({"budget": 0}, "budget 1 0"),
+            ({"num_norm_samples": 0}, "num_norm_samples 1"),
+            ({"walk_length": -1}, "walk_length 1 -1"),
         ],
     )
     def test_bad_arguments(self, arguments, message):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=said(message)):
             SaintSampler(**arguments)

@@ -10,6 +10,7 @@ from lightning_gnnscale import events
 from lightning_gnnscale.dataset import GraphDataset
 from lightning_gnnscale.errors import PartitionStoreError
 from lightning_gnnscale.store_source import StoreSource, source
+from tests.says import said
 
 # 400 nodes in a ring, each joined to the next two: parts that are runs of it have halos of four nodes.
 NODES = np.arange(400)
@@ -98,5 +99,5 @@ def test_an_interrupted_store_goes_on_as_it_was_begun(tmp_path, monkeypatch, fre
 
 
 def test_other_words_are_refused(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="pack_halo must be true, false or auto, got 'yes'"):
+    with pytest.raises(ValueError, match=said("pack_halo true false auto 'yes'")):
         stored(tmp_path, monkeypatch, 1000, pack_halo="yes")

@@ -19,6 +19,7 @@ from lightning_gnnscale.strategy.exchange import (
     VariationGap,
 )
 from lightning_gnnscale.strategy.exchange.policies import ExchangePlan, ExchangePolicy, RowCoding
+from tests.says import said
 
 BOUND = EpochFixed(1)
 
@@ -217,7 +218,7 @@ def test_every_policy_has_its_name():
 def test_an_end_that_is_nowhere_is_refused(max_epochs, exact):
     trainer = SimpleNamespace(precision="32-true", max_epochs=max_epochs)
     SkipBroadcast(BOUND, warmup_epochs=3).check_trainer(trainer)
-    with pytest.raises(StrategyError, match=rf"{next(iter(exact))}=.*max_epochs"):
+    with pytest.raises(StrategyError, match=said(f"{next(iter(exact))}= max_epochs")):
         SkipBroadcast(BOUND, **exact).check_trainer(trainer)
 
 

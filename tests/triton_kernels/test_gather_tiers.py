@@ -14,6 +14,7 @@ from tier_tables import TORCH_DTYPES, as_bytes, random_bits, spread
 from lightning_gnnscale.loader import BufferPool
 from lightning_gnnscale.triton_kernels.gather_rows import RowTables, gather_tiers, op, pack_places, unpack_places
 from lightning_gnnscale.triton_kernels.gather_rows.reference import gather_tiers_reference
+from tests.says import said
 from tests.tiers import all_pairs
 
 LAUNCH_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # the interpreter takes CPU tensors
@@ -113,25 +114,23 @@ def test_places_hold_large_rows():
     assert [part.tolist() for part in unpack_places(pack_places(table, row))] == [table.tolist(), row.tolist()]
 
 
-@pytest.mark.parametrize(
-    ("nodes", "message"), [([0, 9], r"nodes\[1\] .*\[0, 9\), got 9"), ([-1], r"nodes\[0\].*got -1")]
-)
+@pytest.mark.parametrize(("nodes", "message"), [([0, 9], "nodes[1] [0, 9) 9"), ([-1], "nodes[0] -1")])
 def test_nodes_out_of_range_are_named_and_not_counted(nodes, message):
     reads = np.zeros(1, np.int64)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         gather_tiers(np.arange(9), np.array(nodes), RowTables([np.zeros((9, 4))]), np.empty((len(nodes), 4)), reads)
     assert reads[0] == 0
 
 
 def test_what_does_not_fit_is_refused():
     table = np.zeros((9, 4), np.float32)
-    with pytest.raises(ValueError, match="table 1 must have rows of 16 bytes, got 8"):
+    with pytest.raises(ValueError, match=said("table 1 16 8")):
         RowTables([table, np.zeros((3, 2), np.float32)])
-    with pytest.raises(ValueError, match="table 0 must be C-contiguous"):
+    with pytest.raises(ValueError, match=said("table 0")):
         RowTables([table[:, ::2]])
     tables = RowTables([table])
     for out in (np.empty((2, 4)), np.empty((3, 4), np.float32), np.empty((4, 2), np.float32).T):
-        with pytest.raises(ValueError, match="out must be C-contiguous, 2 rows of 16 bytes"):
+        with pytest.raises(ValueError, match=said("out 2 16")):
             gather_tiers(np.arange(9), np.array([1, 2]), tables, out)
     with pytest.raises(ValueError, match="one-dimensional integers"):
         gather_tiers(np.arange(9), np.array([0.5]), tables, np.empty((1, 4), np.float32))
@@ -184,7 +183,7 @@ def test_cuda_reads_own_rows_and_pinned_rows(dtype):
         assert as_bytes(out) == as_bytes(whole[nodes.cpu()])
         counts = np.bincount(unpack_places(places)[0][nodes.cpu().numpy()], minlength=3)
         assert reads.tolist() == counts.tolist()
-        with pytest.raises(ValueError, match=r"nodes must be in \[0, 5000\), got 0 to 5000"):
+        with pytest.raises(ValueError, match=said("nodes [0, 5000) 0 5000")):
             gather_tiers(
                 torch.from_numpy(places).cuda(), torch.tensor([0, 5000]).cuda(), tables, out[:2].contiguous(), None
             )

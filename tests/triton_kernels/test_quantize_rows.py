@@ -9,6 +9,7 @@ from quantize_forms import BITS, DTYPES, KEY, odd_ids, odd_rows, run_form, same_
 
 from lightning_gnnscale import rng
 from lightning_gnnscale.triton_kernels.quantize_rows import decode_rows, encode_rows, row_bytes
+from tests.says import said
 
 
 def levels_of(bits):
@@ -171,38 +172,38 @@ def test_no_rows(dtype):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"bits": 3}, "bits must be 16, 8, 4 or 2, got 3"),
-        ({"key": -1}, r"key must be in \[0, 2\*\*64\), got -1"),
+        ({"bits": 3}, "bits 16 8 4 2 3"),
+        ({"key": -1}, "key [0, 2**64) -1"),
         ({"key": 2**64}, "key must be in"),
-        ({"x": torch.zeros(4, 6, dtype=torch.float16)}, "x must be float32 or float64"),
-        ({"x": torch.zeros(6)}, r"x must be .* got torch.float32 of shape \(6,\)"),
-        ({"x": torch.zeros(4, 0)}, "width must be at least 1, got 0"),
-        ({"row_ids": torch.arange(5)}, r"row_ids must be torch.int64 of shape \(4,\) on cpu, got .* \(5,\)"),
-        ({"row_ids": torch.arange(4, dtype=torch.int32)}, "row_ids must be torch.int64"),
-        ({"held": torch.zeros(4, 6, dtype=torch.float64)}, "held must be torch.float32"),
-        ({"held": torch.zeros(6, 4).t()}, "held must be contiguous, got strides"),
-        ({"out": torch.zeros(4, 4, dtype=torch.uint8)}, r"out must be torch.uint8 of shape \(4, 5\)"),
+        ({"x": torch.zeros(4, 6, dtype=torch.float16)}, "float32 float64"),
+        ({"x": torch.zeros(6)}, "torch.float32 (6,)"),
+        ({"x": torch.zeros(4, 0)}, "width 1 0"),
+        ({"row_ids": torch.arange(5)}, "row_ids torch.int64 (4,) (5,)"),
+        ({"row_ids": torch.arange(4, dtype=torch.int32)}, "row_ids torch.int64"),
+        ({"held": torch.zeros(4, 6, dtype=torch.float64)}, "held torch.float32"),
+        ({"held": torch.zeros(6, 4).t()}, "held contiguous strides"),
+        ({"out": torch.zeros(4, 4, dtype=torch.uint8)}, "out torch.uint8 (4, 5)"),
     ],
 )
 def test_what_cannot_be_encoded_is_refused(change, message):
     arguments = {"x": torch.zeros(4, 6), "bits": 4, "key": 0, "row_ids": torch.arange(4)} | change
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         encode_rows(**arguments)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"bits": 1}, "bits must be 16, 8, 4 or 2, got 1"),
-        ({"width": 9}, r"codes must be uint8 of shape \(num_rows, 7\) for width 9 and bits 4, got .* \(4, 5\)"),
-        ({"codes": torch.zeros(4, 5)}, "codes must be uint8"),
-        ({"dtype": torch.bfloat16}, "out must be float32 or float64"),
-        ({"out": torch.zeros(3, 6)}, r"out must be torch.float32 of shape \(4, 6\)"),
-        ({"add_to": torch.zeros(6, 4).t()}, "add_to must be contiguous"),
-        ({"out": torch.zeros(4, 6), "add_to": torch.zeros(4, 6)}, "out and add_to must not both be given"),
+        ({"bits": 1}, "bits 16 8 4 2 1"),
+        ({"width": 9}, "uint8 (num_rows, 7) 9 4 (4, 5)"),
+        ({"codes": torch.zeros(4, 5)}, "codes uint8"),
+        ({"dtype": torch.bfloat16}, "out float32 float64"),
+        ({"out": torch.zeros(3, 6)}, "out torch.float32 (4, 6)"),
+        ({"add_to": torch.zeros(6, 4).t()}, "add_to contiguous"),
+        ({"out": torch.zeros(4, 6), "add_to": torch.zeros(4, 6)}, "out add_to"),
     ],
 )
 def test_what_cannot_be_decoded_is_refused(change, message):
     arguments = {"codes": torch.zeros(4, 5, dtype=torch.uint8), "width": 6, "bits": 4} | change
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         decode_rows(**arguments)

@@ -14,6 +14,7 @@ from lightning_gnnscale.triton_kernels.sample_layer import (
 )
 from lightning_gnnscale.triton_kernels.sample_layer.reference import inclusion_probabilities
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace
+from tests.says import said
 
 
 def random_graph(num_nodes, num_arcs, seed, skew=2.0) -> CSC:
@@ -205,20 +206,20 @@ def test_scale_one_draws_as_without_preference():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"seeds": [0, 9]}, r"seeds must be in \[0, 9\), got 0 to 9"),
-        ({"seeds": [-1]}, "got -1 to -1"),
-        ({"seeds": [1, 1, 2]}, "distinct, got 1 repeats among 3"),
-        ({"nodes_per_layer": [4, 0]}, r"nodes_per_layer\[1\] must be an integer >= 1, got 0"),
-        ({"scale": 0.5}, "scale must be a finite number >= 1, got 0.5"),
-        ({"preferred": [np.ones(9, bool)]}, "for each of 2 hops, got"),
-        ({"preferred": [np.ones(8, bool)] * 2}, r"shape \(9,\)"),
-        ({"workspace": Workspace(3, np.int32)}, "workspace is for 3 nodes of int32, the graph has 9"),
+        ({"seeds": [0, 9]}, "seeds [0, 9) 0 9"),
+        ({"seeds": [-1]}, "-1 -1"),
+        ({"seeds": [1, 1, 2]}, "1 repeats 3"),
+        ({"nodes_per_layer": [4, 0]}, "nodes_per_layer[1] >= 1 0"),
+        ({"scale": 0.5}, "scale >= 1 0.5"),
+        ({"preferred": [np.ones(9, bool)]}, "2 hops"),
+        ({"preferred": [np.ones(8, bool)] * 2}, "shape (9,)"),
+        ({"workspace": Workspace(3, np.int32)}, "3 int32 9"),
     ],
 )
 def test_refuses(arguments, message):
     given = {"csc": random_graph(9, 30, 8), "seeds": [0], "nodes_per_layer": [3, 3], "key": 0} | arguments
     given["seeds"] = np.array(given["seeds"])
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         sample_layers(**given)
 
 

@@ -17,6 +17,7 @@ from lightning_gnnscale.graph import CSC, build_csc
 from lightning_gnnscale.triton_kernels.sample_layer import sample_layers
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace, sample_neighbors
 from lightning_gnnscale.triton_kernels.sample_neighbors.reference import sample_neighbors_reference
+from tests.says import said
 
 ERROR_RATE = 1e-6  # of a false alarm over all comparisons of one statistical test
 
@@ -122,7 +123,7 @@ def test_labels_start_over_before_they_overflow():
 def test_a_failed_call_leaves_the_workspace_usable():
     csc = random_csc(50, 300)
     space = Workspace(50, csc.indices.dtype)
-    with pytest.raises(ValueError, match="1 repeats among 3"):
+    with pytest.raises(ValueError, match=said("1 repeats 3")):
         sample_neighbors(csc, np.array([4, 9, 4]), [3], 0, workspace=space)
     mine = sample_neighbors(csc, np.array([4, 9]), [3], 0, workspace=space, return_e_id=True)
     assert_same(mine, sample_neighbors_reference(csc, np.array([4, 9]), [3], 0))
@@ -260,32 +261,32 @@ def test_sampled_aggregation_is_unbiased(replace):
 @pytest.mark.parametrize(
     ("fanouts", "message"),
     [
-        ([], r"fanouts must name at least one hop, got \[\]"),
-        ([5, 0], r"fanouts\[1\] must be an integer >= 1, or -1 for all neighbours, got 0"),
-        ([-2], r"fanouts\[0\] must be .* got -2"),
-        ([2.5], r"fanouts\[0\] must be .* got 2.5"),
-        ([True], r"fanouts\[0\] must be .* got True"),
-        ([float("nan")], r"fanouts\[0\] must be .* got nan"),
-        ([4, None], r"fanouts\[1\] must be .* got None"),
-        (["ten"], r"fanouts\[0\] must be .* got ten"),
-        (5, r"fanouts must be a list of integers like \[15, 10, 5\], got 5"),
+        ([], "fanouts []"),
+        ([5, 0], "fanouts[1] >= 1 -1 0"),
+        ([-2], "fanouts[0] -2"),
+        ([2.5], "fanouts[0] 2.5"),
+        ([True], "fanouts[0] True"),
+        ([float("nan")], "fanouts[0] nan"),
+        ([4, None], "fanouts[1] None"),
+        (["ten"], "fanouts[0] ten"),
+        (5, "fanouts [15, 10 5] 5"),
     ],
 )
 def test_bad_fan_outs_are_named(fanouts, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         sample_neighbors(random_csc(5, 10), np.array([0]), fanouts, 0)
 
 
 @pytest.mark.parametrize("seeds", [[5], [-1], [0, 7]])
 def test_seeds_out_of_range_are_named(seeds):
-    with pytest.raises(ValueError, match=r"seeds must be in \[0, 5\)"):
+    with pytest.raises(ValueError, match=said("seeds [0, 5)")):
         sample_neighbors(random_csc(5, 10), np.array(seeds), [2], 0)
 
 
 @pytest.mark.parametrize("seeds", [np.array([0.0, 1.0]), np.array([True, False]), np.array([[0, 1]])])
 @pytest.mark.parametrize("sample", [sample_neighbors, sample_layers])
 def test_seeds_that_are_no_ids_are_named(sample, seeds):
-    with pytest.raises(ValueError, match=r"^seeds must be one-dimensional integers, got .* of shape \([\d, ]*\)$"):
+    with pytest.raises(ValueError, match=said("seeds one-dimensional integers")):
         sample(random_csc(5, 10), seeds, [2], 0)
 
 
@@ -295,7 +296,7 @@ def test_no_seeds_give_no_nodes(sample):
 
 
 def test_a_workspace_of_another_graph_is_refused():
-    with pytest.raises(ValueError, match="workspace is for 4 nodes of int32, the graph has 5 of int32"):
+    with pytest.raises(ValueError, match=said("4 int32 5 int32")):
         sample_neighbors(random_csc(5, 10), np.array([0]), [2], 0, workspace=Workspace(4, np.int32))
 
 

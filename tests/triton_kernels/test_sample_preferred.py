@@ -15,6 +15,7 @@ from sampled_graphs import random_csc, star
 
 from lightning_gnnscale.triton_kernels.sample_neighbors import Workspace, sample_neighbors, split_rows
 from lightning_gnnscale.triton_kernels.sample_neighbors.reference import sample_neighbors_reference
+from tests.says import said
 
 ERROR_RATE = 1e-6  # of a false alarm over all comparisons of one statistical test
 
@@ -199,18 +200,18 @@ def test_fewer_reads_outside_of_the_set():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"scale": 0.5}, "scale must be >= 1 and finite, got 0.5"),
-        ({"scale": float("inf")}, "scale must be >= 1 and finite, got inf"),
-        ({"replace": True}, "a preference needs draws without replacement"),
-        ({"fanouts": [2, 2]}, "split must have rows for each of 2 hops, got 1"),
-        ({"return_e_id": True}, "return_e_id needs the positions of split rows"),
-        ({"split": [split_rows(random_csc(4, 10), np.ones(4, bool))]}, "split rows are of 4 rows and 10 arcs of int32"),
+        ({"scale": 0.5}, "scale >= 1 0.5"),
+        ({"scale": float("inf")}, "scale >= 1 inf"),
+        ({"replace": True}, "preference draws replacement"),
+        ({"fanouts": [2, 2]}, "split 2 1"),
+        ({"return_e_id": True}, "return_e_id positions split"),
+        ({"split": [split_rows(random_csc(4, 10), np.ones(4, bool))]}, "split 4 10 int32"),
     ],
 )
 def test_what_does_not_fit_is_named(arguments, message):
     csc = random_csc(5, 10)
     given = {"fanouts": [2], "split": [split_rows(csc, np.ones(5, bool))], "scale": 2.0} | arguments
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=said(message)):
         sample_neighbors(csc, np.array([0]), given.pop("fanouts"), 0, **given)
 
 
