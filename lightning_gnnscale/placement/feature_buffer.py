@@ -366,7 +366,7 @@ def placement_of_kind(placement: Placement, kinds: NodeKinds, kind: int) -> Plac
 
 
 def _layout(placement, features, device, on, host, fingerprint, memory_bytes) -> RowLayout:
-    if features.by_kind:
+    if features is not None and features.by_kind:
         raise PlacementError("each kind has features of its own, and a FeatureBuffer has one table: use gs.KindBuffers")
     check_layout(placement, features, device, fingerprint)
     if host not in ("map", "copy"):
